@@ -1,0 +1,10 @@
+// Package v1alpha1 holds the custom resources of Tessera: GPUInventory, what a
+// node reports, and SharingPolicy, what an admin wants made of it.
+//
+// Both are cluster-scoped. A GPUInventory is a conversation between one node's
+// plugin and the controller; each field has exactly one writer, named in its
+// comment.
+//
+// +kubebuilder:object:generate=true
+// +groupName=gpu.tessera.dev
+package v1alpha1

@@ -1,0 +1,223 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// GPUInventory is what one node has: its GPUs and their health. It is named
+// after its Node and owned by it. The node's plugin creates it and writes its
+// status, only on change; the controller reads it, and writes only
+// spec.publishRequest.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=gpuinv
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="GPUs",type=integer,JSONPath=`.status.gpuCount`
+// +kubebuilder:printcolumn:name="Model",type=string,JSONPath=`.status.models`
+// +kubebuilder:printcolumn:name="Driver",type=string,JSONPath=`.status.driverVersion`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type GPUInventory struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   GPUInventorySpec   `json:"spec,omitempty"`
+	Status GPUInventoryStatus `json:"status,omitempty"`
+}
+
+// GPUInventorySpec is the controller's side of the conversation.
+type GPUInventorySpec struct {
+	// publishRequest is raised by the controller when this node's
+	// ResourceSlices were deleted by somebody else (the kubelet does so when it
+	// starts, and when the plugin's socket is gone for about 30 s). The slices
+	// come back once status.publishResponse has caught up: only a living plugin
+	// that is registered with its kubelet can answer.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	PublishRequest int64 `json:"publishRequest,omitempty"`
+}
+
+// GPUInventoryStatus is the plugin's side.
+type GPUInventoryStatus struct {
+	// publishResponse is the publishRequest that a registered plugin last saw.
+	// +optional
+	PublishResponse int64 `json:"publishResponse,omitempty"`
+	// registeredAt is when the kubelet last registered the plugin. Until it is
+	// set, the controller publishes nothing for the node.
+	// +optional
+	RegisteredAt *metav1.MicroTime `json:"registeredAt,omitempty"`
+	// bootID of the kernel when the report was made
+	// (/proc/sys/kernel/random/boot_id).
+	// +optional
+	BootID string `json:"bootID,omitempty"`
+	// pluginVersion that made the report.
+	// +optional
+	PluginVersion string `json:"pluginVersion,omitempty"`
+	// driverVersion as NVML prints it, e.g. 580.159.04.
+	// +optional
+	DriverVersion string `json:"driverVersion,omitempty"`
+	// cudaDriverVersion is the newest CUDA the driver serves, e.g. 13.0.
+	// +optional
+	CUDADriverVersion string `json:"cudaDriverVersion,omitempty"`
+	// gpuCount is the length of gpus.
+	// +optional
+	GPUCount int32 `json:"gpuCount"`
+	// models summarizes gpus for people, e.g. "8×NVIDIA H100 80GB HBM3".
+	// +optional
+	Models string `json:"models,omitempty"`
+	// gpus of the node, by index.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	GPUs []GPU `json:"gpus,omitempty"`
+	// conditions of the node's GPUs as a whole. Ready: the plugin has a driver
+	// and is registered. Conflicting: another driver serves the same GPUs.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// GPU is one physical GPU.
+type GPU struct {
+	// uuid as NVML prints it.
+	UUID string `json:"uuid"`
+	// index in NVML's order; it may move on reboot.
+	Index int32 `json:"index"`
+	// minor is N of /dev/nvidiaN.
+	Minor int32 `json:"minor"`
+	// pciAddress as sysfs spells it, e.g. 0000:07:00.0.
+	PCIAddress string `json:"pciAddress"`
+	// pcieRoot is the PCIe root complex, e.g. pci0000:00.
+	// +optional
+	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// numaNode, where the host tells.
+	// +optional
+	NUMANode *int32 `json:"numaNode,omitempty"`
+	// productName as NVML prints it.
+	ProductName string `json:"productName"`
+	// brand as NVML names it.
+	// +optional
+	Brand string `json:"brand,omitempty"`
+	// architecture, e.g. Hopper.
+	// +optional
+	Architecture string `json:"architecture,omitempty"`
+	// cudaComputeCapability, e.g. 9.0.
+	// +optional
+	CUDAComputeCapability string `json:"cudaComputeCapability,omitempty"`
+	// memory in all, as NVML counts it.
+	Memory resource.Quantity `json:"memory"`
+	// eccEnabled is absent on GPUs without ECC.
+	// +optional
+	ECCEnabled *bool `json:"eccEnabled,omitempty"`
+	// virtualizationMode, where NVML tells: none, passthrough, vgpu, host-vgpu,
+	// host-vsga.
+	// +optional
+	VirtualizationMode string `json:"virtualizationMode,omitempty"`
+	// fabric the GPU is part of.
+	// +optional
+	Fabric *Fabric `json:"fabric,omitempty"`
+	// mig is absent on GPUs without MIG.
+	// +optional
+	MIG *MIG `json:"mig,omitempty"`
+	// conditions that are wrong with this GPU; none means healthy.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []GPUCondition `json:"conditions,omitempty"`
+}
+
+// Fabric places a GPU in an NVLink fabric.
+type Fabric struct {
+	ClusterUUID string `json:"clusterUUID"`
+	CliqueID    int32  `json:"cliqueID"`
+}
+
+// GPUCondition is one thing wrong with a GPU.
+type GPUCondition struct {
+	Type string `json:"type"`
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// MIG is the Multi-Instance GPU side of a GPU.
+type MIG struct {
+	// enabled is the current mode.
+	Enabled bool `json:"enabled"`
+	// pending is the mode after the next reset.
+	Pending bool `json:"pending"`
+	// profiles the GPU can be cut into.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Profiles []MIGProfile `json:"profiles,omitempty"`
+	// instances that exist now.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	Instances []MIGInstance `json:"instances,omitempty"`
+}
+
+// MIGProfile is one way to cut a GPU.
+type MIGProfile struct {
+	// name, e.g. 1g.18gb.
+	Name string `json:"name"`
+	// id that NVML's calls take.
+	ID           int32             `json:"id"`
+	MaxInstances int32             `json:"maxInstances"`
+	Memory       resource.Quantity `json:"memory"`
+	// +optional
+	Multiprocessors int32 `json:"multiprocessors,omitempty"`
+	// +optional
+	CopyEngines int32 `json:"copyEngines,omitempty"`
+	// +optional
+	Decoders int32 `json:"decoders,omitempty"`
+	// +optional
+	Encoders int32 `json:"encoders,omitempty"`
+	// +optional
+	JPEGEngines int32 `json:"jpegEngines,omitempty"`
+	// +optional
+	OFAEngines int32 `json:"ofaEngines,omitempty"`
+	// placements as ranges of memory slices.
+	// +optional
+	// +listType=atomic
+	Placements []MIGPlacement `json:"placements,omitempty"`
+}
+
+// MIGPlacement is the range of memory slices [start, start+size).
+type MIGPlacement struct {
+	Start int32 `json:"start"`
+	Size  int32 `json:"size"`
+}
+
+// MIGInstance is a MIG device that exists.
+type MIGInstance struct {
+	UUID              string       `json:"uuid"`
+	Profile           string       `json:"profile"`
+	Placement         MIGPlacement `json:"placement"`
+	GPUInstanceID     int32        `json:"gpuInstanceID"`
+	ComputeInstanceID int32        `json:"computeInstanceID"`
+	// madeByTessera says that this driver made it, and may destroy it.
+	// +optional
+	MadeByTessera bool `json:"madeByTessera,omitempty"`
+}
+
+// Condition types of a GPUInventory.
+const (
+	// ConditionReady: the plugin has a driver, has read the GPUs and is
+	// registered with the kubelet.
+	ConditionReady = "Ready"
+	// ConditionConflicting: another driver serves this node's GPUs.
+	ConditionConflicting = "Conflicting"
+)
+
+// GPUInventoryList is a list of GPUInventory.
+//
+// +kubebuilder:object:root=true
+type GPUInventoryList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []GPUInventory `json:"items"`
+}

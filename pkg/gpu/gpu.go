@@ -1,0 +1,177 @@
+package gpu
+
+import "strings"
+
+// UUID identifies one GPU, or one MIG device, as NVML prints it:
+// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-…".
+// It survives reboots; a MIG device's UUID repeats when the same instance ids
+// are made again on the same GPU.
+type UUID string
+
+// PCIAddress is a PCI function as sysfs spells it: "0000:07:00.0", lower case,
+// four-digit domain (NVML prints eight digits; see NewPCIAddress).
+type PCIAddress string
+
+// NewPCIAddress turns NVML's bus id ("00000000:07:00.0", upper or lower case)
+// into the spelling of sysfs, whose domain has four digits unless it needs
+// more. Anything else comes back lower-cased, unchanged.
+func NewPCIAddress(busID string) PCIAddress {
+	s := strings.ToLower(busID)
+	if domain, rest, ok := strings.Cut(s, ":"); ok {
+		for len(domain) > 4 && domain[0] == '0' {
+			domain = domain[1:]
+		}
+		s = domain + ":" + rest
+	}
+	return PCIAddress(s)
+}
+
+// Node is what one node's plugin reports: everything the controller needs to
+// decide what can be allocated there, and nothing that changes while idle.
+type Node struct {
+	// Name of the Kubernetes Node.
+	Name string
+	// DriverVersion as NVML prints it, e.g. "580.159.04".
+	DriverVersion string
+	// CUDADriverVersion is "major.minor", e.g. "13.0".
+	CUDADriverVersion string
+	// GPUs in the order of their indexes.
+	GPUs []GPU
+}
+
+// GPU is one physical GPU.
+type GPU struct {
+	UUID UUID
+	// Index is NVML's; it may move on reboot, hot-plug and MIG toggles.
+	Index int
+	// Minor is N of /dev/nvidiaN.
+	Minor int
+	PCI   PCIAddress
+	// PCIeRoot is the root complex the GPU hangs off, as sysfs spells it
+	// ("pci0000:00"); empty where the host doesn't tell.
+	PCIeRoot string
+	// NUMANode is nil where the host doesn't tell.
+	NUMANode *int
+
+	Model Model
+
+	// MemoryBytes is NVML's total, reserved memory included.
+	MemoryBytes int64
+
+	// ECCEnabled is nil where the GPU has no ECC.
+	ECCEnabled *bool
+	// VirtualizationMode is "none", "passthrough", "vgpu", "host-vgpu" or
+	// "host-vsga"; empty where NVML doesn't tell.
+	VirtualizationMode string
+	// Fabric is nil where the GPU is in no NVLink fabric.
+	Fabric *Fabric
+
+	// MIG is nil where the GPU has no MIG.
+	MIG *MIG
+
+	// Conditions say what is wrong with the GPU; none means healthy.
+	Conditions []Condition
+}
+
+// Model is what all GPUs of one product share.
+type Model struct {
+	// ProductName as NVML prints it, e.g. "NVIDIA H100 80GB HBM3".
+	ProductName string
+	// Brand, e.g. "Nvidia", "Tesla", "NvidiaRTX".
+	Brand string
+	// Architecture, e.g. "Hopper".
+	Architecture string
+	// CUDAComputeCapability is "major.minor", e.g. "9.0".
+	CUDAComputeCapability string
+}
+
+// Fabric places a GPU in an NVLink fabric (NVML GpuFabricInfo).
+type Fabric struct {
+	ClusterUUID string
+	CliqueID    int
+}
+
+// MIG is the Multi-Instance GPU side of a GPU that can do it.
+type MIG struct {
+	// Enabled is the current mode; Pending is what the next reset brings.
+	Enabled, Pending bool
+	// Profiles the GPU can be cut into, in NVML's order.
+	Profiles []Profile
+	// Instances that exist now, made by whomever.
+	Instances []Instance
+}
+
+// Profile is one way to cut a GPU (NVML GpuInstanceProfileInfo).
+type Profile struct {
+	// Name, e.g. "1g.18gb", "1g.18gb+me".
+	Name string
+	// ID is what NVML's create and placement calls take.
+	ID int
+	// MaxInstances of this profile on an otherwise empty GPU.
+	MaxInstances int
+	// MemoryBytes an instance has.
+	MemoryBytes int64
+	Engines     Engines
+	Placements  []Placement
+}
+
+// Engines are the counted units of a GPU or of a part of it.
+type Engines struct {
+	Multiprocessors int
+	CopyEngines     int
+	Decoders        int
+	Encoders        int
+	JPEGEngines     int
+	OFAEngines      int
+}
+
+// Placement is a range of memory slices: [Start, Start+Size).
+type Placement struct {
+	Start, Size int
+}
+
+// Overlaps says whether the two ranges share a memory slice.
+func (p Placement) Overlaps(q Placement) bool {
+	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
+}
+
+// Instance is a MIG device that exists: a GPU instance with its compute
+// instance.
+type Instance struct {
+	UUID              UUID
+	Profile           string
+	Placement         Placement
+	GPUInstanceID     int
+	ComputeInstanceID int
+	// Ours says that this driver made it.
+	Ours bool
+}
+
+// Condition is something wrong with a GPU. It has no time stamp, so that
+// equal facts compare equal.
+type Condition struct {
+	Type    ConditionType
+	Message string
+}
+
+// ConditionType names a kind of trouble, in the form Kubernetes uses for
+// condition types.
+type ConditionType string
+
+const (
+	// Lost: the GPU fell off the bus (NVML GPU_IS_LOST). It takes no claims.
+	Lost ConditionType = "Lost"
+	// DeviceNodeMissing: a /dev/nvidia* node that containers need isn't there.
+	// Claims are refused until it is.
+	DeviceNodeMissing ConditionType = "DeviceNodeMissing"
+	// StateUnreadable: a journal file that names this GPU, or might, could not
+	// be read and was put aside; what it recorded may still be in effect.
+	StateUnreadable ConditionType = "StateUnreadable"
+	// Unreadable: NVML did not answer for this GPU.
+	Unreadable ConditionType = "Unreadable"
+)
+
+// Blocks says whether a GPU with this condition must not be given to anybody.
+func (c Condition) Blocks() bool {
+	return c.Type == Lost || c.Type == Unreadable || c.Type == StateUnreadable
+}
