@@ -1,0 +1,250 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// readGPU reads all facts of the GPU at an index.
+func (s *Session) readGPU(index int) (gpu.GPU, error) {
+	object := fmt.Sprintf("of GPU %d", index)
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
+	if err := wrap(ret, "nvmlDeviceGetHandleByIndex", object); err != nil {
+		return gpu.GPU{}, err
+	}
+	g := gpu.GPU{Index: index}
+	if err := readIdentity(handle, object, &g); err != nil {
+		return gpu.GPU{}, err
+	}
+	var err error
+	if g.Model, err = readModel(s.devices, handle, object); err != nil {
+		return gpu.GPU{}, err
+	}
+	memory, ret := handle.GetMemoryInfo()
+	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
+		return gpu.GPU{}, err
+	}
+	g.MemoryBytes = int64(memory.Total) //nolint:gosec // a GPU has less than 8 EiB
+	if g.ECCEnabled, err = readECC(handle, object); err != nil {
+		return gpu.GPU{}, err
+	}
+	g.VirtualizationMode = readVirtualization(handle)
+	g.Fabric = readFabric(handle)
+	if g.MIG, err = readMIG(s.devices, handle, object, memory.Total); err != nil {
+		return gpu.GPU{}, err
+	}
+	return g, nil
+}
+
+func readIdentity(handle gonvml.Device, object string, g *gpu.GPU) error {
+	uuid, ret := handle.GetUUID()
+	if err := wrap(ret, "nvmlDeviceGetUUID", object); err != nil {
+		return err
+	}
+	minor, ret := handle.GetMinorNumber()
+	if err := wrap(ret, "nvmlDeviceGetMinorNumber", object); err != nil {
+		return err
+	}
+	pci, ret := handle.GetPciInfo()
+	if err := wrap(ret, "nvmlDeviceGetPciInfo", object); err != nil {
+		return err
+	}
+	g.UUID, g.Minor, g.PCI = gpu.UUID(uuid), minor, gpu.NewPCIAddress(cString(pci.BusId[:]))
+	return nil
+}
+
+// readModel spells brand and architecture as go-nvlib does, so that selectors
+// written for NVIDIA's driver match here too.
+func readModel(lib device.Interface, handle gonvml.Device, object string) (gpu.Model, error) {
+	name, ret := handle.GetName()
+	if err := wrap(ret, "nvmlDeviceGetName", object); err != nil {
+		return gpu.Model{}, err
+	}
+	d, err := lib.NewDevice(handle)
+	if err != nil {
+		return gpu.Model{}, fmt.Errorf("read model %s: %w", object, err)
+	}
+	m := gpu.Model{ProductName: name}
+	// A brand or architecture newer than the library is no reason to hide the GPU.
+	m.Brand, _ = d.GetBrandAsString()
+	m.Architecture, _ = d.GetArchitectureAsString()
+	major, minor, ret := handle.GetCudaComputeCapability()
+	if err := wrap(ret, "nvmlDeviceGetCudaComputeCapability", object); err != nil {
+		return gpu.Model{}, err
+	}
+	m.CUDAComputeCapability = fmt.Sprintf("%d.%d", major, minor)
+	return m, nil
+}
+
+func readECC(handle gonvml.Device, object string) (*bool, error) {
+	current, _, ret := handle.GetEccMode()
+	err := wrap(ret, "nvmlDeviceGetEccMode", object)
+	if errors.Is(err, ErrNotSupported) {
+		return nil, nil //nolint:nilnil // nil is the documented value for "no ECC"
+	}
+	if err != nil {
+		return nil, err
+	}
+	enabled := current == gonvml.FEATURE_ENABLED
+	return &enabled, nil
+}
+
+func readVirtualization(handle gonvml.Device) string {
+	mode, ret := handle.GetVirtualizationMode()
+	if ret != gonvml.SUCCESS {
+		return ""
+	}
+	switch mode {
+	case gonvml.GPU_VIRTUALIZATION_MODE_NONE:
+		return "none"
+	case gonvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH:
+		return "passthrough"
+	case gonvml.GPU_VIRTUALIZATION_MODE_VGPU:
+		return "vgpu"
+	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:
+		return "host-vgpu"
+	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:
+		return "host-vsga"
+	default:
+		return ""
+	}
+}
+
+// readFabric returns nil unless the GPU has joined a fabric.
+func readFabric(handle gonvml.Device) *gpu.Fabric {
+	info, ret := handle.GetGpuFabricInfo()
+	if ret != gonvml.SUCCESS || info.State != gonvml.GPU_FABRIC_STATE_COMPLETED || gonvml.Return(info.Status) != gonvml.SUCCESS {
+		return nil
+	}
+	u := info.ClusterUuid
+	if u == [16]uint8{} {
+		return nil // a fabric without a name links nothing to anything
+	}
+	return &gpu.Fabric{
+		ClusterUUID: fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]),
+		CliqueID:    int(info.CliqueId),
+	}
+}
+
+// readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
+// profiles (some guests) counts as one without.
+func readMIG(lib device.Interface, handle gonvml.Device, object string, totalBytes uint64) (*gpu.MIG, error) {
+	current, pending, ret := handle.GetMigMode()
+	err := wrap(ret, "nvmlDeviceGetMigMode", object)
+	if errors.Is(err, ErrNotSupported) {
+		return nil, nil //nolint:nilnil // nil is the documented value for "no MIG"
+	}
+	if err != nil {
+		return nil, err
+	}
+	mig := &gpu.MIG{
+		Enabled: current == gonvml.DEVICE_MIG_ENABLE,
+		Pending: pending == gonvml.DEVICE_MIG_ENABLE,
+	}
+	for i := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		p, err := readProfile(lib, handle, i, totalBytes)
+		if errors.Is(err, ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("MIG profile %d %s: %w", i, object, err)
+		}
+		mig.Profiles = append(mig.Profiles, p)
+	}
+	if len(mig.Profiles) == 0 && !mig.Enabled {
+		return nil, nil //nolint:nilnil // as above
+	}
+	return mig, nil
+}
+
+func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalBytes uint64) (gpu.Profile, error) {
+	info, ret := handle.GetGpuInstanceProfileInfo(enum)
+	if ret == gonvml.ERROR_INVALID_ARGUMENT {
+		ret = gonvml.ERROR_NOT_SUPPORTED // an enum newer than the driver
+	}
+	if err := wrap(ret, "nvmlDeviceGetGpuInstanceProfileInfo", ""); err != nil {
+		return gpu.Profile{}, err
+	}
+	placements, ret := handle.GetGpuInstancePossiblePlacements(&info)
+	if err := wrap(ret, "nvmlDeviceGetGpuInstancePossiblePlacements", ""); err != nil {
+		return gpu.Profile{}, err
+	}
+	name, err := profileName(lib, handle, enum, info, totalBytes)
+	if err != nil {
+		return gpu.Profile{}, err
+	}
+	p := gpu.Profile{
+		Name:         name,
+		ID:           int(info.Id),
+		MaxInstances: int(info.InstanceCount),
+		MemoryBytes:  int64(info.MemorySizeMB) << 20, //nolint:gosec // as above
+		Engines: gpu.Engines{
+			Multiprocessors: int(info.MultiprocessorCount),
+			CopyEngines:     int(info.CopyEngineCount),
+			Decoders:        int(info.DecoderCount),
+			Encoders:        int(info.EncoderCount),
+			JPEGEngines:     int(info.JpegCount),
+			OFAEngines:      int(info.OfaCount),
+		},
+	}
+	for _, pl := range placements {
+		p.Placements = append(p.Placements, gpu.Placement{Start: int(pl.Start), Size: int(pl.Size)})
+	}
+	return p, nil
+}
+
+// profileName is NVML's own name for the profile, or, from drivers too old to
+// tell, the one go-nvlib derives.
+func profileName(lib device.Interface, handle gonvml.Device, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
+	if v2, ret := handle.GetGpuInstanceProfileInfoV(enum).V2(); ret == gonvml.SUCCESS {
+		if name := strings.TrimPrefix(cString(v2.Name[:]), "MIG "); name != "" {
+			return name, nil
+		}
+	}
+	ci := computeProfile(enum)
+	p, err := lib.NewMigProfile(enum, ci, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, totalBytes)
+	if err != nil {
+		return "", fmt.Errorf("name MIG profile %d: %w (%w)", enum, ErrNotSupported, err)
+	}
+	return p.String(), nil
+}
+
+// computeProfile is the compute instance profile that takes a whole GPU
+// instance of the given profile: the one of as many slices.
+func computeProfile(enum int) int {
+	switch enum {
+	case gonvml.GPU_INSTANCE_PROFILE_2_SLICE, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX,
+		gonvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_2_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_3_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_3_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_4_SLICE, gonvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_4_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_6_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_6_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_7_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_7_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_8_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_8_SLICE
+	default:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_1_SLICE
+	}
+}
+
+// cString reads a NUL-terminated C string of whichever char go-nvml made it.
+func cString[C int8 | uint8](s []C) string {
+	var b strings.Builder
+	for _, c := range s {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String()
+}

@@ -1,0 +1,218 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Session is one initialized NVML. Its methods may be called concurrently.
+// It holds no state of the hardware but the identities of the GPUs it has
+// seen, so that one that is lost can still be named.
+type Session struct {
+	lib     gonvml.Interface
+	devices device.Interface // go-nvlib's spelling of models and profiles
+
+	mu     sync.Mutex
+	known  map[int]gpu.GPU // by index: identity as last read
+	events gonvml.EventSet
+}
+
+// Driver says which driver answers.
+type Driver struct {
+	// Version, e.g. "580.159.04".
+	Version string
+	// CUDAVersion is the newest CUDA the driver serves, "major.minor".
+	CUDAVersion string
+}
+
+// Open loads the library at path and initializes NVML. It fails with
+// ErrLibraryNotFound or ErrDriverNotLoaded where the driver isn't (yet) there;
+// trying again later is right then.
+func Open(path string) (*Session, error) {
+	lib := gonvml.New(gonvml.WithLibraryPath(path))
+	if err := wrap(lib.Init(), "nvmlInit", path); err != nil {
+		return nil, err
+	}
+	return &Session{lib: lib, devices: device.New(lib), known: make(map[int]gpu.GPU)}, nil
+}
+
+// Close ends the session. The library may stay loaded.
+func (s *Session) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.events != nil {
+		s.events.Free()
+		s.events = nil
+	}
+	return wrap(s.lib.Shutdown(), "nvmlShutdown", "")
+}
+
+// Library is the session's go-nvml, for libraries that want one
+// (nvcdi.WithNvmlLib). NVML counts initializations, so theirs don't end ours.
+func (s *Session) Library() gonvml.Interface { return s.lib }
+
+// Driver reads the driver's versions.
+func (s *Session) Driver() (Driver, error) {
+	version, ret := s.lib.SystemGetDriverVersion()
+	if err := wrap(ret, "nvmlSystemGetDriverVersion", ""); err != nil {
+		return Driver{}, err
+	}
+	cuda, ret := s.lib.SystemGetCudaDriverVersion_v2()
+	if err := wrap(ret, "nvmlSystemGetCudaDriverVersion", ""); err != nil {
+		return Driver{}, err
+	}
+	// nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR(v) is v/1000, _MINOR(v) is (v%1000)/10.
+	return Driver{Version: version, CUDAVersion: fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)}, nil
+}
+
+// GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is
+// in the list all the same, with the identity it had when it last did and a
+// condition that says what is wrong; only one that never answered in this
+// session is left out, since nothing is known of it. The error is about the
+// listing itself.
+func (s *Session) GPUs() ([]gpu.GPU, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := make(map[gpu.UUID]bool, count)
+	var gpus []gpu.GPU
+	for i := range count {
+		g, err := s.readGPU(i)
+		if err != nil {
+			last, ok := s.known[i]
+			if !ok {
+				continue
+			}
+			g = last
+			g.Conditions = []gpu.Condition{conditionOf(err)}
+		} else {
+			s.known[i] = g
+		}
+		seen[g.UUID] = true
+		gpus = append(gpus, g)
+	}
+	return append(gpus, s.vanished(count, seen)...), nil
+}
+
+// vanished lists the GPUs that were there and are not enumerated any more.
+func (s *Session) vanished(count int, seen map[gpu.UUID]bool) []gpu.GPU {
+	var gone []gpu.GPU
+	for i := count; i < count+len(s.known); i++ {
+		if g, ok := s.known[i]; ok && !seen[g.UUID] {
+			g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}}
+			gone = append(gone, g)
+		}
+	}
+	return gone
+}
+
+func conditionOf(err error) gpu.Condition {
+	if errors.Is(err, ErrLost) {
+		return gpu.Condition{Type: gpu.Lost, Message: err.Error()}
+	}
+	return gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
+}
+
+// Event is something that happened to a GPU.
+type Event struct {
+	// GPU is empty where NVML doesn't say which.
+	GPU gpu.UUID
+	// Xid is the error number of a critical Xid, else 0.
+	Xid uint64
+}
+
+// waitMillis is how long one nvmlEventSetWait may block: it bounds how late a
+// cancelled context is noticed.
+const waitMillis = 1000
+
+// WaitEvent blocks until a GPU reports something or ctx ends; the error is
+// then ctx's. ErrNotSupported where no GPU has events. Only one goroutine may
+// wait at a time.
+func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
+	set, err := s.eventSet()
+	if err != nil {
+		return Event{}, err
+	}
+	for ctx.Err() == nil {
+		data, ret := set.Wait(waitMillis)
+		if ret == gonvml.ERROR_TIMEOUT {
+			continue
+		}
+		if err := wrap(ret, "nvmlEventSetWait", ""); err != nil {
+			return Event{}, err
+		}
+		return newEvent(data), nil
+	}
+	return Event{}, ctx.Err()
+}
+
+func newEvent(data gonvml.EventData) Event {
+	var e Event
+	if data.Device != nil {
+		if uuid, ret := data.Device.GetUUID(); ret == gonvml.SUCCESS {
+			e.GPU = gpu.UUID(uuid)
+		}
+	}
+	if data.EventType == gonvml.EventTypeXidCriticalError {
+		e.Xid = data.EventData
+	}
+	return e
+}
+
+// watched are the events that can change what a node reports.
+const watched = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange |
+	gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuUnavailableError
+
+// eventSet registers every GPU for the events it supports, once.
+func (s *Session) eventSet() (gonvml.EventSet, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.events != nil {
+		return s.events, nil
+	}
+	set, ret := s.lib.EventSetCreate()
+	if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
+		return nil, err
+	}
+	if err := s.register(set); err != nil {
+		set.Free()
+		return nil, err
+	}
+	s.events = set
+	return set, nil
+}
+
+func (s *Session) register(set gonvml.EventSet) error {
+	count, ret := s.lib.DeviceGetCount()
+	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
+		return err
+	}
+	registered := 0
+	for i := range count {
+		device, ret := s.lib.DeviceGetHandleByIndex(i)
+		if ret != gonvml.SUCCESS {
+			continue
+		}
+		supported, ret := device.GetSupportedEventTypes()
+		if ret != gonvml.SUCCESS || supported&watched == 0 {
+			continue
+		}
+		if device.RegisterEvents(supported&watched, set) == gonvml.SUCCESS {
+			registered++
+		}
+	}
+	if registered == 0 {
+		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", count, ErrNotSupported)
+	}
+	return nil
+}
