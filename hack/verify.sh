@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Checks what a machine can check, and changes nothing: what would be rewritten
+# is rewritten in a copy and compared. Every check runs; the failed ones are
+# named again at the end.
+#
+# usage: hack/verify.sh [CHECK...]   default: all, in the order below
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+PATH="$root/_output/tools:$PATH"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# files lists the repository's own files, committed or about to be.
+files() {
+	git ls-files -co --exclude-standard -- "$@" | while IFS= read -r f; do
+		[ ! -e "$f" ] || printf '%s\n' "$f"
+	done
+}
+
+# check_generate makes every generated file again in a copy of the tree.
+check_generate() {
+	local copy=$scratch/copy
+	mkdir "$copy"
+	files | tar -cf - -T - | tar -xf - -C "$copy"
+	cp -r "$copy" "$scratch/before"
+	hack/generate.sh "$copy"
+	if ! diff -ru "$scratch/before" "$copy"; then
+		echo "generated files are not what their sources say: run make generate"
+		return 1
+	fi
+}
+
+check_format() {
+	golangci-lint fmt --diff || {
+		echo "not formatted: run make format"
+		return 1
+	}
+}
+
+check_lint() { golangci-lint run ./...; }
+
+# check_logcheck is the one that knows contextual logging.
+check_logcheck() { logcheck -check-contextual -check-deprecations ./...; }
+
+# check_modules holds every go.mod and go.sum to what its code imports.
+check_modules() {
+	local mod rc=0
+	for mod in $(files '*go.mod'); do
+		go -C "$(dirname "$mod")" mod tidy -diff || {
+			echo "$mod: run go mod tidy there"
+			rc=1
+		}
+	done
+	return $rc
+}
+
+check_scripts() {
+	local script rc=0
+	for script in $(files '*.sh' .ci/run); do
+		bash -n "$script" || rc=1
+		[ -x "$script" ] || {
+			echo "$script: not executable"
+			rc=1
+		}
+	done
+	return $rc
+}
+
+# check_words keeps out what is only true on one person's machine.
+check_words() {
+	local words='/work/(main|shared)|/root/go|proxy[.]golang[.]org|GOPROXY=https'
+	! files | grep -v '^hack/verify.sh$' | xargs grep -nIE "$words"
+}
+
+checks=("$@")
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words format generate modules lint logcheck)
+
+failed=()
+for check in "${checks[@]}"; do
+	began=$SECONDS
+	echo "verify: $check"
+	if "check_$check" >"$scratch/$check.log" 2>&1; then
+		echo "verify: $check ok ($((SECONDS - began)) s)"
+	else
+		sed 's/^/    /' "$scratch/$check.log"
+		echo "verify: $check FAILED ($((SECONDS - began)) s)"
+		failed+=("$check")
+	fi
+done
+
+[ ${#failed[@]} -eq 0 ] || {
+	echo "verify: failed: ${failed[*]}"
+	exit 1
+}
+echo "verify: ok"
