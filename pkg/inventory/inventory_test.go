@@ -1,0 +1,147 @@
+package inventory_test
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+)
+
+// FuzzThereAndBack sends nodes with every field of gpu.Node filled at random
+// through an object's JSON and expects them back unchanged. Fields are found
+// by reflection, so one that is added to gpu.Node and forgotten here fails.
+func FuzzThereAndBack(f *testing.F) {
+	for seed := range uint64(64) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		want := randomNode(rand.New(rand.NewPCG(seed, 0)))
+		got := inventory.Node(throughJSON(t, want))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("seed %d (-want +got):\n%s", seed, diff)
+		}
+	})
+}
+
+func TestFactsAreTheSameInAnyOrder(t *testing.T) {
+	n := randomNode(rand.New(rand.NewPCG(7, 0)))
+	for len(n.GPUs) < 3 {
+		n.GPUs = append(n.GPUs, gpu.GPU{Index: len(n.GPUs)})
+	}
+	want := throughJSON(t, n)
+	n.GPUs[0], n.GPUs[2] = n.GPUs[2], n.GPUs[0]
+	if diff := cmp.Diff(want, throughJSON(t, n)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestSetFactsLeavesTheConversationAlone(t *testing.T) {
+	s := v1alpha1.GPUInventoryStatus{PublishResponse: 3, BootID: "b", PluginVersion: "v", DriverVersion: "old", Models: "old"}
+	inventory.SetFacts(&s, gpu.Node{})
+	want := v1alpha1.GPUInventoryStatus{PublishResponse: 3, BootID: "b", PluginVersion: "v"}
+	if diff := cmp.Diff(want, s); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The object's condition list is keyed by type; a server refuses it otherwise.
+func TestConditionsOfOneTypeBecomeOne(t *testing.T) {
+	var s v1alpha1.GPUInventoryStatus
+	inventory.SetFacts(&s, gpu.Node{GPUs: []gpu.GPU{{Conditions: []gpu.Condition{
+		{Type: gpu.Lost, Message: "fell off the bus"},
+		{Type: gpu.DeviceNodeMissing, Message: "/dev/nvidia0 is missing"},
+		{Type: gpu.DeviceNodeMissing, Message: "/dev/nvidia-uvm is missing"},
+		{Type: gpu.DeviceNodeMissing, Message: "/dev/nvidia0 is missing"},
+	}}}})
+	want := []v1alpha1.GPUCondition{
+		{Type: "DeviceNodeMissing", Message: "/dev/nvidia-uvm is missing; /dev/nvidia0 is missing"},
+		{Type: "Lost", Message: "fell off the bus"},
+	}
+	if diff := cmp.Diff(want, s.GPUs[0].Conditions); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestModels(t *testing.T) {
+	model := func(name string) gpu.GPU { return gpu.GPU{Model: gpu.Model{ProductName: name}} }
+	for name, tc := range map[string]struct {
+		gpus []gpu.GPU
+		want string
+	}{
+		"none":  {nil, ""},
+		"one":   {[]gpu.GPU{model("NVIDIA H200")}, "1×NVIDIA H200"},
+		"mixed": {[]gpu.GPU{model("Tesla T4"), model("NVIDIA L4"), model("Tesla T4")}, "2×Tesla T4, 1×NVIDIA L4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := inventory.Models(tc.gpus); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func throughJSON(t *testing.T, n gpu.Node) *v1alpha1.GPUInventory {
+	t.Helper()
+	inv := v1alpha1.GPUInventory{}
+	inv.Name = n.Name
+	inventory.SetFacts(&inv.Status, n)
+	raw, err := json.Marshal(inv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out v1alpha1.GPUInventory
+	if err := json.Unmarshal(raw, &out); err != nil {
+		t.Fatal(err)
+	}
+	return &out
+}
+
+// randomNode fills every field. Indexes count up and conditions have distinct
+// types in order, as they come back.
+func randomNode(r *rand.Rand) gpu.Node {
+	var n gpu.Node
+	fill(r, reflect.ValueOf(&n).Elem())
+	for i := range n.GPUs {
+		n.GPUs[i].Index = i
+		for j := range n.GPUs[i].Conditions {
+			n.GPUs[i].Conditions[j].Type = gpu.ConditionType(rune('A' + j))
+		}
+	}
+	return n
+}
+
+func fill(r *rand.Rand, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(r, v.Field(i))
+		}
+	case reflect.Pointer:
+		if r.IntN(3) > 0 {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(r, v.Elem())
+		}
+	case reflect.Slice:
+		for range r.IntN(4) {
+			e := reflect.New(v.Type().Elem()).Elem()
+			fill(r, e)
+			v.Set(reflect.Append(v, e))
+		}
+	case reflect.String:
+		v.SetString(string(rune('a'+r.IntN(26))) + string(rune('a'+r.IntN(26))))
+	case reflect.Int:
+		v.SetInt(int64(r.Int32()))
+	case reflect.Int64:
+		v.SetInt(r.Int64())
+	case reflect.Bool:
+		v.SetBool(r.IntN(2) == 0)
+	default:
+		panic("gpu.Node has a kind of field this test can't fill: " + v.Kind().String())
+	}
+}
