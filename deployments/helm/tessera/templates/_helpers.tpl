@@ -1,0 +1,65 @@
+{{/* Prefix of object names: the release's name, with the chart's where it isn't in there already. */}}
+{{- define "tessera.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of every object. */}}
+{{- define "tessera.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Labels that select one component's pods; call with (dict "root" $ "component" NAME). */}}
+{{- define "tessera.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "tessera.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* The newest resource.k8s.io version that the server has. */}}
+{{- define "tessera.resourceAPI" -}}
+{{- $found := "" -}}
+{{- range list "v1alpha3" "v1beta1" "v1beta2" "v1" -}}
+{{- if $.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s" .) -}}
+{{- $found = . -}}
+{{- end -}}
+{{- end -}}
+{{- if not $found -}}
+{{- fail (printf "this cluster (Kubernetes %s) serves no resource.k8s.io API: Dynamic Resource Allocation is off. It is on by default from Kubernetes 1.34; before, the feature gate DynamicResourceAllocation and --runtime-config=resource.k8s.io/VERSION=true turn it on" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+resource.k8s.io/{{ $found }}
+{{- end -}}
+
+{{/* "true" where extended resource names are to be written. */}}
+{{- define "tessera.extendedResources" -}}
+{{- $mode := .Values.deviceClasses.extendedResources -}}
+{{- if or (eq $mode "always") (and (eq $mode "auto") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version)) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Where the driver is on the node. */}}
+{{- define "tessera.driverRoot" -}}
+{{- if and .Values.simulator.enabled .Values.node.driverRoot -}}
+{{- fail (printf "simulator.enabled and node.driverRoot (%s) exclude each other: with the simulator the driver is at simulator.root" .Values.node.driverRoot) -}}
+{{- end -}}
+{{- if .Values.simulator.enabled -}}
+{{- .Values.simulator.root -}}
+{{- else -}}
+{{- .Values.node.driverRoot -}}
+{{- end -}}
+{{- end -}}
