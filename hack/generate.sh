@@ -11,5 +11,5 @@ PATH="$here/_output/tools:$PATH"
 cd "${1:-$here}"
 
 controller-gen object paths=./api/...
-controller-gen crd paths=./api/gpu/... output:crd:dir=deployments/helm/tessera/crds
+controller-gen crd paths=./api/gpu/... output:crd:dir=deployments/helm/tessera/files/crds
 go generate ./...
