@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+)
+
+// program is one Go build that goes into the image.
+type program struct {
+	// path in the image.
+	path string
+	// pkg to build.
+	pkg   string
+	cgo   bool
+	flags []string
+}
+
+// programs lists what deployments/container/Dockerfile builds too.
+func programs(version string) []program {
+	const strip = "-s -w"
+	stamped := "-ldflags=" + strip + " -X main.version=" + version
+	return []program{
+		{path: "/usr/bin/controller", pkg: "./cmd/controller", flags: []string{stamped}},
+		// go-nvml opens the driver's library with dlopen, hence cgo and glibc.
+		{path: "/usr/bin/kubelet-plugin", pkg: "./cmd/kubelet-plugin", cgo: true, flags: []string{"-tags=netgo,osusergo", stamped}},
+		// The hook runs on the host, whose C library may be older than ours or
+		// another one: static, it needs none.
+		{
+			path: "/usr/bin/nvidia-cdi-hook", pkg: "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", cgo: true,
+			flags: []string{"-tags=netgo,osusergo", "-ldflags=" + strip + " -linkmode=external -extldflags=-static"},
+		},
+		{path: "/usr/bin/nvmlsim", pkg: "./cmd/nvmlsim", flags: []string{stamped}},
+		{path: "/usr/lib/tessera/libnvidia-ml.so.1", pkg: "./cmd/nvmlsim/lib", cgo: true, flags: []string{"-buildmode=c-shared", "-ldflags=" + strip}},
+	}
+}
+
+// build compiles the program into file. Version control's state stays out of
+// it, so that a commit without a change to the program changes nothing.
+func (p program) build(ctx context.Context, root, file string) error {
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", file}, p.flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, p.pkg)...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if p.cgo {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", p.pkg, err, out)
+	}
+	return nil
+}
