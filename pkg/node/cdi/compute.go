@@ -1,0 +1,259 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"golang.org/x/sys/unix"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// Driver is what edits are computed from. All paths are the host's.
+type Driver struct {
+	// Version as NVML prints it.
+	Version string
+	// Root and DevRoot that the driver's files and device nodes lie under.
+	Root, DevRoot string
+	// LibraryDirs to search when the usual directories don't have the
+	// libraries; usually empty.
+	LibraryDirs []string
+	// GPUs the node has.
+	GPUs []gpu.GPU
+	// Session that answers for them; open for as long as the driver is set.
+	Session *nvml.Session
+}
+
+// computed are the edits of one driver at one time.
+type computed struct {
+	common  specs.ContainerEdits
+	file    []byte // the common specification
+	devices map[gpu.UUID]device
+}
+
+// device is what a container needs of one GPU.
+type device struct {
+	edits specs.ContainerEdits
+	node  string // its /dev/nvidiaN, path in the container
+	err   error  // why there are no edits
+}
+
+// SetDriver computes the edits of a driver and writes the common
+// specification, so that a prepare has little left to do. A nil driver means
+// that there is none. A GPU that can't be described only fails its own claims.
+// Setting the same driver again looks for what has changed on the host.
+func (s *Specs) SetDriver(d *Driver) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.driver, s.edits = d, nil
+	if d == nil {
+		return nil
+	}
+	return s.compute()
+}
+
+// compute needs the lock.
+func (s *Specs) compute() error {
+	edits, err := compute(s.cfg, s.driver)
+	if err != nil {
+		return fmt.Errorf("compute container edits of driver %s at %s: %w", s.driver.Version, s.driver.Root, err)
+	}
+	s.edits = edits
+	return s.writeCommon(edits)
+}
+
+func (s *Specs) writeCommon(edits *computed) error {
+	return writeFile(filepath.Join(s.cfg.Dir, commonFile), edits.file)
+}
+
+// current returns edits under which every node and file for the devices is on
+// the host. What is stale or missing is looked for once more: device nodes
+// appear late on a fresh node, and a reloaded driver has other ones.
+func (s *Specs) current(devices map[gpu.DeviceName]gpu.Device) (*computed, error) {
+	s.mu.RLock()
+	edits, driver := s.edits, s.driver
+	s.mu.RUnlock()
+	if driver == nil {
+		return nil, ErrNoDriver
+	}
+	if edits != nil && edits.check(s.cfg.Host, driver, devices) == nil {
+		return edits, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.driver == nil {
+		return nil, ErrNoDriver
+	}
+	if s.edits == nil || s.edits == edits {
+		if err := s.compute(); err != nil {
+			return nil, err
+		}
+	}
+	return s.edits, s.edits.check(s.cfg.Host, s.driver, devices)
+}
+
+// check says what of the edits isn't on the host.
+func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Device) error {
+	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
+		return err
+	}
+	for _, name := range sortedNames(devices) {
+		uuid := devices[name].Parent()
+		dev, ok := c.devices[uuid]
+		if !ok {
+			return fmt.Errorf("device %s: the driver lists no GPU %s now", name, uuid)
+		}
+		if dev.err != nil {
+			return fmt.Errorf("device %s: %w", name, dev.err)
+		}
+		if err := checkEdits(h, d, &dev.edits, dev.node); err != nil {
+			return fmt.Errorf("device %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// checkEdits fails when a required node isn't in the edits, or something in
+// the edits isn't on the host as the edits say.
+func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...string) error {
+	for _, path := range required {
+		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
+			return missingNode(filepath.Join(d.DevRoot, path))
+		}
+	}
+	for _, n := range edits.DeviceNodes {
+		if err := checkNode(h, n); err != nil {
+			return err
+		}
+	}
+	for _, m := range edits.Mounts {
+		if _, err := os.Lstat(h.Path(m.HostPath)); err != nil {
+			return fmt.Errorf("driver file %s isn't on the host any more: %w", m.HostPath, err)
+		}
+	}
+	return nil
+}
+
+func checkNode(h Host, n *specs.DeviceNode) error {
+	path := n.HostPath
+	if path == "" {
+		path = n.Path
+	}
+	var st unix.Stat_t
+	err := unix.Stat(h.Path(path), &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return missingNode(path)
+	case err != nil:
+		return fmt.Errorf("device node %s: %w", path, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
+		return fmt.Errorf("%s is not a character device", path)
+	case int64(unix.Major(st.Rdev)) != n.Major || int64(unix.Minor(st.Rdev)) != n.Minor:
+		return fmt.Errorf("device node %s is %d:%d now, was %d:%d", path,
+			unix.Major(st.Rdev), unix.Minor(st.Rdev), n.Major, n.Minor)
+	}
+	return nil
+}
+
+// missingNode tells how the node comes to be.
+func missingNode(path string) error {
+	how := "nvidia-modprobe -c0, or nvidia-smi, makes it"
+	if strings.Contains(path, "uvm") {
+		how = "nvidia-modprobe -u -c0 loads the module and makes it"
+	}
+	return fmt.Errorf("device node %s isn't on the host: the driver may not be fully loaded yet (%s); the claim is prepared by itself once the node is there", path, how)
+}
+
+func compute(cfg Config, d *Driver) (*computed, error) {
+	c := &computed{devices: make(map[gpu.UUID]device, len(d.GPUs))}
+	err := cfg.Host.Do(func() error {
+		lib, err := nvcdi.New(options(cfg, d)...)
+		if err != nil {
+			return err
+		}
+		common, err := lib.GetCommonEdits()
+		if err != nil {
+			return err
+		}
+		c.common = *common.ContainerEdits
+		for _, g := range d.GPUs {
+			c.devices[g.UUID] = describe(lib, d, g)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, c.encodeCommon(d)
+}
+
+func (c *computed) encodeCommon(d *Driver) error {
+	spec := &specs.Spec{
+		Kind: commonKind,
+		// A device must edit something; the variable is in the edits of the
+		// specification too.
+		Devices: []specs.Device{{
+			Name:           commonName,
+			ContainerEdits: specs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}},
+		}},
+		ContainerEdits: c.common,
+	}
+	if err := relocate(spec, d.Root); err != nil {
+		return err
+	}
+	c.common = spec.ContainerEdits
+	if err := (&cdilib.ContainerEdits{ContainerEdits: &c.common}).Validate(); err != nil {
+		return err
+	}
+	file, err := encode(spec)
+	c.file = file
+	return err
+}
+
+// describe computes the edits of one GPU.
+func describe(lib nvcdi.Interface, d *Driver, g gpu.GPU) device {
+	dev := device{node: fmt.Sprintf("/dev/nvidia%d", g.Minor)}
+	found, err := lib.GetDeviceSpecsByID(string(g.UUID))
+	if err != nil {
+		dev.err = fmt.Errorf("describe GPU %s: %w", g.UUID, err)
+		return dev
+	}
+	if len(found) == 0 {
+		dev.err = fmt.Errorf("describe GPU %s: the driver lists no such GPU", g.UUID)
+		return dev
+	}
+	spec := &specs.Spec{Devices: found[:1]}
+	if dev.err = relocate(spec, d.Root); dev.err != nil {
+		return dev
+	}
+	dev.edits = spec.Devices[0].ContainerEdits
+	if len(dev.edits.DeviceNodes) > 0 {
+		dev.err = (&cdilib.ContainerEdits{ContainerEdits: &dev.edits}).Validate()
+	}
+	return dev
+}
+
+// relocate takes the driver root off the paths that the container sees: there,
+// the driver is installed as in a host.
+func relocate(spec *specs.Spec, driverRoot string) error {
+	return root.New(
+		root.WithRoot(driverRoot),
+		root.WithTargetRoot("/"),
+		root.WithRelativeTo("container"),
+	).Transform(spec)
+}
+
+func sortedNames(devices map[gpu.DeviceName]gpu.Device) []gpu.DeviceName {
+	return slices.Sorted(maps.Keys(devices))
+}

@@ -1,0 +1,71 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// encode gives the specification the lowest version that has all it uses, so
+// that older container runtimes read it too.
+func encode(spec *specs.Spec) ([]byte, error) {
+	version, err := cdi.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, fmt.Errorf("version of CDI specification %s: %w", spec.Kind, err)
+	}
+	spec.Version = version
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode CDI specification %s: %w", spec.Kind, err)
+	}
+	return append(data, '\n'), nil
+}
+
+// writeSpec writes the file unless it has the very content already: each
+// change makes container runtimes read the directory again.
+func writeSpec(path string, spec *specs.Spec) error {
+	data, err := encode(spec)
+	if err != nil {
+		return err
+	}
+	return writeFile(path, data)
+}
+
+func writeFile(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make CDI directory: %w", err)
+	}
+	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return fmt.Errorf("write CDI specification: %w", err)
+	}
+	if err := fill(tmp, data, path); err != nil {
+		os.Remove(tmp.Name()) // best effort: the error that matters is returned
+		return fmt.Errorf("write CDI specification %s: %w", path, err)
+	}
+	return nil
+}
+
+// fill writes, closes and renames the temporary file.
+func fill(tmp *os.File, data []byte, path string) error {
+	_, err := tmp.Write(data)
+	if err == nil {
+		err = tmp.Chmod(0o644)
+	}
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}

@@ -1,0 +1,138 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+const (
+	vendor      = "k8s.gpu.nvidia.com"
+	claimKind   = vendor + "/claim"
+	commonKind  = vendor + "/driver"
+	commonName  = "common"
+	commonFile  = vendor + "-driver.json"
+	claimPrefix = vendor + "-claim_"
+	suffix      = ".json"
+)
+
+// ErrNoDriver is what Write answers before SetDriver has succeeded.
+var ErrNoDriver = errors.New("this node has no working NVIDIA driver now")
+
+// Host is how paths of the node are reached.
+type Host interface {
+	// Path is where this process finds a path of the host.
+	Path(hostPath string) string
+	// Do calls f with the host's root directory.
+	Do(f func() error) error
+}
+
+// Config says where things are.
+type Config struct {
+	// Dir is the CDI directory, as this process sees it. It is made when the
+	// first file is written.
+	Dir string
+	// HookPath is nvidia-cdi-hook on the host.
+	HookPath string
+	Host     Host
+}
+
+// Specs are the specifications in the CDI directory that belong to this
+// driver. Its methods may be called concurrently, for one claim by one caller
+// at a time.
+type Specs struct {
+	cfg Config
+
+	mu     sync.RWMutex
+	driver *Driver   // nil: none
+	edits  *computed // nil: none
+}
+
+// New returns the specifications in cfg.Dir, with no driver yet: claims can be
+// listed and removed, not written.
+func New(cfg Config) *Specs {
+	return &Specs{cfg: cfg}
+}
+
+// Write makes the claim's specification and returns, for each of its devices,
+// the CDI names that a container using it needs. When it returns, the file and
+// the common one are complete, and every device node and library that they
+// name is on the host; otherwise the error names what is missing. Writing the
+// same again is cheap and changes nothing.
+func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
+	if err := parser.ValidateDeviceName(claimUID); err != nil {
+		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
+	}
+	edits, err := s.current(devices)
+	if err != nil {
+		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
+	}
+	spec := &specs.Spec{Kind: claimKind}
+	ids := make(map[gpu.DeviceName][]string, len(devices))
+	for _, name := range sortedNames(devices) {
+		device := claimUID + "-" + string(name)
+		spec.Devices = append(spec.Devices, specs.Device{
+			Name:           device,
+			ContainerEdits: edits.devices[devices[name].Parent()].edits,
+		})
+		ids[name] = []string{commonKind + "=" + commonName, claimKind + "=" + device}
+	}
+	if err := s.writeCommon(edits); err != nil {
+		return nil, err
+	}
+	if err := writeSpec(s.claimPath(claimUID), spec); err != nil {
+		return nil, err
+	}
+	return ids, nil
+}
+
+// Remove deletes the claim's specification; one that isn't there is fine.
+func (s *Specs) Remove(claimUID string) error {
+	if err := parser.ValidateDeviceName(claimUID); err != nil {
+		return fmt.Errorf("remove CDI specification of claim %q: %w", claimUID, err)
+	}
+	return removeFile(s.claimPath(claimUID))
+}
+
+// Claims lists the UIDs of the claims that have a specification on disk.
+func (s *Specs) Claims() ([]string, error) {
+	entries, err := os.ReadDir(s.cfg.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list CDI specifications: %w", err)
+	}
+	var claims []string
+	for _, e := range entries {
+		uid, isClaim := strings.CutPrefix(e.Name(), claimPrefix)
+		uid, isSpec := strings.CutSuffix(uid, suffix)
+		if isClaim && isSpec {
+			claims = append(claims, uid)
+		}
+	}
+	return claims, nil
+}
+
+// RemoveCommon deletes the common specification, for a host that this driver
+// leaves. Containers that were given it can't be started again afterwards.
+func (s *Specs) RemoveCommon() error {
+	return removeFile(filepath.Join(s.cfg.Dir, commonFile))
+}
+
+func (s *Specs) claimPath(claimUID string) string {
+	return filepath.Join(s.cfg.Dir, claimPrefix+claimUID+suffix)
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove CDI specification: %w", err)
+	}
+	return nil
+}

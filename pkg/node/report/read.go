@@ -1,0 +1,76 @@
+package report
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// Hardware answers for the GPUs (*nvml.Session).
+type Hardware interface {
+	Driver() (nvml.Driver, error)
+	GPUs() ([]gpu.GPU, error)
+}
+
+// Dirs are directories as this process sees them.
+type Dirs struct {
+	// Sys is where sysfs, or what stands for it, is mounted.
+	Sys string
+	// Dev has the nvidia* device nodes.
+	Dev string
+}
+
+// Read gathers what the node has. A GPU that is in trouble is in the list with
+// a condition that says so; the error is about the node as a whole.
+func Read(nodeName string, hw Hardware, dirs Dirs) (gpu.Node, error) {
+	driver, err := hw.Driver()
+	if err != nil {
+		return gpu.Node{}, err
+	}
+	gpus, err := hw.GPUs()
+	if err != nil {
+		return gpu.Node{}, err
+	}
+	for i := range gpus {
+		placeInHost(&gpus[i], dirs.Sys)
+		if missing := missingNodes(dirs.Dev, gpus[i].Minor); missing != "" {
+			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{Type: gpu.DeviceNodeMissing, Message: missing})
+		}
+	}
+	return gpu.Node{
+		Name:              nodeName,
+		DriverVersion:     driver.Version,
+		CUDADriverVersion: driver.CUDAVersion,
+		GPUs:              gpus,
+	}, nil
+}
+
+// placeInHost adds what sysfs tells; virtual machines often tell nothing.
+func placeInHost(g *gpu.GPU, sys string) {
+	from := deviceattribute.WithFSFromRoot(sys)
+	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(g.PCI), from); err == nil {
+		g.PCIeRoot = *root.Value.StringValue
+	}
+	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(string(g.PCI), deviceattribute.ScalarAttribute, from)
+	if err == nil {
+		node := int(*numa.Value.IntValue)
+		g.NUMANode = &node
+	}
+}
+
+// missingNodes says which device nodes a container with the GPU would lack.
+func missingNodes(dev string, minor int) string {
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", fmt.Sprintf("nvidia%d", minor)} {
+		info, err := os.Stat(filepath.Join(dev, name))
+		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+			return fmt.Sprintf("device node /dev/%s isn't there; claims are refused until it is (nvidia-modprobe -u -c0 makes it)", name)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,272 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+)
+
+// Run keeps the object equal to the facts until ctx ends; it always returns
+// nil then. Goroutines: one watches the inventory, one the Node, the caller's
+// writes.
+func (r *Reporter) Run(ctx context.Context) error {
+	inventories := r.watchInventory()
+	nodes := r.watchNode()
+	var watches sync.WaitGroup
+	defer watches.Wait()
+	watches.Go(func() { inventories.RunWithContext(ctx) })
+	watches.Go(func() { nodes.RunWithContext(ctx) })
+	if !cache.WaitForCacheSync(ctx.Done(), inventories.HasSynced, nodes.HasSynced) {
+		return nil
+	}
+	r.change(func() { r.synced = true })
+	r.keep(ctx)
+	return nil
+}
+
+// keep writes after each change, and after each failure a while later.
+func (r *Reporter) keep(ctx context.Context) {
+	pause := retryFirst
+	for ctx.Err() == nil {
+		r.mu.Lock()
+		changed := r.changed
+		r.mu.Unlock()
+		var retry <-chan time.Time
+		if err := r.reconcile(ctx); err != nil {
+			klog.FromContext(ctx).Info("GPUInventory not written, trying again", "node", r.cfg.NodeName, "after", pause, "err", err)
+			retry = time.After(pause)
+			pause = min(2*pause, retryLast)
+			changed = nil // don't turn a failing server's answers into a storm
+		} else {
+			pause = retryFirst
+		}
+		select {
+		case <-changed:
+		case <-retry:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// reconcile makes the object tell the facts, with one write at most.
+func (r *Reporter) reconcile(ctx context.Context) error {
+	have, want, err := r.compare()
+	if err != nil || want == nil {
+		return err
+	}
+	if have == nil {
+		have, err = r.create(ctx, want)
+		if err != nil {
+			return err
+		}
+		want.ObjectMeta = have.ObjectMeta
+	}
+	if !equality.Semantic.DeepEqual(have.Status, want.Status) {
+		return r.update(ctx, want)
+	}
+	r.markReported()
+	return nil
+}
+
+// compare returns the object as it is (nil: there is none) and as it should
+// be (nil: nothing to say yet).
+func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.known || !r.synced {
+		return nil, nil, nil
+	}
+	if r.inventory == nil {
+		if r.self == nil {
+			return nil, nil, fmt.Errorf("the cluster has no Node %s to own its GPUInventory: is --node-name right?", r.cfg.NodeName)
+		}
+		want = newInventory(r.self)
+	} else {
+		want = r.inventory.DeepCopy()
+	}
+	r.fill(want)
+	return r.inventory, want, nil
+}
+
+// fill writes the facts into the object; needs the lock.
+func (r *Reporter) fill(inv *v1alpha1.GPUInventory) {
+	s := &inv.Status
+	inventory.SetFacts(s, r.node)
+	s.BootID, s.PluginVersion = r.cfg.BootID, r.cfg.PluginVersion
+	if r.registeredAt != nil {
+		s.RegisteredAt = r.registeredAt
+		s.PublishResponse = inv.Spec.PublishRequest
+	}
+	if ready := r.ready(s); ready != nil {
+		meta.SetStatusCondition(&s.Conditions, *ready)
+	}
+	meta.SetStatusCondition(&s.Conditions, conflicting(conflict(r.self)))
+}
+
+// ready returns nil while there is nothing new to say: between the start of a
+// plugin and its registration, what its predecessor said stays.
+func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
+	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
+	case r.trouble.reason != "":
+		c.Reason, c.Message = r.trouble.reason, r.trouble.message
+	case conflict(r.self) != "":
+		c.Reason, c.Message = ReasonConflicting, "see condition Conflicting"
+	case r.registeredAt != nil:
+		c.Status, c.Reason = metav1.ConditionTrue, ReasonRegistered
+		c.Message = "the driver answers and the kubelet has registered the plugin"
+	case said != nil && said.Reason == ReasonRegistered:
+		return nil
+	default:
+		c.Reason, c.Message = ReasonNotRegistered, "the kubelet has not registered the plugin yet"
+	}
+	return c
+}
+
+func conflicting(message string) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: "NoOtherDriver",
+		Message: "no device plugin offers this node's GPUs"}
+	if message != "" {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DevicePlugin", message
+	}
+	return c
+}
+
+func newInventory(node *corev1.Node) *v1alpha1.GPUInventory {
+	return &v1alpha1.GPUInventory{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "GPUInventory"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name,
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true),
+			}},
+		},
+	}
+}
+
+func (r *Reporter) create(ctx context.Context, inv *v1alpha1.GPUInventory) (*v1alpha1.GPUInventory, error) {
+	made := &v1alpha1.GPUInventory{}
+	bare := inv.DeepCopy()
+	bare.Status = v1alpha1.GPUInventoryStatus{} // a subresource: dropped by the server
+	err := r.inventories.Post().Resource(inventoryResource).Body(bare).Do(ctx).Into(made)
+	if apierrors.IsAlreadyExists(err) {
+		return nil, errors.Join(err, r.refresh(ctx))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create GPUInventory %s: %w", inv.Name, err)
+	}
+	r.saw(made)
+	return made, nil
+}
+
+func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error {
+	written := &v1alpha1.GPUInventory{}
+	err := r.inventories.Put().Resource(inventoryResource).Name(inv.Name).SubResource("status").Body(inv).Do(ctx).Into(written)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return errors.Join(err, r.refresh(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("write status of GPUInventory %s: %w", inv.Name, err)
+	}
+	r.saw(written)
+	r.markReported()
+	return nil
+}
+
+// refresh reads the object, for when the watch is behind.
+func (r *Reporter) refresh(ctx context.Context) error {
+	inv := &v1alpha1.GPUInventory{}
+	err := r.inventories.Get().Resource(inventoryResource).Name(r.cfg.NodeName).Do(ctx).Into(inv)
+	switch {
+	case apierrors.IsNotFound(err):
+		r.change(func() { r.inventory = nil })
+	case err != nil:
+		return fmt.Errorf("read GPUInventory %s: %w", r.cfg.NodeName, err)
+	default:
+		r.saw(inv)
+	}
+	return nil
+}
+
+func (r *Reporter) markReported() {
+	r.mu.Lock()
+	already := r.reported
+	r.mu.Unlock()
+	if !already {
+		r.change(func() { r.reported = true })
+	}
+}
+
+func (r *Reporter) watchInventory() cache.Controller {
+	saw := func(obj any) {
+		if inv, ok := obj.(*v1alpha1.GPUInventory); ok {
+			r.saw(inv)
+		}
+	}
+	_, c := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: watchOne(r.inventories, inventoryResource, r.cfg.NodeName),
+		ObjectType:    &v1alpha1.GPUInventory{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    saw,
+			UpdateFunc: func(_, obj any) { saw(obj) },
+			DeleteFunc: func(any) { r.change(func() { r.inventory = nil }) },
+		},
+	})
+	return c
+}
+
+func (r *Reporter) watchNode() cache.Controller {
+	saw := func(obj any) {
+		if node, ok := obj.(*corev1.Node); ok {
+			r.sawNode(node)
+		}
+	}
+	_, c := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: watchOne(r.nodes, nodeResource, r.cfg.NodeName),
+		ObjectType:    &corev1.Node{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    saw,
+			UpdateFunc: func(_, obj any) { saw(obj) },
+			DeleteFunc: func(any) { r.change(func() { r.self = nil }) },
+		},
+		Transform: strip,
+	})
+	return c
+}
+
+// strip keeps of a Node what is looked at: the rest (images, for one) is large.
+func strip(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
+		Status:     corev1.NodeStatus{Allocatable: node.Status.Allocatable},
+	}, nil
+}
+
+// sawNode wakes the others only when something of interest changed: a Node's
+// status changes every few minutes.
+func (r *Reporter) sawNode(node *corev1.Node) {
+	r.mu.Lock()
+	same := r.self != nil && r.self.UID == node.UID && conflict(r.self) == conflict(node)
+	r.mu.Unlock()
+	if !same {
+		r.change(func() { r.self = node })
+	}
+}
