@@ -49,14 +49,26 @@ $(TOOLS_STAMP): tools/go.mod tools/go.sum
 	$(GO) build -C tools -o ../$(TOOLS)/ tool
 	touch $@
 
+# Helm, of the very version and flags that the local cluster is built with.
+$(TOOLS)/helm: test/cluster/helm/go.mod test/cluster/helm/go.sum
+	@echo "building helm (three minutes the first time)"
+	mkdir -p $(TOOLS)
+	CGO_ENABLED=0 $(GO) build -C test/cluster/helm -trimpath '-ldflags=-s -w' -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
+
 .PHONY: tools
-tools: $(TOOLS_STAMP) # Build the pinned tools
+tools: $(TOOLS_STAMP) $(TOOLS)/helm # Build the pinned tools
 
 ##@ Check
 
 .PHONY: verify
-verify: prepare $(TOOLS_STAMP) ## Check all that a machine can check: generated files, style, modules, chart
+verify: prepare tools ## Check all that a machine can check: generated files, style, modules, chart
 	hack/verify.sh
+
+.PHONY: chart
+chart: $(TOOLS)/helm ## Check the Helm chart and pack it into _output/chart/
+	hack/verify.sh chart
+	mkdir -p _output/chart
+	$(TOOLS)/helm package deployments/helm/tessera --destination _output/chart
 
 .PHONY: lint
 lint: prepare $(TOOLS_STAMP) ## Run the linters only

@@ -68,6 +68,17 @@ check_scripts() {
 	return $rc
 }
 
+# check_chart lints the chart and renders it in the ways it is used.
+check_chart() {
+	local chart=deployments/helm/tessera
+	helm lint --strict "$chart"
+	local values
+	for values in '' simulator.enabled=true crds.keep=true,controller.replicas=2; do
+		helm template tessera "$chart" --namespace tessera --kube-version 1.37 \
+			--api-versions resource.k8s.io/v1 --set "$values" >/dev/null
+	done
+}
+
 # check_words keeps out what is only true on one person's machine.
 check_words() {
 	local words='/work/(main|shared)|/root/go|proxy[.]golang[.]org|GOPROXY=https'
@@ -75,13 +86,21 @@ check_words() {
 }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words format generate modules lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words format generate modules chart lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do
 	began=$SECONDS
 	echo "verify: $check"
-	if "check_$check" >"$scratch/$check.log" 2>&1; then
+	# Not as a condition: there, set -e would not hold inside the check.
+	set +e
+	(
+		set -e
+		"check_$check"
+	) >"$scratch/$check.log" 2>&1
+	rc=$?
+	set -e
+	if [ $rc -eq 0 ]; then
 		echo "verify: $check ok ($((SECONDS - began)) s)"
 	else
 		sed 's/^/    /' "$scratch/$check.log"
