@@ -52,25 +52,39 @@ type device struct {
 // SetDriver computes the edits of a driver and writes the common
 // specification, so that a prepare has little left to do. A nil driver means
 // that there is none. A GPU that can't be described only fails its own claims.
-// Setting the same driver again looks for what has changed on the host.
+// Setting the same driver again looks for what has changed on the host;
+// prepares go on meanwhile with what was found before.
 func (s *Specs) SetDriver(d *Driver) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.driver, s.edits = d, nil
+	s.computing.Lock()
+	defer s.computing.Unlock()
 	if d == nil {
+		s.set(nil, nil)
 		return nil
 	}
-	return s.compute()
+	return s.compute(d)
 }
 
-// compute needs the lock.
-func (s *Specs) compute() error {
-	edits, err := compute(s.cfg, s.driver)
+// compute needs the lock of that name. After a failure there are no edits,
+// and the next Write tries again.
+func (s *Specs) compute(d *Driver) error {
+	edits, err := compute(s.cfg, d)
+	s.set(d, edits)
 	if err != nil {
-		return fmt.Errorf("compute container edits of driver %s at %s: %w", s.driver.Version, s.driver.Root, err)
+		return fmt.Errorf("compute container edits of driver %s at %s: %w", d.Version, d.Root, err)
 	}
-	s.edits = edits
 	return s.writeCommon(edits)
+}
+
+func (s *Specs) set(d *Driver, edits *computed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.driver, s.edits = d, edits
+}
+
+func (s *Specs) get() (*Driver, *computed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.driver, s.edits
 }
 
 func (s *Specs) writeCommon(edits *computed) error {
@@ -81,26 +95,25 @@ func (s *Specs) writeCommon(edits *computed) error {
 // the host. What is stale or missing is looked for once more: device nodes
 // appear late on a fresh node, and a reloaded driver has other ones.
 func (s *Specs) current(devices map[gpu.DeviceName]gpu.Device) (*computed, error) {
-	s.mu.RLock()
-	edits, driver := s.edits, s.driver
-	s.mu.RUnlock()
+	driver, edits := s.get()
 	if driver == nil {
 		return nil, ErrNoDriver
 	}
 	if edits != nil && edits.check(s.cfg.Host, driver, devices) == nil {
 		return edits, nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.driver == nil {
-		return nil, ErrNoDriver
-	}
-	if s.edits == nil || s.edits == edits {
-		if err := s.compute(); err != nil {
+	s.computing.Lock()
+	defer s.computing.Unlock()
+	if _, now := s.get(); now == edits { // nobody else has looked meanwhile
+		if err := s.compute(driver); err != nil {
 			return nil, err
 		}
 	}
-	return s.edits, s.edits.check(s.cfg.Host, s.driver, devices)
+	driver, edits = s.get()
+	if driver == nil || edits == nil {
+		return nil, ErrNoDriver
+	}
+	return edits, edits.check(s.cfg.Host, driver, devices)
 }
 
 // check says what of the edits isn't on the host.
@@ -195,7 +208,10 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, c.encodeCommon(d)
+	if err := c.encodeCommon(d); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 func (c *computed) encodeCommon(d *Driver) error {

@@ -52,7 +52,11 @@ type Config struct {
 type Specs struct {
 	cfg Config
 
-	mu     sync.RWMutex
+	// computing is held while edits are computed and set, so that this is done
+	// once for all who find them stale.
+	computing sync.Mutex
+
+	mu     sync.Mutex
 	driver *Driver   // nil: none
 	edits  *computed // nil: none
 }
