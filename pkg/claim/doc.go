@@ -1,0 +1,13 @@
+// Package claim decides what an allocated ResourceClaim was given on one node:
+// which devices of this driver, for which request, with which configuration.
+//
+// Read is pure: the same claim gives the same grants on every machine. It
+// neither knows whether the devices exist nor who else holds them; that is
+// for pkg/node/prepare, which acts on the grants. Results of other drivers,
+// and of other nodes' pools, are not this node's business and are left out.
+//
+// Configurations are decoded strictly, by the code that the admission webhook
+// runs too, so that what was accepted there is accepted here.
+//
+// Everybody may import it; it imports the API types and pkg/gpu only.
+package claim

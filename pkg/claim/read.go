@@ -1,0 +1,95 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// ErrPermanent marks errors that no retry can mend: the claim itself must
+// change. Their text says so.
+var ErrPermanent = errors.New("retrying cannot mend this")
+
+// Grant is one device given to one request of a claim.
+type Grant struct {
+	// Request as the allocation names it: "main", or "main/sub" where it was
+	// one of the request's firstAvailable alternatives.
+	Request string
+	// Device in the node's pool.
+	Device gpu.DeviceName
+	// Admin: the device may be looked at while others use it. An admin grant
+	// holds nothing.
+	Admin bool
+	// ShareID tells several grants of one device apart; empty where the device
+	// can be given only once.
+	ShareID string
+}
+
+// Read returns what the claim was given from one driver's pool, in the order
+// of the allocation, at least one grant. Results of other drivers and pools
+// are left out.
+//
+// A claim that isn't allocated, that has nothing from this pool, or whose
+// configuration this driver can't honour is an error; the last of these is
+// ErrPermanent.
+func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error) {
+	if claim.Status.Allocation == nil {
+		return nil, errors.New("the claim is not allocated: the scheduler has to give it devices first")
+	}
+	allocation := claim.Status.Allocation.Devices
+	var grants []Grant
+	for _, result := range allocation.Results {
+		if result.Driver != driver || result.Pool != pool {
+			continue
+		}
+		if err := checkConfig(allocation.Config, driver, result); err != nil {
+			return nil, fmt.Errorf("request %q: %w", result.Request, err)
+		}
+		grants = append(grants, Grant{
+			Request: result.Request,
+			Device:  gpu.DeviceName(result.Device),
+			Admin:   ptr.Deref(result.AdminAccess, false),
+			ShareID: string(ptr.Deref(result.ShareID, "")),
+		})
+	}
+	if len(grants) == 0 {
+		return nil, fmt.Errorf("the claim has no device of driver %s in pool %q; it has %s", driver, pool, describe(allocation.Results))
+	}
+	return grants, checkTwice(grants)
+}
+
+// checkTwice refuses an allocation that gives one device twice, neither as a
+// share nor for an administrator to look at.
+func checkTwice(grants []Grant) error {
+	seen := make(map[gpu.DeviceName]Grant, len(grants))
+	for _, g := range grants {
+		if g.Admin {
+			continue
+		}
+		if first, dup := seen[g.Device]; dup && (g.ShareID == "" || first.ShareID == "" || g.ShareID == first.ShareID) {
+			return fmt.Errorf("device %q is allocated to request %q and to request %q of the same claim; %w: delete the claim and let it be allocated anew",
+				g.Device, first.Request, g.Request, ErrPermanent)
+		}
+		seen[g.Device] = g
+	}
+	return nil
+}
+
+// describe lists where the results of a claim are from.
+func describe(results []resourceapi.DeviceRequestAllocationResult) string {
+	var where []string
+	for _, r := range results {
+		where = append(where, fmt.Sprintf("%s/%s/%s", r.Driver, r.Pool, r.Device))
+	}
+	if len(where) == 0 {
+		return "no devices at all"
+	}
+	slices.Sort(where)
+	return strings.Join(slices.Compact(where), ", ")
+}

@@ -1,0 +1,20 @@
+// Package journal remembers on disk which claim holds which devices, so that
+// it is known after a crash, a reboot, or a change of the plugin's version.
+//
+// There is one file per claim, named by the claim's UID, so that the cost of
+// a write doesn't depend on how many claims there are. Reads are served from
+// memory; a write is on disk, data and name, when it returns. A file is
+// written beside its place and renamed, so that a crash leaves the old record
+// or the new one. A file that can't be read is put aside, never overwritten,
+// and its claim stays in the list of what is unreadable until the kubelet
+// prepares the claim again or is done with it.
+//
+// The file's envelope is {"version", "crc32", "body"}; the checksum is over
+// the bytes of the body. What is in the body are this package's own types: no
+// library's struct goes to disk. Fields may be added at any time: readers skip
+// what they don't know. The version is raised only when an older reader would
+// do harm, and an older reader refuses to start on such a file.
+//
+// The journal knows nothing of Kubernetes objects, CDI or hardware. Only
+// pkg/node/prepare and what wires the plugin import it.
+package journal

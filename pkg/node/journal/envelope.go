@@ -1,0 +1,89 @@
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"regexp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// version is what this package writes, and the newest it reads.
+const version = 1
+
+// ErrNewerVersion says that a file was written by a plugin whose files this
+// one must not touch.
+var ErrNewerVersion = errors.New("written by a newer version of the plugin")
+
+// envelope wraps a record on disk. It is the same in all versions.
+type envelope struct {
+	Version int `json:"version"`
+	// CRC32 (IEEE) of the bytes of Body as they are in the file.
+	CRC32 uint32          `json:"crc32"`
+	Body  json.RawMessage `json:"body"`
+}
+
+// encode returns the bytes of a record's file.
+func encode(r Record) ([]byte, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(envelope{Version: version, CRC32: crc32.ChecksumIEEE(body), Body: body})
+	if err != nil {
+		return nil, err
+	}
+	return append(data, '\n'), nil
+}
+
+// decode reads the bytes of the claim's file. ErrNewerVersion comes only from
+// a file that is whole: damage never looks like a newer version.
+func decode(claimUID string, data []byte) (Record, error) {
+	var e envelope
+	if err := json.Unmarshal(data, &e); err != nil {
+		return Record{}, fmt.Errorf("not a journal file: %w", err)
+	}
+	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
+		return Record{}, fmt.Errorf("the checksum of the record is %d, the file says %d", sum, e.CRC32)
+	}
+	if e.Version > version {
+		return Record{}, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, e.Version, version)
+	}
+	if e.Version < 1 {
+		return Record{}, fmt.Errorf("there is no format %d", e.Version)
+	}
+	var r Record
+	if err := json.Unmarshal(e.Body, &r); err != nil {
+		return Record{}, fmt.Errorf("record: %w", err)
+	}
+	if r.ClaimUID != claimUID {
+		return Record{}, fmt.Errorf("the record is of claim %q", r.ClaimUID)
+	}
+	return r, nil
+}
+
+// claimPattern and grantPattern find in a damaged file what encode wrote.
+var claimPattern = regexp.MustCompile(`"namespace":"([^"]{1,63})","name":"([^"]{1,253})","bootID":"([^"]{0,64})"`)
+
+var grantPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
+
+// salvage makes out what it can in a damaged file: the claim's name, its boot
+// and its grants are each there or empty. A grant that is cut off
+// before it says whether it is an admin's counts as one that holds its device.
+func salvage(claimUID string, data []byte) Record {
+	r := Record{ClaimUID: claimUID}
+	if m := claimPattern.FindSubmatch(data); m != nil {
+		r.Namespace, r.Name, r.BootID = string(m[1]), string(m[2]), string(m[3])
+	}
+	for _, m := range grantPattern.FindAllSubmatch(data, -1) {
+		r.Grants = append(r.Grants, Grant{
+			Device:  gpu.DeviceName(m[1]),
+			GPU:     gpu.UUID(m[2]),
+			Request: string(m[3]),
+			Admin:   len(m[4]) > 0,
+		})
+	}
+	return r
+}

@@ -1,0 +1,60 @@
+package journal
+
+import (
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Record is what is remembered of one claim: it holds these devices, from
+// before the first effect of its prepare until after the last effect of its
+// unprepare.
+type Record struct {
+	ClaimUID  string `json:"claimUID"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// BootID of the boot in which the kubelet last had the claim prepared. No
+	// container of the claim can be running in any other.
+	BootID string  `json:"bootID"`
+	Grants []Grant `json:"grants"`
+}
+
+// Grant is one device given to one request of the claim.
+type Grant struct {
+	Device gpu.DeviceName `json:"device"`
+	// GPU is the device's parent: names may become longer when a GPU joins
+	// the node, UUIDs don't.
+	GPU     gpu.UUID `json:"gpu"`
+	Request string   `json:"request"`
+	// Admin grants hold nothing.
+	Admin   bool   `json:"admin,omitempty"`
+	ShareID string `json:"shareID,omitempty"`
+}
+
+// Holds says whether the record keeps others from being given the GPU.
+func (r Record) Holds(uuid gpu.UUID) bool {
+	return slices.ContainsFunc(r.Grants, func(g Grant) bool { return g.GPU == uuid && !g.Admin })
+}
+
+// GPUs returns the GPUs the record names, sorted, each once.
+func (r Record) GPUs() []gpu.UUID {
+	uuids := make([]gpu.UUID, 0, len(r.Grants))
+	for _, g := range r.Grants {
+		uuids = append(uuids, g.GPU)
+	}
+	slices.Sort(uuids)
+	return slices.Compact(uuids)
+}
+
+// Unreadable is a file that was put aside.
+type Unreadable struct {
+	// ClaimUID as the file's name tells it.
+	ClaimUID string
+	// Path where the file is now.
+	Path string
+	// Record is what could be made out in the file in spite of all; its
+	// Grants are empty where nothing could.
+	Record Record
+	// Err says what is wrong with the file; nil never.
+	Err error
+}

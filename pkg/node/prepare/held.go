@@ -1,0 +1,208 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+const (
+	// waitMargin is what is left of a call's time, when waiting for a device
+	// ends, to answer or to write a record.
+	waitMargin = 2 * time.Second
+	// waitDefault bounds the wait of a call without a deadline. The kubelet's
+	// calls have one of 45 s.
+	waitDefault = 40 * time.Second
+	// askAgain is when the API server is asked anew after it failed to answer.
+	askAgain = 5 * time.Second
+)
+
+// ErrHeld says that another claim holds a device.
+var ErrHeld = errors.New("device held by another claim")
+
+// lockFree takes the locks of the claim and of the GPUs it is to hold, once no
+// other claim holds any of these.
+func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock func(), _ error) {
+	keys := []string{claimKey(want.ClaimUID)}
+	for _, uuid := range held(want) {
+		keys = append(keys, gpuKey(uuid))
+	}
+	w := newWait(ctx)
+	defer w.cancel()
+	for {
+		released := p.releases.next()
+		unlock, err := p.locks.lock(ctx, keys...)
+		if err != nil {
+			return nil, fmt.Errorf("wait for another operation on the claim or its GPUs: %w", err)
+		}
+		holders := p.holders(want)
+		if len(holders) == 0 {
+			return unlock, nil
+		}
+		unlock()
+		if err := p.waitFor(ctx, w, holders, released); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// held returns the GPUs that the record holds, sorted.
+func held(r journal.Record) []gpu.UUID {
+	return slices.DeleteFunc(r.GPUs(), func(u gpu.UUID) bool { return !r.Holds(u) })
+}
+
+// holders returns the other claims that hold what the claim is to hold,
+// ordered by claim UID.
+func (p *Preparer) holders(want journal.Record) []journal.Record {
+	var holders []journal.Record
+	for _, uuid := range held(want) {
+		holders = append(holders, p.Journal.Holders(uuid, want.ClaimUID)...)
+	}
+	byUID := func(a, b journal.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
+	slices.SortFunc(holders, byUID)
+	return slices.CompactFunc(holders, func(a, b journal.Record) bool { return a.ClaimUID == b.ClaimUID })
+}
+
+// wait is the state of one call's wait for devices.
+type wait struct {
+	start   time.Time
+	ctx     context.Context // ends a margin before the call's deadline
+	cancel  context.CancelFunc
+	leaving map[string]Standing // what was found out, by claim UID
+}
+
+func newWait(ctx context.Context) *wait {
+	start := time.Now()
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = start.Add(waitDefault + waitMargin)
+	}
+	w := &wait{start: start, leaving: map[string]Standing{}}
+	w.ctx, w.cancel = context.WithDeadline(ctx, deadline.Add(-waitMargin))
+	return w
+}
+
+// waitFor returns nil when it is worth looking again whether the holders still
+// hold anything. It returns an error at once if one of them has a right to its
+// device, and when the time is up.
+func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []journal.Record, released <-chan struct{}) error {
+	var unknown error
+	for _, h := range holders {
+		standing, err := p.look(w, h)
+		if err != nil {
+			unknown = err
+			continue
+		}
+		if !standing.Leaving {
+			return fmt.Errorf("%w: %s, and %s; a device is never given to two claims: delete that claim's pods, or delete this pod so that its claim is allocated anew",
+				ErrHeld, describeHolder(h), standing.Reason)
+		}
+		if h.BootID != p.BootID {
+			return p.forget(ctx, h)
+		}
+	}
+	return w.sleep(holders[0], unknown, released)
+}
+
+// look asks for a holder's standing, once per wait unless it could not be told.
+func (p *Preparer) look(w *wait, h journal.Record) (Standing, error) {
+	if s, ok := w.leaving[h.ClaimUID]; ok {
+		return s, nil
+	}
+	if h.Name == "" {
+		return Standing{}, errors.New("its journal record can't be read")
+	}
+	holder := Holder{UID: types.UID(h.ClaimUID), Namespace: h.Namespace, Name: h.Name}
+	for _, g := range h.Grants {
+		if !g.Admin {
+			holder.Devices = append(holder.Devices, g.Device)
+		}
+	}
+	s, err := p.Holders.Look(w.ctx, holder)
+	if err != nil {
+		return Standing{}, fmt.Errorf("ask the API server about it: %w", err)
+	}
+	w.leaving[h.ClaimUID] = s
+	return s, nil
+}
+
+// sleep waits until something is released, or it is time to ask again.
+func (w *wait) sleep(h journal.Record, unknown error, released <-chan struct{}) error {
+	klog.FromContext(w.ctx).Info("Waiting for a claim to release its devices",
+		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.leaving[h.ClaimUID].Reason, "err", unknown)
+	var again <-chan time.Time
+	if unknown != nil {
+		timer := time.NewTimer(askAgain)
+		defer timer.Stop()
+		again = timer.C
+	}
+	select {
+	case <-released:
+		return nil
+	case <-again:
+		return nil
+	case <-w.ctx.Done():
+		return w.timeout(h, unknown)
+	}
+}
+
+// timeout says what was waited for in vain.
+func (w *wait) timeout(h journal.Record, unknown error) error {
+	if cause := context.Cause(w.ctx); !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	why := "which is on its way out (" + w.leaving[h.ClaimUID].Reason + ")"
+	if unknown != nil {
+		why = "of which nothing can be said now (" + unknown.Error() + ")"
+	}
+	return fmt.Errorf("%w: %s, %s, and the kubelet did not unprepare it within %s; this will be tried again. If it lasts, a container of that claim's pod is still running on this node: look for a pod that is stuck in Terminating",
+		ErrHeld, describeHolder(h), why, time.Since(w.start).Round(time.Second))
+}
+
+// forget drops the record of a claim that nothing in the cluster wants
+// prepared, and that the kubelet had prepared in an earlier boot only: none of
+// its containers can be running.
+func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
+	unlock, err := p.locks.lock(ctx, claimKey(holder.ClaimUID))
+	if err != nil {
+		return fmt.Errorf("wait for another operation on the holder: %w", err)
+	}
+	defer unlock()
+	if now, ok := p.Journal.Get(holder.ClaimUID); ok && now.BootID == p.BootID {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Dropping what is left of a claim from before the reboot",
+		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
+	if err := p.take(holder.ClaimUID); err != nil {
+		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)
+	}
+	return nil
+}
+
+// describeHolder names a holder and what it holds.
+func describeHolder(h journal.Record) string {
+	name := h.Namespace + "/" + h.Name
+	if h.Name == "" {
+		name = "with UID " + h.ClaimUID
+	}
+	return fmt.Sprintf("claim %s holds %s", name, describeGrants(h.Grants))
+}
+
+// describeGrants lists the devices.
+func describeGrants(grants []journal.Grant) string {
+	var names []string
+	for _, g := range grants {
+		names = append(names, string(g.Device))
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), ", ")
+}

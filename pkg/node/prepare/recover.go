@@ -1,0 +1,107 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/claim"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// Recover makes what is on the node agree with the journal again: it writes
+// the CDI specs of all prepared claims, whose directory may have been wiped
+// or whose writing a crash may have cut off, and removes the specs of claims
+// that have no record.
+//
+// It is for the start, before the plugin registers with the kubelet, and may
+// be called again at any time, for instance when the driver has changed. What
+// is wrong with one claim stops nothing else: the record stays, and the error
+// names all such claims. The plugin goes on after an error.
+func (p *Preparer) Recover(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	for _, u := range p.Journal.Unreadable() {
+		logger.Error(u.Err, "A journal file can't be read and was put aside",
+			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
+	}
+	var errs []error
+	for _, r := range p.Journal.All() {
+		if err := p.restore(ctx, r.ClaimUID); err != nil {
+			errs = append(errs, fmt.Errorf("claim %s/%s (UID %s): %w", r.Namespace, r.Name, r.ClaimUID, err))
+		}
+	}
+	return errors.Join(append(errs, p.sweep(ctx))...)
+}
+
+// restore writes the spec of one prepared claim.
+func (p *Preparer) restore(ctx context.Context, claimUID string) error {
+	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, ok := p.Journal.Get(claimUID)
+	if !ok {
+		return nil
+	}
+	devices, err := p.resolve(grantsOf(r))
+	if err != nil {
+		return err
+	}
+	if _, err := p.CDI.Write(claimUID, devices); err != nil {
+		return fmt.Errorf("write the CDI spec again: %w", err)
+	}
+	p.Step("recover.written")
+	return nil
+}
+
+// grantsOf returns what the record's claim was given.
+func grantsOf(r journal.Record) []claim.Grant {
+	grants := make([]claim.Grant, 0, len(r.Grants))
+	for _, g := range r.Grants {
+		grants = append(grants, claim.Grant{Request: g.Request, Device: g.Device, Admin: g.Admin, ShareID: g.ShareID})
+	}
+	return grants
+}
+
+// sweep removes specs of claims without a record. A claim whose record can't
+// be read keeps its spec: its containers may be restarted.
+func (p *Preparer) sweep(ctx context.Context) error {
+	specs, err := p.CDI.Claims()
+	if err != nil {
+		return fmt.Errorf("list the CDI specs: %w", err)
+	}
+	unreadable := map[string]bool{}
+	for _, u := range p.Journal.Unreadable() {
+		unreadable[u.ClaimUID] = true
+	}
+	var errs []error
+	for _, uid := range specs {
+		if unreadable[uid] {
+			continue
+		}
+		if err := p.removeOrphan(ctx, uid); err != nil {
+			errs = append(errs, fmt.Errorf("remove the CDI spec of claim %s, which isn't prepared: %w", uid, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
+	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, ok := p.Journal.Get(claimUID); ok {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Removing the CDI spec of a claim that isn't prepared", "claimUID", claimUID)
+	if err := p.CDI.Remove(claimUID); err != nil {
+		return err
+	}
+	p.Step("recover.removed")
+	return nil
+}
