@@ -1,0 +1,385 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+const about = `Run real Kubernetes clusters on this machine: etcd, API server, controller
+manager, scheduler, and nodes with kubelet, containerd and runc, all built from
+Go modules. No registry, systemd, Docker or network is needed once the binaries
+are built.
+
+Each node is a set of Linux namespaces in which the usual paths are real, so
+that Helm charts run unchanged. "down" leaves nothing behind.
+
+A first session:
+
+  localcluster up
+  export KUBECONFIG=$(localcluster kubeconfig)
+  kubectl=$(localcluster binary kubectl)
+  $kubectl run hello --image localhost/tessera/busybox:local -- sleep 1000
+  $kubectl exec hello -- hostname
+  localcluster exec node-0 -- crictl ps
+  localcluster logs kubelet
+  localcluster down
+
+Images come from archives ("load-image"); localhost/tessera/busybox:local and
+localhost/tessera/debian:local (with the C library) are there. The first "up"
+builds Kubernetes, which takes about 15 minutes on 2 cores; later ones take
+seconds. Binaries are kept in $TESSERA_CACHE, by default ~/.cache/tessera.`
+
+// settings are the flags that all commands share.
+type settings struct {
+	options cluster.Options
+}
+
+func newCommand() *cobra.Command {
+	s := &settings{}
+	root := &cobra.Command{
+		Use: "localcluster", Short: "Run real Kubernetes clusters on this machine", Long: about,
+		SilenceUsage: true, SilenceErrors: true,
+	}
+	root.PersistentFlags().StringVar(&s.options.Name, "name", cluster.DefaultName, "the cluster's name")
+	root.AddCommand(
+		s.up(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.power(), s.component(),
+	)
+	return root
+}
+
+func (s *settings) open() (*cluster.Cluster, error) { return cluster.Open(s.options.Name) }
+
+func (s *settings) up() *cobra.Command {
+	var gates map[string]string
+	cmd := &cobra.Command{
+		Use: "up", Args: cobra.NoArgs,
+		Short: "Bring the cluster up, or repair it",
+		Long: `Bring the cluster up and wait until its nodes are ready for pods. A cluster that
+is up already is checked, and machines of it that died are switched on again.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			begin := time.Now()
+			var err error
+			if s.options.FeatureGates, err = parseGates(gates); err != nil {
+				return err
+			}
+			s.options.Log = cmd.ErrOrStderr()
+			c, err := cluster.Up(cmd.Context(), s.options)
+			if err != nil {
+				return fmt.Errorf("%w\nlook at the logs with: localcluster logs --name %[2]s; remove the cluster with: localcluster down --name %[2]s", err, s.options.Name)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), `cluster %[1]s is up (%[2]s): Kubernetes %[3]s, nodes %[4]s
+  export KUBECONFIG=%[5]s
+  %[6]s get nodes
+look around with: localcluster exec node-0 -- crictl ps
+remove it with:   localcluster down --name %[1]s
+`, c.Name(), time.Since(begin).Round(100*time.Millisecond), s.options.Kubernetes, strings.Join(c.Nodes(), ", "), c.KubeconfigPath(), c.Binary("kubectl"))
+			return nil
+		},
+	}
+	s.kubernetesFlag(cmd)
+	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "how many nodes the cluster has")
+	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false")
+	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (made by build --output) instead of building; also $TESSERA_BIN_DIR")
+	return cmd
+}
+
+func (s *settings) kubernetesFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", cluster.DefaultKubernetes, "the Kubernetes version, a directory of test/cluster/kubernetes")
+}
+
+func parseGates(texts map[string]string) (map[string]bool, error) {
+	gates := map[string]bool{}
+	for gate, text := range texts {
+		on, err := strconv.ParseBool(text)
+		if err != nil {
+			return nil, fmt.Errorf("--feature-gates: %s=%s: say true or false", gate, text)
+		}
+		gates[gate] = on
+	}
+	return gates, nil
+}
+
+func (s *settings) down() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "down", Args: cobra.NoArgs,
+		Short: "Remove the cluster and all it left on this machine",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names := []string{s.options.Name}
+			if all {
+				var err error
+				if names, err = cluster.List(); err != nil {
+					return err
+				}
+			}
+			for _, name := range names {
+				if err := cluster.Down(cmd.Context(), name, cmd.ErrOrStderr()); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is gone\n", name)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "remove every cluster on this machine")
+	return cmd
+}
+
+func (s *settings) status() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Args: cobra.NoArgs,
+		Short: "Show the clusters on this machine and their components",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := cluster.List()
+			if err != nil {
+				return err
+			}
+			if len(names) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no cluster is up")
+				return nil
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "CLUSTER\tMACHINE\tCOMPONENT\tSTATE\tRESTARTS\tLAST EXIT")
+			for _, name := range names {
+				c, err := cluster.Open(name)
+				if err != nil {
+					return err
+				}
+				printStatus(w, c)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func printStatus(w io.Writer, c *cluster.Cluster) {
+	for _, name := range c.Machines() {
+		components, err := c.Status(name)
+		if err != nil {
+			fmt.Fprintf(w, "%s\t%s\t-\toff\t\t\n", c.Name(), name)
+		}
+		for _, component := range components {
+			state := "running"
+			switch {
+			case component.Stopped:
+				state = "stopped"
+			case component.PID == 0:
+				state = "down"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\n", c.Name(), name, component.Name, state, component.Restarts, component.LastExit)
+		}
+	}
+}
+
+func (s *settings) kubeconfig() *cobra.Command {
+	return &cobra.Command{
+		Use: "kubeconfig", Args: cobra.NoArgs,
+		Short: "Print the path of the administrator's kubeconfig",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), c.KubeconfigPath())
+			return nil
+		},
+	}
+}
+
+func (s *settings) binary() *cobra.Command {
+	return &cobra.Command{
+		Use: "binary NAME", Args: cobra.ExactArgs(1),
+		Short: "Print the path of one of the cluster's programs (kubectl, helm, ctr …)",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			path := c.Binary(args[0])
+			if _, err := os.Stat(path); err != nil {
+				return fmt.Errorf("find the program %s: %w", args[0], err)
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), path)
+			return nil
+		},
+	}
+}
+
+func (s *settings) logs() *cobra.Command {
+	return &cobra.Command{
+		Use: "logs [COMPONENT]", Args: cobra.MaximumNArgs(1),
+		Short: "Print a component's logs of all machines, or name the log files",
+		Example: `  localcluster logs
+  localcluster logs kubelet`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			return printLogs(cmd.OutOrStdout(), c, args)
+		},
+	}
+}
+
+func printLogs(w io.Writer, c *cluster.Cluster, args []string) error {
+	found := false
+	for _, machine := range c.Machines() {
+		component := "*"
+		if len(args) > 0 {
+			component = args[0]
+		}
+		paths, err := filepath.Glob(c.LogPath(machine, component))
+		if err != nil {
+			return fmt.Errorf("find the logs of %s: %w", component, err)
+		}
+		for _, path := range paths {
+			found = true
+			if len(args) == 0 {
+				fmt.Fprintln(w, path)
+				continue
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return fmt.Errorf("read a log: %w", err)
+			}
+			fmt.Fprintf(w, "==> %s <==\n%s", path, data)
+		}
+	}
+	if !found {
+		return fmt.Errorf("no component %v has logs: localcluster logs names them", args)
+	}
+	return nil
+}
+
+func (s *settings) loadImage() *cobra.Command {
+	return &cobra.Command{
+		Use: "load-image ARCHIVE...", Args: cobra.MinimumNArgs(1),
+		Short: "Import image archives into every node",
+		Long:  "Import image archives (docker save, or an OCI layout as tar) into every node.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			for _, archive := range args {
+				fmt.Fprintf(cmd.ErrOrStderr(), "loading %s\n", archive)
+				if err := c.LoadImage(cmd.Context(), archive); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func (s *settings) build() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use: "build", Args: cobra.NoArgs,
+		Short: "Build the binaries and base images into the cache, without starting anything",
+		Long: `Build the binaries and base images into the cache, without starting anything.
+With --output, a directory is filled that works on any Linux host of this
+architecture with "up --bin-dir", without Go, packages or network.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir := output
+			if dir == "" {
+				var err error
+				if dir, err = os.MkdirTemp("", "localcluster-build-"); err != nil {
+					return fmt.Errorf("make a temporary directory: %w", err)
+				}
+				defer os.RemoveAll(dir)
+			}
+			if err := cluster.Build(cmd.Context(), s.options.Kubernetes, dir, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			if output != "" {
+				fmt.Fprintln(cmd.OutOrStdout(), output)
+			}
+			return nil
+		},
+	}
+	s.kubernetesFlag(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "", "also fill this directory")
+	return cmd
+}
+
+func (s *settings) exec() *cobra.Command {
+	return &cobra.Command{
+		Use: "exec MACHINE -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(2),
+		Short: "Run a command inside a machine's namespaces",
+		Example: `  localcluster exec node-0 -- crictl ps
+  localcluster exec node-0 -- ls /var/lib/kubelet/plugins_registry
+  localcluster exec control-plane -- sh`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			stdio := cluster.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+			return c.Run(cmd.Context(), args[0], stdio, args[1:]...)
+		},
+	}
+}
+
+func (s *settings) power() *cobra.Command {
+	return &cobra.Command{
+		Use: "reboot MACHINE", Args: cobra.ExactArgs(1),
+		Short: "Kill a machine with everything in it and switch it on again",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			if err := c.PowerOff(cmd.Context(), args[0]); err != nil {
+				return err
+			}
+			return c.PowerOn(cmd.Context())
+		},
+	}
+}
+
+func (s *settings) component() *cobra.Command {
+	actions := map[string]func(context.Context, *cluster.Cluster, string, string) error{
+		"kill": func(_ context.Context, c *cluster.Cluster, machine, component string) error {
+			return c.Kill(machine, component)
+		},
+		"stop": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
+			return c.Stop(ctx, machine, component)
+		},
+		"start": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
+			return c.Start(ctx, machine, component)
+		},
+		"restart": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
+			return c.Restart(ctx, machine, component)
+		},
+	}
+	return &cobra.Command{
+		Use: "component kill|stop|start|restart MACHINE COMPONENT", Args: cobra.ExactArgs(3),
+		Short: "Kill, stop, start or restart a component of a machine",
+		Example: `  localcluster component kill node-0 kubelet
+  localcluster component stop control-plane kube-scheduler`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			action := actions[args[0]]
+			if action == nil {
+				return errors.New("say kill, stop, start or restart")
+			}
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			return action(cmd.Context(), c, args[1], args[2])
+		},
+	}
+}

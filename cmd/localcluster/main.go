@@ -1,0 +1,29 @@
+// Command localcluster runs real Kubernetes clusters on this machine; see
+// test/cluster.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := newCommand().ExecuteContext(ctx)
+	if err == nil {
+		return
+	}
+	// A command run inside a machine speaks for itself.
+	var failed *exec.ExitError
+	if errors.As(err, &failed) && failed.ExitCode() > 0 {
+		os.Exit(failed.ExitCode())
+	}
+	fmt.Fprintln(os.Stderr, "localcluster:", err)
+	os.Exit(1)
+}

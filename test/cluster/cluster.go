@@ -1,0 +1,362 @@
+package cluster
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/tessera-dra/tessera/test/cluster/machine"
+)
+
+// stateRoot holds one directory per cluster. Its path is short because unix
+// sockets lie below it.
+const stateRoot = "/var/lib/localcluster"
+
+// Defaults of Options.
+const (
+	DefaultName       = "tessera"
+	DefaultKubernetes = "1.37"
+)
+
+// Options say what cluster is wanted. The zero value of a field means its
+// default.
+type Options struct {
+	// Name tells clusters on one host apart; "tessera".
+	Name string
+	// Kubernetes is a minor version, the name of a directory in
+	// test/cluster/kubernetes; "1.37".
+	Kubernetes string
+	// Nodes is the number of node machines; 1.
+	Nodes int
+	// FeatureGates are passed to all Kubernetes components.
+	FeatureGates map[string]bool
+	// BinDir is a directory of binaries made by Build. With it, nothing is
+	// built and Go isn't needed. Default: $TESSERA_BIN_DIR, or build.
+	BinDir string
+	// Log gets lines for people about what is going on; default: nowhere.
+	Log io.Writer `json:"-"`
+}
+
+func (o Options) withDefaults() Options {
+	if o.Name == "" {
+		o.Name = DefaultName
+	}
+	if o.Kubernetes == "" {
+		o.Kubernetes = DefaultKubernetes
+	}
+	if o.Nodes == 0 {
+		o.Nodes = 1
+	}
+	if o.BinDir == "" {
+		o.BinDir = os.Getenv("TESSERA_BIN_DIR")
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	return o
+}
+
+// Cluster is a handle on a cluster; it holds nothing open.
+type Cluster struct {
+	options Options
+	plan    plan
+}
+
+// record is what is stored of a cluster, once all its files are written.
+type record struct {
+	Options Options `json:"options"`
+	Slot    int     `json:"slot"`
+}
+
+const recordFile = "cluster.json"
+
+var errNotRoot = errors.New("local clusters need root: run this with sudo")
+
+// Up brings a cluster up and returns when its nodes are ready for pods. A
+// cluster that is up already is checked, and machines of it that are gone are
+// switched on again; one with other options is refused. After an error, what
+// was started stays for a look at the logs, and Down removes it.
+func Up(ctx context.Context, options Options) (*Cluster, error) {
+	options = options.withDefaults()
+	if err := options.validate(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errNotRoot
+	}
+	unlock, err := lockDir(filepath.Join(stateRoot, options.Name), options.Log)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c, err := openOrCreate(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("bring up cluster %s: %w", options.Name, err)
+	}
+	if err := c.switchOn(ctx); err != nil {
+		return nil, fmt.Errorf("bring up cluster %s: %w", c.Name(), err)
+	}
+	if err := c.waitReady(ctx); err != nil {
+		return nil, fmt.Errorf("bring up cluster %s: %w", c.Name(), err)
+	}
+	return c, nil
+}
+
+func openOrCreate(ctx context.Context, options Options) (*Cluster, error) {
+	c, err := Open(options.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return create(ctx, options)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.options.Log = options.Log
+	if !sameCluster(c.options, options) {
+		return nil, fmt.Errorf("it is there already with other options (Kubernetes %s, %d nodes, feature gates %v): run localcluster down first",
+			c.options.Kubernetes, c.options.Nodes, c.options.FeatureGates)
+	}
+	return c, nil
+}
+
+func sameCluster(a, b Options) bool {
+	return a.Kubernetes == b.Kubernetes && a.Nodes == b.Nodes &&
+		(len(a.FeatureGates) == 0 && len(b.FeatureGates) == 0 || reflect.DeepEqual(a.FeatureGates, b.FeatureGates))
+}
+
+// create writes all files of a new cluster. The record comes last: a cluster
+// without one is started from scratch.
+func create(ctx context.Context, options Options) (*Cluster, error) {
+	c := &Cluster{options: options, plan: plan{name: options.Name, nodes: options.Nodes}}
+	if err := c.clear(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.fillBinDir(ctx); err != nil {
+		return nil, err
+	}
+	unlock, err := lockDir(stateRoot, options.Log)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := c.chooseSlot(); err != nil {
+		return nil, err
+	}
+	if err := c.writeConfig(); err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(record{Options: options, Slot: c.plan.slot}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode the cluster's record: %w", err)
+	}
+	return c, writeFiles(c.Dir(), map[string][]byte{recordFile: data})
+}
+
+func (c *Cluster) fillBinDir(ctx context.Context) error {
+	if c.options.BinDir == "" {
+		return Build(ctx, c.options.Kubernetes, c.binDir(), c.options.Log)
+	}
+	for _, name := range []string{"machine-init", "kubernetes", "etcd", "containerd", baseImages} {
+		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
+			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
+		}
+	}
+	return linkAll(c.options.BinDir, c.binDir())
+}
+
+func (c *Cluster) chooseSlot() error {
+	names, err := List()
+	if err != nil {
+		return err
+	}
+	taken := map[int]bool{}
+	for _, name := range names {
+		other, err := Open(name)
+		if err != nil {
+			return err
+		}
+		taken[other.plan.slot] = true
+	}
+	addresses, err := hostAddresses()
+	if err != nil {
+		return err
+	}
+	c.plan.slot, err = freeSlot(taken, addresses)
+	return err
+}
+
+// List names the clusters on this host.
+func List() ([]string, error) {
+	entries, err := os.ReadDir(stateRoot)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the clusters: %w", err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if _, err := os.Stat(filepath.Join(stateRoot, entry.Name(), recordFile)); err == nil {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
+}
+
+// Open returns a handle on a cluster that was brought up before. The error
+// wraps fs.ErrNotExist when there is none of that name.
+func Open(name string) (*Cluster, error) {
+	data, err := os.ReadFile(filepath.Join(stateRoot, name, recordFile))
+	if err != nil {
+		return nil, fmt.Errorf("open cluster %s (is it up?): %w", name, err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("open cluster %s: %s is unreadable: %w (localcluster down removes it)", name, recordFile, err)
+	}
+	r.Options.Log = io.Discard
+	return &Cluster{options: r.Options, plan: plan{name: name, slot: r.Slot, nodes: r.Options.Nodes}}, nil
+}
+
+// Down removes a cluster: processes, mounts, network links, cgroups and files.
+// It also removes what is left of one whose Up failed or whose processes were
+// killed, and succeeds when there is none.
+func Down(ctx context.Context, name string, log io.Writer) error {
+	if !clusterName.MatchString(name) {
+		return Options{Name: name}.validate()
+	}
+	if os.Geteuid() != 0 {
+		return errNotRoot
+	}
+	unlock, err := lockDir(filepath.Join(stateRoot, name), log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c, err := Open(name)
+	if err != nil {
+		// Without a readable record the slot is unknown; the link goes with
+		// the control plane.
+		c = &Cluster{options: Options{Name: name}, plan: plan{name: name, slot: -1}}
+	}
+	if err := c.clear(ctx); err != nil {
+		return fmt.Errorf("take down cluster %s: %w", name, err)
+	}
+	if err := os.Remove(c.Dir()); err != nil {
+		return fmt.Errorf("take down cluster %s: %w", name, err)
+	}
+	return removeShared(log)
+}
+
+// Down removes the cluster; see the function Down.
+func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Name(), c.options.Log) }
+
+// clear ends whatever runs of the cluster and removes its files, but not its
+// directory, which is the lock.
+func (c *Cluster) clear(ctx context.Context) error {
+	if err := emptyCgroup(ctx, c.cgroup()); err != nil {
+		return err
+	}
+	if err := removeCgroup(c.cgroup()); err != nil {
+		return err
+	}
+	if c.plan.slot >= 0 {
+		if _, err := os.Stat(filepath.Join(c.Dir(), recordFile)); err == nil {
+			if err := c.plan.removeHostLink(); err != nil {
+				return err
+			}
+		}
+	}
+	// The record goes last: it holds the slot.
+	names := entryNames(c.Dir())
+	slices.SortFunc(names, func(a, b string) int { return boolOrder(a == recordFile) - boolOrder(b == recordFile) })
+	for _, name := range names {
+		if err := os.RemoveAll(filepath.Join(c.Dir(), name)); err != nil {
+			return fmt.Errorf("remove the cluster's files: %w", err)
+		}
+	}
+	return nil
+}
+
+func boolOrder(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// removeShared removes what clusters share, when no cluster is left.
+func removeShared(log io.Writer) error {
+	unlock, err := lockDir(stateRoot, log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if len(entryNames(stateRoot)) > 0 {
+		return nil
+	}
+	if err := removeCgroup(cgroupTop); err != nil {
+		return err
+	}
+	if err := restoreRoot(); err != nil {
+		return err
+	}
+	if err := os.Remove(stateRoot); err != nil {
+		return fmt.Errorf("remove the state directory: %w", err)
+	}
+	return nil
+}
+
+// Name is the cluster's name.
+func (c *Cluster) Name() string { return c.plan.name }
+
+// Nodes names the node machines, which are also the Kubernetes nodes.
+func (c *Cluster) Nodes() []string { return c.plan.nodeNames() }
+
+// Machines names all machines, "control-plane" first.
+func (c *Cluster) Machines() []string { return c.plan.machineNames() }
+
+// Dir is the host's directory with everything of the cluster.
+func (c *Cluster) Dir() string { return filepath.Join(stateRoot, c.plan.name) }
+
+// KubeconfigPath is the host's path of an administrator's kubeconfig.
+func (c *Cluster) KubeconfigPath() string { return filepath.Join(c.Dir(), "kubeconfig") }
+
+// Server is the API server's URL as seen from the host and the machines.
+func (c *Cluster) Server() string { return c.plan.serverURL() }
+
+// Binary is the host's path of one of the cluster's programs, such as kubectl,
+// helm or ctr.
+func (c *Cluster) Binary(name string) string { return filepath.Join(c.binDir(), name) }
+
+// NodeDir is the host's path under which a machine's own directories lie with
+// their usual paths: NodeDir(node)+"/var/lib/kubelet", "/run", "/etc/cdi" …
+func (c *Cluster) NodeDir(machineName string) string {
+	return filepath.Join(c.machineDir(machineName), machine.FilesDir)
+}
+
+// LogPath is the host's path of a component's log. The component "init" is the
+// machine itself.
+func (c *Cluster) LogPath(machineName, component string) string {
+	return filepath.Join(c.machineDir(machineName), machine.LogDir, component+".log")
+}
+
+// AuditLog is the host's path of the API server's audit log: one JSON object a
+// line for every completed write, at level Metadata.
+func (c *Cluster) AuditLog() string {
+	return filepath.Join(c.machineDir(controlPlane), machine.LogDir, auditLogName)
+}
+
+func (c *Cluster) binDir() string { return filepath.Join(c.Dir(), "bin") }
+
+func (c *Cluster) machineDir(name string) string { return filepath.Join(c.Dir(), "machines", name) }
+
+func (c *Cluster) cgroup() string { return cgroupTop + "/" + c.plan.name }
+
+func (c *Cluster) machineCgroup(name string) string { return c.cgroup() + "/" + name }
+
+func base64Text(data []byte) string { return base64.StdEncoding.EncodeToString(data) }

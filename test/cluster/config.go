@@ -1,0 +1,314 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tessera-dra/tessera/test/cluster/machine"
+)
+
+// Paths inside the machines.
+const (
+	configDir        = machine.StateDir + "/config"
+	containerdSocket = "/run/containerd/containerd.sock"
+	etcdAddress      = "127.0.0.1:2379"
+	searchPath       = machine.BinDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	auditLogName     = "audit.log"
+	pauseImage       = "localhost/tessera/pause:local"
+)
+
+// Directories that each kind of machine has for itself. All of /run and /tmp
+// starts empty whenever the machine is switched on.
+var (
+	volatileDirs     = []string{"/run", "/tmp"}
+	controlPlaneDirs = []string{"/run", "/tmp", "/var/lib/etcd"}
+	nodeDirs         = []string{
+		"/run", "/tmp", "/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
+		"/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/tessera",
+	}
+)
+
+// hostRunDirs are the places in /run where the services of a real NVIDIA
+// driver listen.
+var hostRunDirs = []string{"/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd"}
+
+// maskedSysctls are the host-wide settings that a kubelet insists on.
+var maskedSysctls = map[string]string{
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/keys/root_maxbytes": "25000000",
+}
+
+func (c *Cluster) controlPlaneSpec() machine.Spec {
+	env := []string{"PATH=" + searchPath}
+	spec := c.newSpec(controlPlane, controlPlaneDirs)
+	spec.Components = []machine.Component{
+		{Name: "etcd", Args: etcdArgs(), Env: env},
+		{Name: "kube-apiserver", Args: c.apiserverArgs(), Env: env, WaitFor: []string{"tcp://" + etcdAddress}},
+		{Name: "kube-controller-manager", Args: c.controllerManagerArgs(), Env: env, WaitFor: []string{c.apiserverDial()}},
+		{Name: "kube-scheduler", Args: c.schedulerArgs(), Env: env, WaitFor: []string{c.apiserverDial()}},
+	}
+	return spec
+}
+
+func (c *Cluster) nodeSpec(node int) machine.Spec {
+	env := []string{"PATH=" + searchPath, "HOME=/root"}
+	spec := c.newSpec(nodeName(node), nodeDirs)
+	spec.HostDirs = hostRunDirs
+	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
+	spec.MaskedSysctls = maskedSysctls
+	spec.Components = []machine.Component{
+		{Name: "containerd", Args: []string{program("containerd"), "--config", configDir + "/containerd.toml"}, Env: env},
+		{Name: "kubelet", Args: c.kubeletArgs(node), Env: env, WaitFor: []string{"unix://" + containerdSocket, c.apiserverDial()}},
+	}
+	return spec
+}
+
+func (c *Cluster) newSpec(name string, dirs []string) machine.Spec {
+	return machine.Spec{
+		Name:       name,
+		State:      c.machineDir(name),
+		Bin:        c.binDir(),
+		Dirs:       dirs,
+		HiddenDirs: []string{stateRoot, "/var/lib/docker"},
+	}
+}
+
+func program(name string) string { return machine.BinDir + "/" + name }
+
+func (c *Cluster) apiserverDial() string {
+	return fmt.Sprintf("tcp://%s:%d", c.plan.apiserverAddress(), apiserverPort)
+}
+
+func etcdArgs() []string {
+	return []string{
+		program("etcd"), "--name=etcd", "--data-dir=/var/lib/etcd/data",
+		"--listen-client-urls=http://" + etcdAddress, "--advertise-client-urls=http://" + etcdAddress,
+		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+		"--initial-cluster=etcd=http://127.0.0.1:2380",
+		// A test cluster does not have to survive a power cut.
+		"--unsafe-no-fsync",
+	}
+}
+
+func (c *Cluster) apiserverArgs() []string {
+	args := []string{
+		program("kube-apiserver"),
+		"--etcd-servers=http://" + etcdAddress,
+		"--bind-address=0.0.0.0",
+		fmt.Sprintf("--secure-port=%d", apiserverPort),
+		"--advertise-address=" + c.plan.apiserverAddress().String(),
+		"--service-cluster-ip-range=" + serviceCIDR,
+		"--allow-privileged=true",
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--runtime-config=api/all=true",
+		"--client-ca-file=" + configDir + "/ca.crt",
+		"--tls-cert-file=" + configDir + "/apiserver.crt",
+		"--tls-private-key-file=" + configDir + "/apiserver.key",
+		"--kubelet-certificate-authority=" + configDir + "/ca.crt",
+		"--kubelet-client-certificate=" + configDir + "/kubelet-client.crt",
+		"--kubelet-client-key=" + configDir + "/kubelet-client.key",
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + configDir + "/service-account.pub",
+		"--service-account-signing-key-file=" + configDir + "/service-account.key",
+		// Webhooks are called at their endpoints: there is no kube-proxy.
+		"--enable-aggregator-routing=true",
+		"--audit-policy-file=" + configDir + "/audit-policy.yaml",
+		"--audit-log-path=" + machine.StateDir + "/" + machine.LogDir + "/" + auditLogName,
+	}
+	return c.withFeatureGates(args)
+}
+
+// auditPolicy notes who writes what, once per request: enough to count writes,
+// and cheap.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  verbs: [create, update, patch, delete, deletecollection]
+- level: None
+`
+
+func (c *Cluster) controllerManagerArgs() []string {
+	kubeconfig := configDir + "/controller-manager.kubeconfig"
+	return c.withFeatureGates([]string{
+		program("kube-controller-manager"),
+		"--kubeconfig=" + kubeconfig,
+		"--authentication-kubeconfig=" + kubeconfig,
+		"--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1",
+		"--leader-elect=false",
+		"--use-service-account-credentials=true",
+		"--root-ca-file=" + configDir + "/ca.crt",
+		"--service-account-private-key-file=" + configDir + "/service-account.key",
+		"--cluster-signing-cert-file=" + configDir + "/ca.crt",
+		"--cluster-signing-key-file=" + configDir + "/ca.key",
+	})
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	kubeconfig := configDir + "/scheduler.kubeconfig"
+	return c.withFeatureGates([]string{
+		program("kube-scheduler"),
+		"--kubeconfig=" + kubeconfig,
+		"--authentication-kubeconfig=" + kubeconfig,
+		"--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1",
+		"--leader-elect=false",
+	})
+}
+
+func (c *Cluster) kubeletArgs(node int) []string {
+	return c.withFeatureGates([]string{
+		program("kubelet"),
+		"--config=" + configDir + "/kubelet.yaml",
+		"--kubeconfig=" + configDir + "/kubelet.kubeconfig",
+		"--hostname-override=" + nodeName(node),
+		"--node-ip=" + c.plan.nodeAddress(node).String(),
+	})
+}
+
+func (c *Cluster) withFeatureGates(args []string) []string {
+	if len(c.options.FeatureGates) == 0 {
+		return args
+	}
+	var gates []string
+	for gate, on := range c.options.FeatureGates {
+		gates = append(gates, fmt.Sprintf("%s=%t", gate, on))
+	}
+	slices.Sort(gates)
+	return append(args, "--feature-gates="+strings.Join(gates, ","))
+}
+
+// kubeletConfig renders a node's KubeletConfiguration.
+func kubeletConfig(kubernetes, cgroupRoot string, hasKernelLog bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication:
+  anonymous:
+    enabled: false
+  webhook:
+    enabled: true
+  x509:
+    clientCAFile: %[1]s/ca.crt
+authorization:
+  mode: Webhook
+tlsCertFile: %[1]s/kubelet.crt
+tlsPrivateKeyFile: %[1]s/kubelet.key
+containerRuntimeEndpoint: unix://%[2]s
+cgroupDriver: cgroupfs
+cgroupRoot: %[3]s
+clusterDNS: [%[4]s]
+clusterDomain: cluster.local
+resolvConf: ""
+enforceNodeAllocatable: []
+evictionHard: {}
+failSwapOn: false
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+maxPods: 250
+oomScoreAdj: 0
+serializeImagePulls: false
+`, configDir, containerdSocket, cgroupRoot, dnsIP)
+	// Older kubelets don't know the field; newer ones refuse cgroup v1 without it.
+	if minorVersion(kubernetes) >= 35 {
+		b.WriteString("failCgroupV1: false\n")
+	}
+	// The kubelet stops when it can't watch the kernel log for killed
+	// processes, unless it believes itself without privileges.
+	if !hasKernelLog {
+		b.WriteString("featureGates:\n  KubeletInUserNamespace: true\n")
+	}
+	return b.String()
+}
+
+// containerdConfig renders a node's containerd configuration.
+func containerdConfig(snapshotter string) string {
+	return fmt.Sprintf(`version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = %[1]q
+
+[plugins.'io.containerd.cri.v1.images']
+snapshotter = %[2]q
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = %[3]q
+
+[plugins.'io.containerd.cri.v1.runtime']
+enable_cdi = true
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+# Without CAP_SYS_RESOURCE runc could not lower a container's score.
+restrict_oom_score_adj = true
+
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = [%[4]q]
+conf_dir = "/etc/cni/net.d"
+use_internal_loopback = true
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+BinaryName = %[5]q
+SystemdCgroup = false
+`, containerdSocket, snapshotter, pauseImage, machine.BinDir, program("runc"))
+}
+
+// cniConfig renders a node's pod network: a bridge with addresses of its own
+// range, routed to the other machines without address translation.
+func cniConfig(podCIDR string) string {
+	return fmt.Sprintf(`{
+  "cniVersion": "1.0.0",
+  "name": "localcluster",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "isGateway": true,
+      "isDefaultGateway": true,
+      "ipMasq": false,
+      "hairpinMode": true,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": %q}]]
+      }
+    }
+  ]
+}
+`, podCIDR)
+}
+
+// kubeconfig renders a client configuration. Certificates are referred to by
+// data, so that the file works wherever it is copied.
+func kubeconfig(name, server string, ca []byte, c credentials) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: %[1]s
+clusters:
+- name: %[1]s
+  cluster:
+    server: %[2]s
+    certificate-authority-data: %[3]s
+users:
+- name: %[1]s
+  user:
+    client-certificate-data: %[4]s
+    client-key-data: %[5]s
+contexts:
+- name: %[1]s
+  context:
+    cluster: %[1]s
+    user: %[1]s
+`, name, server, base64Text(ca), base64Text(c.certificate), base64Text(c.key))
+}

@@ -1,0 +1,112 @@
+// Package machine is one pretended machine of a local cluster: the program
+// that runs as pid 1 inside the machine's namespaces, and the words it shares
+// with the cluster package outside.
+//
+// A machine is a process tree in PID, mount, UTS and network namespaces of its
+// own. Pid 1 builds the machine's file system view, starts the components it
+// was told to, restarts those that die, reaps orphans and answers a control
+// socket. Killing pid 1 is how a machine is switched off: the kernel then ends
+// every process in it and drops its mounts and network links, so nothing has
+// to be cleaned up by hand.
+//
+// The package knows nothing of Kubernetes. It is imported by test/cluster and
+// by its own init program only, and uses the standard library and
+// golang.org/x/sys alone, so that pid 1 stays small.
+package machine
+
+// Paths inside every machine.
+const (
+	// StateDir is where the machine's own state directory appears: spec,
+	// control socket, logs, credentials.
+	StateDir = "/run/localcluster"
+	// BinDir holds the cluster's binaries, read-only.
+	BinDir = "/opt/localcluster/bin"
+)
+
+// Names of files in the machine's state directory.
+const (
+	SpecFile    = "machine.json"
+	SocketFile  = "control.sock"
+	LogDir      = "logs"
+	FilesDir    = "files"
+	InitLogFile = "init.log"
+)
+
+// Spec says what a machine is. It is written as JSON to SpecFile before the
+// machine starts; pid 1 reads it once.
+type Spec struct {
+	// Name is the machine's host name.
+	Name string `json:"name"`
+	// State is the host's path of the machine's state directory.
+	State string `json:"state"`
+	// Bin is the host's path of the directory shown at BinDir.
+	Bin string `json:"bin"`
+	// Dirs are absolute paths that get a directory of their own in this
+	// machine, kept under State/FilesDir with the same path.
+	Dirs []string `json:"dirs"`
+	// HostDirs are directories and files of the host's /run that the machine
+	// sees too, where the host has them.
+	HostDirs []string `json:"hostDirs,omitempty"`
+	// HiddenDirs are directories of the host, with the file systems mounted
+	// in them, that the machine must not see.
+	HiddenDirs []string `json:"hiddenDirs,omitempty"`
+	// Sysctls are written below /proc/sys of the machine's network namespace.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+	// MaskedSysctls are replaced by plain files with these contents, so that a
+	// component that sets them does not change the host's kernel.
+	MaskedSysctls map[string]string `json:"maskedSysctls,omitempty"`
+	// Components are started together, each as soon as its WaitFor answers.
+	Components []Component `json:"components"`
+}
+
+// Component is one long-running program of a machine.
+type Component struct {
+	Name string   `json:"name"`
+	Args []string `json:"args"`
+	Env  []string `json:"env,omitempty"`
+	// WaitFor are addresses (unix:///path or tcp://host:port) that must accept
+	// a connection before the component is started.
+	WaitFor []string `json:"waitFor,omitempty"`
+}
+
+// Request is one line of JSON sent to the control socket; one Response line
+// comes back.
+type Request struct {
+	Op        string `json:"op"`
+	Component string `json:"component,omitempty"`
+	Signal    int    `json:"signal,omitempty"`
+}
+
+// Operations of a Request.
+const (
+	OpStatus = "status" // report all components
+	OpSignal = "signal" // send Signal to Component; it is restarted if it dies
+	OpStop   = "stop"   // end Component and leave it down
+	OpStart  = "start"  // start Component again after OpStop
+)
+
+// Response answers a Request. Error is empty on success.
+type Response struct {
+	Error      string            `json:"error,omitempty"`
+	Components []ComponentStatus `json:"components,omitempty"`
+}
+
+// ComponentStatus is what pid 1 knows of a component. PID is 0 while the
+// component isn't running and counts in the machine's PID namespace.
+type ComponentStatus struct {
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	Restarts int    `json:"restarts"`
+	Stopped  bool   `json:"stopped,omitempty"`
+	LastExit string `json:"lastExit,omitempty"`
+}
+
+// Files that pid 1 finds open when it starts.
+const (
+	// GoFD is read once: pid 1 waits there until the creator has placed it in
+	// its cgroup and connected its network. End of file without a byte means
+	// that the creator is gone, and pid 1 exits.
+	GoFD = 3
+	// ReadyFD takes the outcome: "ok", or the error that stopped pid 1.
+	ReadyFD = 4
+)

@@ -1,0 +1,167 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/test/cluster/machine"
+)
+
+// writeConfig writes everything that the machines and the administrator read:
+// keys, certificates, kubeconfigs, component configuration, machine specs.
+func (c *Cluster) writeConfig() error {
+	ca, err := newAuthority("localcluster-" + c.plan.name)
+	if err != nil {
+		return err
+	}
+	if err := c.writeAdmin(ca); err != nil {
+		return err
+	}
+	if err := c.writeControlPlane(ca); err != nil {
+		return err
+	}
+	for node := range c.plan.nodes {
+		if err := c.writeNode(ca, node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) writeAdmin(ca *authority) error {
+	admin, err := ca.client("localcluster-admin", "system:masters")
+	if err != nil {
+		return err
+	}
+	config := kubeconfig("localcluster-"+c.plan.name, c.Server(), ca.pem, admin)
+	return writeFiles(c.Dir(), map[string][]byte{"kubeconfig": []byte(config)})
+}
+
+func (c *Cluster) machineConfigDir(name string) string {
+	return filepath.Join(c.machineDir(name), "config")
+}
+
+func (c *Cluster) writeControlPlane(ca *authority) error {
+	dir := c.machineConfigDir(controlPlane)
+	names := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost", controlPlane}
+	server, err := ca.server("kube-apiserver", names, c.plan.apiserverAddresses()...)
+	if err != nil {
+		return err
+	}
+	if err := writeCredentials(dir, "apiserver", server); err != nil {
+		return err
+	}
+	kubeletClient, err := ca.client("kube-apiserver-kubelet-client", "system:masters")
+	if err != nil {
+		return err
+	}
+	if err := writeCredentials(dir, "kubelet-client", kubeletClient); err != nil {
+		return err
+	}
+	for name, user := range map[string]string{"controller-manager": "system:kube-controller-manager", "scheduler": "system:kube-scheduler"} {
+		if err := c.writeKubeconfig(ca, dir, name, user); err != nil {
+			return err
+		}
+	}
+	public, private, err := newServiceAccountKey()
+	if err != nil {
+		return err
+	}
+	err = writeFiles(dir, map[string][]byte{
+		"ca.crt": ca.pem, "ca.key": ca.keyPEM,
+		"service-account.pub": public, "service-account.key": private,
+		"audit-policy.yaml": []byte(auditPolicy),
+	})
+	if err != nil {
+		return err
+	}
+	return c.writeSpec(c.controlPlaneSpec())
+}
+
+func (c *Cluster) writeKubeconfig(ca *authority, dir, name, user string, groups ...string) error {
+	client, err := ca.client(user, groups...)
+	if err != nil {
+		return err
+	}
+	return writeFiles(dir, map[string][]byte{name + ".kubeconfig": []byte(kubeconfig(user, c.Server(), ca.pem, client))})
+}
+
+func (c *Cluster) writeNode(ca *authority, node int) error {
+	name := nodeName(node)
+	dir := c.machineConfigDir(name)
+	server, err := ca.server("system:node:"+name, []string{name}, net.IP(c.plan.nodeAddress(node).AsSlice()))
+	if err != nil {
+		return err
+	}
+	if err := writeCredentials(dir, "kubelet", server); err != nil {
+		return err
+	}
+	if err := c.writeKubeconfig(ca, dir, "kubelet", "system:node:"+name, "system:nodes"); err != nil {
+		return err
+	}
+	cniDir := filepath.Join(c.NodeDir(name), "etc/cni/net.d")
+	if err := writeFiles(cniDir, map[string][]byte{"10-localcluster.conflist": []byte(cniConfig(c.plan.podCIDR(node).String()))}); err != nil {
+		return err
+	}
+	snapshotter, err := c.snapshotter(name)
+	if err != nil {
+		return err
+	}
+	err = writeFiles(dir, map[string][]byte{
+		"ca.crt":          ca.pem,
+		"kubelet.yaml":    []byte(kubeletConfig(c.options.Kubernetes, "/"+c.machineCgroup(name), hasKernelLog())),
+		"containerd.toml": []byte(containerdConfig(snapshotter)),
+	})
+	if err != nil {
+		return err
+	}
+	return c.writeSpec(c.nodeSpec(node))
+}
+
+func (c *Cluster) writeSpec(spec machine.Spec) error {
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the machine %s: %w", spec.Name, err)
+	}
+	dir := c.machineDir(spec.Name)
+	if err := os.MkdirAll(filepath.Join(dir, machine.LogDir), 0o755); err != nil {
+		return fmt.Errorf("make the log directory: %w", err)
+	}
+	return writeFiles(dir, map[string][]byte{machine.SpecFile: data})
+}
+
+func hasKernelLog() bool {
+	f, err := os.Open("/dev/kmsg")
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
+}
+
+// snapshotter chooses overlayfs where the state directory's file system can
+// carry it, and plain copies where it can't (an overlay itself, as in a
+// container).
+func (c *Cluster) snapshotter(machineName string) (string, error) {
+	dir := filepath.Join(c.machineDir(machineName), "overlay-probe")
+	defer os.RemoveAll(dir)
+	for _, part := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.MkdirAll(filepath.Join(dir, part), 0o755); err != nil {
+			return "", fmt.Errorf("probe overlayfs: %w", err)
+		}
+	}
+	merged := filepath.Join(dir, "merged")
+	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", dir)
+	if err := unix.Mount("overlay", merged, "overlay", 0, options); err != nil {
+		return "native", nil //nolint:nilerr // the error is the answer
+	}
+	if err := unix.Unmount(merged, unix.MNT_DETACH); err != nil {
+		return "", fmt.Errorf("unmount the overlayfs probe: %w", err)
+	}
+	return "overlayfs", nil
+}
