@@ -30,11 +30,16 @@ app.kubernetes.io/component: {{ .component }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* The newest resource.k8s.io version that the server has. */}}
+{{/*
+The newest resource.k8s.io version that the server has. Without a server (helm
+template) Helm claims all versions that it knows; the Kubernetes version then
+decides.
+*/}}
 {{- define "tessera.resourceAPI" -}}
+{{- $since := dict "v1alpha3" ">=1.31.0-0" "v1beta1" ">=1.32.0-0" "v1beta2" ">=1.33.0-0" "v1" ">=1.34.0-0" -}}
 {{- $found := "" -}}
 {{- range list "v1alpha3" "v1beta1" "v1beta2" "v1" -}}
-{{- if $.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s" .) -}}
+{{- if and (semverCompare (get $since .) $.Capabilities.KubeVersion.Version) ($.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s" .)) -}}
 {{- $found = . -}}
 {{- end -}}
 {{- end -}}
