@@ -1,0 +1,133 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// handler implements kubeletplugin.DRAPlugin.
+type handler struct {
+	claims Claims
+	// fail ends Run with an error.
+	fail context.CancelCauseFunc
+}
+
+// PrepareResourceClaims prepares the claims side by side.
+func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	each(claims, func(i int, c *resourceapi.ResourceClaim) { results[i] = h.prepare(ctx, c) })
+	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for i, c := range claims {
+		byUID[c.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(c), "claimUID", c.UID)
+	start := time.Now()
+	devices, err := h.claims.Prepare(klog.NewContext(ctx, logger), c)
+	if err != nil {
+		logger.Error(err, "Preparing a claim failed", "duration", time.Since(start))
+		return kubeletplugin.PrepareResult{Err: err}
+	}
+	logger.Info("Prepared a claim", "devices", names(devices), "duration", time.Since(start))
+	return kubeletplugin.PrepareResult{Devices: devices}
+}
+
+// UnprepareResourceClaims unprepares the claims side by side.
+func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	errs := make([]error, len(claims))
+	each(claims, func(i int, c kubeletplugin.NamespacedObject) { errs[i] = h.unprepare(ctx, c) })
+	byUID := make(map[types.UID]error, len(claims))
+	for i, c := range claims {
+		byUID[c.UID] = errs[i]
+	}
+	return byUID, nil
+}
+
+func (h *handler) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
+	start := time.Now()
+	if err := h.claims.Unprepare(klog.NewContext(ctx, logger), c); err != nil {
+		logger.Error(err, "Unpreparing a claim failed", "duration", time.Since(start))
+		return err
+	}
+	logger.Info("Unprepared a claim", "duration", time.Since(start))
+	return nil
+}
+
+// HandleError ends Run if the error is one that the helper can't go on with.
+func (h *handler) HandleError(ctx context.Context, err error, msg string) {
+	runtime.HandleErrorWithContext(ctx, err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		h.fail(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+// WatchHealthStatus says that there is no such thing; Run has the service
+// turned off.
+func (h *handler) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
+// announce is a gRPC interceptor that tells of a prepare before the helper
+// reads its claims from the API server.
+func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	var uids []types.UID
+	switch r := req.(type) {
+	case *drapbv1.NodePrepareResourcesRequest:
+		for _, c := range r.GetClaims() {
+			uids = append(uids, types.UID(c.GetUid()))
+		}
+	case *drapbv1beta1.NodePrepareResourcesRequest:
+		for _, c := range r.GetClaims() {
+			uids = append(uids, types.UID(c.GetUid()))
+		}
+	default:
+		return next(ctx, req)
+	}
+	ctx, done := p.Claims.Begin(ctx, uids...)
+	defer done()
+	return next(ctx, req)
+}
+
+// noteRegistration is a gRPC interceptor that sees the kubelet say whether it
+// has registered the plugin.
+func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	resp, err := next(ctx, req)
+	if status, ok := req.(*registerapi.RegistrationStatus); ok && err == nil && status.GetPluginRegistered() {
+		p.OnRegistered(time.Now())
+	}
+	return resp, err
+}
+
+// each calls do for all items at once and returns when all calls have.
+func each[T any](items []T, do func(int, T)) {
+	var wg sync.WaitGroup
+	for i, item := range items {
+		wg.Go(func() { do(i, item) })
+	}
+	wg.Wait()
+}
+
+func names(devices []kubeletplugin.Device) []string {
+	list := make([]string, 0, len(devices))
+	for _, d := range devices {
+		list = append(list, d.DeviceName)
+	}
+	return list
+}
