@@ -10,6 +10,7 @@ GO ?= go
 # Kubernetes version of the local cluster, and its name when several run.
 KUBERNETES ?= 1.37
 CLUSTER ?= tessera
+LOCALCLUSTER := $(GO) run ./cmd/localcluster
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 
@@ -32,8 +33,8 @@ help: ## List the targets
 .PHONY: build
 build: prepare ## Build the programs into bin/ and the simulator library beside them
 	mkdir -p bin
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(filter-out ./cmd/nvmlsim,$(sort $(wildcard ./cmd/*)))
-	$(GO) build -trimpath -buildmode=c-shared -o bin/libnvidia-ml.so.1 ./cmd/nvmlsim
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(sort $(wildcard ./cmd/*))
+	$(GO) build -trimpath -buildmode=c-shared -o bin/libnvidia-ml.so.1 ./cmd/nvmlsim/lib
 
 .PHONY: generate
 generate: $(TOOLS_STAMP) ## Make every generated file again
@@ -49,14 +50,12 @@ $(TOOLS_STAMP): tools/go.mod tools/go.sum
 	$(GO) build -C tools -o ../$(TOOLS)/ tool
 	touch $@
 
-# Helm, of the very version and flags that the local cluster is built with.
-$(TOOLS)/helm: test/cluster/helm/go.mod test/cluster/helm/go.sum
-	@echo "building helm (three minutes the first time)"
-	mkdir -p $(TOOLS)
-	CGO_ENABLED=0 $(GO) build -C test/cluster/helm -trimpath '-ldflags=-s -w' -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
-
 .PHONY: tools
-tools: $(TOOLS_STAMP) $(TOOLS)/helm # Build the pinned tools
+tools: $(TOOLS_STAMP) # Build the pinned tools
+
+.PHONY: images
+images: prepare ## Build the container image without Docker, into _output/images/
+	$(GO) run ./deployments/container/build
 
 ##@ Check
 
@@ -65,10 +64,8 @@ verify: prepare tools ## Check all that a machine can check: generated files, st
 	hack/verify.sh
 
 .PHONY: chart
-chart: $(TOOLS)/helm ## Check the Helm chart and pack it into _output/chart/
-	hack/verify.sh chart
-	mkdir -p _output/chart
-	$(TOOLS)/helm package deployments/helm/tessera --destination _output/chart
+chart: prepare ## Check the Helm chart: helm lint --strict, and what it renders
+	$(GO) test -count 1 ./deployments/helm/...
 
 .PHONY: lint
 lint: prepare $(TOOLS_STAMP) ## Run the linters only
@@ -85,9 +82,27 @@ test: test-unit test-e2e ## Run every test that needs no GPU, the end-to-end one
 test-unit: prepare ## Run the tests that need no cluster, under the race detector
 	$(GO) test -race -count 1 $(UNIT)
 
+.PHONY: test-e2e
+test-e2e: prepare ## Run the end-to-end stories on a cluster of their own; needs root
+	$(GO) test -tags e2e -count 1 -timeout 60m -v ./test/e2e/...
+
 .PHONY: fuzz
-fuzz: prepare ## Fuzz everything that parses, $(FUZZTIME) a target
+fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
+
+##@ Cluster
+
+.PHONY: cluster-up
+cluster-up: ## Bring up a local Kubernetes (KUBERNETES=1.37, CLUSTER=tessera); needs root
+	$(LOCALCLUSTER) up --name $(CLUSTER) --kubernetes $(KUBERNETES)
+
+.PHONY: cluster-down
+cluster-down: ## Take the local cluster down; nothing of it stays
+	$(LOCALCLUSTER) down --name $(CLUSTER)
+
+.PHONY: cluster-status
+cluster-status: ## Show the local clusters and their components
+	$(LOCALCLUSTER) status
 
 ##@ House
 
