@@ -1,0 +1,59 @@
+// Controller publishes the GPUs of all nodes as ResourceSlices.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/tessera-dra/tessera/pkg/control"
+)
+
+// version is set by the linker.
+var version = "unknown" //nolint:gochecknoglobals // the linker can set nothing else
+
+func main() {
+	if err := command().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
+		fmt.Fprintln(os.Stderr, "controller:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	c, kubeconfig, logs := control.Config{}, "", logsapi.NewLoggingConfiguration()
+	cmd := &cobra.Command{
+		Use:   "controller",
+		Short: "Publish the GPUs of all nodes as ResourceSlices",
+		Long: `Reads the GPUInventory that the kubelet plugin of each node reports and keeps the
+node's ResourceSlices in line with it, one slice a GPU. Any number may run: the
+holder of the Lease tessera-controller works, the others wait.
+
+/metrics, /healthz and /readyz are served on the metrics address.`,
+		Example: `  # in a pod of the cluster
+  controller
+  # on a desk
+  controller --kubeconfig ~/.kube/config --namespace default -v 4`,
+		Version: version, Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if err := logsapi.ValidateAndApply(logs, nil); err != nil {
+			return err
+		}
+		if c.REST, err = control.RESTConfig(kubeconfig); err != nil {
+			return err
+		}
+		return control.Run(klog.NewContext(cmd.Context(), klog.Background()), c)
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which cluster to work for; default: the cluster this pod runs in")
+	flags.StringVar(&c.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "`namespace` of the Lease; default: $POD_NAMESPACE")
+	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; false only where nobody else can be running")
+	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics and health; 0 turns them off")
+	logsapi.AddFlags(logs, flags)
+	return cmd
+}

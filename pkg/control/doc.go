@@ -1,0 +1,16 @@
+// Package control is the controller: the part of the driver that acts once per
+// cluster. It watches every node's GPUInventory and keeps the node's
+// ResourceSlices in line with what the node offers.
+//
+// Its one rule of conduct: a pool from which slices are missing is never
+// completed on the controller's own account. The kubelet deletes a node's
+// slices when it starts and when the plugin is gone, and a pod that is bound
+// to a node without a plugin hangs. So the controller takes away what is left,
+// raises spec.publishRequest in the GPUInventory, and publishes when a living
+// plugin has answered. The first publication, and one that a crash cut short,
+// go the same way: nothing but the request that is under way is remembered,
+// and forgetting it costs one more request.
+//
+// It knows nothing of pkg/node: the two talk through GPUInventory and device
+// names.
+package control

@@ -1,0 +1,181 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// slicePublisher is what a node's reconciliation needs of publish.Publisher.
+type slicePublisher interface {
+	Cached(node string) ([]*resourceapi.ResourceSlice, error)
+	Live(ctx context.Context, node string) ([]*resourceapi.ResourceSlice, error)
+	Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error
+	Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error
+}
+
+// nodes reconciles one node at a time: the node's GPUInventory against its
+// ResourceSlices. Different nodes run in parallel and share nothing.
+type nodes struct {
+	client client.Client // reads come from the cache
+	live   client.Reader
+	slices slicePublisher
+
+	mu    sync.Mutex
+	asked map[string]request
+}
+
+// request is a publishRequest that was raised and not yet made use of.
+type request struct {
+	inventory types.UID
+	number    int64
+}
+
+func newNodes(c client.Client, live client.Reader, p slicePublisher) *nodes {
+	return &nodes{client: c, live: live, slices: p, asked: make(map[string]request)}
+}
+
+// Reconcile brings one node's slices in line. In a steady state it reads the
+// caches and writes nothing.
+func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	inv, err := n.inventory(ctx, r.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if inv == nil {
+		n.forget(r.Name)
+	}
+	want, err := wanted(inv)
+	if err != nil {
+		return reconcile.Result{}, reconcile.TerminalError(err)
+	}
+	cached, err := n.slices.Cached(r.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if publish.Equal(cached, want) {
+		return reconcile.Result{}, nil
+	}
+	current, err := n.slices.Live(ctx, r.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{}, n.settle(ctx, inv, current, want)
+}
+
+// settle makes the live slices what is wanted, now or after the plugin's
+// answer.
+func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+	logger := klog.FromContext(ctx)
+	switch {
+	case publish.Equal(current, want):
+		return nil
+	case len(want) == 0:
+		logger.Info("Withdrawing the node's devices", "slices", len(current))
+		return n.slices.Delete(ctx, current)
+	case publish.Complete(current) || n.answered(inv):
+		// An answer serves one attempt: if this one fails, who knows what became
+		// of the plugin by the next.
+		n.forget(inv.Name)
+		logger.Info("Publishing the node's devices", "slices", len(want), "before", len(current))
+		return n.slices.Write(ctx, current, want)
+	default:
+		if err := n.slices.Delete(ctx, current); err != nil {
+			return err
+		}
+		return n.ask(ctx, inv)
+	}
+}
+
+// ask raises the node's publishRequest, unless one is under way.
+func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) error {
+	if n.underWay(inv) != 0 {
+		return nil
+	}
+	number := max(inv.Spec.PublishRequest, inv.Status.PublishResponse) + 1
+	raised := inv.DeepCopy()
+	raised.Spec.PublishRequest = number
+	if err := n.client.Patch(ctx, raised, client.MergeFrom(inv)); err != nil {
+		return fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
+	}
+	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked[inv.Name] = request{inventory: inv.UID, number: number}
+	return nil
+}
+
+// answered says whether the plugin has answered the request under way.
+func (n *nodes) answered(inv *v1alpha1.GPUInventory) bool {
+	number := n.underWay(inv)
+	return number != 0 && inv.Status.PublishResponse >= number
+}
+
+// underWay is the number of the request under way, or 0. One that was made of
+// an inventory that has since been deleted and made anew counts no more.
+func (n *nodes) underWay(inv *v1alpha1.GPUInventory) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r := n.asked[inv.Name]; r.inventory == inv.UID {
+		return r.number
+	}
+	return 0
+}
+
+func (n *nodes) forget(node string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.asked, node)
+}
+
+// inventory returns the node's GPUInventory, or nil where there is none. That
+// there is none decides about deleting slices, so the server is asked.
+func (n *nodes) inventory(ctx context.Context, node string) (*v1alpha1.GPUInventory, error) {
+	inv := &v1alpha1.GPUInventory{}
+	key := types.NamespacedName{Name: node}
+	err := n.client.Get(ctx, key, inv)
+	if apierrors.IsNotFound(err) {
+		err = n.live.Get(ctx, key, inv)
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil //nolint:nilnil // no inventory is an answer, not an error
+	case err != nil:
+		return nil, fmt.Errorf("read GPUInventory %s: %w", node, err)
+	}
+	return inv, nil
+}
+
+// wanted is the pool that a node should have: none without an inventory, while
+// the inventory goes away, before the kubelet has registered the plugin, and
+// where another driver serves the GPUs. It is an error if the inventory isn't
+// owned by its Node: its slices would outlive the Node.
+func wanted(inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
+	if inv == nil || inv.DeletionTimestamp != nil || inv.Status.RegisteredAt.IsZero() ||
+		meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting) {
+		return nil, nil
+	}
+	for _, o := range inv.OwnerReferences {
+		if o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name {
+			node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: ptr.To(true)}
+			return publish.Pool(node, offer.Build(inventory.Node(inv))), nil
+		}
+	}
+	return nil, fmt.Errorf("the GPUInventory %s is not owned by Node %s: nothing is published for it", inv.Name, inv.Name)
+}

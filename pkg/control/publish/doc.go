@@ -1,0 +1,9 @@
+// Package publish turns what a node offers into ResourceSlices and brings a
+// server's slices in line with them.
+//
+// A node's pool is named after the node and has one slice a GPU, so that the
+// scheduler can skip a GPU as a whole. Only slices that carry this driver's
+// name and our label are seen or touched. Everything is decided from the
+// slices themselves: the package keeps no memory of what it wrote, and when to
+// publish is pkg/control's decision.
+package publish

@@ -1,0 +1,165 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// nodeIndex finds a node's slices in the cache.
+const nodeIndex = "node"
+
+// SliceClient is k8s.io/dynamic-resource-allocation/client, which speaks the
+// version that the server has and answers in v1.
+type SliceClient interface {
+	resourceclient.ResourceSlicesGetter
+	// IsWatchListSemanticsUnSupported is asked by the informer.
+	IsWatchListSemanticsUnSupported() bool
+}
+
+// Publisher reads and writes the slices of this driver.
+type Publisher struct {
+	client   resourceclient.ResourceSliceInterface
+	informer cache.SharedIndexInformer
+}
+
+// New returns a publisher whose Informer isn't running yet.
+func New(client SliceClient) (*Publisher, error) {
+	p := &Publisher{client: client.ResourceSlices()}
+	p.informer = cache.NewSharedIndexInformer(
+		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return p.client.List(ctx, ours(o))
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return p.client.Watch(ctx, ours(o))
+			},
+		}, client),
+		&resourceapi.ResourceSlice{}, 0,
+		cache.Indexers{nodeIndex: func(obj any) ([]string, error) {
+			s, ok := obj.(*resourceapi.ResourceSlice)
+			if !ok || s.Spec.NodeName == nil {
+				return nil, nil
+			}
+			return []string{*s.Spec.NodeName}, nil
+		}})
+	err := p.informer.SetTransform(func(obj any) (any, error) {
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
+			s.ManagedFields = nil
+		}
+		return obj, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up the ResourceSlice cache: %w", err)
+	}
+	return p, nil
+}
+
+// Informer of our slices. Whoever runs the publisher runs it.
+func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }
+
+// Cached returns a node's slices as the cache has them. They are shared: don't
+// change them. The cache lags behind: act on Live only.
+func (p *Publisher) Cached(node string) ([]*resourceapi.ResourceSlice, error) {
+	objs, err := p.informer.GetIndexer().ByIndex(nodeIndex, node)
+	if err != nil {
+		return nil, fmt.Errorf("read the ResourceSlice cache for node %s: %w", node, err)
+	}
+	out := make([]*resourceapi.ResourceSlice, 0, len(objs))
+	for _, obj := range objs {
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// Live returns a node's slices as the server has them now.
+func (p *Publisher) Live(ctx context.Context, node string) ([]*resourceapi.ResourceSlice, error) {
+	o := ours(metav1.ListOptions{})
+	o.FieldSelector += "," + fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, node).String()
+	list, err := p.client.List(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("list the ResourceSlices of node %s: %w", node, err)
+	}
+	out := make([]*resourceapi.ResourceSlice, len(list.Items))
+	for i := range list.Items {
+		out[i] = &list.Items[i]
+	}
+	return out, nil
+}
+
+// Write makes current, a node's live slices, into want: creates and updates
+// under a new generation, then deletes what is left over. Schedulers use the
+// pool again once all of the new generation is there.
+//
+// An error leaves a pool that isn't Complete; calling again with fresh live
+// slices repairs it. It is a DroppedFieldsError where the server stored less
+// than was sent, which trying again doesn't mend.
+func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+	next := generation(current) + 1
+	have := byName(current)
+	for i := range want {
+		s := want[i].DeepCopy()
+		s.Spec.Pool.Generation = next
+		stored, err := p.put(ctx, have[s.Name], s)
+		if err != nil {
+			return fmt.Errorf("write ResourceSlice %s: %w", s.Name, err)
+		}
+		if !equality.Semantic.DeepEqual(stored.Spec, s.Spec) {
+			return &DroppedFieldsError{Slice: s.Name}
+		}
+	}
+	return p.Delete(ctx, leftOver(current, want))
+}
+
+// DroppedFieldsError says that the server silently dropped fields of a slice.
+type DroppedFieldsError struct {
+	Slice string
+}
+
+func (e *DroppedFieldsError) Error() string {
+	return fmt.Sprintf("the API server stored only a part of ResourceSlice %s; "+
+		"an admission webhook or a disabled feature gate may have changed it", e.Slice)
+}
+
+func (p *Publisher) put(ctx context.Context, have, want *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {
+	if have == nil {
+		return p.client.Create(ctx, want, metav1.CreateOptions{})
+	}
+	want.ResourceVersion = have.ResourceVersion
+	return p.client.Update(ctx, want, metav1.UpdateOptions{})
+}
+
+// Delete removes slices. One that is gone, or that was made anew by the same
+// name since, is no error and is left alone. All are tried.
+func (p *Publisher) Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error {
+	var errs []error
+	for _, s := range current {
+		err := p.client.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("delete ResourceSlice %s: %w", s.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ours restricts a list or watch to the slices that are ours.
+func ours(o metav1.ListOptions) metav1.ListOptions {
+	o.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, offer.Driver).String()
+	o.LabelSelector = labels.Set{ManagedByLabel: ManagedBy}.String()
+	return o
+}

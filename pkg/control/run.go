@@ -1,0 +1,208 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+// Config is what the controller needs to run.
+type Config struct {
+	// REST is how to reach the API server.
+	REST *rest.Config
+	// Namespace of the Lease tessera-controller.
+	Namespace string
+	// LeaderElect is false only where nobody else can be running.
+	LeaderElect bool
+	// MetricsAddress serves /metrics, /healthz and /readyz; "0" serves nothing.
+	MetricsAddress string
+}
+
+const (
+	leaseName = "tessera-controller"
+	// A controller that ends gives its lease back and the next takes over at
+	// once; these say how soon one that died is replaced.
+	leaseDuration = 10 * time.Second
+	renewDeadline = 7 * time.Second
+	retryPeriod   = 2 * time.Second
+	// The first publication of 1000 nodes is 8000 writes; the server's own
+	// fairness protects it.
+	requestsPerSecond = 100
+	requestBurst      = 200
+	// parallelNodes bounds how many nodes are reconciled at once.
+	parallelNodes = 8
+	// maxRetryDelay is short, because a pool that could not be written is GPUs
+	// that nobody can have.
+	maxRetryDelay = 30 * time.Second
+)
+
+// Run is the controller: it returns when ctx is done, when it lost its lease,
+// or when it can't work with this API server.
+func Run(ctx context.Context, c Config) error {
+	logger := klog.FromContext(ctx)
+	ctrl.SetLogger(logger)
+	if c.LeaderElect && c.Namespace == "" {
+		return errors.New("the namespace of the Lease is unknown: give --namespace, or set POD_NAMESPACE")
+	}
+	clientset, err := kubernetes.NewForConfig(withLimits(c.REST))
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	server, err := publish.FindServer(clientset.Discovery())
+	if err != nil {
+		return err
+	}
+	logger.Info("Found the API server", "resourceAPI", server.Version)
+	publisher, err := publish.New(draclient.New(clientset))
+	if err != nil {
+		return err
+	}
+	mgr, err := newManager(c, logger)
+	if err != nil {
+		return err
+	}
+	if err := addNodes(mgr, publisher); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+func withLimits(c *rest.Config) *rest.Config {
+	c = rest.CopyConfig(c)
+	c.QPS, c.Burst = requestsPerSecond, requestBurst
+	c.UserAgent = leaseName
+	return c
+}
+
+func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	// The handlers outlive this function and ask the manager made below.
+	var mgr manager.Manager
+	ready := func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+		defer cancel()
+		if !mgr.GetCache().WaitForCacheSync(ctx) {
+			return errors.New("the caches are not filled yet")
+		}
+		return nil
+	}
+	mgr, err := ctrl.NewManager(withLimits(c.REST), manager.Options{
+		Scheme:                        scheme,
+		Logger:                        logger,
+		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		LeaderElection:                c.LeaderElect,
+		LeaderElectionID:              leaseName,
+		LeaderElectionNamespace:       c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 ptr.To(leaseDuration),
+		RenewDeadline:                 ptr.To(renewDeadline),
+		RetryPeriod:                   ptr.To(retryPeriod),
+		Metrics: server.Options{
+			BindAddress: c.MetricsAddress,
+			ExtraHandlers: map[string]http.Handler{
+				"/healthz": healthz.CheckHandler{Checker: healthz.Ping},
+				"/readyz":  healthz.CheckHandler{Checker: ready},
+			},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up the controller: %w", err)
+	}
+	return mgr, nil
+}
+
+// addNodes makes the manager run one reconciliation a node, whenever its
+// inventory or one of its slices changes.
+func addNodes(mgr manager.Manager, p *publish.Publisher) error {
+	if err := mgr.Add(informerRunner{p.Informer()}); err != nil {
+		return err
+	}
+	ctl, err := controller.New("node", mgr, controller.Options{
+		Reconciler:              newNodes(mgr.GetClient(), mgr.GetAPIReader(), p),
+		MaxConcurrentReconciles: parallelNodes,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
+		EnableWarmup:            ptr.To(true), // a new leader starts with full caches
+		LogConstructor: func(r *reconcile.Request) logr.Logger {
+			if r == nil {
+				return mgr.GetLogger()
+			}
+			return mgr.GetLogger().WithValues("node", r.Name)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("set up the node controller: %w", err)
+	}
+	if err := ctl.Watch(source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{})); err != nil {
+		return fmt.Errorf("watch GPUInventories: %w", err)
+	}
+	return ctl.Watch(sliceSource{p.Informer()})
+}
+
+// sliceSource reconciles the node of every slice that comes, changes or goes.
+// The informer isn't the manager's own, because the manager's can't read
+// slices in the version that the server happens to have.
+type sliceSource struct{ informer toolscache.SharedIndexInformer }
+
+func (s sliceSource) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	enqueue := func(obj any) {
+		if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		if slice, ok := obj.(*resourceapi.ResourceSlice); ok && slice.Spec.NodeName != nil {
+			var r reconcile.Request
+			r.Name = *slice.Spec.NodeName
+			queue.Add(r)
+		}
+	}
+	_, err := s.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, obj any) { enqueue(obj) },
+		DeleteFunc: enqueue,
+	})
+	return err
+}
+
+func (s sliceSource) WaitForSync(ctx context.Context) error {
+	if !toolscache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
+		return errors.New("the cache of ResourceSlices could not be filled")
+	}
+	return nil
+}
+
+// informerRunner runs an informer in every replica, leader or not.
+type informerRunner struct{ informer toolscache.SharedIndexInformer }
+
+func (r informerRunner) Start(ctx context.Context) error {
+	r.informer.RunWithContext(ctx)
+	return nil
+}
+
+func (informerRunner) NeedLeaderElection() bool { return false }

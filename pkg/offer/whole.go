@@ -1,0 +1,126 @@
+package offer
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Values of the attribute type, and of the attributes memoryEnforcement and
+// computeEnforcement.
+const (
+	typeGPU             = "gpu"
+	enforcementHardware = "hardware"
+)
+
+// maxString is how long a string attribute may be on the API server.
+const maxString = resourceapi.DeviceAttributeMaxValueLength
+
+// whole describes an entire GPU.
+func whole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
+	a := make(attributes)
+	a.model(n, g)
+	a.place(g)
+	a.string("type", typeGPU)
+	a.string("uuid", string(g.UUID))
+	a.string("memoryEnforcement", enforcementHardware)
+	a.string("computeEnforcement", enforcementHardware)
+	a.bool("migCapable", g.MIG != nil)
+	if g.ECCEnabled != nil {
+		a.bool("eccEnabled", *g.ECCEnabled)
+	}
+	a.string("virtualizationMode", g.VirtualizationMode)
+	if f := g.Fabric; f != nil {
+		a.string("fabricClusterUUID", f.ClusterUUID)
+		// The form of the node label nvidia.com/gpu.clique: a clique's number
+		// means something within its cluster only.
+		a.string("fabricClique", fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID))
+	}
+	return resourceapi.Device{
+		Name:       string(name),
+		Attributes: a,
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"memory": {Value: *resource.NewQuantity(g.MemoryBytes, resource.BinarySI)},
+		},
+	}
+}
+
+// attributes of one device. What the host or NVML doesn't tell is left out: a
+// selector must be able to ask whether it is known.
+type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+// model sets what all GPUs of one product, and all on one driver, share.
+func (a attributes) model(n gpu.Node, g gpu.GPU) {
+	a.string("productName", g.Model.ProductName)
+	a.string("brand", g.Model.Brand)
+	a.string("architecture", g.Model.Architecture)
+	a.version("cudaComputeCapability", g.Model.CUDAComputeCapability)
+	a.version("driverVersion", n.DriverVersion)
+	a.version("cudaDriverVersion", n.CUDADriverVersion)
+}
+
+// place sets where in the machine the GPU is.
+func (a attributes) place(g gpu.GPU) {
+	a.int("index", g.Index)
+	a.int("minor", g.Minor)
+	a.string(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
+	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
+	if g.NUMANode != nil && *g.NUMANode >= 0 {
+		a.int(deviceattribute.StandardDeviceAttributeNUMANode, *g.NUMANode)
+	}
+}
+
+// string sets a text, cut to what the server stores.
+func (a attributes) string(name resourceapi.QualifiedName, s string) {
+	if s == "" {
+		return
+	}
+	if len(s) > maxString {
+		s = s[:maxString]
+		for !utf8.ValidString(s) {
+			s = s[:len(s)-1]
+		}
+	}
+	a[name] = resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+func (a attributes) int(name resourceapi.QualifiedName, n int) {
+	v := int64(n)
+	a[name] = resourceapi.DeviceAttribute{IntValue: &v}
+}
+
+func (a attributes) bool(name resourceapi.QualifiedName, b bool) {
+	a[name] = resourceapi.DeviceAttribute{BoolValue: &b}
+}
+
+func (a attributes) version(name resourceapi.QualifiedName, s string) {
+	if v, ok := semver(s); ok {
+		a[name] = resourceapi.DeviceAttribute{VersionValue: &v}
+	}
+}
+
+// semver writes a dotted version of up to three numbers as the semantic
+// version the API server wants: "580.159.04" is "580.159.4", "13.0" is
+// "13.0.0". Anything else is no version.
+func semver(s string) (string, bool) {
+	parts := strings.Split(s, ".")
+	if len(parts) > 3 {
+		return "", false
+	}
+	var numbers [3]uint64
+	for i, p := range parts {
+		n, err := strconv.ParseUint(p, 10, 32)
+		if err != nil {
+			return "", false
+		}
+		numbers[i] = n
+	}
+	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2]), true
+}
