@@ -26,8 +26,8 @@ const hostLeaf = "localcluster-host"
 // hierarchy is one mounted cgroup tree.
 type hierarchy struct {
 	path string
-	// v2 means the unified tree with controllers. The empty one beside cgroup
-	// v1 is treated as a v1 tree: it takes groups and processes only.
+	// v2 means the unified tree with the main controllers. The one beside
+	// cgroup v1, which has none of them, only takes groups and processes.
 	v2     bool
 	cpuset bool
 }
@@ -40,7 +40,7 @@ func hierarchies() ([]hierarchy, error) {
 	}
 	found := parseHierarchies(string(data), func(path string) bool {
 		controllers, err := os.ReadFile(filepath.Join(path, "cgroup.controllers"))
-		return err == nil && len(strings.TrimSpace(string(controllers))) > 0
+		return err == nil && slices.Contains(strings.Fields(string(controllers)), "memory")
 	})
 	if len(found) == 0 {
 		return nil, errors.New("this host has no cgroup file system mounted: mount one at /sys/fs/cgroup")
@@ -66,7 +66,8 @@ func parseHierarchies(mounts string, hasControllers func(path string) bool) []hi
 }
 
 // createCgroup makes the group in every hierarchy, with all controllers of
-// cgroup v2 enabled for its children.
+// cgroup v2 enabled in it; it can't enable any for children, since it is to
+// take processes.
 func createCgroup(group string) error {
 	all, err := hierarchies()
 	if err != nil {
@@ -88,22 +89,25 @@ func (h hierarchy) create(group string) error {
 	}
 	path := h.path
 	for part := range strings.SplitSeq(group, "/") {
+		if err := h.makeChild(path, part); err != nil {
+			return err
+		}
 		path = filepath.Join(path, part)
-		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		if err := h.prepare(path); err != nil {
-			return err
-		}
 	}
 	return nil
 }
 
-func (h hierarchy) prepare(path string) error {
-	switch {
-	case h.v2:
-		return enableControllers(path)
-	case h.cpuset:
+func (h hierarchy) makeChild(parent, name string) error {
+	if h.v2 && parent != h.path {
+		if err := enableControllers(parent); err != nil {
+			return err
+		}
+	}
+	path := filepath.Join(parent, name)
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if h.cpuset {
 		return inheritCpuset(path)
 	}
 	return nil

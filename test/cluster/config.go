@@ -143,6 +143,9 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
 		"--authorization-kubeconfig=" + kubeconfig,
+		// Looking up what the API server knows would fail until it is ready.
+		"--authentication-skip-lookup=true",
+		"--client-ca-file=" + configDir + "/ca.crt",
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
 		"--use-service-account-credentials=true",
@@ -160,6 +163,9 @@ func (c *Cluster) schedulerArgs() []string {
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
 		"--authorization-kubeconfig=" + kubeconfig,
+		// Looking up what the API server knows would fail until it is ready.
+		"--authentication-skip-lookup=true",
+		"--client-ca-file=" + configDir + "/ca.crt",
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
 	})
