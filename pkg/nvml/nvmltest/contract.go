@@ -1,0 +1,160 @@
+// Package nvmltest is the contract of the hardware port as tests: whatever
+// claims to be NVML for this driver must pass Contract. It runs on the
+// simulator in process, on the simulator's library through go-nvml, and on
+// real hardware. It changes nothing on the GPUs it reads.
+package nvmltest
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// Port is what the driver uses of NVML.
+type Port interface {
+	Driver() (nvml.Driver, error)
+	GPUs() ([]gpu.GPU, error)
+	WaitEvent(ctx context.Context) (nvml.Event, error)
+}
+
+var (
+	uuidForm       = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	pciForm        = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+	versionForm    = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
+	majorMinorForm = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
+	// "1g.18gb", with the engines' suffixes of the MIG guide: +me, +me.all, +gfx, -me.
+	profileForm = regexp.MustCompile(`^[1-8]g\.[0-9]+gb(\+me|\+me\.all|\+gfx|-me)?$`)
+)
+
+// Contract checks one machine with at least one healthy GPU.
+func Contract(t *testing.T, port Port) {
+	t.Run("driver", func(t *testing.T) { checkDriver(t, port) })
+	gpus, err := port.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) == 0 {
+		t.Fatal("the machine lists no GPU")
+	}
+	t.Run("identity", func(t *testing.T) { checkIdentity(t, gpus) })
+	for _, g := range gpus {
+		t.Run(string(g.UUID), func(t *testing.T) { checkGPU(t, g) })
+	}
+	t.Run("readers agree", func(t *testing.T) { checkReaders(t, port, gpus) })
+	t.Run("waiting ends with the context", func(t *testing.T) { checkWait(t, port) })
+}
+
+func checkDriver(t *testing.T, port Port) {
+	d, err := port.Driver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !versionForm.MatchString(d.Version) {
+		t.Errorf("driver version %q: not a version", d.Version)
+	}
+	if !majorMinorForm.MatchString(d.CUDAVersion) {
+		t.Errorf("CUDA version %q: want major.minor", d.CUDAVersion)
+	}
+}
+
+func checkIdentity(t *testing.T, gpus []gpu.GPU) {
+	uuids, minors, pcis := map[gpu.UUID]bool{}, map[int]bool{}, map[gpu.PCIAddress]bool{}
+	for i, g := range gpus {
+		if g.Index != i {
+			t.Errorf("GPU %d of the list has index %d", i, g.Index)
+		}
+		if uuids[g.UUID] || minors[g.Minor] || pcis[g.PCI] {
+			t.Errorf("GPU %d shares its UUID, minor or PCI address with another", i)
+		}
+		uuids[g.UUID], minors[g.Minor], pcis[g.PCI] = true, true, true
+	}
+}
+
+func checkGPU(t *testing.T, g gpu.GPU) {
+	if !uuidForm.MatchString(string(g.UUID)) {
+		t.Errorf("UUID %q: not of the form NVML prints", g.UUID)
+	}
+	if !pciForm.MatchString(string(g.PCI)) {
+		t.Errorf("PCI address %q: not of the form sysfs prints", g.PCI)
+	}
+	if g.Model.ProductName == "" || g.Model.Architecture == "" || g.Model.Brand == "" {
+		t.Errorf("model %+v: has an empty field", g.Model)
+	}
+	if !majorMinorForm.MatchString(g.Model.CUDAComputeCapability) {
+		t.Errorf("compute capability %q: want major.minor", g.Model.CUDAComputeCapability)
+	}
+	if g.MemoryBytes < 1<<30 {
+		t.Errorf("memory %d bytes: less than a GiB", g.MemoryBytes)
+	}
+	if len(g.Conditions) > 0 {
+		t.Errorf("conditions %v: want a healthy GPU", g.Conditions)
+	}
+	if g.MIG != nil {
+		checkProfiles(t, g.MIG.Profiles, g.MemoryBytes)
+	}
+}
+
+func checkProfiles(t *testing.T, profiles []gpu.Profile, memory int64) {
+	ids, names := map[int]bool{}, map[string]bool{}
+	for _, p := range profiles {
+		if !profileForm.MatchString(p.Name) {
+			t.Errorf("profile name %q: not of the form NVIDIA prints", p.Name)
+		}
+		if ids[p.ID] || names[p.Name] {
+			t.Errorf("profile %s (id %d): id or name listed twice", p.Name, p.ID)
+		}
+		ids[p.ID], names[p.Name] = true, true
+		if p.MaxInstances < 1 || len(p.Placements) < p.MaxInstances {
+			t.Errorf("profile %s: %d instances at most, but %d placements", p.Name, p.MaxInstances, len(p.Placements))
+		}
+		if p.MemoryBytes <= 0 || p.MemoryBytes > memory {
+			t.Errorf("profile %s: %d bytes of the GPU's %d", p.Name, p.MemoryBytes, memory)
+		}
+		if p.Engines.Multiprocessors < 1 {
+			t.Errorf("profile %s: no multiprocessors", p.Name)
+		}
+		for i, pl := range p.Placements {
+			if pl.Size < 1 || pl.Start < 0 || (i > 0 && pl.Overlaps(p.Placements[i-1])) {
+				t.Errorf("profile %s: placement %v is empty or overlaps the one before", p.Name, pl)
+			}
+		}
+	}
+}
+
+// checkReaders reads from several goroutines at once: equal facts, always.
+func checkReaders(t *testing.T, port Port, want []gpu.GPU) {
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			got, err := port.GPUs()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("two readings differ (-first +second):\n%s", diff)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func checkWait(t *testing.T, port Port) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := port.WaitEvent(ctx)
+		done <- err
+	}()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, nvml.ErrNotSupported) {
+		t.Errorf("cancelled wait: got %v, want the context's error", err)
+	}
+}

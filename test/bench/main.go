@@ -1,0 +1,374 @@
+// Command bench measures what a user of Tessera waits for and pays, on a local
+// cluster with simulated GPUs, and prints one figure a line: "bench: NAME
+// VALUE". Names and wanted values are in docs/measurements. It is run by `make
+// bench`; figures in milliseconds depend on the machine, ratios much less.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+const (
+	chartNamespace = stack.Namespace
+	// gpus on the simulated node: 112 claims prepared, and eight to measure with.
+	gpus = 120
+)
+
+type options struct {
+	rounds int
+	pods   int
+	idle   time.Duration
+	keep   bool
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
+	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
+	flag.DurationVar(&o.idle, "idle", 10*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
+	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1) //nolint:gocritic // stop() only restores signals
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: []string{strconv.Itoa(gpus) + "xh100-80gb"}, Out: os.Stderr})
+	if err != nil {
+		return err
+	}
+	if !o.keep {
+		defer func() { _ = s.Down(context.WithoutCancel(ctx)) }()
+	}
+	b := &bench{options: o, stack: s, node: s.Cluster.Nodes()[0], report: report{out: os.Stdout}}
+	if err := b.begin(ctx); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{b.journal, b.prepares, b.atOnce, b.pods, b.handover, b.memory, b.writesPerClaim, b.writesIdle} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bench is one run.
+type bench struct {
+	options
+	report
+	stack *stack.Stack
+	node  string
+
+	devices []resourcev1.Device
+}
+
+// begin waits for all devices and makes what the measurements share.
+func (b *bench) begin(ctx context.Context) error {
+	kube := b.stack.Kube()
+	b.progress("waiting for %d devices", gpus)
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		b.devices = nil
+		for _, s := range list.Items {
+			b.devices = append(b.devices, s.Spec.Devices...)
+		}
+		return len(b.devices) == gpus, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %d devices, last seen %d: %w", gpus, len(b.devices), err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create namespace: %w", err)
+	}
+	return createTemplate(ctx, kube)
+}
+
+func (b *bench) dial() (*plugin, error) {
+	return dialPlugin(filepath.Join(b.stack.Cluster.NodeDir(b.node), "var/lib/kubelet/plugins", driver, "dra.sock"))
+}
+
+// journal measures what two durable writes of a small file cost on this disk:
+// the floor of a prepare.
+func (b *bench) journal(context.Context) error {
+	dir := filepath.Join(b.stack.Cluster.NodeDir(b.node), "var/lib/tessera", ".bench")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("measure the journal's writes: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	s, err := measure(b.rounds, func() error {
+		if err := durable(dir); err != nil {
+			return err
+		}
+		return durable(dir)
+	})
+	if err != nil {
+		return fmt.Errorf("measure the journal's writes: %w", err)
+	}
+	b.percentiles("journal_two_writes", s)
+	return nil
+}
+
+// durable writes as the journal does: temporary file, fsync, rename, fsync of
+// the directory.
+func durable(dir string) error {
+	tmp := filepath.Join(dir, "record.tmp")
+	f, err := os.Create(tmp)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteString(strings.Repeat("x", 600)); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, filepath.Join(dir, "record")); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// prepares measures one claim at a time while more and more others are
+// prepared.
+func (b *bench) prepares(ctx context.Context) error {
+	p, err := b.dial()
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	var names []string
+	for _, d := range b.devices {
+		names = append(names, d.Name)
+	}
+	b.progress("allocating %d claims", gpus)
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), b.node, names)
+	if err != nil {
+		return err
+	}
+	measured, others := claims[gpus-8:], claims[:gpus-8]
+	p50 := map[int]float64{}
+	done := 0
+	for _, n := range []int{0, 8, 56, 112} {
+		for ; done < n; done++ {
+			if err := p.prepare(ctx, others[done]); err != nil {
+				return err
+			}
+		}
+		prep, unprep, err := b.measurePrepares(ctx, p, measured)
+		if err != nil {
+			return err
+		}
+		b.percentiles(fmt.Sprintf("prepare_%d", n), prep)
+		b.percentiles(fmt.Sprintf("unprepare_%d", n), unprep)
+		p50[n] = prep.percentile(50)
+	}
+	b.figure("prepare_ratio_112_to_0", p50[112]/p50[0])
+	for _, c := range others {
+		if err := p.unprepare(ctx, c); err != nil {
+			return err
+		}
+	}
+	return b.deleteClaims(ctx)
+}
+
+func (b *bench) measurePrepares(ctx context.Context, p *plugin, claims []*resourcev1.ResourceClaim) (prep, unprep sample, err error) {
+	for i := range b.rounds {
+		c := claims[i%len(claims)]
+		s, err := measure(1, func() error { return p.prepare(ctx, c) })
+		if err != nil {
+			return nil, nil, err
+		}
+		prep = append(prep, s...)
+		s, err = measure(1, func() error { return p.unprepare(ctx, c) })
+		if err != nil {
+			return nil, nil, err
+		}
+		unprep = append(unprep, s...)
+	}
+	return prep, unprep, nil
+}
+
+func (b *bench) deleteClaims(ctx context.Context) error {
+	err := b.stack.Kube().ResourceV1().ResourceClaims(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("delete claims: %w", err)
+	}
+	return nil
+}
+
+// atOnce measures eight prepares that start together, until the last is done.
+func (b *bench) atOnce(ctx context.Context) error {
+	p, err := b.dial()
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	var names []string
+	for _, d := range b.devices[:8] {
+		names = append(names, d.Name)
+	}
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), b.node, names)
+	if err != nil {
+		return err
+	}
+	var all sample
+	for range 20 {
+		s, err := measure(1, func() error {
+			return together(claims, func(c *resourcev1.ResourceClaim) error { return p.prepare(ctx, c) })
+		})
+		if err != nil {
+			return err
+		}
+		all = append(all, s...)
+		if err := together(claims, func(c *resourcev1.ResourceClaim) error { return p.unprepare(ctx, c) }); err != nil {
+			return err
+		}
+	}
+	b.figure("prepare_8_at_once_ms", all.percentile(50))
+	return b.deleteClaims(ctx)
+}
+
+func together(claims []*resourcev1.ResourceClaim, f func(*resourcev1.ResourceClaim) error) error {
+	errs := make(chan error, len(claims))
+	for _, c := range claims {
+		go func() { errs <- f(c) }()
+	}
+	var first error
+	for range claims {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (b *bench) pods(ctx context.Context) error {
+	b.progress("starting %d pods with a claim and %d without", b.options.pods, b.options.pods)
+	with, without, err := startRatio(ctx, b.stack.Kube(), stack.TestImage, b.node, b.options.pods)
+	if err != nil {
+		return err
+	}
+	b.figure("pod_start_with_claim_p50_ms", with)
+	b.figure("pod_start_without_claim_p50_ms", without)
+	b.figure("pod_start_ratio", with/without)
+	return nil
+}
+
+func (b *bench) handover(ctx context.Context) error {
+	uuid := *b.devices[0].Attributes["uuid"].StringValue
+	took, err := handover(ctx, b.stack.Kube(), stack.TestImage, b.node, uuid)
+	if err != nil {
+		return err
+	}
+	b.figure("handover_after_force_delete_s", took.Seconds())
+	return nil
+}
+
+// memory reads how much of each part is resident.
+func (b *bench) memory(context.Context) error {
+	for name, program := range map[string]string{"plugin_rss_mib": "kubelet-plugin", "controller_rss_mib": "controller"} {
+		mib, err := rss(program)
+		if err != nil {
+			return err
+		}
+		b.figure(name, mib)
+	}
+	return nil
+}
+
+func rss(program string) (float64, error) {
+	process, err := findCommand(func(args []string) bool { return args[0] == "/usr/bin/"+program })
+	if err != nil {
+		return 0, fmt.Errorf("read memory of %s: %w", program, err)
+	}
+	status, err := os.ReadFile(filepath.Join(process, "status"))
+	if err != nil {
+		return 0, fmt.Errorf("read memory of %s: %w", program, err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			n, err := strconv.ParseFloat(strings.Fields(kib)[0], 64)
+			return n / 1024, err
+		}
+	}
+	return 0, fmt.Errorf("read memory of %s: no VmRSS in %s/status", program, process)
+}
+
+// writesPerClaim counts the driver's API writes over the lives of pods with
+// one claim each.
+func (b *bench) writesPerClaim(ctx context.Context) error {
+	const n = 10
+	before, err := writes(b.stack.Cluster.AuditLog())
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		name := fmt.Sprintf("writes-%d", i)
+		if _, err := startPod(ctx, b.stack.Kube(), newPod(name, stack.TestImage, b.node, fromTemplate())); err != nil {
+			return err
+		}
+		if err := deletePod(ctx, b.stack.Kube(), name); err != nil {
+			return err
+		}
+	}
+	after, err := writes(b.stack.Cluster.AuditLog())
+	if err != nil {
+		return err
+	}
+	b.figure("api_writes_per_claim", float64(after-before)/n)
+	return nil
+}
+
+func (b *bench) writesIdle(ctx context.Context) error {
+	if b.idle == 0 {
+		return nil
+	}
+	b.progress("watching the idle cluster for %v", b.idle)
+	before, err := writes(b.stack.Cluster.AuditLog())
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(b.idle):
+	}
+	after, err := writes(b.stack.Cluster.AuditLog())
+	if err != nil {
+		return err
+	}
+	b.figure(fmt.Sprintf("api_writes_idle_%.0fmin", b.idle.Minutes()), float64(after-before))
+	return nil
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+const template = "one-gpu"
+
+// createTemplate makes the claim template that the pods use.
+func createTemplate(ctx context.Context, kube kubernetes.Interface) error {
+	t := &resourcev1.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: template},
+		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{{
+				Name:    "gpu",
+				Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: driver},
+			}},
+		}}},
+	}
+	if _, err := kube.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, t, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create claim template: %w", err)
+	}
+	return nil
+}
+
+// newPod sleeps until it is told to end. Where claim is set, it has one GPU:
+// of the template, or of the claim named.
+func newPod(name, image, node string, claim *corev1.PodResourceClaim) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: ptr.To[int64](1),
+			NodeSelector:                  map[string]string{corev1.LabelHostname: node},
+			Containers: []corev1.Container{{
+				Name: "main", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+				Command: []string{"sleep", marker(name)},
+			}},
+		},
+	}
+	if claim != nil {
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{*claim}
+		pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
+	}
+	return pod
+}
+
+// marker is a sleep time that finds the pod's process on the host.
+func marker(pod string) string {
+	n := 1_000_000
+	for _, c := range pod {
+		n = n*31%9_000_000 + int(c)
+	}
+	return fmt.Sprint(n)
+}
+
+func fromTemplate() *corev1.PodResourceClaim {
+	return &corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: ptr.To(template)}
+}
+
+// startPod creates a pod and returns how long it took to be seen running.
+func startPod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) (time.Duration, error) {
+	pods := kube.CoreV1().Pods(namespace)
+	w, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", pod.Name).String()})
+	if err != nil {
+		return 0, fmt.Errorf("watch pod %s: %w", pod.Name, err)
+	}
+	defer w.Stop()
+	start := time.Now()
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return 0, fmt.Errorf("create pod %s: %w", pod.Name, err)
+	}
+	err = until(ctx, w, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	if err != nil {
+		return 0, fmt.Errorf("wait for pod %s to run: %w", pod.Name, err)
+	}
+	return time.Since(start), nil
+}
+
+func until(ctx context.Context, w watch.Interface, done func(*corev1.Pod) bool) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				return fmt.Errorf("the watch ended")
+			}
+			if p, ok := e.Object.(*corev1.Pod); ok && done(p) {
+				return nil
+			}
+		}
+	}
+}
+
+// deletePod deletes a pod and waits until it is gone.
+func deletePod(ctx context.Context, kube kubernetes.Interface, name string) error {
+	pods := kube.CoreV1().Pods(namespace)
+	w, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	if err != nil {
+		return fmt.Errorf("watch pod %s: %w", name, err)
+	}
+	defer w.Stop()
+	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete pod %s: %w", name, err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for pod %s to go: %w", name, ctx.Err())
+		case e := <-w.ResultChan():
+			if e.Type == watch.Deleted {
+				return nil
+			}
+		}
+	}
+}
+
+// startRatio starts pods with and without a claim in turn and returns the
+// medians in milliseconds.
+func startRatio(ctx context.Context, kube kubernetes.Interface, image, node string, n int) (with, without float64, err error) {
+	var claimed, plain sample
+	for i := range n {
+		for _, claim := range []*corev1.PodResourceClaim{fromTemplate(), nil} {
+			name := fmt.Sprintf("start-%d-%t", i, claim != nil)
+			took, err := startPod(ctx, kube, newPod(name, image, node, claim))
+			if err != nil {
+				return 0, 0, err
+			}
+			if claim != nil {
+				claimed = append(claimed, took)
+			} else {
+				plain = append(plain, took)
+			}
+			if err := deletePod(ctx, kube, name); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	return claimed.percentile(50), plain.percentile(50), nil
+}
+
+// handover force-deletes a pod whose GPU another pod waits for, and returns
+// the time from the end of the old container to the new pod running.
+func handover(ctx context.Context, kube kubernetes.Interface, image, node, gpuUUID string) (time.Duration, error) {
+	claim, err := claimFor(ctx, kube, gpuUUID)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := startPod(ctx, kube, newPod("handover-old", image, node, claim)); err != nil {
+		return 0, err
+	}
+	process, err := findProcess(marker("handover-old"))
+	if err != nil {
+		return 0, err
+	}
+	running := make(chan error, 1)
+	var ranAt time.Time
+	go func() {
+		_, err := startPod(ctx, kube, newPod("handover-new", image, node, claim))
+		ranAt = time.Now()
+		running <- err
+	}()
+	if err := waitScheduling(ctx, kube, "handover-new"); err != nil {
+		return 0, err
+	}
+	if err := kube.CoreV1().Pods(namespace).Delete(ctx, "handover-old", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		return 0, fmt.Errorf("force-delete pod handover-old: %w", err)
+	}
+	goneAt, err := waitGone(ctx, process)
+	if err != nil {
+		return 0, err
+	}
+	if err := <-running; err != nil {
+		return 0, err
+	}
+	return max(ranAt.Sub(goneAt), 0), deletePod(ctx, kube, "handover-new")
+}
+
+// claimFor makes a claim template that only one GPU satisfies.
+func claimFor(ctx context.Context, kube kubernetes.Interface, gpuUUID string) (*corev1.PodResourceClaim, error) {
+	t := &resourcev1.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "this-gpu-"},
+		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{{
+				Name: "gpu",
+				Exactly: &resourcev1.ExactDeviceRequest{
+					DeviceClassName: driver,
+					Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
+						Expression: fmt.Sprintf("device.attributes[%q].uuid == %q", driver, gpuUUID),
+					}}},
+				},
+			}},
+		}}},
+	}
+	t, err := kube.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, t, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("create claim template for %s: %w", gpuUUID, err)
+	}
+	return &corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: &t.Name}, nil
+}
+
+// waitScheduling waits until the scheduler has found no room for a pod.
+func waitScheduling(ctx context.Context, kube kubernetes.Interface, name string) error {
+	w, err := kube.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	if err != nil {
+		return fmt.Errorf("watch pod %s: %w", name, err)
+	}
+	defer w.Stop()
+	err = until(ctx, w, func(p *corev1.Pod) bool {
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+				return true
+			}
+		}
+		return false
+	})
+	if err != nil {
+		return fmt.Errorf("wait for pod %s to be found unschedulable: %w", name, err)
+	}
+	return nil
+}
+
+// findProcess returns the /proc directory of the process that sleeps for the
+// given time.
+func findProcess(seconds string) (string, error) {
+	return findCommand(func(args []string) bool {
+		return len(args) == 2 && filepath.Base(args[0]) == "sleep" && args[1] == seconds
+	})
+}
+
+func findCommand(match func(args []string) bool) (string, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			continue // the process has ended meanwhile
+		}
+		if match(strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")) {
+			return filepath.Dir(f), nil
+		}
+	}
+	return "", fmt.Errorf("no such process on this host")
+}
+
+// waitGone returns when the process was first seen gone.
+func waitGone(ctx context.Context, process string) (time.Time, error) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if raw, err := os.ReadFile(filepath.Join(process, "cmdline")); err != nil || len(raw) == 0 {
+			return time.Now(), nil
+		}
+		select {
+		case <-ctx.Done():
+			return time.Time{}, fmt.Errorf("wait for process %s to end: %w", process, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}

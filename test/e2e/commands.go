@@ -1,0 +1,128 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+// commands are what stories are written with, besides testscript's own:
+//
+//	kubectl ARGS...                 in the story's namespace
+//	node NODE CMD...                inside a node's namespaces, as root
+//	crash NODE PROCESS              kill -9 every process of that name on the node
+//	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
+//	never DURATION REGEXP CMD...    fail if its output matches within the duration
+//	sees POD CONTAINER              exactly the GPUs its claims were allocated, nothing else
+//	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
+func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
+	runner := func(name string) func(*testscript.TestScript, bool, []string) {
+		return func(ts *testscript.TestScript, neg bool, args []string) {
+			run(ts, s, neg, append([]string{name}, args...))
+		}
+	}
+	return map[string]func(*testscript.TestScript, bool, []string){
+		"kubectl": runner("kubectl"),
+		"node":    runner("node"),
+		"crash":   runner("crash"),
+		"until":   func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
+		"pod":     func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
+		"sees":    func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"never":   func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
+	}
+}
+
+// do runs one command and returns what it wrote.
+func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, string, error) {
+	if len(args) < 2 {
+		ts.Fatalf("%s: needs arguments", args[0])
+	}
+	ctx := context.Background()
+	var out, errs bytes.Buffer
+	var err error
+	switch args[0] {
+	case "kubectl":
+		cmd := s.Command(ctx, "kubectl", append([]string{"-n", ts.Getenv("NS")}, args[1:]...)...)
+		cmd.Dir, cmd.Stdout, cmd.Stderr = ts.Getenv("WORK"), &out, &errs
+		err = cmd.Run()
+	case "node":
+		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, args[2:]...)
+	case "crash":
+		var killed string
+		killed, err = s.Crash(ctx, args[1], args[2])
+		out.WriteString(killed)
+	default:
+		ts.Fatalf("%s: not a command that can run here", args[0])
+	}
+	return out.String(), errs.String(), err
+}
+
+func run(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	out, errs, err := do(ts, s, args)
+	fmt.Fprint(ts.Stdout(), out)
+	fmt.Fprint(ts.Stderr(), errs)
+	if (err != nil) != neg {
+		ts.Fatalf("%s: %v", strings.Join(args, " "), err)
+	}
+}
+
+// attempt returns all a command prints, and its failure as text.
+func attempt(ts *testscript.TestScript, s *stack.Stack, args []string) string {
+	out, errs, err := do(ts, s, args)
+	if err != nil {
+		return fmt.Sprintf("%s%s\n%v", out, errs, err)
+	}
+	return out + errs
+}
+
+func timed(ts *testscript.TestScript, args []string) (time.Duration, *regexp.Regexp, []string) {
+	if len(args) < 3 {
+		ts.Fatalf("want a duration, a regular expression and a command")
+	}
+	d, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	re, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	return d, re, args[2:]
+}
+
+// pause is how often a repeated command runs again.
+const pause = 100 * time.Millisecond
+
+func until(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	limit, re, args := timed(ts, args)
+	deadline := time.Now().Add(limit)
+	for {
+		out := attempt(ts, s, args)
+		if re.MatchString(out) != neg {
+			fmt.Fprint(ts.Stdout(), out)
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s: after %v still:\n%s", strings.Join(args, " "), limit, out)
+		}
+		time.Sleep(pause)
+	}
+}
+
+func never(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	if neg {
+		ts.Fatalf("never cannot be negated")
+	}
+	limit, re, args := timed(ts, args)
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(pause) {
+		if out := attempt(ts, s, args); re.MatchString(out) {
+			ts.Fatalf("%s: printed what it never should:\n%s", strings.Join(args, " "), out)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+// Package stack brings up everything a user would have: a local cluster, the
+// product's image on its nodes, and the chart installed by Helm, with simulated
+// GPUs. The end-to-end tests and the benchmarks start from it.
+package stack
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+const (
+	// Namespace the chart is installed in.
+	Namespace = "tessera-system"
+	// TestImage is on every node: a shell, glibc and ldconfig.
+	TestImage = cluster.GlibcImage
+	// DriverRoot is where the simulated driver is on a node.
+	DriverRoot = "/var/lib/tessera-simulator/driver"
+)
+
+// Options say what stack is wanted.
+type Options struct {
+	// Name of the cluster.
+	Name string
+	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
+	// the first. There are as many nodes as machines.
+	Machines []string
+	// Out gets progress for people.
+	Out io.Writer
+}
+
+// Stack is a running stack.
+type Stack struct {
+	Cluster *cluster.Cluster
+
+	kube kubernetes.Interface
+	out  io.Writer
+}
+
+// Up brings a stack up, or repairs one that is up already. It returns when all
+// parts of the chart are ready; slices may take a moment longer.
+func Up(ctx context.Context, o Options) (*Stack, error) {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	archive, err := buildImage(ctx, root, o.Out)
+	if err != nil {
+		return nil, err
+	}
+	c, err := cluster.Up(ctx, cluster.Options{Name: o.Name, Nodes: len(o.Machines), Log: o.Out})
+	if err != nil {
+		return nil, err
+	}
+	s := &Stack{Cluster: c, out: o.Out}
+	if s.kube, err = c.Client(); err != nil {
+		return nil, err
+	}
+	if err := c.LoadImage(ctx, archive); err != nil {
+		return nil, err
+	}
+	return s, s.install(ctx, filepath.Join(root, "deployments/helm/tessera"), o.Machines)
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the checkout with go env: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+func buildImage(ctx context.Context, root string, out io.Writer) (string, error) {
+	archive := filepath.Join(root, "_output/images/tessera.tar")
+	cmd := exec.CommandContext(ctx, "go", "run", "./deployments/container/build", "-output", archive)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = root, out, out
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("build the image: %w", err)
+	}
+	return archive, nil
+}
+
+func (s *Stack) install(ctx context.Context, chart string, machines []string) error {
+	args := []string{
+		"upgrade", "--install", "tessera", chart, "--namespace", Namespace, "--create-namespace",
+		"--set", "simulator.enabled=true", "--wait", "--timeout", "3m",
+	}
+	for i, m := range machines {
+		args = append(args, "--set-literal", fmt.Sprintf("simulator.nodes.%s=%s", s.Cluster.Nodes()[i], m))
+	}
+	cmd := s.Command(ctx, "helm", args...)
+	cmd.Stdout, cmd.Stderr = s.out, s.out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("install the chart: %w", err)
+	}
+	return nil
+}
+
+// Down removes the stack and its cluster.
+func (s *Stack) Down(ctx context.Context) error { return s.Cluster.Down(ctx) }
+
+// Kube is an administrator's client.
+func (s *Stack) Kube() kubernetes.Interface { return s.kube }
+
+// Command is one of the cluster's programs (kubectl, helm), as administrator.
+func (s *Stack) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, s.Cluster.Binary(name), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Cluster.KubeconfigPath())
+	return cmd
+}
+
+// Kubectl runs kubectl and returns what it printed, also with an error.
+func (s *Stack) Kubectl(ctx context.Context, args ...string) (string, error) {
+	out, err := s.Command(ctx, "kubectl", args...).CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("kubectl %v: %w: %s", args, err, out)
+	}
+	return string(out), nil
+}
+
+// Crash kills every process of that name on a node with SIGKILL, as seen from
+// inside the node. It fails if there is none.
+func (s *Stack) Crash(ctx context.Context, node, name string) (string, error) {
+	const script = `for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm 2>/dev/null)" = "$1" ] && kill -9 "${p#/proc/}" && echo "killed ${p#/proc/}" && found=1
+done
+[ -n "$found" ] || { echo "no process $1"; exit 1; }`
+	out, err := s.Cluster.Exec(ctx, node, "sh", "-c", script, "sh", name)
+	return string(out), err
+}
