@@ -104,8 +104,8 @@ func (s *Specs) current(devices map[gpu.DeviceName]gpu.Device) (*computed, error
 	}
 	s.computing.Lock()
 	defer s.computing.Unlock()
-	if _, now := s.get(); now == edits { // nobody else has looked meanwhile
-		if err := s.compute(driver); err != nil {
+	if d, now := s.get(); d != nil && now == edits { // nobody else has looked meanwhile
+		if err := s.compute(d); err != nil {
 			return nil, err
 		}
 	}

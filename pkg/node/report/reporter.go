@@ -2,6 +2,7 @@ package report
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -108,7 +109,8 @@ func (r *Reporter) Registered() {
 
 // Device returns what a device's name stands for and the GPU it is or is part
 // of, as last read. It fails while there is no driver, while another driver
-// serves the GPUs, and when the node has no such device.
+// serves the GPUs, when the node has no such device, and when the GPU doesn't
+// answer.
 func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,10 +126,31 @@ func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	}
 	for _, g := range r.node.GPUs {
 		if g.UUID == device.Parent() {
-			return device, g, nil
+			return device, g, dead(name, g)
 		}
 	}
 	return nil, gpu.GPU{}, fmt.Errorf("device %s: this node has no GPU %s now", name, device.Parent())
+}
+
+// dead says that the GPU doesn't answer. What else may be wrong with a GPU is
+// judged by those who know more of it.
+func dead(name gpu.DeviceName, g gpu.GPU) error {
+	for _, c := range g.Conditions {
+		if c.Type == gpu.Lost || c.Type == gpu.Unreadable {
+			return fmt.Errorf("device %s: GPU %s is %s: %s", name, g.UUID, c.Type, c.Message)
+		}
+	}
+	return nil
+}
+
+// Trouble returns nil while there are GPUs to serve, or could be.
+func (r *Reporter) Trouble() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.names == nil {
+		return errors.New(r.absence())
+	}
+	return nil
 }
 
 // absence says why there are no devices.

@@ -1,0 +1,107 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Config is what the kubelet plugin is told when it starts.
+type Config struct {
+	// NodeName of the Node the plugin runs on.
+	NodeName string
+	// Kubeconfig to reach the API server with; empty in a cluster.
+	Kubeconfig string
+	// HostRoot is where the host's file system is mounted.
+	HostRoot string
+	// DriverRoot on the host; empty: found.
+	DriverRoot string
+	// KubeletRoot, DataDir and CDIDir have the same path here and on the host.
+	KubeletRoot, DataDir, CDIDir string
+	// CDIHook is nvidia-cdi-hook as it came with the plugin.
+	CDIHook string
+	// MetricsAddress to serve /metrics, /healthz and /readyz on; empty: none.
+	MetricsAddress string
+	// Version of the plugin, for the report.
+	Version string
+}
+
+// AddFlags registers the flags with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of the Node this plugin runs on (default: the environment's NODE_NAME)")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "file with the API server's address and credentials (default: those of the pod)")
+	fs.StringVar(&c.HostRoot, "host-root", "/", "where the host's file system is mounted")
+	fs.StringVar(&c.DriverRoot, "driver-root", "", "directory on the host that the NVIDIA driver is installed under (default: found)")
+	fs.StringVar(&c.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's root directory")
+	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and what containers need from this plugin; same path here and on the host")
+	fs.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specifications; same path here and on the host")
+	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics, /healthz and /readyz on; empty serves none")
+}
+
+// Validate reports everything that is wrong, each with its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.NodeName == "" {
+		errs = append(errs, errors.New("--node-name: is required (or NODE_NAME in the environment)"))
+	} else if problems := validation.IsDNS1123Subdomain(c.NodeName); len(problems) > 0 {
+		errs = append(errs, fmt.Errorf("--node-name: %q is no name of a Node: %s", c.NodeName, strings.Join(problems, "; ")))
+	}
+	for flag, path := range map[string]string{
+		"--host-root": c.HostRoot, "--kubelet-root": c.KubeletRoot,
+		"--data-dir": c.DataDir, "--cdi-dir": c.CDIDir, "--cdi-hook": c.CDIHook,
+	} {
+		if !filepath.IsAbs(path) {
+			errs = append(errs, fmt.Errorf("%s: %q is not an absolute path", flag, path))
+		}
+	}
+	if c.DriverRoot != "" && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root: %q is not an absolute path", c.DriverRoot))
+	}
+	if err := isDir(c.HostRoot); err != nil {
+		errs = append(errs, fmt.Errorf("--host-root: %w", err))
+	}
+	if err := isDir(c.KubeletRoot); err != nil {
+		errs = append(errs, fmt.Errorf("--kubelet-root: %w; give the kubelet's --root-dir", err))
+	}
+	if info, err := os.Stat(c.CDIHook); err != nil {
+		errs = append(errs, fmt.Errorf("--cdi-hook: %w", err))
+	} else if info.Mode()&0o111 == 0 {
+		errs = append(errs, fmt.Errorf("--cdi-hook: %s is not executable", c.CDIHook))
+	}
+	return errors.Join(errs...)
+}
+
+func isDir(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is not a directory", path)
+	}
+	return nil
+}
+
+// userAgent names the plugin to the API server.
+const userAgent = "tessera-kubelet-plugin"
+
+// restConfig says how to reach the API server.
+func (c *Config) restConfig() (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		if c.Kubeconfig == "" {
+			return nil, fmt.Errorf("reach the API server: %w (outside of a pod, give --kubeconfig)", err)
+		}
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	cfg.UserAgent = userAgent + "/" + c.Version
+	return cfg, nil
+}

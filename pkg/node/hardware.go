@@ -1,0 +1,257 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	// retryDriver is how often a driver that isn't there, or doesn't work, is
+	// looked for.
+	retryDriver = 5 * time.Second
+	// rereadEvery is how often the facts are read without any sign of change.
+	rereadEvery = time.Minute
+	// settle is how long signs of change are gathered: they come in bursts.
+	settle = 100 * time.Millisecond
+)
+
+// hardware keeps what the other parts know of the driver and the GPUs true.
+type hardware struct {
+	nodeName   string
+	driverRoot string // empty: found
+	host       driverroot.Host
+	specs      *cdi.Specs
+	reporter   *report.Reporter
+	// conditions known from elsewhere, by GPU.
+	conditions func() map[gpu.UUID][]gpu.Condition
+	// arrived is called when a driver that works has come, or has been
+	// replaced by another version.
+	arrived func(context.Context)
+	// wake asks for the facts to be read again.
+	wake chan struct{}
+	// first is closed when the driver has been looked for once.
+	first chan struct{}
+
+	said string // the last trouble that was logged
+}
+
+// Wake asks for the facts to be read again soon.
+func (h *hardware) Wake() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run looks for the driver, follows it as long as it works, and starts again,
+// until ctx ends.
+func (h *hardware) Run(ctx context.Context) error {
+	looked := false
+	for ctx.Err() == nil {
+		err := h.follow(ctx, func() {
+			if !looked {
+				looked = true
+				close(h.first)
+			}
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		h.lose(ctx, err)
+		if !looked {
+			looked = true
+			close(h.first)
+		}
+		h.pause(ctx, retryDriver)
+	}
+	return nil
+}
+
+// lose tells everybody that there is no driver now.
+func (h *hardware) lose(ctx context.Context, err error) {
+	reason := report.ReasonNVMLError
+	if notFound := (*driverroot.NotFoundError)(nil); errors.As(err, &notFound) {
+		reason = report.ReasonDriverNotFound
+	}
+	if h.said != err.Error() {
+		klog.FromContext(ctx).Info("No working NVIDIA driver, waiting for one", "reason", reason, "err", err)
+		h.said = err.Error()
+	}
+	h.reporter.Missing(reason, err.Error())
+	_ = h.specs.SetDriver(nil) // nil never fails
+}
+
+// follow opens the driver and reads it again and again; it returns why that
+// can't go on. found is called after the first reading.
+func (h *hardware) follow(ctx context.Context, found func()) error {
+	root, err := driverroot.Find(h.host, h.driverRoot)
+	if err != nil {
+		return err
+	}
+	session, err := nvml.Open(h.host.Path(root.Library))
+	if err != nil {
+		return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+	}
+	defer session.Close()
+	defer func() { _ = h.specs.SetDriver(nil) }() // it must not use a closed session
+	node, err := h.read(root, session)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", h.nodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
+		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
+	h.said = ""
+	h.arrived(ctx)
+	found()
+
+	ctx, cancel := context.WithCancel(ctx)
+	events := h.watchEvents(ctx, session)
+	defer func() { cancel(); <-events }()
+	nodes := h.watchNodes(ctx, root)
+	defer func() { <-nodes }()
+	defer cancel()
+	return h.reread(ctx, root, session, node.DriverVersion)
+}
+
+// reread reads the facts when something may have changed, and from time to
+// time.
+func (h *hardware) reread(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
+	for {
+		h.pause(ctx, rereadEvery)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		now, err := driverroot.Find(h.host, h.driverRoot)
+		if err != nil {
+			return err
+		}
+		if !sameRoot(root, now) {
+			return fmt.Errorf("the driver has moved from %s to %s", root.Library, now.Library)
+		}
+		node, err := h.read(root, session)
+		if err != nil {
+			return err
+		}
+		if node.DriverVersion != version {
+			return fmt.Errorf("the driver was updated from %s to %s", version, node.DriverVersion)
+		}
+	}
+}
+
+func sameRoot(a, b driverroot.Root) bool {
+	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
+}
+
+// read takes in the facts and passes them on.
+func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, error) {
+	node, err := report.Read(h.nodeName, session, report.Dirs{
+		Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
+		Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
+	})
+	if err != nil {
+		return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
+	}
+	known := h.conditions()
+	for i, g := range node.GPUs {
+		node.GPUs[i].Conditions = append(g.Conditions, known[g.UUID]...)
+	}
+	err = h.specs.SetDriver(&cdi.Driver{
+		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot,
+		LibraryDirs: root.LibraryDirs, GPUs: node.GPUs, Session: session,
+	})
+	if err != nil {
+		return gpu.Node{}, err
+	}
+	return node, h.reporter.Found(node)
+}
+
+// pause waits for a sign of change, the time, or the end of ctx.
+func (h *hardware) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return
+	case <-h.wake:
+		select {
+		case <-time.After(settle):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// watchEvents wakes at each event of the GPUs. The channel is closed when the
+// session isn't used any more.
+func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			event, err := session.WaitEvent(ctx)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case errors.Is(err, nvml.ErrNotSupported):
+				klog.FromContext(ctx).V(2).Info("GPUs have no events to watch, facts are read from time to time", "node", h.nodeName, "err", err)
+				return
+			case err != nil: // such as a GPU that is lost
+				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", h.nodeName, "err", err)
+				select {
+				case <-time.After(retryDriver):
+				case <-ctx.Done():
+				}
+			case event.Xid != 0:
+				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
+			}
+			h.Wake()
+		}
+	}()
+	return done
+}
+
+// watchNodes wakes when device nodes appear and disappear.
+func (h *hardware) watchNodes(ctx context.Context, root driverroot.Root) <-chan struct{} {
+	done := make(chan struct{})
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = watcher.Add(h.host.Path(filepath.Join(root.DevRoot, "dev")))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("Device nodes are not watched, only looked at from time to time", "node", h.nodeName, "err", err)
+		if watcher != nil {
+			watcher.Close()
+		}
+		close(done)
+		return done
+	}
+	go func() {
+		defer close(done)
+		defer watcher.Close()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case event := <-watcher.Events:
+				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {
+					h.Wake()
+				}
+			}
+		}
+	}()
+	return done
+}

@@ -1,0 +1,128 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// What the plugin keeps in its data directory.
+const (
+	lockFile   = "lock"
+	journalDir = "claims"
+	hookFile   = "bin/nvidia-cdi-hook"
+)
+
+// lockPoll is how often the data directory's lock is tried.
+const lockPoll = 200 * time.Millisecond
+
+// lockDataDir waits until no other plugin uses the directory: in an update the
+// old one may still be finishing. The lock ends with the process, or with the
+// file.
+func lockDataDir(ctx context.Context, dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	for waited := false; ; waited = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		if !waited {
+			klog.FromContext(ctx).Info("Another plugin uses the data directory, waiting for it to end", "path", f.Name())
+		}
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		}
+	}
+}
+
+// installHook puts the program where the container runtime, on the host, can
+// start it. Containers may be starting with the present one: it is replaced
+// whole, and only by another.
+func installHook(from, dataDir string) (string, error) {
+	path := filepath.Join(dataDir, hookFile)
+	program, err := os.ReadFile(from)
+	if err != nil {
+		return "", fmt.Errorf("--cdi-hook: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", fmt.Errorf("--data-dir: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &st); err == nil && st.Flags&unix.ST_NOEXEC != 0 {
+		return "", fmt.Errorf("--data-dir: %s is mounted noexec, but container runtimes have to start %s there: choose another directory", dataDir, hookFile)
+	}
+	if sameContent(path, program) {
+		return path, nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".hook-*")
+	if err != nil {
+		return "", fmt.Errorf("install %s: %w", path, err)
+	}
+	_, err = io.Copy(tmp, bytes.NewReader(program))
+	err = errors.Join(err, tmp.Chmod(0o755), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("install %s: %w", path, err), os.Remove(tmp.Name()))
+	}
+	return path, nil
+}
+
+func sameContent(path string, want []byte) bool {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() != int64(len(want)) || info.Mode().Perm() != 0o755 {
+		return false
+	}
+	have, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(have, want)
+}
+
+// leave takes what the plugin has put into its data directory off the host;
+// what others put there stays, and then the directory does.
+func leave(dataDir string) error {
+	return errors.Join(
+		removeIfThere(filepath.Join(dataDir, hookFile)),
+		removeIfThere(filepath.Join(dataDir, filepath.Dir(hookFile))),
+		removeIfThere(filepath.Join(dataDir, journalDir)),
+		removeIfThere(filepath.Join(dataDir, lockFile)),
+	)
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// bootIDFile tells boots of the kernel apart.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+func readBootID() (string, error) {
+	id, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return "", fmt.Errorf("tell this boot from others: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}

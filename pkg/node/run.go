@@ -1,0 +1,191 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+)
+
+// DriverName is the DRA driver's name: that of NVIDIA's driver, so that what
+// was written for it works unchanged.
+const DriverName = "gpu.nvidia.com"
+
+// firstReportWithin is how long registration waits for the first report. The
+// kubelet must be able to unprepare while the API server is away.
+const firstReportWithin = 15 * time.Second
+
+// Run is the plugin. It returns when ctx ends, or with what makes it
+// impossible to go on; a missing driver or API server doesn't.
+func Run(ctx context.Context, cfg Config) error {
+	api, err := cfg.restConfig()
+	if err != nil {
+		return err
+	}
+	listener, err := listen(ctx, cfg.MetricsAddress)
+	if err != nil {
+		return err
+	}
+	lock, err := lockDataDir(ctx, cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	p, err := newPlugin(cfg, api)
+	if err != nil {
+		return err
+	}
+	defer p.journal.Close()
+	err = p.run(ctx, listener)
+	return errors.Join(err, p.leave(ctx))
+}
+
+// plugin is the parts, wired.
+type plugin struct {
+	cfg        Config
+	client     kubernetes.Interface
+	journal    *journal.Journal
+	specs      *cdi.Specs
+	reporter   *report.Reporter
+	preparer   *prepare.Preparer
+	hardware   *hardware
+	metrics    *prometheus.Registry
+	registered atomic.Bool
+}
+
+func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
+	p := &plugin{cfg: cfg, metrics: newRegistry()}
+	bootID, err := readBootID()
+	if err != nil {
+		return nil, err
+	}
+	if p.client, err = kubernetes.NewForConfig(api); err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	p.reporter, err = report.New(report.Config{NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api})
+	if err != nil {
+		return nil, err
+	}
+	hook, err := installHook(cfg.CDIHook, cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), nil); err != nil {
+		return nil, err
+	}
+	host := driverroot.NewHost(cfg.HostRoot)
+	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host})
+	p.hardware = &hardware{
+		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs, reporter: p.reporter,
+		arrived: p.recover, wake: make(chan struct{}, 1), first: make(chan struct{}),
+	}
+	p.preparer = prepare.New(prepare.Options{
+		Journal: p.journal, CDI: p.specs, Inventory: p.reporter,
+		Holders: prepare.NewCluster(p.client.ResourceV1(), p.client.CoreV1(), DriverName, cfg.NodeName),
+		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
+		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake,
+	})
+	p.hardware.conditions = p.preparer.Conditions
+	return p, nil
+}
+
+// run runs the parts until ctx ends or one can't go on.
+func (p *plugin) run(ctx context.Context, listener net.Listener) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return serve(ctx, listener, p.metrics, p.ready) })
+	group.Go(func() error { return p.hardware.Run(ctx) })
+	group.Go(func() error { return p.reporter.Run(ctx) })
+	group.Go(func() error {
+		if err := p.mayRegister(ctx); err != nil {
+			return nil //nolint:nilerr // the context's end: nothing to register any more
+		}
+		return p.serveKubelet(ctx)
+	})
+	return group.Wait()
+}
+
+// mayRegister waits until the kubelet may hand out claims for this node.
+func (p *plugin) mayRegister(ctx context.Context) error {
+	select {
+	case <-p.hardware.first:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	logger := klog.FromContext(ctx)
+	if p.reporter.Trouble() != nil {
+		p.recover(ctx) // what can be without a driver; with one, it is done
+	}
+	soon, cancel := context.WithTimeout(ctx, firstReportWithin)
+	defer cancel()
+	if err := p.reporter.WaitReported(soon); err != nil && ctx.Err() == nil {
+		logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
+		return nil
+	}
+	if conflict := p.reporter.Conflict(); conflict != "" {
+		logger.Info("Not registering with the kubelet until the other driver is gone", "node", p.cfg.NodeName, "conflict", conflict)
+		return p.reporter.WaitUnchallenged(ctx)
+	}
+	return ctx.Err()
+}
+
+// serveKubelet registers and serves until ctx ends.
+func (p *plugin) serveKubelet(ctx context.Context) error {
+	return kubelet.New(kubelet.Options{
+		Driver: DriverName, Root: p.cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
+		OnRegistered: func(time.Time) {
+			klog.FromContext(ctx).Info("Registered with the kubelet", "node", p.cfg.NodeName)
+			p.registered.Store(true)
+			p.reporter.Registered()
+		},
+	}).Run(ctx)
+}
+
+// recover makes the node agree with the journal. What can't be mended now, for
+// want of a driver say, is tried again when a driver has arrived.
+func (p *plugin) recover(ctx context.Context) {
+	if err := p.preparer.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
+	}
+}
+
+// ready says what is missing for claims to be prepared.
+func (p *plugin) ready() error {
+	if !p.registered.Load() {
+		return errors.New("not registered with the kubelet yet")
+	}
+	return p.reporter.Trouble()
+}
+
+// leave cleans up on the host, if nothing there is in use any more: the next
+// plugin, if there is one, puts it back.
+func (p *plugin) leave(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	if n := p.journal.Len() + len(p.journal.Unreadable()); n > 0 {
+		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
+		return nil
+	}
+	err := errors.Join(p.specs.RemoveCommon(), leave(p.cfg.DataDir))
+	if err != nil {
+		return fmt.Errorf("clean up on the host: %w", err)
+	}
+	// Not ours if it isn't empty, and a mount if it is the container's.
+	_ = os.Remove(p.cfg.DataDir)
+	return nil
+}
