@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+)
+
+func installCommand() *cobra.Command {
+	var machine, name string
+	o := driverroot.Options{}
+	c := &cobra.Command{
+		Use:   "install --root DIR --machine 8xh100-80gb",
+		Short: "Lay out the driver root of a simulated machine",
+		Long: `Lays out a driver root: versioned libraries, nvidia-smi, device nodes, and the
+parts of /proc and /sys that an NVIDIA driver makes. Point a program at it as its
+driver root, or run DIR/usr/bin/nvidia-smi.
+
+The machine is given in short (8xh100-80gb, or 4xa30,4xl40s) or as a YAML file:
+
+    driverVersion: 580.159.04     # default
+    cudaVersion: "13.0"           # default
+    gpus:
+    - {model: h100-80gb, count: 8}
+    - {model: a100-40gb, count: 2, migEnabled: true}
+
+UUIDs, serial numbers and PCI addresses follow from the node's name: the same name
+gives the same machine, another name another one.
+
+It may be run again: what is there is put right, and the machine's state (faults,
+lost GPUs, MIG instances) is kept as long as the machine is the same one. Needs
+root (device nodes).`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var err error
+			if o.Machine, err = readMachine(machine, name); err != nil {
+				return err
+			}
+			if o.SMI, err = os.Executable(); err != nil {
+				return fmt.Errorf("find this program: %w", err)
+			}
+			if o.Library == "" {
+				o.Library = filepath.Join(filepath.Dir(o.SMI), "libnvidia-ml.so.1")
+			}
+			if _, err := os.Stat(o.Library); errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("library %s is not there; build it with \"go build -buildmode=c-shared -o %[1]s ./cmd/nvmlsim/lib\" or name it with --library", o.Library)
+			}
+			if err := driverroot.Install(o); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
+			return err
+		},
+	}
+	c.Flags().StringVar(&o.Root, "root", "", "driver root to make, e.g. /run/nvidia/driver")
+	c.Flags().StringVar(&machine, "machine", "", "machine file, or short form such as 8xh100-80gb")
+	c.Flags().StringVar(&name, "node-name", "", "name that identities follow from (default: the machine file's name)")
+	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
+	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
+	return c
+}
+
+// must panics on what can only be a mistake in this program.
+func must(errs ...error) {
+	if err := errors.Join(errs...); err != nil {
+		panic(err)
+	}
+}
+
+// readMachine takes a file if there is one of this name, else the short form.
+func readMachine(arg, name string) (nvmlsim.Description, error) {
+	text, err := os.ReadFile(arg)
+	if errors.Is(err, fs.ErrNotExist) && filepath.Ext(arg) == "" {
+		text, err = []byte(arg), nil
+	}
+	if err != nil {
+		return nvmlsim.Description{}, fmt.Errorf("machine file: %w", err)
+	}
+	spec, err := nvmlsim.ParseSpec(text)
+	if err != nil {
+		return nvmlsim.Description{}, err
+	}
+	return nvmlsim.Describe(spec, name)
+}
+
+func uninstallCommand() *cobra.Command {
+	var root string
+	c := &cobra.Command{
+		Use:   "uninstall --root DIR",
+		Short: "Remove what install made, and nothing else",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return driverroot.Uninstall(root) },
+	}
+	c.Flags().StringVar(&root, "root", "", "driver root that was given to install")
+	must(c.MarkFlagRequired("root"))
+	return c
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+func newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "nvmlsim",
+		Short: "NVIDIA GPUs without hardware",
+		Long: `nvmlsim pretends to be a machine with NVIDIA GPUs. Start with
+
+    nvmlsim models                                        # what GPUs there are
+    nvmlsim install --root /tmp/gpus --machine 8xh100-80gb
+    /tmp/gpus/usr/bin/nvidia-smi                          # look at it
+    nvmlsim lose 3 --root /tmp/gpus                       # break something
+    nvmlsim uninstall --root /tmp/gpus
+
+GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	m := &target{}
+	machine := []*cobra.Command{stateCommand(m), faultCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
+	for _, c := range machine {
+		c.Flags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
+	}
+	root.AddCommand(installCommand(), uninstallCommand(), modelsCommand())
+	root.AddCommand(machine...)
+	return root
+}
+
+// target is the machine that a command is about.
+type target struct{ root string }
+
+// do opens the machine, runs a change and closes it.
+func (t *target) do(change func(*nvmlsim.Machine) error) (err error) {
+	path := os.Getenv(nvmlsim.StateEnv)
+	if t.root != "" {
+		path = filepath.Join(t.root, nvmlsim.StateFile)
+	}
+	if path == "" {
+		return errors.New("which machine? Give --root DIR")
+	}
+	m, err := nvmlsim.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	return change(m)
+}
+
+// position finds a GPU by number, UUID or PCI address.
+func position(m *nvmlsim.Machine, name string) (int, error) {
+	for pos, id := range m.Description().GPUs {
+		if name == strconv.Itoa(id.Minor) || name == id.UUID || strings.EqualFold(name, id.BusID) {
+			return pos, nil
+		}
+	}
+	return 0, fmt.Errorf("the machine has no GPU %q; name it by number (0 to %d), UUID or PCI address", name, len(m.Description().GPUs)-1)
+}
+
+func stateCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:   "state --root DIR",
+		Short: "Show everything about the machine, as JSON",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return t.do(func(m *nvmlsim.Machine) error {
+				e := json.NewEncoder(c.OutOrStdout())
+				e.SetIndent("", "  ")
+				return e.Encode(m.State())
+			})
+		},
+	}
+}
+
+func faultCommand(t *target) *cobra.Command {
+	f := nvmlsim.Fault{}
+	var gpu string
+	var code int32
+	var clear bool
+	c := &cobra.Command{
+		Use:   "fault CALL --root DIR [--gpu GPU] [--code N] [--delay-ms N] [--count N]",
+		Short: "Make NVML calls fail or take long",
+		Long: `Makes calls of an NVML function fail, take long, or both, until used up or cleared:
+
+    nvmlsim fault DeviceGetUUID --gpu 3 --code 15 --root DIR        # GPU is lost
+    nvmlsim fault EventSetWait --code 999 --count 1 --root DIR      # once, unknown error
+    nvmlsim fault '*' --delay-ms 200 --root DIR                     # everything is slow
+    nvmlsim fault --clear --root DIR
+
+CALL is the function's name without nvml and version; '*' is every one.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return t.do(func(m *nvmlsim.Machine) error {
+				if clear {
+					return m.ClearFaults()
+				}
+				if len(args) == 0 {
+					return errors.New("which call? For example: nvmlsim fault DeviceGetUUID --code 15")
+				}
+				f.Call, f.Code, f.GPU = args[0], nvmlsim.Return(code), nvmlsim.AnyGPU
+				if gpu != "" {
+					var err error
+					if f.GPU, err = position(m, gpu); err != nil {
+						return err
+					}
+				}
+				return m.Fault(f)
+			})
+		},
+	}
+	c.Flags().StringVar(&gpu, "gpu", "", "only for this GPU (default: all)")
+	c.Flags().Int32Var(&code, "code", 0, "NVML return code; 0 delays only")
+	c.Flags().IntVar(&f.DelayMS, "delay-ms", 0, "milliseconds to wait before the call does anything")
+	c.Flags().IntVar(&f.Count, "count", 0, "how many calls meet it; 0 is all, until cleared")
+	c.Flags().BoolVar(&clear, "clear", false, "take all faults away, and load the driver")
+	return c
+}
+
+func loseCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:   "lose GPU --root DIR",
+		Short: "Let a GPU fall off the bus (until reboot)",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return t.do(func(m *nvmlsim.Machine) error {
+				pos, err := position(m, args[0])
+				if err != nil {
+					return err
+				}
+				return m.Lose(pos)
+			})
+		},
+	}
+}
+
+func xidCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:   "xid GPU NUMBER --root DIR",
+		Short: "Let a GPU report an Xid to whoever waits for events",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			xid, err := strconv.ParseUint(args[1], 10, 16)
+			if err != nil {
+				return fmt.Errorf("xid %q: want a number, such as 79", args[1])
+			}
+			return t.do(func(m *nvmlsim.Machine) error {
+				pos, err := position(m, args[0])
+				if err != nil {
+					return err
+				}
+				return m.PushXID(pos, xid)
+			})
+		},
+	}
+}
+
+func rebootCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:   "reboot --root DIR",
+		Short: "Forget what hardware forgets: MIG instances, modes, lost GPUs",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return t.do((*nvmlsim.Machine).Reboot) },
+	}
+}
+
+func driverCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:       "driver load|unload --root DIR",
+		Short:     "Load or unload the driver (nvmlInit answers Driver Not Loaded)",
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"load", "unload"},
+		RunE: func(_ *cobra.Command, args []string) error {
+			return t.do(func(m *nvmlsim.Machine) error { return m.LoadDriver(args[0] == "load") })
+		},
+	}
+}
+
+func modelsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "models [MODEL]",
+		Short: "List the GPU models, or show one with its MIG profiles and sources",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+			if len(args) == 1 {
+				m, err := nvmlsim.FindModel(args[0])
+				if err != nil {
+					return err
+				}
+				printModel(w, m)
+				return w.Flush()
+			}
+			models, err := nvmlsim.Models()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(w, "MODEL\tNAME\tMEMORY\tMIG PROFILES")
+			for _, m := range models {
+				fmt.Fprintf(w, "%s\t%s\t%d MiB\t%s\n", m.ID, m.ProductName, m.MemoryMiB, profileNames(m))
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func profileNames(m *nvmlsim.Model) string {
+	if m.MIG == nil {
+		return "-"
+	}
+	names := make([]string, len(m.MIG.Profiles))
+	for i, p := range m.MIG.Profiles {
+		names[i] = p.Name
+	}
+	return strings.Join(names, " ")
+}
+
+func printModel(w *tabwriter.Writer, m *nvmlsim.Model) {
+	fmt.Fprintf(w, "%s\t%s, %s, CUDA %s, %d MiB\n", m.ID, m.ProductName, m.Architecture, m.CUDAComputeCapability, m.MemoryMiB)
+	if m.MIG != nil {
+		fmt.Fprintln(w, "PROFILE\tID\tMEMORY\tSM\tCE\tDEC\tENC\tJPEG\tOFA\tMAX\tPLACEMENTS")
+		for _, p := range m.MIG.Profiles {
+			fmt.Fprintf(w, "%s\t%d\t%d MiB\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%v:%d\n", p.Name, p.ID, p.MemorySizeMB,
+				p.MultiprocessorCount, p.CopyEngineCount, p.DecoderCount, p.EncoderCount, p.JPEGCount, p.OFACount, p.InstanceCount, p.Starts, p.Size)
+		}
+	}
+	for _, s := range m.Sources {
+		fmt.Fprintln(w, "source:\t"+s)
+	}
+	for _, s := range m.Assumptions {
+		fmt.Fprintln(w, "assumed:\t"+s)
+	}
+}

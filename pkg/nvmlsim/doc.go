@@ -1,0 +1,25 @@
+// Package nvmlsim is pretended NVIDIA hardware: a machine with GPUs that
+// answers what NVML would, without a GPU, a driver or root.
+//
+// A machine is declared (Spec), given its identities (Describe: UUIDs,
+// serials and PCI addresses follow from the machine's name, so that they are
+// the same on every run and differ between nodes), and kept in one state file
+// that all processes share (Store). The file is the hardware: it outlives every
+// process, and whoever opens it sees the same GPUs. GPU models are data
+// (models/*.yaml), each row with its source.
+//
+// There are two doors to the one engine: this package, for tests and for the
+// nvidia-smi stand-in, and libnvidia-ml.so.1 (cmd/nvmlsim/lib), through which
+// production binaries run unmodified. Neither adds behaviour of its own.
+//
+// What a process sees depends on where it is, as with a real driver. With the
+// state file in reach (on the node, under the driver root, or named by
+// NVSIM_STATE) it sees all GPUs. Without it (in a user's container, where only
+// the library, nvidia-smi and device nodes are) it sees exactly the GPUs whose
+// /dev/nvidiaN is there and allowed by the device cgroup; their identities
+// come from the description that installing appended to the library and
+// nvidia-smi (Embed), and they count as healthy and idle.
+//
+// It is not a CUDA: nothing runs on these GPUs. The package imports neither
+// go-nvml nor any other package of this module.
+package nvmlsim

@@ -1,0 +1,227 @@
+package driverroot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// entry is one path of the layout and what makes it right.
+type entry struct {
+	path string
+	put  func(full string) error
+}
+
+// Majors of the character devices. 195 is NVIDIA's own; the others are dynamic
+// on real machines and are fixed here to what they often are.
+const (
+	nvidiaMajor = 195
+	uvmMajor    = 510
+	capsMajor   = 509
+
+	ctlMinor     = 255
+	modesetMinor = 254
+)
+
+func file(path string, mode fs.FileMode, content []byte) entry {
+	return entry{path, func(full string) error { return replace(full, content, mode) }}
+}
+
+func link(path, target string) entry {
+	return entry{path, func(full string) error {
+		if have, err := os.Readlink(full); err == nil && have == target {
+			return nil
+		}
+		return swap(full, func(tmp string) error { return os.Symlink(target, tmp) })
+	}}
+}
+
+func charDevice(path string, major, minor uint32) entry {
+	return entry{path, func(full string) error { return makeNode(full, major, minor) }}
+}
+
+func makeNode(full string, major, minor uint32) error {
+	const mode = 0o666
+	var st unix.Stat_t
+	want := unix.Mkdev(major, minor)
+	if unix.Lstat(full, &st) == nil && st.Mode == unix.S_IFCHR|mode && st.Rdev == want {
+		return nil
+	}
+	err := swap(full, func(tmp string) error {
+		if err := unix.Mknod(tmp, unix.S_IFCHR|mode, int(want)); err != nil {
+			return err
+		}
+		return os.Chmod(tmp, mode)
+	})
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("make device node %d:%d: %w (device nodes need root with CAP_MKNOD, outside a user namespace)", major, minor, err)
+	}
+	return err
+}
+
+// layout is the whole driver, in the order to make it: what announces the
+// driver to those who wait for it, libnvidia-ml.so.1, comes last.
+func layout(o Options) ([]entry, error) {
+	libraries, err := libraryEntries(o)
+	if err != nil {
+		return nil, err
+	}
+	smi, err := withMachine(o.SMI, "../..", o.Machine, func(b []byte) ([]byte, error) { return b, nil })
+	if err != nil {
+		return nil, fmt.Errorf("nvidia-smi: %w", err)
+	}
+	entries := deviceEntries(o.Machine)
+	entries = append(entries, procEntries(o.Machine)...)
+	entries = append(entries, sysEntries(o.Machine)...)
+	entries = append(entries, file("usr/bin/nvidia-smi", 0o755, smi))
+	return append(entries, libraries...), nil
+}
+
+// LibraryDir is where the libraries are under the root on this architecture.
+func LibraryDir() string {
+	if runtime.GOARCH == "arm64" {
+		return "usr/lib/aarch64-linux-gnu"
+	}
+	return "usr/lib/x86_64-linux-gnu"
+}
+
+func libraryEntries(o Options) ([]entry, error) {
+	const nvml = "libnvidia-ml.so.1"
+	image, err := withMachine(o.Library, "../../..", o.Machine, func(b []byte) ([]byte, error) { return nameLibrary(b, nvml) })
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", nvml, err)
+	}
+	dir, version := LibraryDir(), o.Machine.DriverVersion
+	var entries []entry
+	// Sonames as a 580 driver has them; "" where the file has no link.
+	for _, l := range []struct{ name, soname string }{
+		{"libcuda", "libcuda.so.1"},
+		{"libcudadebugger", "libcudadebugger.so.1"},
+		{"libnvidia-cfg", "libnvidia-cfg.so.1"},
+		{"libnvidia-gpucomp", ""},
+		{"libnvidia-nvvm", "libnvidia-nvvm.so.4"},
+		{"libnvidia-opencl", "libnvidia-opencl.so.1"},
+		{"libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1"},
+	} {
+		versioned := l.name + ".so." + version
+		if l.soname == "" {
+			entries = append(entries, file(filepath.Join(dir, versioned), 0o755, emptyLibrary(versioned)))
+			continue
+		}
+		entries = append(entries,
+			file(filepath.Join(dir, versioned), 0o755, emptyLibrary(l.soname)),
+			link(filepath.Join(dir, l.soname), versioned))
+	}
+	return append(entries,
+		link(filepath.Join(dir, "libcuda.so"), "libcuda.so.1"),
+		file(filepath.Join(dir, "libnvidia-ml.so."+version), 0o755, image),
+		link(filepath.Join(dir, nvml), "libnvidia-ml.so."+version)), nil
+}
+
+// withMachine is a file's content, changed, with the machine appended. A file
+// that is itself an installed one is taken without what was appended to it.
+func withMachine(path, root string, d nvmlsim.Description, change func([]byte) ([]byte, error)) ([]byte, error) {
+	b, err := nvmlsim.WithoutEmbedded(path)
+	if err != nil {
+		return nil, err
+	}
+	if b, err = change(b); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	tail, err := nvmlsim.Embed(root, d)
+	return append(b, tail...), err
+}
+
+func deviceEntries(d nvmlsim.Description) []entry {
+	entries := []entry{
+		charDevice("dev/nvidiactl", nvidiaMajor, ctlMinor),
+		charDevice("dev/nvidia-modeset", nvidiaMajor, modesetMinor),
+		charDevice("dev/nvidia-uvm", uvmMajor, 0),
+		charDevice("dev/nvidia-uvm-tools", uvmMajor, 1),
+		charDevice("dev/nvidia-caps/nvidia-cap1", capsMajor, 1),
+		charDevice("dev/nvidia-caps/nvidia-cap2", capsMajor, 2),
+	}
+	for _, g := range d.GPUs {
+		entries = append(entries, charDevice(fmt.Sprintf("dev/nvidia%d", g.Minor), nvidiaMajor, uint32(g.Minor)))
+	}
+	return entries
+}
+
+func text(path, format string, args ...any) entry {
+	return file(path, 0o444, fmt.Appendf(nil, format, args...))
+}
+
+func procEntries(d nvmlsim.Description) []entry {
+	entries := []entry{
+		text("proc/devices", "Character devices:\n  1 mem\n%3d nvidia\n%3d nvidia-modeset\n%3d nvidiactl\n%3d nvidia-caps\n%3d nvidia-uvm\n\nBlock devices:\n",
+			nvidiaMajor, nvidiaMajor, nvidiaMajor, capsMajor, uvmMajor),
+		text("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (nvmlsim)\n", d.DriverVersion),
+		text("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"),
+		text("proc/driver/nvidia/capabilities/mig/config", capability, 1, 256),
+		text("proc/driver/nvidia/capabilities/mig/monitor", capability, 2, 292),
+		text("proc/driver/nvidia-caps/mig-minors", "%s", migMinors(d)),
+	}
+	for _, g := range d.GPUs {
+		m, err := nvmlsim.FindModel(g.Model)
+		if err != nil {
+			continue // Describe checked it
+		}
+		entries = append(entries, text("proc/driver/nvidia/gpus/"+g.BusID+"/information",
+			"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nVideo BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n",
+			m.ProductName, g.UUID, g.BusID, g.Minor))
+	}
+	return entries
+}
+
+// capability is the content of a file under /proc/driver/nvidia/capabilities.
+const capability = "DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n"
+
+// migMinors is /proc/driver/nvidia-caps/mig-minors: the minor of each capability,
+// for all instances there could be. The numbering is the driver's: 15 GPU
+// instances of one access file and 8 compute instances each, from 3 on.
+func migMinors(d nvmlsim.Description) string {
+	var b strings.Builder
+	b.WriteString("config 1\nmonitor 2\n")
+	minor := 3
+	for _, g := range d.GPUs {
+		for gi := range 15 {
+			fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", g.Minor, gi, minor)
+			minor++
+			for ci := range 8 {
+				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", g.Minor, gi, ci, minor)
+				minor++
+			}
+		}
+	}
+	return b.String()
+}
+
+// sysEntries are the PCI functions as sysfs shows them, with what a driver looks
+// up there: NUMA node, ids and, by the path of the device, the root complex.
+func sysEntries(d nvmlsim.Description) []entry {
+	entries := []entry{text("sys/module/nvidia/version", "%s\n", d.DriverVersion)}
+	for _, g := range d.GPUs {
+		m, err := nvmlsim.FindModel(g.Model)
+		if err != nil {
+			continue // Describe checked it
+		}
+		dir := filepath.Join("devices", g.PCIeRoot, strings.TrimPrefix(g.PCIeRoot, "pci")+":01.0", g.BusID)
+		entries = append(entries,
+			text(filepath.Join("sys", dir, "vendor"), "0x%04x\n", m.PCIDeviceID&0xFFFF),
+			text(filepath.Join("sys", dir, "device"), "0x%04x\n", m.PCIDeviceID>>16),
+			text(filepath.Join("sys", dir, "subsystem_vendor"), "0x%04x\n", m.PCISubSystemID&0xFFFF),
+			text(filepath.Join("sys", dir, "subsystem_device"), "0x%04x\n", m.PCISubSystemID>>16),
+			text(filepath.Join("sys", dir, "class"), "0x030200\n"),
+			text(filepath.Join("sys", dir, "numa_node"), "%d\n", g.NUMANode),
+			link(filepath.Join("sys/bus/pci/devices", g.BusID), filepath.Join("../../..", dir)))
+	}
+	return entries
+}

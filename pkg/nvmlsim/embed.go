@@ -1,0 +1,87 @@
+package nvmlsim
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// embedMagic ends a file that carries a description: JSON, its length in eight
+// bytes, this. ELF loaders ignore what follows the sections.
+const embedMagic = "NVMLSIM-MACHINE\n"
+
+type embedded struct {
+	// Root is the driver root, relative to the directory of the file.
+	Root        string      `json:"root"`
+	Description Description `json:"description"`
+}
+
+// Embed returns the bytes to append to an installed file so that it knows its
+// machine. root is the driver root relative to the file's directory.
+func Embed(root string, d Description) ([]byte, error) {
+	b, err := json.Marshal(embedded{Root: root, Description: d})
+	if err != nil {
+		return nil, fmt.Errorf("encode description: %w", err)
+	}
+	n := uint64(len(b))
+	return append(binary.LittleEndian.AppendUint64(b, n), embedMagic...), nil
+}
+
+// Embedded reads what Embed appended to a file. root is the driver root as a
+// path; in a container into which the file was mounted that is "/".
+func Embedded(path string) (root string, d Description, err error) {
+	e, err := readEmbedded(path)
+	if err != nil {
+		return "", Description{}, fmt.Errorf("%s belongs to no simulated machine: %w", path, err)
+	}
+	return filepath.Join(filepath.Dir(path), e.Root), e.Description, nil
+}
+
+func readEmbedded(path string) (embedded, error) {
+	var e embedded
+	f, err := os.Open(path)
+	if err != nil {
+		return e, err
+	}
+	defer f.Close()
+	const tail = 8 + len(embedMagic)
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return e, err
+	}
+	b := make([]byte, tail)
+	if _, err := f.ReadAt(b, max(end-int64(tail), 0)); err != nil || string(b[8:]) != embedMagic {
+		return e, errors.New("nothing was appended to it by nvmlsim install")
+	}
+	n := int64(binary.LittleEndian.Uint64(b))
+	if n <= 0 || n > slotSize || n > end-int64(tail) {
+		return e, fmt.Errorf("appended length %d", n)
+	}
+	body := make([]byte, n)
+	if _, err := f.ReadAt(body, end-int64(tail)-n); err != nil {
+		return e, err
+	}
+	return e, json.Unmarshal(body, &e)
+}
+
+// WithoutEmbedded is the content of a file less what Embed's result, appended
+// to it, added.
+func WithoutEmbedded(path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	const tail = 8 + len(embedMagic)
+	if len(b) < tail || string(b[len(b)-len(embedMagic):]) != embedMagic {
+		return b, nil
+	}
+	n := binary.LittleEndian.Uint64(b[len(b)-tail:])
+	if n > uint64(len(b)-tail) {
+		return nil, fmt.Errorf("%s: appended length %d", path, n)
+	}
+	return b[:uint64(len(b)-tail)-n], nil
+}

@@ -1,0 +1,263 @@
+package nvmlsim
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// GPU is a GPU as a session sees it. Its getters are the NVML calls of the
+// same name; each meets the faults set for it and answers GPUIsLost when the
+// GPU has fallen off the bus.
+type GPU struct {
+	m     *Machine
+	pos   int
+	index int
+	id    Identity
+	model *Model
+}
+
+func (g *GPU) call(name string) error { return g.m.call(name, g.pos) }
+
+// value answers v unless the call meets a fault.
+func value[T any](g *GPU, call string, v T) (T, error) {
+	if err := g.call(call); err != nil {
+		var zero T
+		return zero, err
+	}
+	return v, nil
+}
+
+// fromState answers from what can change; a GPU whose state isn't in reach is
+// as after boot.
+func fromState[T any](g *GPU, call string, get func(GPUState) T) (T, error) {
+	return value(g, call, get(g.state()))
+}
+
+func (g *GPU) state() GPUState {
+	if st := g.m.state(); st != nil && g.pos < len(st.GPUs) {
+		return st.GPUs[g.pos]
+	}
+	return bootGPU(g.id, g.model)
+}
+
+// Position in the machine: the number that Lose, Fault and Event take.
+func (g *GPU) Position() int { return g.pos }
+
+// Model of the GPU.
+func (g *GPU) Model() *Model { return g.model }
+
+// Identity of the GPU.
+func (g *GPU) Identity() Identity { return g.id }
+
+// Index in NVML's order, among the GPUs visible here.
+func (g *GPU) Index() (int, error) { return value(g, "DeviceGetIndex", g.index) }
+
+// UUID, "GPU-…".
+func (g *GPU) UUID() (string, error) { return value(g, "DeviceGetUUID", g.id.UUID) }
+
+// Name is the product name.
+func (g *GPU) Name() (string, error) { return value(g, "DeviceGetName", g.model.ProductName) }
+
+// Serial number.
+func (g *GPU) Serial() (string, error) { return value(g, "DeviceGetSerial", g.id.Serial) }
+
+// MinorNumber is N of /dev/nvidiaN.
+func (g *GPU) MinorNumber() (int, error) { return value(g, "DeviceGetMinorNumber", g.id.Minor) }
+
+// ModuleID on its board.
+func (g *GPU) ModuleID() (int, error) { return value(g, "DeviceGetModuleId", g.id.ModuleID) }
+
+// BoardID follows from the PCI address.
+func (g *GPU) BoardID() (uint32, error) {
+	p, _ := parseBusID(g.id.BusID)
+	return value(g, "DeviceGetBoardId", p.Bus<<8|p.Device)
+}
+
+// Brand is nvmlBrandType_t.
+func (g *GPU) Brand() (uint32, error) { return value(g, "DeviceGetBrand", g.model.BrandType()) }
+
+// Architecture is nvmlDeviceArchitecture_t.
+func (g *GPU) Architecture() (uint32, error) {
+	return value(g, "DeviceGetArchitecture", g.model.ArchitectureType())
+}
+
+// CUDAComputeCapability is major and minor.
+func (g *GPU) CUDAComputeCapability() ([2]int, error) {
+	major, minor, _ := strings.Cut(g.model.CUDAComputeCapability, ".")
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(minor)
+	return value(g, "DeviceGetCudaComputeCapability", [2]int{a, b})
+}
+
+// VBIOSVersion is NotSupported where the model has none.
+func (g *GPU) VBIOSVersion() (string, error) {
+	if g.model.VBIOSVersion == "" {
+		return value(g, "DeviceGetVbiosVersion", "00.00.00.00.00")
+	}
+	return value(g, "DeviceGetVbiosVersion", g.model.VBIOSVersion)
+}
+
+// PCI is a GPU's PCI function.
+type PCI struct {
+	Domain, Bus, Device uint32
+}
+
+// BusID as NVML prints it: eight digits of domain.
+func (p PCI) BusID() string { return fmt.Sprintf("%08X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
+
+// BusIDLegacy has four digits of domain.
+func (p PCI) BusIDLegacy() string { return fmt.Sprintf("%04X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
+
+// PCIInfo is where the GPU sits. Device and subsystem ids are the Model's.
+func (g *GPU) PCIInfo() (PCI, error) {
+	p, _ := parseBusID(g.id.BusID)
+	return value(g, "DeviceGetPciInfo", p)
+}
+
+func parseBusID(s string) (PCI, bool) {
+	s = strings.ToLower(s)
+	if i := strings.LastIndexByte(s, '.'); i >= 0 {
+		if s[i:] != ".0" {
+			return PCI{}, false
+		}
+		s = s[:i]
+	}
+	parts := strings.Split(s, ":")
+	if len(parts) == 2 {
+		parts = append([]string{"0"}, parts...)
+	}
+	if len(parts) != 3 {
+		return PCI{}, false
+	}
+	var n [3]uint32
+	for i, part := range parts {
+		v, err := strconv.ParseUint(part, 16, 32)
+		if err != nil {
+			return PCI{}, false
+		}
+		n[i] = uint32(v)
+	}
+	return PCI{Domain: n[0], Bus: n[1], Device: n[2]}, true
+}
+
+// MemoryInfo is in bytes. Total includes Reserved.
+type MemoryInfo struct {
+	Total, Reserved, Free, Used uint64
+}
+
+// MemoryInfo of the whole GPU.
+func (g *GPU) MemoryInfo() (MemoryInfo, error) {
+	info := MemoryInfo{Total: g.model.MemoryBytes()}
+	for _, p := range g.state().Processes {
+		info.Used += p.UsedMemory
+	}
+	info.Free = info.Total - min(info.Used, info.Total)
+	return value(g, "DeviceGetMemoryInfo", info)
+}
+
+// AddressingMode is nvmlDeviceAddressingModeType_t.
+func (g *GPU) AddressingMode() (uint32, error) {
+	return value(g, "DeviceGetAddressingMode", g.model.AddressingModeType())
+}
+
+// NUMANode the GPU is near to.
+func (g *GPU) NUMANode() (int, error) { return value(g, "DeviceGetMemoryAffinity", g.id.NUMANode) }
+
+// VirtualizationMode is nvmlGpuVirtualizationMode_t: 0 none, 1 passthrough.
+func (g *GPU) VirtualizationMode() (uint32, error) {
+	var mode uint32
+	if g.m.description.Virtualization == "passthrough" {
+		mode = 1
+	}
+	return value(g, "DeviceGetVirtualizationMode", mode)
+}
+
+// PersistenceMode is on or off.
+func (g *GPU) PersistenceMode() (bool, error) {
+	return fromState(g, "DeviceGetPersistenceMode", func(s GPUState) bool { return s.PersistenceMode })
+}
+
+// SetPersistenceMode needs the state file.
+func (g *GPU) SetPersistenceMode(on bool) error {
+	return g.change("DeviceSetPersistenceMode", func(s *GPUState) error { s.PersistenceMode = on; return nil })
+}
+
+// ComputeMode is nvmlComputeMode_t.
+func (g *GPU) ComputeMode() (uint32, error) {
+	return fromState(g, "DeviceGetComputeMode", func(s GPUState) uint32 { return s.ComputeMode })
+}
+
+// SetComputeMode takes 0 default, 2 prohibited, 3 exclusive process.
+func (g *GPU) SetComputeMode(mode uint32) error {
+	if mode != 0 && mode != 2 && mode != 3 {
+		return InvalidArgument
+	}
+	return g.change("DeviceSetComputeMode", func(s *GPUState) error { s.ComputeMode = mode; return nil })
+}
+
+func (g *GPU) change(call string, change func(*GPUState) error) error {
+	if err := g.call(call); err != nil {
+		return err
+	}
+	return g.m.ChangeGPU(g.pos, change)
+}
+
+// ECC mode: on where the product has it; NotSupported where not.
+func (g *GPU) ECCMode() (bool, error) {
+	if !g.model.ECC {
+		return false, NotSupported
+	}
+	return value(g, "DeviceGetEccMode", true)
+}
+
+// Temperature in °C.
+func (g *GPU) Temperature() (uint32, error) {
+	return fromState(g, "DeviceGetTemperature", func(s GPUState) uint32 { return s.Temperature })
+}
+
+// PowerUsage in milliwatts.
+func (g *GPU) PowerUsage() (uint32, error) {
+	return fromState(g, "DeviceGetPowerUsage", func(s GPUState) uint32 { return s.PowerMilliwatts })
+}
+
+// PowerLimit in milliwatts.
+func (g *GPU) PowerLimit() (uint32, error) {
+	return value(g, "DeviceGetEnforcedPowerLimit", g.model.PowerLimitWatts*1000)
+}
+
+// RemappedRows of the GPU's memory; NotSupported before Ampere.
+func (g *GPU) RemappedRows() (RemappedRows, error) {
+	if g.model.ArchitectureType() < 7 {
+		return RemappedRows{}, NotSupported
+	}
+	return fromState(g, "DeviceGetRemappedRows", func(s GPUState) RemappedRows { return s.RemappedRows })
+}
+
+// RecoveryAction is field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
+func (g *GPU) RecoveryAction() (uint32, error) {
+	return fromState(g, "DeviceGetFieldValues", func(s GPUState) uint32 { return s.RecoveryAction })
+}
+
+// SupportedEventTypes is the mask that EventSet.Register takes.
+func (g *GPU) SupportedEventTypes() (uint64, error) {
+	return value(g, "DeviceGetSupportedEventTypes", g.model.SupportedEventTypes)
+}
+
+// Processes that compute on the GPU now.
+func (g *GPU) Processes() ([]Process, error) {
+	return fromState(g, "DeviceGetComputeRunningProcesses", func(s GPUState) []Process { return s.Processes })
+}
+
+// CommonAncestor is nvmlGpuTopologyLevel_t of two GPUs: 10 (one switch) where
+// they share a root complex, 40 where only the NUMA node, 50 otherwise.
+func (g *GPU) CommonAncestor(h *GPU) (uint32, error) {
+	level := uint32(50)
+	switch {
+	case g.id.PCIeRoot == h.id.PCIeRoot:
+		level = 10
+	case g.id.NUMANode == h.id.NUMANode:
+		level = 40
+	}
+	return value(g, "DeviceGetTopologyCommonAncestor", level)
+}

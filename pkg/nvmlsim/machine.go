@@ -1,0 +1,243 @@
+package nvmlsim
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// DefaultDriverVersion and DefaultCUDAVersion are those of the H200 host
+	// that the H200 model was read from.
+	DefaultDriverVersion = "580.159.04"
+	DefaultCUDAVersion   = "13.0"
+	// MaxGPUs is how many GPUs a machine can have.
+	MaxGPUs = 64
+)
+
+// Spec declares a machine, as its user writes it:
+//
+//	driverVersion: 580.159.04
+//	gpus:
+//	- {model: h100-80gb, count: 8}
+type Spec struct {
+	// Name seeds UUIDs, serials and PCI addresses: one name, one machine.
+	Name string `json:"name,omitempty"`
+	// DriverVersion is three or two dotted numbers; default DefaultDriverVersion.
+	DriverVersion string `json:"driverVersion,omitempty"`
+	// CUDAVersion is "major.minor"; default DefaultCUDAVersion.
+	CUDAVersion string `json:"cudaVersion,omitempty"`
+	// Virtualization is none (default) or passthrough.
+	Virtualization string    `json:"virtualization,omitempty"`
+	GPUs           []GPUSpec `json:"gpus"`
+}
+
+// GPUSpec declares Count GPUs of one model.
+type GPUSpec struct {
+	Model string `json:"model"`
+	// Count defaults to 1.
+	Count int `json:"count,omitempty"`
+	// MIGEnabled is the MIG mode the machine boots with.
+	MIGEnabled bool `json:"migEnabled,omitempty"`
+	// PCIBusIDs fixes the addresses ("0000:07:00.0"), one per GPU; without it
+	// they follow from the machine's name.
+	PCIBusIDs []string `json:"pciBusIDs,omitempty"`
+}
+
+// Description is a machine with its identities: everything about it that never
+// changes while it runs.
+type Description struct {
+	Name           string     `json:"name"`
+	DriverVersion  string     `json:"driverVersion"`
+	CUDAVersion    string     `json:"cudaVersion"`
+	Virtualization string     `json:"virtualization,omitempty"`
+	GPUs           []Identity `json:"gpus"`
+}
+
+// Identity is one GPU of a machine. GPUs are ordered by PCI address.
+type Identity struct {
+	Model  string `json:"model"`
+	UUID   string `json:"uuid"`
+	Serial string `json:"serial"`
+	// BusID as sysfs spells it: "0000:07:00.0".
+	BusID string `json:"busID"`
+	// PCIeRoot is the root complex: "pci0000:00".
+	PCIeRoot string `json:"pcieRoot"`
+	// Minor is N of /dev/nvidiaN.
+	Minor      int  `json:"minor"`
+	NUMANode   int  `json:"numaNode"`
+	ModuleID   int  `json:"moduleID"`
+	MIGEnabled bool `json:"migEnabled,omitempty"`
+}
+
+// ParseSpec reads a machine declaration: YAML with known fields only, or the
+// short form "8xh100-80gb" (also with × and comma-separated for several
+// models). The result is valid.
+func ParseSpec(text []byte) (Spec, error) {
+	if short := strings.TrimSpace(string(text)); !strings.ContainsAny(short, ":\n{") {
+		return parseShort(short)
+	}
+	var s Spec
+	if err := yaml.UnmarshalStrict(text, &s); err != nil {
+		return Spec{}, fmt.Errorf("machine file: %w", err)
+	}
+	if err := s.Validate(); err != nil {
+		return Spec{}, fmt.Errorf("machine file: %w", err)
+	}
+	return s, nil
+}
+
+func parseShort(text string) (Spec, error) {
+	form := regexp.MustCompile(`^(?:(\d{1,3})\s*[x×*]\s*)?([a-z0-9][a-z0-9-]*)$`)
+	var s Spec
+	for _, part := range strings.Split(text, ",") {
+		m := form.FindStringSubmatch(strings.TrimSpace(part))
+		if m == nil {
+			return Spec{}, fmt.Errorf("machine %q: want COUNTxMODEL such as 8xh100-80gb, several separated by commas, or a YAML file", text)
+		}
+		g := GPUSpec{Model: m[2], Count: 1}
+		if m[1] != "" {
+			g.Count, _ = strconv.Atoi(m[1])
+		}
+		if g.Count == 0 {
+			return Spec{}, fmt.Errorf("machine %q: count 0 of %s", text, g.Model)
+		}
+		s.GPUs = append(s.GPUs, g)
+	}
+	if err := s.Validate(); err != nil {
+		return Spec{}, fmt.Errorf("machine %q: %w", text, err)
+	}
+	return s, nil
+}
+
+// Validate says what is wrong with a Spec, naming the field.
+func (s Spec) Validate() error {
+	if s.DriverVersion != "" && !regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`).MatchString(s.DriverVersion) {
+		return fmt.Errorf("driverVersion: %q is not like %s", s.DriverVersion, DefaultDriverVersion)
+	}
+	if s.CUDAVersion != "" && !regexp.MustCompile(`^\d+\.\d+$`).MatchString(s.CUDAVersion) {
+		return fmt.Errorf("cudaVersion: %q is not like %s", s.CUDAVersion, DefaultCUDAVersion)
+	}
+	if !slices.Contains([]string{"", "none", "passthrough"}, s.Virtualization) {
+		return fmt.Errorf("virtualization: %q is neither none nor passthrough", s.Virtualization)
+	}
+	total := 0
+	for i, g := range s.GPUs {
+		if err := g.validate(); err != nil {
+			return fmt.Errorf("gpus[%d].%w", i, err)
+		}
+		total += max(g.Count, 1)
+	}
+	if total > MaxGPUs {
+		return fmt.Errorf("gpus: %d GPUs; a machine has at most %d", total, MaxGPUs)
+	}
+	return nil
+}
+
+func (g GPUSpec) validate() error {
+	m, err := FindModel(g.Model)
+	if err != nil {
+		return fmt.Errorf("model: %w", err)
+	}
+	if g.Count < 0 {
+		return fmt.Errorf("count: %d is negative", g.Count)
+	}
+	if g.MIGEnabled && m.MIG == nil {
+		return fmt.Errorf("migEnabled: %s has no MIG", g.Model)
+	}
+	if n := len(g.PCIBusIDs); n != 0 && n != max(g.Count, 1) {
+		return fmt.Errorf("pciBusIDs: %d addresses for %d GPUs", n, max(g.Count, 1))
+	}
+	for i, id := range g.PCIBusIDs {
+		if !regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`).MatchString(id) {
+			return fmt.Errorf("pciBusIDs[%d]: %q is not like 0000:07:00.0", i, id)
+		}
+	}
+	return nil
+}
+
+// Describe gives the machine its identities. name replaces the Spec's where it
+// isn't empty. Equal arguments give equal results; other names give other
+// UUIDs, serials and addresses.
+func Describe(s Spec, name string) (Description, error) {
+	if err := s.Validate(); err != nil {
+		return Description{}, err
+	}
+	d := Description{Name: s.Name, DriverVersion: s.DriverVersion, CUDAVersion: s.CUDAVersion, Virtualization: s.Virtualization}
+	if name != "" {
+		d.Name = name
+	}
+	if d.DriverVersion == "" {
+		d.DriverVersion = DefaultDriverVersion
+	}
+	if d.CUDAVersion == "" {
+		d.CUDAVersion = DefaultCUDAVersion
+	}
+	for _, g := range s.GPUs {
+		for i := range max(g.Count, 1) {
+			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled}
+			if g.PCIBusIDs != nil {
+				id.BusID = g.PCIBusIDs[i]
+			}
+			d.GPUs = append(d.GPUs, id)
+		}
+	}
+	identify(&d)
+	for i := 1; i < len(d.GPUs); i++ {
+		if d.GPUs[i].BusID == d.GPUs[i-1].BusID {
+			return Description{}, fmt.Errorf("pciBusIDs: %s is given twice", d.GPUs[i].BusID)
+		}
+	}
+	return d, nil
+}
+
+// identify fills in what follows from name and position.
+func identify(d *Description) {
+	n := len(d.GPUs)
+	for i := range d.GPUs {
+		g := &d.GPUs[i]
+		sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", d.Name, i, g.Model))
+		g.UUID = "GPU-" + uuidText(sum[:16])
+		g.Serial = fmt.Sprintf("165%010d", binary.BigEndian.Uint64(sum[16:24])%1e10)
+		if g.BusID == "" {
+			// Buses 0x10 to 0xcf in rising order, so that the order of
+			// declaration is the order of indexes.
+			stride := 0xc0 / n
+			g.BusID = fmt.Sprintf("0000:%02x:00.0", 0x10+i*stride+int(sum[24])%max(stride-1, 1))
+		}
+	}
+	slices.SortStableFunc(d.GPUs, func(a, b Identity) int { return strings.Compare(a.BusID, b.BusID) })
+	for i := range d.GPUs {
+		g := &d.GPUs[i]
+		g.Minor, g.ModuleID = i, i+1
+		if n > 1 {
+			g.NUMANode = i * 2 / n
+		}
+		// Two GPUs share a root complex, as they share a switch on HGX boards.
+		bus, _ := strconv.ParseUint(d.GPUs[i&^1].BusID[5:7], 16, 8)
+		g.PCIeRoot = fmt.Sprintf("pci%s:%02x", g.BusID[:4], max(bus, 1)-1)
+	}
+}
+
+// uuidText formats 16 bytes as a random-looking UUID (version 4 layout).
+func uuidText(b []byte) string {
+	u := slices.Clone(b)
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	h := hex.EncodeToString(u)
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}
+
+// CUDADriverVersion is nvmlSystemGetCudaDriverVersion: 1000*major + 10*minor.
+func (d Description) CUDADriverVersion() int {
+	major, minor, _ := strings.Cut(d.CUDAVersion, ".")
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(minor)
+	return 1000*a + 10*b
+}

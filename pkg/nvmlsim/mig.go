@@ -1,0 +1,143 @@
+package nvmlsim
+
+// ProfileEnums is how many GPU instance profile enums NVML has
+// (NVML_GPU_INSTANCE_PROFILE_COUNT of driver 580; its H200 answers
+// InvalidArgument from 17 on).
+const ProfileEnums = 17
+
+// MIGMode is the current and the pending mode; NotSupported without MIG.
+func (g *GPU) MIGMode() (current, pending bool, err error) {
+	if err := g.needMIG("DeviceGetMigMode"); err != nil {
+		return false, false, err
+	}
+	s := g.state()
+	return s.MIGCurrent, s.MIGPending, nil
+}
+
+// MaxMIGDeviceCount is 0 while the mode is off or the product has no MIG.
+func (g *GPU) MaxMIGDeviceCount() (int, error) {
+	n := 0
+	if g.model.MIG != nil && g.state().MIGCurrent {
+		n = int(g.model.MIG.MaxDevices)
+	}
+	return value(g, "DeviceGetMaxMigDeviceCount", n)
+}
+
+// ProfileByEnum is nvmlDeviceGetGpuInstanceProfileInfo: readable with the mode
+// off. NotSupported for an enum the product lacks, InvalidArgument beyond them.
+func (g *GPU) ProfileByEnum(enum uint32) (Profile, error) {
+	if err := g.call("DeviceGetGpuInstanceProfileInfo"); err != nil {
+		return Profile{}, err
+	}
+	if enum >= ProfileEnums {
+		return Profile{}, InvalidArgument
+	}
+	return g.profile(NotSupported, func(p Profile) bool { return p.Enum == enum })
+}
+
+// ProfileByID finds a profile by the id it reports.
+func (g *GPU) ProfileByID(id uint32) (Profile, error) {
+	if err := g.call("DeviceGetGpuInstanceProfileInfoByIdV"); err != nil {
+		return Profile{}, err
+	}
+	return g.profile(InvalidArgument, func(p Profile) bool { return p.ID == id })
+}
+
+func (g *GPU) profile(missing Return, is func(Profile) bool) (Profile, error) {
+	if g.model.MIG == nil {
+		return Profile{}, NotSupported
+	}
+	for _, p := range g.model.MIG.Profiles {
+		if is(p) {
+			return p, nil
+		}
+	}
+	return Profile{}, missing
+}
+
+// needMIG is call for what only products with MIG answer.
+func (g *GPU) needMIG(call string) error {
+	if err := g.call(call); err != nil {
+		return err
+	}
+	if g.model.MIG == nil {
+		return NotSupported
+	}
+	return nil
+}
+
+// needMIGMode is call for what is answered only while the mode is on.
+func (g *GPU) needMIGMode(call string) error {
+	if err := g.needMIG(call); err != nil {
+		return err
+	}
+	if !g.state().MIGCurrent {
+		return NotSupported
+	}
+	return nil
+}
+
+// PossiblePlacements of a profile (by id) on an empty GPU: starts and one size.
+func (g *GPU) PossiblePlacements(profileID uint32) (starts []uint32, size uint32, err error) {
+	if err := g.needMIG("DeviceGetGpuInstancePossiblePlacements"); err != nil {
+		return nil, 0, err
+	}
+	p, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID })
+	return p.Starts, p.Size, err
+}
+
+// RemainingCapacity is how many more instances of a profile (by id) fit now.
+func (g *GPU) RemainingCapacity(profileID uint32) (int, error) {
+	if err := g.needMIGMode("DeviceGetGpuInstanceRemainingCapacity"); err != nil {
+		return 0, err
+	}
+	p, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID })
+	if err != nil {
+		return 0, err
+	}
+	return remaining(p, g.state().Instances), nil
+}
+
+// remaining counts the placements of p that overlap no instance and no other
+// counted placement, within the profile's maximum.
+func remaining(p Profile, instances []GPUInstance) int {
+	n, left := 0, int(p.InstanceCount)
+	for _, i := range instances {
+		if i.Profile == p.ID {
+			left--
+		}
+	}
+	next := uint32(0)
+	for _, start := range p.Starts {
+		if start >= next && n < left && free(start, p.Size, instances) {
+			n, next = n+1, start+p.Size
+		}
+	}
+	return n
+}
+
+func free(start, size uint32, instances []GPUInstance) bool {
+	for _, i := range instances {
+		if start < i.Start+i.Size && i.Start < start+size {
+			return false
+		}
+	}
+	return true
+}
+
+// Instances of a profile (by id) that exist now, ordered by id.
+func (g *GPU) Instances(profileID uint32) ([]GPUInstance, error) {
+	if err := g.needMIGMode("DeviceGetGpuInstances"); err != nil {
+		return nil, err
+	}
+	if _, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID }); err != nil {
+		return nil, err
+	}
+	var found []GPUInstance
+	for _, i := range g.state().Instances {
+		if i.Profile == profileID {
+			found = append(found, i)
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,183 @@
+package nvmlsim
+
+import (
+	"embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+//go:embed models/*.yaml
+var modelFiles embed.FS
+
+// Model is what all GPUs of one product share. Sources says where the facts
+// are from, Assumptions which of them nobody could source.
+type Model struct {
+	// ID is how machine files name the model, e.g. "h100-80gb".
+	ID string `json:"id"`
+	// ProductName as NVML prints it.
+	ProductName string `json:"productName"`
+	// Brand is one of NVIDIA, NVIDIARTX, Tesla.
+	Brand string `json:"brand"`
+	// Architecture is one of Turing, Ampere, Ada, Hopper, Blackwell.
+	Architecture string `json:"architecture"`
+	// CUDAComputeCapability is "major.minor".
+	CUDAComputeCapability string `json:"cudaComputeCapability"`
+	// MemoryMiB is NVML's total; MIG profile names follow from it.
+	MemoryMiB      uint64  `json:"memoryMiB"`
+	PCIDeviceID    uint32  `json:"pciDeviceID"`
+	PCISubSystemID uint32  `json:"pciSubSystemID"`
+	VBIOSVersion   string  `json:"vbiosVersion,omitempty"`
+	Engines        Engines `json:"engines"`
+	ECC            bool    `json:"ecc"`
+	// AddressingMode is none, HMM or ATS.
+	AddressingMode      string `json:"addressingMode"`
+	PowerLimitWatts     uint32 `json:"powerLimitWatts"`
+	MaxPCIeGeneration   uint32 `json:"maxPCIeGeneration"`
+	SupportedEventTypes uint64 `json:"supportedEventTypes"`
+	// MIG is nil where the product has none.
+	MIG         *MIGModel `json:"mig,omitempty"`
+	Sources     []string  `json:"sources"`
+	Assumptions []string  `json:"assumptions,omitempty"`
+}
+
+// Engines are the counted units of a whole GPU.
+type Engines struct {
+	Multiprocessors uint32 `json:"multiprocessors"`
+	Copy            uint32 `json:"copy"`
+	Decoders        uint32 `json:"decoders"`
+	Encoders        uint32 `json:"encoders"`
+	JPEG            uint32 `json:"jpeg"`
+	OFA             uint32 `json:"ofa"`
+}
+
+// MIGModel is how a product can be cut.
+type MIGModel struct {
+	// MemorySlices is the range of placements.
+	MemorySlices uint32 `json:"memorySlices"`
+	// MaxDevices is GetMaxMigDeviceCount with the mode on.
+	MaxDevices uint32 `json:"maxDevices"`
+	// ModeNeedsReset: a mode change pends until the GPU is reset (Ampere).
+	ModeNeedsReset bool      `json:"modeNeedsReset"`
+	Profiles       []Profile `json:"profiles"`
+}
+
+// Profile is one GPU instance profile: NVML's GpuInstanceProfileInfo with the
+// enum it is asked by and its possible placements.
+type Profile struct {
+	Name                string   `json:"name"`
+	Enum                uint32   `json:"enum"`
+	ID                  uint32   `json:"id"`
+	SliceCount          uint32   `json:"slices"`
+	InstanceCount       uint32   `json:"max"`
+	MultiprocessorCount uint32   `json:"sm"`
+	CopyEngineCount     uint32   `json:"ce"`
+	DecoderCount        uint32   `json:"dec"`
+	EncoderCount        uint32   `json:"enc"`
+	JPEGCount           uint32   `json:"jpeg"`
+	OFACount            uint32   `json:"ofa"`
+	MemorySizeMB        uint64   `json:"memoryMB"`
+	P2P                 bool     `json:"p2p,omitempty"`
+	Starts              []uint32 `json:"starts"`
+	// Size is in memory slices, the unit of Starts.
+	Size uint32 `json:"size"`
+}
+
+// MediaExtensions says whether instances take from the engines that exist once
+// per GPU (+me, +me.all).
+func (p Profile) MediaExtensions() bool { return strings.Contains(p.Name, "+me") }
+
+// MemoryBytes is NVML's memory total.
+func (m *Model) MemoryBytes() uint64 { return m.MemoryMiB << 20 }
+
+// Models returns all known models, ordered by id.
+func Models() ([]*Model, error) {
+	entries, err := modelFiles.ReadDir("models")
+	if err != nil {
+		return nil, fmt.Errorf("read built-in models: %w", err)
+	}
+	models := make([]*Model, 0, len(entries))
+	for _, e := range entries {
+		m, err := readModel(strings.TrimSuffix(e.Name(), ".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	slices.SortFunc(models, func(a, b *Model) int { return strings.Compare(a.ID, b.ID) })
+	return models, nil
+}
+
+func readModel(id string) (*Model, error) {
+	b, err := modelFiles.ReadFile("models/" + id + ".yaml")
+	if err != nil {
+		return nil, fmt.Errorf("model %q: %w", id, err)
+	}
+	m := new(Model)
+	if err := yaml.UnmarshalStrict(b, m); err != nil {
+		return nil, fmt.Errorf("built-in model %q: %w", id, err)
+	}
+	return m, nil
+}
+
+// FindModel returns the model with this id; the error of an unknown one lists
+// those there are.
+func FindModel(id string) (*Model, error) {
+	models, err := Models()
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, 0, len(models))
+	for _, m := range models {
+		if m.ID == id {
+			return m, nil
+		}
+		ids = append(ids, m.ID)
+	}
+	return nil, fmt.Errorf("%q is not a GPU model; there are %s", id, strings.Join(ids, ", "))
+}
+
+// The values of NVML's enumerations that models name by word.
+
+// BrandType is nvmlBrandType_t.
+func (m *Model) BrandType() uint32 {
+	switch m.Brand {
+	case "NVIDIA":
+		return 14
+	case "NVIDIARTX":
+		return 12
+	case "Tesla":
+		return 2
+	}
+	return 0
+}
+
+// ArchitectureType is nvmlDeviceArchitecture_t.
+func (m *Model) ArchitectureType() uint32 {
+	switch m.Architecture {
+	case "Turing":
+		return 6
+	case "Ampere":
+		return 7
+	case "Ada":
+		return 8
+	case "Hopper":
+		return 9
+	case "Blackwell":
+		return 10
+	}
+	return 0xFFFFFFFF
+}
+
+// AddressingModeType is nvmlDeviceAddressingModeType_t.
+func (m *Model) AddressingModeType() uint32 {
+	switch m.AddressingMode {
+	case "HMM":
+		return 1
+	case "ATS":
+		return 2
+	}
+	return 0
+}

@@ -1,0 +1,114 @@
+package smi
+
+import (
+	"fmt"
+	"strings"
+)
+
+const usage = `NVIDIA System Management Interface, stand-in of a simulated machine
+
+    nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...
+
+    -h,   --help                Print usage information and exit.
+    -L,   --list-gpus           Display a list of GPUs connected to the system.
+    -i,   --id=                 Target a specific GPU: index, UUID, PCI bus id or serial.
+    -q,   --query               Display GPU info.
+    -x,   --xml-format          Produce XML output (with -q).
+          --query-gpu=          Information about GPU, as a list of fields.
+          --format=             csv[,noheader][,nounits] (with --query-gpu).
+          --help-query-gpu      The fields of --query-gpu.
+`
+
+type options struct {
+	help, list, query, xml bool
+	ids                    []string
+	fields                 []string
+	noHeader, noUnits      bool
+	format                 bool
+}
+
+// parse understands "-i 0", "-i0" is none of nvidia-smi's, "--id=0" and "--id 0".
+func parse(args []string) (options, error) {
+	var o options
+	for i := 0; i < len(args); i++ {
+		name, value, inline := strings.Cut(args[i], "=")
+		if handled, err := o.flag(name); handled || err != nil {
+			if err == nil && inline {
+				err = fmt.Errorf("Option %s takes no argument.", name) //nolint:staticcheck // nvidia-smi's words
+			}
+			if err != nil {
+				return o, err
+			}
+			continue
+		}
+		if !takesValue(name) {
+			return o, fmt.Errorf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\nOption \"%s\" is not recognized.", args[i]) //nolint:staticcheck // nvidia-smi's words
+		}
+		if !inline {
+			if i++; i == len(args) {
+				return o, fmt.Errorf("Option %s is missing its value. Please run 'nvidia-smi -h' for help.", name) //nolint:staticcheck // nvidia-smi's words
+			}
+			value = args[i]
+		}
+		if err := o.set(name, value); err != nil {
+			return o, err
+		}
+	}
+	return o, o.check()
+}
+
+func (o *options) flag(name string) (bool, error) {
+	switch name {
+	case "-h", "--help", "--help-query-gpu":
+		o.help = true
+	case "-L", "--list-gpus":
+		o.list = true
+	case "-q", "--query":
+		o.query = true
+	case "-x", "--xml-format":
+		o.xml = true
+	default:
+		return false, nil
+	}
+	return true, nil
+}
+
+func takesValue(name string) bool {
+	return name == "-i" || name == "--id" || name == "--query-gpu" || name == "--format"
+}
+
+func (o *options) set(name, value string) error {
+	parts := strings.Split(value, ",")
+	switch name {
+	case "-i", "--id":
+		o.ids = parts
+	case "--query-gpu":
+		for _, p := range parts {
+			o.fields = append(o.fields, strings.TrimSpace(p))
+		}
+	case "--format":
+		for _, p := range parts {
+			switch strings.TrimSpace(p) {
+			case "csv":
+				o.format = true
+			case "noheader":
+				o.noHeader = true
+			case "nounits":
+				o.noUnits = true
+			default:
+				return fmt.Errorf("\"%s\" is not a valid value for --format", p)
+			}
+		}
+	}
+	return nil
+}
+
+func (o *options) check() error {
+	if len(o.fields) > 0 && !o.format {
+		return fmt.Errorf("Must specify format. Please run 'nvidia-smi -h' for help.") //nolint:staticcheck // nvidia-smi's words
+	}
+	if o.xml && !o.query {
+		return fmt.Errorf("Option -x needs -q. Please run 'nvidia-smi -h' for help.") //nolint:staticcheck // nvidia-smi's words
+	}
+	return nil
+}

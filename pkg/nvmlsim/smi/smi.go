@@ -1,0 +1,126 @@
+// Package smi is a stand-in for nvidia-smi on simulated machines: the options
+// that people and programs use most, with the real program's wording and exit
+// codes. It shows what the in-process engine tells (nvmlsim.OpenInstalled
+// decides which GPUs those are) and needs neither a C library nor
+// libnvidia-ml.so.1. Options it doesn't know are refused, as by the real one.
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// Exit codes of nvidia-smi.
+const (
+	exitOK          = 0
+	exitBadArgument = 2
+	exitNotFound    = 6
+	exitNoDriver    = 9
+	exitLost        = 15
+	exitUnknown     = 255
+)
+
+// Run is nvidia-smi: args without the program's name, the exit code as result.
+func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) int {
+	o, err := parse(args)
+	if err != nil {
+		fmt.Fprintf(out, "%s\n\n", err)
+		return exitBadArgument
+	}
+	if o.help {
+		fmt.Fprint(out, usage)
+		return exitOK
+	}
+	m, err := open()
+	if err == nil {
+		err = m.Init()
+	}
+	if err != nil {
+		return noDriver(out, err)
+	}
+	defer m.Close()
+	code, err := run(o, m, out)
+	if err != nil {
+		fmt.Fprintln(out, err)
+	}
+	return code
+}
+
+func noDriver(out io.Writer, err error) int {
+	if errors.Is(err, nvmlsim.DriverNotLoaded) {
+		fmt.Fprint(out, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.\n\n")
+		return exitNoDriver
+	}
+	fmt.Fprintf(out, "Failed to initialize NVML: %s\n", nvmlsim.Code(err).Error())
+	return exitUnknown
+}
+
+func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
+	gpus, err := pick(m, o.ids)
+	if err != nil {
+		return exitNotFound, err
+	}
+	if len(gpus) == 0 && !o.list {
+		return exitNotFound, errors.New("No devices were found") //nolint:staticcheck // nvidia-smi's words
+	}
+	for _, g := range gpus {
+		if _, err := m.ByIndex(index(g)); err != nil {
+			return exitLost, fmt.Errorf("Unable to determine the device handle for GPU%d: %s: %w", index(g), busID(g), err) //nolint:staticcheck // nvidia-smi's words
+		}
+	}
+	switch {
+	case o.list:
+		return exitOK, list(m, gpus, out)
+	case o.query && o.xml:
+		return exitOK, queryXML(m, gpus, out)
+	case o.query:
+		return exitOK, queryText(m, gpus, out)
+	case len(o.fields) > 0:
+		return queryFields(o, m, gpus, out)
+	}
+	return exitOK, summary(m, gpus, out)
+}
+
+// pick returns the GPUs named by -i, or all.
+func pick(m *nvmlsim.Machine, ids []string) ([]*nvmlsim.GPU, error) {
+	if len(ids) == 0 {
+		return m.GPUs(), nil
+	}
+	var gpus []*nvmlsim.GPU
+	for _, id := range ids {
+		i := slices.IndexFunc(m.GPUs(), func(g *nvmlsim.GPU) bool {
+			want := strings.ToLower(id)
+			return want == fmt.Sprint(index(g)) || id == g.Identity().UUID || id == g.Identity().Serial ||
+				want == g.Identity().BusID || want == strings.ToLower(busID(g))
+		})
+		if i < 0 {
+			return nil, fmt.Errorf("No devices were found") //nolint:staticcheck // nvidia-smi's words
+		}
+		gpus = append(gpus, m.GPUs()[i])
+	}
+	return gpus, nil
+}
+
+func index(g *nvmlsim.GPU) int {
+	i, _ := g.Index() // a lost GPU keeps its index; run has told of it
+	return i
+}
+
+func busID(g *nvmlsim.GPU) string {
+	p, _ := g.PCIInfo()
+	return p.BusID()
+}
+
+func list(_ *nvmlsim.Machine, gpus []*nvmlsim.GPU, out io.Writer) error {
+	for _, g := range gpus {
+		if _, err := fmt.Fprintf(out, "GPU %d: %s (UUID: %s)\n", index(g), g.Model().ProductName, g.Identity().UUID); err != nil {
+			return err
+		}
+	}
+	return nil
+}

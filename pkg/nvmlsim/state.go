@@ -1,0 +1,129 @@
+package nvmlsim
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+)
+
+// State is everything about a machine that can change, and the description
+// that it belongs to: the content of the state file. A State read from a Store
+// is shared and must not be changed; Store.Update gives a copy to change.
+type State struct {
+	// Version of this layout.
+	Version int `json:"version"`
+	// BootID changes with every Reboot: what hardware forgets is gone.
+	BootID      string      `json:"bootID"`
+	Description Description `json:"description"`
+	// DriverUnloaded makes Init answer DriverNotLoaded.
+	DriverUnloaded bool `json:"driverUnloaded,omitempty"`
+	// GPUs are in the order of Description.GPUs.
+	GPUs   []GPUState `json:"gpus"`
+	Faults []Fault    `json:"faults,omitempty"`
+	// EventSeq is the Seq of the newest event, 0 before the first.
+	EventSeq uint64 `json:"eventSeq"`
+	// Events are the newest maxEvents, oldest first.
+	Events []Event `json:"events,omitempty"`
+}
+
+const (
+	stateVersion = 1
+	maxEvents    = 256
+)
+
+// GPUState is what can change about one GPU.
+type GPUState struct {
+	// Lost: fallen off the bus; every call answers GPUIsLost.
+	Lost            bool `json:"lost,omitempty"`
+	MIGCurrent      bool `json:"migCurrent,omitempty"`
+	MIGPending      bool `json:"migPending,omitempty"`
+	PersistenceMode bool `json:"persistenceMode,omitempty"`
+	// ComputeMode is nvmlComputeMode_t.
+	ComputeMode uint32 `json:"computeMode,omitempty"`
+	// RecoveryAction is the value of field 230.
+	RecoveryAction uint32       `json:"recoveryAction,omitempty"`
+	RemappedRows   RemappedRows `json:"remappedRows,omitzero"`
+	// Temperature in °C.
+	Temperature uint32 `json:"temperature"`
+	// PowerMilliwatts drawn now.
+	PowerMilliwatts uint32        `json:"powerMilliwatts"`
+	Instances       []GPUInstance `json:"instances,omitempty"`
+	Processes       []Process     `json:"processes,omitempty"`
+}
+
+// RemappedRows is nvmlDeviceGetRemappedRows.
+type RemappedRows struct {
+	Correctable   uint32 `json:"correctable,omitempty"`
+	Uncorrectable uint32 `json:"uncorrectable,omitempty"`
+	Pending       bool   `json:"pending,omitempty"`
+	Failed        bool   `json:"failed,omitempty"`
+}
+
+// GPUInstance is one MIG GPU instance.
+type GPUInstance struct {
+	ID uint32 `json:"id"`
+	// Profile is the profile's id (not its enum).
+	Profile uint32            `json:"profile"`
+	Start   uint32            `json:"start"`
+	Size    uint32            `json:"size"`
+	Compute []ComputeInstance `json:"compute,omitempty"`
+}
+
+// ComputeInstance is one compute instance within a GPU instance.
+type ComputeInstance struct {
+	ID      uint32 `json:"id"`
+	Profile uint32 `json:"profile"`
+	Start   uint32 `json:"start"`
+	Size    uint32 `json:"size"`
+}
+
+// NoInstance is the instance id of what belongs to no MIG instance.
+const NoInstance = 0xFFFFFFFF
+
+// Process is a client of a GPU.
+type Process struct {
+	PID        uint32 `json:"pid"`
+	Name       string `json:"name,omitempty"`
+	UsedMemory uint64 `json:"usedMemory,omitempty"`
+	// GPUInstance and ComputeInstance are NoInstance without MIG.
+	GPUInstance     uint32 `json:"gpuInstance"`
+	ComputeInstance uint32 `json:"computeInstance"`
+}
+
+// NewState is the state of a machine that has just booted.
+func NewState(d Description) (State, error) {
+	s := State{Version: stateVersion, BootID: newBootID(), Description: d}
+	for _, id := range d.GPUs {
+		m, err := FindModel(id.Model)
+		if err != nil {
+			return State{}, err
+		}
+		s.GPUs = append(s.GPUs, bootGPU(id, m))
+	}
+	return s, nil
+}
+
+// bootGPU is a GPU after a reboot or reset, idle.
+func bootGPU(id Identity, m *Model) GPUState {
+	return GPUState{
+		MIGCurrent: id.MIGEnabled, MIGPending: id.MIGEnabled,
+		PersistenceMode: true,
+		Temperature:     30,
+		PowerMilliwatts: m.PowerLimitWatts * 100,
+	}
+}
+
+func newBootID() string {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// addEvent appends to the ring.
+func (s *State) addEvent(e Event) {
+	s.EventSeq++
+	e.Seq = s.EventSeq
+	s.Events = append(s.Events, e)
+	if n := len(s.Events) - maxEvents; n > 0 {
+		s.Events = append([]Event(nil), s.Events[n:]...)
+	}
+}

@@ -1,0 +1,284 @@
+package nvmlsim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// StateEnv names the state file, before any other place is looked at.
+	StateEnv = "NVSIM_STATE"
+	// StateFile is where the state file lies under a driver root.
+	StateFile = "var/lib/nvmlsim/state"
+)
+
+// Machine is a session with a simulated machine: what nvmlInit opens. Which
+// GPUs it sees is decided when it is opened; what they answer is current.
+// It may be used by any number of goroutines.
+type Machine struct {
+	description Description
+	store       *Store // nil where the state file isn't in reach
+	gpus        []*GPU // those that are visible here, by index
+}
+
+// Open opens the machine with this state file and sees all its GPUs.
+func Open(statePath string) (*Machine, error) {
+	store, err := OpenStore(statePath)
+	if err != nil {
+		return nil, err
+	}
+	st, err := store.Read()
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	m := &Machine{description: st.Description, store: store}
+	if err := m.see(func(Identity) bool { return true }); err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return m, nil
+}
+
+// Create makes the state file of a freshly booted machine and opens it. An
+// existing file is replaced: that is a reboot with other hardware.
+func Create(statePath string, d Description) (*Machine, error) {
+	st, err := NewState(d)
+	if err != nil {
+		return nil, err
+	}
+	store, err := CreateStore(statePath, st)
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Close(); err != nil {
+		return nil, err
+	}
+	return Open(statePath)
+}
+
+// OpenInContainer opens a machine without its state: the GPUs whose device
+// node is under devDir and may be used here; all healthy and idle.
+// DriverNotLoaded without nvidiactl, Unknown when that may not be used, as with
+// a real driver.
+func OpenInContainer(d Description, devDir string) (*Machine, error) {
+	switch err := usable(filepath.Join(devDir, "nvidiactl")); {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("%w: %w", err, DriverNotLoaded)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", err, Unknown)
+	}
+	m := &Machine{description: d}
+	err := m.see(func(id Identity) bool {
+		return usable(filepath.Join(devDir, "nvidia"+strconv.Itoa(id.Minor))) == nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// usable asks the kernel, the device cgroup included, without opening the
+// device: opening would wake a real GPU.
+func usable(path string) error {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if fi.Mode()&os.ModeCharDevice == 0 {
+		return fmt.Errorf("%s is not a character device", path)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK|unix.W_OK, 0); err != nil {
+		return fmt.Errorf("access %s: %w", path, err)
+	}
+	return nil
+}
+
+// OpenInstalled opens the machine that the file at imagePath (the library or
+// nvidia-smi, as installed) belongs to: with the state file that NVSIM_STATE
+// names; else with that of the driver root the file lies in; else, in a
+// container, by the description the file carries.
+func OpenInstalled(imagePath string) (*Machine, error) {
+	if p := os.Getenv(StateEnv); p != "" {
+		return Open(p)
+	}
+	root, d, embedErr := Embedded(imagePath)
+	if embedErr != nil {
+		return nil, fmt.Errorf("%w: %w", embedErr, DriverNotLoaded)
+	}
+	m, err := Open(filepath.Join(root, StateFile))
+	if !errors.Is(err, ErrNoState) {
+		return m, err
+	}
+	return OpenInContainer(d, filepath.Join(root, "dev"))
+}
+
+// see makes the visible GPUs.
+func (m *Machine) see(visible func(Identity) bool) error {
+	models := map[string]*Model{}
+	for pos, id := range m.description.GPUs {
+		if models[id.Model] == nil {
+			model, err := FindModel(id.Model)
+			if err != nil {
+				return err
+			}
+			models[id.Model] = model
+		}
+		if visible(id) {
+			m.gpus = append(m.gpus, &GPU{m: m, pos: pos, index: len(m.gpus), id: id, model: models[id.Model]})
+		}
+	}
+	return nil
+}
+
+// Init is nvmlInit: DriverNotLoaded while the driver is unloaded.
+func (m *Machine) Init() error {
+	if err := m.call("Init", AnyGPU); err != nil {
+		return err
+	}
+	if st := m.state(); st != nil && st.DriverUnloaded {
+		return DriverNotLoaded
+	}
+	return nil
+}
+
+// Close ends the session. The machine goes on.
+func (m *Machine) Close() error {
+	if m.store == nil {
+		return nil
+	}
+	return m.store.Close()
+}
+
+// Description of the machine, GPUs that aren't visible here included.
+func (m *Machine) Description() Description { return m.description }
+
+// State returns what the machine is like now; nil where the state file is not
+// in reach. It must not be changed.
+func (m *Machine) State() *State { return m.state() }
+
+// GPUs that are visible here, by index.
+func (m *Machine) GPUs() []*GPU { return m.gpus }
+
+// GPUAt returns the GPU at a position in the machine, visible or not in this
+// order; nil beyond the end or where it isn't visible.
+func (m *Machine) GPUAt(pos int) *GPU {
+	for _, g := range m.gpus {
+		if g.pos == pos {
+			return g
+		}
+	}
+	return nil
+}
+
+// state is the current state, nil without one. A file that can't be read any
+// more counts as none: the GPUs then answer from the description.
+func (m *Machine) state() *State {
+	if m.store == nil {
+		return nil
+	}
+	st, err := m.store.Read()
+	if err != nil {
+		return nil
+	}
+	return st
+}
+
+func (m *Machine) update(change func(*State) error) error {
+	if m.store == nil {
+		return fmt.Errorf("the machine's state is not in reach here: %w", NoPermission)
+	}
+	return m.store.Update(change)
+}
+
+func (m *Machine) generation() uint64 {
+	if m.store == nil {
+		return 0
+	}
+	return m.store.Generation()
+}
+
+// waitChange sleeps until the state changes, at most a second at a time so
+// that a context that ends or a set that is closed is noticed.
+func (m *Machine) waitChange(ctx context.Context, generation uint64, timeout time.Duration) {
+	timeout = min(timeout, time.Second)
+	if ctx.Done() != nil {
+		timeout = min(timeout, 100*time.Millisecond)
+	}
+	if m.store != nil {
+		m.store.WaitChange(generation, timeout)
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(timeout):
+	}
+}
+
+// DriverVersion is nvmlSystemGetDriverVersion.
+func (m *Machine) DriverVersion() (string, error) {
+	return m.description.DriverVersion, m.call("SystemGetDriverVersion", AnyGPU)
+}
+
+// NVMLVersion is nvmlSystemGetNVMLVersion: CUDA's major version and the driver's.
+func (m *Machine) NVMLVersion() (string, error) {
+	return strconv.Itoa(m.description.CUDADriverVersion()/1000) + "." + m.description.DriverVersion,
+		m.call("SystemGetNVMLVersion", AnyGPU)
+}
+
+// CUDADriverVersion is nvmlSystemGetCudaDriverVersion: 13000 for 13.0.
+func (m *Machine) CUDADriverVersion() (int, error) {
+	return m.description.CUDADriverVersion(), m.call("SystemGetCudaDriverVersion", AnyGPU)
+}
+
+// Count is nvmlDeviceGetCount.
+func (m *Machine) Count() (int, error) { return len(m.gpus), m.call("DeviceGetCount", AnyGPU) }
+
+// ByIndex is nvmlDeviceGetHandleByIndex.
+func (m *Machine) ByIndex(index int) (*GPU, error) {
+	if index < 0 || index >= len(m.gpus) {
+		return nil, InvalidArgument
+	}
+	g := m.gpus[index]
+	return g, g.call("DeviceGetHandleByIndex")
+}
+
+// ByUUID is nvmlDeviceGetHandleByUUID for whole GPUs.
+func (m *Machine) ByUUID(uuid string) (*GPU, error) {
+	return m.find("DeviceGetHandleByUUID", func(id Identity) bool { return id.UUID == uuid })
+}
+
+// BySerial is nvmlDeviceGetHandleBySerial.
+func (m *Machine) BySerial(serial string) (*GPU, error) {
+	return m.find("DeviceGetHandleBySerial", func(id Identity) bool { return id.Serial == serial })
+}
+
+// ByPCIBusID is nvmlDeviceGetHandleByPciBusId: four or eight digits of domain,
+// any case, the function may be left out.
+func (m *Machine) ByPCIBusID(busID string) (*GPU, error) {
+	want, ok := parseBusID(busID)
+	if !ok {
+		return nil, InvalidArgument
+	}
+	return m.find("DeviceGetHandleByPciBusId", func(id Identity) bool {
+		have, _ := parseBusID(id.BusID)
+		return have == want
+	})
+}
+
+func (m *Machine) find(call string, want func(Identity) bool) (*GPU, error) {
+	for _, g := range m.gpus {
+		if want(g.id) {
+			return g, g.call(call)
+		}
+	}
+	if err := m.call(call, AnyGPU); err != nil {
+		return nil, err
+	}
+	return nil, NotFound
+}
