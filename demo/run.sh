@@ -1,0 +1,277 @@
+#!/usr/bin/env bash
+# The demo: a real Kubernetes on this machine, two nodes with simulated GPUs,
+# Tessera installed by Helm, and the everyday ways to claim a GPU, each checked
+# against what the scheduler allocated.
+#
+#   demo/run.sh          run everything and remove it again
+#   KEEP=1 demo/run.sh   leave it up, to look around
+#   demo/run.sh down     remove what KEEP=1 left
+#
+# Other settings: KUBERNETES (version, default 1.37), IMAGE (the pods' image, for
+# clusters that don't have the one in the manifests).
+#
+# Needs Linux, Go, git and root. The first run builds Kubernetes: some 15
+# minutes on 2 cores.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+cluster=demo
+namespace=tessera
+KEEP=${KEEP:-0}
+KUBERNETES=${KUBERNETES:-1.37}
+IMAGE=${IMAGE:-localhost/tessera/debian:local}
+localcluster=$root/_output/demo/localcluster
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+	printf 'demo: %s\n' "$*" >&2
+	exit 1
+}
+
+build_localcluster() {
+	mkdir -p "$(dirname "$localcluster")"
+	go build -trimpath -o "$localcluster" ./cmd/localcluster
+}
+
+down() {
+	build_localcluster
+	"$localcluster" down --name "$cluster"
+}
+
+# explain prints what is needed to see why something failed.
+explain() {
+	set +e
+	say "what the cluster looks like"
+	kubectl get nodes,gpuinventories,resourceslices,deviceclasses -o wide
+	kubectl get pods,resourceclaims -A -o wide
+	kubectl get events -A --sort-by=.lastTimestamp | tail -n 40
+	for part in controller node simulator; do
+		say "log of the $part"
+		kubectl logs -n "$namespace" -l app.kubernetes.io/component="$part" --prefix --tail=60
+		kubectl logs -n "$namespace" -l app.kubernetes.io/component="$part" --prefix --tail=20 --previous 2>/dev/null
+	done
+}
+
+leave() {
+	local rc=$?
+	trap - EXIT
+	if [ $rc -ne 0 ] && [ -n "${KUBECONFIG:-}" ]; then
+		explain
+	fi
+	if [ "$KEEP" = 1 ]; then
+		look_around
+	elif [ -x "$localcluster" ]; then
+		say "removing the cluster (KEEP=1 leaves it up, to look around)"
+		"$localcluster" down --name "$cluster" || rc=1
+	fi
+	if [ $rc -eq 0 ]; then
+		echo "demo: ok ($SECONDS s)"
+	else
+		echo "demo: FAILED" >&2
+	fi
+	exit $rc
+}
+
+look_around() {
+	cat <<-END
+
+		The cluster is up. To look around:
+
+		  export KUBECONFIG=${KUBECONFIG:-}
+		  alias kubectl=$(program kubectl)
+		  kubectl get gpuinventories
+		  kubectl get resourceslices
+		  kubectl apply -f demo/smi-job && kubectl logs -f job/smi
+
+		To remove it: make demo-down
+	END
+}
+
+program() { "$localcluster" binary "$1" --name "$cluster"; }
+kubectl() { "$kubectl" "$@"; }
+
+up() {
+	say "a cluster: Kubernetes $KUBERNETES, two nodes"
+	build_localcluster
+	"$localcluster" up --name "$cluster" --kubernetes "$KUBERNETES" --nodes 2
+	KUBECONFIG=$("$localcluster" kubeconfig --name "$cluster")
+	export KUBECONFIG
+	kubectl=$(program kubectl)
+	helm=$(program helm)
+}
+
+install() {
+	say "Tessera's image"
+	go run ./deployments/container/build
+	"$localcluster" load-image --name "$cluster" _output/images/tessera.tar
+
+	say "helm install"
+	# A second run on a cluster that was kept: begin anew.
+	if "$helm" status tessera --namespace "$namespace" >/dev/null 2>&1; then
+		"$helm" uninstall tessera --namespace "$namespace" --wait
+	fi
+	everything >"$root/_output/demo/before"
+	"$helm" install tessera deployments/helm/tessera --namespace "$namespace" --create-namespace \
+		--values demo/values.yaml --wait --timeout 120s
+	kubectl wait --for=condition=Ready gpuinventories --all --timeout=60s
+	until_slices 13
+	kubectl get gpuinventories
+	kubectl get resourceslices
+}
+
+# until_slices waits until this many GPUs are published.
+until_slices() {
+	local want=$1 have=0 end=$((SECONDS + 60))
+	while :; do
+		have=$(devices | grep -c . || true)
+		[ "$have" -ne "$want" ] || return 0
+		[ $SECONDS -lt $end ] || fail "$have GPUs are published after 60 s, not $want"
+		sleep 0.2
+	done
+}
+
+# devices prints "POOL/DEVICE MINOR UUID PRODUCT NAME" for every published GPU.
+devices() {
+	kubectl get resourceslices -o go-template='
+{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices -}}
+{{$pool}}/{{.name}} {{.attributes.minor.int}} {{.attributes.uuid.string}} {{.attributes.productName.string}}
+{{end}}{{end}}'
+}
+
+# grants prints "CLAIM REQUEST POOL/DEVICE" for every allocated device.
+grants() {
+	kubectl get resourceclaims -n "$1" -o go-template='
+{{- range .items}}{{$claim := .metadata.name}}{{with .status}}{{with .allocation}}{{range .devices.results -}}
+{{$claim}} {{.request}} {{.pool}}/{{.device}}
+{{end}}{{end}}{{end}}{{end}}'
+}
+
+# wishes prints "POD CONTAINER CLAIM REQUEST" for every claim that a container
+# uses; REQUEST is * where the container uses the whole claim.
+wishes() {
+	kubectl get pods -n "$1" -o go-template='
+{{- range .items}}{{$pod := .}}{{range .spec.containers}}{{$container := .}}
+{{- range .resources.claims}}{{$wish := .}}
+{{- range $pod.spec.resourceClaims}}{{if and (eq .name $wish.name) .resourceClaimName -}}
+{{$pod.metadata.name}} {{$container.name}} {{.resourceClaimName}} {{or $wish.request "*"}}
+{{end}}{{end}}
+{{- range $pod.status.resourceClaimStatuses}}{{if eq .name $wish.name -}}
+{{$pod.metadata.name}} {{$container.name}} {{.resourceClaimName}} {{or $wish.request "*"}}
+{{end}}{{end}}{{end}}
+{{- with $pod.status.extendedResourceClaimStatus}}{{$claim := .resourceClaimName}}
+{{- range .requestMappings}}{{if eq .containerName $container.name -}}
+{{$pod.metadata.name}} {{$container.name}} {{$claim}} {{.requestName}}
+{{end}}{{end}}{{end}}{{end}}{{end}}'
+}
+
+# check compares what every container of a scenario sees with what its claims
+# were allocated. Arguments: the scenario, how many containers it has, how many
+# different GPUs they see together, and a model that every one must be ("" for
+# any).
+check() {
+	local scenario=$1 containers=$2 gpus=$3 model=$4
+	local -A minor=() uuid=() product=() want=() all=()
+	local device number id name pod container claim request given granted
+	while read -r device number id name; do
+		minor[$device]=$number uuid[$device]=$id product[$device]=$name
+	done < <(devices)
+	granted=$(grants "demo-$scenario")
+	while read -r pod container claim request; do
+		while read -r given name device; do
+			[ "$given" = "$claim" ] || continue
+			[ "$request" = "*" ] || [ "$name" = "$request" ] || [ "${name%%/*}" = "$request" ] || continue
+			want["$pod $container"]+="$device "
+		done <<<"$granted"
+	done < <(wishes "demo-$scenario")
+	[ "${#want[@]}" -eq "$containers" ] || fail "$scenario: ${#want[@]} containers have a GPU, not $containers"
+
+	for name in "${!want[@]}"; do
+		read -r pod container <<<"$name"
+		local log seen_nodes seen_ids want_nodes="" want_ids=""
+		log=$(kubectl logs -n "demo-$scenario" "$pod" -c "$container")
+		printf '\npod %s, container %s sees:\n' "$pod" "$container"
+		sed 's/^/  | /' <<<"$log"
+		for device in ${want[$name]}; do
+			want_nodes+="/dev/nvidia${minor[$device]}"$'\n' want_ids+="${uuid[$device]}"$'\n'
+			all[$device]=1
+			echo "  its claim was given $device: ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+			case ${product[$device]} in *"$model"*) ;; *) fail "$scenario: $device is not a $model" ;; esac
+		done
+		seen_nodes=$(grep -Eo '/dev/nvidia[0-9]+' <<<"$log" | sort -u || true)
+		seen_ids=$(grep -Eo 'UUID: GPU-[0-9a-f-]+' <<<"$log" | sed 's/UUID: //' | sort -u || true)
+		[ "$seen_nodes" = "$(sort -u <<<"${want_nodes%$'\n'}")" ] || fail "$scenario: $pod/$container has the device nodes ${seen_nodes//$'\n'/ }, which is not what its claim was given"
+		[ "$seen_ids" = "$(sort -u <<<"${want_ids%$'\n'}")" ] || fail "$scenario: nvidia-smi in $pod/$container lists ${seen_ids//$'\n'/ }, which is not what its claim was given"
+		grep -q '/dev/nvidiactl' <<<"$log" || fail "$scenario: $pod/$container has no /dev/nvidiactl"
+	done
+	[ "${#all[@]}" -eq "$gpus" ] || fail "$scenario: ${#all[@]} different GPUs are in use, not $gpus"
+	echo "  ok: exactly those"
+}
+
+# scenario applies the manifests of one folder in a namespace of its own, waits
+# for what they make, checks, and removes it all. Arguments: folder, what to
+# wait for (kubectl wait's arguments in one word), then check's.
+scenario() {
+	local name=$1 wait=$2 began=$SECONDS
+	shift 2
+	say "$name: $(sed -n '1s/^# //p' "demo/$name/README.md") (demo/$name)"
+	kubectl create namespace "demo-$name" >/dev/null
+	cat "demo/$name"/*.yaml | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" |
+		kubectl apply -n "demo-$name" -f -
+	# shellcheck disable=SC2086 # several arguments
+	kubectl wait -n "demo-$name" --timeout=90s $wait >/dev/null || fail "$name: still waiting for $wait"
+	check "$name" "$@"
+	kubectl delete namespace "demo-$name" --timeout=60s >/dev/null
+	echo "  ($((SECONDS - began)) s)"
+}
+
+# everything lists every object in the cluster but those that come and go by
+# themselves.
+everything() {
+	local kinds
+	kinds=$(kubectl api-resources --verbs=list -o name | grep -vE '^(events|leases|pods|endpoints|endpointslices|controllerrevisions)(\.|$)' | paste -sd,)
+	kubectl get "$kinds" -A --ignore-not-found \
+		-o go-template='{{range .items}}{{.kind}} {{with .metadata.namespace}}{{.}}/{{end}}{{.metadata.name}}{{"\n"}}{{end}}' |
+		grep -v "^Namespace $namespace\$\| $namespace/\(kube-root-ca.crt\|default\)\$" | sort
+}
+
+# uninstall removes the release and shows that the cluster is as it was.
+uninstall() {
+	say "helm uninstall leaves the cluster as it was"
+	"$helm" uninstall tessera --namespace "$namespace" --wait --timeout 60s
+	local end=$((SECONDS + 60)) left
+	while :; do
+		everything >"$root/_output/demo/after"
+		left=$(diff "$root/_output/demo/before" "$root/_output/demo/after") && break
+		[ $SECONDS -lt $end ] || fail "differences 60 s after helm uninstall:"$'\n'"$left"
+		sleep 1
+	done
+	kubectl get leases -n "$namespace" -o name | grep . && fail "leases are left"
+	echo "nothing is left of it"
+}
+
+case ${1:-run} in
+down)
+	down
+	exit
+	;;
+run) ;;
+*) fail "unknown argument $1: want none, or down" ;;
+esac
+[ "$(id -u)" -eq 0 ] || fail "the local cluster needs root: run this with sudo"
+
+hack/prepare.sh
+trap leave EXIT
+up
+install
+scenario smi-job "--for=condition=Complete job/smi" 1 1 ""
+scenario device-check "--for=jsonpath={.status.phase}=Succeeded pod/device-check" 1 1 ""
+scenario deployment "--for=condition=Available deployment/inference" 3 3 ""
+scenario shared-claim "--for=condition=Ready pod/pair pod/guest" 3 1 ""
+scenario by-class "--for=jsonpath={.status.phase}=Succeeded pod/by-class" 1 1 "L40S"
+scenario by-cel "--for=jsonpath={.status.phase}=Succeeded pod/by-cel" 1 1 "A100"
+scenario several-gpus "--for=jsonpath={.status.phase}=Succeeded pod/several-gpus" 1 4 "H100"
+scenario first-available "--for=jsonpath={.status.phase}=Succeeded pod/first-available" 1 1 "H100"
+scenario all-gpus "--for=jsonpath={.status.phase}=Succeeded pod/all-gpus" 1 2 "L40S"
+scenario extended-resource "--for=jsonpath={.status.phase}=Succeeded pod/extended-resource" 1 1 ""
+[ "$KEEP" = 1 ] || uninstall
