@@ -1,0 +1,56 @@
+package journal
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func FuzzDecode(f *testing.F) {
+	whole, err := encode(Record{ClaimUID: "a", Namespace: "n", Name: "c", BootID: "b", Grants: []Grant{{Device: "gpu-980fb007", GPU: "GPU-980fb007-8a10-0135-bada-13f71feaef21", Request: "r"}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	f.Add(whole[:len(whole)/2])
+	f.Add([]byte(`{"version":2,"crc32":0,"body":null}`))
+	f.Add([]byte(`{"version":1,"crc32":0}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if r := salvage("a", data); r.ClaimUID != "a" {
+			t.Errorf("salvaged %v", r)
+		}
+		r, err := decode("a", data)
+		if err != nil {
+			if diff := cmp.Diff(Record{}, r); diff != "" {
+				t.Errorf("a record in spite of %v:\n%s", err, diff)
+			}
+			return
+		}
+		again, err := encode(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := decode("a", again); err != nil || !cmp.Equal(r, back) {
+			t.Errorf("%v is written and read as %v, %v", r, back, err)
+		}
+	})
+}
+
+func TestDamageNeverLooksLikeANewerVersion(t *testing.T) {
+	whole, err := encode(Record{ClaimUID: "a", Namespace: "n", Name: "c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range whole {
+		for bit := range 8 {
+			damaged := append([]byte(nil), whole...)
+			damaged[i] ^= 1 << bit
+			if _, err := decode("a", damaged); errors.Is(err, ErrNewerVersion) && damaged[i] >= '0' && damaged[i] <= '9' && i < len(`{"version":1`) {
+				continue // the one byte that says so, with the record whole
+			} else if errors.Is(err, ErrNewerVersion) {
+				t.Errorf("bit %d of byte %d flipped: %v", bit, i, err)
+			}
+		}
+	}
+}
