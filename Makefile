@@ -33,8 +33,9 @@ help: ## List the targets
 .PHONY: build
 build: prepare ## Build the programs into bin/ and the simulator library beside them
 	mkdir -p bin
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(sort $(wildcard ./cmd/*))
-	$(GO) build -trimpath -buildmode=c-shared -o bin/libnvidia-ml.so.1 ./cmd/nvmlsim/lib
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/localcluster ./cmd/nvmlsim
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -tags netgo,osusergo -o bin/ ./cmd/kubelet-plugin
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -o bin/libnvidia-ml.so.1 ./cmd/nvmlsim/lib
 
 .PHONY: generate
 generate: $(TOOLS_STAMP) ## Make every generated file again
@@ -90,10 +91,23 @@ test-e2e: prepare ## Run the end-to-end stories on a cluster of their own; needs
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
 
-##@ Cluster
+.PHONY: bench
+bench: prepare ## Measure on a cluster of its own; one line a figure (BENCHFLAGS=-idle=0: without the ten idle minutes)
+	$(GO) run ./test/bench $(BENCHFLAGS)
+
+##@ Try
+
+.PHONY: demo
+demo: prepare ## Show the everyday ways to claim a GPU on a real cluster with simulated GPUs; needs root (KEEP=1: leave it up)
+	KUBERNETES=$(KUBERNETES) demo/run.sh
+
+.PHONY: demo-down
+demo-down: ## Remove what KEEP=1 make demo left
+	demo/run.sh down
+
 
 .PHONY: cluster-up
-cluster-up: ## Bring up a local Kubernetes (KUBERNETES=1.37, CLUSTER=tessera); needs root
+cluster-up: prepare ## Bring up a local Kubernetes (KUBERNETES=1.37, CLUSTER=tessera); needs root
 	$(LOCALCLUSTER) up --name $(CLUSTER) --kubernetes $(KUBERNETES)
 
 .PHONY: cluster-down
