@@ -169,7 +169,9 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 // sliceSource reconciles the node of every slice that comes, changes or goes.
 // The informer isn't the manager's own, because the manager's can't read
 // slices in the version that the server happens to have.
-type sliceSource struct{ informer toolscache.SharedIndexInformer }
+type sliceSource struct {
+	informer toolscache.SharedIndexInformer
+}
 
 func (s sliceSource) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	enqueue := func(obj any) {
@@ -198,7 +200,9 @@ func (s sliceSource) WaitForSync(ctx context.Context) error {
 }
 
 // informerRunner runs an informer in every replica, leader or not.
-type informerRunner struct{ informer toolscache.SharedIndexInformer }
+type informerRunner struct {
+	informer toolscache.SharedIndexInformer
+}
 
 func (r informerRunner) Start(ctx context.Context) error {
 	r.informer.RunWithContext(ctx)

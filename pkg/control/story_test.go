@@ -1,0 +1,538 @@
+//go:build integration
+
+package control_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+// patience is how long a story waits for what must happen. What it says about
+// speed is in the log, not in a deadline.
+const patience = 20 * time.Second
+
+var (
+	api        client.WithWatch
+	program    string
+	kubeconfig string
+)
+
+// TestMain runs the stories on a real API server and etcd, with the real
+// controller program as a process of its own.
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "control stories:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "control-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binaries := os.Getenv("KUBEBUILDER_ASSETS")
+	if binaries == "" {
+		binaries = filepath.Join(dir, "bin")
+		if err := cluster.Build(context.Background(), "1.37", binaries, os.Stderr); err != nil {
+			return 0, fmt.Errorf("get kube-apiserver and etcd: %w", err)
+		}
+	}
+	program = filepath.Join(dir, "controller")
+	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/controller").CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build the controller: %w\n%s", err, out)
+	}
+	env := envtest.Environment{
+		BinaryAssetsDirectory: binaries,
+		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
+		ErrorIfCRDPathMissing: true,
+	}
+	config, err := env.Start()
+	if err != nil {
+		return 0, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
+	}
+	defer func() { _ = env.Stop() }()
+	kubeconfig = filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, env.KubeConfig, 0o600); err != nil {
+		return 0, err
+	}
+	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
+		return 0, err
+	}
+	if api, err = client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme}); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+func TestFirstPublish(t *testing.T) {
+	startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	n.startPlugin(t)
+	got := n.waitForPool(t, 8)
+
+	var devices []string
+	for i, s := range got {
+		if s.Spec.NodeName == nil || *s.Spec.NodeName != n.name || s.Spec.Pool.Name != n.name || s.Spec.Pool.Generation != 1 {
+			t.Errorf("slice %s: node %v, pool %+v", s.Name, s.Spec.NodeName, s.Spec.Pool)
+		}
+		want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid, Controller: ptr.To(true)}}
+		if diff := cmp.Diff(want, s.OwnerReferences); diff != "" {
+			t.Errorf("slice %s: owner (-want +got):\n%s", s.Name, diff)
+		}
+		if index := s.Spec.Devices[0].Attributes["index"].IntValue; index == nil || *index != int64(i) {
+			t.Errorf("slice %d by name holds GPU %v", i, index)
+		}
+		devices = append(devices, s.Spec.Devices[0].Name)
+	}
+	want := []string{"gpu-00000000", "gpu-00000001", "gpu-00000002", "gpu-00000003", "gpu-00000004", "gpu-00000005", "gpu-00000006", "gpu-00000007"}
+	if diff := cmp.Diff(want, devices); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}
+
+// The kubelet hasn't registered the plugin: pods would hang.
+func TestNothingIsPublishedBeforeRegistration(t *testing.T) {
+	startController(t)
+	n := newNode(t, 2)
+	n.status.RegisteredAt = nil
+	n.report(t)
+	somethingElseHappens(t)
+	n.mustHaveNoSlices(t)
+	if r := n.inventory(t).Spec.PublishRequest; r != 0 {
+		t.Errorf("a plugin that isn't registered was asked (request %d)", r)
+	}
+}
+
+func TestRestartWritesNothing(t *testing.T) {
+	stop := startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	n.startPlugin(t)
+	before := versions(n.waitForPool(t, 8), n.inventory(t))
+	stop()
+	startController(t)
+	somethingElseHappens(t)
+	if diff := cmp.Diff(before, versions(n.pool(t), n.inventory(t))); diff != "" {
+		t.Errorf("written on restart (-before +after):\n%s", diff)
+	}
+}
+
+// What the kubelet does when it starts, with a plugin that lives.
+func TestWipedPoolComesBackWithALivingPlugin(t *testing.T) {
+	startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	n.startPlugin(t)
+	old := versions(n.waitForPool(t, 8))
+	asked := n.inventory(t).Spec.PublishRequest
+
+	begun := time.Now()
+	n.wipe(t)
+	eventually(t, "the pool is back, made anew", func() bool {
+		now := n.pool(t)
+		for _, s := range now {
+			if _, ok := old[string(s.UID)]; ok {
+				return false
+			}
+		}
+		return len(now) == 8
+	})
+	t.Logf("back %s after the wipe; %d more requests", time.Since(begun).Round(time.Millisecond), n.inventory(t).Spec.PublishRequest-asked)
+}
+
+func TestOneSliceDeletedTakesThePoolAwayUntilThePluginAnswers(t *testing.T) {
+	startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	kill := n.startPlugin(t)
+	pool := n.waitForPool(t, 8)
+	asked := n.inventory(t).Spec.PublishRequest
+	kill()
+
+	if err := api.Delete(t.Context(), &pool[3]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the rest is withdrawn and the plugin asked", func() bool {
+		return len(n.pool(t)) == 0 && n.inventory(t).Spec.PublishRequest > asked
+	})
+	n.startPlugin(t)
+	n.waitForPool(t, 8)
+	if got := n.inventory(t).Spec.PublishRequest; got != asked+1 {
+		t.Errorf("asked %d times", got-asked)
+	}
+}
+
+func TestDeadPluginStaysAway(t *testing.T) {
+	stop := startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	kill := n.startPlugin(t)
+	n.waitForPool(t, 8)
+	asked := n.inventory(t).Spec.PublishRequest
+	kill()
+	n.wipe(t)
+	eventually(t, "the plugin is asked", func() bool { return n.inventory(t).Spec.PublishRequest > asked })
+	somethingElseHappens(t)
+	n.mustHaveNoSlices(t)
+	if got := n.inventory(t).Spec.PublishRequest; got != asked+1 {
+		t.Errorf("the burst of deletions made %d requests, want 1", got-asked)
+	}
+
+	stop()
+	startController(t)
+	somethingElseHappens(t)
+	n.mustHaveNoSlices(t)
+
+	n.startPlugin(t)
+	n.waitForPool(t, 8)
+}
+
+// The kubelet wipes while no controller runs: the next one must not take an
+// old answer for a new one.
+func TestWipeDuringControllerDowntime(t *testing.T) {
+	stop := startController(t)
+	n := newNode(t, 4)
+	n.report(t)
+	kill := n.startPlugin(t)
+	n.waitForPool(t, 4)
+	stop()
+	kill()
+	n.wipe(t)
+	startController(t)
+	somethingElseHappens(t)
+	n.mustHaveNoSlices(t)
+	n.startPlugin(t)
+	n.waitForPool(t, 4)
+}
+
+func TestLostGPUGoesAndComesBack(t *testing.T) {
+	startController(t)
+	n := newNode(t, 8)
+	n.report(t)
+	n.startPlugin(t)
+	before := n.waitForPool(t, 8)
+	asked := n.inventory(t).Spec.PublishRequest
+
+	n.facts.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+	n.report(t)
+	for _, s := range n.waitForPool(t, 7) {
+		if s.Name == before[2].Name {
+			t.Errorf("slice %s of the lost GPU is there", s.Name)
+		}
+		if s.Spec.Pool.Generation != 2 {
+			t.Errorf("slice %s: generation %d, want 2", s.Name, s.Spec.Pool.Generation)
+		}
+	}
+	n.facts.GPUs[2].Conditions = nil
+	n.report(t)
+	n.waitForPool(t, 8)
+	if got := n.inventory(t).Spec.PublishRequest; got != asked {
+		t.Errorf("a change of facts asked the plugin %d times", got-asked)
+	}
+}
+
+// A node whose slices can't be written must not keep others from theirs.
+func TestNodesAreIndependent(t *testing.T) {
+	startController(t)
+	bad, good := newNode(t, 2), newNode(t, 2)
+	squatter := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: bad.name + "-000-gpu-00000000"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "other.example.com", NodeName: ptr.To("elsewhere"),
+			Pool: resourceapi.ResourcePool{Name: "elsewhere", ResourceSliceCount: 1},
+		},
+	}
+	if err := api.Create(t.Context(), squatter); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = api.Delete(context.Background(), squatter) })
+	bad.report(t)
+	bad.startPlugin(t)
+	good.report(t)
+	good.startPlugin(t)
+	good.waitForPool(t, 2)
+	if err := api.Delete(t.Context(), squatter); err != nil {
+		t.Fatal(err)
+	}
+	bad.waitForPool(t, 2)
+}
+
+// A driver of the same name that isn't ours keeps what it published.
+func TestForeignSlicesAreLeftAlone(t *testing.T) {
+	n := newNode(t, 1)
+	foreign := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name + "-foreign"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: &n.name,
+			Pool: resourceapi.ResourcePool{Name: "theirs", ResourceSliceCount: 1},
+		},
+	}
+	if err := api.Create(t.Context(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = api.Delete(context.Background(), foreign) })
+	startController(t)
+	somethingElseHappens(t)
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInventoryDeletedTakesTheSlicesAlong(t *testing.T) {
+	startController(t)
+	n := newNode(t, 3)
+	n.report(t)
+	kill := n.startPlugin(t)
+	n.waitForPool(t, 3)
+	kill()
+	if err := api.Delete(t.Context(), n.inventory(t)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the slices are gone", func() bool { return len(n.pool(t)) == 0 })
+
+	n.report(t) // the plugin makes it anew
+	n.startPlugin(t)
+	n.waitForPool(t, 3)
+}
+
+func TestOrphansGoWhenTheControllerStarts(t *testing.T) {
+	stop := startController(t)
+	n := newNode(t, 2)
+	n.report(t)
+	kill := n.startPlugin(t)
+	n.waitForPool(t, 2)
+	stop()
+	kill()
+	if err := api.Delete(t.Context(), n.inventory(t)); err != nil {
+		t.Fatal(err)
+	}
+	startController(t)
+	eventually(t, "the slices are gone", func() bool { return len(n.pool(t)) == 0 })
+}
+
+// node is a node with its plugin, as far as the controller can tell.
+type node struct {
+	name   string
+	uid    types.UID
+	facts  gpu.Node
+	status v1alpha1.GPUInventoryStatus
+}
+
+func newNode(t *testing.T, gpus int) *node {
+	t.Helper()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "node-"}}
+	if err := api.Create(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+	n := &node{name: object.Name, uid: object.UID, facts: gpu.Node{Name: object.Name, DriverVersion: "580.159.04", CUDADriverVersion: "13.0"}}
+	n.status.RegisteredAt = ptr.To(metav1.NowMicro())
+	for i := range gpus {
+		n.facts.GPUs = append(n.facts.GPUs, gpu.GPU{
+			UUID: gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, i)), Index: i, Minor: i,
+			PCI:         gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i)),
+			Model:       gpu.Model{ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", CUDAComputeCapability: "9.0"},
+			MemoryBytes: 81559 << 20,
+		})
+	}
+	t.Cleanup(func() {
+		_ = api.Delete(context.Background(), object)
+		_ = api.Delete(context.Background(), &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.name}})
+		_ = api.DeleteAllOf(context.Background(), &resourceapi.ResourceSlice{}, client.MatchingFields{"spec.nodeName": n.name})
+	})
+	return n
+}
+
+// report writes the inventory as the plugin does.
+func (n *node) report(t *testing.T) {
+	t.Helper()
+	inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{
+		Name:            n.name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid}},
+	}}
+	if err := api.Create(t.Context(), inv); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	eventually(t, "the report is stored", func() bool {
+		inv := n.inventory(t)
+		response := inv.Status.PublishResponse
+		inv.Status = n.status
+		inv.Status.PublishResponse = response
+		inventory.SetFacts(&inv.Status, n.facts)
+		return api.Status().Update(t.Context(), inv) == nil
+	})
+}
+
+func (n *node) inventory(t *testing.T) *v1alpha1.GPUInventory {
+	t.Helper()
+	inv := &v1alpha1.GPUInventory{}
+	if err := api.Get(t.Context(), types.NamespacedName{Name: n.name}, inv); err != nil {
+		t.Fatal(err)
+	}
+	return inv
+}
+
+// startPlugin answers publishRequests until it is killed or the test ends.
+func (n *node) startPlugin(t *testing.T) (kill func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	w, err := api.Watch(ctx, &v1alpha1.GPUInventoryList{}, client.MatchingFields{"metadata.name": n.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for e := range w.ResultChan() {
+			inv, ok := e.Object.(*v1alpha1.GPUInventory)
+			if !ok || inv.Status.PublishResponse >= inv.Spec.PublishRequest {
+				continue
+			}
+			base := inv.DeepCopy()
+			inv.Status.PublishResponse = inv.Spec.PublishRequest
+			if err := api.Status().Patch(ctx, inv, client.MergeFrom(base)); err != nil && ctx.Err() == nil {
+				t.Errorf("plugin: %v", err)
+			}
+		}
+	}()
+	kill = func() { cancel(); w.Stop(); <-done }
+	t.Cleanup(kill)
+	return kill
+}
+
+// wipe deletes the node's slices the way the kubelet does.
+func (n *node) wipe(t *testing.T) {
+	t.Helper()
+	err := api.DeleteAllOf(t.Context(), &resourceapi.ResourceSlice{}, client.MatchingFields{"spec.nodeName": n.name, "spec.driver": "gpu.nvidia.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) pool(t *testing.T) []resourceapi.ResourceSlice {
+	t.Helper()
+	var list resourceapi.ResourceSliceList
+	if err := api.List(t.Context(), &list, client.MatchingFields{"spec.nodeName": n.name}); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// waitForPool waits for a complete pool of so many slices.
+func (n *node) waitForPool(t *testing.T, slices int) []resourceapi.ResourceSlice {
+	t.Helper()
+	var pool []resourceapi.ResourceSlice
+	begun := time.Now()
+	eventually(t, fmt.Sprintf("%s has a pool of %d", n.name, slices), func() bool {
+		pool = n.pool(t)
+		for _, s := range pool {
+			if s.Spec.Pool.ResourceSliceCount != int64(slices) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
+				return false
+			}
+		}
+		return len(pool) == slices
+	})
+	t.Logf("%s: a pool of %d after %s", n.name, slices, time.Since(begun).Round(time.Millisecond))
+	return pool
+}
+
+func (n *node) mustHaveNoSlices(t *testing.T) {
+	t.Helper()
+	if pool := n.pool(t); len(pool) > 0 {
+		t.Errorf("%s has %d slices", n.name, len(pool))
+	}
+}
+
+// somethingElseHappens has another node published from scratch: by then the
+// controller has looked at everything that was there before.
+func somethingElseHappens(t *testing.T) {
+	t.Helper()
+	n := newNode(t, 1)
+	n.report(t)
+	n.startPlugin(t)
+	n.waitForPool(t, 1)
+}
+
+func versions(slices []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInventory) map[string]string {
+	out := make(map[string]string)
+	for _, s := range slices {
+		out[string(s.UID)] = s.Name + " " + s.ResourceVersion
+	}
+	for _, i := range inventories {
+		out[string(i.UID)] = i.Name + " " + i.ResourceVersion
+	}
+	return out
+}
+
+// startController runs the program until stop, which is also how it ends with
+// the test: by SIGTERM, without an error.
+func startController(t *testing.T) (stop func()) {
+	t.Helper()
+	var log bytes.Buffer
+	cmd := exec.Command(program, "--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2")
+	cmd.Stdout, cmd.Stderr = io.Discard, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Errorf("stop the controller: %v", err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the controller ended with %v", err)
+		}
+		if t.Failed() {
+			t.Logf("controller:\n%s", log.String())
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s: %s", patience, what)
+		}
+		select {
+		case <-t.Context().Done():
+			t.FailNow()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
