@@ -149,6 +149,9 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
 		"--use-service-account-credentials=true",
+		// The default rate makes the start of the controllers take seconds.
+		"--kube-api-qps=200",
+		"--kube-api-burst=400",
 		"--root-ca-file=" + configDir + "/ca.crt",
 		"--service-account-private-key-file=" + configDir + "/service-account.key",
 		"--cluster-signing-cert-file=" + configDir + "/ca.crt",

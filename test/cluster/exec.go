@@ -86,7 +86,7 @@ func start(ctx context.Context, stdio Stdio, command []string) (*exec.Cmd, error
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = stdio.In, stdio.Out, stdio.Err, "/"
 	cmd.Env = []string{
 		"PATH=" + searchPath, "HOME=/root", "TERM=" + os.Getenv("TERM"),
-		"CONTAINERD_NAMESPACE=k8s.io", "CONTAINER_RUNTIME_ENDPOINT=unix://" + containerdSocket,
+		"CONTAINERD_NAMESPACE=k8s.io", "CRI_CONFIG_FILE=" + configDir + "/crictl.yaml",
 	}
 	return cmd, cmd.Start()
 }

@@ -20,7 +20,7 @@ const (
 	readyTimeout = 3 * time.Minute
 	readyPoll    = 100 * time.Millisecond
 	// A component that died this often while a cluster comes up won't recover.
-	tooManyRestarts = 8
+	tooManyRestarts = 6
 )
 
 // RESTConfig is an administrator's client configuration.

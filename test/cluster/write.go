@@ -116,6 +116,7 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 		"ca.crt":          ca.pem,
 		"kubelet.yaml":    []byte(kubeletConfig(c.options.Kubernetes, "/"+c.machineCgroup(name), hasKernelLog())),
 		"containerd.toml": []byte(containerdConfig(snapshotter)),
+		"crictl.yaml":     []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// golden compares text with a file of testdata. Set UPDATE_GOLDEN=1 to write
+// the files anew, and read the difference before committing it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func testCluster() *Cluster {
+	options := Options{Name: "t", Nodes: 2, FeatureGates: map[string]bool{"B": false, "A": true}}.withDefaults()
+	return &Cluster{options: options, plan: plan{name: "t", slot: 3, nodes: 2}}
+}
+
+func TestKubeletConfig(t *testing.T) {
+	golden(t, "kubelet-1.37.yaml", kubeletConfig("1.37", "/localcluster/t/node-0", true))
+	golden(t, "kubelet-1.31-no-kernel-log.yaml", kubeletConfig("1.31", "/localcluster/t/node-0", false))
+}
+
+func TestContainerdConfig(t *testing.T) { golden(t, "containerd.toml", containerdConfig("overlayfs")) }
+
+func TestCNIConfig(t *testing.T) { golden(t, "cni.conflist", cniConfig("10.244.1.0/24")) }
+
+func TestKubeconfig(t *testing.T) {
+	golden(t, "kubeconfig.yaml", kubeconfig("u", "https://198.18.0.2", []byte("CA"), credentials{[]byte("CRT"), []byte("KEY")}))
+}
+
+func TestMachineSpecs(t *testing.T) {
+	c := testCluster()
+	for name, spec := range map[string]any{"control-plane.json": c.controlPlaneSpec(), "node.json": c.nodeSpec(1)} {
+		text, err := json.MarshalIndent(spec, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name, string(text)+"\n")
+	}
+}
+
+func TestSameCluster(t *testing.T) {
+	base := Options{}.withDefaults()
+	for name, tc := range map[string]struct {
+		change func(*Options)
+		want   bool
+	}{
+		"nothing":       {func(*Options) {}, true},
+		"empty gates":   {func(o *Options) { o.FeatureGates = map[string]bool{} }, true},
+		"binaries":      {func(o *Options) { o.BinDir = "/elsewhere" }, true},
+		"nodes":         {func(o *Options) { o.Nodes = 2 }, false},
+		"Kubernetes":    {func(o *Options) { o.Kubernetes = "1.36" }, false},
+		"feature gates": {func(o *Options) { o.FeatureGates = map[string]bool{"A": true} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := base
+			tc.change(&other)
+			if got := sameCluster(base, other); got != tc.want {
+				t.Errorf("got %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestOpenUnknownCluster(t *testing.T) {
+	_, err := Open("no-such-cluster")
+	if err == nil || !strings.Contains(err.Error(), "is it up?") {
+		t.Errorf("got %v, want a hint that it isn't up", err)
+	}
+}
