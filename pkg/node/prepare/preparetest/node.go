@@ -1,0 +1,177 @@
+package preparetest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+const claimPrefix = "k8s.gpu.nvidia.com-claim_"
+
+// Node is a node with GPUs, without a driver: its device nodes are plain files
+// under Root, and its CDI specs, in CDI, have device nodes only. It is what
+// prepare needs of a node (prepare.CDI and prepare.Inventory).
+type Node struct {
+	State
+	// Step, which may be nil, is called after each step of a change to the CDI
+	// directory.
+	Step func(string)
+
+	names   *gpu.Names
+	indexes map[gpu.UUID]int
+
+	mu   sync.Mutex
+	lost map[gpu.UUID]bool
+}
+
+// UUID is that of the node's n-th GPU.
+func UUID(n int) gpu.UUID {
+	return gpu.UUID(fmt.Sprintf("GPU-%08x-8a10-0135-bada-13f71feaef21", n+0x980fb000))
+}
+
+// Device is the name of the node's n-th GPU.
+func Device(n int) gpu.DeviceName { return gpu.DeviceName(fmt.Sprintf("gpu-%08x", n+0x980fb000)) }
+
+// NewNode makes a node with GPUs, in directories under dir.
+func NewNode(dir string, gpus int) (*Node, error) {
+	n := &Node{
+		State:   State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
+		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{},
+	}
+	var uuids []gpu.UUID
+	for i := range gpus {
+		uuids = append(uuids, UUID(i))
+		n.indexes[UUID(i)] = i
+	}
+	var err error
+	if n.names, err = gpu.NewNames(uuids); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{n.Journal, n.CDI, filepath.Join(n.Root, "dev")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	for i := range gpus {
+		if err := os.WriteFile(n.DeviceNode(i), nil, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// DeviceNode is where the n-th GPU's device node is.
+func (n *Node) DeviceNode(i int) string { return filepath.Join(n.Root, path(i)) }
+
+func path(i int) string { return fmt.Sprintf("/dev/nvidia%d", i) }
+
+// Lose makes the GPU fall off the bus.
+func (n *Node) Lose(uuid gpu.UUID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lost[uuid] = true
+}
+
+// Device implements prepare.Inventory.
+func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
+	d, err := n.names.Device(name)
+	if err != nil {
+		return nil, gpu.GPU{}, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.lost[d.Parent()] {
+		return nil, gpu.GPU{}, fmt.Errorf("GPU %s is lost", d.Parent())
+	}
+	return d, gpu.GPU{UUID: d.Parent(), Minor: n.indexes[d.Parent()]}, nil
+}
+
+// Write implements prepare.CDI.
+func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
+	spec := specs.Spec{Version: "0.5.0", Kind: ClaimKind}
+	ids := map[gpu.DeviceName][]string{}
+	for name, d := range devices {
+		node := path(n.indexes[d.Parent()])
+		if _, err := os.Stat(filepath.Join(n.Root, node)); err != nil {
+			return nil, err
+		}
+		device := claimUID + "-" + string(name)
+		ids[name] = []string{ClaimKind + "=" + device}
+		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: specs.ContainerEdits{
+			DeviceNodes: []*specs.DeviceNode{{Path: node}},
+		}})
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	temp := n.spec(claimUID) + ".tmp"
+	if err := os.WriteFile(temp, data, 0o600); err != nil {
+		return nil, err
+	}
+	n.step("cdi.written")
+	if err := os.Rename(temp, n.spec(claimUID)); err != nil {
+		return nil, err
+	}
+	n.step("cdi.renamed")
+	return ids, nil
+}
+
+// Remove implements prepare.CDI.
+func (n *Node) Remove(claimUID string) error {
+	if err := os.Remove(n.spec(claimUID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	n.step("cdi.removed")
+	return nil
+}
+
+// Claims implements prepare.CDI.
+func (n *Node) Claims() ([]string, error) {
+	entries, err := os.ReadDir(n.CDI)
+	var uids []string
+	for _, e := range entries {
+		if uid, ok := strings.CutPrefix(strings.TrimSuffix(e.Name(), ".json"), claimPrefix); ok {
+			uids = append(uids, uid)
+		}
+	}
+	return uids, err
+}
+
+// Crash returns the node as it would be found if everything had stopped now:
+// a copy, in directories under dir. GPUs that were lost are back.
+func (n *Node) Crash(dir string) (*Node, error) {
+	for _, sub := range []string{"journal", "cdi", "root"} {
+		if err := os.CopyFS(filepath.Join(dir, sub), os.DirFS(filepath.Join(filepath.Dir(n.Journal), sub))); err != nil {
+			return nil, err
+		}
+	}
+	// A file that is never renamed stays behind; that is the CDI writer's to
+	// tidy, and runtimes read *.json only.
+	temps, err := filepath.Glob(filepath.Join(dir, "cdi", "*.tmp"))
+	for _, t := range temps {
+		err = errors.Join(err, os.Remove(t))
+	}
+	return &Node{
+		State: State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
+		names: n.names, indexes: n.indexes, lost: map[gpu.UUID]bool{},
+	}, err
+}
+
+func (n *Node) spec(claimUID string) string {
+	return filepath.Join(n.CDI, claimPrefix+claimUID+".json")
+}
+
+func (n *Node) step(name string) {
+	if n.Step != nil {
+		n.Step(name)
+	}
+}
