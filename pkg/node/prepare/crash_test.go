@@ -1,0 +1,236 @@
+package prepare_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
+)
+
+// event is what happens between a crash and the next start.
+type event struct {
+	boot  string
+	apply func(*testing.T, *preparetest.Node)
+}
+
+func events() map[string]event {
+	wipe := func(t *testing.T, n *preparetest.Node) {
+		if err := os.RemoveAll(n.CDI); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(n.CDI, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return map[string]event{
+		"killed":             {"boot-1", func(*testing.T, *preparetest.Node) {}},
+		"CDI wiped":          {"boot-1", wipe},
+		"rebooted":           {"boot-2", wipe},
+		"rebooted, no tmpfs": {"boot-2", func(*testing.T, *preparetest.Node) {}},
+	}
+}
+
+// operation is done once, with a crash after each of its steps.
+type operation struct {
+	before []*resourceapi.ResourceClaim // prepared first
+	do     func(*testing.T, *fixture)
+	// settled says which claims may be prepared after recovery.
+	settled [][]string
+}
+
+func operations() map[string]operation {
+	a := newClaim("a", result("gpu", 0), result("gpu", 1))
+	b := newClaim("b", result("gpu", 2))
+	return map[string]operation{
+		"prepare": {
+			before:  []*resourceapi.ResourceClaim{b},
+			do:      func(t *testing.T, f *fixture) { mustPrepare(t, f, a) },
+			settled: [][]string{{"b"}, {"a", "b"}},
+		},
+		"prepare again": {
+			before:  []*resourceapi.ResourceClaim{a, b},
+			do:      func(t *testing.T, f *fixture) { mustPrepare(t, f, a) },
+			settled: [][]string{{"a", "b"}},
+		},
+		"unprepare": {
+			before:  []*resourceapi.ResourceClaim{a, b},
+			do:      func(t *testing.T, f *fixture) { mustUnprepare(t, f, a) },
+			settled: [][]string{{"b"}, {"a", "b"}},
+		},
+		"prepare that fails": {
+			before: []*resourceapi.ResourceClaim{b},
+			do: func(t *testing.T, f *fixture) {
+				hidden := f.node.DeviceNode(1) + ".hidden"
+				if err := os.Rename(f.node.DeviceNode(1), hidden); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.Prepare(testContext(t), a); err == nil {
+					t.Error("prepared without a device node")
+				}
+				if err := os.Rename(hidden, f.node.DeviceNode(1)); err != nil {
+					t.Fatal(err)
+				}
+			},
+			settled: [][]string{{"b"}, {"a", "b"}},
+		},
+		"handover after a reboot": {
+			before: []*resourceapi.ResourceClaim{newClaim("old", result("gpu", 0)), b},
+			do: func(t *testing.T, f *fixture) {
+				f.journal.Close()
+				f = start(t, f.node, "boot-2", f.node.Step)
+				f.holders.set("old", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+				mustPrepare(t, f, a)
+				f.journal.Close()
+			},
+			settled: [][]string{{"b", "old"}, {"b"}, {"a", "b"}},
+		},
+	}
+}
+
+// TestCrash stops after every step of every operation, lets something happen,
+// starts again, and asserts the invariants; then prepares and unprepares, in
+// both orders, as a kubelet does that never got an answer.
+func TestCrash(t *testing.T) {
+	for name, op := range operations() {
+		t.Run(name, func(t *testing.T) {
+			for at, crashed := range crashes(t, op) {
+				for what, e := range events() {
+					t.Run(at+"/"+what, func(t *testing.T) {
+						checkAfterCrash(t, op, copyOf(t, crashed), e)
+					})
+				}
+			}
+		})
+	}
+}
+
+// crashes does the operation and returns the node as each step leaves it.
+func crashes(t *testing.T, op operation) map[string]*preparetest.Node {
+	crashed := map[string]*preparetest.Node{}
+	node := newNode(t, 3)
+	recording := false
+	f := start(t, node, "boot-1", func(step string) {
+		if recording {
+			at := fmt.Sprintf("%02d %s", len(crashed), step)
+			crashed[at] = copyOf(t, node)
+		}
+	})
+	for _, c := range op.before {
+		mustPrepare(t, f, c)
+	}
+	recording = true
+	op.do(t, f)
+	if len(crashed) < 3 {
+		t.Fatalf("only %d steps", len(crashed))
+	}
+	return crashed
+}
+
+func copyOf(t *testing.T, n *preparetest.Node) *preparetest.Node {
+	t.Helper()
+	c, err := n.Crash(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event) {
+	if err := os.RemoveAll(filepath.Join(node.Root, "dev", "nvidia1.hidden")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(node.DeviceNode(1), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.apply(t, node)
+	f := start(t, node, e.boot, nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Errorf("recover: %v", err)
+	}
+	if err := preparetest.Check(node.State); err != nil {
+		t.Errorf("invariants after recovery: %v", err)
+	}
+	var names []string
+	for _, r := range f.Prepared() {
+		names = append(names, r.Name)
+	}
+	settled := false
+	for _, s := range op.settled {
+		settled = settled || cmp.Equal(s, names)
+	}
+	if !settled {
+		t.Errorf("prepared after recovery: %v, want one of %v", names, op.settled)
+	}
+	mustUnprepare(t, f, newClaim("old"))
+	a := newClaim("a", result("gpu", 0), result("gpu", 1))
+	mustPrepare(t, f, a)
+	checkHeld(t, f, "a", "b")
+	mustUnprepare(t, f, a)
+	checkHeld(t, f, "b")
+	mustPrepare(t, f, a)
+	mustUnprepare(t, f, a)
+	mustUnprepare(t, f, newClaim("b"))
+	checkHeld(t, f)
+}
+
+// TestManyAtOnce prepares and unprepares eight claims at once, again and
+// again, on GPUs of their own.
+func TestManyAtOnce(t *testing.T) {
+	f := newFixture(t, 8)
+	ctx := testContext(t)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			for i := range 25 {
+				c := newClaim(fmt.Sprintf("claim-%d-%d", n, i), result("gpu", n))
+				if _, err := f.Prepare(ctx, c); err != nil {
+					t.Errorf("prepare: %v", err)
+				}
+				if err := f.Unprepare(ctx, named(c)); err != nil {
+					t.Errorf("unprepare: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	checkHeld(t, f)
+}
+
+// TestManyWantTheSame has claims of several GPUs fight for four, and their
+// kubelet change its mind. It seeds itself and says how.
+func TestManyWantTheSame(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	f := newFixture(t, 4)
+	ctx := testContext(t)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		random := rand.New(rand.NewPCG(seed, uint64(n)))
+		c := newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n%4), result("gpu", (n+1)%4))
+		f.holders.set(c.UID, prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+		wg.Go(func() {
+			for range 20 {
+				var late sync.WaitGroup
+				prepared := inBackground(ctx, f, c)
+				if random.IntN(2) == 0 {
+					late.Go(func() { _ = f.Unprepare(ctx, named(c)) })
+				}
+				<-prepared
+				late.Wait()
+				if err := f.Unprepare(ctx, named(c)); err != nil {
+					t.Errorf("unprepare: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	checkHeld(t, f)
+}
