@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -58,25 +59,15 @@ func (h *hardware) Wake() {
 }
 
 // Run looks for the driver, follows it as long as it works, and starts again,
-// until ctx ends.
+// until ctx ends; then it returns nil.
 func (h *hardware) Run(ctx context.Context) error {
-	looked := false
+	looked := sync.OnceFunc(func() { close(h.first) })
 	for ctx.Err() == nil {
-		err := h.follow(ctx, func() {
-			if !looked {
-				looked = true
-				close(h.first)
-			}
-		})
-		if ctx.Err() != nil {
-			return nil
+		if err := h.follow(ctx, looked); ctx.Err() == nil {
+			h.lose(ctx, err)
+			looked()
+			h.pause(ctx, retryDriver)
 		}
-		h.lose(ctx, err)
-		if !looked {
-			looked = true
-			close(h.first)
-		}
-		h.pause(ctx, retryDriver)
 	}
 	return nil
 }
@@ -167,7 +158,7 @@ func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, 
 	}
 	known := h.conditions()
 	for i, g := range node.GPUs {
-		node.GPUs[i].Conditions = append(g.Conditions, known[g.UUID]...)
+		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
 	}
 	err = h.specs.SetDriver(&cdi.Driver{
 		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot,

@@ -20,23 +20,15 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// listen opens the address of --metrics-address; nil for none.
-func listen(ctx context.Context, address string) (net.Listener, error) {
+// serve answers on address until ctx ends; on none if it is empty. ready says
+// what is not ready yet, nil when all is.
+func serve(ctx context.Context, address string, gatherer prometheus.Gatherer, ready func() error) error {
 	if address == "" {
-		return nil, nil
+		return nil
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics-address: %w", err)
-	}
-	return l, nil
-}
-
-// serve answers on l until ctx ends. ready says what is not ready yet; nil
-// when all is.
-func serve(ctx context.Context, l net.Listener, gatherer prometheus.Gatherer, ready func() error) error {
-	if l == nil {
-		return nil
+		return fmt.Errorf("--metrics-address: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -39,10 +38,6 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	listener, err := listen(ctx, cfg.MetricsAddress)
-	if err != nil {
-		return err
-	}
 	lock, err := lockDataDir(ctx, cfg.DataDir)
 	if err != nil {
 		return err
@@ -53,7 +48,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer p.journal.Close()
-	err = p.run(ctx, listener)
+	err = p.run(ctx)
 	return errors.Join(err, p.leave(ctx))
 }
 
@@ -107,9 +102,9 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 }
 
 // run runs the parts until ctx ends or one can't go on.
-func (p *plugin) run(ctx context.Context, listener net.Listener) error {
+func (p *plugin) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serve(ctx, listener, p.metrics, p.ready) })
+	group.Go(func() error { return serve(ctx, p.cfg.MetricsAddress, p.metrics, p.ready) })
 	group.Go(func() error { return p.hardware.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error {

@@ -7,14 +7,13 @@ import (
 	"os"
 	"path/filepath"
 
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // encode gives the specification the lowest version that has all it uses, so
 // that older container runtimes read it too.
 func encode(spec *specs.Spec) ([]byte, error) {
-	version, err := cdi.MinimumRequiredVersion(spec)
+	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return nil, fmt.Errorf("version of CDI specification %s: %w", spec.Kind, err)
 	}

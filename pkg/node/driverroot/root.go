@@ -1,7 +1,6 @@
 package driverroot
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -71,39 +70,28 @@ func Find(h Host, path string) (Root, error) {
 	if path != "" {
 		looked = []string{filepath.Clean(path)}
 	}
-	var found *Root
+	var root Root
 	err := h.Do(func() error {
 		for _, candidate := range looked {
-			root, err := inspect(candidate)
-			if err != nil {
-				return err
-			}
-			if root != nil {
-				found = root
+			if root = inspect(candidate); root.Library != "" {
 				return nil
 			}
 		}
 		return &NotFoundError{Looked: looked, Asked: path != ""}
 	})
-	if err != nil {
-		return Root{}, err
-	}
-	return *found, nil
+	return root, err
 }
 
-// inspect returns nil where the candidate isn't a driver root.
-func inspect(path string) (*Root, error) {
-	switch info, err := os.Stat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("look for a driver: %w", err)
-	case !info.IsDir():
-		return nil, nil
+// inspect returns a root without a library where the candidate isn't one.
+func inspect(candidate string) Root {
+	// Links are resolved, since the libraries below will be.
+	path, err := filepath.EvalSymlinks(candidate)
+	if err != nil {
+		return Root{}
 	}
-	root := &Root{Path: path, DevRoot: "/", SysRoot: "/"}
+	root := Root{Path: path, DevRoot: "/", SysRoot: "/"}
 	if !root.findLibrary() {
-		return nil, nil
+		return Root{}
 	}
 	if isCharDevice(filepath.Join(path, "dev/nvidiactl")) {
 		root.DevRoot = path
@@ -111,7 +99,7 @@ func inspect(path string) (*Root, error) {
 	if _, err := os.Stat(filepath.Join(path, "sys/bus/pci/devices")); err == nil {
 		root.SysRoot = path
 	}
-	return root, nil
+	return root
 }
 
 func (r *Root) findLibrary() bool {

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -152,7 +151,7 @@ func newInventory(node *corev1.Node) *v1alpha1.GPUInventory {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: node.Name,
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true),
+				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: new(true),
 			}},
 		},
 	}
