@@ -31,8 +31,12 @@ type Options struct {
 	// Name of the cluster.
 	Name string
 	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
-	// the first. There are as many nodes as machines.
+	// the first. There are as many nodes as machines. With none there is one
+	// node, with the GPUs that this host really has.
 	Machines []string
+	// Bundle is a directory with everything prebuilt, as test/metal/bundle.sh
+	// makes it, for hosts without Go. Empty: build from this checkout.
+	Bundle string
 	// Out gets progress for people.
 	Out io.Writer
 }
@@ -48,15 +52,11 @@ type Stack struct {
 // Up brings a stack up, or repairs one that is up already. It returns when all
 // parts of the chart are ready; slices may take a moment longer.
 func Up(ctx context.Context, o Options) (*Stack, error) {
-	root, err := moduleRoot(ctx)
+	p, err := findParts(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	archive, err := buildImage(ctx, root, o.Out)
-	if err != nil {
-		return nil, err
-	}
-	c, err := cluster.Up(ctx, cluster.Options{Name: o.Name, Nodes: len(o.Machines), Log: o.Out})
+	c, err := cluster.Up(ctx, cluster.Options{Name: o.Name, Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out})
 	if err != nil {
 		return nil, err
 	}
@@ -64,10 +64,32 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 	if s.kube, err = c.Client(); err != nil {
 		return nil, err
 	}
-	if err := c.LoadImage(ctx, archive); err != nil {
+	if err := c.LoadImage(ctx, p.image); err != nil {
 		return nil, err
 	}
-	return s, s.install(ctx, filepath.Join(root, "deployments/helm/tessera"), o.Machines)
+	return s, s.install(ctx, p.chart, o.Machines)
+}
+
+// parts are the files a stack is made of.
+type parts struct {
+	image, chart string
+	binDir       string // empty: built as needed
+}
+
+func findParts(ctx context.Context, o Options) (parts, error) {
+	if o.Bundle != "" {
+		return parts{
+			image:  filepath.Join(o.Bundle, "tessera.tar"),
+			chart:  filepath.Join(o.Bundle, "chart"),
+			binDir: filepath.Join(o.Bundle, "bin"),
+		}, nil
+	}
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return parts{}, err
+	}
+	image, err := buildImage(ctx, root, o.Out)
+	return parts{image: image, chart: filepath.Join(root, "deployments/helm/tessera")}, err
 }
 
 func moduleRoot(ctx context.Context) (string, error) {
@@ -91,7 +113,7 @@ func buildImage(ctx context.Context, root string, out io.Writer) (string, error)
 func (s *Stack) install(ctx context.Context, chart string, machines []string) error {
 	args := []string{
 		"upgrade", "--install", "tessera", chart, "--namespace", Namespace, "--create-namespace",
-		"--set", "simulator.enabled=true", "--wait", "--timeout", "3m",
+		"--set", fmt.Sprintf("simulator.enabled=%t", len(machines) > 0), "--wait", "--timeout", "3m",
 	}
 	for i, m := range machines {
 		args = append(args, "--set-literal", fmt.Sprintf("simulator.nodes.%s=%s", s.Cluster.Nodes()[i], m))

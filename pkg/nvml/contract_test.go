@@ -1,0 +1,82 @@
+package nvml_test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+)
+
+var library = flag.String("nvml.library", "", "run the contract on this library, a real GPU's, instead of on the simulator's")
+
+func TestContract(t *testing.T) {
+	if *library != "" {
+		contract(t, *library)
+		return
+	}
+	built := t.TempDir()
+	goBuild(t, "-buildmode=c-shared", "-o", built+"/libnvidia-ml.so.1", "../../cmd/nvmlsim/lib")
+	goBuild(t, "-o", built+"/nvmlsim", "../../cmd/nvmlsim")
+	models, err := nvmlsim.Models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range models {
+		t.Run(model.ID, func(t *testing.T) { again(t, install(t, built, "gpus: [{model: "+model.ID+", count: 2}]")) })
+	}
+}
+
+// again runs the contract in a process of its own: go-nvml binds to the first
+// library that a process loads, whatever it is told to load later.
+func again(t *testing.T, path string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestContract$", "-test.v", "-nvml.library", path).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func goBuild(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "go", append([]string{"build"}, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("go build %v: %v\n%s", args, err, out)
+	}
+}
+
+// install lays a simulated machine out and returns its library.
+func install(t *testing.T, built, machine string) string {
+	t.Helper()
+	spec, err := nvmlsim.ParseSpec([]byte(machine))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := nvmlsim.Describe(spec, "contract")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	err = driverroot.Install(driverroot.Options{Root: root, Machine: d, SMI: built + "/nvmlsim", Library: built + "/libnvidia-ml.so.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+}
+
+func contract(t *testing.T, path string) {
+	s, err := nvml.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	nvmltest.Contract(t, s)
+}
