@@ -39,23 +39,13 @@ lost GPUs, MIG instances) is kept as long as the machine is the same one. Needs
 root (device nodes).`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var err error
-			if o.Machine, err = readMachine(machine, name); err != nil {
+			if err := complete(&o, machine, name); err != nil {
 				return err
-			}
-			if o.SMI, err = os.Executable(); err != nil {
-				return fmt.Errorf("find this program: %w", err)
-			}
-			if o.Library == "" {
-				o.Library = filepath.Join(filepath.Dir(o.SMI), "libnvidia-ml.so.1")
-			}
-			if _, err := os.Stat(o.Library); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("library %s is not there; build it with \"go build -buildmode=c-shared -o %[1]s ./cmd/nvmlsim/lib\" or name it with --library", o.Library)
 			}
 			if err := driverroot.Install(o); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
+			_, err := fmt.Fprintf(c.OutOrStdout(), "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
 			return err
 		},
 	}
@@ -65,6 +55,24 @@ root (device nodes).`,
 	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
 	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
 	return c
+}
+
+// complete fills in what flags leave open: the machine from its text, this
+// program as nvidia-smi, and the library beside it.
+func complete(o *driverroot.Options, machine, name string) (err error) {
+	if o.Machine, err = readMachine(machine, name); err != nil {
+		return err
+	}
+	if o.SMI, err = os.Executable(); err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	if o.Library == "" {
+		o.Library = filepath.Join(filepath.Dir(o.SMI), "libnvidia-ml.so.1")
+	}
+	if _, err := os.Stat(o.Library); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("library %s is not there; build it with \"go build -buildmode=c-shared -o %[1]s ./cmd/nvmlsim/lib\" or name it with --library", o.Library)
+	}
+	return nil
 }
 
 // must panics on what can only be a mistake in this program.

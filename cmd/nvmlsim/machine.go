@@ -36,7 +36,7 @@ GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
 	for _, c := range machine {
 		c.Flags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
 	}
-	root.AddCommand(installCommand(), uninstallCommand(), modelsCommand())
+	root.AddCommand(installCommand(), uninstallCommand(), serveCommand(), modelsCommand())
 	root.AddCommand(machine...)
 	return root
 }

@@ -4,12 +4,14 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -84,8 +86,13 @@ func ParseSpec(text []byte) (Spec, error) {
 	if short := strings.TrimSpace(string(text)); !strings.ContainsAny(short, ":\n{") {
 		return parseShort(short)
 	}
+	b, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return Spec{}, fmt.Errorf("machine file: %w", err)
+	}
 	var s Spec
-	if err := yaml.UnmarshalStrict(text, &s); err != nil {
+	unknown, err := json.UnmarshalStrict(b, &s)
+	if err := errors.Join(append(unknown, err)...); err != nil {
 		return Spec{}, fmt.Errorf("machine file: %w", err)
 	}
 	if err := s.Validate(); err != nil {

@@ -125,16 +125,16 @@ func readModel(id string) (*Model, error) {
 // FindModel returns the model with this id; the error of an unknown one lists
 // those there are.
 func FindModel(id string) (*Model, error) {
-	models, err := Models()
+	entries, err := modelFiles.ReadDir("models")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read built-in models: %w", err)
 	}
-	ids := make([]string, 0, len(models))
-	for _, m := range models {
-		if m.ID == id {
-			return m, nil
-		}
-		ids = append(ids, m.ID)
+	ids := make([]string, 0, len(entries))
+	for _, e := range entries {
+		ids = append(ids, strings.TrimSuffix(e.Name(), ".yaml"))
+	}
+	if slices.Contains(ids, id) {
+		return readModel(id)
 	}
 	return nil, fmt.Errorf("%q is not a GPU model; there are %s", id, strings.Join(ids, ", "))
 }

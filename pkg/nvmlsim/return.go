@@ -1,6 +1,9 @@
 package nvmlsim
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Return is an NVML return code as an error. The zero value, Success, is never
 // returned as an error by this package. Values and texts are nvml.h's.
@@ -65,15 +68,9 @@ func Code(err error) Return {
 	if err == nil {
 		return Success
 	}
-	for e := err; e != nil; {
-		if r, ok := e.(Return); ok {
-			return r
-		}
-		u, ok := e.(interface{ Unwrap() error })
-		if !ok {
-			break
-		}
-		e = u.Unwrap()
+	var r Return
+	if errors.As(err, &r) {
+		return r
 	}
 	return Unknown
 }

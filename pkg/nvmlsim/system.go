@@ -162,6 +162,14 @@ func (m *Machine) Description() Description { return m.description }
 // in reach. It must not be changed.
 func (m *Machine) State() *State { return m.state() }
 
+// StatePath is the state file, "" where it is not in reach.
+func (m *Machine) StatePath() string {
+	if m.store == nil {
+		return ""
+	}
+	return m.store.Path()
+}
+
 // GPUs that are visible here, by index.
 func (m *Machine) GPUs() []*GPU { return m.gpus }
 

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+)
+
+// anyNode is the machine of nodes without one of their own, in a directory of
+// machines. No node can have this name.
+const anyNode = "_default"
+
+func serveCommand() *cobra.Command {
+	var machine, name string
+	o := driverroot.Options{}
+	c := &cobra.Command{
+		Use:   "serve --root DIR --machine FILE --node-name NAME",
+		Short: "Install, wait for SIGTERM or SIGINT, and uninstall",
+		Long: `Does what install does, waits for SIGTERM or SIGINT, and does what uninstall does:
+a driver for as long as this process runs, as a DaemonSet wants it.
+
+The machine may also be given as a directory: then it is the file in it that is
+named after the node, or else the file ` + anyNode + `.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			file, err := machineOf(machine, name)
+			if err != nil {
+				return err
+			}
+			if err := complete(&o, file, name); err != nil {
+				return err
+			}
+			return serve(ctx, o, func() {
+				fmt.Fprintf(c.OutOrStdout(), "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
+			})
+		},
+	}
+	c.Flags().StringVar(&o.Root, "root", "", "driver root to make, e.g. /run/nvidia/driver")
+	c.Flags().StringVar(&machine, "machine", "", "machine file, directory of machine files, or short form such as 8xh100-80gb")
+	c.Flags().StringVar(&name, "node-name", "", "name that identities follow from (default: the machine file's name)")
+	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
+	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
+	return c
+}
+
+// serve installs, calls ready, waits for ctx to end, and uninstalls. What a
+// failed installation left is removed too.
+func serve(ctx context.Context, o driverroot.Options, ready func()) error {
+	if err := driverroot.Install(o); err != nil {
+		return errors.Join(err, driverroot.Uninstall(o.Root))
+	}
+	ready()
+	<-ctx.Done()
+	return driverroot.Uninstall(o.Root)
+}
+
+// machineOf finds the node's file where arg is a directory of machines.
+func machineOf(arg, node string) (string, error) {
+	info, err := os.Stat(arg)
+	if err != nil || !info.IsDir() {
+		return arg, nil // a file or a short form, which is for others to read
+	}
+	for _, name := range []string{node, anyNode} {
+		file := filepath.Join(arg, name)
+		if name == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return file, err
+		}
+	}
+	return "", fmt.Errorf("%s has no machine for node %q: neither a file of that name nor %s", arg, node, anyNode)
+}

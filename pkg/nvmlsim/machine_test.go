@@ -1,0 +1,104 @@
+package nvmlsim_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+func TestParseSpec(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want nvmlsim.Spec
+		err  string
+	}{
+		"short":         {text: "8xh100-80gb", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
+		"times sign":    {text: "8×h100-80gb\n", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
+		"one":           {text: "t4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "t4", Count: 1}}}},
+		"mixed":         {text: "2xa30, 1xl4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "a30", Count: 2}, {Model: "l4", Count: 1}}}},
+		"file":          {text: "driverVersion: 570.1.2\ngpus:\n- model: l4\n", want: nvmlsim.Spec{DriverVersion: "570.1.2", GPUs: []nvmlsim.GPUSpec{{Model: "l4"}}}},
+		"no GPUs":       {text: "gpus: []", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{}}},
+		"unknown field": {text: "gpus: [{model: l4, cuont: 2}]", err: `unknown field "gpus[0].cuont"`},
+		"unknown model": {text: "gpus:\n- model: l4\n- model: h10", err: `gpus[1].model: "h10" is not a GPU model; there are a100-40gb, `},
+		"short unknown": {text: "3xh10", err: `gpus[0].model: "h10" is not a GPU model`},
+		"nonsense":      {text: "eight h100", err: "want COUNTxMODEL such as 8xh100-80gb"},
+		"zero":          {text: "0xl4", err: "count 0"},
+		"too many":      {text: "65xl4", err: "65 GPUs; a machine has at most 64"},
+		"driver":        {text: "driverVersion: new\ngpus: []", err: `driverVersion: "new" is not like`},
+		"no MIG":        {text: "gpus: [{model: l4, migEnabled: true}]", err: "gpus[0].migEnabled: l4 has no MIG"},
+		"bus ids":       {text: "gpus: [{model: l4, count: 2, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: 1 addresses for 2 GPUs"},
+		"bus id":        {text: "gpus: [{model: l4, pciBusIDs: ['07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
+		"empty":         {text: "", err: "want COUNTxMODEL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := nvmlsim.ParseSpec([]byte(c.text))
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want an error with %q", err, c.err)
+				}
+				return
+			}
+			check(t, err)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestIdentitiesFollowFromTheName(t *testing.T) {
+	spec, err := nvmlsim.ParseSpec([]byte("8xh100-80gb,8xa100-40gb"))
+	check(t, err)
+	describe := func(name string) nvmlsim.Description {
+		d, err := nvmlsim.Describe(spec, name)
+		check(t, err)
+		return d
+	}
+	a, again, b := describe("a"), describe("a"), describe("b")
+	if diff := cmp.Diff(a, again); diff != "" {
+		t.Errorf("the same name twice:\n%s", diff)
+	}
+	seen, addresses := map[string]bool{}, map[string]bool{}
+	for _, d := range []nvmlsim.Description{a, b} {
+		for i, g := range d.GPUs {
+			if seen[g.UUID] || seen[g.Serial] || addresses[d.Name+g.BusID] {
+				t.Errorf("%s: GPU %d shares an identity", d.Name, i)
+			}
+			seen[g.UUID], seen[g.Serial], addresses[d.Name+g.BusID] = true, true, true
+			if g.Minor != i || g.Model != spec.GPUs[i/8].Model {
+				t.Errorf("%s: GPU %d: minor %d, model %s", d.Name, i, g.Minor, g.Model)
+			}
+		}
+	}
+	if a.GPUs[0].NUMANode != 0 || a.GPUs[15].NUMANode != 1 || a.GPUs[0].PCIeRoot != a.GPUs[1].PCIeRoot || a.GPUs[1].PCIeRoot == a.GPUs[2].PCIeRoot {
+		t.Errorf("topology: %+v", a.GPUs)
+	}
+}
+
+func TestFullMachineHasDistinctAddresses(t *testing.T) {
+	for _, name := range []string{"a", "b", "node-17"} {
+		spec, err := nvmlsim.ParseSpec([]byte("64xt4"))
+		check(t, err)
+		if _, err := nvmlsim.Describe(spec, name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzParseSpec(f *testing.F) {
+	for _, seed := range []string{"8xh100-80gb", h200, "gpus: []", "gpus: [{model: l4, cuont: 2}]", "{", "x"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		spec, err := nvmlsim.ParseSpec(text)
+		if err != nil {
+			return
+		}
+		if err := spec.Validate(); err != nil {
+			t.Errorf("parsed, but %v", err)
+		}
+	})
+}
