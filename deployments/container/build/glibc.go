@@ -14,8 +14,8 @@ import (
 )
 
 // glibcLibraries are what the plugin and the NVIDIA libraries that it opens
-// need. All but libgcc_s are part of glibc; some are empty there since 2.34,
-// but still asked for by name.
+// need, the C library first. All but libgcc_s are part of glibc; some are empty
+// there since 2.34, but still asked for by name.
 func glibcLibraries() []string {
 	return []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libresolv.so.2", "libgcc_s.so.1"}
 }
@@ -42,13 +42,18 @@ func glibc(ctx context.Context, built []string) ([]image.Entry, error) {
 		return nil, fmt.Errorf("find the loader: %w", err)
 	}
 	entries := []image.Entry{{Path: loader, Source: source}}
+	var dir string
 	for _, name := range glibcLibraries() {
-		source, err := library(ctx, name)
+		found, err := library(ctx, name)
 		if err != nil {
 			return nil, err
 		}
-		// The loader's own directory is among those where it looks.
-		entries = append(entries, image.Entry{Path: filepath.Join(filepath.Dir(loader), name), Source: source})
+		// Where the C library is, the loader looks for the others too; which
+		// directory that is differs between distributions.
+		if dir == "" {
+			dir = filepath.Dir(found)
+		}
+		entries = append(entries, image.Entry{Path: filepath.Join(dir, name), Source: found})
 	}
 	return entries, nil
 }
@@ -92,5 +97,5 @@ func library(ctx context.Context, name string) (string, error) {
 	if !filepath.IsAbs(found) {
 		return "", fmt.Errorf("the C compiler knows no %s (on Debian: apt-get install gcc libc6-dev)", name)
 	}
-	return filepath.EvalSymlinks(found)
+	return filepath.Clean(found), nil
 }
