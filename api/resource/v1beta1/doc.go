@@ -1,0 +1,9 @@
+// Package v1beta1 holds the claim configurations that users write for this
+// driver: the opaque parameters of a DeviceClass or a ResourceClaim. Names and
+// fields are those of NVIDIA's DRA driver, so that a manifest written for it
+// means the same here.
+//
+// Decode is the only way in. The kubelet plugin and the admission webhook both
+// use it, so that what one accepts the other accepts too. Whether a node can do
+// what a configuration asks for isn't decided here: see pkg/claim.
+package v1beta1
