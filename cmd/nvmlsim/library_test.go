@@ -3,16 +3,20 @@ package main_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"debug/elf"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
@@ -110,7 +114,9 @@ func ownProcess(t *testing.T) bool {
 	if os.Getenv(ownProcessEnv) != "" {
 		return true
 	}
-	c := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a hung process must not outlive the test
+	defer cancel()
+	c := exec.CommandContext(ctx, os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
 	c.Env = append(os.Environ(), ownProcessEnv+"="+binaries.dir)
 	out, err := c.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
@@ -392,4 +398,25 @@ func TestLibraryInContainer(t *testing.T) {
 	if out, err := c.Output(); err != nil || errors.String() != "nvmlInit_v2: 0\n" {
 		t.Errorf("%v, %s%s", err, errors.String(), out)
 	}
+}
+
+// TestHostStaysPreemptible: the library's Go runtime must not take the host's
+// away its means to interrupt a goroutine that never yields.
+func TestHostStaysPreemptible(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	open(t, install(t, "l4"))
+	var stop atomic.Bool
+	var started, done sync.WaitGroup
+	started.Add(1)
+	done.Go(func() {
+		started.Done()
+		for !stop.Load() { //nolint:revive // spins on purpose, without a point to yield at
+		}
+	})
+	started.Wait()
+	runtime.GC() // stops the world, the spinning goroutine included
+	stop.Store(true)
+	done.Wait()
 }
