@@ -20,13 +20,13 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 TOOLS := _output/tools
 TOOLS_STAMP := $(TOOLS)/.stamp
 # Packages that need no cluster. The rest of the ladder has targets of its own.
-UNIT = $(shell $(GO) list ./... | grep -vE '/test/(e2e|crash|scale)(/|$$)')
+UNIT = $(shell $(GO) list ./... | grep -v '/test/e2e$$')
 
 .PHONY: help
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Build
 
@@ -78,34 +78,46 @@ format: $(TOOLS_STAMP) ## Format the Go files
 	$(TOOLS)/golangci-lint fmt
 
 .PHONY: test
-test: test-unit test-e2e ## Run every test that needs no GPU, the end-to-end ones on a real local cluster
+test: cluster-build ## Run every test that needs no GPU; the end-to-end ones on real local clusters. Needs root
+	@for level in unit integration e2e; do \
+		echo "make test-$$level"; \
+		$(MAKE) test-$$level; \
+	done
 
 .PHONY: test-unit
 test-unit: prepare ## Run the tests that need no cluster, under the race detector
-	$(GO) test -race -count 1 $(UNIT)
+	$(GO) test -race -count 1 -timeout 30m $(UNIT)
+
+.PHONY: test-integration
+test-integration: cluster-build ## Run the controller against a real API server
+	$(GO) test -tags integration -count 1 -timeout 30m -v ./pkg/control
 
 .PHONY: test-e2e
-test-e2e: prepare ## Run the end-to-end stories on a cluster of their own; needs root
-	$(GO) test -tags e2e -count 1 -timeout 60m -v ./test/e2e/...
+test-e2e: cluster-build ## Run the stories on a real cluster with simulated GPUs, and the local cluster's own; needs root
+	$(GO) test -tags e2e -count 1 -timeout 60m -v -p 1 ./test/cluster ./test/e2e
 
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: prepare ## Measure on a cluster of its own; one line a figure (BENCHFLAGS=-idle=0: without the ten idle minutes)
+bench: cluster-build ## Measure on a cluster of its own; one line a figure (BENCHFLAGS=-idle=0: without the ten idle minutes)
 	$(GO) run ./test/bench $(BENCHFLAGS)
 
 ##@ Try
 
 .PHONY: demo
-demo: prepare ## Show the everyday ways to claim a GPU on a real cluster with simulated GPUs; needs root (KEEP=1: leave it up)
+demo: ## Show the everyday ways to claim a GPU on a real cluster with simulated GPUs; needs root (KEEP=1: leave it up)
 	KUBERNETES=$(KUBERNETES) demo/run.sh
 
 .PHONY: demo-down
 demo-down: ## Remove what KEEP=1 make demo left
 	demo/run.sh down
 
+
+.PHONY: cluster-build
+cluster-build: prepare # Build what local clusters are made of, into the cache; a quarter of an hour the first time
+	$(LOCALCLUSTER) build --kubernetes $(KUBERNETES)
 
 .PHONY: cluster-up
 cluster-up: prepare ## Bring up a local Kubernetes (KUBERNETES=1.37, CLUSTER=tessera); needs root
@@ -118,6 +130,10 @@ cluster-down: ## Take the local cluster down; nothing of it stays
 .PHONY: cluster-status
 cluster-status: ## Show the local clusters and their components
 	$(LOCALCLUSTER) status
+
+.PHONY: metal-bundle
+metal-bundle: prepare ## Bundle everything for a host with a GPU and no network, into _output/metal/
+	test/metal/bundle.sh
 
 ##@ House
 
