@@ -26,6 +26,7 @@ func needs() []need {
 	return []need{
 		{"gcc", func() bool { _, err := exec.LookPath("gcc"); return err == nil }},
 		{"libc6-dev", file("/usr/include/stdlib.h")},
+		{"pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }},
 		{"libseccomp-dev", file("/usr/include/seccomp.h")},
 		{"busybox-static", func() bool { return isStatic(busyboxPath) }},
 	}
