@@ -1,0 +1,209 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// SharingPolicy says what is made of the GPUs it selects. The admin writes the
+// spec, the controller the status.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes`
+// +kubebuilder:printcolumn:name="GPUs",type=integer,JSONPath=`.status.gpus`
+// +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type SharingPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   SharingPolicySpec   `json:"spec"`
+	Status SharingPolicyStatus `json:"status,omitempty"`
+}
+
+// SharingPolicySpec selects GPUs and says what to make of them.
+type SharingPolicySpec struct {
+	// priority decides where several policies select one GPU: the highest
+	// wins, then the older policy, then the one whose name sorts first.
+	// +optional
+	// +kubebuilder:default=0
+	Priority int32 `json:"priority,omitempty"`
+	// nodeSelector selects nodes by their labels. Empty: all nodes.
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	// gpuSelector selects GPUs with a CEL expression in the language of
+	// DeviceClass selectors, on the attributes that a whole GPU has:
+	// device.attributes["gpu.nvidia.com"].productName.startsWith("NVIDIA H100").
+	// Empty: all GPUs.
+	// +optional
+	// +kubebuilder:validation:MaxLength=10240
+	GPUSelector string `json:"gpuSelector,omitempty"`
+	// plan for the selected GPUs; exactly one of its fields is set.
+	Plan Plan `json:"plan"`
+}
+
+// Plan is what a GPU is offered as. Exactly one field is set.
+//
+// +kubebuilder:validation:XValidation:rule="[has(self.exclusive), has(self.partitioned), has(self.mps), has(self.timeSliced)].filter(x, x).size() == 1",message="exactly one of exclusive, partitioned, mps, timeSliced must be set"
+type Plan struct {
+	// exclusive: only as a whole.
+	// +optional
+	Exclusive *ExclusivePlan `json:"exclusive,omitempty"`
+	// partitioned: as a whole, or cut into MIG partitions on demand.
+	// +optional
+	Partitioned *PartitionedPlan `json:"partitioned,omitempty"`
+	// mps: as a whole, or as MPS shares with limits.
+	// +optional
+	MPS *MPSPlan `json:"mps,omitempty"`
+	// timeSliced: as a whole, or as replicas that take turns.
+	// +optional
+	TimeSliced *TimeSlicedPlan `json:"timeSliced,omitempty"`
+}
+
+// ExclusivePlan has no parameters.
+type ExclusivePlan struct{}
+
+// PartitionedPlan cuts GPUs into MIG partitions.
+//
+// +kubebuilder:validation:XValidation:rule="!(has(self.profiles) && size(self.profiles) > 0 && has(self.layout) && size(self.layout) > 0)",message="profiles (cut on demand) and layout (a fixed partitioning) exclude each other"
+type PartitionedPlan struct {
+	// profiles that are offered, e.g. 1g.10gb. Empty: all the GPU has.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-].+)?$`
+	// +kubebuilder:validation:items:MaxLength=63
+	Profiles []string `json:"profiles,omitempty"`
+	// layout is a fixed partitioning, e.g. ["3g.40gb", "3g.40gb"].
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-].+)?$`
+	// +kubebuilder:validation:items:MaxLength=63
+	Layout []string `json:"layout,omitempty"`
+	// keepWarm is how long an idle partition stays for the next claim of its
+	// profile.
+	// +optional
+	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
+	// mps cuts each partition into MPS shares.
+	// +optional
+	MPS *PartitionMPS `json:"mps,omitempty"`
+}
+
+// PartitionMPS cuts a partition into equal MPS shares.
+type PartitionMPS struct {
+	// shares of each partition.
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=48
+	Shares int32 `json:"shares"`
+}
+
+// MPSPlan offers MPS shares. Exactly one field is set.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.shares) != has(self.consumable)",message="exactly one of shares, consumable must be set"
+type MPSPlan struct {
+	// shares: so many equal ones.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=48
+	Shares *int32 `json:"shares,omitempty"`
+	// consumable: as large as each claim asks for.
+	// +optional
+	Consumable *ConsumableMPS `json:"consumable,omitempty"`
+}
+
+// ConsumableMPS lets each claim say how much memory it wants.
+type ConsumableMPS struct {
+	// memoryStep that requests are rounded up to.
+	// +optional
+	// +kubebuilder:default="1Gi"
+	MemoryStep *resource.Quantity `json:"memoryStep,omitempty"`
+	// maxClients at once on one GPU.
+	// +optional
+	// +kubebuilder:default=16
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=48
+	MaxClients *int32 `json:"maxClients,omitempty"`
+}
+
+// TimeSlicedPlan offers replicas that take turns. Nothing limits what a
+// replica uses while it has its turn.
+type TimeSlicedPlan struct {
+	// replicas of each GPU.
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=64
+	Replicas int32 `json:"replicas"`
+	// interval of one turn.
+	// +optional
+	// +kubebuilder:default=Default
+	Interval TimeSliceInterval `json:"interval,omitempty"`
+}
+
+// TimeSliceInterval is the length of one turn, as nvidia-smi compute-policy
+// names it.
+//
+// +kubebuilder:validation:Enum=Default;Short;Medium;Long
+type TimeSliceInterval string
+
+// Time slice intervals.
+const (
+	DefaultTimeSlice TimeSliceInterval = "Default"
+	ShortTimeSlice   TimeSliceInterval = "Short"
+	MediumTimeSlice  TimeSliceInterval = "Medium"
+	LongTimeSlice    TimeSliceInterval = "Long"
+)
+
+// SharingPolicyStatus is what the controller made of the policy.
+type SharingPolicyStatus struct {
+	// observedGeneration of the spec that the status is about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// nodes with at least one GPU under this policy.
+	// +optional
+	Nodes int32 `json:"nodes"`
+	// gpus under this policy.
+	// +optional
+	GPUs int32 `json:"gpus"`
+	// conflicts are policies that won GPUs which this one selects too.
+	// +optional
+	// +listType=map
+	// +listMapKey=policy
+	// +kubebuilder:validation:MaxItems=16
+	Conflicts []PolicyConflict `json:"conflicts,omitempty"`
+	// conditions. Accepted: the policy is well-formed, and this version can do
+	// what it plans.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PolicyConflict names a policy that was preferred.
+type PolicyConflict struct {
+	// policy that won.
+	Policy string `json:"policy"`
+	// gpus it won.
+	GPUs int32 `json:"gpus"`
+}
+
+// ConditionAccepted of a SharingPolicy, and its reasons.
+const (
+	ConditionAccepted = "Accepted"
+
+	ReasonAccepted         = "Accepted"
+	ReasonInvalid          = "Invalid"
+	ReasonPlanNotSupported = "PlanNotSupported"
+)
+
+// SharingPolicyList is a list of SharingPolicy.
+//
+// +kubebuilder:object:root=true
+type SharingPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []SharingPolicy `json:"items"`
+}
