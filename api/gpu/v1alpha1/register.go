@@ -12,7 +12,7 @@ var GroupVersion = schema.GroupVersion{Group: "gpu.tessera.dev", Version: "v1alp
 // AddToScheme teaches a scheme the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
-		&GPUInventory{}, &GPUInventoryList{}, GPUInventory{}, &GPUInventoryList{},
+		&GPUInventory{}, &GPUInventoryList{},
 		&SharingPolicy{}, &SharingPolicyList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
