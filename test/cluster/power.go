@@ -57,7 +57,7 @@ func (c *Cluster) switchOn(ctx context.Context) error {
 		}
 	}
 	for _, s := range begun {
-		if err := s.outcome(); err != nil {
+		if err := s.outcome(ctx); err != nil {
 			return err
 		}
 	}
@@ -126,7 +126,9 @@ func (c *Cluster) reset(ctx context.Context, name string) error {
 }
 
 // outcome waits until the machine's pid 1 has set it up.
-func (s *starting) outcome() error {
+func (s *starting) outcome(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = s.okFD.SetReadDeadline(time.Now()) })
+	defer stop()
 	text, err := io.ReadAll(s.okFD)
 	if err != nil {
 		return fmt.Errorf("start the machine %s: %w", s.name, err)

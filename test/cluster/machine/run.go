@@ -17,6 +17,9 @@ import (
 // returns only when the machine could not be set up; a running machine ends
 // by being killed.
 func Run(stateDir string) error {
+	// Components must not inherit these: an end held open elsewhere never ends.
+	syscall.CloseOnExec(GoFD)
+	syscall.CloseOnExec(ReadyFD)
 	ready := os.NewFile(ReadyFD, "ready")
 	if err := waitForGo(os.NewFile(GoFD, "go")); err != nil {
 		return err
