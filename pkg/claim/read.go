@@ -61,7 +61,10 @@ func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error
 	if len(grants) == 0 {
 		return nil, fmt.Errorf("the claim has no device of driver %s in pool %q; it has %s", driver, pool, describe(allocation.Results))
 	}
-	return grants, checkTwice(grants)
+	if err := checkTwice(grants); err != nil {
+		return nil, err
+	}
+	return grants, nil
 }
 
 // checkTwice refuses an allocation that gives one device twice, neither as a
