@@ -1,0 +1,296 @@
+package report_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+)
+
+var quantity = resource.MustParse
+
+var h100 = gpu.GPU{
+	UUID: "GPU-980fb007-8a10-0135-bada-13f71feaef21", PCI: "0000:07:00.0",
+	Model: gpu.Model{ProductName: "NVIDIA H100 80GB HBM3"}, MemoryBytes: 80 << 30,
+}
+
+func node(gpus ...gpu.GPU) gpu.Node {
+	return gpu.Node{Name: "node-0", DriverVersion: "580.159.04", CUDADriverVersion: "13.0", GPUs: gpus}
+}
+
+// start runs a reporter until the test ends, or stop is called.
+func start(t *testing.T, s *server) (r *report.Reporter, stop func()) {
+	t.Helper()
+	r, err := report.New(report.Config{NodeName: "node-0", PluginVersion: "v1", BootID: "boot", REST: s.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := r.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	stop = func() { cancel(); s.CloseClientConnections(); <-done }
+	t.Cleanup(stop)
+	return r, stop
+}
+
+// eventually waits until the inventory is as wanted.
+func eventually(t *testing.T, s *server, what string, holds func(*v1alpha1.GPUInventory) bool) *v1alpha1.GPUInventory {
+	t.Helper()
+	for range 1000 {
+		if inv, _ := s.get(); inv != nil && holds(inv) {
+			return inv
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	inv, _ := s.get()
+	t.Fatalf("%s doesn't come to hold: %+v", what, inv)
+	return nil
+}
+
+func ready(reason string) func(*v1alpha1.GPUInventory) bool {
+	return func(inv *v1alpha1.GPUInventory) bool {
+		c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
+		return c != nil && c.Reason == reason
+	}
+}
+
+func TestReport(t *testing.T) {
+	s := newServer(t)
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WaitReported(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	inv := eventually(t, s, "a report before registration", ready(report.ReasonNotRegistered))
+	if inv.Status.RegisteredAt != nil {
+		t.Error("the plugin says it is registered before it is")
+	}
+	if len(inv.OwnerReferences) != 1 || inv.OwnerReferences[0].UID != "node-uid" {
+		t.Errorf("owner is %v, want the Node", inv.OwnerReferences)
+	}
+	if s := inv.Status; s.GPUCount != 1 || s.DriverVersion != "580.159.04" || s.BootID != "boot" || s.PluginVersion != "v1" {
+		t.Errorf("status %+v", s)
+	}
+	r.Registered()
+	inv = eventually(t, s, "registration", ready(report.ReasonRegistered))
+	if inv.Status.RegisteredAt == nil {
+		t.Error("registered, but no time")
+	}
+
+	lost := h100
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+	if err := r.Found(node(lost)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, s, "a lost GPU", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
+
+	r.Missing(report.ReasonDriverNotFound, "no driver under /")
+	eventually(t, s, "a driver that went away", func(inv *v1alpha1.GPUInventory) bool {
+		return ready(report.ReasonDriverNotFound)(inv) && inv.Status.GPUCount == 0
+	})
+}
+
+func TestNothingIsWrittenWithoutNeed(t *testing.T) {
+	s := newServer(t)
+	r, stop := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	r.Registered()
+	eventually(t, s, "registration", ready(report.ReasonRegistered))
+	_, before := s.get()
+	for range 10 {
+		if err := r.Found(node(h100)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.request(1) // the answer shows that all before it has been looked at
+	eventually(t, s, "the answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 1 })
+	if _, after := s.get(); after != before+1 {
+		t.Errorf("%d writes, want 1, the answer", after-before)
+	}
+	stop()
+
+	// The next plugin finds the object as its predecessor left it.
+	_, before = s.get()
+	r, _ = start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WaitReported(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if inv, after := s.get(); after != before || !ready(report.ReasonRegistered)(inv) {
+		t.Errorf("a restart wrote %d times, want 0 before registration", after-before)
+	}
+}
+
+func TestOnlyARegisteredPluginAnswers(t *testing.T) {
+	s := newServer(t)
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WaitReported(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.request(7)
+	lost := h100
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost}}
+	if err := r.Found(node(lost)); err != nil { // a change that shows that the request was seen
+		t.Fatal(err)
+	}
+	inv := eventually(t, s, "a change", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
+	if inv.Status.PublishResponse != 0 {
+		t.Error("a plugin that isn't registered has answered")
+	}
+	r.Registered()
+	eventually(t, s, "the answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 7 })
+	s.request(8)
+	eventually(t, s, "the next answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 8 })
+}
+
+func TestObjectDeleted(t *testing.T) {
+	s := newServer(t)
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	r.Registered()
+	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
+	s.remove()
+	second := eventually(t, s, "the object's return", ready(report.ReasonRegistered))
+	if first.UID == second.UID {
+		t.Error("the object wasn't deleted")
+	}
+}
+
+func TestServerAway(t *testing.T) {
+	s := newServer(t)
+	s.setAway(true)
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	names, err := gpu.NewNames([]gpu.UUID{h100.UUID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _ := names.Name(gpu.Whole{GPU: h100.UUID})
+	if _, g, err := r.Device(name); err != nil || g.UUID != h100.UUID {
+		t.Errorf("without an API server: device %v, %v", g, err)
+	}
+	s.setAway(false)
+	eventually(t, s, "the report", ready(report.ReasonNotRegistered))
+}
+
+func TestDevicePlugin(t *testing.T) {
+	s := newServer(t)
+	s.allocatable("8")
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	inv := eventually(t, s, "the conflict", ready(report.ReasonConflicting))
+	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting)
+	if c.Status != "True" || !strings.Contains(c.Message, "remove the NVIDIA device plugin") {
+		t.Errorf("condition %+v doesn't say what to remove", c)
+	}
+	if _, _, err := r.Device("gpu-980fb007"); err == nil {
+		t.Error("a GPU that a device plugin serves was handed out")
+	}
+	waited, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.WaitUnchallenged(waited); err == nil {
+		t.Error("the plugin may register beside a device plugin")
+	}
+	s.allocatable("0") // what a device plugin leaves behind
+	if err := r.WaitUnchallenged(t.Context()); err != nil {
+		t.Error(err)
+	}
+	eventually(t, s, "the conflict's end", ready(report.ReasonNotRegistered))
+	if _, _, err := r.Device("gpu-980fb007"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDevice(t *testing.T) {
+	s := newServer(t)
+	r, err := report.New(report.Config{NodeName: "node-0", REST: s.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := h100
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+	for name, tc := range map[string]struct {
+		tell   func() error
+		device gpu.DeviceName
+		want   string // in the error; empty: none
+	}{
+		"before the first look": {tell: func() error { return nil }, device: "gpu-980fb007", want: "not been read yet"},
+		"there":                 {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
+		"another":               {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
+		"lost":                  {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
+		"no driver": {
+			tell:   func() error { r.Missing(report.ReasonDriverNotFound, "no driver under /"); return nil },
+			device: "gpu-980fb007", want: "no driver under /",
+		},
+	} {
+		if name == "before the first look" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			if err := tc.tell(); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := r.Device(tc.device)
+			if got := errorText(err); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+	if err := r.Found(node(h100, h100)); err == nil {
+		t.Error("two GPUs of one UUID were accepted")
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestConditionsKeepTheirTime(t *testing.T) {
+	s := newServer(t)
+	r, _ := start(t, s)
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	r.Registered()
+	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
+	r.Registered() // the kubelet has restarted
+	second := eventually(t, s, "the next registration", func(inv *v1alpha1.GPUInventory) bool {
+		return !inv.Status.RegisteredAt.Equal(first.Status.RegisteredAt)
+	})
+	if diff := cmp.Diff(first.Status.Conditions, second.Status.Conditions); diff != "" {
+		t.Errorf("conditions changed with nothing to tell (-first +second):\n%s", diff)
+	}
+}
