@@ -1,0 +1,301 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/testing/protocmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2/ktesting"
+	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+)
+
+const driver = "gpu.nvidia.com"
+
+// claims stands in for what prepares: claims named "bad…" fail.
+type claims struct {
+	mu    sync.Mutex
+	begun []types.UID
+	// meet, if set, is waited for by each prepare, so that they have to run at
+	// the same time.
+	meet *sync.WaitGroup
+}
+
+func (c *claims) Begin(ctx context.Context, uids ...types.UID) (context.Context, func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun = append(c.begun, uids...)
+	return ctx, func() {}
+}
+
+func (c *claims) begunSoFar() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]types.UID(nil), c.begun...)
+}
+
+func (c *claims) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if c.meet != nil {
+		c.meet.Done()
+		c.meet.Wait()
+	}
+	if strings.HasPrefix(claim.Name, "bad") {
+		return nil, errors.New("no such GPU")
+	}
+	return []kubeletplugin.Device{{
+		Requests: []string{"gpu/cheap"}, PoolName: "node-a", DeviceName: "gpu-0",
+		CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + string(claim.UID) + "-gpu-0"},
+	}}, nil
+}
+
+func (c *claims) Unprepare(_ context.Context, claim kubeletplugin.NamespacedObject) error {
+	if strings.HasPrefix(claim.Name, "bad") {
+		return errors.New("disk full")
+	}
+	return nil
+}
+
+// newClaim is an allocated claim whose UID is its name.
+func newClaim(name string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+	}
+}
+
+// kubeletRoot is a kubelet's root directory whose path is short enough for
+// sockets.
+func kubeletRoot(t *testing.T) string {
+	t.Helper()
+	root, err := os.MkdirTemp("", "kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	if err := os.Mkdir(filepath.Join(root, "plugins_registry"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// fixture is a plugin and the far ends of its sockets.
+type fixture struct {
+	root       string
+	claims     *claims
+	client     *fake.Clientset
+	registered chan time.Time
+	// stop ends Run and returns what it returned.
+	stop func() error
+}
+
+// run runs a plugin until the test ends.
+func run(t *testing.T, root string, names ...string) *fixture {
+	t.Helper()
+	var objects []runtime.Object
+	for _, n := range names {
+		objects = append(objects, newClaim(n))
+	}
+	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10)}
+	plugin := kubelet.New(kubelet.Options{
+		Driver: driver, Root: root, Client: f.client, Claims: f.claims,
+		OnRegistered: func(at time.Time) { f.registered <- at },
+	})
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- plugin.Run(ctx) }()
+	f.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-done
+	})
+	t.Cleanup(func() {
+		if err := f.stop(); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	return f
+}
+
+// dial connects to a socket, which may come to be only later.
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func (f *fixture) registration(t *testing.T) registerapi.RegistrationClient {
+	return registerapi.NewRegistrationClient(dial(t, filepath.Join(f.root, "plugins_registry", driver+"-reg.sock")))
+}
+
+// register does what a kubelet does, and returns where the plugin is.
+func (f *fixture) register(t *testing.T) *registerapi.PluginInfo {
+	t.Helper()
+	c := f.registration(t)
+	info, err := c.GetInfo(t.Context(), &registerapi.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func TestRegistration(t *testing.T) {
+	f := run(t, kubeletRoot(t))
+	info := f.register(t)
+	want := &registerapi.PluginInfo{
+		Type: registerapi.DRAPlugin, Name: driver,
+		Endpoint:          filepath.Join(kubelet.DataDirectory(f.root, driver), "dra.sock"),
+		SupportedVersions: []string{drapbv1.DRAPluginService, drapbv1beta1.DRAPluginService},
+	}
+	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	<-f.registered
+	f.register(t) // the kubelet was restarted
+	<-f.registered
+	_, err := f.registration(t).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "no"})
+	if err == nil {
+		t.Error("a failed registration went unnoticed")
+	}
+	if len(f.registered) > 0 {
+		t.Error("OnRegistered called for a failed registration")
+	}
+}
+
+func TestPrepareAndUnprepare(t *testing.T) {
+	f := run(t, kubeletRoot(t), "good", "bad", "better")
+	conn := dial(t, f.register(t).GetEndpoint())
+	var request []*drapbv1.Claim
+	for _, n := range []string{"good", "bad", "better"} {
+		request = append(request, &drapbv1.Claim{Namespace: "default", Name: n, Uid: n})
+	}
+	prepared := func(name string) *drapbv1.NodePrepareResourceResponse {
+		return &drapbv1.NodePrepareResourceResponse{Devices: []*drapbv1.Device{{
+			RequestNames: []string{"gpu"}, PoolName: "node-a", DeviceName: "gpu-0",
+			CdiDeviceIds: []string{"k8s.gpu.nvidia.com/claim=" + name + "-gpu-0"},
+		}}}
+	}
+	f.claims.meet = &sync.WaitGroup{}
+	f.claims.meet.Add(len(request))
+	got, err := drapbv1.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &drapbv1.NodePrepareResourcesRequest{Claims: request})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &drapbv1.NodePrepareResourcesResponse{Claims: map[string]*drapbv1.NodePrepareResourceResponse{
+		"good": prepared("good"), "better": prepared("better"), "bad": {Error: "no such GPU"},
+	}}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("prepare (-want +got):\n%s", diff)
+	}
+	gone, err := drapbv1.NewDRAPluginClient(conn).NodeUnprepareResources(t.Context(), &drapbv1.NodeUnprepareResourcesRequest{Claims: request})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantGone := &drapbv1.NodeUnprepareResourcesResponse{Claims: map[string]*drapbv1.NodeUnprepareResourceResponse{
+		"good": {}, "better": {}, "bad": {Error: "disk full"},
+	}}
+	if diff := cmp.Diff(wantGone, gone, protocmp.Transform()); diff != "" {
+		t.Errorf("unprepare (-want +got):\n%s", diff)
+	}
+}
+
+func TestV1beta1(t *testing.T) {
+	f := run(t, kubeletRoot(t), "good")
+	c := drapbv1beta1.NewDRAPluginClient(dial(t, f.register(t).GetEndpoint()))
+	request := []*drapbv1beta1.Claim{{Namespace: "default", Name: "good", Uid: "good"}}
+	got, err := c.NodePrepareResources(t.Context(), &drapbv1beta1.NodePrepareResourcesRequest{Claims: request})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := got.GetClaims()["good"].GetDevices(); len(d) != 1 || d[0].GetDeviceName() != "gpu-0" {
+		t.Errorf("prepare: got %v", got)
+	}
+	if diff := cmp.Diff([]types.UID{"good"}, f.claims.begunSoFar()); diff != "" {
+		t.Errorf("begun (-want +got):\n%s", diff)
+	}
+	if _, err := c.NodeUnprepareResources(t.Context(), &drapbv1beta1.NodeUnprepareResourcesRequest{Claims: request}); err != nil {
+		t.Errorf("unprepare: %v", err)
+	}
+}
+
+func TestPrepareIsAnnouncedBeforeTheClaimIsRead(t *testing.T) {
+	f := run(t, kubeletRoot(t), "good")
+	c := drapbv1.NewDRAPluginClient(dial(t, f.register(t).GetEndpoint()))
+	f.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, fmt.Errorf("begun: %v", f.claims.begunSoFar())
+	})
+	_, err := c.NodePrepareResources(t.Context(), &drapbv1.NodePrepareResourcesRequest{Claims: []*drapbv1.Claim{{Namespace: "default", Name: "good", Uid: "good"}}})
+	if err == nil || !strings.Contains(err.Error(), "begun: [good]") {
+		t.Errorf("got %v, want the claim begun when it is read", err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	start := func(t *testing.T, root string) error {
+		_, ctx := ktesting.NewTestContext(t)
+		return kubelet.New(kubelet.Options{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}}).Run(ctx)
+	}
+	t.Run("another driver alive under the name", func(t *testing.T) {
+		f := run(t, kubeletRoot(t))
+		f.register(t)
+		err := start(t, f.root)
+		if err == nil || !strings.Contains(err.Error(), "uninstall") {
+			t.Errorf("got %v, want a refusal that says what to remove", err)
+		}
+		f.register(t) // and the other one has kept its sockets
+	})
+	t.Run("a path too long for a socket", func(t *testing.T) {
+		err := start(t, filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
+		if err == nil || !strings.Contains(err.Error(), "shorter") {
+			t.Errorf("got %v, want a refusal that says how much shorter", err)
+		}
+	})
+	t.Run("not the kubelet's directory", func(t *testing.T) {
+		root := kubeletRoot(t)
+		err := start(t, filepath.Join(root, "nowhere"))
+		if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "--root-dir") {
+			t.Errorf("got %v, want a refusal that names the option", err)
+		}
+	})
+}
+
+func TestSocketsOfADeadPluginAreTakenOver(t *testing.T) {
+	root := kubeletRoot(t)
+	first := run(t, root)
+	first.register(t)
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	// What kill -9 leaves: files without a listener.
+	if err := os.WriteFile(filepath.Join(root, "plugins_registry", driver+"-reg.sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, root).register(t)
+}
