@@ -51,6 +51,7 @@ func TestCDI(t *testing.T) {
 		"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04",
 		"/usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.580.159.04",
 		"/usr/bin/nvidia-smi",
+		"/lib/firmware/nvidia/580.159.04/gsp_nvmlsim.bin",
 	} {
 		if !slices.Contains(mounts, want) {
 			t.Errorf("%s is not mounted; mounts %v", want, mounts)

@@ -304,6 +304,40 @@ func TestContainerSeesTheGPUsItWasGiven(t *testing.T) {
 	}
 }
 
+// The firmware that container runtimes mount is the hardware: what happens to a
+// GPU shows in the containers that have it.
+func TestContainerSeesWhatHappens(t *testing.T) {
+	root := install(t, "2xh100-80gb")
+	dir := container(t, root, "nvidiactl", "nvidia1")
+	const firmware = "lib/firmware/nvidia/580.159.04/gsp_nvmlsim.bin"
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, firmware)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, firmware), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount(filepath.Join(root, firmware), filepath.Join(dir, firmware), "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(filepath.Join(dir, firmware), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	list := func(want int) {
+		t.Helper()
+		cmd := exec.Command("/usr/bin/nvidia-smi", "-L")
+		cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: dir}, "/"
+		if out, _ := cmd.Output(); cmd.ProcessState.ExitCode() != want {
+			t.Errorf("exit code %d, printed %q, want %d", cmd.ProcessState.ExitCode(), out, want)
+		}
+	}
+	nvmlsim(t, "lose", "0", "--root", root) // not this container's
+	list(0)
+	nvmlsim(t, "lose", "1", "--root", root)
+	list(15)
+}
+
 func TestSMI(t *testing.T) {
 	root := install(t, "2xa100-40gb")
 	uuid := strings.TrimSpace(smi(t, root, "-i", "1", "--query-gpu=uuid", "--format=csv,noheader"))

@@ -14,11 +14,12 @@
 //
 // What a process sees depends on where it is, as with a real driver. With the
 // state file in reach (on the node, under the driver root, or named by
-// NVSIM_STATE) it sees all GPUs. Without it (in a user's container, where only
-// the library, nvidia-smi and device nodes are) it sees exactly the GPUs whose
-// /dev/nvidiaN is there and allowed by the device cgroup; their identities
-// come from the description that installing appended to the library and
-// nvidia-smi (Embed), and they count as healthy and idle.
+// NVSIM_STATE) it sees all GPUs. In a user's container it sees exactly the GPUs
+// whose /dev/nvidiaN is there and allowed by the device cgroup. What they are
+// like it reads from the state file's second name, which container runtimes
+// mount because it looks like firmware (FirmwareFile); without that their
+// identities come from the description that installing appended to the library
+// and nvidia-smi (Embed), and they count as healthy and idle.
 //
 // It is not a CUDA: nothing runs on these GPUs. The package imports neither
 // go-nvml nor any other package of this module.

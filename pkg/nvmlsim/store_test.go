@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
@@ -231,5 +233,37 @@ func BenchmarkUpdate(b *testing.B) {
 		if err := m.PushXID(0, 31); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The plugin's container often has the driver root mounted read-only.
+func TestReadOnlyMount(t *testing.T) {
+	dir, ro := t.TempDir(), t.TempDir()
+	m := createAt(t, filepath.Join(dir, "state"), eight)
+	check(t, unix.Mount(dir, ro, "", unix.MS_BIND, ""))
+	defer func() { check(t, unix.Unmount(ro, unix.MNT_DETACH)) }()
+	check(t, unix.Mount("", ro, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	reader, err := nvmlsim.Open(filepath.Join(ro, "state"))
+	check(t, err)
+	defer reader.Close()
+
+	if err := reader.Lose(0); nvmlsim.Code(err) != nvmlsim.NoPermission {
+		t.Errorf("change: %v, want No Permission", err)
+	}
+	check(t, m.Fault(nvmlsim.Fault{Call: "DeviceGetUUID", GPU: 0, Code: nvmlsim.Unknown, Count: 1}))
+	if _, err := reader.GPUs()[0].UUID(); err != nvmlsim.Unknown {
+		t.Errorf("fault: %v", err)
+	}
+	set, err := reader.NewEventSet()
+	check(t, err)
+	check(t, set.Register(reader.GPUs()[1], nvmlsim.XIDCriticalError))
+	go func() {
+		if err := m.PushXID(1, 48); err != nil {
+			t.Error(err)
+		}
+	}()
+	e, err := set.Wait(context.Background(), time.Minute)
+	if err != nil || e.Data != 48 {
+		t.Errorf("event %+v, %v", e, err)
 	}
 }

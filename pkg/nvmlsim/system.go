@@ -19,6 +19,13 @@ const (
 	StateFile = "var/lib/nvmlsim/state"
 )
 
+// FirmwareFile is a second name of the state file under a driver root. It looks
+// like the firmware of the driver, which container runtimes mount, read-only,
+// into every container that is given a GPU: so the hardware is in reach there.
+func FirmwareFile(driverVersion string) string {
+	return "lib/firmware/nvidia/" + driverVersion + "/gsp_nvmlsim.bin"
+}
+
 // Machine is a session with a simulated machine: what nvmlInit opens. Which
 // GPUs it sees is decided when it is opened; what they answer is current.
 // It may be used by any number of goroutines.
@@ -62,25 +69,32 @@ func Create(statePath string, d Description) (*Machine, error) {
 	return Open(statePath)
 }
 
-// OpenInContainer opens a machine without its state: the GPUs whose device
-// node is under devDir and may be used here; all healthy and idle.
+// OpenInContainer opens a machine in a container whose root directory this is:
+// it sees the GPUs whose device node is under dev and may be used here. Where
+// the firmware was not mounted they all count as healthy and idle.
 // DriverNotLoaded without nvidiactl, Unknown when that may not be used, as with
 // a real driver.
-func OpenInContainer(d Description, devDir string) (*Machine, error) {
-	switch err := usable(filepath.Join(devDir, "nvidiactl")); {
+func OpenInContainer(d Description, root string) (*Machine, error) {
+	switch err := usable(filepath.Join(root, "dev/nvidiactl")); {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w", err, DriverNotLoaded)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", err, Unknown)
 	}
 	m := &Machine{description: d}
-	err := m.see(func(id Identity) bool {
-		return usable(filepath.Join(devDir, "nvidia"+strconv.Itoa(id.Minor))) == nil
-	})
-	if err != nil {
+	store, err := OpenStore(filepath.Join(root, FirmwareFile(d.DriverVersion)))
+	switch {
+	case err == nil:
+		m.store = store
+	case !errors.Is(err, ErrNoState):
 		return nil, err
 	}
-	return m, nil
+	if st := m.state(); st != nil {
+		m.description = st.Description
+	}
+	return m, m.see(func(id Identity) bool {
+		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(id.Minor))) == nil
+	})
 }
 
 // usable asks the kernel, the device cgroup included, without opening the
@@ -101,8 +115,8 @@ func usable(path string) error {
 
 // OpenInstalled opens the machine that the file at imagePath (the library or
 // nvidia-smi, as installed) belongs to: with the state file that NVSIM_STATE
-// names; else with that of the driver root the file lies in; else, in a
-// container, by the description the file carries.
+// names; else with that of the driver root the file lies in; else as in a
+// container, with what is mounted there and the description the file carries.
 func OpenInstalled(imagePath string) (*Machine, error) {
 	if p := os.Getenv(StateEnv); p != "" {
 		return Open(p)
@@ -115,7 +129,7 @@ func OpenInstalled(imagePath string) (*Machine, error) {
 	if !errors.Is(err, ErrNoState) {
 		return m, err
 	}
-	return OpenInContainer(d, filepath.Join(root, "dev"))
+	return OpenInContainer(d, root)
 }
 
 // see makes the visible GPUs.

@@ -44,6 +44,19 @@ func link(path, target string) entry {
 	}}
 }
 
+// firmware is the state file under the name that gets it into containers.
+func firmware(o Options) entry {
+	return entry{nvmlsim.FirmwareFile(o.Machine.DriverVersion), func(full string) error {
+		state := filepath.Join(o.Root, nvmlsim.StateFile)
+		have, err := os.Stat(full)
+		want, wantErr := os.Stat(state)
+		if err == nil && wantErr == nil && os.SameFile(have, want) {
+			return nil
+		}
+		return swap(full, func(tmp string) error { return os.Link(state, tmp) })
+	}}
+}
+
 func charDevice(path string, major, minor uint32) entry {
 	return entry{path, func(full string) error { return makeNode(full, major, minor) }}
 }
@@ -81,7 +94,7 @@ func layout(o Options) ([]entry, error) {
 	entries := deviceEntries(o.Machine)
 	entries = append(entries, procEntries(o.Machine)...)
 	entries = append(entries, sysEntries(o.Machine)...)
-	entries = append(entries, file("usr/bin/nvidia-smi", 0o755, smi))
+	entries = append(entries, file("usr/bin/nvidia-smi", 0o755, smi), firmware(o))
 	return append(entries, libraries...), nil
 }
 
