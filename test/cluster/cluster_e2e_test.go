@@ -217,7 +217,7 @@ func TestClustersSideBySide(t *testing.T) {
 		}
 	})
 	t.Run("pods reach each other across nodes", func(t *testing.T) {
-		got := kubectl(t, a, "exec", "on-node-0", "--", "wget", "-q", "-T", "10", "-O-", "http://"+pods["node-1"].Status.PodIP+":8080/group")
+		got := kubectl(t, a, "exec", "on-node-0", "--", "wget", "-q", "-O-", "http://"+pods["node-1"].Status.PodIP+":8080/group")
 		if !strings.Contains(got, "root:x:0:") {
 			t.Errorf("got %q", got)
 		}

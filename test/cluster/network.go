@@ -39,17 +39,26 @@ func openSide(name string, pid int) (*side, error) {
 	return &side{Handle: handle, ns: ns, name: name}, nil
 }
 
+func openHost() (*side, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open the host's network: %w", err)
+	}
+	return &side{Handle: handle, name: "the host"}, nil
+}
+
 func (s *side) close() {
 	s.Handle.Close()
 	_ = s.ns.Close()
 }
 
 // connect links the machines, whose pid 1s are given by name, with each other
-// and with the host. What is there already stays.
+// and with the host. What is there already stays, but the links of a fresh
+// machine are made anew: those of its predecessor may not be gone yet.
 //
 // The bridge is in the control plane's namespace, out of reach of the host's
 // packet filters; all links end with the machines they belong to.
-func (p plan) connect(pids map[string]int) error {
+func (p plan) connect(pids map[string]int, fresh map[string]bool) error {
 	control, err := openSide(controlPlane, pids[controlPlane])
 	if err != nil {
 		return err
@@ -58,12 +67,13 @@ func (p plan) connect(pids map[string]int) error {
 	if err := p.connectControlPlane(control); err != nil {
 		return fmt.Errorf("connect %s: %w", controlPlane, err)
 	}
-	if err := p.connectHost(control); err != nil {
+	if err := p.connectHost(control, fresh[controlPlane]); err != nil {
 		return fmt.Errorf("connect the host: %w", err)
 	}
 	for node := range p.nodes {
-		if err := p.connectNode(control, node, pids[nodeName(node)]); err != nil {
-			return fmt.Errorf("connect %s: %w", nodeName(node), err)
+		name := nodeName(node)
+		if err := p.connectNode(control, node, pids[name], fresh[controlPlane] || fresh[name]); err != nil {
+			return fmt.Errorf("connect %s: %w", name, err)
 		}
 	}
 	return nil
@@ -89,14 +99,13 @@ func (p plan) connectControlPlane(control *side) error {
 	return control.up(bridgeLink)
 }
 
-func (p plan) connectHost(control *side) error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+func (p plan) connectHost(control *side, fresh bool) error {
+	host, err := openHost()
 	if err != nil {
 		return err
 	}
-	host := &side{Handle: handle, name: "the host"}
 	defer host.Close()
-	if err := host.ensure(veth(p.hostLink(), uplink, control)); err != nil {
+	if err := host.cable(p.hostLink(), uplink, control, fresh); err != nil {
 		return err
 	}
 	if err := host.address(p.hostLink(), netip.PrefixFrom(p.hostAddress(), p.network().Bits())); err != nil {
@@ -108,14 +117,14 @@ func (p plan) connectHost(control *side) error {
 	return control.plug(uplink)
 }
 
-func (p plan) connectNode(control *side, node, pid int) error {
+func (p plan) connectNode(control *side, node, pid int, fresh bool) error {
 	name := nodeName(node)
 	machine, err := openSide(name, pid)
 	if err != nil {
 		return err
 	}
 	defer machine.close()
-	if err := control.ensure(veth(name, nodeLink, machine)); err != nil {
+	if err := control.cable(name, nodeLink, machine, fresh); err != nil {
 		return err
 	}
 	if err := control.plug(name); err != nil {
@@ -157,10 +166,31 @@ func (p plan) routeNode(machine *side, node int) error {
 	return nil
 }
 
-func veth(name, peer string, to *side) *netlink.Veth {
+// cable links two namespaces, anew if fresh.
+func (s *side) cable(name, peer string, to *side, fresh bool) error {
+	if fresh {
+		if err := errors.Join(s.remove(name), to.remove(peer)); err != nil {
+			return err
+		}
+	}
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name
-	return &netlink.Veth{LinkAttrs: attributes, PeerName: peer, PeerNamespace: netlink.NsFd(int(to.ns))}
+	return s.ensure(&netlink.Veth{LinkAttrs: attributes, PeerName: peer, PeerNamespace: netlink.NsFd(int(to.ns))})
+}
+
+// remove deletes a link; none of that name is fine.
+func (s *side) remove(name string) error {
+	link, err := s.LinkByName(name)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for the link %s in %s: %w", name, s.name, err)
+	}
+	if err := s.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete the link %s in %s: %w", name, s.name, err)
+	}
+	return nil
 }
 
 // ensure adds a link unless one of that name is there.
@@ -244,17 +274,12 @@ func ipNet(prefix netip.Prefix) *net.IPNet {
 // removeHostLink deletes the host's end of the cluster's network at once; it
 // would otherwise go with the control plane, a moment later.
 func (p plan) removeHostLink() error {
-	link, err := netlink.LinkByName(p.hostLink())
-	if isNotFound(err) {
-		return nil
-	}
+	host, err := openHost()
 	if err != nil {
-		return fmt.Errorf("look for the link %s: %w", p.hostLink(), err)
+		return err
 	}
-	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete the link %s: %w", p.hostLink(), err)
-	}
-	return nil
+	defer host.Close()
+	return host.remove(p.hostLink())
 }
 
 // hostAddresses lists the IPv4 addresses that the host has.

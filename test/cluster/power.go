@@ -28,7 +28,7 @@ type starting struct {
 
 // switchOn starts the machines that aren't running, and links all of them.
 func (c *Cluster) switchOn(ctx context.Context) error {
-	pids := map[string]int{}
+	pids, fresh := map[string]int{}, map[string]bool{}
 	var begun []*starting
 	defer func() {
 		for _, s := range begun {
@@ -37,7 +37,7 @@ func (c *Cluster) switchOn(ctx context.Context) error {
 		}
 	}()
 	for _, name := range c.Machines() {
-		if pid, err := c.machinePID(name); err == nil {
+		if pid, err := c.machinePID(name); err == nil && c.answers(name) {
 			pids[name] = pid
 			continue
 		}
@@ -46,9 +46,9 @@ func (c *Cluster) switchOn(ctx context.Context) error {
 			return fmt.Errorf("start the machine %s: %w", name, err)
 		}
 		begun = append(begun, s)
-		pids[name] = s.cmd.Process.Pid
+		pids[name], fresh[name] = s.cmd.Process.Pid, true
 	}
-	if err := c.plan.connect(pids); err != nil {
+	if err := c.plan.connect(pids, fresh); err != nil {
 		return err
 	}
 	for _, s := range begun {
@@ -172,6 +172,13 @@ func (c *Cluster) machinePID(machineName string) (int, error) {
 		return 0, fmt.Errorf("ask who runs %s: %w", machineName, err)
 	}
 	return int(peer.Pid), nil
+}
+
+// answers tells a machine that runs from one that is just being killed, whose
+// socket may still take connections.
+func (c *Cluster) answers(machineName string) bool {
+	_, err := c.Status(machineName)
+	return err == nil
 }
 
 func (c *Cluster) ask(machineName string, request machine.Request) ([]machine.ComponentStatus, error) {
