@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -19,11 +20,13 @@ import (
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -87,6 +90,9 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	if err := addNodes(mgr, publisher); err != nil {
+		return err
+	}
+	if err := addPolicies(mgr); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
@@ -164,6 +170,41 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 		return fmt.Errorf("watch GPUInventories: %w", err)
 	}
 	return ctl.Watch(sliceSource{p.Informer()})
+}
+
+// addPolicies makes the manager judge all policies anew whenever a policy, an
+// inventory or a node's labels change.
+func addPolicies(mgr manager.Manager) error {
+	ctl, err := controller.New("policy", mgr, controller.Options{
+		Reconciler:   policies{mgr.GetClient()},
+		EnableWarmup: ptr.To(true),
+		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
+		LogConstructor: func(*reconcile.Request) logr.Logger {
+			return mgr.GetLogger()
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("set up the policy controller: %w", err)
+	}
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(nodeKind())
+	for _, s := range []source.Source{
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything(), predicate.GenerationChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
+		source.Kind[client.Object](mgr.GetCache(), node, everything(), predicate.LabelChangedPredicate{}),
+	} {
+		if err := ctl.Watch(s); err != nil {
+			return fmt.Errorf("set up the policy controller: %w", err)
+		}
+	}
+	return nil
+}
+
+// everything maps every event to the one request that policies know.
+func everything() handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{}}
+	})
 }
 
 // sliceSource reconciles the node of every slice that comes, changes or goes.

@@ -536,3 +536,96 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+func TestPolicyIsAnswered(t *testing.T) {
+	startController(t)
+	n := newNode(t, 2)
+	n.report(t)
+	p := newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.10gb"}}})
+	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": n.name}}
+	if err := api.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	answer := func() string {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1alpha1.ConditionAccepted && c.ObservedGeneration == p.Generation {
+				return fmt.Sprintf("%s %s nodes=%d gpus=%d", c.Status, c.Reason, p.Status.Nodes, p.Status.GPUs)
+			}
+		}
+		return ""
+	}
+	eventually(t, "the plan is refused", func() bool { return answer() == "False PlanNotSupported nodes=0 gpus=0" })
+
+	p.Spec.Plan = v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}
+	if err := api.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the plan is in force, nowhere yet", func() bool { return answer() == "True Accepted nodes=0 gpus=0" })
+
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(object), object); err != nil {
+		t.Fatal(err)
+	}
+	object.Labels = map[string]string{"kubernetes.io/hostname": n.name}
+	if err := api.Update(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node's label is noticed", func() bool { return answer() == "True Accepted nodes=1 gpus=2" })
+}
+
+// The server itself refuses what makes no sense.
+func TestServerRefusesMalformedPolicies(t *testing.T) {
+	exclusive := &v1alpha1.ExclusivePlan{}
+	for name, plan := range map[string]v1alpha1.Plan{
+		"none":             {},
+		"two":              {Exclusive: exclusive, TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}},
+		"mps without form": {MPS: &v1alpha1.MPSPlan{}},
+		"mps in two forms": {MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2), Consumable: &v1alpha1.ConsumableMPS{}}},
+		"one replica":      {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 1}},
+		"no profile":       {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"small"}}},
+		"both cuts":        {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.10gb"}, Layout: []string{"1g.10gb"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := api.Create(t.Context(), newPolicy(t, plan)); !apierrors.IsInvalid(err) {
+				t.Errorf("got %v, want the server to call it invalid", err)
+			}
+		})
+	}
+}
+
+// What the server fills in is what SetDefaults fills in.
+func TestServerDefaults(t *testing.T) {
+	for name, plan := range map[string]v1alpha1.Plan{
+		"consumable":  {MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}},
+		"time-sliced": {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPolicy(t, plan)
+			want := p.Spec.DeepCopy()
+			want.SetDefaults()
+			if err := api.Create(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(*want, p.Spec); diff != "" {
+				t.Errorf("(-ours +the server's):\n%s", diff)
+			}
+		})
+	}
+}
+
+func newPolicy(t *testing.T, plan v1alpha1.Plan) *v1alpha1.SharingPolicy {
+	t.Helper()
+	p := &v1alpha1.SharingPolicy{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
+		Spec:       v1alpha1.SharingPolicySpec{Plan: plan},
+	}
+	t.Cleanup(func() {
+		if p.Name != "" {
+			_ = api.Delete(context.Background(), p)
+		}
+	})
+	return p
+}

@@ -1,0 +1,118 @@
+package publish
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+func gpus(n int) []offer.GPU {
+	var out []offer.GPU
+	for i := range n {
+		name := gpu.DeviceName("gpu-" + strings.Repeat(string(rune('f'-i%6)), 8))
+		out = append(out, offer.GPU{Name: name, Index: i, Devices: []resourceapi.Device{{
+			Name:       string(name),
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: ptr.To(int64(i))}},
+		}}})
+	}
+	return out
+}
+
+func owner(node string) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: "1"}
+}
+
+// stored is a pool as a server has it.
+func stored(want []resourceapi.ResourceSlice, generation int64) []*resourceapi.ResourceSlice {
+	var out []*resourceapi.ResourceSlice
+	for i := range want {
+		s := want[i].DeepCopy()
+		s.Spec.Pool.Generation = generation
+		s.ResourceVersion, s.UID = "7", "u"
+		s.Labels["added"] = "by somebody"
+		out = append(out, s)
+	}
+	return out
+}
+
+func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
+	long := strings.Repeat("very-long.", 25) + "1"
+	for _, node := range []string{"n", "node-1.example.com", long} {
+		pool := Pool(owner(node), gpus(128))
+		if !slices.IsSortedFunc(pool, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) }) {
+			t.Errorf("node %s: the names are not in order", node)
+		}
+		for _, s := range pool {
+			if errs := validation.IsDNS1123Subdomain(s.Name); len(errs) > 0 {
+				t.Errorf("%s: %v", s.Name, errs)
+			}
+		}
+	}
+}
+
+func TestLongNodeNamesDoNotCollide(t *testing.T) {
+	common := strings.Repeat("x", 250)
+	a, b := Pool(owner(common+"-a"), gpus(1)), Pool(owner(common+"-b"), gpus(1))
+	if a[0].Name == b[0].Name {
+		t.Errorf("two nodes have a slice %s", a[0].Name)
+	}
+}
+
+func TestComplete(t *testing.T) {
+	pool := stored(Pool(owner("n"), gpus(3)), 2)
+	for name, tc := range map[string]struct {
+		current []*resourceapi.ResourceSlice
+		want    bool
+	}{
+		"whole":                         {pool, true},
+		"one was deleted":               {pool[1:], false},
+		"all were deleted":              {nil, false},
+		"leftovers of before":           {append(stored(Pool(owner("n"), gpus(6)), 1)[3:], pool...), true},
+		"an update that was cut short":  {append(stored(Pool(owner("n"), gpus(2)), 3)[:1], pool[1:]...), false},
+		"a deletion and then an update": {stored(Pool(owner("n"), gpus(3)), 3)[:2], false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Complete(tc.current); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestEqual(t *testing.T) {
+	want := Pool(owner("n"), gpus(3))
+	changed := func(change func(*resourceapi.ResourceSlice)) []*resourceapi.ResourceSlice {
+		pool := stored(want, 4)
+		change(pool[1])
+		return pool
+	}
+	for name, tc := range map[string]struct {
+		current []*resourceapi.ResourceSlice
+		want    bool
+	}{
+		"in any order":      {[]*resourceapi.ResourceSlice{stored(want, 4)[2], stored(want, 4)[0], stored(want, 4)[1]}, true},
+		"none":              {nil, false},
+		"one less":          {stored(want, 4)[1:], false},
+		"one more":          {stored(Pool(owner("n"), gpus(4)), 4), false},
+		"mixed generations": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation = 3 }), false},
+		"another attribute": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes["index"] = resourceapi.DeviceAttribute{} }), false},
+		"another owner":     {changed(func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil }), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Equal(tc.current, want); got != tc.want {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+	if !Equal(nil, nil) {
+		t.Error("nothing is not equal to nothing")
+	}
+}

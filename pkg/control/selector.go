@@ -1,0 +1,28 @@
+package control
+
+import (
+	"context"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// selector is a compiled gpuSelector.
+type selector struct{ compiled cel.CompilationResult }
+
+// compile compiles a gpuSelector in the language of DeviceClass selectors.
+func compile(expression string) (*selector, error) {
+	result := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
+	if result.Error != nil {
+		return nil, field.Invalid(field.NewPath("spec", "gpuSelector"), expression, result.Error.Error())
+	}
+	return &selector{compiled: result}, nil
+}
+
+func (s *selector) matches(ctx context.Context, d resourceapi.Device) (bool, error) {
+	ok, _, err := s.compiled.DeviceMatches(ctx, cel.Device{Driver: offer.Driver, Attributes: d.Attributes, Capacity: d.Capacity})
+	return ok, cel.EnhanceRuntimeError(err)
+}
