@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 )
@@ -78,14 +77,14 @@ func TestRead(t *testing.T) {
 		"admin access, also to a device of the same claim": {
 			results: []resourceapi.DeviceRequestAllocationResult{
 				result("gpu", "gpu-0"),
-				with(result("look", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = ptr.To(true) }),
+				with(result("look", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.AdminAccess = new(true) }),
 			},
 			want: []claim.Grant{{Request: "gpu", Device: "gpu-0"}, {Request: "look", Device: "gpu-0", Admin: true}},
 		},
 		"shares of one device": {
 			results: []resourceapi.DeviceRequestAllocationResult{
-				with(result("a", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = ptr.To(types.UID("s1")) }),
-				with(result("b", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = ptr.To(types.UID("s2")) }),
+				with(result("a", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = new(types.UID("s1")) }),
+				with(result("b", "gpu-0"), func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = new(types.UID("s2")) }),
 			},
 			want: []claim.Grant{{Request: "a", Device: "gpu-0", ShareID: "s1"}, {Request: "b", Device: "gpu-0", ShareID: "s2"}},
 		},

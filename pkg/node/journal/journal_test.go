@@ -166,7 +166,7 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 		"empty":                  {"", journal.Record{ClaimUID: "bad"}},
 		"zeros":                  {strings.Repeat("\x00", 500), journal.Record{ClaimUID: "bad"}},
 		"checksum":               {strings.Replace(whole, "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
-		"cut off after a device": {whole[:strings.Index(whole, `,{"device"`)], withoutLast(everything("bad"))},
+		"cut off after a device": {cutBefore(t, whole, `,{"device"`), withoutLast(everything("bad"))},
 		"another claim's":        {envelope(t, 1, everything("other")), withoutShare(everything("bad"))},
 		"newer, but damaged":     {strings.Replace(envelope(t, 9, everything("bad")), "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
 		"no format":              {envelope(t, 0, everything("bad")), withoutShare(everything("bad"))},
@@ -192,6 +192,14 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 			}
 		})
 	}
+}
+
+func cutBefore(t *testing.T, s, mark string) string {
+	before, _, found := strings.Cut(s, mark)
+	if !found {
+		t.Fatalf("no %s in %s", mark, s)
+	}
+	return before
 }
 
 func withRequest(r journal.Record, request string) journal.Record {

@@ -40,7 +40,7 @@ func (p *Plugin) checkOther(ctx context.Context, socket string) error {
 	defer cancel()
 	info, err := getInfo(ctx, socket)
 	if err != nil || info.GetName() != p.Driver || info.GetType() != registerapi.DRAPlugin {
-		return nil //nolint:nilerr // what doesn't answer isn't registered under our name
+		return nil // what doesn't answer isn't registered under our name
 	}
 	return fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not hand out the same GPUs; uninstall the other one, NVIDIA's dra-driver-nvidia-gpu for instance, or keep it off this node",
 		p.Driver, socket, info.GetEndpoint())
@@ -51,6 +51,6 @@ func getInfo(ctx context.Context, socket string) (*registerapi.PluginInfo, error
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing was written
+	defer conn.Close()
 	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 }

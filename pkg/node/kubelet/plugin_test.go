@@ -87,7 +87,7 @@ func newClaim(name string) *resourceapi.ResourceClaim {
 // sockets.
 func kubeletRoot(t *testing.T) string {
 	t.Helper()
-	root, err := os.MkdirTemp("", "kubelet")
+	root, err := os.MkdirTemp("", "kubelet") //nolint:usetesting // t.TempDir has the test's name in it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,9 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -120,7 +118,7 @@ func result(request string, n int) resourceapi.DeviceRequestAllocationResult {
 
 func adminResult(request string, n int) resourceapi.DeviceRequestAllocationResult {
 	r := result(request, n)
-	r.AdminAccess = ptr.To(true)
+	r.AdminAccess = new(true)
 	return r
 }
 
@@ -416,7 +414,6 @@ func TestUnreadableRecord(t *testing.T) {
 }
 
 func BenchmarkPrepare(b *testing.B) {
-	ctx := klog.NewContext(b.Context(), klog.Logger{})
 	for _, before := range []int{0, 112} {
 		b.Run(fmt.Sprintf("prepared=%d", before), func(b *testing.B) {
 			f := newFixture(b, before+1)
@@ -425,9 +422,7 @@ func BenchmarkPrepare(b *testing.B) {
 			}
 			c := newClaim("training", result("gpu", before))
 			for b.Loop() {
-				if _, err := f.Prepare(ctx, c); err != nil {
-					b.Fatal(err)
-				}
+				mustPrepare(b, f, c)
 				b.StopTimer()
 				mustUnprepare(b, f, c)
 				b.StartTimer()

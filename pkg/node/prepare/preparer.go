@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -300,7 +299,7 @@ func (p *Preparer) results(grants []claim.Grant, ids map[gpu.DeviceName][]string
 			CDIDeviceIDs: ids[g.Device],
 		}
 		if g.ShareID != "" {
-			d.ShareID = ptr.To(types.UID(g.ShareID))
+			d.ShareID = new(types.UID(g.ShareID))
 		}
 		devices = append(devices, d)
 	}

@@ -46,7 +46,7 @@ func readJournal(dir string) ([]journal.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(scratch) //nolint:errcheck // a scratch directory
+	defer os.RemoveAll(scratch)
 	copied := filepath.Join(scratch, "journal")
 	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
 		return nil, err
