@@ -19,6 +19,9 @@ type State struct {
 	// GPUs are in the order of Description.GPUs.
 	GPUs   []GPUState `json:"gpus"`
 	Faults []Fault    `json:"faults,omitempty"`
+	// Births numbers the instances ever made, so that a handle can tell its own
+	// from a later one with the same ids.
+	Births uint64 `json:"births"`
 	// EventSeq is the Seq of the newest event, 0 before the first.
 	EventSeq uint64 `json:"eventSeq"`
 	// Events are the newest maxEvents, oldest first.
@@ -60,7 +63,8 @@ type RemappedRows struct {
 
 // GPUInstance is one MIG GPU instance.
 type GPUInstance struct {
-	ID uint32 `json:"id"`
+	ID   uint32 `json:"id"`
+	Born uint64 `json:"born"`
 	// Profile is the profile's id (not its enum).
 	Profile uint32            `json:"profile"`
 	Start   uint32            `json:"start"`
@@ -70,7 +74,9 @@ type GPUInstance struct {
 
 // ComputeInstance is one compute instance within a GPU instance.
 type ComputeInstance struct {
-	ID      uint32 `json:"id"`
+	ID   uint32 `json:"id"`
+	Born uint64 `json:"born"`
+	// Profile is the compute instance profile's id.
 	Profile uint32 `json:"profile"`
 	Start   uint32 `json:"start"`
 	Size    uint32 `json:"size"`

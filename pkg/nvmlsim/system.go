@@ -33,6 +33,7 @@ type Machine struct {
 	description Description
 	store       *Store // nil where the state file isn't in reach
 	gpus        []*GPU // those that are visible here, by index
+	container   string // the container's root directory, "" on the node
 }
 
 // Open opens the machine with this state file and sees all its GPUs.
@@ -81,7 +82,7 @@ func OpenInContainer(d Description, root string) (*Machine, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", err, Unknown)
 	}
-	m := &Machine{description: d}
+	m := &Machine{description: d, container: root}
 	store, err := OpenStore(filepath.Join(root, FirmwareFile(d.DriverVersion)))
 	switch {
 	case err == nil:
@@ -95,6 +96,21 @@ func OpenInContainer(d Description, root string) (*Machine, error) {
 	return m, m.see(func(id Identity) bool {
 		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(id.Minor))) == nil
 	})
+}
+
+// mayUse says whether a MIG device's capabilities are here: everywhere on the
+// node, and in a container where their nodes are.
+func (m *Machine) mayUse(gpuMinor int, gpuInstance, computeInstance uint32) bool {
+	if m.container == "" {
+		return true
+	}
+	gi, ci := CapabilityMinors(gpuMinor, gpuInstance, computeInstance)
+	for _, minor := range []int{gi, ci} {
+		if usable(filepath.Join(m.container, "dev/nvidia-caps/nvidia-cap"+strconv.Itoa(minor))) != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // usable asks the kernel, the device cgroup included, without opening the

@@ -1,0 +1,374 @@
+package nvmlsim
+
+import (
+	"crypto/sha1" //nolint:gosec // version 5 UUIDs are made by it
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Compute refers to one compute instance, as Instance does to a GPU instance.
+// With its GPU instance it is a MIG device.
+type Compute struct {
+	in   Instance
+	id   uint32
+	born uint64
+}
+
+// ComputeProfile is nvmlComputeInstanceProfileInfo: how a GPU instance can be
+// cut. Its engines are the GPU instance's, shared.
+type ComputeProfile struct {
+	// ID is the enum too.
+	ID                  uint32
+	SliceCount          uint32
+	InstanceCount       uint32
+	MultiprocessorCount uint32
+	// Parent is the GPU instance's profile.
+	Parent Profile
+}
+
+// computeProfiles are those of GPU instances of a profile. By go-nvlib's rule
+// c of g slices is one when c is g or 2c ≤ g+1. The one of a GPU instance with
+// double memory has id 7 (seen on H100). A part has the multiprocessors of as
+// many one-slice instances (seen on A30, assumed for others).
+func (g *GPU) computeProfiles(p Profile) []ComputeProfile {
+	one := p.MultiprocessorCount
+	for _, q := range g.model.MIG.Profiles {
+		if q.SliceCount == 1 {
+			one = min(one, q.MultiprocessorCount)
+		}
+	}
+	var all []ComputeProfile
+	for enum, c := range []uint32{1, 2, 3, 4, 7} {
+		if c > p.SliceCount || (c < p.SliceCount && 2*c > p.SliceCount+1) {
+			continue
+		}
+		profile := ComputeProfile{ID: uint32(enum), SliceCount: c, InstanceCount: p.SliceCount / c, MultiprocessorCount: min(c*one, p.MultiprocessorCount), Parent: p}
+		if c == p.SliceCount {
+			profile.MultiprocessorCount = p.MultiprocessorCount
+		}
+		const doubleMemory = 9
+		if p.Enum == doubleMemory {
+			profile.ID = 7
+		}
+		all = append(all, profile)
+	}
+	return all
+}
+
+// ComputeProfile finds a compute instance profile by its enum, which is its id.
+// NotSupported for one the instance hasn't.
+func (i Instance) ComputeProfile(enum uint32) (ComputeProfile, error) {
+	gi, err := i.get("GpuInstanceGetComputeInstanceProfileInfo")
+	if err != nil {
+		return ComputeProfile{}, err
+	}
+	const enums = 9
+	if enum >= enums {
+		return ComputeProfile{}, InvalidArgument
+	}
+	return i.computeProfile(gi, enum, NotSupported)
+}
+
+func (i Instance) computeProfile(gi GPUInstance, id uint32, missing Return) (ComputeProfile, error) {
+	for _, p := range i.g.computeProfiles(i.profile(gi)) {
+		if p.ID == id {
+			return p, nil
+		}
+	}
+	return ComputeProfile{}, missing
+}
+
+// starts of a compute instance profile within its GPU instance, in slices.
+func (p ComputeProfile) starts() []uint32 {
+	all := make([]uint32, p.InstanceCount)
+	for n := range all {
+		all[n] = uint32(n) * p.SliceCount
+	}
+	return all
+}
+
+// ComputePlacements of a compute instance profile (by id): starts and one size.
+func (i Instance) ComputePlacements(profileID uint32) (starts []uint32, size uint32, err error) {
+	gi, err := i.get("GpuInstanceGetComputeInstancePossiblePlacements")
+	if err != nil {
+		return nil, 0, err
+	}
+	p, err := i.computeProfile(gi, profileID, InvalidArgument)
+	return p.starts(), p.SliceCount, err
+}
+
+// ComputeCapacity is how many more compute instances of a profile (by id) fit.
+func (i Instance) ComputeCapacity(profileID uint32) (int, error) {
+	gi, err := i.get("GpuInstanceGetComputeInstanceRemainingCapacity")
+	if err != nil {
+		return 0, err
+	}
+	p, err := i.computeProfile(gi, profileID, InvalidArgument)
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, s := range p.starts() {
+		if freeCompute(s, p.SliceCount, gi.Compute) {
+			n++
+		}
+	}
+	return n, nil
+}
+
+func freeCompute(start, size uint32, there []ComputeInstance) bool {
+	for _, c := range there {
+		if start < c.Start+c.Size && c.Start < start+size {
+			return false
+		}
+	}
+	return true
+}
+
+// CreateCompute makes a compute instance of a profile (by id), at a start or,
+// with nil, at the first free one. Errors as of CreateInstance.
+func (i Instance) CreateCompute(profileID uint32, start *uint32) (Compute, error) {
+	call := "GpuInstanceCreateComputeInstance"
+	if start != nil {
+		call = "GpuInstanceCreateComputeInstanceWithPlacement"
+	}
+	gi, err := i.get(call)
+	if err != nil {
+		return Compute{}, err
+	}
+	p, err := i.computeProfile(gi, profileID, InvalidArgument)
+	if err != nil {
+		return Compute{}, err
+	}
+	starts := p.starts()
+	if start != nil {
+		if !slices.Contains(starts, *start) {
+			return Compute{}, InvalidArgument
+		}
+		starts = []uint32{*start}
+	}
+	made := Compute{in: i}
+	err = i.g.changeMIG(func(st *State, s *GPUState) error {
+		found := i.find(s)
+		if found == nil {
+			return NotFound
+		}
+		at := slices.IndexFunc(starts, func(x uint32) bool { return freeCompute(x, p.SliceCount, found.Compute) })
+		if at < 0 {
+			return InsufficientResources
+		}
+		st.Births++
+		made.id, made.born = freeID(found.Compute), st.Births
+		found.Compute = append(found.Compute, ComputeInstance{ID: made.id, Born: made.born, Profile: p.ID, Start: starts[at], Size: p.SliceCount})
+		slices.SortFunc(found.Compute, func(a, b ComputeInstance) int { return int(a.ID) - int(b.ID) })
+		return nil
+	})
+	return made, err
+}
+
+func freeID(there []ComputeInstance) uint32 {
+	id := uint32(0)
+	for slices.ContainsFunc(there, func(c ComputeInstance) bool { return c.ID == id }) {
+		id++
+	}
+	return id
+}
+
+// Computes are the compute instances of a profile (by id), ordered by id.
+func (i Instance) Computes(profileID uint32) ([]Compute, error) {
+	gi, err := i.get("GpuInstanceGetComputeInstances")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := i.computeProfile(gi, profileID, InvalidArgument); err != nil {
+		return nil, err
+	}
+	var found []Compute
+	for _, c := range gi.Compute {
+		if c.Profile == profileID {
+			found = append(found, Compute{in: i, id: c.ID, born: c.Born})
+		}
+	}
+	return found, nil
+}
+
+// ComputeByID finds a compute instance; NotFound where there is none of this id.
+func (i Instance) ComputeByID(id uint32) (Compute, error) {
+	gi, err := i.get("GpuInstanceGetComputeInstanceById")
+	if err != nil {
+		return Compute{}, err
+	}
+	for _, c := range gi.Compute {
+		if c.ID == id {
+			return Compute{in: i, id: c.ID, born: c.Born}, nil
+		}
+	}
+	return Compute{}, NotFound
+}
+
+// Instance the compute instance is part of.
+func (c Compute) Instance() Instance { return c.in }
+
+func (c Compute) get(call string) (GPUInstance, ComputeInstance, error) {
+	gi, err := c.in.get(call)
+	if err != nil {
+		return gi, ComputeInstance{}, err
+	}
+	for _, x := range gi.Compute {
+		if x.ID == c.id && x.Born == c.born {
+			return gi, x, nil
+		}
+	}
+	return gi, ComputeInstance{}, NotFound
+}
+
+// Info is the compute instance as it is now.
+func (c Compute) Info() (ComputeInstance, error) {
+	_, ci, err := c.get("ComputeInstanceGetInfo")
+	return ci, err
+}
+
+// Destroy is InUse while processes use the compute instance.
+func (c Compute) Destroy() error {
+	if _, _, err := c.get("ComputeInstanceDestroy"); err != nil {
+		return err
+	}
+	return c.in.g.changeMIG(func(_ *State, s *GPUState) error {
+		gi := c.in.find(s)
+		if gi == nil {
+			return NotFound
+		}
+		for _, p := range s.Processes {
+			if p.GPUInstance == gi.ID && p.ComputeInstance == c.id {
+				return InUse
+			}
+		}
+		n := len(gi.Compute)
+		gi.Compute = slices.DeleteFunc(gi.Compute, func(x ComputeInstance) bool { return x.Born == c.born })
+		if len(gi.Compute) == n {
+			return NotFound
+		}
+		return nil
+	})
+}
+
+// MIGDevices of the GPU that are visible here, in the order of their indexes:
+// by GPU instance and compute instance id. A GPU instance without compute
+// instance is none.
+func (g *GPU) MIGDevices() ([]Compute, error) {
+	if err := g.needMIGMode("DeviceGetMigDeviceHandleByIndex"); err != nil {
+		return nil, err
+	}
+	var all []Compute
+	for _, gi := range g.state().Instances {
+		for _, ci := range gi.Compute {
+			if g.m.mayUse(g.id.Minor, gi.ID, ci.ID) {
+				all = append(all, Compute{in: Instance{g: g, id: gi.ID, born: gi.Born}, id: ci.ID, born: ci.Born})
+			}
+		}
+	}
+	return all, nil
+}
+
+// MIGDeviceByUUID finds a MIG device on any GPU.
+func (m *Machine) MIGDeviceByUUID(uuid string) (Compute, error) {
+	if err := m.call("DeviceGetHandleByUUID", AnyGPU); err != nil {
+		return Compute{}, err
+	}
+	for _, g := range m.gpus {
+		all, err := g.MIGDevices()
+		if err != nil {
+			continue // no MIG there, or lost
+		}
+		for _, c := range all {
+			if c.uuid() == uuid {
+				return c, nil
+			}
+		}
+	}
+	return Compute{}, NotFound
+}
+
+// uuid follows from the GPU and the instance ids: it repeats when the same
+// ones are made again, as on hardware.
+func (c Compute) uuid() string {
+	sum := sha1.Sum(fmt.Appendf(nil, "%s/%d/%d", c.in.g.id.UUID, c.in.id, c.id)) //nolint:gosec // as above
+	u := uuidText(sum[:16])
+	return "MIG-" + u[:14] + "5" + u[15:]
+}
+
+// UUID of the MIG device, "MIG-…".
+func (c Compute) UUID() (string, error) {
+	_, _, err := c.get("DeviceGetUUID")
+	return c.uuid(), err
+}
+
+// Name of the MIG device: the GPU's and the profile's.
+func (c Compute) Name() (string, error) {
+	gi, ci, err := c.get("DeviceGetName")
+	if err != nil {
+		return "", err
+	}
+	return c.in.g.model.ProductName + " MIG " + c.profileName(gi, ci), nil
+}
+
+// ProfileName is the name of what the MIG device is: "1g.10gb", or with a part
+// of a GPU instance "1c.2g.20gb".
+func (c Compute) ProfileName() (string, error) {
+	gi, ci, err := c.get("DeviceGetAttributes")
+	return c.profileName(gi, ci), err
+}
+
+func (c Compute) profileName(gi GPUInstance, ci ComputeInstance) string {
+	p := c.in.profile(gi)
+	if ci.Size == p.SliceCount {
+		return p.Name
+	}
+	return fmt.Sprintf("%dc.%s", ci.Size, p.Name)
+}
+
+// Attributes is nvmlDeviceAttributes of the MIG device, its profiles and memory.
+func (c Compute) Attributes() (Profile, ComputeProfile, error) {
+	gi, ci, err := c.get("DeviceGetAttributes")
+	if err != nil {
+		return Profile{}, ComputeProfile{}, err
+	}
+	cp, err := c.in.computeProfile(gi, ci.Profile, Unknown)
+	return c.in.profile(gi), cp, err
+}
+
+// MemoryInfo of the GPU instance, which all its compute instances share.
+func (c Compute) MemoryInfo() (MemoryInfo, error) {
+	gi, _, err := c.get("DeviceGetMemoryInfo")
+	if err != nil {
+		return MemoryInfo{}, err
+	}
+	info := MemoryInfo{Total: c.in.profile(gi).MemorySizeMB << 20}
+	for _, p := range c.in.g.state().Processes {
+		if p.GPUInstance == gi.ID {
+			info.Used += p.UsedMemory
+		}
+	}
+	info.Free = info.Total - min(info.Used, info.Total)
+	return info, nil
+}
+
+// IDs of the GPU instance and the compute instance.
+func (c Compute) IDs() (gpuInstance, computeInstance uint32, err error) {
+	_, _, err = c.get("DeviceGetGpuInstanceId")
+	return c.in.id, c.id, err
+}
+
+// CapabilityMinors are the minors of the device nodes /dev/nvidia-caps/nvidia-capN
+// that give access to a GPU instance and one of its compute instances. The
+// numbering is the driver's: 15 GPU instances of one access file and 8 compute
+// instances each, from 3 on.
+func CapabilityMinors(gpuMinor int, gpuInstance, computeInstance uint32) (gi, ci int) {
+	const perInstance, perGPU = 9, 15 * 9
+	gi = 3 + gpuMinor*perGPU + int(gpuInstance)*perInstance
+	return gi, gi + 1 + int(computeInstance)
+}
+
+// IsMIG says whether a UUID is a MIG device's.
+func IsMIG(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }

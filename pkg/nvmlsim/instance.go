@@ -1,0 +1,300 @@
+package nvmlsim
+
+import (
+	"os"
+	"slices"
+	"strings"
+)
+
+// Instance refers to one GPU instance that was made: a later one with the same
+// id is another. Once it is gone its methods answer NotFound.
+type Instance struct {
+	g    *GPU
+	id   uint32
+	born uint64
+}
+
+// SetMIGMode asks for a MIG mode. What the hardware made of it is activation:
+// Success, or why the mode only pends. It pends until reset on Ampere and in a
+// guest (assumed: ResetRequired and NotSupported), and while processes use the
+// GPU (InUse). Turning it off with instances there is an error, InUse.
+func (g *GPU) SetMIGMode(on bool) (activation Return, err error) {
+	if err := g.needMIG("DeviceSetMigMode"); err != nil {
+		return Unknown, err
+	}
+	err = g.changeMIG(func(st *State, s *GPUState) error {
+		if !on && len(s.Instances) > 0 {
+			return InUse
+		}
+		s.MIGPending = on
+		activation = g.activation(s, on)
+		if activation == Success && s.MIGCurrent != on {
+			s.MIGCurrent = on
+			st.addEvent(Event{GPU: g.pos, Type: MIGConfigChange, GPUInstance: NoInstance, ComputeInstance: NoInstance})
+		}
+		return nil
+	})
+	return activation, err
+}
+
+func (g *GPU) activation(s *GPUState, on bool) Return {
+	switch {
+	case s.MIGCurrent == on:
+		return Success
+	case g.m.description.Virtualization == "passthrough":
+		return NotSupported
+	case g.model.MIG.ModeNeedsReset:
+		return ResetRequired
+	case len(s.Processes) > 0:
+		return InUse
+	}
+	return Success
+}
+
+// Reset resets the GPU: a pending MIG mode is taken, instances and modes are
+// gone. InUse while processes use it.
+func (g *GPU) Reset() error {
+	if err := g.call("DeviceReset"); err != nil {
+		return err
+	}
+	return g.changeMIG(func(_ *State, s *GPUState) error {
+		if len(s.Processes) > 0 {
+			return InUse
+		}
+		fresh := bootGPU(g.id, g.model)
+		fresh.MIGCurrent, fresh.MIGPending, fresh.RemappedRows = s.MIGPending, s.MIGPending, s.RemappedRows
+		*s = fresh
+		return nil
+	})
+}
+
+// changeMIG changes the GPU as only root may.
+func (g *GPU) changeMIG(change func(*State, *GPUState) error) error {
+	if os.Geteuid() != 0 {
+		return NoPermission
+	}
+	return g.m.updateGPU(g.pos, change)
+}
+
+// CreateInstance makes a GPU instance of a profile (by id), at a start or,
+// with nil, where the driver likes. InvalidArgument for a start the profile
+// hasn't, InsufficientResources where there is no room.
+func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) {
+	call := "DeviceCreateGpuInstance"
+	if start != nil {
+		call = "DeviceCreateGpuInstanceWithPlacement"
+	}
+	if err := g.needMIGMode(call); err != nil {
+		return Instance{}, err
+	}
+	p, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID })
+	if err != nil {
+		return Instance{}, err
+	}
+	if start != nil && !slices.Contains(p.Starts, *start) {
+		return Instance{}, InvalidArgument
+	}
+	made := Instance{g: g}
+	err = g.changeMIG(func(st *State, s *GPUState) error {
+		at, ok := g.place(p, start, s.Instances)
+		if !ok || !s.MIGCurrent {
+			return InsufficientResources
+		}
+		st.Births++
+		made.id, made.born = instanceID(g.model.MIG.MemorySlices, at, p.Size), st.Births
+		s.Instances = append(s.Instances, GPUInstance{ID: made.id, Born: made.born, Profile: p.ID, Start: at, Size: p.Size})
+		slices.SortFunc(s.Instances, func(a, b GPUInstance) int { return int(a.ID) - int(b.ID) })
+		return nil
+	})
+	return made, err
+}
+
+// instanceID is how the hardware numbers GPU instances, as a heap: the whole
+// GPU is 0, its halves 1 and 2, and so on. Checked against observed ids of A100,
+// H100, A30 and RTX PRO 6000.
+func instanceID(slices, start, size uint32) uint32 { return slices/size - 1 + start/size }
+
+// place finds where an instance of p goes, given those that are there.
+func (g *GPU) place(p Profile, start *uint32, there []GPUInstance) (uint32, bool) {
+	if !g.room(p, there) {
+		return 0, false
+	}
+	starts := preferred(p, g.model.MIG.MemorySlices)
+	if start != nil {
+		starts = []uint32{*start}
+	}
+	for _, s := range starts {
+		if free(s, p.Size, there) {
+			return s, true
+		}
+	}
+	return 0, false
+}
+
+// preferred are a profile's starts in the order in which an H100's driver was
+// seen to choose them (1g: 6, 4, 5, 0, 1, 2, 3; 2g first at 4): the second half
+// first, and in it a slice that has no neighbour. Assumed for all products.
+func preferred(p Profile, memorySlices uint32) []uint32 {
+	starts := slices.Clone(p.Starts)
+	rank := func(s uint32) uint32 {
+		switch {
+		case memorySlices == 8 && s == 6:
+			return 0
+		case s >= memorySlices/2:
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(starts, func(a, b uint32) int { return int(rank(a)) - int(rank(b)) })
+	return starts
+}
+
+// room says whether the GPU has another instance's engines, and the profile
+// another instance.
+func (g *GPU) room(p Profile, there []GPUInstance) bool {
+	same := uint32(0)
+	used := p
+	for _, i := range there {
+		q, err := g.profile(Unknown, func(q Profile) bool { return q.ID == i.Profile })
+		if err != nil {
+			continue
+		}
+		if q.ID == p.ID {
+			same++
+		}
+		used.DecoderCount += q.DecoderCount
+		used.EncoderCount += q.EncoderCount
+		used.JPEGCount += q.JPEGCount
+		used.OFACount += q.OFACount
+	}
+	e := g.model.Engines
+	return same < p.InstanceCount && used.DecoderCount <= e.Decoders && used.EncoderCount <= e.Encoders && used.JPEGCount <= e.JPEG && used.OFACount <= e.OFA
+}
+
+func free(start, size uint32, instances []GPUInstance) bool {
+	for _, i := range instances {
+		if start < i.Start+i.Size && i.Start < start+size {
+			return false
+		}
+	}
+	return true
+}
+
+// RemainingCapacity is how many more instances of a profile (by id) fit now.
+func (g *GPU) RemainingCapacity(profileID uint32) (int, error) {
+	if err := g.needMIGMode("DeviceGetGpuInstanceRemainingCapacity"); err != nil {
+		return 0, err
+	}
+	p, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID })
+	if err != nil {
+		return 0, err
+	}
+	there := slices.Clone(g.state().Instances)
+	for n := 0; ; n++ {
+		at, ok := g.place(p, nil, there)
+		if !ok {
+			return n, nil
+		}
+		there = append(there, GPUInstance{Profile: p.ID, Start: at, Size: p.Size})
+	}
+}
+
+// Instances of a profile (by id) that exist now and are visible here, ordered
+// by id.
+func (g *GPU) Instances(profileID uint32) ([]Instance, error) {
+	if err := g.needMIGMode("DeviceGetGpuInstances"); err != nil {
+		return nil, err
+	}
+	if _, err := g.profile(InvalidArgument, func(p Profile) bool { return p.ID == profileID }); err != nil {
+		return nil, err
+	}
+	var found []Instance
+	for _, i := range g.state().Instances {
+		if i.Profile == profileID {
+			found = append(found, Instance{g: g, id: i.ID, born: i.Born})
+		}
+	}
+	return found, nil
+}
+
+// InstanceByID finds a GPU instance; NotFound where there is none of this id.
+func (g *GPU) InstanceByID(id uint32) (Instance, error) {
+	if err := g.needMIGMode("DeviceGetGpuInstanceById"); err != nil {
+		return Instance{}, err
+	}
+	for _, i := range g.state().Instances {
+		if i.ID == id {
+			return Instance{g: g, id: i.ID, born: i.Born}, nil
+		}
+	}
+	return Instance{}, NotFound
+}
+
+// GPU the instance is part of.
+func (i Instance) GPU() *GPU { return i.g }
+
+func (i Instance) find(s *GPUState) *GPUInstance {
+	for n := range s.Instances {
+		if s.Instances[n].ID == i.id && s.Instances[n].Born == i.born {
+			return &s.Instances[n]
+		}
+	}
+	return nil
+}
+
+// get is the instance as it is now, for a call.
+func (i Instance) get(call string) (GPUInstance, error) {
+	if err := i.g.call(call); err != nil {
+		return GPUInstance{}, err
+	}
+	s := i.g.state()
+	if found := i.find(&s); found != nil {
+		return *found, nil
+	}
+	return GPUInstance{}, NotFound
+}
+
+// Info is the instance as it is now.
+func (i Instance) Info() (GPUInstance, error) { return i.get("GpuInstanceGetInfo") }
+
+// Destroy is InUse while the instance has compute instances.
+func (i Instance) Destroy() error {
+	if _, err := i.get("GpuInstanceDestroy"); err != nil {
+		return err
+	}
+	return i.g.changeMIG(func(_ *State, s *GPUState) error {
+		found := i.find(s)
+		if found == nil {
+			return NotFound
+		}
+		if len(found.Compute) > 0 {
+			return InUse
+		}
+		s.Instances = slices.DeleteFunc(s.Instances, func(x GPUInstance) bool { return x.Born == i.born })
+		return nil
+	})
+}
+
+// Profile the instance was made by.
+func (i Instance) profile(gi GPUInstance) Profile {
+	p, err := i.g.profile(Unknown, func(p Profile) bool { return p.ID == gi.Profile })
+	if err != nil {
+		return Profile{} // the model has changed under a kept state
+	}
+	return p
+}
+
+// graphics says whether a profile offers graphics APIs.
+func (p Profile) graphics() bool { return strings.HasSuffix(p.Name, "+gfx") }
+
+// Capabilities is the bit set of nvmlGpuInstanceProfileInfo_v3_t.
+func (p Profile) Capabilities() uint32 {
+	var c uint32
+	if p.P2P {
+		c |= 1
+	}
+	if p.graphics() {
+		c |= 2
+	}
+	return c
+}
