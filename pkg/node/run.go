@@ -20,6 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
@@ -82,7 +83,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), nil); err != nil {
+	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), failpoint.Step()); err != nil {
 		return nil, err
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
@@ -96,6 +97,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		Holders: prepare.NewCluster(p.client.ResourceV1(), p.client.CoreV1(), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake,
+		Step: failpoint.Step(),
 	})
 	p.hardware.conditions = p.preparer.Conditions
 	return p, nil
