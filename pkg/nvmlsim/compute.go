@@ -372,3 +372,24 @@ func CapabilityMinors(gpuMinor int, gpuInstance, computeInstance uint32) (gi, ci
 
 // IsMIG says whether a UUID is a MIG device's.
 func IsMIG(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
+
+// Name of the profile: "2g.20gb" where it is all of the GPU instance, else
+// "1c.2g.20gb".
+func (p ComputeProfile) Name() string {
+	if p.SliceCount == p.Parent.SliceCount {
+		return p.Parent.Name
+	}
+	return fmt.Sprintf("%dc.%s", p.SliceCount, p.Parent.Name)
+}
+
+// Index of the MIG device among those of its GPU.
+func (c Compute) Index() (int, error) {
+	all, err := c.in.g.MIGDevices()
+	if err != nil {
+		return 0, err
+	}
+	if i := slices.Index(all, c); i >= 0 {
+		return i, nil
+	}
+	return 0, NotFound
+}

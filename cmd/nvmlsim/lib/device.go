@@ -14,26 +14,29 @@ import (
 
 //export simDeviceGetName
 func simDeviceGetName(h C.uintptr_t, buf *C.char, n C.uint) C.int {
-	return text(h, buf, n, (*nvmlsim.GPU).Name)
+	return text(h, buf, n, (*nvmlsim.GPU).Name, nvmlsim.Compute.Name)
 }
 
 //export simDeviceGetUUID
 func simDeviceGetUUID(h C.uintptr_t, buf *C.char, n C.uint) C.int {
-	return text(h, buf, n, (*nvmlsim.GPU).UUID)
+	return text(h, buf, n, (*nvmlsim.GPU).UUID, nvmlsim.Compute.UUID)
 }
 
 //export simDeviceGetSerial
 func simDeviceGetSerial(h C.uintptr_t, buf *C.char, n C.uint) C.int {
-	return text(h, buf, n, (*nvmlsim.GPU).Serial)
+	return text(h, buf, n, (*nvmlsim.GPU).Serial, nil)
 }
 
 //export simDeviceGetVbiosVersion
 func simDeviceGetVbiosVersion(h C.uintptr_t, buf *C.char, n C.uint) C.int {
-	return text(h, buf, n, (*nvmlsim.GPU).VBIOSVersion)
+	return text(h, buf, n, (*nvmlsim.GPU).VBIOSVersion, nil)
 }
 
 //export simDeviceGetIndex
 func simDeviceGetIndex(h C.uintptr_t, out *C.uint) C.int {
+	if c, mig := migDevice(h); mig {
+		return put1(out, func() (int, error) { return c.Index() })
+	}
 	return number(h, out, (*nvmlsim.GPU).Index)
 }
 
@@ -145,14 +148,20 @@ func simDeviceGetMemoryInfo_v2(h C.uintptr_t, out *C.nvmlMemory_v2_t) C.int {
 }
 
 func memory(h C.uintptr_t, wanted bool, put func(nvmlsim.MemoryInfo)) C.int {
-	g, err := gpu(h)
-	if err != nil {
-		return code(err)
+	var get func() (nvmlsim.MemoryInfo, error)
+	if c, mig := migDevice(h); mig {
+		get = c.MemoryInfo
+	} else {
+		g, err := gpu(h)
+		if err != nil {
+			return code(err)
+		}
+		get = g.MemoryInfo
 	}
 	if !wanted {
 		return code(nvmlsim.InvalidArgument)
 	}
-	info, err := g.MemoryInfo()
+	info, err := get()
 	if err != nil {
 		return code(err)
 	}
@@ -297,14 +306,4 @@ func simDeviceGetMaxPcieLinkWidth(h C.uintptr_t, out *C.uint) C.int {
 //export simDeviceGetCurrPcieLinkWidth
 func simDeviceGetCurrPcieLinkWidth(h C.uintptr_t, out *C.uint) C.int {
 	return number(h, out, pcieWidth)
-}
-
-//export simDeviceGetAttributes_v2
-func simDeviceGetAttributes_v2(h C.uintptr_t, _ *C.nvmlDeviceAttributes_t) C.int {
-	// Only MIG devices have attributes, and there are no handles of such.
-	_, err := gpu(h)
-	if err == nil {
-		err = nvmlsim.NotSupported
-	}
-	return code(err)
 }

@@ -9,6 +9,7 @@ enum { max_gpus = 64, max_sets = 256 };
 // One byte per handle is enough: only addresses matter.
 static char gpus[max_gpus];
 static char sets[max_sets];
+static char objects[max_objects];
 
 static int position(const char *table, int n, uintptr_t p)
 {
@@ -20,6 +21,9 @@ void *gpu_handle(int i) { return i >= 0 && i < max_gpus ? &gpus[i] : 0; }
 int gpu_position(uintptr_t handle) { return position(gpus, max_gpus, handle); }
 void *set_handle(int i) { return i >= 0 && i < max_sets ? &sets[i] : 0; }
 int set_slot(uintptr_t handle) { return position(sets, max_sets, handle); }
+
+void *object_handle(int i) { return i >= 0 && i < max_objects ? &objects[i] : 0; }
+int object_slot(uintptr_t handle) { return position(objects, max_objects, handle); }
 
 const char *library_path(void)
 {

@@ -18,6 +18,11 @@ void *gpu_handle(int position);
 int gpu_position(uintptr_t handle);
 void *set_handle(int slot);
 int set_slot(uintptr_t handle);
+void *object_handle(int slot);
+int object_slot(uintptr_t handle);
+
+// max_objects is how many MIG instances and devices have handles at a time.
+enum { max_objects = 1 << 20 };
 
 // library_path is the file this library was loaded from.
 const char *library_path(void);

@@ -39,7 +39,10 @@ type door struct {
 	mu    sync.Mutex
 	inits int
 	open  atomic.Pointer[session]
-	texts sync.Map // return code → C string that is never freed
+	// objects outlive sessions, so that a handle of an old one is never taken
+	// for a new one's.
+	objects objects
+	texts   sync.Map // return code → C string that is never freed
 }
 
 // session is what nvmlInit opened.
@@ -94,6 +97,7 @@ func (d *door) shutdown() error {
 		return nil
 	}
 	s := d.open.Swap(nil)
+	d.objects.clear()
 	for _, set := range s.sets {
 		if set != nil {
 			set.Close()
@@ -121,6 +125,12 @@ func gpu(h C.uintptr_t) (*nvmlsim.GPU, error) {
 		return nil, nvmlsim.InvalidArgument
 	}
 	return s.gpus[pos], nil
+}
+
+// migDevice finds a MIG device by its handle; ok is false for other handles.
+func migDevice(h C.uintptr_t) (nvmlsim.Compute, bool) {
+	d, ok := lib.objects.find(h).(device)
+	return d.Compute, ok && lib.open.Load() != nil
 }
 
 // number answers a call with one number.
@@ -159,8 +169,13 @@ func enabled(v bool) uint32 {
 	return 0
 }
 
-// text answers a call with one string.
-func text(h C.uintptr_t, buf *C.char, n C.uint, get func(*nvmlsim.GPU) (string, error)) C.int {
+// text answers a call with one string. mig is what a MIG device answers, nil
+// where it has no answer.
+func text(h C.uintptr_t, buf *C.char, n C.uint, get func(*nvmlsim.GPU) (string, error), mig func(nvmlsim.Compute) (string, error)) C.int {
+	if c, ok := migDevice(h); ok && mig != nil {
+		v, err := mig(c)
+		return fill(buf, n, v, err)
+	}
 	g, err := gpu(h)
 	if err != nil {
 		return code(err)

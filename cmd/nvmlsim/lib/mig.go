@@ -33,32 +33,6 @@ func simDeviceGetMaxMigDeviceCount(h C.uintptr_t, out *C.uint) C.int {
 	return number(h, out, (*nvmlsim.GPU).MaxMIGDeviceCount)
 }
 
-//export simDeviceIsMigDeviceHandle
-func simDeviceIsMigDeviceHandle(h C.uintptr_t, out *C.uint) C.int {
-	return flag(h, out, func(*nvmlsim.GPU) (bool, error) { return false, nil })
-}
-
-//export simDeviceGetMigDeviceHandleByIndex
-func simDeviceGetMigDeviceHandleByIndex(h C.uintptr_t, index C.uint, out *unsafe.Pointer) C.int {
-	g, err := gpu(h)
-	if err != nil {
-		return code(err)
-	}
-	if out == nil {
-		return code(nvmlsim.InvalidArgument)
-	}
-	n, err := g.MaxMIGDeviceCount()
-	switch {
-	case err != nil:
-		return code(err)
-	case n == 0:
-		return code(nvmlsim.NotSupported)
-	case int(index) >= n:
-		return code(nvmlsim.InvalidArgument)
-	}
-	return code(nvmlsim.NotFound)
-}
-
 //export simDeviceGetGpuInstanceProfileInfo
 func simDeviceGetGpuInstanceProfileInfo(h C.uintptr_t, profileEnum C.uint, out *C.nvmlGpuInstanceProfileInfo_t) C.int {
 	return profile(h, out != nil, byEnum(profileEnum), func(p nvmlsim.Profile) C.int {
@@ -119,7 +93,7 @@ func versioned(out *C.nvmlGpuInstanceProfileInfo_v2_t, p nvmlsim.Profile) C.int 
 			id:      C.uint(p.ID), sliceCount: C.uint(p.SliceCount), instanceCount: C.uint(p.InstanceCount),
 			multiprocessorCount: C.uint(p.MultiprocessorCount), copyEngineCount: C.uint(p.CopyEngineCount), decoderCount: C.uint(p.DecoderCount),
 			encoderCount: C.uint(p.EncoderCount), jpegCount: C.uint(p.JPEGCount), ofaCount: C.uint(p.OFACount), memorySizeMB: C.ulonglong(p.MemorySizeMB),
-			capabilities: C.uint(enabled(p.P2P)), // NVML_GPU_INSTANCE_PROFILE_CAPS_P2P
+			capabilities: C.uint(p.Capabilities()),
 		}
 		put(v3.name[:], p.Name)
 	default:
@@ -161,15 +135,4 @@ func simDeviceGetGpuInstancePossiblePlacements(h C.uintptr_t, id C.uint, out *C.
 //export simDeviceGetGpuInstanceRemainingCapacity
 func simDeviceGetGpuInstanceRemainingCapacity(h C.uintptr_t, id C.uint, out *C.uint) C.int {
 	return number(h, out, func(g *nvmlsim.GPU) (int, error) { return g.RemainingCapacity(uint32(id)) })
-}
-
-//export simDeviceGetGpuInstances
-func simDeviceGetGpuInstances(h C.uintptr_t, id C.uint, _ unsafe.Pointer, count *C.uint) C.int {
-	return number(h, count, func(g *nvmlsim.GPU) (int, error) {
-		all, err := g.Instances(uint32(id))
-		if err == nil && len(all) > 0 {
-			err = nvmlsim.NotSupported // there are no handles of instances yet
-		}
-		return 0, err
-	})
 }

@@ -5,22 +5,17 @@
 
 DOOR nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t computeInstance)
 {
-    (void)computeInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simComputeInstanceDestroy((uintptr_t)computeInstance.handle);
 }
 
 DOOR nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t computeInstance, nvmlComputeInstanceInfo_t *info)
 {
-    (void)computeInstance;
-    (void)info;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simComputeInstanceGetInfo_v2((uintptr_t)computeInstance.handle, (void *)info);
 }
 
 DOOR nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t computeInstance, nvmlComputeInstanceInfo_t *info)
 {
-    (void)computeInstance;
-    (void)info;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simComputeInstanceGetInfo_v2((uintptr_t)computeInstance.handle, (void *)info);
 }
 
 DOOR nvmlReturn_t nvmlDeviceClearAccountingPids(nvmlDevice_t device)
@@ -52,19 +47,12 @@ DOOR nvmlReturn_t nvmlDeviceClearFieldValues(nvmlDevice_t device, int valuesCoun
 
 DOOR nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstance_t *gpuInstance)
 {
-    (void)device;
-    (void)profileId;
-    (void)gpuInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceCreateGpuInstance((uintptr_t)device.handle, profileId, (void *)gpuInstance);
 }
 
 DOOR nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int profileId, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *gpuInstance)
 {
-    (void)device;
-    (void)profileId;
-    (void)placement;
-    (void)gpuInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceCreateGpuInstanceWithPlacement((uintptr_t)device.handle, profileId, (void *)placement, (void *)gpuInstance);
 }
 
 DOOR nvmlReturn_t nvmlDeviceDiscoverGpus(nvmlPciInfo_t *pciInfo)
@@ -285,9 +273,7 @@ DOOR nvmlReturn_t nvmlDeviceGetClockOffsets(nvmlDevice_t device, nvmlClockOffset
 
 DOOR nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
 {
-    (void)device;
-    (void)id;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetComputeInstanceId((uintptr_t)device.handle, (void *)id);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
@@ -443,9 +429,7 @@ DOOR nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, nvmlMemory
 
 DOOR nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t migDevice, nvmlDevice_t *device)
 {
-    (void)migDevice;
-    (void)device;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetDeviceHandleFromMigDeviceHandle((uintptr_t)migDevice.handle, (void *)device);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *isActive)
@@ -622,17 +606,12 @@ DOOR nvmlReturn_t nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabr
 
 DOOR nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gpuInstance)
 {
-    (void)device;
-    (void)id;
-    (void)gpuInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetGpuInstanceById((uintptr_t)device.handle, id, (void *)gpuInstance);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
 {
-    (void)device;
-    (void)id;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetGpuInstanceId((uintptr_t)device.handle, (void *)id);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profileId, nvmlGpuInstancePlacement_t *placements, unsigned int *count)
@@ -1933,10 +1912,7 @@ DOOR nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device, unsigned 
 
 DOOR nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activationStatus)
 {
-    (void)device;
-    (void)mode;
-    (void)activationStatus;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceSetMigMode((uintptr_t)device.handle, mode, (void *)activationStatus);
 }
 
 DOOR nvmlReturn_t nvmlDeviceSetNvLinkDeviceLowPowerThreshold(nvmlDevice_t device, nvmlNvLinkPowerThres_t *info)
@@ -2265,25 +2241,17 @@ DOOR nvmlReturn_t nvmlGpmSetStreamingEnabled(nvmlDevice_t device, unsigned int s
 
 DOOR nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstance_t *computeInstance)
 {
-    (void)gpuInstance;
-    (void)profileId;
-    (void)computeInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceCreateComputeInstance((uintptr_t)gpuInstance.handle, profileId, (void *)computeInstance);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t gpuInstance, unsigned int profileId, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *computeInstance)
 {
-    (void)gpuInstance;
-    (void)profileId;
-    (void)placement;
-    (void)computeInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceCreateComputeInstanceWithPlacement((uintptr_t)gpuInstance.handle, profileId, (void *)placement, (void *)computeInstance);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t gpuInstance)
 {
-    (void)gpuInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceDestroy((uintptr_t)gpuInstance.handle);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetActiveVgpus(nvmlGpuInstance_t gpuInstance, nvmlActiveVgpuInstanceInfo_t *pVgpuInstanceInfo)
@@ -2295,54 +2263,32 @@ DOOR nvmlReturn_t nvmlGpuInstanceGetActiveVgpus(nvmlGpuInstance_t gpuInstance, n
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gpuInstance, unsigned int id, nvmlComputeInstance_t *computeInstance)
 {
-    (void)gpuInstance;
-    (void)id;
-    (void)computeInstance;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstanceById((uintptr_t)gpuInstance.handle, id, (void *)computeInstance);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstancePlacement_t *placements, unsigned int *count)
 {
-    (void)gpuInstance;
-    (void)profileId;
-    (void)placements;
-    (void)count;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstancePossiblePlacements((uintptr_t)gpuInstance.handle, profileId, (void *)placements, (void *)count);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gpuInstance, unsigned int profile, unsigned int engProfile, nvmlComputeInstanceProfileInfo_t *info)
 {
-    (void)gpuInstance;
-    (void)profile;
-    (void)engProfile;
-    (void)info;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstanceProfileInfo((uintptr_t)gpuInstance.handle, profile, engProfile, (void *)info);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gpuInstance, unsigned int profile, unsigned int engProfile, nvmlComputeInstanceProfileInfo_v2_t *info)
 {
-    (void)gpuInstance;
-    (void)profile;
-    (void)engProfile;
-    (void)info;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstanceProfileInfoV((uintptr_t)gpuInstance.handle, profile, engProfile, (void *)info);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t gpuInstance, unsigned int profileId, unsigned int *count)
 {
-    (void)gpuInstance;
-    (void)profileId;
-    (void)count;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstanceRemainingCapacity((uintptr_t)gpuInstance.handle, profileId, (void *)count);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gpuInstance, unsigned int profileId, nvmlComputeInstance_t *computeInstances, unsigned int *count)
 {
-    (void)gpuInstance;
-    (void)profileId;
-    (void)computeInstances;
-    (void)count;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetComputeInstances((uintptr_t)gpuInstance.handle, profileId, (void *)computeInstances, (void *)count);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetCreatableVgpus(nvmlGpuInstance_t gpuInstance, nvmlVgpuTypeIdInfo_t *pVgpus)
@@ -2354,9 +2300,7 @@ DOOR nvmlReturn_t nvmlGpuInstanceGetCreatableVgpus(nvmlGpuInstance_t gpuInstance
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t gpuInstance, nvmlGpuInstanceInfo_t *info)
 {
-    (void)gpuInstance;
-    (void)info;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simGpuInstanceGetInfo((uintptr_t)gpuInstance.handle, (void *)info);
 }
 
 DOOR nvmlReturn_t nvmlGpuInstanceGetVgpuHeterogeneousMode(nvmlGpuInstance_t gpuInstance, nvmlVgpuHeterogeneousMode_t *pHeterogeneousMode)

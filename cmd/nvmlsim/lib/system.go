@@ -114,7 +114,25 @@ func byText(key *C.char, out *unsafe.Pointer, find func(*nvmlsim.Machine, string
 
 //export simDeviceGetHandleByUUID
 func simDeviceGetHandleByUUID(uuid *C.char, out *unsafe.Pointer) C.int {
-	return byText(uuid, out, (*nvmlsim.Machine).ByUUID)
+	return byUUID(uuid, out)
+}
+
+// byUUID finds GPUs and MIG devices.
+func byUUID(uuid *C.char, out *unsafe.Pointer) C.int {
+	m, err := machine()
+	if err != nil {
+		return code(err)
+	}
+	if uuid == nil || out == nil {
+		return code(nvmlsim.InvalidArgument)
+	}
+	s := C.GoString(uuid)
+	if nvmlsim.IsMIG(s) {
+		c, err := m.MIGDeviceByUUID(s)
+		return give(out, device{c}, err)
+	}
+	g, err := m.ByUUID(s)
+	return handle(out, g, err)
 }
 
 //export simDeviceGetHandleByUUIDV
@@ -128,7 +146,7 @@ func simDeviceGetHandleByUUIDV(uuid *C.nvmlUUID_v1_t, out *unsafe.Pointer) C.int
 	if uuid._type != C.NVML_UUID_TYPE_ASCII {
 		return code(nvmlsim.NotSupported)
 	}
-	return byText((*C.char)(unsafe.Pointer(&uuid.value)), out, (*nvmlsim.Machine).ByUUID)
+	return byUUID((*C.char)(unsafe.Pointer(&uuid.value)), out)
 }
 
 //export simDeviceGetHandleBySerial

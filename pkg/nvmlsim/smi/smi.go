@@ -75,7 +75,7 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 	}
 	switch {
 	case o.list:
-		return exitOK, list(m, gpus, out)
+		return exitOK, list(gpus, out)
 	case o.query && o.xml:
 		return exitOK, queryXML(m, gpus, out)
 	case o.query:
@@ -116,11 +116,23 @@ func busID(g *nvmlsim.GPU) string {
 	return p.BusID()
 }
 
-func list(_ *nvmlsim.Machine, gpus []*nvmlsim.GPU, out io.Writer) error {
+func list(gpus []*nvmlsim.GPU, out io.Writer) error {
+	var b strings.Builder
 	for _, g := range gpus {
-		if _, err := fmt.Fprintf(out, "GPU %d: %s (UUID: %s)\n", index(g), g.Model().ProductName, g.Identity().UUID); err != nil {
-			return err
+		fmt.Fprintf(&b, "GPU %d: %s (UUID: %s)\n", index(g), g.Model().ProductName, g.Identity().UUID)
+		devices, err := g.MIGDevices()
+		if err != nil {
+			continue // no MIG, or not on
+		}
+		for i, d := range devices {
+			name, err := d.ProfileName()
+			if err != nil {
+				continue // gone meanwhile
+			}
+			uuid, _ := d.UUID()
+			fmt.Fprintf(&b, "  MIG %-11s Device %2d: (UUID: %s)\n", name, i, uuid)
 		}
 	}
-	return nil
+	_, err := io.WriteString(out, b.String())
+	return err
 }

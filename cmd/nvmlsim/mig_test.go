@@ -1,0 +1,138 @@
+package main_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	nvdevice "github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestLibraryMIGLife goes through the life of a MIG device as a driver does,
+// by the real client library.
+func TestLibraryMIGLife(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "2xh100-80gb")
+	l := open(t, root)
+	d := device(t, l, 1)
+	activation, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	if r != nvml.SUCCESS || activation != nvml.SUCCESS {
+		t.Fatal(activation, r)
+	}
+	profile, r := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_2_SLICE)
+	ok(t, r)
+	gi, r := d.CreateGpuInstanceWithPlacement(&profile, &nvml.GpuInstancePlacement{Start: 2, Size: 2})
+	ok(t, r)
+	info, r := gi.GetInfo()
+	ok(t, r)
+	if info.Device != d || info.Id != 4 || info.ProfileId != profile.Id || info.Placement != (nvml.GpuInstancePlacement{Start: 2, Size: 2}) {
+		t.Errorf("GPU instance %+v", info)
+	}
+	part, r := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	ok(t, r)
+	ci, r := gi.CreateComputeInstance(&part)
+	ok(t, r)
+	if err := gi.Destroy(); err != nvml.ERROR_IN_USE {
+		t.Errorf("destroy in use: %v", err)
+	}
+
+	m, r := d.GetMigDeviceHandleByIndex(0)
+	ok(t, r)
+	uuid, r := m.GetUUID()
+	ok(t, r)
+	checkMIGDevice(t, l, m, d, uuid)
+	if _, r := d.GetMigDeviceHandleByIndex(1); r != nvml.ERROR_NOT_FOUND {
+		t.Errorf("a second MIG device: %v", r)
+	}
+	wantList := fmt.Sprintf("  MIG 2g.20gb     Device  0: (UUID: %s)\n", uuid)
+	if out := smi(t, root, "-L"); !strings.HasSuffix(out, wantList) {
+		t.Errorf("nvidia-smi -L in another process:\n%s", out)
+	}
+
+	ok(t, ci.Destroy())
+	if _, r := m.GetUUID(); r != nvml.ERROR_NOT_FOUND && r != nvml.ERROR_INVALID_ARGUMENT {
+		t.Errorf("UUID of a MIG device that is gone: %v", r)
+	}
+	// A GPU instance without compute instance, as a crash leaves it.
+	if left, r := d.GetGpuInstances(&profile); r != nvml.SUCCESS || len(left) != 1 || left[0] != gi {
+		t.Errorf("GPU instances %v, %v", left, r)
+	}
+	ok(t, gi.Destroy())
+	if r := gi.Destroy(); r != nvml.ERROR_NOT_FOUND && r != nvml.ERROR_INVALID_ARGUMENT {
+		t.Errorf("destroyed twice: %v", r)
+	}
+}
+
+func checkMIGDevice(t *testing.T, l nvml.Interface, m, parent nvml.Device, uuid string) {
+	t.Helper()
+	if is, r := m.IsMigDeviceHandle(); r != nvml.SUCCESS || !is {
+		t.Errorf("is a MIG device: %v, %v", is, r)
+	}
+	if p, r := m.GetDeviceHandleFromMigDeviceHandle(); r != nvml.SUCCESS || p != parent {
+		t.Errorf("parent %v, %v", p, r)
+	}
+	if same, r := l.DeviceGetHandleByUUID(uuid); r != nvml.SUCCESS || same != m {
+		t.Errorf("by UUID: %v, %v", same, r)
+	}
+	gi, r := m.GetGpuInstanceId()
+	ok(t, r)
+	ci, r := m.GetComputeInstanceId()
+	ok(t, r)
+	attributes, r := m.GetAttributes()
+	ok(t, r)
+	want := nvml.DeviceAttributes{MultiprocessorCount: 32, SharedCopyEngineCount: 2, SharedDecoderCount: 2, SharedJpegCount: 2, GpuInstanceSliceCount: 2, ComputeInstanceSliceCount: 2, MemorySizeMB: 20096}
+	if diff := cmp.Diff(want, attributes); diff != "" || gi != 4 || ci != 0 {
+		t.Errorf("GPU instance %d, compute instance %d, attributes (-want +got):\n%s", gi, ci, diff)
+	}
+	mig, err := nvdevice.New(l).NewMigDevice(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile, err := mig.GetProfile()
+	if err != nil || profile.String() != "2g.20gb" {
+		t.Errorf("go-nvlib calls it %v, %v", profile, err)
+	}
+}
+
+// TestProfileNamesByGoNVLib: NVIDIA's library must give every profile of every
+// product the name that the tables have.
+func TestProfileNamesByGoNVLib(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "a30,a100-40gb,a100-80gb,h100-80gb,h100-nvl,h200,b200,gb200,rtx-pro-6000")
+	l := open(t, root)
+	devices, err := nvdevice.New(l).GetDevices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		profiles, err := d.GetMigProfiles()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range profiles {
+			if i := p.GetInfo(); i.C == i.G {
+				got = append(got, p.String())
+			}
+		}
+		var want []string
+		for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+			if p, r := d.GetGpuInstanceProfileInfoV(enum).V2(); r == nvml.SUCCESS {
+				want = append(want, strings.TrimRight(string(asBytes(p.Name[:])), "\x00"))
+			}
+		}
+		for _, name := range want {
+			if !slices.Contains(got, name) {
+				name2, _ := d.GetName()
+				t.Errorf("%s: %s is not among %v", name2, name, got)
+			}
+		}
+	}
+}
