@@ -111,7 +111,9 @@ func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) error {
 	number := max(inv.Spec.PublishRequest, inv.Status.PublishResponse) + 1
 	raised := inv.DeepCopy()
 	raised.Spec.PublishRequest = number
-	if err := n.client.Patch(ctx, raised, client.MergeFrom(inv)); err != nil {
+	if err := n.client.Patch(ctx, raised, client.MergeFrom(inv)); apierrors.IsNotFound(err) {
+		return nil // gone since; its deletion is on its way here
+	} else if err != nil {
 		return fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)

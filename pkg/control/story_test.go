@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -20,7 +21,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -37,12 +41,15 @@ const patience = 20 * time.Second
 
 var (
 	api        client.WithWatch
+	slices     resourceclient.ResourceSliceInterface
 	program    string
 	kubeconfig string
 )
 
 // TestMain runs the stories on a real API server and etcd, with the real
-// controller program as a process of its own.
+// controller program as a process of its own. KUBEBUILDER_ASSETS names a
+// directory with the two, RESOURCE_API the version of resource.k8s.io that the
+// server has, if it isn't to be v1.
 func TestMain(m *testing.M) {
 	code, err := run(m)
 	if err != nil {
@@ -74,6 +81,9 @@ func run(m *testing.M) (code int, err error) {
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
+	if version := os.Getenv("RESOURCE_API"); version != "" && version != "v1" {
+		env.ControlPlane.GetAPIServer().Configure().Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+	}
 	config, err := env.Start()
 	if err != nil {
 		return 0, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
@@ -89,6 +99,11 @@ func run(m *testing.M) (code int, err error) {
 	if api, err = client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme}); err != nil {
 		return 0, err
 	}
+	clientset, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return 0, err
+	}
+	slices = draclient.New(clientset).ResourceSlices()
 	return m.Run(), nil
 }
 
@@ -178,7 +193,7 @@ func TestOneSliceDeletedTakesThePoolAwayUntilThePluginAnswers(t *testing.T) {
 	asked := n.inventory(t).Spec.PublishRequest
 	kill()
 
-	if err := api.Delete(t.Context(), &pool[3]); err != nil {
+	if err := slices.Delete(t.Context(), pool[3].Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the rest is withdrawn and the plugin asked", func() bool {
@@ -271,16 +286,13 @@ func TestNodesAreIndependent(t *testing.T) {
 			Pool: resourceapi.ResourcePool{Name: "elsewhere", ResourceSliceCount: 1},
 		},
 	}
-	if err := api.Create(t.Context(), squatter); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = api.Delete(context.Background(), squatter) })
+	createSlice(t, squatter)
 	bad.report(t)
 	bad.startPlugin(t)
 	good.report(t)
 	good.startPlugin(t)
 	good.waitForPool(t, 2)
-	if err := api.Delete(t.Context(), squatter); err != nil {
+	if err := slices.Delete(t.Context(), squatter.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	bad.waitForPool(t, 2)
@@ -296,13 +308,10 @@ func TestForeignSlicesAreLeftAlone(t *testing.T) {
 			Pool: resourceapi.ResourcePool{Name: "theirs", ResourceSliceCount: 1},
 		},
 	}
-	if err := api.Create(t.Context(), foreign); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = api.Delete(context.Background(), foreign) })
+	createSlice(t, foreign)
 	startController(t)
 	somethingElseHappens(t)
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign); err != nil {
+	if _, err := slices.Get(t.Context(), foreign.Name, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -366,7 +375,7 @@ func newNode(t *testing.T, gpus int) *node {
 	t.Cleanup(func() {
 		_ = api.Delete(context.Background(), object)
 		_ = api.Delete(context.Background(), &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.name}})
-		_ = api.DeleteAllOf(context.Background(), &resourceapi.ResourceSlice{}, client.MatchingFields{"spec.nodeName": n.name})
+		_ = slices.DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
 	})
 	return n
 }
@@ -431,7 +440,8 @@ func (n *node) startPlugin(t *testing.T) (kill func()) {
 // wipe deletes the node's slices the way the kubelet does.
 func (n *node) wipe(t *testing.T) {
 	t.Helper()
-	err := api.DeleteAllOf(t.Context(), &resourceapi.ResourceSlice{}, client.MatchingFields{"spec.nodeName": n.name, "spec.driver": "gpu.nvidia.com"})
+	err := slices.DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com,spec.nodeName=" + n.name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,28 +449,28 @@ func (n *node) wipe(t *testing.T) {
 
 func (n *node) pool(t *testing.T) []resourceapi.ResourceSlice {
 	t.Helper()
-	var list resourceapi.ResourceSliceList
-	if err := api.List(t.Context(), &list, client.MatchingFields{"spec.nodeName": n.name}); err != nil {
+	list, err := slices.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return list.Items
 }
 
 // waitForPool waits for a complete pool of so many slices.
-func (n *node) waitForPool(t *testing.T, slices int) []resourceapi.ResourceSlice {
+func (n *node) waitForPool(t *testing.T, size int) []resourceapi.ResourceSlice {
 	t.Helper()
 	var pool []resourceapi.ResourceSlice
 	begun := time.Now()
-	eventually(t, fmt.Sprintf("%s has a pool of %d", n.name, slices), func() bool {
+	eventually(t, fmt.Sprintf("%s has a pool of %d", n.name, size), func() bool {
 		pool = n.pool(t)
 		for _, s := range pool {
-			if s.Spec.Pool.ResourceSliceCount != int64(slices) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
+			if s.Spec.Pool.ResourceSliceCount != int64(size) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
 				return false
 			}
 		}
-		return len(pool) == slices
+		return len(pool) == size
 	})
-	t.Logf("%s: a pool of %d after %s", n.name, slices, time.Since(begun).Round(time.Millisecond))
+	t.Logf("%s: a pool of %d after %s", n.name, size, time.Since(begun).Round(time.Millisecond))
 	return pool
 }
 
@@ -481,9 +491,17 @@ func somethingElseHappens(t *testing.T) {
 	n.waitForPool(t, 1)
 }
 
-func versions(slices []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInventory) map[string]string {
+func createSlice(t *testing.T, s *resourceapi.ResourceSlice) {
+	t.Helper()
+	if _, err := slices.Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slices.Delete(context.Background(), s.Name, metav1.DeleteOptions{}) })
+}
+
+func versions(pool []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInventory) map[string]string {
 	out := make(map[string]string)
-	for _, s := range slices {
+	for _, s := range pool {
 		out[string(s.UID)] = s.Name + " " + s.ResourceVersion
 	}
 	for _, i := range inventories {
@@ -508,6 +526,7 @@ func startController(t *testing.T) (stop func()) {
 			return
 		}
 		stopped = true
+		t.Logf("the controller holds %s", residentMemory(cmd.Process.Pid))
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Errorf("stop the controller: %v", err)
 		}
@@ -520,6 +539,13 @@ func startController(t *testing.T) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+func residentMemory(pid int) string {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(line)
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {
