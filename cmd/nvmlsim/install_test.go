@@ -131,6 +131,18 @@ func TestInstallLooksLikeADriver(t *testing.T) {
 			t.Errorf("%s: %q, want %q", path, got[path], want)
 		}
 	}
+	for path, want := range map[string]string{
+		"proc/driver/nvidia/capabilities/mig/config":               "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
+		"proc/driver/nvidia/capabilities/gpu1/mig/gi13/access":     "DeviceFileMinor: 255\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+		"proc/driver/nvidia/capabilities/gpu1/mig/gi13/ci0/access": "DeviceFileMinor: 256\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+	} {
+		if b, err := os.ReadFile(filepath.Join(root, path)); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v, want %q", path, b, err, want)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "proc/driver/nvidia-caps/mig-minors")); err != nil || !strings.HasPrefix(string(b), "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n") || !strings.Contains(string(b), "\ngpu1/gi13/ci0/access 256\n") {
+		t.Errorf("mig-minors: %v\n%s", err, b)
+	}
 	if out, err := exec.Command("ldconfig", "-n", "-N", "-v", filepath.Join(root, libraries)).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("libnvidia-ml.so.1 -> libnvidia-ml.so.580.159.04")) || !bytes.Contains(out, []byte("libcuda.so.1 -> libcuda.so.580.159.04")) {
 		t.Errorf("ldconfig: %v\n%s", err, out)
 	}

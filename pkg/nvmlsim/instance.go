@@ -114,6 +114,19 @@ func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) 
 // H100, A30 and RTX PRO 6000.
 func instanceID(slices, start, size uint32) uint32 { return slices/size - 1 + start/size }
 
+// InstanceIDs are all the ids that GPU instances of the product can have, in
+// rising order.
+func (m *MIGModel) InstanceIDs() []uint32 {
+	var ids []uint32
+	for _, p := range m.Profiles {
+		for _, start := range p.Starts {
+			ids = append(ids, instanceID(m.MemorySlices, start, p.Size))
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
 // place finds where an instance of p goes, given those that are there.
 func (g *GPU) place(p Profile, start *uint32, there []GPUInstance) (uint32, bool) {
 	if !g.room(p, there) {

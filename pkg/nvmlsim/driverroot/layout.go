@@ -190,6 +190,7 @@ func procEntries(d nvmlsim.Description) []entry {
 		entries = append(entries, text("proc/driver/nvidia/gpus/"+g.BusID+"/information",
 			"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nVideo BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n",
 			m.ProductName, g.UUID, g.BusID, g.Minor))
+		entries = append(entries, capabilityEntries(g, m)...)
 	}
 	return entries
 }
@@ -198,23 +199,43 @@ func procEntries(d nvmlsim.Description) []entry {
 const capability = "DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n"
 
 // migMinors is /proc/driver/nvidia-caps/mig-minors: the minor of each capability,
-// for all instances there could be. The numbering is the driver's: 15 GPU
-// instances of one access file and 8 compute instances each, from 3 on.
+// for all instances there could be.
 func migMinors(d nvmlsim.Description) string {
 	var b strings.Builder
 	b.WriteString("config 1\nmonitor 2\n")
-	minor := 3
 	for _, g := range d.GPUs {
-		for gi := range 15 {
-			fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", g.Minor, gi, minor)
-			minor++
-			for ci := range 8 {
-				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", g.Minor, gi, ci, minor)
-				minor++
+		for gi := range uint32(15) {
+			for ci := range uint32(8) {
+				giMinor, ciMinor := nvmlsim.CapabilityMinors(g.Minor, gi, ci)
+				if ci == 0 {
+					fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", g.Minor, gi, giMinor)
+				}
+				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", g.Minor, gi, ci, ciMinor)
 			}
 		}
 	}
 	return b.String()
+}
+
+// capabilityEntries are the capabilities of all instances that a GPU could
+// have. A real driver shows those of instances that exist; these are always
+// there, so that a driver root that is mounted read-only is as good.
+func capabilityEntries(g nvmlsim.Identity, m *nvmlsim.Model) []entry {
+	if m.MIG == nil {
+		return nil
+	}
+	var entries []entry
+	mig := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", g.Minor)
+	for _, gi := range m.MIG.InstanceIDs() {
+		for ci := range m.MIG.MaxDevices {
+			giMinor, ciMinor := nvmlsim.CapabilityMinors(g.Minor, gi, ci)
+			if ci == 0 {
+				entries = append(entries, text(fmt.Sprintf("%s/gi%d/access", mig, gi), capability, giMinor, 292))
+			}
+			entries = append(entries, text(fmt.Sprintf("%s/gi%d/ci%d/access", mig, gi, ci), capability, ciMinor, 292))
+		}
+	}
+	return entries
 }
 
 // sysEntries are the PCI functions as sysfs shows them, with what a driver looks
