@@ -7,6 +7,9 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 GO ?= go
+# go-nvml wraps all of nvml.h, what is deprecated in it too.
+CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+export CGO_CFLAGS
 # Kubernetes version of the local cluster, and its name when several run.
 KUBERNETES ?= 1.37
 CLUSTER ?= tessera
