@@ -32,7 +32,7 @@ GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
 		SilenceErrors: true,
 	}
 	m := &target{}
-	machine := []*cobra.Command{stateCommand(m), faultCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
+	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
 	for _, c := range machine {
 		c.Flags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
 	}
@@ -128,6 +128,29 @@ CALL is the function's name without nvml and version; '*' is every one.`,
 	c.Flags().IntVar(&f.Count, "count", 0, "how many calls meet it; 0 is all, until cleared")
 	c.Flags().BoolVar(&clear, "clear", false, "take all faults away, and load the driver")
 	return c
+}
+
+func latencyCommand(t *target) *cobra.Command {
+	return &cobra.Command{
+		Use:       "latency realistic|none --root DIR",
+		Short:     "Make MIG calls take as long as on hardware (assumed: create 200 ms, destroy 1 s)",
+		Long:      "Sets delays as faults, in place of all faults that are set; none takes them away.",
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"realistic", "none"},
+		RunE: func(_ *cobra.Command, args []string) error {
+			return t.do(func(m *nvmlsim.Machine) error {
+				if err := m.ClearFaults(); err != nil || args[0] == "none" {
+					return err
+				}
+				for _, f := range nvmlsim.RealisticLatency() {
+					if err := m.Fault(f); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
 }
 
 func loseCommand(t *target) *cobra.Command {

@@ -2,6 +2,8 @@ package main_test
 
 import (
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -133,6 +135,42 @@ func TestProfileNamesByGoNVLib(t *testing.T) {
 				name2, _ := d.GetName()
 				t.Errorf("%s: %s is not among %v", name2, name, got)
 			}
+		}
+	}
+}
+
+func TestSMIForMIG(t *testing.T) {
+	root := install(t, "1xh100-80gb,1xa100-40gb,1xl4")
+	for _, step := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"mig -lgi", 6, "No MIG-enabled devices found."},
+		{"-mig 1 -i 0", 0, "Enabled MIG Mode for GPU "},
+		{"-mig 1 -i 1", 0, "Warning: MIG mode is in pending enable state for GPU "},
+		{"-mig 1 -i 2", 3, "Not Supported"},
+		{"mig -lgi", 6, "No GPU instances found: Not Found"},
+		{"mig -cgi 3g.40gb:4,19:0 -C", 0, "Successfully created GPU instance ID  2 on GPU  0 using profile MIG 3g.40gb (ID  9)"},
+		{"mig -cgi 4g.40gb", 23, "Unable to create a GPU instance on GPU  0 using profile 5: Insufficient Resources"},
+		{"mig -lgi", 0, "|   0  MIG 3g.40gb            9        2          4:4     |\n"},
+		{"mig -lci", 0, "|   0       2       MIG 3g.40gb            2         0         0:3     |\n"},
+		{"mig -lgip -i 0", 0, "|   0  MIG 1g.10gb         19      3/7        9.75       No     16     1     0  |\n"},
+		{"mig -lgipp -i 1", 0, "Profile ID  9 Placements: {0,4}:4\n"},
+		{"-L -i 0", 0, "  MIG 3g.40gb     Device  0: (UUID: MIG-"},
+		{"-mig 0 -i 0", 19, "Unable to disable MIG Mode"},
+		{"mig -dgi -gi 2", 19, "In use by another client"},
+		{"mig -dci", 0, "Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID  7"},
+		{"mig -cci 1c.3g.40gb,0 -gi 2", 0, "Successfully created compute instance ID  1 on GPU  0 GPU instance ID  2 using profile MIG 1c.3g.40gb (ID  0)"},
+		{"mig -dci -gi 2", 0, "Successfully destroyed compute instance ID  1"},
+		{"mig -dgi", 0, "Successfully destroyed GPU instance ID  7 from GPU  0"},
+		{"mig -cgi frob", 2, `Unable to parse profile "frob"`},
+		{"-mig 0 -i 0", 0, "Disabled MIG Mode for GPU "},
+	} {
+		c := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), strings.Fields(step.args)...)
+		out, _ := c.Output()
+		if code := c.ProcessState.ExitCode(); code != step.code || !strings.Contains(string(out), step.want) {
+			t.Errorf("nvidia-smi %s: exit code %d (want %d), want %q in:\n%s", step.args, code, step.code, step.want, out)
 		}
 	}
 }

@@ -54,6 +54,22 @@ func (m *Machine) Fault(f Fault) error {
 	})
 }
 
+// RealisticLatency are delays as MIG's creation and destruction are thought to
+// have on hardware. An assumption: no distribution is published; a driver's
+// comments tell of about 1 s for destroying, and logs of 10 ms for nvmlInit.
+func RealisticLatency() []Fault {
+	delay := func(call string, ms int) Fault { return Fault{Call: call, GPU: AnyGPU, DelayMS: ms} }
+	return []Fault{
+		delay("Init", 10),
+		delay("DeviceCreateGpuInstance", 150),
+		delay("DeviceCreateGpuInstanceWithPlacement", 150),
+		delay("GpuInstanceCreateComputeInstance", 50),
+		delay("GpuInstanceCreateComputeInstanceWithPlacement", 50),
+		delay("ComputeInstanceDestroy", 50),
+		delay("GpuInstanceDestroy", 950),
+	}
+}
+
 // ClearFaults takes all faults away, also an unloaded driver. Lost GPUs stay lost.
 func (m *Machine) ClearFaults() error {
 	return m.update(func(s *State) error {

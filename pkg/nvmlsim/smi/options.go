@@ -12,6 +12,7 @@ const usage = `NVIDIA System Management Interface, stand-in of a simulated machi
     -h,   --help                Print usage information and exit.
     -L,   --list-gpus           Display a list of GPUs connected to the system.
     -i,   --id=                 Target a specific GPU: index, UUID, PCI bus id or serial.
+    -mig 0|1                    Disable or enable MIG mode.
     -q,   --query               Display GPU info.
     -x,   --xml-format          Produce XML output (with -q).
           --query-gpu=          Information about GPU, as a list of fields.
@@ -20,11 +21,12 @@ const usage = `NVIDIA System Management Interface, stand-in of a simulated machi
 `
 
 type options struct {
-	help, list, query, xml bool
-	ids                    []string
-	fields                 []string
-	noHeader, noUnits      bool
-	format                 bool
+	list, query, xml  bool
+	mig               string // "0" or "1"
+	ids               []string
+	fields            []string
+	noHeader, noUnits bool
+	format            bool
 }
 
 // parse understands "-i 0", "-i0" is none of nvidia-smi's, "--id=0" and "--id 0".
@@ -59,8 +61,6 @@ func parse(args []string) (options, error) {
 
 func (o *options) flag(name string) (bool, error) {
 	switch name {
-	case "-h", "--help", "--help-query-gpu":
-		o.help = true
 	case "-L", "--list-gpus":
 		o.list = true
 	case "-q", "--query":
@@ -74,12 +74,17 @@ func (o *options) flag(name string) (bool, error) {
 }
 
 func takesValue(name string) bool {
-	return name == "-i" || name == "--id" || name == "--query-gpu" || name == "--format"
+	return name == "-mig" || name == "-i" || name == "--id" || name == "--query-gpu" || name == "--format"
 }
 
 func (o *options) set(name, value string) error {
 	parts := strings.Split(value, ",")
 	switch name {
+	case "-mig":
+		if value != "0" && value != "1" {
+			return fmt.Errorf("\"%s\" is not a valid value for -mig", value)
+		}
+		o.mig = value
 	case "-i", "--id":
 		o.ids = parts
 	case "--query-gpu":

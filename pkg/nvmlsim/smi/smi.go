@@ -27,14 +27,14 @@ const (
 
 // Run is nvidia-smi: args without the program's name, the exit code as result.
 func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) int {
-	o, err := parse(args)
+	if slices.Contains(args, "-h") || slices.Contains(args, "--help") || slices.Contains(args, "--help-query-gpu") {
+		fmt.Fprint(out, usage+migUsage)
+		return exitOK
+	}
+	act, err := command(args)
 	if err != nil {
 		fmt.Fprintf(out, "%s\n\n", err)
 		return exitBadArgument
-	}
-	if o.help {
-		fmt.Fprint(out, usage)
-		return exitOK
 	}
 	m, err := open()
 	if err == nil {
@@ -44,11 +44,23 @@ func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) in
 		return noDriver(out, err)
 	}
 	defer m.Close()
-	code, err := run(o, m, out)
+	code, err := act(m, out)
 	if err != nil {
 		fmt.Fprintln(out, err)
 	}
 	return code
+}
+
+// action is what a command line asks for; its result is the exit code.
+type action func(*nvmlsim.Machine, io.Writer) (int, error)
+
+func command(args []string) (action, error) {
+	if len(args) > 0 && args[0] == "mig" {
+		o, err := parseMIG(args[1:])
+		return func(m *nvmlsim.Machine, out io.Writer) (int, error) { return runMIG(o, m, out) }, err
+	}
+	o, err := parse(args)
+	return func(m *nvmlsim.Machine, out io.Writer) (int, error) { return run(o, m, out) }, err
 }
 
 func noDriver(out io.Writer, err error) int {
@@ -74,6 +86,8 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 		}
 	}
 	switch {
+	case o.mig != "":
+		return setMIGMode(gpus, o.mig == "1", out)
 	case o.list:
 		return exitOK, list(gpus, out)
 	case o.query && o.xml:
