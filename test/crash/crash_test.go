@@ -23,9 +23,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -92,6 +94,7 @@ func startAPI(dir string) (stop func(), _ error) {
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
+	log.SetLogger(klog.Background())
 	config, err := env.Start()
 	if err != nil {
 		return nil, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
@@ -144,15 +147,15 @@ type plugin struct {
 // start starts a plugin that dies after the step, or never if it is empty.
 func (n *node) start(t *testing.T, step string) *plugin {
 	t.Helper()
-	log, err := os.CreateTemp(t.TempDir(), "log")
+	out, err := os.CreateTemp(t.TempDir(), "log")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plugin{log: log.Name(), done: make(chan struct{}), cmd: exec.Command(program, "--node-name", nodeName, "--kubeconfig", kubeconfig,
+	p := &plugin{log: out.Name(), done: make(chan struct{}), cmd: exec.Command(program, "--node-name", nodeName, "--kubeconfig", kubeconfig,
 		"--host-root", host.Host, "--driver-root", host.Root, "--kubelet-root", n.kubelet, "--data-dir", n.data,
 		"--cdi-dir", n.CDI, "--cdi-hook", "/bin/true", "--metrics-address", "")}
 	p.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Stdout, p.cmd.Stderr = out, out
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -163,10 +166,10 @@ func (n *node) start(t *testing.T, step string) *plugin {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			out, _ := os.ReadFile(log.Name())
-			t.Logf("the plugin that dies after %q:\n%s", step, out)
+			said, _ := os.ReadFile(p.log)
+			t.Logf("the plugin that dies after %q:\n%s", step, said)
 		}
-		log.Close()
+		out.Close()
 	})
 	return p
 }

@@ -164,7 +164,7 @@ func (w *wait) timeout(h journal.Record, unknown error) error {
 	if unknown != nil {
 		why = "of which nothing can be said now (" + unknown.Error() + ")"
 	}
-	return fmt.Errorf("%w: %s, %s, and the kubelet did not unprepare it within %s; this will be tried again. If it lasts, a container of that claim's pod is still running on this node: look for a pod that is stuck in Terminating",
+	return fmt.Errorf("%w: %s, %s, and the kubelet did not unprepare it within %s; this will be tried again. If it lasts, a container of that claim's pod is still running on this node: look for a pod that is stuck in Terminating; if the kubelet has lost its state there is none, and a reboot of the node helps",
 		ErrHeld, describeHolder(h), why, time.Since(w.start).Round(time.Second))
 }
 
