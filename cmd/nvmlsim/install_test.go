@@ -316,11 +316,9 @@ func TestContainerSeesTheGPUsItWasGiven(t *testing.T) {
 	}
 }
 
-// The firmware that container runtimes mount is the hardware: what happens to a
-// GPU shows in the containers that have it.
-func TestContainerSeesWhatHappens(t *testing.T) {
-	root := install(t, "2xh100-80gb")
-	dir := container(t, root, "nvidiactl", "nvidia1")
+// mountFirmware does what container runtimes do with a driver's firmware.
+func mountFirmware(t *testing.T, root, dir string) {
+	t.Helper()
 	const firmware = "lib/firmware/nvidia/580.159.04/gsp_nvmlsim.bin"
 	if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, firmware)), 0o755); err != nil {
 		t.Fatal(err)
@@ -336,6 +334,49 @@ func TestContainerSeesWhatHappens(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestContainerSeesItsMIGDevices: those whose two capability nodes are there.
+func TestContainerSeesItsMIGDevices(t *testing.T) {
+	root := install(t, "1xh100-80gb")
+	smi(t, root, "-mig", "1")
+	smi(t, root, "mig", "-cgi", "1g.10gb:0,1g.10gb:1,1g.10gb:2", "-C")
+	all := strings.Split(strings.TrimSpace(smi(t, root, "-L")), "\n")
+	dir := container(t, root, "nvidiactl", "nvidia0")
+	mountFirmware(t, root, dir)
+	caps := filepath.Join(dir, "dev/nvidia-caps")
+	if err := os.MkdirAll(caps, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, capability := range []string{"gi8/access", "gi8/ci0/access"} {
+		b, err := os.ReadFile(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu0/mig", capability))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var minor int
+		if _, err := fmt.Sscanf(string(b), "DeviceFileMinor: %d", &minor); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mknod(fmt.Sprintf("%s/nvidia-cap%d", caps, minor), syscall.S_IFCHR|0o666, 509<<8|minor); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("/usr/bin/nvidia-smi", "-L")
+	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: dir}, "/"
+	out, err := cmd.Output()
+	// GPU instance 8 is the one at slice 1, the second of three.
+	want := all[0] + "\n" + strings.Replace(all[2], "Device  1", "Device  0", 1) + "\n"
+	if diff := cmp.Diff(want, string(out)); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// The firmware that container runtimes mount is the hardware: what happens to a
+// GPU shows in the containers that have it.
+func TestContainerSeesWhatHappens(t *testing.T) {
+	root := install(t, "2xh100-80gb")
+	dir := container(t, root, "nvidiactl", "nvidia1")
+	mountFirmware(t, root, dir)
 	list := func(want int) {
 		t.Helper()
 		cmd := exec.Command("/usr/bin/nvidia-smi", "-L")
