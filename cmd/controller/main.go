@@ -15,7 +15,7 @@ import (
 )
 
 // version is set by the linker.
-var version = "unknown" //nolint:gochecknoglobals // the linker can set nothing else
+var version = "unknown"
 
 func main() {
 	if err := command().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {

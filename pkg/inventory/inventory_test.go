@@ -119,8 +119,8 @@ func randomNode(r *rand.Rand) gpu.Node {
 func fill(r *rand.Rand, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(r, v.Field(i))
+		for _, field := range v.Fields() {
+			fill(r, field)
 		}
 	case reflect.Pointer:
 		if r.IntN(3) > 0 {

@@ -18,17 +18,19 @@ const (
 
 func defaultMemoryStep() resource.Quantity { return resource.MustParse("1Gi") }
 
-func within(n, least, most int32, path *field.Path) field.ErrorList {
-	if n < least || n > most {
-		return field.ErrorList{field.Invalid(path, n, fmt.Sprintf("must be %d to %d", least, most))}
+// several checks a number of parts: one part is no cut.
+func several(n, most int32, path *field.Path) field.ErrorList {
+	if n < 2 || n > most {
+		return field.ErrorList{field.Invalid(path, n, fmt.Sprintf("must be 2 to %d", most))}
 	}
 	return nil
 }
 
 func profiles(names []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	pattern := regexp.MustCompile(profilePattern)
 	for i, name := range names {
-		if ok, err := regexp.MatchString(profilePattern, name); !ok || err != nil {
+		if !pattern.MatchString(name) {
 			errs = append(errs, field.Invalid(path.Index(i), name, "must be a MIG profile such as 1g.10gb or 1g.10gb+me"))
 		}
 	}

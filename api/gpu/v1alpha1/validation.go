@@ -76,7 +76,7 @@ func (p *PartitionedPlan) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("keepWarm"), p.KeepWarm.Duration.String(), "must not be negative"))
 	}
 	if p.MPS != nil {
-		errs = append(errs, within(p.MPS.Shares, 2, maxMPSClients, path.Child("mps", "shares"))...)
+		errs = append(errs, several(p.MPS.Shares, maxMPSClients, path.Child("mps", "shares"))...)
 	}
 	return errs
 }
@@ -86,7 +86,7 @@ func (p *MPSPlan) validate(path *field.Path) field.ErrorList {
 	case (p.Shares == nil) == (p.Consumable == nil):
 		return field.ErrorList{field.Required(path, "set exactly one of shares, consumable")}
 	case p.Shares != nil:
-		return within(*p.Shares, 2, maxMPSClients, path.Child("shares"))
+		return several(*p.Shares, maxMPSClients, path.Child("shares"))
 	}
 	var errs field.ErrorList
 	path = path.Child("consumable")
@@ -94,13 +94,13 @@ func (p *MPSPlan) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("memoryStep"), s.String(), "must be positive"))
 	}
 	if c := p.Consumable.MaxClients; c != nil {
-		errs = append(errs, within(*c, 2, maxMPSClients, path.Child("maxClients"))...)
+		errs = append(errs, several(*c, maxMPSClients, path.Child("maxClients"))...)
 	}
 	return errs
 }
 
 func (p *TimeSlicedPlan) validate(path *field.Path) field.ErrorList {
-	errs := within(p.Replicas, 2, maxReplicas, path.Child("replicas"))
+	errs := several(p.Replicas, maxReplicas, path.Child("replicas"))
 	switch p.Interval {
 	case "", DefaultTimeSlice, ShortTimeSlice, MediumTimeSlice, LongTimeSlice:
 		return errs

@@ -28,7 +28,7 @@ func TestValidate(t *testing.T) {
 		"negative warmth": {spec: SharingPolicySpec{Plan: Plan{Partitioned: &PartitionedPlan{KeepWarm: &metav1.Duration{Duration: -1}}}}, want: []string{"spec.plan.partitioned.keepWarm: FieldValueInvalid"}},
 		"one share":       {spec: SharingPolicySpec{Plan: Plan{Partitioned: &PartitionedPlan{MPS: &PartitionMPS{Shares: 1}}}}, want: []string{"spec.plan.partitioned.mps.shares: FieldValueInvalid"}},
 		"empty mps":       {spec: SharingPolicySpec{Plan: Plan{MPS: &MPSPlan{}}}, want: []string{"spec.plan.mps: FieldValueRequired"}},
-		"bad consumable":  {spec: SharingPolicySpec{Plan: Plan{MPS: &MPSPlan{Consumable: &ConsumableMPS{MemoryStep: ptr.To(resource.MustParse("0")), MaxClients: ptr.To[int32](99)}}}}, want: []string{"spec.plan.mps.consumable.memoryStep: FieldValueInvalid", "spec.plan.mps.consumable.maxClients: FieldValueInvalid"}},
+		"bad consumable":  {spec: SharingPolicySpec{Plan: Plan{MPS: &MPSPlan{Consumable: &ConsumableMPS{MemoryStep: new(resource.MustParse("0")), MaxClients: ptr.To[int32](99)}}}}, want: []string{"spec.plan.mps.consumable.memoryStep: FieldValueInvalid", "spec.plan.mps.consumable.maxClients: FieldValueInvalid"}},
 		"bad time slices": {spec: SharingPolicySpec{Plan: Plan{TimeSliced: &TimeSlicedPlan{Replicas: 100, Interval: "Ages"}}}, want: []string{"spec.plan.timeSliced.replicas: FieldValueInvalid", "spec.plan.timeSliced.interval: FieldValueNotSupported"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestSetDefaults(t *testing.T) {
 	spec := SharingPolicySpec{Plan: Plan{MPS: &MPSPlan{Consumable: &ConsumableMPS{}}, TimeSliced: &TimeSlicedPlan{}}}
 	spec.SetDefaults()
 	want := SharingPolicySpec{Plan: Plan{
-		MPS:        &MPSPlan{Consumable: &ConsumableMPS{MemoryStep: ptr.To(resource.MustParse("1Gi")), MaxClients: ptr.To[int32](16)}},
+		MPS:        &MPSPlan{Consumable: &ConsumableMPS{MemoryStep: new(resource.MustParse("1Gi")), MaxClients: ptr.To[int32](16)}},
 		TimeSliced: &TimeSlicedPlan{Interval: DefaultTimeSlice},
 	}}
 	if diff := cmp.Diff(want, spec); diff != "" {

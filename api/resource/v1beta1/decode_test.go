@@ -26,7 +26,7 @@ func TestDecode(t *testing.T) {
 			in: `{kind: GpuConfig, sharing: {strategy: TimeSlicing}}`,
 			want: &GpuConfig{TypeMeta: meta(GpuConfigKind), Sharing: &GpuSharing{
 				Strategy:          TimeSlicingStrategy,
-				TimeSlicingConfig: &TimeSlicingConfig{Interval: ptr.To(DefaultTimeSlice)},
+				TimeSlicingConfig: &TimeSlicingConfig{Interval: new(DefaultTimeSlice)},
 			}},
 		},
 		"time-slicing as NVIDIA's examples write it": {

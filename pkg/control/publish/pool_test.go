@@ -103,8 +103,10 @@ func TestEqual(t *testing.T) {
 		"one less":          {stored(want, 4)[1:], false},
 		"one more":          {stored(Pool(owner("n"), gpus(4)), 4), false},
 		"mixed generations": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation = 3 }), false},
-		"another attribute": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes["index"] = resourceapi.DeviceAttribute{} }), false},
-		"another owner":     {changed(func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil }), false},
+		"another attribute": {changed(func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices[0].Attributes["index"] = resourceapi.DeviceAttribute{}
+		}), false},
+		"another owner": {changed(func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil }), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Equal(tc.current, want); got != tc.want {

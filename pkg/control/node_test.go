@@ -1,0 +1,266 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+// shelf holds one node's slices in memory.
+type shelf struct {
+	slices []*resourceapi.ResourceSlice
+	writes int
+	broken error // what Write returns, after half of its work
+}
+
+func (s *shelf) Cached(string) ([]*resourceapi.ResourceSlice, error) { return s.slices, nil }
+
+func (s *shelf) Live(context.Context, string) ([]*resourceapi.ResourceSlice, error) {
+	return slices.Clone(s.slices), nil
+}
+
+func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+	s.writes++
+	if s.broken != nil {
+		want = want[:len(want)/2]
+	}
+	s.slices = nil
+	for i := range want {
+		want[i].Spec.Pool.Generation = int64(s.writes)
+		s.slices = append(s.slices, &want[i])
+	}
+	return s.broken
+}
+
+func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
+	s.writes++
+	s.slices = slices.DeleteFunc(s.slices, func(have *resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(current, func(d *resourceapi.ResourceSlice) bool { return d.Name == have.Name })
+	})
+	return nil
+}
+
+// scene is a controller, one node of two GPUs, and its plugin.
+type scene struct {
+	t     *testing.T
+	api   client.Client
+	shelf *shelf
+	nodes *nodes
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	s := &scene{t: t, shelf: &shelf{}}
+	s.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.GPUInventory{}).Build()
+	s.restart()
+	s.report(func(*v1alpha1.GPUInventory) {})
+	return s
+}
+
+// restart makes the controller forget.
+func (s *scene) restart() { s.nodes = newNodes(s.api, s.api, s.shelf) }
+
+// report makes the node's inventory anew, as changed.
+func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
+	s.t.Helper()
+	old := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+	_ = s.api.Delete(s.t.Context(), old)
+	inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{
+		Name: "n", UID: "first", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "1"}},
+	}}
+	inv.Status = v1alpha1.GPUInventoryStatus{RegisteredAt: ptr.To(metav1.NowMicro()), GPUs: []v1alpha1.GPU{
+		{UUID: "GPU-11111111-0000-0000-0000-000000000000", Index: 0}, {UUID: "GPU-22222222-0000-0000-0000-000000000000", Index: 1},
+	}}
+	change(inv)
+	status := inv.Status
+	if err := s.api.Create(s.t.Context(), inv); err != nil {
+		s.t.Fatal(err)
+	}
+	inv.Status = status
+	if err := s.api.Status().Update(s.t.Context(), inv); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *scene) inventory() *v1alpha1.GPUInventory {
+	s.t.Helper()
+	inv := &v1alpha1.GPUInventory{}
+	if err := s.api.Get(s.t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
+		s.t.Fatal(err)
+	}
+	return inv
+}
+
+// pluginAnswers is what a living plugin does when it is asked.
+func (s *scene) pluginAnswers() {
+	s.t.Helper()
+	inv := s.inventory()
+	inv.Status.PublishResponse = inv.Spec.PublishRequest
+	if err := s.api.Status().Update(s.t.Context(), inv); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *scene) reconcile() error {
+	r := reconcile.Request{}
+	r.Name = "n"
+	_, err := s.nodes.Reconcile(s.t.Context(), r)
+	return err
+}
+
+func (s *scene) mustReconcile() {
+	s.t.Helper()
+	if err := s.reconcile(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// published brings the scene to its normal state.
+func (s *scene) published() {
+	s.t.Helper()
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+func (s *scene) mustHave(n int) {
+	s.t.Helper()
+	if len(s.shelf.slices) != n {
+		s.t.Fatalf("%d slices are published, want %d", len(s.shelf.slices), n)
+	}
+}
+
+func (s *scene) mustHaveAsked(times int64) {
+	s.t.Helper()
+	if got := s.inventory().Spec.PublishRequest; got != times {
+		s.t.Fatalf("the plugin was asked %d times, want %d", got, times)
+	}
+}
+
+func TestNothingIsPublishedUnasked(t *testing.T) {
+	s := newScene(t)
+	for range 3 {
+		s.mustReconcile()
+	}
+	s.mustHave(0)
+	s.mustHaveAsked(1)
+}
+
+func TestNothingIsWrittenWhenNothingChanged(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	s.restart()
+	before, version := s.shelf.writes, s.inventory().ResourceVersion
+	for range 3 {
+		s.mustReconcile()
+	}
+	if s.shelf.writes != before || s.inventory().ResourceVersion != version {
+		t.Errorf("%d writes of slices, inventory at version %s, was %s", s.shelf.writes-before, s.inventory().ResourceVersion, version)
+	}
+}
+
+func TestAnOldAnswerIsNoAnswer(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	s.restart()
+	s.shelf.slices = nil // while no controller was there
+	s.mustReconcile()
+	s.mustHave(0)
+	s.mustHaveAsked(2)
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+func TestAnAnswerServesOneAttempt(t *testing.T) {
+	s := newScene(t)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.shelf.broken = errors.New("the server is full")
+	if err := s.reconcile(); !errors.Is(err, s.shelf.broken) {
+		t.Fatalf("got %v, want %v", err, s.shelf.broken)
+	}
+	s.shelf.broken = nil
+	s.mustReconcile()
+	s.mustHave(0)
+	s.mustHaveAsked(2)
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+func TestARequestDiesWithItsInventory(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	s.shelf.slices = nil
+	s.mustReconcile()
+	s.mustHaveAsked(2)
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.UID = "second" })
+	s.mustReconcile()
+	s.mustHaveAsked(1)
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+func TestPoolIsWithdrawn(t *testing.T) {
+	for name, change := range map[string]func(*v1alpha1.GPUInventory){
+		"not registered":       func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil },
+		"no GPUs":              func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = nil },
+		"another driver's now": func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = conflict() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			s.published()
+			s.report(change)
+			s.mustReconcile()
+			s.mustHave(0)
+			s.mustHaveAsked(0)
+		})
+	}
+}
+
+func conflict() []metav1.Condition {
+	return []metav1.Condition{{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue, Reason: "DevicePlugin"}}
+}
+
+// Its slices would have no owner, and outlive the node.
+func TestInventoryWithoutNodeIsRefused(t *testing.T) {
+	s := newScene(t)
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.OwnerReferences[0].Name = "another" })
+	err := s.reconcile()
+	if !errors.Is(err, reconcile.TerminalError(nil)) {
+		t.Errorf("got %v, want an error that isn't retried", err)
+	}
+	s.mustHave(0)
+	s.mustHaveAsked(0)
+}
+
+func TestNewFactsNeedNoAnswer(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = inv.Status.GPUs[:1] })
+	s.mustReconcile()
+	s.mustHave(1)
+	if !publish.Complete(s.shelf.slices) {
+		t.Error("the pool is not complete")
+	}
+	s.mustHaveAsked(0) // the inventory was made anew
+}
