@@ -95,13 +95,18 @@ const userAgent = "tessera-kubelet-plugin"
 
 // restConfig says how to reach the API server.
 func (c *Config) restConfig() (*rest.Config, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	if err != nil {
-		if c.Kubeconfig == "" {
-			return nil, fmt.Errorf("reach the API server: %w (outside of a pod, give --kubeconfig)", err)
+	var cfg *rest.Config
+	var err error
+	if c.Kubeconfig == "" {
+		if cfg, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: is required outside of a pod: %w", err)
 		}
+	} else if cfg, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	cfg.UserAgent = userAgent + "/" + c.Version
+	// One GET for each claim that a pod brings here; the default of five a
+	// second would make pods that start together wait for each other.
+	cfg.QPS = -1
 	return cfg, nil
 }

@@ -1,11 +1,12 @@
 package node
 
 import (
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,42 +61,68 @@ func lockDataDir(ctx context.Context, dir string) (*os.File, error) {
 // whole, and only by another.
 func installHook(from, dataDir string) (string, error) {
 	path := filepath.Join(dataDir, hookFile)
-	program, err := os.ReadFile(from)
-	if err != nil {
-		return "", fmt.Errorf("--cdi-hook: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("--data-dir: %w", err)
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(filepath.Dir(path), &st); err == nil && st.Flags&unix.ST_NOEXEC != 0 {
+	if err := unix.Statfs(dir, &st); err == nil && st.Flags&unix.ST_NOEXEC != 0 {
 		return "", fmt.Errorf("--data-dir: %s is mounted noexec, but container runtimes have to start %s there: choose another directory", dataDir, hookFile)
 	}
-	if sameContent(path, program) {
+	program, err := os.Open(from)
+	if err != nil {
+		return "", fmt.Errorf("--cdi-hook: %w", err)
+	}
+	defer program.Close()
+	want, err := digest(program)
+	if err != nil {
+		return "", fmt.Errorf("--cdi-hook: %w", err)
+	}
+	if have, err := digestOf(path); err == nil && have == want {
 		return path, nil
+	}
+	if err := replaceProgram(path, program); err != nil {
+		return "", fmt.Errorf("install %s: %w", path, err)
+	}
+	return path, nil
+}
+
+func replaceProgram(path string, program io.ReadSeeker) error {
+	if _, err := program.Seek(0, io.SeekStart); err != nil {
+		return err
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".hook-*")
 	if err != nil {
-		return "", fmt.Errorf("install %s: %w", path, err)
+		return err
 	}
-	_, err = io.Copy(tmp, bytes.NewReader(program))
+	_, err = io.Copy(tmp, program)
 	err = errors.Join(err, tmp.Chmod(0o755), tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		return "", errors.Join(fmt.Errorf("install %s: %w", path, err), os.Remove(tmp.Name()))
+		return errors.Join(err, os.Remove(tmp.Name()))
 	}
-	return path, nil
+	return nil
 }
 
-func sameContent(path string, want []byte) bool {
-	info, err := os.Stat(path)
-	if err != nil || info.Size() != int64(len(want)) || info.Mode().Perm() != 0o755 {
-		return false
+func digest(r io.Reader) (string, error) {
+	h := sha256.New()
+	_, err := io.Copy(h, r)
+	return string(h.Sum(nil)), err
+}
+
+// digestOf fails for a file that isn't an executable as it should be.
+func digestOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
 	}
-	have, err := os.ReadFile(path)
-	return err == nil && bytes.Equal(have, want)
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || info.Mode() != 0o755 {
+		return "", errors.Join(err, fs.ErrInvalid)
+	}
+	return digest(f)
 }
 
 // leave takes what the plugin has put into its data directory off the host;

@@ -182,7 +182,8 @@ func (p *plugin) leave(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}
-	// Not ours if it isn't empty, and a mount if it is the container's.
+	// They stay if others have put something there, or if they are mounts.
 	_ = os.Remove(p.cfg.DataDir)
+	_ = os.Remove(kubelet.DataDirectory(p.cfg.KubeletRoot, DriverName))
 	return nil
 }

@@ -200,6 +200,7 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 			return err
 		}
 		c.common = *common.ContainerEdits
+		dropGraphicsHook(&c.common)
 		for _, g := range d.GPUs {
 			c.devices[g.UUID] = describe(lib, d, g)
 		}

@@ -3,11 +3,14 @@ package cdi
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // options for nvcdi; called with the host's root directory.
@@ -41,6 +44,22 @@ func uselessHooks(d *Driver) []string {
 	}
 	return useless
 }
+
+// dropGraphicsHook takes out the hook that tells EGL and Vulkan which GPUs they
+// may see, where the driver comes without them, as on most servers.
+func dropGraphicsHook(edits *specs.ContainerEdits) {
+	for _, m := range edits.Mounts {
+		if strings.HasPrefix(filepath.Base(m.ContainerPath), "libEGL_nvidia.so") {
+			return
+		}
+	}
+	edits.Hooks = slices.DeleteFunc(edits.Hooks, func(h *specs.Hook) bool {
+		return slices.Contains(h.Args, applicationProfileHook)
+	})
+}
+
+// applicationProfileHook has no exported name.
+const applicationProfileHook = "update-application-profile"
 
 // hasMemoryLimits: nvmlDeviceSetMemoryLimits came with driver 615.
 func hasMemoryLimits(version string) bool {
