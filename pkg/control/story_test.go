@@ -563,6 +563,20 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// The lease is given back, so that nobody waits for it to run out.
+func TestAnotherControllerTakesOver(t *testing.T) {
+	stop := startController(t)
+	n := newNode(t, 2)
+	n.report(t)
+	n.startPlugin(t)
+	n.waitForPool(t, 2)
+	startController(t) // waits
+	stop()
+	begun := time.Now()
+	somethingElseHappens(t)
+	t.Logf("the next controller had published a node %s after the last one's end", time.Since(begun).Round(time.Millisecond))
+}
+
 func TestPolicyIsAnswered(t *testing.T) {
 	startController(t)
 	n := newNode(t, 2)
