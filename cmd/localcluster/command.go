@@ -155,7 +155,8 @@ func (s *settings) status() *cobra.Command {
 			for _, name := range names {
 				c, err := cluster.Open(name)
 				if err != nil {
-					return err
+					fmt.Fprintf(w, "%s\t-\t-\tbeing made, or left by a failed up\t\t\n", name)
+					continue
 				}
 				printStatus(w, c)
 			}

@@ -183,7 +183,7 @@ func (u *unit) build(ctx context.Context, root, dir string, log io.Writer) error
 
 func (u *unit) compile(ctx context.Context, root, output, pkg string, log io.Writer) error {
 	done := progress(log, fmt.Sprintf("building %s (%s)%s", filepath.Base(output), u.name, parenthesis(u.note)))
-	args := append([]string{"build", "-trimpath", "-o", output}, u.flags...)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", output}, u.flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir, cmd.Env = filepath.Join(root, u.dir), u.environment()
 	out, err := cmd.CombinedOutput()

@@ -178,11 +178,11 @@ func (c *Cluster) chooseSlot() error {
 	}
 	taken := map[int]bool{}
 	for _, name := range names {
-		other, err := Open(name)
-		if err != nil {
-			return err
+		// The slot of a cluster without a readable record shows in the host's
+		// addresses, if it runs at all.
+		if other, err := Open(name); err == nil {
+			taken[other.plan.slot] = true
 		}
-		taken[other.plan.slot] = true
 	}
 	addresses, err := hostAddresses()
 	if err != nil {
@@ -192,7 +192,8 @@ func (c *Cluster) chooseSlot() error {
 	return err
 }
 
-// List names the clusters on this host.
+// List names the clusters on this host, half-made ones included, which Open
+// may refuse and Down removes.
 func List() ([]string, error) {
 	entries, err := os.ReadDir(stateRoot)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -200,9 +201,7 @@ func List() ([]string, error) {
 	}
 	var names []string
 	for _, entry := range entries {
-		if _, err := os.Stat(filepath.Join(stateRoot, entry.Name(), recordFile)); err == nil {
-			names = append(names, entry.Name())
-		}
+		names = append(names, entry.Name())
 	}
 	return names, nil
 }
