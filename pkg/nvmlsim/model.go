@@ -85,10 +85,6 @@ type Profile struct {
 	Size uint32 `json:"size"`
 }
 
-// MediaExtensions says whether instances take from the engines that exist once
-// per GPU (+me, +me.all).
-func (p Profile) MediaExtensions() bool { return strings.Contains(p.Name, "+me") }
-
 // MemoryBytes is NVML's memory total.
 func (m *Model) MemoryBytes() uint64 { return m.MemoryMiB << 20 }
 

@@ -158,11 +158,12 @@ func (s *Store) Read() (*State, error) {
 		if c := s.cache.Load(); c != nil && c.generation == g {
 			return c.state, nil
 		}
-		st, err := readSlot(s.file, g)
-		// Two updates later the slot may have been overwritten under us.
-		if s.Generation() > g+1 {
+		body, err := readSlot(s.file, g)
+		// From the next generation on a writer may be at work on this slot.
+		if s.Generation() != g {
 			continue
 		}
+		st, err := decode(body, err)
 		if err != nil {
 			return nil, fmt.Errorf("read state file %s: %w", s.path, err)
 		}
@@ -173,7 +174,8 @@ func (s *Store) Read() (*State, error) {
 
 func slotOffset(generation uint64) int64 { return headerSize + int64(generation&1)*slotSize }
 
-func readSlot(f *os.File, generation uint64) (*State, error) {
+// readSlot returns what is in a slot, its checksum first.
+func readSlot(f *os.File, generation uint64) ([]byte, error) {
 	var h [slotHeader]byte
 	off := slotOffset(generation)
 	if _, err := f.ReadAt(h[:], off); err != nil {
@@ -183,11 +185,21 @@ func readSlot(f *os.File, generation uint64) (*State, error) {
 	if n > slotSize-slotHeader {
 		return nil, fmt.Errorf("length %d", n)
 	}
-	body := make([]byte, n)
-	if _, err := f.ReadAt(body, off+slotHeader); err != nil {
+	content := make([]byte, 4+n)
+	copy(content, h[8:12])
+	if _, err := f.ReadAt(content[4:], off+slotHeader); err != nil {
 		return nil, err
 	}
-	if crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(h[8:]) {
+	return content, nil
+}
+
+// decode takes what readSlot returned.
+func decode(content []byte, err error) (*State, error) {
+	if err != nil {
+		return nil, err
+	}
+	body := content[4:]
+	if crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(content) {
 		return nil, errors.New("checksum is wrong")
 	}
 	st := new(State)
@@ -239,7 +251,7 @@ func (s *Store) Update(change func(*State) error) error {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", s.path, err)
 	}
-	st, err := readSlot(f, s.Generation())
+	st, err := decode(readSlot(f, s.Generation()))
 	if err != nil {
 		return fmt.Errorf("read state file %s: %w", s.path, err)
 	}

@@ -203,17 +203,6 @@ func (m *Machine) StatePath() string {
 // GPUs that are visible here, by index.
 func (m *Machine) GPUs() []*GPU { return m.gpus }
 
-// GPUAt returns the GPU at a position in the machine, visible or not in this
-// order; nil beyond the end or where it isn't visible.
-func (m *Machine) GPUAt(pos int) *GPU {
-	for _, g := range m.gpus {
-		if g.pos == pos {
-			return g
-		}
-	}
-	return nil
-}
-
 // state is the current state, nil without one. A file that can't be read any
 // more counts as none: the GPUs then answer from the description.
 func (m *Machine) state() *State {

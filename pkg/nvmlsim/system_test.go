@@ -262,3 +262,29 @@ func TestEmbeddedMachine(t *testing.T) {
 		t.Errorf("a file without machine: %v", err)
 	}
 }
+
+func FuzzEmbedded(f *testing.F) {
+	spec, err := nvmlsim.ParseSpec([]byte("2xl4"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	d, err := nvmlsim.Describe(spec, "n")
+	if err != nil {
+		f.Fatal(err)
+	}
+	tail, err := nvmlsim.Embed("../..", d)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(append([]byte("program"), tail...))
+	f.Add(tail[:len(tail)-1])
+	f.Add([]byte("\xff\xff\xff\xff\xff\xff\xff\xffNVMLSIM-MACHINE\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		path := filepath.Join(t.TempDir(), "f")
+		check(t, os.WriteFile(path, content, 0o644))
+		_, _, _ = nvmlsim.Embedded(path) // must not crash
+		if b, err := nvmlsim.WithoutEmbedded(path); err == nil && len(b) > len(content) {
+			t.Errorf("%d of %d bytes", len(b), len(content))
+		}
+	})
+}

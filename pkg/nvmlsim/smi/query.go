@@ -38,7 +38,7 @@ func tree(m *nvmlsim.Machine, gpus []*nvmlsim.GPU) node {
 }
 
 func gpuTree(g *nvmlsim.GPU) node {
-	id, model := g.Identity(), g.Model()
+	model := g.Model()
 	current, pending, migErr := g.MIGMode()
 	return node{
 		title: "GPU " + busID(g), tag: "gpu", attribute: xml.Attr{Name: xml.Name{Local: "id"}, Value: busID(g)},
@@ -66,7 +66,7 @@ func gpuTree(g *nvmlsim.GPU) node {
 				leaf("Average Power Draw", "average_power_draw", show(watts((*nvmlsim.GPU).PowerUsage)(g))+" W"),
 				leaf("Current Power Limit", "current_power_limit", show(watts((*nvmlsim.GPU).PowerLimit)(g))+" W"),
 			}},
-			processTree(g, id),
+			processTree(g),
 		},
 	}
 }
@@ -92,7 +92,7 @@ func memoryTree(g *nvmlsim.GPU) node {
 	}}
 }
 
-func processTree(g *nvmlsim.GPU, _ nvmlsim.Identity) node {
+func processTree(g *nvmlsim.GPU) node {
 	n := node{title: "Processes", tag: "processes", value: "None"}
 	all, _ := g.Processes()
 	for _, p := range all {
