@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -20,7 +21,12 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
+// gcPercent trades a little work, of which there is little, for memory, which
+// each node spends.
+const gcPercent = 40
+
 func main() {
+	debug.SetGCPercent(gcPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := command().ExecuteContext(ctx)
 	stop()

@@ -115,10 +115,10 @@ func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.names == nil {
-		return nil, gpu.GPU{}, fmt.Errorf("device %s: %s", name, r.absence())
+		return nil, gpu.GPU{}, errors.New(r.absence())
 	}
 	if c := conflict(r.self); c != "" {
-		return nil, gpu.GPU{}, fmt.Errorf("device %s: %s", name, c)
+		return nil, gpu.GPU{}, errors.New(c)
 	}
 	device, err := r.names.Device(name)
 	if err != nil {
@@ -126,18 +126,18 @@ func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	}
 	for _, g := range r.node.GPUs {
 		if g.UUID == device.Parent() {
-			return device, g, dead(name, g)
+			return device, g, dead(g)
 		}
 	}
-	return nil, gpu.GPU{}, fmt.Errorf("device %s: this node has no GPU %s now", name, device.Parent())
+	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now", device.Parent())
 }
 
 // dead says that the GPU doesn't answer. What else may be wrong with a GPU is
 // judged by those who know more of it.
-func dead(name gpu.DeviceName, g gpu.GPU) error {
+func dead(g gpu.GPU) error {
 	for _, c := range g.Conditions {
 		if c.Type == gpu.Lost || c.Type == gpu.Unreadable {
-			return fmt.Errorf("device %s: GPU %s is %s: %s", name, g.UUID, c.Type, c.Message)
+			return fmt.Errorf("GPU %s is %s: %s", g.UUID, c.Type, c.Message)
 		}
 	}
 	return nil

@@ -237,6 +237,9 @@ func TestDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, _, err := r.Device("gpu-980fb007"); err == nil {
+		t.Error("handed out a GPU before the GPUs were read")
+	}
 	lost := h100
 	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
 	for name, tc := range map[string]struct {
@@ -244,18 +247,14 @@ func TestDevice(t *testing.T) {
 		device gpu.DeviceName
 		want   string // in the error; empty: none
 	}{
-		"before the first look": {tell: func() error { return nil }, device: "gpu-980fb007", want: "not been read yet"},
-		"there":                 {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
-		"another":               {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
-		"lost":                  {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
+		"there":   {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
+		"another": {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
+		"lost":    {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
 		"no driver": {
 			tell:   func() error { r.Missing(report.ReasonDriverNotFound, "no driver under /"); return nil },
 			device: "gpu-980fb007", want: "no driver under /",
 		},
 	} {
-		if name == "before the first look" {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			if err := tc.tell(); err != nil {
 				t.Fatal(err)
