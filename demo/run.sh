@@ -21,12 +21,20 @@ namespace=tessera
 KEEP=${KEEP:-0}
 KUBERNETES=${KUBERNETES:-1.37}
 IMAGE=${IMAGE:-localhost/tessera/debian:local}
-localcluster=$root/_output/demo/localcluster
+
+work=$root/_output/demo
+localcluster=$work/localcluster
+watcher=
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {
 	printf 'demo: %s\n' "$*" >&2
 	exit 1
+}
+
+stop_watcher() {
+	[ -z "$watcher" ] || { kill "$watcher" && wait "$watcher"; } 2>/dev/null || true
+	watcher=
 }
 
 build_localcluster() {
@@ -56,6 +64,7 @@ explain() {
 leave() {
 	local rc=$?
 	trap - EXIT
+	stop_watcher
 	if [ $rc -ne 0 ] && [ -n "${KUBECONFIG:-}" ]; then
 		explain
 	fi
@@ -110,18 +119,18 @@ install() {
 	# A second run on a cluster that was kept: begin anew.
 	if "$helm" status tessera --namespace "$namespace" >/dev/null 2>&1; then
 		"$helm" uninstall tessera --namespace "$namespace" --wait
+		until_devices 0
 	fi
-	everything >"$root/_output/demo/before"
+	everything >"$work/before"
 	"$helm" install tessera deployments/helm/tessera --namespace "$namespace" --create-namespace \
-		--values demo/values.yaml --wait --timeout 120s
-	kubectl wait --for=condition=Ready gpuinventories --all --timeout=60s
-	until_slices 13
+		--values demo/values.yaml --wait --timeout 120s --hide-notes
+	until_devices 13
 	kubectl get gpuinventories
 	kubectl get resourceslices
 }
 
-# until_slices waits until this many GPUs are published.
-until_slices() {
+# until_devices waits until this many GPUs are published.
+until_devices() {
 	local want=$1 have=0 end=$((SECONDS + 60))
 	while :; do
 		have=$(devices | grep -c . || true)
@@ -139,29 +148,34 @@ devices() {
 {{end}}{{end}}'
 }
 
-# grants prints "CLAIM REQUEST POOL/DEVICE" for every allocated device.
-grants() {
-	kubectl get resourceclaims -n "$1" -o go-template='
-{{- range .items}}{{$claim := .metadata.name}}{{with .status}}{{with .allocation}}{{range .devices.results -}}
+# watch_grants prints "CLAIM REQUEST POOL/DEVICE" for every device that is
+# allocated in a namespace while it runs. (Afterwards is too late: when a pod
+# has ended, Kubernetes removes the claim that was made for it.) CLAIM is the
+# claim's name, or, for one that was made for a pod, POD/NAME with the name that
+# it has in the pod's spec, or POD/nvidia.com where the spec names none.
+watch_grants() {
+	exec "$kubectl" get resourceclaims -n "$1" --watch -o go-template='
+{{- $claim := .metadata.name}}
+{{- with .metadata.ownerReferences}}{{$pod := (index . 0).name}}
+{{- with index $.metadata.annotations "resource.kubernetes.io/pod-claim-name"}}{{$claim = printf "%s/%s" $pod .}}
+{{- else}}{{$claim = printf "%s/nvidia.com" $pod}}{{end}}{{end}}
+{{- with .status}}{{with .allocation}}{{range .devices.results -}}
 {{$claim}} {{.request}} {{.pool}}/{{.device}}
-{{end}}{{end}}{{end}}{{end}}'
+{{end}}{{end}}{{end}}'
 }
 
 # wishes prints "POD CONTAINER CLAIM REQUEST" for every claim that a container
-# uses; REQUEST is * where the container uses the whole claim.
+# uses; CLAIM as above; REQUEST is * where the container uses the whole claim.
 wishes() {
 	kubectl get pods -n "$1" -o go-template='
 {{- range .items}}{{$pod := .}}{{range .spec.containers}}{{$container := .}}
 {{- range .resources.claims}}{{$wish := .}}
-{{- range $pod.spec.resourceClaims}}{{if and (eq .name $wish.name) .resourceClaimName -}}
-{{$pod.metadata.name}} {{$container.name}} {{.resourceClaimName}} {{or $wish.request "*"}}
-{{end}}{{end}}
-{{- range $pod.status.resourceClaimStatuses}}{{if eq .name $wish.name -}}
-{{$pod.metadata.name}} {{$container.name}} {{.resourceClaimName}} {{or $wish.request "*"}}
+{{- range $pod.spec.resourceClaims}}{{if eq .name $wish.name -}}
+{{$pod.metadata.name}} {{$container.name}} {{if .resourceClaimName}}{{.resourceClaimName}}{{else}}{{$pod.metadata.name}}/{{.name}}{{end}} {{or $wish.request "*"}}
 {{end}}{{end}}{{end}}
-{{- with $pod.status.extendedResourceClaimStatus}}{{$claim := .resourceClaimName}}
+{{- with $pod.status.extendedResourceClaimStatus}}
 {{- range .requestMappings}}{{if eq .containerName $container.name -}}
-{{$pod.metadata.name}} {{$container.name}} {{$claim}} {{.requestName}}
+{{$pod.metadata.name}} {{$container.name}} {{$pod.metadata.name}}/nvidia.com {{.requestName}}
 {{end}}{{end}}{{end}}{{end}}{{end}}'
 }
 
@@ -176,7 +190,7 @@ check() {
 	while read -r device number id name; do
 		minor[$device]=$number uuid[$device]=$id product[$device]=$name
 	done < <(devices)
-	granted=$(grants "demo-$scenario")
+	granted=$(sort -u "$work/grants")
 	while read -r pod container claim request; do
 		while read -r given name device; do
 			[ "$given" = "$claim" ] || continue
@@ -215,21 +229,34 @@ scenario() {
 	local name=$1 wait=$2 began=$SECONDS
 	shift 2
 	say "$name: $(sed -n '1s/^# //p' "demo/$name/README.md") (demo/$name)"
+	kubectl delete namespace "demo-$name" --ignore-not-found --timeout=60s >/dev/null # of a run that was kept
 	kubectl create namespace "demo-$name" >/dev/null
+	watch_grants "demo-$name" >"$work/grants" &
+	watcher=$!
 	cat "demo/$name"/*.yaml | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" |
 		kubectl apply -n "demo-$name" -f -
 	# shellcheck disable=SC2086 # several arguments
 	kubectl wait -n "demo-$name" --timeout=90s $wait >/dev/null || fail "$name: still waiting for $wait"
 	check "$name" "$@"
-	kubectl delete namespace "demo-$name" --timeout=60s >/dev/null
+	stop_watcher
+	kubectl delete namespace "demo-$name" --wait=false >/dev/null
 	echo "  ($((SECONDS - began)) s)"
+}
+
+# settle waits until nothing of the scenarios is left.
+settle() {
+	local end=$((SECONDS + 60))
+	while kubectl get namespaces -o name | grep -q '^namespace/demo-'; do
+		[ $SECONDS -lt $end ] || fail "the scenarios' namespaces are not gone after 60 s"
+		sleep 0.5
+	done
 }
 
 # everything lists every object in the cluster but those that come and go by
 # themselves.
 everything() {
 	local kinds
-	kinds=$(kubectl api-resources --verbs=list -o name | grep -vE '^(events|leases|pods|endpoints|endpointslices|controllerrevisions)(\.|$)' | paste -sd,)
+	kinds=$(kubectl api-resources --verbs=list -o name | grep -vE '^(events|leases|leasecandidates|pods|endpoints|endpointslices|componentstatuses)(\.|$)' | paste -sd,)
 	kubectl get "$kinds" -A --ignore-not-found \
 		-o go-template='{{range .items}}{{.kind}} {{with .metadata.namespace}}{{.}}/{{end}}{{.metadata.name}}{{"\n"}}{{end}}' |
 		grep -v "^Namespace $namespace\$\| $namespace/\(kube-root-ca.crt\|default\)\$" | sort
@@ -241,8 +268,8 @@ uninstall() {
 	"$helm" uninstall tessera --namespace "$namespace" --wait --timeout 60s
 	local end=$((SECONDS + 60)) left
 	while :; do
-		everything >"$root/_output/demo/after"
-		left=$(diff "$root/_output/demo/before" "$root/_output/demo/after") && break
+		everything >"$work/after"
+		left=$(diff "$work/before" "$work/after") && break
 		[ $SECONDS -lt $end ] || fail "differences 60 s after helm uninstall:"$'\n'"$left"
 		sleep 1
 	done
@@ -274,4 +301,5 @@ scenario several-gpus "--for=jsonpath={.status.phase}=Succeeded pod/several-gpus
 scenario first-available "--for=jsonpath={.status.phase}=Succeeded pod/first-available" 1 1 "H100"
 scenario all-gpus "--for=jsonpath={.status.phase}=Succeeded pod/all-gpus" 1 2 "L40S"
 scenario extended-resource "--for=jsonpath={.status.phase}=Succeeded pod/extended-resource" 1 1 ""
+settle
 [ "$KEEP" = 1 ] || uninstall
