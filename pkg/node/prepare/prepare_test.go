@@ -430,3 +430,35 @@ func BenchmarkPrepare(b *testing.B) {
 		})
 	}
 }
+
+func BenchmarkPrepareEightAtOnce(b *testing.B) {
+	f, ctx := newFixture(b, 8), testContext(b)
+	for b.Loop() {
+		var wg sync.WaitGroup
+		for n := range 8 {
+			c := newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n))
+			wg.Go(func() {
+				if _, err := f.Prepare(ctx, c); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		b.StopTimer()
+		for n := range 8 {
+			mustUnprepare(b, f, newClaim(fmt.Sprintf("claim-%d", n)))
+		}
+		b.StartTimer()
+	}
+}
+
+func BenchmarkUnprepare(b *testing.B) {
+	f := newFixture(b, 1)
+	c := newClaim("training", result("gpu", 0))
+	for b.Loop() {
+		b.StopTimer()
+		mustPrepare(b, f, c)
+		b.StartTimer()
+		mustUnprepare(b, f, c)
+	}
+}
