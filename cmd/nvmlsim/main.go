@@ -1,6 +1,6 @@
 // Command nvmlsim makes simulated NVIDIA machines: it lays out a driver root
 // that production programs run on unmodified (install, uninstall), shows and
-// changes the machine there (state, fault, lose, xid, reboot, driver), and lists
+// changes the machine there (state, fault, latency, lose, xid, reboot, driver), and lists
 // what GPUs there are (models). Called as nvidia-smi it is the stand-in that
 // install puts into the driver root.
 //
