@@ -70,6 +70,9 @@ func (s *settings) up() *cobra.Command {
 is up already is checked, and machines of it that died are switched on again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			begin := time.Now()
+			if s.options.Nodes < 1 {
+				return fmt.Errorf("--nodes=%d: a cluster has at least one node", s.options.Nodes)
+			}
 			var err error
 			if s.options.FeatureGates, err = parseGates(gates); err != nil {
 				return err
@@ -77,7 +80,7 @@ is up already is checked, and machines of it that died are switched on again.`,
 			s.options.Log = cmd.ErrOrStderr()
 			c, err := cluster.Up(cmd.Context(), s.options)
 			if err != nil {
-				return fmt.Errorf("%w\nlook at the logs with: localcluster logs --name %[2]s; remove the cluster with: localcluster down --name %[2]s", err, s.options.Name)
+				return s.withAdvice(err)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), `cluster %[1]s is up (%[2]s): Kubernetes %[3]s, nodes %[4]s
   export KUBECONFIG=%[5]s
@@ -93,6 +96,15 @@ remove it with:   localcluster down --name %[1]s
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false")
 	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (made by build --output) instead of building; also $TESSERA_BIN_DIR")
 	return cmd
+}
+
+// withAdvice says what can be done about a cluster that did not come up, if
+// something of it is there.
+func (s *settings) withAdvice(err error) error {
+	if _, openErr := s.open(); openErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w\nits logs: localcluster logs --name %[2]s; to remove it: localcluster down --name %[2]s", err, s.options.Name)
 }
 
 func (s *settings) kubernetesFlag(cmd *cobra.Command) {

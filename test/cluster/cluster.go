@@ -99,7 +99,7 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	defer unlock()
 	c, err := openOrCreate(ctx, options)
 	if err != nil {
-		return nil, fmt.Errorf("bring up cluster %s: %w", options.Name, err)
+		return nil, fmt.Errorf("bring up cluster %s: %w", options.Name, errors.Join(err, removeUnmade(options)))
 	}
 	if err := c.switchOn(ctx); err != nil {
 		return nil, fmt.Errorf("bring up cluster %s: %w", c.Name(), err)
@@ -108,6 +108,19 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 		return nil, fmt.Errorf("bring up cluster %s: %w", c.Name(), err)
 	}
 	return c, nil
+}
+
+// removeUnmade removes the directory of a cluster that has no record, for a
+// failure before anything was started.
+func removeUnmade(options Options) error {
+	dir := filepath.Join(stateRoot, options.Name)
+	if _, err := os.Stat(filepath.Join(dir, recordFile)); err == nil {
+		return nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove what was begun: %w", err)
+	}
+	return removeShared(options.Log)
 }
 
 func openOrCreate(ctx context.Context, options Options) (*Cluster, error) {

@@ -382,6 +382,13 @@ func TestDownAfterFailedUp(t *testing.T) {
 			t.Error("no error")
 		}
 	})
+	t.Run("nothing to build from", func(t *testing.T) {
+		_, err := cluster.Up(testContext(t), cluster.Options{Name: "e2e-bad", BinDir: t.TempDir()})
+		if err == nil || !strings.Contains(err.Error(), "no directory of built binaries") {
+			t.Errorf("got %v", err)
+		}
+		wantNothingLeft(t, "e2e-bad")
+	})
 	t.Run("half-written state", func(t *testing.T) {
 		cleanUp(t, "e2e-bad")
 		if err := os.MkdirAll("/var/lib/localcluster/e2e-bad/machines/node-0", 0o755); err != nil {
