@@ -1,0 +1,147 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+)
+
+var installed nodetest.Driver
+
+func TestMain(m *testing.M) {
+	os.Exit(nodetest.Run(m, "2xh100-80gb", func(d nodetest.Driver) { installed = d }))
+}
+
+// startHardware runs a hardware on the pretended host until the test ends.
+func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
+	t.Helper()
+	reporter, err := report.New(report.Config{NodeName: "node-0", REST: &rest.Config{Host: "http://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := driverroot.NewHost(installed.Host)
+	arrivals = make(chan struct{}, 10)
+	h = &hardware{
+		nodeName: "node-0", host: host, reporter: reporter,
+		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
+		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
+		arrived:    func(context.Context) { arrivals <- struct{}{} },
+		wake:       make(chan struct{}, 1), first: make(chan struct{}),
+	}
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := h.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return h, arrivals
+}
+
+// moveAside takes a path of the pretended host away, and returns what puts it
+// back.
+func moveAside(t *testing.T, path string) (back func()) {
+	t.Helper()
+	path = filepath.Join(installed.Host, path)
+	if err := os.Rename(path, path+".aside"); err != nil {
+		t.Fatal(err)
+	}
+	back = func() { os.Rename(path+".aside", path) }
+	t.Cleanup(back)
+	return back
+}
+
+// eventually wakes the hardware until the condition holds.
+func eventually(t *testing.T, h *hardware, what string, holds func() bool) {
+	t.Helper()
+	for range 500 {
+		if holds() {
+			return
+		}
+		h.Wake()
+		<-time.After(20 * time.Millisecond)
+	}
+	t.Fatalf("%s doesn't come to hold; trouble: %v", what, h.reporter.Trouble())
+}
+
+func firstDevice(t *testing.T) gpu.DeviceName {
+	t.Helper()
+	var uuids []gpu.UUID
+	for _, g := range installed.Machine.GPUs {
+		uuids = append(uuids, gpu.UUID(g.UUID))
+	}
+	names, err := gpu.NewNames(uuids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _ := names.Name(gpu.Whole{GPU: uuids[0]})
+	return name
+}
+
+func TestDriverComesAndGoes(t *testing.T) {
+	back := moveAside(t, installed.Root)
+	h, arrivals := startHardware(t)
+	<-h.first
+	if err := h.reporter.Trouble(); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
+		t.Fatalf("without a driver: %v, want an error that says where it was looked for", err)
+	}
+	name := firstDevice(t)
+	if _, _, err := h.reporter.Device(name); err == nil {
+		t.Error("there is a device without a driver")
+	}
+	back()
+	eventually(t, h, "the driver's arrival", func() bool { return h.reporter.Trouble() == nil })
+	<-arrivals
+	device, g, err := h.reporter.Device(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
+		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
+	}
+	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Device{name: device}); err != nil {
+		t.Errorf("prepare: %v", err)
+	}
+	back = moveAside(t, installed.Root)
+	eventually(t, h, "the driver's loss", func() bool { return h.reporter.Trouble() != nil })
+	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Device{name: device}); err == nil {
+		t.Error("a claim was prepared without a driver")
+	}
+	back()
+	eventually(t, h, "the driver's return", func() bool { return h.reporter.Trouble() == nil })
+	<-arrivals
+}
+
+func TestDeviceNodeComesLate(t *testing.T) {
+	back := moveAside(t, filepath.Join(installed.Root, "dev/nvidia0"))
+	h, _ := startHardware(t)
+	name := firstDevice(t)
+	missing := func() bool {
+		_, g, err := h.reporter.Device(name)
+		return err == nil && len(g.Conditions) == 1 && g.Conditions[0].Type == gpu.DeviceNodeMissing
+	}
+	eventually(t, h, "the condition", missing)
+	back() // seen without being woken
+	for range 500 {
+		if !missing() {
+			return
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	t.Error("the condition stays though the node is there")
+}
