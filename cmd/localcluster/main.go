@@ -14,8 +14,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	err := newCommand().ExecuteContext(ctx)
+	stop()
 	if err == nil {
 		return
 	}

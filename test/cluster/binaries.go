@@ -20,7 +20,9 @@ import (
 
 // kubernetesComponents are the names under which the one Kubernetes binary is
 // called.
-var kubernetesComponents = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+func kubernetesComponents() []string {
+	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+}
 
 // unit is something that is built once and kept in the cache.
 type unit struct {
@@ -93,7 +95,7 @@ func kubernetesUnit(version, tag string) unit {
 		name: "kubernetes-" + version, dir: dir, sources: []string{dir},
 		files: map[string]string{"kubernetes": "."},
 		flags: []string{fmt.Sprintf("%s %sgitVersion=%s %sgitMajor=%s %sgitMinor=%s", strip, stamp, tag, stamp, major, stamp, minor)},
-		links: kubernetesComponents,
+		links: kubernetesComponents(),
 		note:  "about 9 minutes on 2 cores",
 	}
 }

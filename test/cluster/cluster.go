@@ -346,7 +346,7 @@ func (c *Cluster) Server() string { return c.plan.serverURL() }
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.binDir(), name) }
 
 // NodeDir is the host's path under which a machine's own directories lie with
-// their usual paths: NodeDir(node)+"/var/lib/kubelet", "/run", "/etc/cdi" …
+// their usual paths: NodeDir(node)+"/var/lib/kubelet", "/run", "/etc/cdi" ….
 func (c *Cluster) NodeDir(machineName string) string {
 	return filepath.Join(c.machineDir(machineName), machine.FilesDir)
 }

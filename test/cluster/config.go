@@ -18,34 +18,42 @@ const (
 	pauseImage       = "localhost/tessera/pause:local"
 )
 
-// Directories that each kind of machine has for itself. All of /run and /tmp
-// starts empty whenever the machine is switched on.
-var (
-	volatileDirs     = []string{"/run", "/tmp"}
-	controlPlaneDirs = []string{"/run", "/tmp", "/var/lib/etcd"}
-	nodeDirs         = []string{
-		"/run", "/tmp", "/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
+// volatileDirs are the directories of every machine that start empty whenever
+// it is switched on.
+func volatileDirs() []string { return []string{"/run", "/tmp"} }
+
+// controlPlaneDirs and nodeDirs are all the directories that a machine of the
+// kind has for itself.
+func controlPlaneDirs() []string { return append(volatileDirs(), "/var/lib/etcd") }
+
+func nodeDirs() []string {
+	return append(volatileDirs(),
+		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
 		"/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/tessera",
-	}
-)
+	)
+}
 
 // hostRunDirs are the places in /run where the services of a real NVIDIA
 // driver listen.
-var hostRunDirs = []string{"/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd"}
+func hostRunDirs() []string {
+	return []string{"/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd"}
+}
 
 // maskedSysctls are the host-wide settings that a kubelet insists on.
-var maskedSysctls = map[string]string{
-	"vm/overcommit_memory":      "1",
-	"vm/panic_on_oom":           "0",
-	"kernel/panic":              "10",
-	"kernel/panic_on_oops":      "1",
-	"kernel/keys/root_maxkeys":  "1000000",
-	"kernel/keys/root_maxbytes": "25000000",
+func maskedSysctls() map[string]string {
+	return map[string]string{
+		"vm/overcommit_memory":      "1",
+		"vm/panic_on_oom":           "0",
+		"kernel/panic":              "10",
+		"kernel/panic_on_oops":      "1",
+		"kernel/keys/root_maxkeys":  "1000000",
+		"kernel/keys/root_maxbytes": "25000000",
+	}
 }
 
 func (c *Cluster) controlPlaneSpec() machine.Spec {
 	env := []string{"PATH=" + searchPath}
-	spec := c.newSpec(controlPlane, controlPlaneDirs)
+	spec := c.newSpec(controlPlane, controlPlaneDirs())
 	spec.Components = []machine.Component{
 		{Name: "etcd", Args: etcdArgs(), Env: env},
 		{Name: "kube-apiserver", Args: c.apiserverArgs(), Env: env, WaitFor: []string{"tcp://" + etcdAddress}},
@@ -57,10 +65,10 @@ func (c *Cluster) controlPlaneSpec() machine.Spec {
 
 func (c *Cluster) nodeSpec(node int) machine.Spec {
 	env := []string{"PATH=" + searchPath, "HOME=/root"}
-	spec := c.newSpec(nodeName(node), nodeDirs)
-	spec.HostDirs = hostRunDirs
+	spec := c.newSpec(nodeName(node), nodeDirs())
+	spec.HostDirs = hostRunDirs()
 	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
-	spec.MaskedSysctls = maskedSysctls
+	spec.MaskedSysctls = maskedSysctls()
 	spec.Components = []machine.Component{
 		{Name: "containerd", Args: []string{program("containerd"), "--config", configDir + "/containerd.toml"}, Env: env},
 		{Name: "kubelet", Args: c.kubeletArgs(node), Env: env, WaitFor: []string{"unix://" + containerdSocket, c.apiserverDial()}},

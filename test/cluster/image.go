@@ -241,8 +241,10 @@ func busyboxLayer(ctx context.Context) (v1.Layer, error) {
 }
 
 // glibcLibraries are what dynamically linked programs of the usual kind need.
-var glibcLibraries = []string{
-	"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libgcc_s.so.1", "libstdc++.so.6",
+func glibcLibraries() []string {
+	return []string{
+		"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libgcc_s.so.1", "libstdc++.so.6",
+	}
 }
 
 // loader and triplet are the dynamic loader's path and the library directory's
@@ -259,7 +261,7 @@ func loaderAndTriplet() (loader, triplet string) {
 func glibcFiles() ([]string, error) {
 	loader, triplet := loaderAndTriplet()
 	files := []string{loader, "/sbin/ldconfig"}
-	for _, library := range glibcLibraries {
+	for _, library := range glibcLibraries() {
 		for _, dir := range []string{"/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64"} {
 			if _, err := os.Stat(filepath.Join(dir, library)); err == nil {
 				files = append(files, filepath.Join(dir, library))
@@ -267,7 +269,7 @@ func glibcFiles() ([]string, error) {
 			}
 		}
 	}
-	if len(files) < 3 || filepath.Base(files[2]) != glibcLibraries[0] {
+	if len(files) < 3 || filepath.Base(files[2]) != glibcLibraries()[0] {
 		return nil, errors.New("the base images need the host's C library (glibc), and there is none")
 	}
 	return files, nil

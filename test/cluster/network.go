@@ -48,7 +48,7 @@ func openHost() (*side, error) {
 }
 
 func (s *side) close() {
-	s.Handle.Close()
+	s.Close()
 	_ = s.ns.Close()
 }
 

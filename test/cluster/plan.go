@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -80,7 +81,7 @@ func (o Options) validate() error {
 	case !clusterName.MatchString(o.Name):
 		return fmt.Errorf("cluster name %q: use 1 to 32 lower-case letters, digits and hyphens", o.Name)
 	case !kubernetesVersion.MatchString(o.Kubernetes):
-		return fmt.Errorf("Kubernetes version %q: write it as 1.37, without the patch release", o.Kubernetes)
+		return fmt.Errorf("the Kubernetes version %q: write it as 1.37, without the patch release", o.Kubernetes)
 	case o.Nodes < 1 || o.Nodes > maxNodes:
 		return fmt.Errorf("%d nodes: a cluster has 1 to %d", o.Nodes, maxNodes)
 	}
@@ -107,10 +108,5 @@ func freeSlot(taken map[int]bool, hostAddresses []netip.Addr) (int, error) {
 }
 
 func anyIn(network netip.Prefix, addresses []netip.Addr) bool {
-	for _, address := range addresses {
-		if network.Contains(address) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(addresses, network.Contains)
 }

@@ -113,7 +113,7 @@ func (c *Cluster) reset(ctx context.Context, name string) error {
 	if err := removeCgroup(group); err != nil {
 		return err
 	}
-	for _, dir := range volatileDirs {
+	for _, dir := range volatileDirs() {
 		path := filepath.Join(c.NodeDir(name), dir)
 		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("empty %s: %w", dir, err)

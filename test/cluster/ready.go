@@ -169,7 +169,7 @@ func (c *Cluster) ensureNodeImages(ctx context.Context, node string) error {
 	err := poll(ctx, readyPoll, func() (bool, error) {
 		var err error
 		present, err = c.Exec(ctx, node, "ctr", "--namespace=k8s.io", "images", "list", "--quiet")
-		return err == nil, nil //nolint:nilerr // containerd may not answer yet; the context limits the wait
+		return err == nil, nil // containerd may not answer yet; the context limits the wait
 	})
 	if err != nil {
 		return fmt.Errorf("wait for containerd on %s: %w", node, err)

@@ -159,7 +159,7 @@ func (c *Cluster) snapshotter(machineName string) (string, error) {
 	merged := filepath.Join(dir, "merged")
 	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", dir)
 	if err := unix.Mount("overlay", merged, "overlay", 0, options); err != nil {
-		return "native", nil //nolint:nilerr // the error is the answer
+		return "native", nil // the error is the answer
 	}
 	if err := unix.Unmount(merged, unix.MNT_DETACH); err != nil {
 		return "", fmt.Errorf("unmount the overlayfs probe: %w", err)

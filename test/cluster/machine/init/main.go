@@ -14,7 +14,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: init STATE-DIR (started by localcluster; see localcluster --help)")
 		os.Exit(2)
 	}
-	if err := machine.Run(os.Args[1]); err != nil {
+	if err := machine.Run(os.Args[1]); err != nil { //nolint:staticcheck // it returns only when it fails
 		fmt.Fprintln(os.Stderr, "init:", err)
 		os.Exit(1)
 	}
