@@ -153,7 +153,7 @@ func (n *node) start(t *testing.T, step string) *plugin {
 	}
 	p := &plugin{log: out.Name(), done: make(chan struct{}), cmd: exec.Command(program, "--node-name", nodeName, "--kubeconfig", kubeconfig,
 		"--host-root", host.Host, "--driver-root", host.Root, "--kubelet-root", n.kubelet, "--data-dir", n.data,
-		"--cdi-dir", n.CDI, "--cdi-hook", "/bin/true", "--metrics-address", "")}
+		"--cdi-dir", n.CDI, "--cdi-hook", "/bin/true", "--metrics-address", "", "-v", "4")}
 	p.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	if err := p.cmd.Start(); err != nil {

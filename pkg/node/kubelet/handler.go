@@ -44,7 +44,7 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 		logger.Error(err, "Preparing a claim failed", "duration", time.Since(start))
 		return kubeletplugin.PrepareResult{Err: err}
 	}
-	logger.Info("Prepared a claim", "devices", names(devices), "duration", time.Since(start))
+	logger.V(2).Info("Prepared a claim", "devices", names(devices), "duration", time.Since(start))
 	return kubeletplugin.PrepareResult{Devices: devices}
 }
 
@@ -66,7 +66,7 @@ func (h *handler) unprepare(ctx context.Context, c kubeletplugin.NamespacedObjec
 		logger.Error(err, "Unpreparing a claim failed", "duration", time.Since(start))
 		return err
 	}
-	logger.Info("Unprepared a claim", "duration", time.Since(start))
+	logger.V(2).Info("Unprepared a claim", "duration", time.Since(start))
 	return nil
 }
 

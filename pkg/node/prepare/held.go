@@ -137,7 +137,7 @@ func (p *Preparer) look(w *wait, h journal.Record) (Standing, error) {
 
 // sleep waits until something is released, or it is time to ask again.
 func (w *wait) sleep(h journal.Record, unknown error, released <-chan struct{}) error {
-	klog.FromContext(w.ctx).Info("Waiting for a claim to release its devices",
+	klog.FromContext(w.ctx).V(4).Info("Waiting for a claim to release its devices",
 		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.leaving[h.ClaimUID].Reason, "err", unknown)
 	var again <-chan time.Time
 	if unknown != nil {
@@ -180,7 +180,7 @@ func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
 	if now, ok := p.Journal.Get(holder.ClaimUID); ok && now.BootID == p.BootID {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Dropping what is left of a claim from before the reboot",
+	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
 		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
 	if err := p.take(holder.ClaimUID); err != nil {
 		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)

@@ -98,7 +98,7 @@ func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
 	if _, ok := p.Journal.Get(claimUID); ok {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Removing the CDI spec of a claim that isn't prepared", "claimUID", claimUID)
+	klog.FromContext(ctx).V(2).Info("Removing the CDI spec of a claim that isn't prepared", "claimUID", claimUID)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return err
 	}
