@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/deployments/container/image"
 )
@@ -50,7 +52,13 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	entries, err := contents(ctx, root, version, log)
+	dir := filepath.Join(root, "_output/images/build")
+	unlock, err := lock(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	entries, err := contents(ctx, root, dir, version, log)
 	if err != nil {
 		return err
 	}
@@ -94,15 +102,28 @@ func appVersion(chart string) (string, error) {
 			return strings.Trim(strings.TrimSpace(value), `"`), nil
 		}
 	}
-	return "", fmt.Errorf("Chart.yaml has no appVersion")
+	return "", fmt.Errorf("the file Chart.yaml has no appVersion")
 }
 
-// contents builds the programs and lists everything that goes into the image.
-func contents(ctx context.Context, root, version string, log io.Writer) ([]image.Entry, error) {
-	dir := filepath.Join(root, "_output/images/build")
+// lock makes the build directory and keeps others that build in the same
+// checkout out of it.
+func lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the build directory: %w", err)
 	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock the build directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil // closing unlocks
+}
+
+// contents builds the programs in dir and lists everything that goes into the
+// image.
+func contents(ctx context.Context, root, dir, version string, log io.Writer) ([]image.Entry, error) {
 	entries := []image.Entry{{Path: "/tmp", Mode: 0o777 | os.ModeSticky}}
 	var built []string
 	for _, p := range programs(version) {

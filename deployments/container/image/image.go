@@ -203,12 +203,16 @@ func current(archive string, key []byte) bool {
 }
 
 func replace(archive string, tag name.Tag, img v1.Image) error {
-	temporary := archive + ".writing"
 	if err := os.RemoveAll(archive + ".key"); err != nil {
 		return err
 	}
-	if err := tarball.WriteToFile(temporary, tag, img); err != nil {
-		return errors.Join(err, os.RemoveAll(temporary))
+	f, err := os.CreateTemp(filepath.Dir(archive), filepath.Base(archive)+".*")
+	if err != nil {
+		return err
 	}
-	return os.Rename(temporary, archive)
+	err = errors.Join(tarball.Write(tag, img, f), f.Chmod(0o644), f.Close())
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), archive)
 }
