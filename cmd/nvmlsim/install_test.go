@@ -17,7 +17,7 @@ import (
 // built are the program and the library, built once for all tests.
 type built struct{ dir string }
 
-var binaries built //nolint:gochecknoglobals // set by TestMain alone
+var binaries built
 
 func TestMain(m *testing.M) {
 	os.Exit(runTests(m))

@@ -412,7 +412,7 @@ func TestHostStaysPreemptible(t *testing.T) {
 	started.Add(1)
 	done.Go(func() {
 		started.Done()
-		for !stop.Load() { //nolint:revive // spins on purpose, without a point to yield at
+		for !stop.Load() {
 		}
 	})
 	started.Wait()

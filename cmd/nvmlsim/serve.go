@@ -69,7 +69,7 @@ func serve(ctx context.Context, o driverroot.Options, ready func()) error {
 func machineOf(arg, node string) (string, error) {
 	info, err := os.Stat(arg)
 	if err != nil || !info.IsDir() {
-		return arg, nil // a file or a short form, which is for others to read
+		return arg, nil //nolint:nilerr // a file or a short form, which is for others to read
 	}
 	for _, name := range []string{node, anyNode} {
 		file := filepath.Join(arg, name)

@@ -9,7 +9,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -84,7 +83,7 @@ func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
 	inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{
 		Name: "n", UID: "first", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "1"}},
 	}}
-	inv.Status = v1alpha1.GPUInventoryStatus{RegisteredAt: ptr.To(metav1.NowMicro()), GPUs: []v1alpha1.GPU{
+	inv.Status = v1alpha1.GPUInventoryStatus{RegisteredAt: new(metav1.NowMicro()), GPUs: []v1alpha1.GPU{
 		{UUID: "GPU-11111111-0000-0000-0000-000000000000", Index: 0}, {UUID: "GPU-22222222-0000-0000-0000-000000000000", Index: 1},
 	}}
 	change(inv)

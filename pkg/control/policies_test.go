@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
@@ -121,6 +120,6 @@ func sharing(name string, spec v1alpha1.SharingPolicySpec) v1alpha1.SharingPolic
 
 func device(productName string) resourceapi.Device {
 	return resourceapi.Device{Name: "gpu", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"productName": {StringValue: ptr.To(productName)},
+		"productName": {StringValue: new(productName)},
 	}}
 }

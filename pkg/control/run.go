@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -128,9 +127,9 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       c.Namespace,
 		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 ptr.To(leaseDuration),
-		RenewDeadline:                 ptr.To(renewDeadline),
-		RetryPeriod:                   ptr.To(retryPeriod),
+		LeaseDuration:                 new(leaseDuration),
+		RenewDeadline:                 new(renewDeadline),
+		RetryPeriod:                   new(retryPeriod),
 		Metrics: server.Options{
 			BindAddress: c.MetricsAddress,
 			ExtraHandlers: map[string]http.Handler{
@@ -155,7 +154,7 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 		Reconciler:              newNodes(mgr.GetClient(), mgr.GetAPIReader(), p),
 		MaxConcurrentReconciles: parallelNodes,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
-		EnableWarmup:            ptr.To(true), // a new leader starts with full caches
+		EnableWarmup:            new(true), // a new leader starts with full caches
 		LogConstructor: func(r *reconcile.Request) logr.Logger {
 			if r == nil {
 				return mgr.GetLogger()
@@ -177,7 +176,7 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 func addPolicies(mgr manager.Manager) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
 		Reconciler:   policies{mgr.GetClient()},
-		EnableWarmup: ptr.To(true),
+		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
 			return mgr.GetLogger()

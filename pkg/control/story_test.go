@@ -119,7 +119,7 @@ func TestFirstPublish(t *testing.T) {
 		if s.Spec.NodeName == nil || *s.Spec.NodeName != n.name || s.Spec.Pool.Name != n.name || s.Spec.Pool.Generation != 1 {
 			t.Errorf("slice %s: node %v, pool %+v", s.Name, s.Spec.NodeName, s.Spec.Pool)
 		}
-		want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid, Controller: ptr.To(true)}}
+		want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid, Controller: new(true)}}
 		if diff := cmp.Diff(want, s.OwnerReferences); diff != "" {
 			t.Errorf("slice %s: owner (-want +got):\n%s", s.Name, diff)
 		}
@@ -282,7 +282,7 @@ func TestNodesAreIndependent(t *testing.T) {
 	squatter := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: bad.name + "-000-gpu-00000000"},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: "other.example.com", NodeName: ptr.To("elsewhere"),
+			Driver: "other.example.com", NodeName: new("elsewhere"),
 			Pool: resourceapi.ResourcePool{Name: "elsewhere", ResourceSliceCount: 1},
 		},
 	}
@@ -363,7 +363,7 @@ func newNode(t *testing.T, gpus int) *node {
 		t.Fatal(err)
 	}
 	n := &node{name: object.Name, uid: object.UID, facts: gpu.Node{Name: object.Name, DriverVersion: "580.159.04", CUDADriverVersion: "13.0"}}
-	n.status.RegisteredAt = ptr.To(metav1.NowMicro())
+	n.status.RegisteredAt = new(metav1.NowMicro())
 	for i := range gpus {
 		n.facts.GPUs = append(n.facts.GPUs, gpu.GPU{
 			UUID: gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, i)), Index: i, Minor: i,

@@ -30,7 +30,7 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
 		return gpu.GPU{}, err
 	}
-	g.MemoryBytes = int64(memory.Total) //nolint:gosec // a GPU has less than 8 EiB
+	g.MemoryBytes = int64(memory.Total)
 	if g.ECCEnabled, err = readECC(handle, object); err != nil {
 		return gpu.GPU{}, err
 	}
@@ -183,7 +183,7 @@ func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalByte
 		Name:         name,
 		ID:           int(info.Id),
 		MaxInstances: int(info.InstanceCount),
-		MemoryBytes:  int64(info.MemorySizeMB) << 20, //nolint:gosec // as above
+		MemoryBytes:  int64(info.MemorySizeMB) << 20,
 		Engines: gpu.Engines{
 			Multiprocessors: int(info.MultiprocessorCount),
 			CopyEngines:     int(info.CopyEngineCount),

@@ -53,7 +53,7 @@ func (g *GPU) Identity() Identity { return g.id }
 // Index in NVML's order, among the GPUs visible here.
 func (g *GPU) Index() (int, error) { return value(g, "DeviceGetIndex", g.index) }
 
-// UUID, "GPU-…".
+// UUID returns "GPU-…".
 func (g *GPU) UUID() (string, error) { return value(g, "DeviceGetUUID", g.id.UUID) }
 
 // Name is the product name.
@@ -203,7 +203,7 @@ func (g *GPU) change(call string, change func(*GPUState) error) error {
 	return g.m.ChangeGPU(g.pos, change)
 }
 
-// ECC mode: on where the product has it; NotSupported where not.
+// ECCMode is on where the product has it; NotSupported where not.
 func (g *GPU) ECCMode() (bool, error) {
 	if !g.model.ECC {
 		return false, NotSupported

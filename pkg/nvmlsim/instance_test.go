@@ -16,8 +16,6 @@ func mig(t *testing.T, model string) *nvmlsim.GPU {
 	return create(t, fmt.Sprintf("gpus: [{model: %s, migEnabled: true}]", model)).GPUs()[0]
 }
 
-func at(start uint32) *uint32 { return &start }
-
 // profileID by name.
 func profileID(t *testing.T, g *nvmlsim.GPU, name string) uint32 {
 	t.Helper()
@@ -78,14 +76,14 @@ func TestAllPairsOfPlacements(t *testing.T) {
 		g := mig(t, m.ID)
 		for _, p := range m.MIG.Profiles {
 			for _, ps := range p.Starts {
-				first, err := g.CreateInstance(p.ID, at(ps))
+				first, err := g.CreateInstance(p.ID, new(ps))
 				check(t, err)
 				for _, q := range m.MIG.Profiles {
 					for _, qs := range q.Starts {
 						want := qs >= ps+p.Size || ps >= qs+q.Size
-						want = want && !(p.ID == q.ID && p.InstanceCount == 1) && p.OFACount+q.OFACount <= m.Engines.OFA &&
+						want = want && (p.ID != q.ID || p.InstanceCount != 1) && p.OFACount+q.OFACount <= m.Engines.OFA &&
 							p.DecoderCount+q.DecoderCount <= m.Engines.Decoders && p.EncoderCount+q.EncoderCount <= m.Engines.Encoders && p.JPEGCount+q.JPEGCount <= m.Engines.JPEG
-						second, err := g.CreateInstance(q.ID, at(qs))
+						second, err := g.CreateInstance(q.ID, new(qs))
 						if want != (err == nil) || (err != nil && err != nvmlsim.InsufficientResources) {
 							t.Errorf("%s: %s at %d with %s at %d: %v", m.ID, q.Name, qs, p.Name, ps, err)
 						}
@@ -144,7 +142,7 @@ func change(m *nvmlsim.Machine, f func(*nvmlsim.GPUState)) error {
 func TestMIGDeviceLife(t *testing.T) {
 	m := create(t, "gpus: [{model: h100-80gb, migEnabled: true}]")
 	g := m.GPUs()[0]
-	gi, err := g.CreateInstance(profileID(t, g, "1g.10gb"), at(4))
+	gi, err := g.CreateInstance(profileID(t, g, "1g.10gb"), new(uint32(4)))
 	check(t, err)
 	if all := get(t, g.MIGDevices); len(all) != 0 {
 		t.Errorf("a GPU instance alone is a MIG device: %v", all)
@@ -184,7 +182,7 @@ func TestMIGDeviceLife(t *testing.T) {
 		}
 	}
 
-	again, err := g.CreateInstance(profileID(t, g, "1g.10gb"), at(4))
+	again, err := g.CreateInstance(profileID(t, g, "1g.10gb"), new(uint32(4)))
 	check(t, err)
 	if _, err := gi.Info(); err != nvmlsim.NotFound {
 		t.Errorf("the old handle stands for the new instance: %v", err)

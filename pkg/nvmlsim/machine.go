@@ -104,7 +104,7 @@ func ParseSpec(text []byte) (Spec, error) {
 func parseShort(text string) (Spec, error) {
 	form := regexp.MustCompile(`^(?:(\d{1,3})\s*[x×*]\s*)?([a-z0-9][a-z0-9-]*)$`)
 	var s Spec
-	for _, part := range strings.Split(text, ",") {
+	for part := range strings.SplitSeq(text, ",") {
 		m := form.FindStringSubmatch(strings.TrimSpace(part))
 		if m == nil {
 			return Spec{}, fmt.Errorf("machine %q: want COUNTxMODEL such as 8xh100-80gb, several separated by commas, or a YAML file", text)

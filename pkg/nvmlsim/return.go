@@ -68,8 +68,7 @@ func Code(err error) Return {
 	if err == nil {
 		return Success
 	}
-	var r Return
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[Return](err); ok {
 		return r
 	}
 	return Unknown

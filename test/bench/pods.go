@@ -68,7 +68,7 @@ func marker(pod string) string {
 }
 
 func fromTemplate() *corev1.PodResourceClaim {
-	return &corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: ptr.To(template)}
+	return &corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new(template)}
 }
 
 // startPod creates a pod and returns how long it took to be seen running.

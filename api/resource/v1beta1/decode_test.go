@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -33,7 +32,7 @@ func TestDecode(t *testing.T) {
 			in: `{kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}`,
 			want: &GpuConfig{TypeMeta: meta(GpuConfigKind), Sharing: &GpuSharing{
 				Strategy:          TimeSlicingStrategy,
-				TimeSlicingConfig: &TimeSlicingConfig{Interval: ptr.To(LongTimeSlice)},
+				TimeSlicingConfig: &TimeSlicingConfig{Interval: new(LongTimeSlice)},
 			}},
 		},
 		"MPS as NVIDIA's examples write it": {
@@ -42,8 +41,8 @@ func TestDecode(t *testing.T) {
 			want: &GpuConfig{TypeMeta: meta(GpuConfigKind), Sharing: &GpuSharing{
 				Strategy: MPSStrategy,
 				MpsConfig: &MpsConfig{
-					DefaultActiveThreadPercentage:     ptr.To(50),
-					DefaultPinnedDeviceMemoryLimit:    ptr.To(resource.MustParse("10Gi")),
+					DefaultActiveThreadPercentage:     new(50),
+					DefaultPinnedDeviceMemoryLimit:    new(resource.MustParse("10Gi")),
 					DefaultPerDevicePinnedMemoryLimit: map[string]resource.Quantity{"0": resource.MustParse("5Gi")},
 				},
 			}},
@@ -51,7 +50,7 @@ func TestDecode(t *testing.T) {
 		"MPS on MIG": {
 			in: `{kind: MigDeviceConfig, sharing: {strategy: MPS, mpsConfig: {multiUser: true}}}`,
 			want: &MigDeviceConfig{TypeMeta: meta(MigDeviceConfigKind), Sharing: &MigDeviceSharing{
-				Strategy: MPSStrategy, MpsConfig: &MpsConfig{MultiUser: ptr.To(true)},
+				Strategy: MPSStrategy, MpsConfig: &MpsConfig{MultiUser: new(true)},
 			}},
 		},
 	} {

@@ -35,7 +35,7 @@ func simDeviceGetVbiosVersion(h C.uintptr_t, buf *C.char, n C.uint) C.int {
 //export simDeviceGetIndex
 func simDeviceGetIndex(h C.uintptr_t, out *C.uint) C.int {
 	if c, mig := migDevice(h); mig {
-		return put1(out, func() (int, error) { return c.Index() })
+		return put1(out, c.Index)
 	}
 	return number(h, out, (*nvmlsim.GPU).Index)
 }

@@ -8,7 +8,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
@@ -20,7 +19,7 @@ func gpus(n int) []offer.GPU {
 		name := gpu.DeviceName("gpu-" + strings.Repeat(string(rune('f'-i%6)), 8))
 		out = append(out, offer.GPU{Name: name, Index: i, Devices: []resourceapi.Device{{
 			Name:       string(name),
-			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: ptr.To(int64(i))}},
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: new(int64(i))}},
 		}}})
 	}
 	return out

@@ -137,8 +137,7 @@ func TestNotFound(t *testing.T) {
 			host := t.TempDir()
 			put(t, host, tc.host...)
 			_, err := driverroot.Find(driverroot.NewHost(host), tc.flag)
-			var notFound *driverroot.NotFoundError
-			if !errors.As(err, &notFound) {
+			if _, ok := errors.AsType[*driverroot.NotFoundError](err); !ok {
 				t.Fatalf("got %v, want a NotFoundError", err)
 			}
 			for _, want := range tc.want {

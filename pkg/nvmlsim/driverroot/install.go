@@ -167,7 +167,7 @@ func remove(root, path string) error {
 	}
 	for dir := filepath.Dir(full); len(dir) >= len(root); dir = filepath.Dir(dir) {
 		if os.Remove(dir) != nil {
-			return nil // not empty: there is more to come, or others' files
+			return nil //nolint:nilerr // not empty: there is more to come, or others' files
 		}
 	}
 	return nil

@@ -60,7 +60,7 @@ func parseMIG(args []string) (migOptions, error) {
 		}
 	}
 	if o.action == "" {
-		return o, errors.New(migUsage)
+		return o, errors.New(migUsage) //nolint:staticcheck // nvidia-smi's words
 	}
 	return o, nil
 }
@@ -243,7 +243,7 @@ func eachCompute(o migOptions, g *nvmlsim.GPU, do func(nvmlsim.Compute, nvmlsim.
 }
 
 func createInstances(o migOptions, g *nvmlsim.GPU, b *strings.Builder) error {
-	for _, want := range strings.Split(o.argument, ",") {
+	for want := range strings.SplitSeq(o.argument, ",") {
 		name, start, placed := strings.Cut(want, ":")
 		i := slices.IndexFunc(g.Model().MIG.Profiles, func(p nvmlsim.Profile) bool {
 			return name == p.Name || name == "MIG "+p.Name || name == fmt.Sprint(p.ID)
@@ -285,7 +285,7 @@ func createComputes(o migOptions, g *nvmlsim.GPU, b *strings.Builder) error {
 		return err
 	}
 	for _, i := range all {
-		for _, want := range strings.Split(o.argument, ",") {
+		for want := range strings.SplitSeq(o.argument, ",") {
 			if err := createCompute(g, i, want, b); err != nil {
 				return err
 			}

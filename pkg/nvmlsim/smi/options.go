@@ -34,12 +34,9 @@ func parse(args []string) (options, error) {
 	var o options
 	for i := 0; i < len(args); i++ {
 		name, value, inline := strings.Cut(args[i], "=")
-		if handled, err := o.flag(name); handled || err != nil {
-			if err == nil && inline {
-				err = fmt.Errorf("Option %s takes no argument.", name) //nolint:staticcheck // nvidia-smi's words
-			}
-			if err != nil {
-				return o, err
+		if o.flag(name) {
+			if inline {
+				return o, fmt.Errorf("Option %s takes no argument.", name) //nolint:staticcheck // nvidia-smi's words
 			}
 			continue
 		}
@@ -59,7 +56,7 @@ func parse(args []string) (options, error) {
 	return o, o.check()
 }
 
-func (o *options) flag(name string) (bool, error) {
+func (o *options) flag(name string) bool {
 	switch name {
 	case "-L", "--list-gpus":
 		o.list = true
@@ -68,9 +65,9 @@ func (o *options) flag(name string) (bool, error) {
 	case "-x", "--xml-format":
 		o.xml = true
 	default:
-		return false, nil
+		return false
 	}
-	return true, nil
+	return true
 }
 
 func takesValue(name string) bool {

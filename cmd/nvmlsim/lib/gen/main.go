@@ -87,7 +87,7 @@ func declared(header string) (map[string]function, error) {
 			f.result = "const char *"
 		}
 		if f.params != "void" {
-			for _, p := range strings.Split(f.params, ",") {
+			for p := range strings.SplitSeq(f.params, ",") {
 				f.args = append(f.args, regexp.MustCompile(`\w+$`).FindString(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(p), "[]"))))
 			}
 		}
