@@ -1,0 +1,71 @@
+package main_test
+
+import (
+	"bufio"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// machines makes a directory of machine files, as a ConfigMap is mounted.
+func machines(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestServeInstallsUntilItIsStopped(t *testing.T) {
+	dir := machines(t, map[string]string{"_default": "8xh100-80gb", "node-b": "2xl4"})
+	for node, want := range map[string]int{"node-a": 8, "node-b": 2} {
+		t.Run(node, func(t *testing.T) {
+			root := filepath.Join(t.TempDir(), "driver")
+			c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), "serve", "--root", root, "--machine", dir, "--node-name", node)
+			c.Stderr = os.Stderr
+			out, err := c.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			if err != nil || !strings.Contains(line, "installed under "+root) {
+				t.Fatalf("printed %q, error %v", line, err)
+			}
+			if got := strings.Count(smi(t, root, "-L"), "GPU-"); got != want {
+				t.Errorf("%d GPUs, want %d", got, want)
+			}
+			if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Wait(); err != nil {
+				t.Errorf("after SIGTERM: %v", err)
+			}
+			if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is still there: %v", root, err)
+			}
+		})
+	}
+}
+
+func TestServeRefusesNodeWithoutMachine(t *testing.T) {
+	dir := machines(t, map[string]string{"node-b": "2xl4"})
+	root := filepath.Join(t.TempDir(), "driver")
+	out, err := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), "serve", "--root", root, "--machine", dir, "--node-name", "node-a").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `no machine for node "node-a": neither a file of that name nor _default`) {
+		t.Errorf("error %v: %s", err, out)
+	}
+	if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there: %v", root, err)
+	}
+}
