@@ -71,8 +71,9 @@ leave() {
 	if [ "$KEEP" = 1 ]; then
 		look_around
 	elif [ -x "$localcluster" ]; then
-		say "removing the cluster (KEEP=1 leaves it up, to look around)"
+		say "removing the cluster"
 		"$localcluster" down --name "$cluster" || rc=1
+		echo "To look around in it: make demo KEEP=1, which also says how. Then, to remove it: make demo-down."
 	fi
 	if [ $rc -eq 0 ]; then
 		echo "demo: ok ($SECONDS s)"
