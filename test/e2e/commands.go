@@ -20,7 +20,7 @@ import (
 //
 //	kubectl ARGS...                 in the story's namespace
 //	node NODE CMD...                inside a node's namespaces, as root
-//	crash NODE PROCESS              kill -9 every process of that name on the node
+//	crash NODE PROCESS              kill -9 every process of that name on the node, or on all
 //	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
 //	never DURATION REGEXP CMD...    fail if its output matches within the duration
 //	sees POD CONTAINER              exactly the GPUs its claims were allocated, nothing else

@@ -148,9 +148,28 @@ func (s *Stack) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Crash kills every process of that name on a node with SIGKILL, as seen from
-// inside the node. It fails if there is none.
+// Crash kills every process of that name on a node, or on all nodes where node
+// is "all", with SIGKILL. It fails if there is none.
 func (s *Stack) Crash(ctx context.Context, node, name string) (string, error) {
+	if node != "all" {
+		return s.crashOn(ctx, node, name)
+	}
+	var all strings.Builder
+	var last error
+	for _, n := range s.Cluster.Nodes() {
+		out, err := s.crashOn(ctx, n, name)
+		all.WriteString(out)
+		if err != nil {
+			last = err
+		}
+	}
+	if strings.Contains(all.String(), "killed") {
+		return all.String(), nil
+	}
+	return all.String(), last
+}
+
+func (s *Stack) crashOn(ctx context.Context, node, name string) (string, error) {
 	const script = `for p in /proc/[0-9]*; do
   [ "$(cat $p/comm 2>/dev/null)" = "$1" ] && kill -9 "${p#/proc/}" && echo "killed ${p#/proc/}" && found=1
 done
