@@ -201,6 +201,7 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 		}
 		c.common = *common.ContainerEdits
 		dropGraphicsHook(&c.common)
+		mergeSymlinkHooks(&c.common)
 		for _, g := range d.GPUs {
 			c.devices[g.UUID] = describe(lib, d, g)
 		}

@@ -58,6 +58,24 @@ func dropGraphicsHook(edits *specs.ContainerEdits) {
 	})
 }
 
+// mergeSymlinkHooks makes all links with the first hook that makes any: nvcdi
+// has one such hook for the libraries and one for graphics.
+func mergeSymlinkHooks(edits *specs.ContainerEdits) {
+	const fixed = 2 // arguments before those that name links: program and hook
+	var first *specs.Hook
+	edits.Hooks = slices.DeleteFunc(edits.Hooks, func(h *specs.Hook) bool {
+		if len(h.Args) < fixed || h.Args[1] != string(nvcdi.CreateSymlinksHook) {
+			return false
+		}
+		if first == nil {
+			first = h
+			return false
+		}
+		first.Args = append(first.Args, h.Args[fixed:]...)
+		return true
+	})
+}
+
 // applicationProfileHook has no exported name.
 const applicationProfileHook = "update-application-profile"
 
