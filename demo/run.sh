@@ -263,6 +263,12 @@ everything() {
 		grep -v "^Namespace $namespace\$\| $namespace/\(kube-root-ca.crt\|default\)\$" | sort
 }
 
+# files lists what Tessera has on a node.
+files() {
+	"$localcluster" exec --name "$cluster" "$1" -- \
+		find /var/lib/tessera /var/lib/tessera-simulator /var/run/cdi /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry ! -type d
+}
+
 # uninstall removes the release and shows that the cluster is as it was.
 uninstall() {
 	say "helm uninstall leaves the cluster as it was"
@@ -275,7 +281,14 @@ uninstall() {
 		sleep 1
 	done
 	kubectl get leases -n "$namespace" -o name | grep . && fail "leases are left"
-	echo "nothing is left of it"
+	local node
+	for node in node-0 node-1; do
+		while left=$(files "$node" | grep .); do
+			[ $SECONDS -lt $end ] || fail "files on $node 60 s after helm uninstall:"$'\n'"$left"
+			sleep 0.5
+		done
+	done
+	echo "nothing is left of it, in the cluster or on its nodes"
 }
 
 case ${1:-run} in
@@ -290,6 +303,8 @@ esac
 
 hack/prepare.sh
 trap leave EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 up
 install
 scenario smi-job "--for=condition=Complete job/smi" 1 1 ""
