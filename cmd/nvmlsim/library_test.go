@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 )
@@ -154,6 +155,22 @@ func device(t *testing.T, l nvml.Interface, i int) nvml.Device {
 	return d
 }
 
+// checkCUDAVersion: NVML knows the CUDA version only while the loader finds
+// libcuda.
+func checkCUDAVersion(t *testing.T, l nvml.Interface, root string) {
+	t.Helper()
+	if _, r := l.SystemGetCudaDriverVersion(); r != nvml.ERROR_NOT_FOUND {
+		t.Errorf("CUDA version without libcuda: %v", r)
+	}
+	cuda := dl.New(filepath.Join(root, libraries, "libcuda.so.1"), dl.RTLD_LAZY)
+	if err := cuda.Open(); err != nil {
+		t.Fatal(err)
+	}
+	if v, r := l.SystemGetCudaDriverVersion(); r != nvml.SUCCESS || v != 13000 {
+		t.Errorf("CUDA %d, %v", v, r)
+	}
+}
+
 // TestLibraryByGoNVML goes through the real client library: what it shows must
 // be what nvidia-smi, which uses the engine in process, shows.
 func TestLibraryByGoNVML(t *testing.T) {
@@ -193,9 +210,7 @@ func TestLibraryByGoNVML(t *testing.T) {
 	if diff := cmp.Diff(want, got.String()); diff != "" {
 		t.Errorf("(-nvidia-smi +library):\n%s", diff)
 	}
-	if v, r := l.SystemGetCudaDriverVersion(); r != nvml.SUCCESS || v != 13000 {
-		t.Errorf("CUDA %d, %v", v, r)
-	}
+	checkCUDAVersion(t, l, root)
 	if s := l.ErrorString(nvml.ERROR_GPU_IS_LOST); s != "GPU is lost" {
 		t.Errorf("error string %q", s)
 	}

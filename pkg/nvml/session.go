@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	"github.com/NVIDIA/go-nvml/pkg/dl"
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -18,6 +20,7 @@ import (
 type Session struct {
 	lib     gonvml.Interface
 	devices device.Interface // go-nvlib's spelling of models and profiles
+	cuda    string           // path of the driver's libcuda
 
 	mu     sync.Mutex
 	known  map[int]gpu.GPU // by index: identity as last read
@@ -28,11 +31,13 @@ type Session struct {
 type Driver struct {
 	// Version, e.g. "580.159.04".
 	Version string
-	// CUDAVersion is the newest CUDA the driver serves, "major.minor".
+	// CUDAVersion is the newest CUDA the driver serves, "major.minor"; empty
+	// for a driver that was installed without CUDA.
 	CUDAVersion string
 }
 
-// Open loads the library at path and initializes NVML. It fails with
+// Open loads the library at path, which is one of a driver's directory of
+// libraries, and initializes NVML. It fails with
 // ErrLibraryNotFound or ErrDriverNotLoaded where the driver isn't (yet) there;
 // trying again later is right then.
 func Open(path string) (*Session, error) {
@@ -40,7 +45,10 @@ func Open(path string) (*Session, error) {
 	if err := wrap(lib.Init(), "nvmlInit", path); err != nil {
 		return nil, err
 	}
-	return &Session{lib: lib, devices: device.New(lib), known: make(map[int]gpu.GPU)}, nil
+	return &Session{
+		lib: lib, devices: device.New(lib), cuda: filepath.Join(filepath.Dir(path), "libcuda.so.1"),
+		known: make(map[int]gpu.GPU),
+	}, nil
 }
 
 // Close ends the session. The library may stay loaded.
@@ -64,12 +72,24 @@ func (s *Session) Driver() (Driver, error) {
 	if err := wrap(ret, "nvmlSystemGetDriverVersion", ""); err != nil {
 		return Driver{}, err
 	}
-	cuda, ret := s.lib.SystemGetCudaDriverVersion_v2()
+	cuda, err := s.cudaVersion()
+	return Driver{Version: version, CUDAVersion: cuda}, err
+}
+
+// cudaVersion has libcuda loaded while it asks: NVML opens it by name alone,
+// and where the driver is not in the loader's search path, as in the plugin's
+// container, that finds it only if it is loaded already.
+func (s *Session) cudaVersion() (string, error) {
+	cuda := dl.New(s.cuda, dl.RTLD_LAZY)
+	if err := cuda.Open(); err != nil {
+		return "", nil //nolint:nilerr // a driver without CUDA; see Driver
+	}
+	v, ret := s.lib.SystemGetCudaDriverVersion_v2()
 	if err := wrap(ret, "nvmlSystemGetCudaDriverVersion", ""); err != nil {
-		return Driver{}, err
+		return "", errors.Join(err, cuda.Close())
 	}
 	// nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR(v) is v/1000, _MINOR(v) is (v%1000)/10.
-	return Driver{Version: version, CUDAVersion: fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)}, nil
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), cuda.Close()
 }
 
 // GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is

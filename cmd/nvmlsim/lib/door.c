@@ -31,6 +31,16 @@ const char *library_path(void)
     return dladdr((void *)library_path, &info) && info.dli_fname ? info.dli_fname : "";
 }
 
+// NVML asks libcuda for the CUDA version, by the loader's own search.
+int cuda_found(void)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (!cuda)
+        return 0;
+    dlclose(cuda);
+    return 1;
+}
+
 // A Go runtime takes SIGURG to preempt its goroutines and doesn't pass it on,
 // so the runtime inside this library would switch preemption off in a host that
 // is written in Go too. The constructor runs before the runtime's, remembers

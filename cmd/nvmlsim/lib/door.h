@@ -26,6 +26,7 @@ enum { max_objects = 1 << 20 };
 
 // library_path is the file this library was loaded from.
 const char *library_path(void);
+int cuda_found(void);
 
 // keep_host_signals gives SIGURG back to the process that loaded this library.
 void keep_host_signals(void);

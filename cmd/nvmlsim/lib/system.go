@@ -62,6 +62,9 @@ func simSystemGetCudaDriverVersion(out *C.int) C.int {
 	if out == nil {
 		return code(nvmlsim.InvalidArgument)
 	}
+	if C.cuda_found() == 0 {
+		return code(nvmlsim.NotFound) // as driver 580 answers
+	}
 	v, err := m.CUDADriverVersion()
 	if err != nil {
 		return code(err)
