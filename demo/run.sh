@@ -64,8 +64,9 @@ explain() {
 leave() {
 	local rc=$?
 	trap - EXIT
+	exec >&3 # a signal finds standard output wherever it is just redirected to
 	stop_watcher
-	if [ $rc -ne 0 ] && [ -n "${KUBECONFIG:-}" ]; then
+	if [ $rc -ne 0 ] && [ $rc -lt 128 ] && [ -n "${KUBECONFIG:-}" ]; then
 		explain
 	fi
 	if [ "$KEEP" = 1 ]; then
@@ -302,6 +303,7 @@ esac
 [ "$(id -u)" -eq 0 ] || fail "the local cluster needs root: run this with sudo"
 
 hack/prepare.sh
+exec 3>&1
 trap leave EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
