@@ -162,7 +162,7 @@ func checkCUDAVersion(t *testing.T, l nvml.Interface, root string) {
 	if _, r := l.SystemGetCudaDriverVersion(); r != nvml.ERROR_NOT_FOUND {
 		t.Errorf("CUDA version without libcuda: %v", r)
 	}
-	cuda := dl.New(filepath.Join(root, libraries, "libcuda.so.1"), dl.RTLD_LAZY)
+	cuda := dl.New(filepath.Join(root, "usr/lib/x86_64-linux-gnu/libcuda.so.1"), dl.RTLD_LAZY)
 	if err := cuda.Open(); err != nil {
 		t.Fatal(err)
 	}
