@@ -50,7 +50,15 @@ library=$(ldconfig -p | awk '/libnvidia-ml.so.1 .*x86-64/ {print $NF; exit}')
 
 say "CUDA program"
 if command -v nvcc >/dev/null; then
-  nvcc -O2 -cudart static -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc -o "$bundle/vectoradd" "$bundle/vectoradd.cu"
+  # It brings this host's C library along, at the same path here and in the
+  # pods, since that of the pods' image may be older.
+  mkdir -p "$bundle/lib"
+  for l in ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libdl.so.2 librt.so.1 libpthread.so.0; do
+    cp -L "$(ldconfig -p | awk -v l="$l" '$1 == l && /x86-64/ {print $NF; exit}')" "$bundle/lib/"
+  done
+  nvcc -O2 -cudart static -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc \
+    -Xlinker --dynamic-linker="$bundle/lib/ld-linux-x86-64.so.2" -Xlinker -rpath="$bundle/lib" \
+    -o "$bundle/vectoradd" "$bundle/vectoradd.cu"
 elif [ ! -x "$bundle/vectoradd" ]; then
   fail "nvcc isn't here, and the bundle has no vectoradd built elsewhere"
 fi
@@ -76,11 +84,12 @@ start=$(now)
 "$kubectl" wait --for=condition=Ready pod/with-claim pod/without-claim --timeout=60s
 say "both pods ready in $(since "$start")"
 for _ in $(seq 300); do
-  "$kubectl" logs with-claim | grep -q vectorAdd && "$kubectl" logs without-claim | grep -q cuda && break
+  "$kubectl" logs with-claim | grep -q 'done$' && "$kubectl" logs without-claim | grep -q 'done$' && break
   sleep 0.1
 done
 "$kubectl" logs with-claim
 "$kubectl" logs with-claim | grep -q 'vectorAdd: ok' || fail "the pod with the claim could not compute"
+"$kubectl" logs with-claim | grep -q 'GPU 0: NVIDIA' || fail "nvidia-smi doesn't work in the pod with the claim"
 say "the pod without a claim says:"
 "$kubectl" logs without-claim
 "$kubectl" logs without-claim | grep -q nvidia && fail "the pod without a claim sees device nodes of the driver"

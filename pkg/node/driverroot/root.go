@@ -84,6 +84,31 @@ func Find(h Host, path string) (Root, error) {
 
 // inspect returns a root without a library where the candidate isn't one.
 func inspect(candidate string) Root {
+	root := inspectTree(candidate)
+	if own := root.ownTree(); own != "" {
+		if inner := inspectTree(own); inner.Library == root.Library {
+			return inner
+		}
+	}
+	return root
+}
+
+// ownTree returns the directory of a driver that was not spread over the root's
+// usual directories but lies in a tree of its own, such as /usr/local/nvidia
+// with lib64 and bin: nvidia-smi is found there with the library it belongs to,
+// while a program of that name elsewhere may be anything. Empty otherwise.
+func (r *Root) ownTree() string {
+	own := filepath.Dir(filepath.Dir(r.Library))
+	if r.Library == "" || own == r.Path || own == filepath.Join(r.Path, "usr") {
+		return ""
+	}
+	if _, err := os.Stat(filepath.Join(own, "bin/nvidia-smi")); err != nil {
+		return ""
+	}
+	return own
+}
+
+func inspectTree(candidate string) Root {
 	// Links are resolved, since the libraries below will be.
 	path, err := filepath.EvalSymlinks(candidate)
 	if err != nil {

@@ -66,6 +66,14 @@ func TestFind(t *testing.T) {
 				LibraryDirs: []string{"/usr/local/nvidia/lib64"},
 			},
 		},
+		"in a tree of its own, with programs": {
+			host: []string{
+				"usr/local/nvidia/lib64/libnvidia-ml.so.580.1", "usr/local/nvidia/bin/nvidia-smi", "usr/bin/nvidia-smi",
+				"usr/lib/libnvidia-ml.so.1 -> /usr/local/nvidia/lib64/libnvidia-ml.so.580.1",
+				"usr/local/nvidia/lib64/libnvidia-ml.so.1 -> libnvidia-ml.so.580.1", "c dev/nvidiactl",
+			},
+			want: driverroot.Root{Path: "/usr/local/nvidia", DevRoot: "/", SysRoot: "/", Library: "/usr/local/nvidia/lib64/libnvidia-ml.so.580.1"},
+		},
 		"driver container with its own device nodes": {
 			host: []string{"run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "c run/nvidia/driver/dev/nvidiactl", "run/nvidia/driver/sys/bus/pci/devices/"},
 			want: driverroot.Root{
