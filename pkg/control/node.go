@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -36,6 +37,10 @@ type nodes struct {
 	live   client.Reader
 	slices slicePublisher
 
+	// failures holds back nodes that could not be published. The work queue's
+	// rate limiter can't: what a failed attempt did write wakes the controller.
+	failures *flowcontrol.Backoff
+
 	mu    sync.Mutex
 	asked map[string]request
 }
@@ -47,7 +52,10 @@ type request struct {
 }
 
 func newNodes(c client.Client, live client.Reader, p slicePublisher) *nodes {
-	return &nodes{client: c, live: live, slices: p, asked: make(map[string]request)}
+	return &nodes{
+		client: c, live: live, slices: p,
+		failures: flowcontrol.NewBackOff(firstRetryDelay, maxRetryDelay), asked: make(map[string]request),
+	}
 }
 
 // Reconcile brings one node's slices in line. In a steady state it reads the
@@ -59,6 +67,7 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	}
 	if inv == nil {
 		n.forget(r.Name)
+		n.failures.Reset(r.Name)
 	}
 	want, err := wanted(inv)
 	if err != nil {
@@ -70,6 +79,9 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	}
 	if publish.Equal(cached, want) {
 		return reconcile.Result{}, nil
+	}
+	if len(want) > 0 && n.failures.IsInBackOffSinceUpdate(r.Name, n.failures.Clock.Now()) {
+		return reconcile.Result{RequeueAfter: n.failures.Get(r.Name)}, nil
 	}
 	current, err := n.slices.Live(ctx, r.Name)
 	if err != nil {
@@ -93,13 +105,23 @@ func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current 
 		// of the plugin by the next.
 		n.forget(inv.Name)
 		logger.Info("Publishing the node's devices", "slices", len(want), "before", len(current))
-		return n.slices.Write(ctx, current, want)
+		return n.write(ctx, inv.Name, current, want)
 	default:
 		if err := n.slices.Delete(ctx, current); err != nil {
 			return err
 		}
 		return n.ask(ctx, inv)
 	}
+}
+
+// write publishes, and keeps count of failures.
+func (n *nodes) write(ctx context.Context, node string, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+	if err := n.slices.Write(ctx, current, want); err != nil {
+		n.failures.Next(node, n.failures.Clock.Now())
+		return err
+	}
+	n.failures.Reset(node)
+	return nil
 }
 
 // ask raises the node's publishRequest, unless one is under way.

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -57,6 +59,7 @@ type scene struct {
 	api   client.Client
 	shelf *shelf
 	nodes *nodes
+	clock *testingclock.FakeClock
 }
 
 func newScene(t *testing.T) *scene {
@@ -65,7 +68,7 @@ func newScene(t *testing.T) *scene {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	s := &scene{t: t, shelf: &shelf{}}
+	s := &scene{t: t, shelf: &shelf{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
 	s.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.GPUInventory{}).Build()
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})
@@ -73,7 +76,10 @@ func newScene(t *testing.T) *scene {
 }
 
 // restart makes the controller forget.
-func (s *scene) restart() { s.nodes = newNodes(s.api, s.api, s.shelf) }
+func (s *scene) restart() {
+	s.nodes = newNodes(s.api, s.api, s.shelf)
+	s.nodes.failures.Clock = s.clock
+}
 
 // report makes the node's inventory anew, as changed.
 func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
@@ -197,12 +203,55 @@ func TestAnAnswerServesOneAttempt(t *testing.T) {
 		t.Fatalf("got %v, want %v", err, s.shelf.broken)
 	}
 	s.shelf.broken = nil
+	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(2)
 	s.pluginAnswers()
 	s.mustReconcile()
 	s.mustHave(2)
+}
+
+// Each write, and each answer, wakes the controller again: the work queue's own
+// delays don't slow this down.
+func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
+	s := newScene(t)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.shelf.broken = &publish.DroppedFieldsError{Slice: "n-000"}
+	for range 20 {
+		_ = s.reconcile()
+		s.pluginAnswers()
+	}
+	if s.shelf.writes > 2 {
+		t.Errorf("%d writes of slices without time passing", s.shelf.writes)
+	}
+	s.mustHaveAsked(1)
+
+	r := reconcile.Request{}
+	r.Name = "n"
+	if result, err := s.nodes.Reconcile(t.Context(), r); err != nil || result.RequeueAfter <= 0 {
+		t.Errorf("got %+v, %v, want another try later", result, err)
+	}
+	s.shelf.broken = nil
+	s.clock.Step(maxRetryDelay)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+// What nobody should have any more is taken away at once, whatever failed before.
+func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
+	s := newScene(t)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.shelf.broken = errors.New("the server is full")
+	_ = s.reconcile()
+	s.mustHave(1)
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
+	s.mustReconcile()
+	s.mustHave(0)
 }
 
 func TestARequestDiesWithItsInventory(t *testing.T) {

@@ -58,9 +58,10 @@ const (
 	requestBurst      = 200
 	// parallelNodes bounds how many nodes are reconciled at once.
 	parallelNodes = 8
-	// maxRetryDelay is short, because a pool that could not be written is GPUs
-	// that nobody can have.
-	maxRetryDelay = 30 * time.Second
+	// Retries come soon and maxRetryDelay is short, because a pool that could not
+	// be written is GPUs that nobody can have.
+	firstRetryDelay = 50 * time.Millisecond
+	maxRetryDelay   = 30 * time.Second
 )
 
 // Run is the controller: it returns when ctx is done, when it lost its lease,
@@ -153,7 +154,7 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 	ctl, err := controller.New("node", mgr, controller.Options{
 		Reconciler:              newNodes(mgr.GetClient(), mgr.GetAPIReader(), p),
 		MaxConcurrentReconciles: parallelNodes,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		EnableWarmup:            new(true), // a new leader starts with full caches
 		LogConstructor: func(r *reconcile.Request) logr.Logger {
 			if r == nil {
@@ -177,7 +178,7 @@ func addPolicies(mgr manager.Manager) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
 		Reconciler:   policies{mgr.GetClient()},
 		EnableWarmup: new(true),
-		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, maxRetryDelay),
+		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
 			return mgr.GetLogger()
 		},
