@@ -132,9 +132,13 @@ func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) error {
 	number := max(inv.Spec.PublishRequest, inv.Status.PublishResponse) + 1
 	raised := inv.DeepCopy()
 	raised.Spec.PublishRequest = number
-	if err := n.client.Patch(ctx, raised, client.MergeFrom(inv)); apierrors.IsNotFound(err) {
-		return nil // gone since; its deletion is on its way here
-	} else if err != nil {
+	// Only on what the cache showed: the number may have been used since, by the
+	// controller before this one.
+	err := n.client.Patch(ctx, raised, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // gone or changed since; word of it is on its way here
+	}
+	if err != nil {
 		return fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
@@ -200,5 +204,5 @@ func wanted(inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
 			return publish.Pool(node, offer.Build(inventory.Node(inv))), nil
 		}
 	}
-	return nil, fmt.Errorf("the GPUInventory %s is not owned by Node %s: nothing is published for it", inv.Name, inv.Name)
+	return nil, fmt.Errorf("the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin makes it anew", inv.Name, inv.Name)
 }

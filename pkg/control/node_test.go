@@ -254,6 +254,40 @@ func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
 	s.mustHave(0)
 }
 
+// stale is a cache that doesn't know yet what happened to the inventory.
+type stale struct {
+	client.Client
+	inventory *v1alpha1.GPUInventory
+}
+
+func (c stale) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	c.inventory.DeepCopyInto(into.(*v1alpha1.GPUInventory))
+	return nil
+}
+
+// A controller that has just taken over may ask with a number that was asked
+// and answered already, by a plugin that may be dead since.
+func TestAnAnswerToAnotherIsNoAnswer(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	before := s.inventory()
+	s.shelf.slices = nil
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustHaveAsked(2)
+
+	s.restart()
+	s.nodes.client = stale{s.api, before}
+	s.mustReconcile()
+	s.nodes.client = s.api
+	s.mustReconcile()
+	s.mustHave(0)
+	s.mustHaveAsked(3)
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
 func TestARequestDiesWithItsInventory(t *testing.T) {
 	s := newScene(t)
 	s.published()

@@ -157,7 +157,8 @@ type candidate struct {
 	gpuSelector *selector // nil: all
 	nodes, gpus int32
 	lost        map[string]int32 // to whom, how many
-	failed      error            // one failure of gpuSelector
+	failed      error            // failure of gpuSelector on failedOn
+	failedOn    string           // the first by name of the devices it fails on
 }
 
 // newCandidate returns an error for a policy that can't take part.
@@ -197,7 +198,8 @@ func (c *candidate) selects(ctx context.Context, node labels.Set, device resourc
 		return true
 	}
 	ok, err := c.gpuSelector.matches(ctx, device)
-	if err != nil && c.failed == nil {
+	if err != nil && (c.failed == nil || device.Name < c.failedOn) {
+		c.failedOn = device.Name
 		c.failed = fmt.Errorf("spec.gpuSelector fails on %s, which is therefore not selected: %w", device.Name, err)
 	}
 	return ok && err == nil

@@ -112,6 +112,29 @@ func TestJudgeExplains(t *testing.T) {
 	}
 }
 
+// The order in which nodes are looked at is any: the same facts must not be told
+// in other words each time, because each time would be a write.
+func TestJudgeSaysTheSameAgain(t *testing.T) {
+	spec := v1alpha1.SharingPolicySpec{
+		Plan:        v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}},
+		GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`,
+	}
+	var nodes []gpuNode
+	for _, name := range []string{"gpu-2", "gpu-1", "gpu-3"} {
+		d := device("NVIDIA L4")
+		d.Name = name
+		nodes = append(nodes, gpuNode{gpus: []resourceapi.Device{d}})
+	}
+	for range 10 {
+		rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		status := judge(t.Context(), []v1alpha1.SharingPolicy{sharing("a", spec)}, nodes)["a"]
+		got := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted).Message
+		if !strings.Contains(got, "fails on gpu-1,") {
+			t.Fatalf("got %q, want the first device by name in it", got)
+		}
+	}
+}
+
 func sharing(name string, spec v1alpha1.SharingPolicySpec) v1alpha1.SharingPolicy {
 	s := v1alpha1.SharingPolicy{Spec: spec}
 	s.Name, s.CreationTimestamp = name, metav1.NewTime(time.Unix(1000, 0))
