@@ -1,10 +1,13 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -23,7 +26,7 @@ type Session struct {
 	cuda    string           // path of the driver's libcuda
 
 	mu     sync.Mutex
-	known  map[int]gpu.GPU // by index: identity as last read
+	known  known
 	events gonvml.EventSet
 }
 
@@ -47,7 +50,7 @@ func Open(path string) (*Session, error) {
 	}
 	return &Session{
 		lib: lib, devices: device.New(lib), cuda: filepath.Join(filepath.Dir(path), "libcuda.so.1"),
-		known: make(map[int]gpu.GPU),
+		known: known{},
 	}, nil
 }
 
@@ -104,36 +107,44 @@ func (s *Session) GPUs() ([]gpu.GPU, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen := make(map[gpu.UUID]bool, count)
-	var gpus []gpu.GPU
+	var read []gpu.GPU
+	failed := map[int]error{}
 	for i := range count {
 		g, err := s.readGPU(i)
 		if err != nil {
-			last, ok := s.known[i]
-			if !ok {
-				continue
-			}
-			g = last
-			g.Conditions = []gpu.Condition{conditionOf(err)}
-		} else {
-			s.known[i] = g
+			failed[i] = err
+			continue
 		}
-		seen[g.UUID] = true
-		gpus = append(gpus, g)
+		read = append(read, g)
 	}
-	return append(gpus, s.vanished(count, seen)...), nil
+	return s.known.list(read, failed), nil
 }
 
-// vanished lists the GPUs that were there and are not enumerated any more.
-func (s *Session) vanished(count int, seen map[gpu.UUID]bool) []gpu.GPU {
-	var gone []gpu.GPU
-	for i := count; i < count+len(s.known); i++ {
-		if g, ok := s.known[i]; ok && !seen[g.UUID] {
-			g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}}
-			gone = append(gone, g)
-		}
+// known are the GPUs that have answered, each as it last did. Not by index:
+// when a GPU vanishes, those behind it move up.
+type known map[gpu.UUID]gpu.GPU
+
+// list remembers what was read and returns it together with the GPUs that were
+// known and didn't answer; failed has the errors by index.
+func (k known) list(read []gpu.GPU, failed map[int]error) []gpu.GPU {
+	silent := maps.Clone(k)
+	for _, g := range read {
+		k[g.UUID] = g
+		delete(silent, g.UUID)
 	}
-	return gone
+	gpus := slices.Clone(read)
+	for _, g := range silent {
+		c := gpu.Condition{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}
+		if err := failed[g.Index]; err != nil {
+			c = conditionOf(err)
+		}
+		g.Conditions = []gpu.Condition{c}
+		gpus = append(gpus, g)
+	}
+	slices.SortFunc(gpus, func(a, b gpu.GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	return gpus
 }
 
 func conditionOf(err error) gpu.Condition {

@@ -1,0 +1,55 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// What is listed, as "UUID@index condition", after NVML has listed a, b and c
+// and then what the case says.
+func TestGPUsThatDoNotAnswerStayListed(t *testing.T) {
+	at := func(index int, uuid gpu.UUID) gpu.GPU { return gpu.GPU{UUID: uuid, Index: index} }
+	lost := fmt.Errorf("read: %w", ErrLost)
+	for name, tc := range map[string]struct {
+		read   []gpu.GPU
+		failed map[int]error
+		want   []string
+	}{
+		"all there":     {read: []gpu.GPU{at(0, "a"), at(1, "b"), at(2, "c")}, want: []string{"a@0", "b@1", "c@2"}},
+		"lost":          {read: []gpu.GPU{at(0, "a"), at(2, "c")}, failed: map[int]error{1: lost}, want: []string{"a@0", "b@1 Lost", "c@2"}},
+		"unreadable":    {read: []gpu.GPU{at(0, "a"), at(1, "b")}, failed: map[int]error{2: errors.New("x")}, want: []string{"a@0", "b@1", "c@2 Unreadable"}},
+		"last vanished": {read: []gpu.GPU{at(0, "a"), at(1, "b")}, want: []string{"a@0", "b@1", "c@2 Lost"}},
+		"first vanished, others moved up": {
+			read: []gpu.GPU{at(0, "b"), at(1, "c")}, want: []string{"a@0 Lost", "b@0", "c@1"},
+		},
+		"first vanished, and what moved up is lost": {
+			read: []gpu.GPU{at(0, "b")}, failed: map[int]error{1: lost}, want: []string{"a@0 Lost", "b@0", "c@2 Lost"},
+		},
+		"exchanged":          {read: []gpu.GPU{at(0, "c"), at(1, "b"), at(2, "a")}, want: []string{"c@0", "b@1", "a@2"}},
+		"moved over a lost":  {read: []gpu.GPU{at(0, "a"), at(1, "c")}, failed: map[int]error{2: lost}, want: []string{"a@0", "b@1 Lost", "c@1"}},
+		"a new one is lost":  {read: []gpu.GPU{at(0, "a"), at(1, "b"), at(2, "c")}, failed: map[int]error{3: lost}, want: []string{"a@0", "b@1", "c@2"}},
+		"all have vanished":  {want: []string{"a@0 Lost", "b@1 Lost", "c@2 Lost"}},
+		"one joined at zero": {read: []gpu.GPU{at(0, "d"), at(1, "a"), at(2, "b"), at(3, "c")}, want: []string{"d@0", "a@1", "b@2", "c@3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := known{}
+			k.list([]gpu.GPU{at(0, "a"), at(1, "b"), at(2, "c")}, nil)
+			var got []string
+			for _, g := range k.list(tc.read, tc.failed) {
+				s := fmt.Sprintf("%s@%d", g.UUID, g.Index)
+				for _, c := range g.Conditions {
+					s += " " + string(c.Type)
+				}
+				got = append(got, s)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("listed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
