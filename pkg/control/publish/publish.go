@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -107,8 +106,8 @@ func (p *Publisher) Live(ctx context.Context, node string) ([]*resourceapi.Resou
 // pool again once all of the new generation is there.
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
-// slices repairs it. It is a DroppedFieldsError where the server stored less
-// than was sent, which trying again doesn't mend.
+// slices repairs it. It is a DroppedFieldsError where the server stored something
+// else than was sent, which trying again doesn't mend.
 func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
 	next := generation(current) + 1
 	have := byName(current)
@@ -119,21 +118,22 @@ func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSl
 		if err != nil {
 			return fmt.Errorf("write ResourceSlice %s: %w", s.Name, err)
 		}
-		if !equality.Semantic.DeepEqual(stored.Spec, s.Spec) {
+		if stored.Spec.Pool.Generation != next || !same(stored, s) {
 			return &DroppedFieldsError{Slice: s.Name}
 		}
 	}
 	return p.Delete(ctx, leftOver(current, want))
 }
 
-// DroppedFieldsError says that the server silently dropped fields of a slice.
+// DroppedFieldsError says that the server silently dropped or changed something
+// of a slice: in its spec, its owner or our label.
 type DroppedFieldsError struct {
 	Slice string
 }
 
 func (e *DroppedFieldsError) Error() string {
-	return fmt.Sprintf("the API server stored only a part of ResourceSlice %s; "+
-		"an admission webhook or a disabled feature gate may have changed it", e.Slice)
+	return fmt.Sprintf("the API server stored ResourceSlice %s otherwise than it was sent; look for mutating admission webhooks "+
+		"or policies on resourceslices, and for feature gates that are off", e.Slice)
 }
 
 func (p *Publisher) put(ctx context.Context, have, want *resourceapi.ResourceSlice) (*resourceapi.ResourceSlice, error) {

@@ -1,0 +1,51 @@
+package publish
+
+import (
+	"errors"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// fakeClient is a server in memory.
+type fakeClient struct {
+	resourceclient.ResourceSlicesGetter
+}
+
+func (fakeClient) IsWatchListSemanticsUnSupported() bool { return true }
+
+// A write that reports success although the server stored something else would
+// be written again at once, and again.
+func TestWriteTellsWhatTheServerChanged(t *testing.T) {
+	for name, change := range map[string]func(*resourceapi.ResourceSlice){
+		"nothing": nil,
+		"spec":    func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes = nil },
+		"owner":   func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil },
+		"label":   func(s *resourceapi.ResourceSlice) { delete(s.Labels, ManagedByLabel) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := fake.NewClientset()
+			server.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				s, ok := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+				if !ok || change == nil {
+					return false, nil, nil
+				}
+				s = s.DeepCopy()
+				change(s)
+				return true, s, nil
+			})
+			p, err := New(fakeClient{server.ResourceV1()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = p.Write(t.Context(), nil, Pool(owner("n"), gpus(2)))
+			if dropped := (*DroppedFieldsError)(nil); errors.As(err, &dropped) != (change != nil) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
