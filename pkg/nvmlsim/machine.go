@@ -21,7 +21,7 @@ const (
 	DefaultDriverVersion = "580.159.04"
 	DefaultCUDAVersion   = "13.0"
 	// MaxGPUs is how many GPUs a machine can have.
-	MaxGPUs = 64
+	MaxGPUs = 128
 )
 
 // Spec declares a machine, as its user writes it:

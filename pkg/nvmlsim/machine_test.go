@@ -26,7 +26,7 @@ func TestParseSpec(t *testing.T) {
 		"short unknown": {text: "3xh10", err: `gpus[0].model: "h10" is not a GPU model`},
 		"nonsense":      {text: "eight h100", err: "want COUNTxMODEL such as 8xh100-80gb"},
 		"zero":          {text: "0xl4", err: "count 0"},
-		"too many":      {text: "65xl4", err: "65 GPUs; a machine has at most 64"},
+		"too many":      {text: "129xl4", err: "129 GPUs; a machine has at most 128"},
 		"driver":        {text: "driverVersion: new\ngpus: []", err: `driverVersion: "new" is not like`},
 		"no MIG":        {text: "gpus: [{model: l4, migEnabled: true}]", err: "gpus[0].migEnabled: l4 has no MIG"},
 		"bus ids":       {text: "gpus: [{model: l4, count: 2, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: 1 addresses for 2 GPUs"},

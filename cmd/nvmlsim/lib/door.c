@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <signal.h>
 
-enum { max_gpus = 64, max_sets = 256 };
+enum { max_gpus = 128, max_sets = 256 };
 
 // One byte per handle is enough: only addresses matter.
 static char gpus[max_gpus];

@@ -43,7 +43,7 @@ func writeFile(path string, data []byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make CDI directory: %w", err)
 	}
-	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*.tmp")
+	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*"+tempSuffix)
 	if err != nil {
 		return fmt.Errorf("write CDI specification: %w", err)
 	}

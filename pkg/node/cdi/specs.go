@@ -23,6 +23,7 @@ const (
 	commonFile  = vendor + "-driver.json"
 	claimPrefix = vendor + "-claim_"
 	suffix      = ".json"
+	tempSuffix  = ".tmp"
 )
 
 // ErrNoDriver is what Write answers before SetDriver has succeeded.
@@ -122,6 +123,19 @@ func (s *Specs) Claims() ([]string, error) {
 		}
 	}
 	return claims, nil
+}
+
+// Tidy removes what writes that a crash has cut off left in the directory. It
+// is for the start, while nothing is written.
+func (s *Specs) Tidy() error {
+	left, err := filepath.Glob(filepath.Join(s.cfg.Dir, vendor+"-*"+tempSuffix))
+	if err != nil {
+		return fmt.Errorf("list temporary CDI files: %w", err)
+	}
+	for _, path := range left {
+		err = errors.Join(err, removeFile(path))
+	}
+	return err
 }
 
 // RemoveCommon deletes the common specification, for a host that this driver

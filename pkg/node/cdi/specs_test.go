@@ -374,6 +374,39 @@ func TestRemoveAndList(t *testing.T) {
 	}
 }
 
+func TestTidy(t *testing.T) {
+	s, driver, dir := setUp(t)
+	if err := s.Tidy(); err != nil {
+		t.Errorf("without a directory: %v", err)
+	}
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+		t.Fatal(err)
+	}
+	const foreign = "example.com-x.json.1.tmp"
+	for _, name := range []string{"k8s.gpu.nvidia.com-claim_claim-1.json.12.tmp", "k8s.gpu.nvidia.com-driver.json.3.tmp", foreign} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Tidy(); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if diff := cmp.Diff([]string{foreign, "k8s.gpu.nvidia.com-claim_claim-1.json", "k8s.gpu.nvidia.com-driver.json"}, left); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
 func TestWipedDirectory(t *testing.T) {
 	s, driver, dir := setUp(t)
 	if err := s.SetDriver(driver); err != nil {

@@ -193,7 +193,7 @@ func (j *Journal) fill(f *os.File, data []byte) error {
 // remove keeps the record in memory until its removal is on disk, so that a
 // failed one can be tried again.
 func (j *Journal) remove(claimUID string) error {
-	if _, ok := j.Get(claimUID); !ok && !j.isUnreadable(claimUID) {
+	if _, ok := j.Get(claimUID); !ok && !j.IsUnreadable(claimUID) {
 		return nil
 	}
 	if err := removeIfThere(j.path(claimUID + recordSuffix)); err != nil {
@@ -215,7 +215,7 @@ func (j *Journal) remove(claimUID string) error {
 
 // settle forgets what was put aside for the claim.
 func (j *Journal) settle(claimUID string) error {
-	if !j.isUnreadable(claimUID) {
+	if !j.IsUnreadable(claimUID) {
 		return nil
 	}
 	if err := removeIfThere(j.path(claimUID + unreadableSuffix)); err != nil {
@@ -227,7 +227,8 @@ func (j *Journal) settle(claimUID string) error {
 	return nil
 }
 
-func (j *Journal) isUnreadable(claimUID string) bool {
+// IsUnreadable says whether Unreadable has the claim.
+func (j *Journal) IsUnreadable(claimUID string) bool {
 	j.mu.RLock()
 	defer j.mu.RUnlock()
 	_, ok := j.unreadable[claimUID]

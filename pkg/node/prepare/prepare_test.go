@@ -403,6 +403,20 @@ func TestUnreadableRecord(t *testing.T) {
 			t.Errorf("conditions: got %v after %d changes, want none after 1", f.Conditions(), f.changes)
 		}
 	})
+	t.Run("holds on when a prepare fails", func(t *testing.T) {
+		f := broken(t)
+		node := f.node.DeviceNode(0)
+		if err := os.Rename(node, node+".aside"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Prepare(testContext(t), newClaim("broken", result("gpu", 0))); err == nil {
+			t.Error("prepared without a device node")
+		}
+		if err := os.Rename(node+".aside", node); err != nil {
+			t.Fatal(err)
+		}
+		checkHeld(t, f, "broken")
+	})
 	t.Run("is settled by an unprepare", func(t *testing.T) {
 		f := broken(t)
 		mustUnprepare(t, f, newClaim("broken"))

@@ -218,29 +218,31 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant, de
 // The claim's lock, and those of the GPUs it is to hold, are held.
 func (p *Preparer) give(want journal.Record, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
 	have, again := p.Journal.Get(want.ClaimUID)
+	// It may have been prepared before, too, where its record can't be read.
+	before := again || p.Journal.IsUnreadable(want.ClaimUID)
 	if again && !slices.Equal(have.Grants, want.Grants) && have.BootID == p.BootID {
 		return nil, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
 			describeGrants(want.Grants), describeGrants(have.Grants))
 	}
 	if !again || have.BootID != want.BootID {
-		if err := p.remember(want, again); err != nil {
+		if err := p.remember(want, before); err != nil {
 			return nil, err
 		}
 	}
 	p.Step("prepare.recorded")
 	ids, err := p.CDI.Write(want.ClaimUID, devices)
 	if err != nil {
-		return nil, p.undo(want.ClaimUID, again, fmt.Errorf("write the CDI spec of the claim: %w", err))
+		return nil, p.undo(want.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
 	p.Step("prepare.written")
 	return ids, nil
 }
 
 // remember writes the record.
-func (p *Preparer) remember(r journal.Record, again bool) error {
+func (p *Preparer) remember(r journal.Record, before bool) error {
 	unreadable := len(p.Journal.Unreadable())
 	if err := p.Journal.Put(r); err != nil {
-		return p.undo(r.ClaimUID, again, err)
+		return p.undo(r.ClaimUID, before, err)
 	}
 	p.tellSettled(unreadable)
 	return nil
@@ -248,8 +250,8 @@ func (p *Preparer) remember(r journal.Record, again bool) error {
 
 // undo drops what a first prepare has begun. What an earlier prepare of the
 // claim has achieved stays: a container may be using it.
-func (p *Preparer) undo(claimUID string, again bool, cause error) error {
-	if again {
+func (p *Preparer) undo(claimUID string, before bool, cause error) error {
+	if before {
 		return cause
 	}
 	return errors.Join(cause, p.take(claimUID))
