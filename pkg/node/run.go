@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
@@ -90,11 +92,11 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host})
 	p.hardware = &hardware{
 		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs, reporter: p.reporter,
-		arrived: p.recover, wake: make(chan struct{}, 1), first: make(chan struct{}),
+		arrived: p.recover, reread: p.restore, wake: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 	p.preparer = prepare.New(prepare.Options{
 		Journal: p.journal, CDI: p.specs, Inventory: p.reporter,
-		Holders: prepare.NewCluster(p.client.ResourceV1(), p.client.CoreV1(), DriverName, cfg.NodeName),
+		Holders: prepare.NewCluster(draclient.New(p.client), p.client.CoreV1(), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake,
 		Step: failpoint.Step(),
@@ -105,6 +107,9 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 
 // run runs the parts until ctx ends or one can't go on.
 func (p *plugin) run(ctx context.Context) error {
+	if err := p.specs.Tidy(); err != nil {
+		klog.FromContext(ctx).Error(err, "Temporary files stay in the CDI directory", "node", p.cfg.NodeName)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return serve(ctx, p.cfg.MetricsAddress, p.metrics, p.ready) })
 	group.Go(func() error { return p.hardware.Run(ctx) })
@@ -159,6 +164,21 @@ func (p *plugin) serveKubelet(ctx context.Context) error {
 func (p *plugin) recover(ctx context.Context) {
 	if err := p.preparer.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
+	}
+}
+
+// restore recovers if the CDI spec of a prepared claim is missing: somebody has
+// wiped the directory, and the kubelet restarts containers without preparing
+// their claims again.
+func (p *plugin) restore(ctx context.Context) {
+	specs, err := p.specs.Claims()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The CDI directory can't be looked at", "node", p.cfg.NodeName)
+		return
+	}
+	missing := func(r journal.Record) bool { return !slices.Contains(specs, r.ClaimUID) }
+	if slices.ContainsFunc(p.journal.All(), missing) {
+		p.recover(ctx)
 	}
 }
 
