@@ -151,8 +151,8 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestOldKubernetes(t *testing.T) {
-	_, all, err := template(t, "--kube-version=1.30.14")
-	if err == nil || !strings.Contains(all, "requires kubeVersion: >=1.31.0-0") {
-		t.Errorf("Kubernetes 1.30: error %v\n%s", err, all)
+	_, all, err := template(t, "--kube-version=1.31.14")
+	if err == nil || !strings.Contains(all, "requires kubeVersion: >=1.32.0-0") {
+		t.Errorf("Kubernetes 1.31: error %v\n%s", err, all)
 	}
 }

@@ -20,8 +20,8 @@ type Server struct {
 // ErrNoResourceAPI says that the server has no resource.k8s.io version that
 // this driver speaks.
 var ErrNoResourceAPI = errors.New("the API server serves none of resource.k8s.io v1, v1beta2, v1beta1: " +
-	"Dynamic Resource Allocation needs Kubernetes 1.34, or 1.32 with the feature gate DynamicResourceAllocation " +
-	"and --runtime-config=resource.k8s.io/v1beta1=true")
+	"Dynamic Resource Allocation is on by default from Kubernetes 1.34; on 1.32 and 1.33 the feature gate DynamicResourceAllocation " +
+	"and --runtime-config=resource.k8s.io/v1beta1=true turn it on; older ones don't do")
 
 // FindServer asks the API server which version of resource.k8s.io it serves,
 // newest first: v1, v1beta2, v1beta1. It returns ErrNoResourceAPI where there

@@ -36,15 +36,15 @@ template) Helm claims all versions that it knows; the Kubernetes version then
 decides.
 */}}
 {{- define "tessera.resourceAPI" -}}
-{{- $since := dict "v1alpha3" ">=1.31.0-0" "v1beta1" ">=1.32.0-0" "v1beta2" ">=1.33.0-0" "v1" ">=1.34.0-0" -}}
+{{- $since := dict "v1beta1" ">=1.32.0-0" "v1beta2" ">=1.33.0-0" "v1" ">=1.34.0-0" -}}
 {{- $found := "" -}}
-{{- range list "v1alpha3" "v1beta1" "v1beta2" "v1" -}}
+{{- range list "v1beta1" "v1beta2" "v1" -}}
 {{- if and (semverCompare (get $since .) $.Capabilities.KubeVersion.Version) ($.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s" .)) -}}
 {{- $found = . -}}
 {{- end -}}
 {{- end -}}
 {{- if not $found -}}
-{{- fail (printf "this cluster (Kubernetes %s) serves no resource.k8s.io API: Dynamic Resource Allocation is off. It is on by default from Kubernetes 1.34; before, the feature gate DynamicResourceAllocation and --runtime-config=resource.k8s.io/VERSION=true turn it on" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "this cluster (Kubernetes %s) serves none of resource.k8s.io v1, v1beta2, v1beta1: Dynamic Resource Allocation is off. It is on by default from Kubernetes 1.34; on 1.32 and 1.33, the feature gate DynamicResourceAllocation and --runtime-config=resource.k8s.io/v1beta1=true turn it on" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 resource.k8s.io/{{ $found }}
 {{- end -}}
