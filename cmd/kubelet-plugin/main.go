@@ -21,12 +21,8 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// gcPercent trades a little work, of which there is little, for memory, which
-// each node spends.
-const gcPercent = 40
-
 func main() {
-	debug.SetGCPercent(gcPercent)
+	debug.SetGCPercent(40) // there is little work; memory is what each node spends
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := command().ExecuteContext(ctx)
 	stop()

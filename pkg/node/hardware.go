@@ -42,6 +42,8 @@ type hardware struct {
 	// arrived is called when a driver that works has come, or has been
 	// replaced by another version.
 	arrived func(context.Context)
+	// reread is called when the facts have been read again since.
+	reread func(context.Context)
 	// wake asks for the facts to be read again.
 	wake chan struct{}
 	// first is closed when the driver has been looked for once.
@@ -115,12 +117,12 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	nodes := h.watchNodes(ctx, root)
 	defer func() { <-nodes }()
 	defer cancel()
-	return h.reread(ctx, root, session, node.DriverVersion)
+	return h.keepReading(ctx, root, session, node.DriverVersion)
 }
 
-// reread reads the facts when something may have changed, and from time to
-// time.
-func (h *hardware) reread(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
+// keepReading reads the facts when something may have changed, and from time
+// to time.
+func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
 	for {
 		h.pause(ctx, rereadEvery)
 		if ctx.Err() != nil {
@@ -140,6 +142,7 @@ func (h *hardware) reread(ctx context.Context, root driverroot.Root, session *nv
 		if node.DriverVersion != version {
 			return fmt.Errorf("the driver was updated from %s to %s", version, node.DriverVersion)
 		}
+		h.reread(ctx)
 	}
 }
 
@@ -237,6 +240,8 @@ func (h *hardware) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 			select {
 			case <-ctx.Done():
 				return
+			case <-watcher.Errors: // such as events that were lost
+				h.Wake()
 			case event := <-watcher.Events:
 				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {
 					h.Wake()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
@@ -27,6 +30,13 @@ func TestMain(m *testing.M) {
 // startHardware runs a hardware on the pretended host until the test ends.
 func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 	t.Helper()
+	h, arrivals = newHardware(t)
+	runHardware(t, h)
+	return h, arrivals
+}
+
+func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
+	t.Helper()
 	reporter, err := report.New(report.Config{NodeName: "node-0", REST: &rest.Config{Host: "http://127.0.0.1:1"}})
 	if err != nil {
 		t.Fatal(err)
@@ -38,8 +48,14 @@ func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
 		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
 		arrived:    func(context.Context) { arrivals <- struct{}{} },
+		reread:     func(context.Context) {},
 		wake:       make(chan struct{}, 1), first: make(chan struct{}),
 	}
+	return h, arrivals
+}
+
+func runHardware(t *testing.T, h *hardware) {
+	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -50,7 +66,6 @@ func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	return h, arrivals
 }
 
 // moveAside takes a path of the pretended host away, and returns what puts it
@@ -144,4 +159,33 @@ func TestDeviceNodeComesLate(t *testing.T) {
 		<-time.After(10 * time.Millisecond)
 	}
 	t.Error("the condition stays though the node is there")
+}
+
+// Containers are restarted without a prepare: their specs have to come back.
+func TestWipedCDIDirectory(t *testing.T) {
+	h, _ := newHardware(t)
+	j, err := journal.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	p := &plugin{journal: j, specs: h.specs, preparer: prepare.New(prepare.Options{
+		Journal: j, CDI: h.specs, Inventory: h.reporter, Driver: DriverName, Pool: "node-0", BootID: "boot",
+	})}
+	h.reread = p.restore
+	runHardware(t, h)
+	<-h.first
+	name := firstDevice(t)
+	device, _, err := h.reporter.Device(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := journal.Record{ClaimUID: "claim-1", BootID: "boot", Grants: []journal.Grant{{Device: name, GPU: device.Parent(), Request: "gpu"}}}
+	if err := j.Put(record); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "the claim's spec", func() bool {
+		specs, err := h.specs.Claims()
+		return err == nil && slices.Equal(specs, []string{"claim-1"})
+	})
 }

@@ -21,6 +21,7 @@ const (
 	lockFile   = "lock"
 	journalDir = "claims"
 	hookFile   = "bin/nvidia-cdi-hook"
+	hookTemp   = hookFile + ".tmp" // while it is installed
 )
 
 // lockPoll is how often the data directory's lock is tried.
@@ -81,17 +82,17 @@ func installHook(from, dataDir string) (string, error) {
 	if have, err := digestOf(path); err == nil && have == want {
 		return path, nil
 	}
-	if err := replaceProgram(path, program); err != nil {
+	if err := replaceProgram(path, filepath.Join(dataDir, hookTemp), program); err != nil {
 		return "", fmt.Errorf("install %s: %w", path, err)
 	}
 	return path, nil
 }
 
-func replaceProgram(path string, program io.ReadSeeker) error {
+func replaceProgram(path, temp string, program io.ReadSeeker) error {
 	if _, err := program.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".hook-*")
+	tmp, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o700)
 	if err != nil {
 		return err
 	}
@@ -130,14 +131,22 @@ func digestOf(path string) (string, error) {
 func leave(dataDir string) error {
 	return errors.Join(
 		removeIfThere(filepath.Join(dataDir, hookFile)),
-		removeIfThere(filepath.Join(dataDir, filepath.Dir(hookFile))),
-		removeIfThere(filepath.Join(dataDir, journalDir)),
+		removeIfThere(filepath.Join(dataDir, hookTemp)),
+		removeIfEmpty(filepath.Join(dataDir, filepath.Dir(hookFile))),
+		removeIfEmpty(filepath.Join(dataDir, journalDir)),
 		removeIfThere(filepath.Join(dataDir, lockFile)),
 	)
 }
 
 func removeIfThere(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func removeIfEmpty(dir string) error {
+	if err := removeIfThere(dir); !errors.Is(err, unix.ENOTEMPTY) {
 		return err
 	}
 	return nil

@@ -165,6 +165,18 @@ func TestLeave(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(c.DataDir, journalDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	foreign := filepath.Join(c.DataDir, journalDir, "notes.txt")
+	for _, path := range []string{foreign, filepath.Join(c.DataDir, hookTemp)} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := leave(c.DataDir); err != nil {
+		t.Errorf("with a file of somebody else: %v", err)
+	}
+	if err := os.Remove(foreign); err != nil {
+		t.Fatal(err)
+	}
 	if err := leave(c.DataDir); err != nil {
 		t.Fatal(err)
 	}
