@@ -117,7 +117,6 @@ demo: ## Show the everyday ways to claim a GPU on a real cluster with simulated 
 demo-down: ## Remove what KEEP=1 make demo left
 	demo/run.sh down
 
-
 .PHONY: cluster-build
 cluster-build: prepare # Build what local clusters are made of, into the cache; a quarter of an hour the first time
 	$(LOCALCLUSTER) build --kubernetes $(KUBERNETES)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Installs the C compiler that cgo needs (the kubelet plugin loads
-# libnvidia-ml, the simulator is a C library) where it is missing, and says
-# nothing where it isn't. What the local cluster needs beyond that,
+# libnvidia-ml, the simulator is a C library) and xz, which packs
+# `make metal-bundle`, where they are missing, and says nothing where they
+# aren't. What the local cluster needs beyond that,
 # cmd/localcluster installs itself. Idempotent.
 set -euo pipefail
 
 missing=()
 command -v gcc >/dev/null || missing+=(gcc)
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+command -v xz >/dev/null || missing+=(xz-utils)
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
