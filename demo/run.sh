@@ -93,7 +93,9 @@ look_around() {
 		  alias kubectl=$(program kubectl)
 		  kubectl get gpuinventories
 		  kubectl get resourceslices
-		  kubectl apply -f demo/smi-job && kubectl logs -f job/smi
+		  kubectl apply -f demo/smi-job
+		  kubectl wait --for=condition=Complete job/smi
+		  kubectl logs job/smi
 
 		To remove it: make demo-down
 	END
