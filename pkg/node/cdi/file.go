@@ -3,7 +3,9 @@ package cdi
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -44,6 +46,10 @@ func writeFile(path string, data []byte) error {
 		return fmt.Errorf("make CDI directory: %w", err)
 	}
 	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*"+tempSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		// dir is there, or MkdirAll had failed, and takes no files.
+		return fmt.Errorf("write CDI specification: %w: the host's directory was removed while it was mounted here; restart the plugin's pod, and empty the directory instead of removing it", err)
+	}
 	if err != nil {
 		return fmt.Errorf("write CDI specification: %w", err)
 	}

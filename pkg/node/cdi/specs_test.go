@@ -3,6 +3,7 @@ package cdi_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -421,6 +422,26 @@ func TestWipedDirectory(t *testing.T) {
 	}
 	for _, of := range ids {
 		inject(t, dir, of)
+	}
+}
+
+// A mount outlives the directory that was mounted; so does an open file.
+func TestRemovedMountedDirectory(t *testing.T) {
+	_, driver, dir := setUp(t)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mounted, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mounted.Close()
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	s := cdi.New(cdi.Config{Dir: fmt.Sprintf("/proc/self/fd/%d", mounted.Fd()), HookPath: hook, Host: driverroot.NewHost(installed.Host)})
+	if err := s.SetDriver(driver); err == nil || !strings.Contains(err.Error(), "restart") {
+		t.Errorf("got %v, want an error that says to restart the plugin", err)
 	}
 }
 

@@ -154,7 +154,7 @@ func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 		for _, uuid := range u.Record.GPUs() {
 			conditions[uuid] = append(conditions[uuid], gpu.Condition{
 				Type: gpu.StateUnreadable,
-				Message: fmt.Sprintf("journal file %s can't be read; claim %s may still hold the GPU; this ends when the kubelet unprepares that claim",
+				Message: fmt.Sprintf("journal file %s can't be read; claim %s may still hold the GPU; this ends when the kubelet unprepares that claim; if it never does, drain the node, remove the file and restart the plugin",
 					u.Path, u.ClaimUID),
 			})
 		}
