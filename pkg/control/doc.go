@@ -9,7 +9,8 @@
 // raises spec.publishRequest in the GPUInventory, and publishes when a living
 // plugin has answered. The first publication, and one that a crash cut short,
 // go the same way: nothing but the request that is under way is remembered,
-// and forgetting it costs one more request.
+// and forgetting it costs one more request. (And which nodes could not be
+// written lately, so that a server that refuses isn't stormed.)
 //
 // It knows nothing of pkg/node: the two talk through GPUInventory and device
 // names.
