@@ -49,6 +49,10 @@ type hardware struct {
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
 
+	// loaded is the NVML library that this process has loaded, if any: what go-nvml
+	// calls stays bound to the first one.
+	loaded string
+
 	said string // the last trouble that was logged
 }
 
@@ -60,16 +64,25 @@ func (h *hardware) Wake() {
 	}
 }
 
+// errOtherLibrary says that only a new process can go on.
+var errOtherLibrary = errors.New("the plugin has to start anew to load the library of another driver")
+
 // Run looks for the driver, follows it as long as it works, and starts again,
-// until ctx ends; then it returns nil.
+// until ctx ends; then it returns nil. It returns an error when the driver was
+// replaced by one whose library this process can't load.
 func (h *hardware) Run(ctx context.Context) error {
 	looked := sync.OnceFunc(func() { close(h.first) })
 	for ctx.Err() == nil {
-		if err := h.follow(ctx, looked); ctx.Err() == nil {
-			h.lose(ctx, err)
-			looked()
-			h.pause(ctx, retryDriver)
+		err := h.follow(ctx, looked)
+		if ctx.Err() != nil {
+			break
 		}
+		if errors.Is(err, errOtherLibrary) {
+			return err
+		}
+		h.lose(ctx, err)
+		looked()
+		h.pause(ctx, retryDriver)
 	}
 	return nil
 }
@@ -95,9 +108,9 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	if err != nil {
 		return err
 	}
-	session, err := nvml.Open(h.host.Path(root.Library))
+	session, err := h.open(root)
 	if err != nil {
-		return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+		return err
 	}
 	defer session.Close()
 	defer func() { _ = h.specs.SetDriver(nil) }() // it must not use a closed session
@@ -118,6 +131,20 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	defer func() { <-nodes }()
 	defer cancel()
 	return h.keepReading(ctx, root, session, node.DriverVersion)
+}
+
+func (h *hardware) open(root driverroot.Root) (*nvml.Session, error) {
+	if h.loaded != "" && h.loaded != root.Library {
+		return nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, h.loaded, root.Library)
+	}
+	session, err := nvml.Open(h.host.Path(root.Library))
+	if !errors.Is(err, nvml.ErrLibraryNotFound) {
+		h.loaded = root.Library
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+	}
+	return session, nil
 }
 
 // keepReading reads the facts when something may have changed, and from time

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -188,4 +189,43 @@ func TestWipedCDIDirectory(t *testing.T) {
 		specs, err := h.specs.Claims()
 		return err == nil && slices.Equal(specs, []string{"claim-1"})
 	})
+}
+
+// A process can't load another NVML than its first: it has to start anew.
+func TestDriverReplaced(t *testing.T) {
+	h, _ := newHardware(t)
+	_, ctx := ktesting.NewTestContext(t)
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	<-h.first
+	root, err := driverroot.Find(h.host, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(installed.Host, root.Library)
+	link := filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1")
+	move := func(from, to string) error {
+		return errors.Join(os.Rename(from, to), os.Remove(link), os.Symlink(filepath.Base(to), link))
+	}
+	newer := filepath.Join(filepath.Dir(library), "libnvidia-ml.so.999.1")
+	if err := move(library, newer); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := move(newer, library); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 500 {
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.999.1") {
+				t.Errorf("got %v, want an error that names the other library", err)
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+			h.Wake()
+		}
+	}
+	t.Fatal("the plugin goes on with the library of the driver before")
 }

@@ -15,14 +15,12 @@ var (
 	ErrLibraryNotFound = errors.New("NVML library cannot be loaded")
 	// ErrDriverNotLoaded: the kernel module isn't there, or not ready.
 	ErrDriverNotLoaded = errors.New("NVIDIA kernel driver is not loaded")
+	// ErrVersionMismatch: the kernel module and the library are of two drivers.
+	ErrVersionMismatch = errors.New("the loaded kernel driver is of another version than the library: reload it, or reboot the node")
 	// ErrLost: the GPU fell off the bus, or needs a reset to answer again.
 	ErrLost = errors.New("GPU is lost")
 	// ErrNotSupported: this GPU or driver has no such thing.
 	ErrNotSupported = errors.New("not supported")
-	// ErrNotFound: no GPU or instance of that identity.
-	ErrNotFound = errors.New("not found")
-	// ErrNoPermission: the process may not do that.
-	ErrNoPermission = errors.New("no permission")
 )
 
 // wrap returns nil for SUCCESS, and otherwise an error that names the call and
@@ -46,14 +44,12 @@ func kindOf(ret gonvml.Return) error {
 		return ErrLibraryNotFound
 	case gonvml.ERROR_DRIVER_NOT_LOADED:
 		return ErrDriverNotLoaded
+	case gonvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return ErrVersionMismatch
 	case gonvml.ERROR_GPU_IS_LOST, gonvml.ERROR_RESET_REQUIRED:
 		return ErrLost
 	case gonvml.ERROR_NOT_SUPPORTED, gonvml.ERROR_FUNCTION_NOT_FOUND:
 		return ErrNotSupported
-	case gonvml.ERROR_NOT_FOUND:
-		return ErrNotFound
-	case gonvml.ERROR_NO_PERMISSION:
-		return ErrNoPermission
 	default:
 		return nil
 	}
