@@ -31,20 +31,42 @@ const lockPoll = 200 * time.Millisecond
 // old one may still be finishing. The lock ends with the process, or with the
 // file.
 func lockDataDir(ctx context.Context, dir string) (*os.File, error) {
+	for {
+		f, err := openLock(dir)
+		if err != nil {
+			return nil, fmt.Errorf("--data-dir: %w", err)
+		}
+		if err := lock(ctx, f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		// The plugin before may have taken the file away when it left.
+		mine, err := f.Stat()
+		now, nowErr := os.Stat(f.Name())
+		if err == nil && nowErr == nil && os.SameFile(mine, now) {
+			return f, nil
+		}
+		if err := f.Close(); err != nil {
+			return nil, fmt.Errorf("--data-dir: %w", err)
+		}
+	}
+}
+
+func openLock(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("--data-dir: %w", err)
+		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("--data-dir: %w", err)
-	}
+	return os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+}
+
+// lock waits for the lock, or the end of ctx.
+func lock(ctx context.Context, f *os.File) error {
 	for waited := false; ; waited = true {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f, nil
+			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 		if !waited {
 			klog.FromContext(ctx).Info("Another plugin uses the data directory, waiting for it to end", "path", f.Name())
@@ -52,7 +74,7 @@ func lockDataDir(ctx context.Context, dir string) (*os.File, error) {
 		select {
 		case <-time.After(lockPoll):
 		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
+			return ctx.Err()
 		}
 	}
 }

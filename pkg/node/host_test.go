@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"net"
 	"net/http"
@@ -150,6 +151,57 @@ func TestOnePluginAtATime(t *testing.T) {
 	if err := <-second; err != nil {
 		t.Errorf("the next plugin: %v", err)
 	}
+}
+
+// The file that a waiting plugin has open may be gone when it gets its turn.
+func TestOnePluginAtATimeAfterALeave(t *testing.T) {
+	c := valid(t)
+	first, err := lockDataDir(t.Context(), c.DataDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := make(chan *os.File)
+	go func() {
+		f, err := lockDataDir(t.Context(), c.DataDir)
+		if err != nil {
+			t.Error(err)
+		}
+		locked <- f
+	}()
+	waitOpen(t, filepath.Join(c.DataDir, lockFile), 2)
+	if err := errors.Join(leave(c.DataDir), first.Close()); err != nil {
+		t.Fatal(err)
+	}
+	second := <-locked
+	defer second.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if third, err := lockDataDir(ended, c.DataDir); err == nil {
+		third.Close()
+		t.Error("two plugins use one directory")
+	}
+}
+
+// waitOpen waits until this process has the file open so many times.
+func waitOpen(t *testing.T, path string, times int) {
+	t.Helper()
+	for range 500 {
+		n := 0
+		fds, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if target, err := os.Readlink(fd); err == nil && target == path {
+				n++
+			}
+		}
+		if n >= times {
+			return
+		}
+		<-time.After(time.Millisecond)
+	}
+	t.Fatalf("%s is not open %d times", path, times)
 }
 
 func TestLeave(t *testing.T) {
