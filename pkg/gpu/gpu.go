@@ -164,8 +164,8 @@ const (
 	// DeviceNodeMissing: a /dev/nvidia* node that containers need isn't there.
 	// Claims are refused until it is.
 	DeviceNodeMissing ConditionType = "DeviceNodeMissing"
-	// StateUnreadable: a journal file that names this GPU, or might, could not
-	// be read and was put aside; what it recorded may still be in effect.
+	// StateUnreadable: a journal file that names this GPU could not be read and
+	// was put aside; what it recorded may still be in effect.
 	StateUnreadable ConditionType = "StateUnreadable"
 	// Unreadable: NVML did not answer for this GPU.
 	Unreadable ConditionType = "Unreadable"
