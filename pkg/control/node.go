@@ -65,13 +65,13 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if inv == nil {
-		n.forget(r.Name)
-		n.failures.Reset(r.Name)
-	}
 	want, err := wanted(inv)
 	if err != nil {
 		return reconcile.Result{}, reconcile.TerminalError(err)
+	}
+	if len(want) == 0 {
+		n.forget(r.Name)
+		n.failures.Reset(r.Name)
 	}
 	cached, err := n.slices.Cached(r.Name)
 	if err != nil {

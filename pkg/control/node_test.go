@@ -302,6 +302,28 @@ func TestARequestDiesWithItsInventory(t *testing.T) {
 	s.mustHave(2)
 }
 
+// The answer was given for GPUs that were gone when it came. Those that come
+// back may be reported by the next plugin, which isn't registered yet.
+func TestAnAnswerDoesNotOutliveTheGPUs(t *testing.T) {
+	s := newScene(t)
+	s.mustReconcile()
+	inv := s.inventory()
+	gpus := inv.Status.GPUs
+	for _, now := range [][]v1alpha1.GPU{nil, gpus} {
+		inv = s.inventory()
+		inv.Status.PublishResponse, inv.Status.GPUs = 1, now
+		if err := s.api.Status().Update(t.Context(), inv); err != nil {
+			t.Fatal(err)
+		}
+		s.mustReconcile()
+	}
+	s.mustHave(0)
+	s.mustHaveAsked(2)
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
 func TestPoolIsWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.GPUInventory){
 		"not registered":       func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil },
