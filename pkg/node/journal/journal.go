@@ -343,6 +343,8 @@ func explain(err error) error {
 		return fmt.Errorf("%w: free some space there; nothing was lost, and it will be tried again", err)
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w: the file system was mounted read-only or became so after an error; look at the kernel's log", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: the directory was removed while the plugin uses it; restart the plugin's pod", err)
 	default:
 		return err
 	}

@@ -285,6 +285,17 @@ func TestPutRefusesWhatCannotNameAFile(t *testing.T) {
 	}
 }
 
+func TestRemovedDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "claims")
+	j := open(t, dir)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Put(everything("a")); err == nil || !strings.Contains(err.Error(), "restart") {
+		t.Errorf("put: got %v, want an error that says to restart the plugin", err)
+	}
+}
+
 // TestFullDisk runs on a small tmpfs, so it needs root.
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
