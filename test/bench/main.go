@@ -309,11 +309,20 @@ func (b *bench) pods(ctx context.Context) error {
 
 func (b *bench) handover(ctx context.Context) error {
 	uuid := *b.devices[0].Attributes["uuid"].StringValue
-	took, err := handover(ctx, b.stack.Kube(), stack.TestImage, b.node, uuid)
+	claim, err := claimFor(ctx, b.stack.Kube(), uuid)
 	if err != nil {
 		return err
 	}
-	b.figure("handover_after_force_delete_s", took.Seconds())
+	var worst time.Duration
+	for round := range 5 {
+		took, err := handover(ctx, b.stack.Kube(), stack.TestImage, b.node, round, claim)
+		if err != nil {
+			return err
+		}
+		b.progress("handover %d took %v", round, took)
+		worst = max(worst, took)
+	}
+	b.figure("handover_after_force_delete_s", worst.Seconds())
 	return nil
 }
 

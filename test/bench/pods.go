@@ -154,31 +154,29 @@ func startRatio(ctx context.Context, kube kubernetes.Interface, image, node stri
 }
 
 // handover force-deletes a pod whose GPU another pod waits for, and returns
-// the time from the end of the old container to the new pod running.
-func handover(ctx context.Context, kube kubernetes.Interface, image, node, gpuUUID string) (time.Duration, error) {
-	claim, err := claimFor(ctx, kube, gpuUUID)
-	if err != nil {
+// the time from the end of the old container to the new pod running. The new
+// one running before that is an error.
+func handover(ctx context.Context, kube kubernetes.Interface, image, node string, round int, claim *corev1.PodResourceClaim) (time.Duration, error) {
+	before, after := fmt.Sprintf("handover-old-%d", round), fmt.Sprintf("handover-new-%d", round)
+	if _, err := startPod(ctx, kube, newPod(before, image, node, claim)); err != nil {
 		return 0, err
 	}
-	if _, err := startPod(ctx, kube, newPod("handover-old", image, node, claim)); err != nil {
-		return 0, err
-	}
-	process, err := findProcess(marker("handover-old"))
+	process, err := findProcess(marker(before))
 	if err != nil {
 		return 0, err
 	}
 	running := make(chan error, 1)
 	var ranAt time.Time
 	go func() {
-		_, err := startPod(ctx, kube, newPod("handover-new", image, node, claim))
+		_, err := startPod(ctx, kube, newPod(after, image, node, claim))
 		ranAt = time.Now()
 		running <- err
 	}()
-	if err := waitScheduling(ctx, kube, "handover-new"); err != nil {
+	if err := waitScheduling(ctx, kube, after); err != nil {
 		return 0, err
 	}
-	if err := kube.CoreV1().Pods(namespace).Delete(ctx, "handover-old", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
-		return 0, fmt.Errorf("force-delete pod handover-old: %w", err)
+	if err := kube.CoreV1().Pods(namespace).Delete(ctx, before, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+		return 0, fmt.Errorf("force-delete pod %s: %w", before, err)
 	}
 	goneAt, err := waitGone(ctx, process)
 	if err != nil {
@@ -187,7 +185,10 @@ func handover(ctx context.Context, kube kubernetes.Interface, image, node, gpuUU
 	if err := <-running; err != nil {
 		return 0, err
 	}
-	return max(ranAt.Sub(goneAt), 0), deletePod(ctx, kube, "handover-new")
+	if took := ranAt.Sub(goneAt); took < 0 {
+		return 0, fmt.Errorf("pod %s was running %v before the container of %s ended", after, -took, before)
+	}
+	return ranAt.Sub(goneAt), deletePod(ctx, kube, after)
 }
 
 // claimFor makes a claim template that only one GPU satisfies.
