@@ -40,6 +40,7 @@ func TestStories(t *testing.T) {
 			}
 		})
 	}
+	t.Run("churn", func(t *testing.T) { churn(t, s) })
 	testscript.RunT(serial{t}, testscript.Params{
 		Dir:      "testdata",
 		Deadline: time.Now().Add(40 * time.Minute),

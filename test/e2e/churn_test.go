@@ -1,0 +1,195 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+var cycles = flag.Int("cycles", 10, "how often the churn test creates and deletes eight pods")
+
+const (
+	churnNode = "node-0"
+	churnNS   = "churn"
+)
+
+// churn creates and deletes eight pods with a GPU each, again and again, and
+// then looks for what stayed behind: claims in the journal, CDI specs, slices,
+// goroutines and memory of the plugin.
+func churn(t *testing.T, s *stack.Stack) {
+	ctx := t.Context()
+	create(t, s)
+	// The first cycles fill caches and pools that later ones reuse.
+	for i := range 3 {
+		cycle(ctx, t, s, i)
+	}
+	before := readFootprint(ctx, t, s)
+	for i := range *cycles {
+		cycle(ctx, t, s, 3+i)
+	}
+	after := readFootprint(ctx, t, s)
+	t.Logf("before %+v, after %d cycles %+v", before, *cycles, after)
+	if after.claims != 0 || after.specs != 0 {
+		t.Errorf("%d claims in the journal and %d CDI specs are left", after.claims, after.specs)
+	}
+	if after.slices != before.slices {
+		t.Errorf("slices changed:\n%s\nto:\n%s", before.slices, after.slices)
+	}
+	if after.goroutines > before.goroutines+10 {
+		t.Errorf("goroutines grew from %d to %d", before.goroutines, after.goroutines)
+	}
+	// A leak of one kilobyte a claim would be 800 KiB in a hundred cycles; the
+	// Go heap itself breathes by more, so only growth beyond a tenth counts.
+	if after.heap > before.heap*11/10+1<<20 {
+		t.Errorf("the plugin's live heap grew from %d to %d bytes", before.heap, after.heap)
+	}
+}
+
+func create(t *testing.T, s *stack.Stack) {
+	t.Helper()
+	ctx := t.Context()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: churnNS}}
+	if _, err := s.Kube().CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := s.Kubectl(context.WithoutCancel(ctx), "delete", "namespace", churnNS, "--wait=true", "--timeout=120s"); err != nil {
+			t.Error(err)
+		}
+	})
+	template := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}
+	template.Spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{
+		Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: driver},
+	}}
+	if _, err := s.Kube().ResourceV1().ResourceClaimTemplates(churnNS).Create(ctx, template, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cycle creates eight pods, waits until all run, deletes them and waits until
+// they are gone.
+func cycle(ctx context.Context, t *testing.T, s *stack.Stack, n int) {
+	t.Helper()
+	pods := s.Kube().CoreV1().Pods(churnNS)
+	for i := range 8 {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("churn-%d-%d", n, i)},
+			Spec: corev1.PodSpec{
+				TerminationGracePeriodSeconds: ptr.To[int64](1),
+				NodeSelector:                  map[string]string{corev1.LabelHostname: churnNode},
+				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("gpu")}},
+				Containers: []corev1.Container{{
+					Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"sh", "-c", "trap exit TERM; sleep infinity & wait"},
+					Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
+				}},
+			},
+		}
+		if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitPods(ctx, t, s, "run", func(list []corev1.Pod) bool {
+		for _, p := range list {
+			if p.Status.Phase != corev1.PodRunning {
+				return false
+			}
+		}
+		return len(list) == 8
+	})
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitPods(ctx, t, s, "go", func(list []corev1.Pod) bool { return len(list) == 0 })
+}
+
+func waitPods(ctx context.Context, t *testing.T, s *stack.Stack, what string, done func([]corev1.Pod) bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		list, err := s.Kube().CoreV1().Pods(churnNS).List(ctx, metav1.ListOptions{})
+		return err == nil && done(list.Items), nil
+	})
+	if err != nil {
+		t.Fatalf("wait for eight pods to %s: %v", what, err)
+	}
+}
+
+// footprint is what the plugin of the node occupies.
+type footprint struct {
+	claims, specs    int
+	slices           string
+	goroutines, heap int
+}
+
+func readFootprint(ctx context.Context, t *testing.T, s *stack.Stack) footprint {
+	t.Helper()
+	var f footprint
+	// The kubelet unprepares just after the last pod is gone.
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		f.claims = lines(ctx, t, s, `find /var/lib/tessera -name "*.json"`)
+		f.specs = lines(ctx, t, s, `find /var/run/cdi -name "*claim_*"`)
+		return f.claims+f.specs == 0, nil
+	})
+	if err != nil {
+		t.Logf("journal and CDI directory are not empty: %v", err)
+	}
+	if f.slices, err = s.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`); err != nil {
+		t.Fatal(err)
+	}
+	metrics := pluginMetrics(ctx, t, s)
+	f.goroutines, f.heap = metric(t, metrics, "go_goroutines"), metric(t, metrics, "go_memstats_next_gc_bytes")
+	return f
+}
+
+func lines(ctx context.Context, t *testing.T, s *stack.Stack, script string) int {
+	t.Helper()
+	out, err := s.Cluster.Exec(ctx, churnNode, "sh", "-c", script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(out), "\n")
+}
+
+// pluginMetrics reads the plugin's metrics from inside its node.
+func pluginMetrics(ctx context.Context, t *testing.T, s *stack.Stack) string {
+	t.Helper()
+	list, err := s.Kube().CoreV1().Pods(stack.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/component=node", FieldSelector: "spec.nodeName=" + churnNode,
+	})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("find the plugin's pod: %d pods, %v", len(list.Items), err)
+	}
+	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8081/proxy/metrics", stack.Namespace, list.Items[0].Name)
+	out, err := s.Kubectl(ctx, "get", "--raw", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func metric(t *testing.T, metrics, name string) int {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(metrics)
+	if m == nil {
+		t.Fatalf("the plugin has no metric %s", name)
+	}
+	v, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(v)
+}
