@@ -84,7 +84,7 @@ func (h *hardware) Run(ctx context.Context) error {
 		looked()
 		h.pause(ctx, retryDriver)
 	}
-	return nil
+	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
 // lose tells everybody that there is no driver now.
@@ -267,7 +267,8 @@ func (h *hardware) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 			select {
 			case <-ctx.Done():
 				return
-			case <-watcher.Errors: // such as events that were lost
+			case err := <-watcher.Errors:
+				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them anew", "err", err)
 				h.Wake()
 			case event := <-watcher.Events:
 				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {

@@ -16,7 +16,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/test/stack"
 )
@@ -90,9 +89,9 @@ func cycle(ctx context.Context, t *testing.T, s *stack.Stack, n int) {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("churn-%d-%d", n, i)},
 			Spec: corev1.PodSpec{
-				TerminationGracePeriodSeconds: ptr.To[int64](1),
+				TerminationGracePeriodSeconds: new(int64(1)),
 				NodeSelector:                  map[string]string{corev1.LabelHostname: churnNode},
-				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("gpu")}},
+				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}},
 				Containers: []corev1.Container{{
 					Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"sh", "-c", "trap exit TERM; sleep infinity & wait"},
 					Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
