@@ -113,9 +113,9 @@ done
 trap - EXIT
 
 say "figures with the real GPU"
-"$bundle/bench" -bundle "$bundle" -real -idle 0 -pods 20
+"$bundle/bench" -bundle "$bundle" -real -idle 0 -pods "${PODS:-20}"
 say "figures with 120 simulated GPUs on this host"
-"$bundle/bench" -bundle "$bundle" -idle "${IDLE:-60s}" -pods 20
+"$bundle/bench" -bundle "$bundle" -idle "${IDLE:-60s}" -pods "${PODS:-20}"
 
 after=$(nvidia-smi --query-gpu=uuid,compute_mode,mig.mode.current,persistence_mode --format=csv,noheader)
 [ "$before" = "$after" ] || fail "the GPU's settings changed: $before -> $after"
