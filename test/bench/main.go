@@ -309,6 +309,7 @@ func (b *bench) handover(ctx context.Context) error {
 		return err
 	}
 	var worst time.Duration
+	early := 0
 	for round := range 5 {
 		took, err := handover(ctx, b.stack.Kube(), stack.TestImage, b.node, round, claim)
 		if err != nil {
@@ -316,7 +317,11 @@ func (b *bench) handover(ctx context.Context) error {
 		}
 		b.progress("handover %d took %v", round, took)
 		worst = max(worst, took)
+		if took < 0 {
+			early++
+		}
 	}
+	b.figure("handover_before_old_ended", float64(early))
 	b.figure("handover_after_force_delete_s", worst.Seconds())
 	return nil
 }

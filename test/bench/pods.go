@@ -154,8 +154,11 @@ func startRatio(ctx context.Context, kube kubernetes.Interface, image, node stri
 }
 
 // handover force-deletes a pod whose GPU another pod waits for, and returns
-// the time from the end of the old container to the new pod running. The new
-// one running before that is an error.
+// the time from the end of the old container to the new pod running. It is
+// negative where the kubelet gave the GPU up before the container had ended:
+// its DRA manager reconciles once a minute, and takes a force-deleted pod for
+// gone while it is still being terminated (kubernetes v1.37.1,
+// pkg/kubelet/cm/dra/manager.go: reconcileLoop; GetActivePods).
 func handover(ctx context.Context, kube kubernetes.Interface, image, node string, round int, claim *corev1.PodResourceClaim) (time.Duration, error) {
 	before, after := fmt.Sprintf("handover-old-%d", round), fmt.Sprintf("handover-new-%d", round)
 	if _, err := startPod(ctx, kube, newPod(before, image, node, claim)); err != nil {
@@ -184,9 +187,6 @@ func handover(ctx context.Context, kube kubernetes.Interface, image, node string
 	}
 	if err := <-running; err != nil {
 		return 0, err
-	}
-	if took := ranAt.Sub(goneAt); took < 0 {
-		return 0, fmt.Errorf("pod %s was running %v before the container of %s ended", after, -took, before)
 	}
 	return ranAt.Sub(goneAt), deletePod(ctx, kube, after)
 }
