@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -73,33 +74,43 @@ func fromTemplate() *corev1.PodResourceClaim {
 
 // startPod creates a pod and returns how long it took to be seen running.
 func startPod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) (time.Duration, error) {
-	pods := kube.CoreV1().Pods(namespace)
-	w, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", pod.Name).String()})
+	w, err := watchPod(ctx, kube, pod.Name)
 	if err != nil {
-		return 0, fmt.Errorf("watch pod %s: %w", pod.Name, err)
+		return 0, err
 	}
 	defer w.Stop()
 	start := time.Now()
-	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+	if _, err := kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return 0, fmt.Errorf("create pod %s: %w", pod.Name, err)
 	}
-	err = until(ctx, w, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	err = until(ctx, w, func(_ watch.EventType, p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 	if err != nil {
 		return 0, fmt.Errorf("wait for pod %s to run: %w", pod.Name, err)
 	}
 	return time.Since(start), nil
 }
 
-func until(ctx context.Context, w watch.Interface, done func(*corev1.Pod) bool) error {
+// watchPod watches one pod, which need not exist yet.
+func watchPod(ctx context.Context, kube kubernetes.Interface, name string) (watch.Interface, error) {
+	w, err := kube.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	if err != nil {
+		return nil, fmt.Errorf("watch pod %s: %w", name, err)
+	}
+	return w, nil
+}
+
+// until returns nil at the first event that is wanted, and an error when the
+// watch or the context ends before it.
+func until(ctx context.Context, w watch.Interface, wanted func(watch.EventType, *corev1.Pod) bool) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case e, ok := <-w.ResultChan():
 			if !ok {
-				return fmt.Errorf("the watch ended")
+				return errors.New("the watch ended")
 			}
-			if p, ok := e.Object.(*corev1.Pod); ok && done(p) {
+			if p, ok := e.Object.(*corev1.Pod); ok && wanted(e.Type, p) {
 				return nil
 			}
 		}
@@ -108,25 +119,18 @@ func until(ctx context.Context, w watch.Interface, done func(*corev1.Pod) bool) 
 
 // deletePod deletes a pod and waits until it is gone.
 func deletePod(ctx context.Context, kube kubernetes.Interface, name string) error {
-	pods := kube.CoreV1().Pods(namespace)
-	w, err := pods.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	w, err := watchPod(ctx, kube, name)
 	if err != nil {
-		return fmt.Errorf("watch pod %s: %w", name, err)
+		return err
 	}
 	defer w.Stop()
-	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	if err := kube.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("delete pod %s: %w", name, err)
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for pod %s to go: %w", name, ctx.Err())
-		case e := <-w.ResultChan():
-			if e.Type == watch.Deleted {
-				return nil
-			}
-		}
+	if err := until(ctx, w, func(t watch.EventType, _ *corev1.Pod) bool { return t == watch.Deleted }); err != nil {
+		return fmt.Errorf("wait for pod %s to go: %w", name, err)
 	}
+	return nil
 }
 
 // startRatio starts pods with and without a claim in turn and returns the
@@ -216,12 +220,12 @@ func claimFor(ctx context.Context, kube kubernetes.Interface, gpuUUID string) (*
 
 // waitScheduling waits until the scheduler has found no room for a pod.
 func waitScheduling(ctx context.Context, kube kubernetes.Interface, name string) error {
-	w, err := kube.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	w, err := watchPod(ctx, kube, name)
 	if err != nil {
-		return fmt.Errorf("watch pod %s: %w", name, err)
+		return err
 	}
 	defer w.Stop()
-	err = until(ctx, w, func(p *corev1.Pod) bool {
+	err = until(ctx, w, func(_ watch.EventType, p *corev1.Pod) bool {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
 				return true
