@@ -93,11 +93,18 @@ type Fabric struct {
 
 // MIG is the Multi-Instance GPU side of a GPU that can do it.
 type MIG struct {
-	// Enabled is the current mode; Pending is what the next reset brings.
+	// Enabled is the current mode; Pending is what the next reset brings. In
+	// what a node reports, a mode that this driver switched on for a claim
+	// counts as off, so that a report doesn't change with claims.
 	Enabled, Pending bool
+	// Switchable says that this driver may switch the mode: it takes effect at
+	// once, and nothing but this GPU is touched. Never so on Ampere, which needs
+	// a reset, nor in guests.
+	Switchable bool
 	// Profiles the GPU can be cut into, in NVML's order.
 	Profiles []Profile
-	// Instances that exist now, made by whomever.
+	// Instances that exist now, by GPU instance id. In what a node reports,
+	// those that this driver didn't make.
 	Instances []Instance
 }
 
@@ -135,17 +142,21 @@ func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
-// Instance is a MIG device that exists: a GPU instance with its compute
-// instance.
+// Instance is a GPU instance that exists. It is a MIG device if one compute
+// instance takes all of it.
 type Instance struct {
-	UUID              UUID
-	Profile           string
-	Placement         Placement
-	GPUInstanceID     int
+	// UUID of the MIG device; empty where it is none.
+	UUID          UUID
+	Profile       string
+	Placement     Placement
+	GPUInstanceID int
+	// ComputeInstanceID is NoComputeInstance where it is no MIG device: the GPU
+	// instance has no compute instance, or is divided among several.
 	ComputeInstanceID int
-	// Ours says that this driver made it.
-	Ours bool
 }
+
+// NoComputeInstance is the id of a compute instance that isn't there.
+const NoComputeInstance = -1
 
 // Condition is something wrong with a GPU. It has no time stamp, so that
 // equal facts compare equal.

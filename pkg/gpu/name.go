@@ -15,32 +15,38 @@ type DeviceName string
 const (
 	namePrefix = "gpu-"
 	minHex     = 8
+	// partitionInfix separates a GPU's name from what is cut from it.
+	partitionInfix = "-mig-"
 )
 
-// Names maps the GPUs of one node to device names and back.
+// Names maps the devices of one node to names and back.
 // Build one with NewNames from all GPUs of the node: how long a name must be
 // depends on the others.
 type Names struct {
 	names map[UUID]DeviceName
-	gpus  map[DeviceName]UUID
+	gpus  map[DeviceName]GPU
 }
 
 // NewNames names the GPUs of a node: "gpu-" and the first eight hexadecimal
 // digits of the UUID. GPUs whose eight digits agree get the whole UUID, both
 // of them, so that the name of neither depends on the order they are found in.
 // Two equal UUIDs, or one without hexadecimal digits, are an error.
-func NewNames(uuids []UUID) (*Names, error) {
-	short := make(map[string]int, len(uuids))
-	for _, u := range uuids {
-		h, err := hexDigits(u)
+//
+// A partition's name is its GPU's, "-mig-", the profile without dots and plus
+// signs, and the first memory slice: "gpu-980fb007-mig-1g18gb-4". Which
+// partitions there can be, the GPU's profiles say.
+func NewNames(gpus []GPU) (*Names, error) {
+	short := make(map[string]int, len(gpus))
+	for _, g := range gpus {
+		h, err := hexDigits(g.UUID)
 		if err != nil {
 			return nil, err
 		}
 		short[h[:minHex]]++
 	}
-	n := &Names{names: make(map[UUID]DeviceName, len(uuids)), gpus: make(map[DeviceName]UUID, len(uuids))}
-	for _, u := range uuids {
-		h, err := hexDigits(u)
+	n := &Names{names: make(map[UUID]DeviceName, len(gpus)), gpus: make(map[DeviceName]GPU, len(gpus))}
+	for _, g := range gpus {
+		h, err := hexDigits(g.UUID)
 		if err != nil {
 			return nil, err
 		}
@@ -49,9 +55,9 @@ func NewNames(uuids []UUID) (*Names, error) {
 		}
 		name := DeviceName(namePrefix + h)
 		if _, dup := n.gpus[name]; dup {
-			return nil, fmt.Errorf("GPU %s is listed twice", u)
+			return nil, fmt.Errorf("GPU %s is listed twice", g.UUID)
 		}
-		n.names[u], n.gpus[name] = name, u
+		n.names[g.UUID], n.gpus[name] = name, g
 	}
 	return n, nil
 }
@@ -59,26 +65,56 @@ func NewNames(uuids []UUID) (*Names, error) {
 // Name returns the device's name. A device of a GPU that Names wasn't built
 // from has none.
 func (n *Names) Name(d Device) (DeviceName, bool) {
+	whole, ok := n.names[d.Parent()]
+	if !ok {
+		return "", false
+	}
 	switch d := d.(type) {
 	case Whole:
-		name, ok := n.names[d.GPU]
-		return name, ok
+		return whole, true
+	case Partition:
+		return DeviceName(fmt.Sprintf("%s%s%s-%d", whole, partitionInfix, slug(d.Profile), d.Placement.Start)), true
 	default:
 		return "", false
 	}
 }
 
 // Device returns what a name stands for, or an error that says what the name
-// should look like or that the node has no such GPU.
+// should look like, that the node has no such GPU, or that the GPU can't be
+// cut that way.
 func (n *Names) Device(name DeviceName) (Device, error) {
-	if u, ok := n.gpus[name]; ok {
-		return Whole{GPU: u}, nil
-	}
-	if !strings.HasPrefix(string(name), namePrefix) {
+	whole, part, isPart := strings.Cut(string(name), partitionInfix)
+	g, ok := n.gpus[DeviceName(whole)]
+	switch {
+	case ok && isPart:
+		return partition(g, name, part)
+	case ok:
+		return Whole{GPU: g.UUID}, nil
+	case !strings.HasPrefix(string(name), namePrefix):
 		return nil, fmt.Errorf("device %q: not a name of this driver (want %s<UUID digits>)", name, namePrefix)
+	default:
+		return nil, fmt.Errorf("device %q: this node has no such GPU now", name)
 	}
-	return nil, fmt.Errorf("device %q: this node has no such GPU now", name)
 }
+
+// partition reads "1g18gb-4".
+func partition(g GPU, name DeviceName, part string) (Device, error) {
+	if g.MIG == nil {
+		return nil, fmt.Errorf("device %q: GPU %s has no MIG", name, g.UUID)
+	}
+	for _, p := range g.MIG.Profiles {
+		for _, at := range p.Placements {
+			if fmt.Sprintf("%s-%d", slug(p.Name), at.Start) == part {
+				return Partition{GPU: g.UUID, Profile: p.Name, Placement: at}, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("device %q: GPU %s has no MIG profile with that placement", name, g.UUID)
+}
+
+// slug is a profile's name as it can be in a DNS label. The names of one GPU's
+// profiles stay different.
+func slug(profile string) string { return strings.NewReplacer(".", "", "+", "").Replace(profile) }
 
 // hexDigits returns the 32 digits of a "GPU-…" UUID, lower case, no dashes.
 func hexDigits(u UUID) (string, error) {

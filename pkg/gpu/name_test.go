@@ -2,6 +2,65 @@ package gpu
 
 import "testing"
 
+func gpusOf(uuids ...UUID) []GPU {
+	var gpus []GPU
+	for _, u := range uuids {
+		gpus = append(gpus, GPU{UUID: u})
+	}
+	return gpus
+}
+
+func TestPartitionNames(t *testing.T) {
+	const uuid = UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	profiles := []Profile{
+		{Name: "1g.24gb", Placements: []Placement{{0, 3}, {9, 3}}}, {Name: "1g.24gb+me", Placements: []Placement{{0, 3}}},
+		{Name: "1g.24gb-me", Placements: []Placement{{0, 3}}}, {Name: "1g.24gb+me.all", Placements: []Placement{{0, 3}}},
+	}
+	names, err := NewNames([]GPU{{UUID: uuid, MIG: &MIG{Profiles: profiles}}, {UUID: "GPU-11111111-8a10-0135-bada-13f71feaef21"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, p := range map[DeviceName]Partition{
+		"gpu-980fb007-mig-1g24gb-9":      {uuid, "1g.24gb", Placement{9, 3}},
+		"gpu-980fb007-mig-1g24gbme-0":    {uuid, "1g.24gb+me", Placement{0, 3}},
+		"gpu-980fb007-mig-1g24gb-me-0":   {uuid, "1g.24gb-me", Placement{0, 3}},
+		"gpu-980fb007-mig-1g24gbmeall-0": {uuid, "1g.24gb+me.all", Placement{0, 3}},
+	} {
+		if got, ok := names.Name(p); got != want || !ok {
+			t.Errorf("name of %v: got %q, %v, want %q", p, got, ok, want)
+		}
+		if got, err := names.Device(want); err != nil || got != p {
+			t.Errorf("device %q: got %v, %v, want %v", want, got, err, p)
+		}
+	}
+	for _, bad := range []DeviceName{"gpu-980fb007-mig-1g24gb-1", "gpu-980fb007-mig-", "gpu-980fb007-mig-9g9gb-0", "gpu-11111111-mig-1g24gb-0", "gpu-22222222-mig-1g24gb-0"} {
+		if got, err := names.Device(bad); err == nil {
+			t.Errorf("device %q: got %v", bad, got)
+		}
+	}
+}
+
+func TestConflict(t *testing.T) {
+	part := func(g UUID, start, size int) Device {
+		return Partition{GPU: g, Profile: "p", Placement: Placement{start, size}}
+	}
+	for name, tc := range map[string]struct {
+		a, b Device
+		want bool
+	}{
+		"same whole":           {Whole{"a"}, Whole{"a"}, true},
+		"other whole":          {Whole{"a"}, Whole{"b"}, false},
+		"whole and part":       {Whole{"a"}, part("a", 0, 1), true},
+		"whole and other part": {Whole{"a"}, part("b", 0, 1), false},
+		"side by side":         {part("a", 0, 4), part("a", 4, 4), false},
+		"overlap":              {part("a", 0, 4), part("a", 3, 1), true},
+	} {
+		if Conflict(tc.a, tc.b) != tc.want || Conflict(tc.b, tc.a) != tc.want {
+			t.Errorf("%s: want %v", name, tc.want)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	a := UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
 	b := UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
@@ -24,7 +83,7 @@ func TestNames(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			names, err := NewNames(tc.gpus)
+			names, err := NewNames(gpusOf(tc.gpus...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +109,7 @@ func TestNewNamesRefusesWhatItCannotName(t *testing.T) {
 		"not hexadecimal": {"GPU-980fb007-8a10-0135-bada-13f71feaefzz"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := NewNames(gpus); err == nil {
+			if _, err := NewNames(gpusOf(gpus...)); err == nil {
 				t.Error("accepted")
 			}
 		})
@@ -58,11 +117,13 @@ func TestNewNamesRefusesWhatItCannotName(t *testing.T) {
 }
 
 func FuzzDeviceName(f *testing.F) {
-	names, err := NewNames([]UUID{"GPU-980fb007-8a10-0135-bada-13f71feaef21"})
+	names, err := NewNames([]GPU{{UUID: "GPU-980fb007-8a10-0135-bada-13f71feaef21", MIG: &MIG{Profiles: []Profile{
+		{Name: "1g.18gb", Placements: []Placement{{0, 1}, {4, 1}}}, {Name: "1g.18gb+me", Placements: []Placement{{0, 1}}},
+	}}}})
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, s := range []string{"gpu-980fb007", "gpu-", "", "gpu-980fb007-mig-1g18gb-4"} {
+	for _, s := range []string{"gpu-980fb007", "gpu-", "", "gpu-980fb007-mig-1g18gb-4", "gpu-980fb007-mig-1g18gbme-0", "gpu-980fb007-mig-1g18gb-04"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -137,8 +137,9 @@ func fromConditions(conditions []gpu.Condition) []v1alpha1.GPUCondition {
 
 func fromMIG(m gpu.MIG) v1alpha1.MIG {
 	return v1alpha1.MIG{
-		Enabled: m.Enabled,
-		Pending: m.Pending,
+		Enabled:    m.Enabled,
+		Pending:    m.Pending,
+		Switchable: m.Switchable,
 		Profiles: each(m.Profiles, func(p gpu.Profile) v1alpha1.MIGProfile {
 			return v1alpha1.MIGProfile{
 				Name:            p.Name,
@@ -160,8 +161,7 @@ func fromMIG(m gpu.MIG) v1alpha1.MIG {
 				Profile:           i.Profile,
 				Placement:         fromPlacement(i.Placement),
 				GPUInstanceID:     int32(i.GPUInstanceID),
-				ComputeInstanceID: int32(i.ComputeInstanceID),
-				MadeByTessera:     i.Ours,
+				ComputeInstanceID: fromComputeInstance(i.ComputeInstanceID),
 			}
 		}),
 	}
@@ -169,8 +169,9 @@ func fromMIG(m gpu.MIG) v1alpha1.MIG {
 
 func toMIG(m v1alpha1.MIG) gpu.MIG {
 	return gpu.MIG{
-		Enabled: m.Enabled,
-		Pending: m.Pending,
+		Enabled:    m.Enabled,
+		Pending:    m.Pending,
+		Switchable: m.Switchable,
 		Profiles: each(m.Profiles, func(p v1alpha1.MIGProfile) gpu.Profile {
 			return gpu.Profile{
 				Name:         p.Name,
@@ -194,11 +195,24 @@ func toMIG(m v1alpha1.MIG) gpu.MIG {
 				Profile:           i.Profile,
 				Placement:         toPlacement(i.Placement),
 				GPUInstanceID:     int(i.GPUInstanceID),
-				ComputeInstanceID: int(i.ComputeInstanceID),
-				Ours:              i.MadeByTessera,
+				ComputeInstanceID: toComputeInstance(i.ComputeInstanceID),
 			}
 		}),
 	}
+}
+
+func fromComputeInstance(id int) *int32 {
+	if id == gpu.NoComputeInstance {
+		return nil
+	}
+	return new(int32(id))
+}
+
+func toComputeInstance(id *int32) int {
+	if id == nil {
+		return gpu.NoComputeInstance
+	}
+	return int(*id)
 }
 
 func fromPlacement(p gpu.Placement) v1alpha1.MIGPlacement {

@@ -97,15 +97,15 @@ func eventually(t *testing.T, h *hardware, what string, holds func() bool) {
 
 func firstDevice(t *testing.T) gpu.DeviceName {
 	t.Helper()
-	var uuids []gpu.UUID
+	var gpus []gpu.GPU
 	for _, g := range installed.Machine.GPUs {
-		uuids = append(uuids, gpu.UUID(g.UUID))
+		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
 	}
-	names, err := gpu.NewNames(uuids)
+	names, err := gpu.NewNames(gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
-	name, _ := names.Name(gpu.Whole{GPU: uuids[0]})
+	name, _ := names.Name(gpu.Whole{GPU: gpus[0].UUID})
 	return name
 }
 
@@ -130,12 +130,12 @@ func TestDriverComesAndGoes(t *testing.T) {
 	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
 		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
 	}
-	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Device{name: device}); err != nil {
+	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Given{name: {Device: device}}); err != nil {
 		t.Errorf("prepare: %v", err)
 	}
 	back = moveAside(t, installed.Root)
 	eventually(t, h, "the driver's loss", func() bool { return h.reporter.Trouble() != nil })
-	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Device{name: device}); err == nil {
+	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Given{name: {Device: device}}); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	back()

@@ -66,10 +66,10 @@ func nameAll(gpus []gpu.GPU) *gpu.Names {
 	for _, g := range gpus {
 		count[key(g.UUID)]++
 	}
-	var good []gpu.UUID
+	var good []gpu.GPU
 	for _, g := range gpus {
-		if _, err := gpu.NewNames([]gpu.UUID{g.UUID}); err == nil && count[key(g.UUID)] == 1 {
-			good = append(good, g.UUID)
+		if _, err := gpu.NewNames([]gpu.GPU{g}); err == nil && count[key(g.UUID)] == 1 {
+			good = append(good, g)
 		}
 	}
 	names, err := gpu.NewNames(good)

@@ -345,17 +345,17 @@ func (n *node) wipeCDI(t *testing.T) {
 
 func names(t *testing.T) []string {
 	t.Helper()
-	var uuids []gpu.UUID
+	var gpus []gpu.GPU
 	for _, g := range host.Machine.GPUs {
-		uuids = append(uuids, gpu.UUID(g.UUID))
+		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
 	}
-	all, err := gpu.NewNames(uuids)
+	all, err := gpu.NewNames(gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var list []string
-	for _, u := range uuids {
-		name, _ := all.Name(gpu.Whole{GPU: u})
+	for _, g := range gpus {
+		name, _ := all.Name(gpu.Whole{GPU: g.UUID})
 		list = append(list, string(name))
 	}
 	return list

@@ -37,6 +37,21 @@ type GPUInventorySpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	PublishRequest int64 `json:"publishRequest,omitempty"`
+	// gpus has what SharingPolicies ask of the node for single GPUs.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	GPUs []GPUSpec `json:"gpus,omitempty"`
+}
+
+// GPUSpec is what a SharingPolicy asks of the node for one GPU.
+type GPUSpec struct {
+	// uuid of the GPU.
+	UUID string `json:"uuid"`
+	// keepWarm is how long an idle partition stays for the next claim of its
+	// profile.
+	// +optional
+	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
 }
 
 // GPUInventoryStatus is the plugin's side.
@@ -144,19 +159,27 @@ type GPUCondition struct {
 
 // MIG is the Multi-Instance GPU side of a GPU.
 type MIG struct {
-	// enabled is the current mode.
+	// enabled is the current mode. A mode that this driver switched on for a
+	// claim, and will switch off after it, counts as off: an inventory doesn't
+	// change with claims.
 	Enabled bool `json:"enabled"`
 	// pending is the mode after the next reset.
 	Pending bool `json:"pending"`
+	// switchable says that this driver may switch the mode for a claim: never on
+	// Ampere, where that needs a reset, nor in guests.
+	// +optional
+	Switchable bool `json:"switchable,omitempty"`
 	// profiles the GPU can be cut into.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	Profiles []MIGProfile `json:"profiles,omitempty"`
-	// instances that exist now.
+	// instances that others than this driver made. They are never destroyed, and
+	// the space that they take isn't offered; each that is a MIG device is offered
+	// as it is.
 	// +optional
 	// +listType=map
-	// +listMapKey=uuid
+	// +listMapKey=gpuInstanceID
 	Instances []MIGInstance `json:"instances,omitempty"`
 }
 
@@ -192,16 +215,18 @@ type MIGPlacement struct {
 	Size  int32 `json:"size"`
 }
 
-// MIGInstance is a MIG device that exists.
+// MIGInstance is a GPU instance that exists.
 type MIGInstance struct {
-	UUID              string       `json:"uuid"`
-	Profile           string       `json:"profile"`
-	Placement         MIGPlacement `json:"placement"`
-	GPUInstanceID     int32        `json:"gpuInstanceID"`
-	ComputeInstanceID int32        `json:"computeInstanceID"`
-	// madeByTessera says that this driver made it, and may destroy it.
+	// uuid of the MIG device; empty where the GPU instance is none, because it
+	// has no compute instance, or several.
 	// +optional
-	MadeByTessera bool `json:"madeByTessera,omitempty"`
+	UUID          string       `json:"uuid,omitempty"`
+	Profile       string       `json:"profile"`
+	Placement     MIGPlacement `json:"placement"`
+	GPUInstanceID int32        `json:"gpuInstanceID"`
+	// computeInstanceID is absent where the GPU instance is no MIG device.
+	// +optional
+	ComputeInstanceID *int32 `json:"computeInstanceID,omitempty"`
 }
 
 // Condition types of a GPUInventory.

@@ -94,7 +94,7 @@ func (s *Specs) writeCommon(edits *computed) error {
 // current returns edits under which every node and file for the devices is on
 // the host. What is stale or missing is looked for once more: device nodes
 // appear late on a fresh node, and a reloaded driver has other ones.
-func (s *Specs) current(devices map[gpu.DeviceName]gpu.Device) (*computed, error) {
+func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*computed, error) {
 	driver, edits := s.get()
 	if driver == nil {
 		return nil, ErrNoDriver
@@ -117,12 +117,12 @@ func (s *Specs) current(devices map[gpu.DeviceName]gpu.Device) (*computed, error
 }
 
 // check says what of the edits isn't on the host.
-func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Device) error {
+func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Given) error {
 	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
 		return err
 	}
 	for _, name := range sortedNames(devices) {
-		uuid := devices[name].Parent()
+		uuid := devices[name].Device.Parent()
 		dev, ok := c.devices[uuid]
 		if !ok {
 			return fmt.Errorf("device %s: the driver lists no GPU %s now", name, uuid)
@@ -272,6 +272,6 @@ func relocate(spec *specs.Spec, driverRoot string) error {
 	).Transform(spec)
 }
 
-func sortedNames(devices map[gpu.DeviceName]gpu.Device) []gpu.DeviceName {
+func sortedNames(devices map[gpu.DeviceName]gpu.Given) []gpu.DeviceName {
 	return slices.Sorted(maps.Keys(devices))
 }

@@ -73,7 +73,7 @@ func New(cfg Config) *Specs {
 // the common one are complete, and every device node and library that they
 // name is on the host; otherwise the error names what is missing. Writing the
 // same again is cheap and changes nothing.
-func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
+func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
 	}
@@ -87,7 +87,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (m
 		device := claimUID + "-" + string(name)
 		spec.Devices = append(spec.Devices, specs.Device{
 			Name:           device,
-			ContainerEdits: edits.devices[devices[name].Parent()].edits,
+			ContainerEdits: edits.devices[devices[name].Device.Parent()].edits,
 		})
 		ids[name] = []string{commonKind + "=" + commonName, claimKind + "=" + device}
 	}

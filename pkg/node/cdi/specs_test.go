@@ -66,20 +66,17 @@ func setUp(t testing.TB) (*cdi.Specs, *cdi.Driver, string) {
 }
 
 // devices are the GPUs with the given indexes, by name.
-func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu.Device {
+func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu.Given {
 	t.Helper()
-	var uuids []gpu.UUID
-	for _, g := range d.GPUs {
-		uuids = append(uuids, g.UUID)
-	}
-	names, err := gpu.NewNames(uuids)
+	names, err := gpu.NewNames(d.GPUs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices := make(map[gpu.DeviceName]gpu.Device)
+	devices := make(map[gpu.DeviceName]gpu.Given)
 	for _, i := range indexes {
-		name, _ := names.Name(gpu.Whole{GPU: uuids[i]})
-		devices[name] = gpu.Whole{GPU: uuids[i]}
+		whole := gpu.Whole{GPU: d.GPUs[i].UUID}
+		name, _ := names.Name(whole)
+		devices[name] = gpu.Given{Device: whole}
 	}
 	return devices
 }
@@ -320,7 +317,7 @@ func TestUnknownGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	unknown := gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
-	_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Device{"gpu-00000000": gpu.Whole{GPU: unknown}})
+	_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Given{"gpu-00000000": {Device: gpu.Whole{GPU: unknown}}})
 	if err == nil || !strings.Contains(err.Error(), string(unknown)) {
 		t.Errorf("got %v, want an error that names the GPU", err)
 	}

@@ -98,19 +98,20 @@ func (j *Journal) Unreadable() []Unreadable {
 	return slices.SortedFunc(maps.Values(j.unreadable), func(a, b Unreadable) int { return cmp.Compare(a.ClaimUID, b.ClaimUID) })
 }
 
-// Holders returns the records of other claims that hold the GPU, those that
-// could be made out in unreadable files included; in no order.
-func (j *Journal) Holders(uuid gpu.UUID, exceptClaimUID string) []Record {
+// Holders returns the records of other claims that keep the device from being
+// given away, those that could be made out in unreadable files included; in no
+// order.
+func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []Record {
 	j.mu.RLock()
 	defer j.mu.RUnlock()
 	var holders []Record
 	for uid, r := range j.records {
-		if uid != exceptClaimUID && r.Holds(uuid) {
+		if uid != exceptClaimUID && r.Holds(d) {
 			holders = append(holders, r)
 		}
 	}
 	for uid, u := range j.unreadable {
-		if _, rewritten := j.records[uid]; !rewritten && uid != exceptClaimUID && u.Record.Holds(uuid) {
+		if _, rewritten := j.records[uid]; !rewritten && uid != exceptClaimUID && u.Record.Holds(d) {
 			holders = append(holders, u.Record)
 		}
 	}

@@ -140,7 +140,7 @@ func TestHolders(t *testing.T) {
 		"admin holds nothing":    {gpu1, "b", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, j.Holders(tc.uuid, tc.except)); diff != "" {
+			if diff := cmp.Diff(tc.want, j.Holders(gpu.Whole{GPU: tc.uuid}, tc.except)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -228,7 +228,7 @@ func TestUnreadableClaimHoldsUntilItIsSettled(t *testing.T) {
 			damaged := strings.Replace(envelope(t, 1, everything("bad")), "main/big", "main/bug", 1)
 			writeFile(t, filepath.Join(dir, "bad.json"), damaged)
 			j := open(t, dir)
-			if got := j.Holders(gpu0, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
+			if got := j.Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
 				t.Errorf("holders before: got %v, want the unreadable claim", got)
 			}
 			if err := settle(j); err != nil {
@@ -382,7 +382,7 @@ func TestManyClaimsAtOnce(t *testing.T) {
 				if err := errors.Join(j.Put(everything(uid)), j.Delete(uid)); err != nil {
 					t.Error(err)
 				}
-				j.Holders(gpu0, "x")
+				j.Holders(gpu.Whole{GPU: gpu0}, "x")
 			}
 		})
 	}

@@ -26,14 +26,40 @@ type Grant struct {
 	// the node, UUIDs don't.
 	GPU     gpu.UUID `json:"gpu"`
 	Request string   `json:"request"`
+	// Partition of the GPU that the device is; zero for the whole GPU.
+	Partition Partition `json:"partition,omitzero"`
 	// Admin grants hold nothing.
 	Admin   bool   `json:"admin,omitempty"`
 	ShareID string `json:"shareID,omitempty"`
 }
 
-// Holds says whether the record keeps others from being given the GPU.
-func (r Record) Holds(uuid gpu.UUID) bool {
-	return slices.ContainsFunc(r.Grants, func(g Grant) bool { return g.GPU == uuid && !g.Admin })
+// Partition says which part of a GPU a grant is of.
+type Partition struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+	Size    int    `json:"size"`
+}
+
+// PartitionOf describes the device to a Grant: zero for a whole GPU.
+func PartitionOf(d gpu.Device) Partition {
+	p, ok := d.(gpu.Partition)
+	if !ok {
+		return Partition{}
+	}
+	return Partition{Profile: p.Profile, Start: p.Placement.Start, Size: p.Placement.Size}
+}
+
+// Of is what the grant is of.
+func (g Grant) Of() gpu.Device {
+	if p := g.Partition; p != (Partition{}) {
+		return gpu.Partition{GPU: g.GPU, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
+	}
+	return gpu.Whole{GPU: g.GPU}
+}
+
+// Holds says whether the record keeps others from being given the device.
+func (r Record) Holds(d gpu.Device) bool {
+	return slices.ContainsFunc(r.Grants, func(g Grant) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
 // GPUs returns the GPUs the record names, sorted, each once.

@@ -33,7 +33,7 @@ var ErrHeld = errors.New("device held by another claim")
 // other claim holds any of these.
 func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock func(), _ error) {
 	keys := []string{claimKey(want.ClaimUID)}
-	for _, uuid := range held(want) {
+	for _, uuid := range heldGPUs(want) {
 		keys = append(keys, gpuKey(uuid))
 	}
 	w := newWait(ctx)
@@ -55,17 +55,34 @@ func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock fu
 	}
 }
 
-// held returns the GPUs that the record holds, sorted.
-func held(r journal.Record) []gpu.UUID {
-	return slices.DeleteFunc(r.GPUs(), func(u gpu.UUID) bool { return !r.Holds(u) })
+// held returns the devices that the record holds.
+func held(r journal.Record) []gpu.Device {
+	var devices []gpu.Device
+	for _, g := range r.Grants {
+		if !g.Admin {
+			devices = append(devices, g.Of())
+		}
+	}
+	return devices
+}
+
+// heldGPUs returns the GPUs that the record holds something of, sorted, each
+// once.
+func heldGPUs(r journal.Record) []gpu.UUID {
+	var uuids []gpu.UUID
+	for _, d := range held(r) {
+		uuids = append(uuids, d.Parent())
+	}
+	slices.Sort(uuids)
+	return slices.Compact(uuids)
 }
 
 // holders returns the other claims that hold what the claim is to hold,
 // ordered by claim UID.
 func (p *Preparer) holders(want journal.Record) []journal.Record {
 	var holders []journal.Record
-	for _, uuid := range held(want) {
-		holders = append(holders, p.Journal.Holders(uuid, want.ClaimUID)...)
+	for _, d := range held(want) {
+		holders = append(holders, p.Journal.Holders(d, want.ClaimUID)...)
 	}
 	byUID := func(a, b journal.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)

@@ -335,7 +335,7 @@ func TestRecover(t *testing.T) {
 	if err := os.Mkdir(f.node.CDI, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Device{preparetest.Device(0): gpu.Whole{GPU: preparetest.UUID(0)}}); err != nil {
+	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Given{preparetest.Device(0): {Device: gpu.Whole{GPU: preparetest.UUID(0)}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.journal.Close()

@@ -23,7 +23,7 @@ type CDI interface {
 	// the CDI device ids that a container using the device needs: those of what
 	// all claims have in common, and the claim's own. It fails, naming the path,
 	// if a device node or a library in the spec isn't on the host. Idempotent.
-	Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error)
+	Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error)
 	// Remove is idempotent; nil when there is no spec.
 	Remove(claimUID string) error
 	// Claims lists the UIDs of the claims that have a spec on disk.
@@ -208,7 +208,8 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant, de
 	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID}
 	for _, g := range grants {
 		r.Grants = append(r.Grants, journal.Grant{
-			Device: g.Device, GPU: devices[g.Device].Parent(), Request: g.Request, Admin: g.Admin, ShareID: g.ShareID,
+			Device: g.Device, GPU: devices[g.Device].Parent(), Partition: journal.PartitionOf(devices[g.Device]),
+			Request: g.Request, Admin: g.Admin, ShareID: g.ShareID,
 		})
 	}
 	return r
@@ -230,12 +231,21 @@ func (p *Preparer) give(want journal.Record, devices map[gpu.DeviceName]gpu.Devi
 		}
 	}
 	p.Step("prepare.recorded")
-	ids, err := p.CDI.Write(want.ClaimUID, devices)
+	ids, err := p.CDI.Write(want.ClaimUID, given(devices))
 	if err != nil {
 		return nil, p.undo(want.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
 	p.Step("prepare.written")
 	return ids, nil
+}
+
+// given pairs the devices with what the hardware made of them.
+func given(devices map[gpu.DeviceName]gpu.Device) map[gpu.DeviceName]gpu.Given {
+	out := make(map[gpu.DeviceName]gpu.Given, len(devices))
+	for name, d := range devices {
+		out[name] = gpu.Given{Device: d}
+	}
+	return out
 }
 
 // remember writes the record.

@@ -50,7 +50,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.CDI.Write(claimUID, devices); err != nil {
+	if _, err := p.CDI.Write(claimUID, given(devices)); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.Step("recover.written")

@@ -79,11 +79,7 @@ func New(cfg Config) (*Reporter, error) {
 // Found tells the facts. Two GPUs that can't be told apart by name are an
 // error, and then nothing changes.
 func (r *Reporter) Found(node gpu.Node) error {
-	uuids := make([]gpu.UUID, 0, len(node.GPUs))
-	for _, g := range node.GPUs {
-		uuids = append(uuids, g.UUID)
-	}
-	names, err := gpu.NewNames(uuids)
+	names, err := gpu.NewNames(node.GPUs)
 	if err != nil {
 		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
 	}

@@ -189,7 +189,7 @@ func TestServerAway(t *testing.T) {
 	if err := r.Found(node(h100)); err != nil {
 		t.Fatal(err)
 	}
-	names, err := gpu.NewNames([]gpu.UUID{h100.UUID})
+	names, err := gpu.NewNames([]gpu.GPU{h100})
 	if err != nil {
 		t.Fatal(err)
 	}

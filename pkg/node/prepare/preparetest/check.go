@@ -11,7 +11,6 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -129,19 +128,16 @@ func checkDevices(records []journal.Record, devices map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// checkHolders finds GPUs that two claims hold.
+// checkHolders finds devices that two claims hold.
 func checkHolders(records []journal.Record) error {
 	var errs []error
-	holders := map[gpu.UUID]string{}
-	for _, r := range records {
-		for _, uuid := range r.GPUs() {
-			if !r.Holds(uuid) {
-				continue
+	for i, r := range records {
+		for _, g := range r.Grants {
+			for _, other := range records[:i] {
+				if !g.Admin && other.Holds(g.Of()) {
+					errs = append(errs, fmt.Errorf("claims %s and %s both hold %s", other.ClaimUID, r.ClaimUID, g.Device))
+				}
 			}
-			if first, taken := holders[uuid]; taken {
-				errs = append(errs, fmt.Errorf("claims %s and %s both hold %s", first, r.ClaimUID, uuid))
-			}
-			holders[uuid] = r.ClaimUID
 		}
 	}
 	return errors.Join(errs...)

@@ -46,13 +46,13 @@ func NewNode(dir string, gpus int) (*Node, error) {
 		State:   State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
 		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{},
 	}
-	var uuids []gpu.UUID
+	var all []gpu.GPU
 	for i := range gpus {
-		uuids = append(uuids, UUID(i))
+		all = append(all, gpu.GPU{UUID: UUID(i)})
 		n.indexes[UUID(i)] = i
 	}
 	var err error
-	if n.names, err = gpu.NewNames(uuids); err != nil {
+	if n.names, err = gpu.NewNames(all); err != nil {
 		return nil, err
 	}
 	for _, d := range []string{n.Journal, n.CDI, filepath.Join(n.Root, "dev")} {
@@ -95,11 +95,11 @@ func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 }
 
 // Write implements prepare.CDI.
-func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
+func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
 	spec := specs.Spec{Version: "0.5.0", Kind: ClaimKind}
 	ids := map[gpu.DeviceName][]string{}
 	for name, d := range devices {
-		node := path(n.indexes[d.Parent()])
+		node := path(n.indexes[d.Device.Parent()])
 		if _, err := os.Stat(filepath.Join(n.Root, node)); err != nil {
 			return nil, err
 		}
