@@ -8,13 +8,16 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/tessera-dra/tessera/api/resource/v1beta1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // checkConfig refuses a result whose configuration this driver can't read or
 // honour. The configurations of the device class come first, then those of
-// the claim; the last one that applies to the result counts.
+// the claim; the last one that applies to the result counts. One of the wrong
+// kind for the device is passed over where it is for all requests, since
+// others may be what it means, and refused where it names this request.
 func checkConfig(configs []resourceapi.DeviceAllocationConfiguration, driver string, result resourceapi.DeviceRequestAllocationResult) error {
-	var effective *v1beta1.GpuConfig
+	var effective v1beta1.SharingStrategy
 	var from resourceapi.AllocationConfigSource
 	for _, c := range byPrecedence(resourceclaim.ConfigForResult(configs, result)) {
 		if c.Opaque.Driver != driver {
@@ -24,21 +27,47 @@ func checkConfig(configs []resourceapi.DeviceAllocationConfiguration, driver str
 		if err != nil {
 			return permanent(c.Source, err)
 		}
-		switch config := config.(type) {
-		case *v1beta1.GpuConfig:
-			effective, from = config, c.Source
-		case *v1beta1.MigDeviceConfig:
-			if len(c.Requests) > 0 {
-				return permanent(c.Source, fmt.Errorf("%s is for MIG devices, and device %q is a whole GPU: use %s, or address it to another request",
-					v1beta1.MigDeviceConfigKind, result.Device, v1beta1.GpuConfigKind))
-			}
+		strategy, fits := sharing(config, gpu.DeviceName(result.Device).IsPartition())
+		switch {
+		case fits:
+			effective, from = strategy, c.Source
+		case len(c.Requests) > 0:
+			return permanent(c.Source, wrongKind(result))
 		}
 	}
-	if effective != nil && effective.Sharing != nil {
-		return permanent(from, fmt.Errorf("sharing.strategy %s isn't supported by this version of the driver for a whole GPU; containers and pods that use one claim share its GPUs without it",
-			effective.Sharing.Strategy))
+	if effective != "" {
+		return permanent(from, fmt.Errorf("sharing.strategy %s isn't supported by this version of the driver; containers and pods that use one claim share its devices without it",
+			effective))
 	}
 	return nil
+}
+
+// sharing returns the strategy that a configuration asks for, empty for none,
+// and whether it is one for this kind of device.
+func sharing(config v1beta1.Config, partition bool) (_ v1beta1.SharingStrategy, fits bool) {
+	switch config := config.(type) {
+	case *v1beta1.GpuConfig:
+		if config.Sharing != nil && !partition {
+			return config.Sharing.Strategy, true
+		}
+		return "", !partition
+	case *v1beta1.MigDeviceConfig:
+		if config.Sharing != nil && partition {
+			return config.Sharing.Strategy, true
+		}
+		return "", partition
+	default:
+		return "", false
+	}
+}
+
+// wrongKind says which kind of configuration is for which kind of device.
+func wrongKind(result resourceapi.DeviceRequestAllocationResult) error {
+	is, got, want := "a whole GPU", v1beta1.MigDeviceConfigKind, v1beta1.GpuConfigKind
+	if gpu.DeviceName(result.Device).IsPartition() {
+		is, got, want = "a MIG partition", want, got
+	}
+	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", got, result.Device, is, want)
 }
 
 // byPrecedence puts class configurations before claim configurations, and

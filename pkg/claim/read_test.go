@@ -44,6 +44,8 @@ func config(source resourceapi.AllocationConfigSource, forDriver, parameters str
 	}
 }
 
+const partition = "gpu-0-mig-1g10gb-4"
+
 const (
 	fromClass = resourceapi.AllocationConfigSourceClass
 	fromClaim = resourceapi.AllocationConfigSourceClaim
@@ -52,6 +54,8 @@ const (
 	timeSliced = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`
 	mps        = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`
 	mig        = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`
+	plainMIG   = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`
+	slicedMIG  = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"TimeSlicing"}}`
 	misspelt   = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharign":{}}`
 )
 
@@ -118,6 +122,22 @@ func TestRead(t *testing.T) {
 			configs: []resourceapi.DeviceAllocationConfiguration{config(fromClass, driver, mig)},
 			want:    []claim.Grant{{Request: "gpu", Device: "gpu-0"}},
 		},
+		"a configuration for whole GPUs that names no request": {
+			results: []resourceapi.DeviceRequestAllocationResult{result("part", partition)},
+			configs: []resourceapi.DeviceAllocationConfiguration{config(fromClass, driver, timeSliced), config(fromClaim, driver, mps)},
+			want:    []claim.Grant{{Request: "part", Device: partition}},
+		},
+		"each kind of device with a configuration of its own": {
+			results: []resourceapi.DeviceRequestAllocationResult{result("gpu", "gpu-0"), result("part", partition)},
+			configs: []resourceapi.DeviceAllocationConfiguration{
+				config(fromClaim, driver, mig), config(fromClaim, driver, plainMIG, "part"), config(fromClaim, driver, plain, "gpu"),
+			},
+			want: []claim.Grant{{Request: "gpu", Device: "gpu-0"}, {Request: "part", Device: partition}},
+		},
+		"partitions of one GPU": {
+			results: []resourceapi.DeviceRequestAllocationResult{result("parts", partition), result("parts", "gpu-0-mig-1g10gb-5")},
+			want:    []claim.Grant{{Request: "parts", Device: partition}, {Request: "parts", Device: "gpu-0-mig-1g10gb-5"}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := claim.Read(allocated(tc.results, tc.configs...), driver, pool)
@@ -133,6 +153,7 @@ func TestRead(t *testing.T) {
 
 func TestReadRefuses(t *testing.T) {
 	one := []resourceapi.DeviceRequestAllocationResult{result("gpu/cheap", "gpu-0")}
+	part := []resourceapi.DeviceRequestAllocationResult{result("part", partition)}
 	for name, tc := range map[string]struct {
 		claim     *resourceapi.ResourceClaim
 		permanent bool
@@ -153,8 +174,11 @@ func TestReadRefuses(t *testing.T) {
 		"unknown field, overridden": {
 			allocated(one, config(fromClass, driver, misspelt), config(fromClaim, driver, plain)), true, []string{`"sharign"`, "DeviceClass"},
 		},
-		"for MIG, addressed to a GPU": {allocated(one, config(fromClaim, driver, mig, "gpu")), true, []string{"MigDeviceConfig", "GpuConfig"}},
-		"no parameters":               {allocated(one, config(fromClaim, driver, "")), true, nil},
+		"for MIG, addressed to a GPU":        {allocated(one, config(fromClaim, driver, mig, "gpu")), true, []string{"MigDeviceConfig", "GpuConfig"}},
+		"for GPUs, addressed to a partition": {allocated(part, config(fromClaim, driver, plain, "part")), true, []string{"GpuConfig", "MigDeviceConfig", partition}},
+		"MPS on a partition":                 {allocated(part, config(fromClass, driver, mig)), true, []string{"MPS", "DeviceClass"}},
+		"time-slicing on a partition":        {allocated(part, config(fromClaim, driver, slicedMIG)), true, []string{"can't be time-sliced"}},
+		"no parameters":                      {allocated(one, config(fromClaim, driver, "")), true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := claim.Read(tc.claim, driver, pool)

@@ -10,6 +10,10 @@ import (
 // so that a name keeps meaning the same silicon across reboots.
 type DeviceName string
 
+// IsPartition says whether the name is one of a MIG partition. Which, and
+// whether there can be one, the node's Names know.
+func (n DeviceName) IsPartition() bool { return strings.Contains(string(n), partitionInfix) }
+
 // namePrefix starts every device's name; minHex is how much of the UUID
 // follows where that is unique on the node.
 const (

@@ -32,6 +32,12 @@ func TestPartitionNames(t *testing.T) {
 		if got, err := names.Device(want); err != nil || got != p {
 			t.Errorf("device %q: got %v, %v, want %v", want, got, err, p)
 		}
+		if !want.IsPartition() {
+			t.Errorf("%q doesn't count as a partition", want)
+		}
+	}
+	if DeviceName("gpu-980fb007").IsPartition() {
+		t.Error("a whole GPU counts as a partition")
 	}
 	for _, bad := range []DeviceName{"gpu-980fb007-mig-1g24gb-1", "gpu-980fb007-mig-", "gpu-980fb007-mig-9g9gb-0", "gpu-11111111-mig-1g24gb-0", "gpu-22222222-mig-1g24gb-0"} {
 		if got, err := names.Device(bad); err == nil {
