@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
 )
 
@@ -28,6 +32,10 @@ func serveCommand() *cobra.Command {
 		Long: `Does what install does, waits for SIGTERM or SIGINT, and does what uninstall does:
 a driver for as long as this process runs, as a DaemonSet wants it.
 
+As a real driver can't be unloaded while it is in use, the machine stays as it is
+when it still has MIG instances five seconds after the signal: the next serve or
+install goes on with it, and uninstall removes it.
+
 The machine may also be given as a directory: then it is the file in it that is
 named after the node, or else the file ` + anyNode + `.`,
 		Args: cobra.NoArgs,
@@ -41,9 +49,7 @@ named after the node, or else the file ` + anyNode + `.`,
 			if err := complete(&o, file, name); err != nil {
 				return err
 			}
-			return serve(ctx, o, func() {
-				fmt.Fprintf(c.OutOrStdout(), "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
-			})
+			return serve(ctx, o, patience, c.OutOrStdout())
 		},
 	}
 	c.Flags().StringVar(&o.Root, "root", "", "driver root to make, e.g. /run/nvidia/driver")
@@ -54,15 +60,47 @@ named after the node, or else the file ` + anyNode + `.`,
 	return c
 }
 
-// serve installs, calls ready, waits for ctx to end, and uninstalls. What a
-// failed installation left is removed too.
-func serve(ctx context.Context, o driverroot.Options, ready func()) error {
+// patience is how long a machine whose MIG instances are in use is waited for.
+const patience = 5 * time.Second
+
+// serve installs, says so, waits for ctx to end, and uninstalls, unless MIG
+// instances are left after so long. What a failed installation left is removed
+// too.
+func serve(ctx context.Context, o driverroot.Options, patience time.Duration, out io.Writer) error {
 	if err := driverroot.Install(o); err != nil {
 		return errors.Join(err, driverroot.Uninstall(o.Root))
 	}
-	ready()
+	fmt.Fprintf(out, "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
 	<-ctx.Done()
+	if partitioned(o.Root, time.Now().Add(patience)) {
+		fmt.Fprintf(out, "the machine has MIG instances, so it stays under %s\n", o.Root)
+		return nil
+	}
 	return driverroot.Uninstall(o.Root)
+}
+
+// partitioned says whether the machine still has MIG instances at the deadline;
+// false as soon as it has none. A machine that can't be read has none.
+func partitioned(root string, deadline time.Time) bool {
+	m, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
+	if err != nil {
+		return false
+	}
+	defer m.Close()
+	poll := time.NewTicker(100 * time.Millisecond)
+	defer poll.Stop()
+	for hasInstances(m.State()) {
+		if time.Now().After(deadline) {
+			return true
+		}
+		<-poll.C
+	}
+	return false
+}
+
+// hasInstances ignores those of lost GPUs, which nobody can destroy.
+func hasInstances(s *nvmlsim.State) bool {
+	return s != nil && slices.ContainsFunc(s.GPUs, func(g nvmlsim.GPUState) bool { return !g.Lost && len(g.Instances) > 0 })
 }
 
 // machineOf finds the node's file where arg is a directory of machines.

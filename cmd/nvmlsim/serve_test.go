@@ -3,6 +3,7 @@ package main_test
 import (
 	"bufio"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -55,6 +56,54 @@ func TestServeInstallsUntilItIsStopped(t *testing.T) {
 				t.Errorf("%s is still there: %v", root, err)
 			}
 		})
+	}
+}
+
+// The pods that use a machine's MIG instances outlive the pod of the simulator:
+// their hardware must still be there for its next one.
+func TestServeLeavesMachineInUse(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	serve := func(whileItRuns func()) (printed string) {
+		t.Helper()
+		c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), "serve", "--root", root, "--machine", "1xh100-80gb", "--node-name", "node-a")
+		c.Stderr = os.Stderr
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(out)
+		if _, err := lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		whileItRuns()
+		if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		last, err := io.ReadAll(lines)
+		if err := errors.Join(err, c.Wait()); err != nil {
+			t.Fatal(err)
+		}
+		return string(last)
+	}
+	last := serve(func() {
+		smi(t, root, "-mig", "1")
+		smi(t, root, "mig", "-cgi", "3g.40gb", "-C")
+	})
+	if !strings.Contains(last, "has MIG instances") {
+		t.Errorf("with a MIG instance serve ends with %q", last)
+	}
+	serve(func() {
+		if listed := smi(t, root, "-L"); !strings.Contains(listed, "MIG 3g.40gb") {
+			t.Errorf("the MIG instance is gone:\n%s", listed)
+		}
+		smi(t, root, "mig", "-dci")
+		smi(t, root, "mig", "-dgi")
+	})
+	if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there without MIG instances: %v", root, err)
 	}
 }
 

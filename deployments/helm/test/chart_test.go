@@ -131,6 +131,7 @@ func TestRefusals(t *testing.T) {
 		"pull policy":        {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "'IfNotPresent'"}},
 		"class without CEL":  {"deviceClasses.extra.h100.cel=true", []string{"/deviceClasses/extra/h100", "missing property 'expression'"}},
 		"class of the chart": {`deviceClasses.extra.gpu\.nvidia\.com.expression=x`, []string{"invalid propertyName 'gpu.nvidia.com'"}},
+		"the other class of the chart": {`deviceClasses.extra.mig\.nvidia\.com.expression=x`, []string{"invalid propertyName 'mig.nvidia.com'"}},
 		"class name":         {"deviceClasses.extra.H100.expression=x", []string{"invalid propertyName 'H100'"}},
 		"no machine":         {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
 		"two drivers":        {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
