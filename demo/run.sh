@@ -133,30 +133,33 @@ install() {
 	kubectl get resourceslices
 }
 
-# until_devices waits until this many GPUs are published.
+# until_devices waits until this many whole GPUs are published.
 until_devices() {
 	local want=$1 have=0 end=$((SECONDS + 60))
 	while :; do
-		have=$(devices | grep -c . || true)
+		have=$(devices | grep -c ' gpu ' || true)
 		[ "$have" -ne "$want" ] || return 0
 		[ $SECONDS -lt $end ] || fail "$have GPUs are published after 60 s, not $want"
 		sleep 0.2
 	done
 }
 
-# devices prints "POOL/DEVICE MINOR UUID PRODUCT NAME" for every published GPU.
+# devices prints "POOL/DEVICE TYPE MINOR UUID PROFILE PRODUCT NAME" for every
+# published device; UUID is the whole GPU's, PROFILE a MIG partition's or -.
 devices() {
 	kubectl get resourceslices -o go-template='
-{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices -}}
-{{$pool}}/{{.name}} {{.attributes.minor.int}} {{.attributes.uuid.string}} {{.attributes.productName.string}}
+{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$a := .attributes -}}
+{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}} {{$a.profile.string}}{{else}}{{$a.uuid.string}} -{{end}} {{$a.productName.string}}
 {{end}}{{end}}'
 }
 
 # watch_grants prints "CLAIM REQUEST POOL/DEVICE" for every device that is
-# allocated in a namespace while it runs. (Afterwards is too late: when a pod
-# has ended, Kubernetes removes the claim that was made for it.) CLAIM is the
-# claim's name, or, for one that was made for a pod, POD/NAME with the name that
-# it has in the pod's spec, or POD/nvidia.com where the spec names none.
+# allocated in a namespace while it runs, and "= POOL/DEVICE UUID" for every MIG
+# partition when its claim's status tells which MIG device it is. (Afterwards is
+# too late: when a pod has ended, Kubernetes removes the claim that was made for
+# it.) CLAIM is the claim's name, or, for one that was made for a pod, POD/NAME
+# with the name that it has in the pod's spec, or POD/nvidia.com where the spec
+# names none.
 watch_grants() {
 	exec "$kubectl" get resourceclaims -n "$1" --watch -o go-template='
 {{- $claim := .metadata.name}}
@@ -165,7 +168,9 @@ watch_grants() {
 {{- else}}{{$claim = printf "%s/nvidia.com" $pod}}{{end}}{{end}}
 {{- with .status}}{{with .allocation}}{{range .devices.results -}}
 {{$claim}} {{.request}} {{.pool}}/{{.device}}
-{{end}}{{end}}{{end}}'
+{{end}}{{end}}{{range .devices -}}
+= {{.pool}}/{{.device}} {{.data.uuid}}
+{{end}}{{end}}'
 }
 
 # wishes prints "POD CONTAINER CLAIM REQUEST" for every claim that a container
@@ -183,68 +188,127 @@ wishes() {
 {{end}}{{end}}{{end}}{{end}}{{end}}'
 }
 
+# mig_uuid prints the UUID of the MIG device that a partition became.
+mig_uuid() {
+	local end=$((SECONDS + 10))
+	until awk -v device="$1" '$1 == "=" && $2 == device { print $3; found = 1; exit } END { exit !found }' "$work/grants"; do
+		[ $SECONDS -lt $end ] || fail "no claim's status tells the UUID of $1"
+		sleep 0.2
+	done
+}
+
+# seen prints what of a log matches, each once; nothing is no error.
+seen() { grep -Eo "$1" | sed 's/UUID: //' | sort -u || true; }
+
 # check compares what every container of a scenario sees with what its claims
 # were allocated. Arguments: the scenario, how many containers it has, how many
-# different GPUs they see together, and a model that every one must be ("" for
-# any).
+# different devices (GPUs or MIG partitions) they see together, and a model that
+# every one must be ("" for any).
 check() {
-	local scenario=$1 containers=$2 gpus=$3 model=$4
-	local -A minor=() uuid=() product=() want=() all=()
-	local device number id name pod container claim request given granted
-	while read -r device number id name; do
-		minor[$device]=$number uuid[$device]=$id product[$device]=$name
+	local scenario=$1 containers=$2 devices=$3 model=$4
+	local ns=demo-${scenario//\//-}
+	local -A kind=() minor=() uuid=() profile=() product=() want=() all=()
+	local device type number id slice name pod container claim request given granted
+	while read -r device type number id slice name; do
+		kind[$device]=$type minor[$device]=$number uuid[$device]=$id profile[$device]=$slice product[$device]=$name
 	done < <(devices)
-	granted=$(sort -u "$work/grants")
+	granted=$(grep -v '^=' "$work/grants" | sort -u)
 	while read -r pod container claim request; do
 		while read -r given name device; do
 			[ "$given" = "$claim" ] || continue
 			[ "$request" = "*" ] || [ "$name" = "$request" ] || [ "${name%%/*}" = "$request" ] || continue
 			want["$pod $container"]+="$device "
 		done <<<"$granted"
-	done < <(wishes "demo-$scenario")
+	done < <(wishes "$ns")
 	[ "${#want[@]}" -eq "$containers" ] || fail "$scenario: ${#want[@]} containers have a GPU, not $containers"
 
 	for name in "${!want[@]}"; do
 		read -r pod container <<<"$name"
-		local log seen_nodes seen_ids want_nodes="" want_ids=""
-		log=$(kubectl logs -n "demo-$scenario" "$pod" -c "$container")
+		local log mig want_nodes="" want_ids="" caps=0
+		log=$(kubectl logs -n "$ns" "$pod" -c "$container")
 		printf '\npod %s, container %s sees:\n' "$pod" "$container"
 		sed 's/^/  | /' <<<"$log"
 		for device in ${want[$name]}; do
 			want_nodes+="/dev/nvidia${minor[$device]}"$'\n' want_ids+="${uuid[$device]}"$'\n'
 			all[$device]=1
-			echo "  its claim was given $device: ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
 			case ${product[$device]} in *"$model"*) ;; *) fail "$scenario: $device is not a $model" ;; esac
+			if [ "${kind[$device]}" = mig ]; then
+				mig=$(mig_uuid "$device")
+				want_ids+="$mig"$'\n' caps=$((caps + 2))
+				echo "  its claim was given $device: a ${profile[$device]} of ${product[$device]}, $mig, on ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+			else
+				echo "  its claim was given $device: ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+			fi
 		done
-		seen_nodes=$(grep -Eo '/dev/nvidia[0-9]+' <<<"$log" | sort -u || true)
-		seen_ids=$(grep -Eo 'UUID: GPU-[0-9a-f-]+' <<<"$log" | sed 's/UUID: //' | sort -u || true)
-		[ "$seen_nodes" = "$(sort -u <<<"${want_nodes%$'\n'}")" ] || fail "$scenario: $pod/$container has the device nodes ${seen_nodes//$'\n'/ }, which is not what its claim was given"
-		[ "$seen_ids" = "$(sort -u <<<"${want_ids%$'\n'}")" ] || fail "$scenario: nvidia-smi in $pod/$container lists ${seen_ids//$'\n'/ }, which is not what its claim was given"
+		local nodes ids
+		nodes=$(seen '/dev/nvidia[0-9]+' <<<"$log")
+		ids=$(seen 'UUID: (GPU|MIG)-[0-9a-f-]+' <<<"$log")
+		[ "$nodes" = "$(sort -u <<<"${want_nodes%$'\n'}")" ] || fail "$scenario: $pod/$container has the device nodes ${nodes//$'\n'/ }, which is not what its claim was given"
+		[ "$ids" = "$(sort -u <<<"${want_ids%$'\n'}")" ] || fail "$scenario: nvidia-smi in $pod/$container lists ${ids//$'\n'/ }, which is not what its claim was given"
+		[ "$(seen '/dev/nvidia-caps/nvidia-cap[0-9]+' <<<"$log" | grep -c .)" -eq $caps ] || fail "$scenario: $pod/$container has other than two capabilities for each MIG partition"
 		grep -q '/dev/nvidiactl' <<<"$log" || fail "$scenario: $pod/$container has no /dev/nvidiactl"
 	done
-	[ "${#all[@]}" -eq "$gpus" ] || fail "$scenario: ${#all[@]} different GPUs are in use, not $gpus"
+	[ "${#all[@]}" -eq "$devices" ] || fail "$scenario: ${#all[@]} different devices are in use, not $devices"
 	echo "  ok: exactly those"
+}
+
+# begin gives a scenario a namespace of its own and watches what is given there.
+begin() {
+	local name=$1 ns=demo-${1//\//-}
+	began=$SECONDS
+	say "$name: $(sed -n '1s/^# //p' "demo/$name/README.md") (demo/$name)"
+	kubectl delete namespace "$ns" --ignore-not-found --timeout=60s >/dev/null # of a run that was kept
+	kubectl create namespace "$ns" >/dev/null
+	watch_grants "$ns" >"$work/grants" &
+	watcher=$!
+}
+
+# apply applies manifests of a scenario. Arguments: the scenario, files.
+apply() {
+	local ns=demo-${1//\//-}
+	shift
+	cat "$@" | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" | kubectl apply -n "$ns" -f -
+}
+
+# await is kubectl wait in a scenario's namespace. Arguments: the scenario, what
+# to wait for, in one word.
+await() {
+	# shellcheck disable=SC2086 # several arguments
+	kubectl wait -n "demo-${1//\//-}" --timeout=90s $2 >/dev/null || fail "$1: still waiting for $2"
+}
+
+# finish removes a scenario.
+finish() {
+	stop_watcher
+	kubectl delete namespace "demo-${1//\//-}" --wait=false >/dev/null
+	echo "  ($((SECONDS - began)) s)"
 }
 
 # scenario applies the manifests of one folder in a namespace of its own, waits
 # for what they make, checks, and removes it all. Arguments: folder, what to
 # wait for (kubectl wait's arguments in one word), then check's.
 scenario() {
-	local name=$1 wait=$2 began=$SECONDS
+	local name=$1 wait=$2
 	shift 2
-	say "$name: $(sed -n '1s/^# //p' "demo/$name/README.md") (demo/$name)"
-	kubectl delete namespace "demo-$name" --ignore-not-found --timeout=60s >/dev/null # of a run that was kept
-	kubectl create namespace "demo-$name" >/dev/null
-	watch_grants "demo-$name" >"$work/grants" &
-	watcher=$!
-	cat "demo/$name"/*.yaml | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" |
-		kubectl apply -n "demo-$name" -f -
-	# shellcheck disable=SC2086 # several arguments
-	kubectl wait -n "demo-$name" --timeout=90s $wait >/dev/null || fail "$name: still waiting for $wait"
+	begin "$name"
+	apply "$name" "demo/$name"/*.yaml
+	await "$name" "$wait"
 	check "$name" "$@"
-	stop_watcher
-	kubectl delete namespace "demo-$name" --wait=false >/dev/null
-	echo "  ($((SECONDS - began)) s)"
+	finish "$name"
+}
+
+# whole_gpu_waits is the one scenario that happens in steps.
+whole_gpu_waits() {
+	local name=mig/whole-gpu-waits
+	begin "$name"
+	apply "$name" "demo/$name/partitions.yaml"
+	await "$name" "--for=condition=Ready pod/first pod/second"
+	apply "$name" "demo/$name/whole.yaml"
+	await "$name" "--for=condition=PodScheduled=False pod/whole"
+	echo "  the whole GPU has to wait: $(kubectl get pod whole -n "demo-${name//\//-}" -o jsonpath='{.status.conditions[?(@.type=="PodScheduled")].message}')"
+	await "$name" "--for=condition=Ready pod/whole"
+	check "$name" 3 3 "H100"
+	finish "$name"
 }
 
 # settle waits until nothing of the scenarios is left.
@@ -254,6 +318,24 @@ settle() {
 		[ $SECONDS -lt $end ] || fail "the scenarios' namespaces are not gone after 60 s"
 		sleep 0.5
 	done
+}
+
+# smi is nvidia-smi on a node.
+smi() {
+	local node=$1
+	shift
+	"$localcluster" exec --name "$cluster" "$node" -- /var/lib/tessera-simulator/driver/usr/bin/nvidia-smi "$@"
+}
+
+# unpartitioned waits until the GPUs of a node are as they were: no MIG instance
+# is left, and MIG mode is off.
+unpartitioned() {
+	local end=$((SECONDS + 30))
+	while smi "$1" -L | grep -q MIG || smi "$1" --query-gpu=mig.mode.current --format=csv,noheader | grep -q Enabled; do
+		[ $SECONDS -lt $end ] || fail "after 30 s $1 still has MIG instances or MIG mode:"$'\n'"$(smi "$1" -L)"
+		sleep 0.5
+	done
+	echo "$1 has no MIG instance left, and MIG mode is off again"
 }
 
 # everything lists every object in the cluster but those that come and go by
@@ -321,5 +403,10 @@ scenario several-gpus "--for=jsonpath={.status.phase}=Succeeded pod/several-gpus
 scenario first-available "--for=jsonpath={.status.phase}=Succeeded pod/first-available" 1 1 "H100"
 scenario all-gpus "--for=jsonpath={.status.phase}=Succeeded pod/all-gpus" 1 2 "L40S"
 scenario extended-resource "--for=jsonpath={.status.phase}=Succeeded pod/extended-resource" 1 1 ""
+scenario mig/single-profile "--for=condition=Ready pod/by-claim pod/by-resource" 2 2 "H100"
+scenario mig/mix "--for=condition=Ready pod/small pod/large pod/pair" 4 4 "H100"
+scenario mig/fill-a-gpu "--for=condition=Available deployment/seven" 7 7 "H100"
+whole_gpu_waits
 settle
+unpartitioned node-0
 [ "$KEEP" = 1 ] || uninstall
