@@ -1,13 +1,15 @@
-// Package journal remembers on disk which claim holds which devices, so that
-// it is known after a crash, a reboot, or a change of the plugin's version.
+// Package journal remembers on disk which claim holds which devices, and what
+// was made of which GPU, so that it is known after a crash, a reboot, or a
+// change of the plugin's version.
 //
 // There is one file per claim, named by the claim's UID, so that the cost of
-// a write doesn't depend on how many claims there are. Reads are served from
+// a write doesn't depend on how many claims there are; and, in a directory of
+// their own, one per GPU on which MIG partitions were made. Reads are served from
 // memory; a write is on disk, data and name, when it returns. A file is
 // written beside its place and renamed, so that a crash leaves the old record
 // or the new one. A file that can't be read is put aside, never overwritten,
-// and its claim stays in the list of what is unreadable until the kubelet
-// prepares the claim again or is done with it.
+// and its claim or GPU stays in the list of what is unreadable until another
+// record takes its place or it is known that there is none.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over
 // the bytes of the body. What is in the body are this package's own types: no
@@ -16,5 +18,6 @@
 // do harm, and an older reader refuses to start on such a file.
 //
 // The journal knows nothing of Kubernetes objects, CDI or hardware. Only
-// pkg/node/prepare and what wires the plugin import it.
+// pkg/node/prepare, which writes claims' records, pkg/node/partition, which
+// writes GPUs', and what wires the plugin import it.
 package journal

@@ -26,7 +26,7 @@ type envelope struct {
 }
 
 // encode returns the bytes of a record's file.
-func encode(r Record) ([]byte, error) {
+func encode[R record](r R) ([]byte, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
@@ -38,30 +38,39 @@ func encode(r Record) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// decode reads the bytes of the claim's file. ErrNewerVersion comes only from
-// a file that is whole: damage never looks like a newer version.
-func decode(claimUID string, data []byte) (Record, error) {
-	var e envelope
-	if err := json.Unmarshal(data, &e); err != nil {
-		return Record{}, fmt.Errorf("not a journal file: %w", err)
+// decode reads the bytes of the file named by key. ErrNewerVersion comes only
+// from a file that is whole: damage never looks like a newer version.
+func decode[R record](key string, data []byte) (R, error) {
+	var none, r R
+	body, err := open(data)
+	if err != nil {
+		return none, err
 	}
-	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
-		return Record{}, fmt.Errorf("the checksum of the record is %d, the file says %d", sum, e.CRC32)
+	if err := json.Unmarshal(body, &r); err != nil {
+		return none, fmt.Errorf("record: %w", err)
 	}
-	if e.Version > version {
-		return Record{}, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, e.Version, version)
-	}
-	if e.Version < 1 {
-		return Record{}, fmt.Errorf("there is no format %d", e.Version)
-	}
-	var r Record
-	if err := json.Unmarshal(e.Body, &r); err != nil {
-		return Record{}, fmt.Errorf("record: %w", err)
-	}
-	if r.ClaimUID != claimUID {
-		return Record{}, fmt.Errorf("the record is of claim %q", r.ClaimUID)
+	if r.key() != key {
+		return none, fmt.Errorf("the record is of %q", r.key())
 	}
 	return r, nil
+}
+
+// open takes the body out of the envelope.
+func open(data []byte) (json.RawMessage, error) {
+	var e envelope
+	if err := json.Unmarshal(data, &e); err != nil {
+		return nil, fmt.Errorf("not a journal file: %w", err)
+	}
+	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
+		return nil, fmt.Errorf("the checksum of the record is %d, the file says %d", sum, e.CRC32)
+	}
+	if e.Version > version {
+		return nil, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, e.Version, version)
+	}
+	if e.Version < 1 {
+		return nil, fmt.Errorf("there is no format %d", e.Version)
+	}
+	return e.Body, nil
 }
 
 // claimPattern and grantPattern find in a damaged file what encode wrote.
@@ -69,7 +78,7 @@ var claimPattern = regexp.MustCompile(`"namespace":"([^"]{1,63})","name":"([^"]{
 
 var grantPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
 
-// salvage makes out what it can in a damaged file: the claim's name, its boot
+// salvage makes out what it can in a claim's damaged file: the claim's name, its boot
 // and its grants are each there or empty. A grant that is cut off
 // before it says whether it is an admin's counts as one that holds its device.
 func salvage(claimUID string, data []byte) Record {

@@ -19,7 +19,7 @@ func FuzzDecode(f *testing.F) {
 		if r := salvage("a", data); r.ClaimUID != "a" {
 			t.Errorf("salvaged %v", r)
 		}
-		r, err := decode("a", data)
+		r, err := decode[Record]("a", data)
 		if err != nil {
 			if diff := cmp.Diff(Record{}, r); diff != "" {
 				t.Errorf("a record in spite of %v:\n%s", err, diff)
@@ -30,7 +30,37 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if back, err := decode("a", again); err != nil || !cmp.Equal(r, back) {
+		if back, err := decode[Record]("a", again); err != nil || !cmp.Equal(r, back) {
+			t.Errorf("%v is written and read as %v, %v", r, back, err)
+		}
+	})
+}
+
+func FuzzDecodeGPU(f *testing.F) {
+	const uuid = "GPU-980fb007-8a10-0135-bada-13f71feaef21"
+	whole, err := encode(GPURecord{GPU: uuid, BootID: "b", ModeSwitched: true, Partitions: []MadePartition{
+		{Partition: Partition{Profile: "1g.18gb", Start: 4, Size: 1}, Made: &MadeInstance{GPUInstanceID: 11, UUID: "MIG-1"}},
+		{Partition: Partition{Profile: "3g.71gb", Size: 4}},
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	f.Add(whole[:len(whole)/2])
+	f.Add([]byte(`{"version":1,"crc32":0,"body":null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decode[GPURecord](uuid, data)
+		if err != nil {
+			if diff := cmp.Diff(GPURecord{}, r); diff != "" {
+				t.Errorf("a record in spite of %v:\n%s", err, diff)
+			}
+			return
+		}
+		again, err := encode(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := decode[GPURecord](uuid, again); err != nil || !cmp.Equal(r, back) {
 			t.Errorf("%v is written and read as %v, %v", r, back, err)
 		}
 	})

@@ -19,6 +19,8 @@ type Record struct {
 	Grants []Grant `json:"grants"`
 }
 
+func (r Record) key() string { return r.ClaimUID }
+
 // Grant is one device given to one request of the claim.
 type Grant struct {
 	Device gpu.DeviceName `json:"device"`
@@ -72,7 +74,50 @@ func (r Record) GPUs() []gpu.UUID {
 	return slices.Compact(uuids)
 }
 
-// Unreadable is a file that was put aside.
+// GPURecord is what is remembered of one GPU: what was made of it, from before
+// the first effect until after the last is undone. Whether somebody uses a
+// partition, the claims' records tell.
+type GPURecord struct {
+	GPU gpu.UUID `json:"gpu"`
+	// BootID of the boot in which it was written. In any other the hardware has
+	// forgotten all of it.
+	BootID string `json:"bootID"`
+	// ModeSwitched says that MIG mode was switched on, or was about to be.
+	ModeSwitched bool            `json:"modeSwitched,omitempty"`
+	Partitions   []MadePartition `json:"partitions,omitempty"`
+}
+
+func (r GPURecord) key() string { return string(r.GPU) }
+
+// MadePartition is a partition that was made, or was about to be.
+type MadePartition struct {
+	Partition
+	// Made is nil from before the instance is made until it is known by its
+	// ids. When that was written, nothing was at the partition's place.
+	Made *MadeInstance `json:"made,omitempty"`
+}
+
+// MadeInstance is how the hardware numbers an instance. Ids are used again for
+// later instances, and so is the UUID.
+type MadeInstance struct {
+	GPUInstanceID int `json:"gpuInstanceID"`
+	// ComputeInstanceID is gpu.NoComputeInstance where only the GPU instance was
+	// made and couldn't be undone.
+	ComputeInstanceID int      `json:"computeInstanceID"`
+	UUID              gpu.UUID `json:"uuid,omitempty"`
+}
+
+// UnreadableGPU is a GPU's file that was put aside.
+type UnreadableGPU struct {
+	// GPU as the file's name tells it.
+	GPU gpu.UUID
+	// Path where the file is now.
+	Path string
+	// Err says what is wrong with the file; nil never.
+	Err error
+}
+
+// Unreadable is a claim's file that was put aside.
 type Unreadable struct {
 	// ClaimUID as the file's name tells it.
 	ClaimUID string

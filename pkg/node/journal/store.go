@@ -1,0 +1,323 @@
+package journal
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	recordSuffix     = ".json"
+	unreadableSuffix = ".corrupt"
+	tempSuffix       = ".tmp"
+	// maxFileSize is far above what a claim's 32 results, or a GPU's
+	// partitions, can fill.
+	maxFileSize = 1 << 20
+)
+
+// keyPattern is what may become a file's name.
+var keyPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
+
+// record is a claim's or a GPU's.
+type record interface {
+	// key is the UID that names the record's file.
+	key() string
+}
+
+// aside is a file that can't be read and was put aside.
+type aside struct {
+	path string
+	// data is what is in it, as far as that could be read.
+	data []byte
+	err  error
+}
+
+// store is the records of one kind: a directory with a file for each.
+type store[R record] struct {
+	dir string
+	// kind is what the records are of, in errors: "claim".
+	kind string
+	// prefix of the steps' names.
+	prefix string
+	step   func(string)
+
+	mu         sync.RWMutex
+	records    map[string]R
+	unreadable map[string]aside
+}
+
+func newStore[R record](dir, kind, prefix string, step func(string)) *store[R] {
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, step: step, records: map[string]R{}, unreadable: map[string]aside{}}
+}
+
+func (s *store[R]) get(key string) (R, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// all returns the records, ordered by key.
+func (s *store[R]) all() []R {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.SortedFunc(maps.Values(s.records), func(a, b R) int { return cmp.Compare(a.key(), b.key()) })
+}
+
+func (s *store[R]) len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.records)
+}
+
+// asides returns a copy of what was put aside and isn't settled, by key.
+func (s *store[R]) asides() map[string]aside {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return maps.Clone(s.unreadable)
+}
+
+// isUnreadable says whether asides has the key.
+func (s *store[R]) isUnreadable(key string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	_, ok := s.unreadable[key]
+	return ok
+}
+
+// put writes the record and settles what was put aside for its key. See
+// Journal.Put.
+func (s *store[R]) put(r R) error {
+	if err := s.write(r); err != nil {
+		return fmt.Errorf("write the journal record of %s %s in %s: %w", s.kind, r.key(), s.dir, explain(err))
+	}
+	return nil
+}
+
+func (s *store[R]) write(r R) error {
+	if !keyPattern.MatchString(r.key()) {
+		return fmt.Errorf("%q can't be a %s's UID", r.key(), s.kind)
+	}
+	data, err := encode(r)
+	if err != nil {
+		return err
+	}
+	if err := s.replace(r.key()+recordSuffix, data); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.records[r.key()] = r
+	s.mu.Unlock()
+	if err := syncDir(s.dir); err != nil {
+		return err
+	}
+	s.step(s.prefix + "put.durable")
+	return s.settle(r.key())
+}
+
+// replace puts the data on disk beside the file's place, then moves it there.
+func (s *store[R]) replace(name string, data []byte) error {
+	temp, err := os.CreateTemp(s.dir, name+".*"+tempSuffix)
+	if err != nil {
+		return err
+	}
+	if err := s.fill(temp, data); err != nil {
+		return errors.Join(err, os.Remove(temp.Name()))
+	}
+	if err := os.Rename(temp.Name(), s.path(name)); err != nil {
+		return errors.Join(err, os.Remove(temp.Name()))
+	}
+	s.step(s.prefix + "put.renamed")
+	return nil
+}
+
+// fill writes, syncs and closes the file.
+func (s *store[R]) fill(f *os.File, data []byte) error {
+	s.step(s.prefix + "put.created")
+	_, err := f.Write(data)
+	if err == nil {
+		s.step(s.prefix + "put.written")
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		s.step(s.prefix + "put.synced")
+	}
+	return err
+}
+
+// remove removes the record and what was put aside for the key. See
+// Journal.Delete.
+func (s *store[R]) remove(key string) error {
+	if err := s.unlink(key); err != nil {
+		return fmt.Errorf("remove the journal record of %s %s in %s: %w", s.kind, key, s.dir, explain(err))
+	}
+	return nil
+}
+
+// unlink keeps the record in memory until its removal is on disk, so that a
+// failed one can be tried again.
+func (s *store[R]) unlink(key string) error {
+	if _, ok := s.get(key); !ok && !s.isUnreadable(key) {
+		return nil
+	}
+	if err := removeIfThere(s.path(key + recordSuffix)); err != nil {
+		return err
+	}
+	s.step(s.prefix + "delete.unlinked")
+	if err := s.settle(key); err != nil {
+		return err
+	}
+	if err := syncDir(s.dir); err != nil {
+		return err
+	}
+	s.step(s.prefix + "delete.durable")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.records, key)
+	return nil
+}
+
+// settle forgets what was put aside for the key.
+func (s *store[R]) settle(key string) error {
+	if !s.isUnreadable(key) {
+		return nil
+	}
+	if err := removeIfThere(s.path(key + unreadableSuffix)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unreadable, key)
+	return nil
+}
+
+// load takes in what is in the directory, which may be missing.
+func (s *store[R]) load() error {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the journal's directory: %w", err)
+	}
+	for _, e := range entries {
+		if err := s.loadEntry(e.Name()); err != nil {
+			return err
+		}
+	}
+	return s.settleRewritten()
+}
+
+// loadEntry takes in one directory entry; other people's files are left alone.
+func (s *store[R]) loadEntry(name string) error {
+	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
+		return s.loadRecord(key)
+	}
+	if key, ok := strings.CutSuffix(name, unreadableSuffix); ok {
+		s.loadUnreadable(key)
+	}
+	if strings.HasSuffix(name, tempSuffix) {
+		if err := removeIfThere(s.path(name)); err != nil {
+			return fmt.Errorf("remove a temporary file of the journal: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *store[R]) loadRecord(key string) error {
+	path := s.path(key + recordSuffix)
+	data, err := readFile(path)
+	if err == nil {
+		var r R
+		if r, err = decode[R](key, data); err == nil {
+			s.records[key] = r
+			return nil
+		}
+	}
+	if errors.Is(err, ErrNewerVersion) {
+		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
+	}
+	to := s.path(key + unreadableSuffix)
+	if renameErr := os.Rename(path, to); renameErr != nil {
+		err = errors.Join(err, renameErr)
+		to = path
+	}
+	s.unreadable[key] = aside{path: to, data: data, err: err}
+	return nil
+}
+
+// loadUnreadable takes in a file that was put aside at an earlier start.
+func (s *store[R]) loadUnreadable(key string) {
+	path := s.path(key + unreadableSuffix)
+	data, err := readFile(path)
+	if err == nil {
+		if _, err = decode[R](key, data); err == nil {
+			err = errors.New("put aside at an earlier start")
+		}
+	}
+	s.unreadable[key] = aside{path: path, data: data, err: err}
+}
+
+// settleRewritten drops what was put aside for keys that have a good record
+// again: a crash came between the two steps of a put.
+func (s *store[R]) settleRewritten() error {
+	for key := range s.records {
+		if err := s.settle(key); err != nil {
+			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
+		}
+	}
+	return nil
+}
+
+func (s *store[R]) path(name string) string { return filepath.Join(s.dir, name) }
+
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
+		return nil, fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
+	}
+	return os.ReadFile(path)
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// explain adds to an error what to do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return fmt.Errorf("%w: free some space there; nothing was lost, and it will be tried again", err)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w: the file system was mounted read-only or became so after an error; look at the kernel's log", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: the directory was removed while the plugin uses it; restart the plugin's pod", err)
+	default:
+		return err
+	}
+}
