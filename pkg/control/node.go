@@ -201,7 +201,7 @@ func wanted(inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
 	for _, o := range inv.OwnerReferences {
 		if o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name {
 			node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
-			return publish.Pool(node, offer.Build(inventory.Node(inv))), nil
+			return publish.Pool(node, offer.Build(inventory.Node(inv), offer.Options{})), nil
 		}
 	}
 	return nil, fmt.Errorf("the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin makes it anew", inv.Name, inv.Name)

@@ -90,8 +90,9 @@ func (p policies) nodes(ctx context.Context) ([]gpuNode, error) {
 			continue
 		}
 		n := gpuNode{labels: set}
-		for _, g := range offer.Build(inventory.Node(&inventories.Items[i])) {
-			n.gpus = append(n.gpus, g.Devices[0])
+		facts := inventory.Node(&inventories.Items[i])
+		for _, g := range facts.GPUs {
+			n.gpus = append(n.gpus, offer.Whole(facts, g))
 		}
 		out = append(out, n)
 	}

@@ -1,13 +1,18 @@
 // Package offer decides what is on the shelf: which devices, with which
-// attributes and capacities, a node's GPUs are offered as.
+// attributes, capacities and counters, a node's GPUs are offered as.
 //
-// It is pure: the same node gives the same devices on every cluster. What a
-// server can store of them, how they are spread over ResourceSlices and when
-// they are published is pkg/control's affair. Attribute names and the form of
-// their values are those of NVIDIA's DRA driver, so that a selector written
-// for it selects the same GPUs here.
+// It is pure: the same node, plans and allocations give the same devices on
+// every cluster. Which policy a GPU is under is pkg/policy's affair; what a
+// server can store, how devices are spread over ResourceSlices and when they
+// are published is pkg/control's. Attribute names and the form of their values
+// are those of NVIDIA's DRA driver, so that a selector written for it selects
+// the same devices here.
 //
-// Only the controller imports it.
+// MIG partitions are offered before they exist: each profile at each place it
+// can be made at is a device, and shared counters see to it that no two claims
+// get silicon twice. What the numbers are is computed from the GPU's tables.
+//
+// Only the controller, and what measures it, import it.
 package offer
 
 import (
@@ -17,6 +22,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -24,29 +30,82 @@ import (
 // domain.
 const Driver = "gpu.nvidia.com"
 
+// Plan is what a GPU is to be offered as. The zero Plan is exclusive: as a
+// whole only.
+type Plan struct {
+	// Partitioned cuts the GPU; the zero PartitionedPlan into the default
+	// profiles, wherever they fit, on demand. Nil: exclusive. KeepWarm changes
+	// nothing here.
+	Partitioned *v1alpha1.PartitionedPlan
+}
+
+// Options are what a node's offer depends on besides its GPUs.
+type Options struct {
+	// Plan of each GPU. Nil: all are exclusive.
+	Plan func(gpu.GPU) Plan
+	// Allocated are the names of the node's devices that claims have been
+	// given, admin access apart, in any order. None of them leaves the shelf,
+	// whatever the plan. A name that means nothing on this node now is ignored.
+	Allocated []gpu.DeviceName
+	// Counters says that the server stores shared counters. Without them only
+	// devices that never overlap are offered: whole GPUs, others' instances,
+	// and what a layout fixes.
+	Counters bool
+}
+
 // GPU is what one physical GPU is offered as. Its devices stay together,
 // because they come and go together.
 type GPU struct {
-	// Name of the whole GPU's device; unique and stable on the node.
+	UUID gpu.UUID
+	// Name of the whole GPU's device; unique and stable on the node, also where
+	// the GPU isn't offered whole.
 	Name gpu.DeviceName
 	// Index is NVML's: GPUs are offered in this order.
 	Index int
-	// Devices in the order in which they should be given away. Never empty.
+	// Devices in the order in which they should be given away: the scheduler
+	// takes the first that fits. At most 64. Empty where nothing of the GPU can
+	// be offered; Problems then says why.
 	Devices []resourceapi.Device
+	// Counters is the one counter set that Devices consume from; nil where no
+	// two of them are in each other's way. Its name is Name.
+	Counters *resourceapi.CounterSet
+	// Leftover are those of Devices that are offered only because a claim has
+	// them: the plan wants others. When their claims are gone, so are they.
+	Leftover []gpu.DeviceName
+	// Missing are profiles of the plan that this GPU hasn't, in the plan's order.
+	// That is no problem where a policy is for several models; a profile that all
+	// GPUs of a policy miss is misspelt.
+	Missing []string
+	// Problems say what of the plan can't be carried out, why, and what to do:
+	// whole sentences without the GPU's name, in a fixed order.
+	Problems []string
 }
 
 // Build returns what the node offers, by index. A GPU that must not be given
-// to anybody isn't offered: one with a blocking condition, one in MIG mode
-// (CUDA can't use it whole), one whose UUID doesn't identify it.
-func Build(n gpu.Node) []GPU {
+// to anybody isn't in it: one with a blocking condition, one whose UUID
+// doesn't identify it.
+//
+// A GPU that others put into MIG mode is offered in partitions only; CUDA
+// can't use it whole. One whose mode is off is offered whole, and in
+// partitions where this driver may switch the mode. While a change of mode is
+// pending only what exists is offered. Instances that others made are offered
+// as they are, in every plan, and nothing in the space they take.
+func Build(n gpu.Node, o Options) []GPU {
 	names := nameAll(n.GPUs)
+	allocated := devices(names, o.Allocated)
 	var out []GPU
 	for _, g := range n.GPUs {
 		name, ok := names.Name(gpu.Whole{GPU: g.UUID})
-		if !ok || !offered(g) {
+		if !ok || slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
 			continue
 		}
-		out = append(out, GPU{Name: name, Index: g.Index, Devices: []resourceapi.Device{whole(n, g, name)}})
+		var p Plan
+		if o.Plan != nil {
+			p = o.Plan(g)
+		}
+		s := newShelf(g, p, o.Counters)
+		s.keep(allocated[g.UUID], o.Counters)
+		out = append(out, s.offer(n, name, names, o.Counters))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))
@@ -54,8 +113,20 @@ func Build(n gpu.Node) []GPU {
 	return out
 }
 
-func offered(g gpu.GPU) bool {
-	return !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) && (g.MIG == nil || !g.MIG.Enabled)
+// Whole describes an entire GPU of the node, whether it is offered whole or
+// not: it is what a SharingPolicy's gpuSelector is asked about. It has no
+// name.
+func Whole(n gpu.Node, g gpu.GPU) resourceapi.Device { return whole(n, g, "") }
+
+// devices reads names, by the GPUs they are of.
+func devices(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.Device {
+	out := make(map[gpu.UUID][]gpu.Device)
+	for _, name := range allocated {
+		if d, err := names.Device(name); err == nil && !slices.Contains(out[d.Parent()], d) {
+			out[d.Parent()] = append(out[d.Parent()], d)
+		}
+	}
+	return out
 }
 
 // nameAll names what can be named: a GPU that reports nonsense, or the UUID of

@@ -65,7 +65,7 @@ func build(t *testing.T, file string) []resourceapi.Device {
 		t.Fatal(err)
 	}
 	devices := []resourceapi.Device{}
-	for _, g := range offer.Build(inventory.Node(&inv)) {
+	for _, g := range offer.Build(inventory.Node(&inv), offer.Options{}) {
 		devices = append(devices, g.Devices...)
 	}
 	return devices

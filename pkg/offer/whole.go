@@ -17,6 +17,7 @@ import (
 // computeEnforcement.
 const (
 	typeGPU             = "gpu"
+	typeMIG             = "mig"
 	enforcementHardware = "hardware"
 )
 
