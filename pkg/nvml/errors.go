@@ -19,8 +19,23 @@ var (
 	ErrVersionMismatch = errors.New("the loaded kernel driver is of another version than the library: reload it, or reboot the node")
 	// ErrLost: the GPU fell off the bus, or needs a reset to answer again.
 	ErrLost = errors.New("GPU is lost")
-	// ErrNotSupported: this GPU or driver has no such thing.
+	// ErrNotSupported: this GPU or driver has no such thing, or not while its
+	// MIG mode is what it is.
 	ErrNotSupported = errors.New("not supported")
+	// ErrInUse: processes use it, or what is part of it. The error names those
+	// that NVML knows; a monitor such as DCGM may hold a GPU without being one.
+	ErrInUse = errors.New("in use")
+	// ErrNoPermission: the caller isn't root, or lacks the mig/config capability.
+	ErrNoPermission = errors.New("no permission (MIG is root's, with the capability nvidia/capabilities/mig/config)")
+	// ErrInsufficientResources: no room at that place, or no engines left.
+	ErrInsufficientResources = errors.New("insufficient resources")
+	// ErrNotFound: there is no such instance (any more).
+	ErrNotFound = errors.New("not found")
+	// ErrMismatch: something else is where the wanted instance would be.
+	ErrMismatch = errors.New("another instance is there")
+	// ErrNotSwitchable: the GPU's MIG mode is not one that may be switched here
+	// (see gpu.MIG.Switchable).
+	ErrNotSwitchable = errors.New("MIG mode can't be switched here")
 )
 
 // wrap returns nil for SUCCESS, and otherwise an error that names the call and
@@ -50,6 +65,14 @@ func kindOf(ret gonvml.Return) error {
 		return ErrLost
 	case gonvml.ERROR_NOT_SUPPORTED, gonvml.ERROR_FUNCTION_NOT_FOUND:
 		return ErrNotSupported
+	case gonvml.ERROR_IN_USE:
+		return ErrInUse
+	case gonvml.ERROR_NO_PERMISSION:
+		return ErrNoPermission
+	case gonvml.ERROR_INSUFFICIENT_RESOURCES:
+		return ErrInsufficientResources
+	case gonvml.ERROR_NOT_FOUND:
+		return ErrNotFound
 	default:
 		return nil
 	}

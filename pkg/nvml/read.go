@@ -36,7 +36,7 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 	}
 	g.VirtualizationMode = readVirtualization(handle)
 	g.Fabric = readFabric(handle)
-	if g.MIG, err = readMIG(s.devices, handle, object, memory.Total); err != nil {
+	if g.MIG, err = readMIG(s.devices, handle, object); err != nil {
 		return gpu.GPU{}, err
 	}
 	return g, nil
@@ -132,35 +132,24 @@ func readFabric(handle gonvml.Device) *gpu.Fabric {
 	}
 }
 
-// readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
-// profiles (some guests) counts as one without.
-func readMIG(lib device.Interface, handle gonvml.Device, object string, totalBytes uint64) (*gpu.MIG, error) {
-	current, pending, ret := handle.GetMigMode()
-	err := wrap(ret, "nvmlDeviceGetMigMode", object)
-	if errors.Is(err, ErrNotSupported) {
-		return nil, nil //nolint:nilnil // nil is the documented value for "no MIG"
-	}
-	if err != nil {
+// readProfiles lists the profiles a GPU can be cut into, in NVML's order.
+func readProfiles(lib device.Interface, handle gonvml.Device, object string) ([]gpu.Profile, error) {
+	memory, ret := handle.GetMemoryInfo()
+	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
 		return nil, err
 	}
-	mig := &gpu.MIG{
-		Enabled: current == gonvml.DEVICE_MIG_ENABLE,
-		Pending: pending == gonvml.DEVICE_MIG_ENABLE,
-	}
+	var all []gpu.Profile
 	for i := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
-		p, err := readProfile(lib, handle, i, totalBytes)
+		p, err := readProfile(lib, handle, i, memory.Total)
 		if errors.Is(err, ErrNotSupported) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("MIG profile %d %s: %w", i, object, err)
 		}
-		mig.Profiles = append(mig.Profiles, p)
+		all = append(all, p)
 	}
-	if len(mig.Profiles) == 0 && !mig.Enabled {
-		return nil, nil //nolint:nilnil // as above
-	}
-	return mig, nil
+	return all, nil
 }
 
 func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalBytes uint64) (gpu.Profile, error) {

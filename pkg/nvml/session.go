@@ -23,7 +23,7 @@ import (
 type Session struct {
 	lib     gonvml.Interface
 	devices device.Interface // go-nvlib's spelling of models and profiles
-	cuda    string           // path of the driver's libcuda
+	cuda    string           // path of the driver's libcuda; "" where NVML needs no help to find it
 
 	mu     sync.Mutex
 	known  known
@@ -48,10 +48,14 @@ func Open(path string) (*Session, error) {
 	if err := wrap(lib.Init(), "nvmlInit", path); err != nil {
 		return nil, err
 	}
-	return &Session{
-		lib: lib, devices: device.New(lib), cuda: filepath.Join(filepath.Dir(path), "libcuda.so.1"),
-		known: known{},
-	}, nil
+	s := New(lib)
+	s.cuda = filepath.Join(filepath.Dir(path), "libcuda.so.1")
+	return s, nil
+}
+
+// New makes a session of an NVML that is initialized already.
+func New(lib gonvml.Interface) *Session {
+	return &Session{lib: lib, devices: device.New(lib), known: known{}}
 }
 
 // Close ends the session. The library may stay loaded.
@@ -83,16 +87,24 @@ func (s *Session) Driver() (Driver, error) {
 // and where the driver is not in the loader's search path, as in the plugin's
 // container, that finds it only if it is loaded already.
 func (s *Session) cudaVersion() (string, error) {
+	if s.cuda == "" {
+		return s.askCUDAVersion()
+	}
 	cuda := dl.New(s.cuda, dl.RTLD_LAZY)
 	if err := cuda.Open(); err != nil {
 		return "", nil //nolint:nilerr // a driver without CUDA; see Driver
 	}
+	v, err := s.askCUDAVersion()
+	return v, errors.Join(err, cuda.Close())
+}
+
+func (s *Session) askCUDAVersion() (string, error) {
 	v, ret := s.lib.SystemGetCudaDriverVersion_v2()
 	if err := wrap(ret, "nvmlSystemGetCudaDriverVersion", ""); err != nil {
-		return "", errors.Join(err, cuda.Close())
+		return "", err
 	}
 	// nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR(v) is v/1000, _MINOR(v) is (v%1000)/10.
-	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), cuda.Close()
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), nil
 }
 
 // GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is

@@ -354,6 +354,20 @@ func (c Compute) MemoryInfo() (MemoryInfo, error) {
 	return info, nil
 }
 
+// Processes that use the MIG device now.
+func (c Compute) Processes() ([]Process, error) {
+	if _, _, err := c.get("DeviceGetComputeRunningProcesses"); err != nil {
+		return nil, err
+	}
+	var own []Process
+	for _, p := range c.in.g.state().Processes {
+		if p.GPUInstance == c.in.id && p.ComputeInstance == c.id {
+			own = append(own, p)
+		}
+	}
+	return own, nil
+}
+
 // IDs of the GPU instance and the compute instance.
 func (c Compute) IDs() (gpuInstance, computeInstance uint32, err error) {
 	_, _, err = c.get("DeviceGetGpuInstanceId")

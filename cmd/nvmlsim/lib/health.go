@@ -169,14 +169,14 @@ func simDeviceGetComputeRunningProcesses_v3(h C.uintptr_t, count *C.uint, infos 
 }
 
 func processes[T any](h C.uintptr_t, count *C.uint, infos *T, convert func(nvmlsim.Process) T) C.int {
-	g, err := gpu(h)
+	list, err := processLister(h)
 	if err != nil {
 		return code(err)
 	}
 	if count == nil {
 		return code(nvmlsim.InvalidArgument)
 	}
-	all, err := g.Processes()
+	all, err := list()
 	if err != nil {
 		return code(err)
 	}
@@ -194,10 +194,26 @@ func processes[T any](h C.uintptr_t, count *C.uint, infos *T, convert func(nvmls
 	return ok
 }
 
+// processLister is the GPU's list, or the MIG device's.
+func processLister(h C.uintptr_t) (func() ([]nvmlsim.Process, error), error) {
+	if c, ok := migDevice(h); ok {
+		return c.Processes, nil
+	}
+	g, err := gpu(h)
+	if err != nil {
+		return nil, err
+	}
+	return g.Processes, nil
+}
+
 //export simDeviceGetGraphicsRunningProcesses_v3
 func simDeviceGetGraphicsRunningProcesses_v3(h C.uintptr_t, count *C.uint, _ unsafe.Pointer) C.int {
-	return number(h, count, func(g *nvmlsim.GPU) (int, error) {
-		_, err := g.Processes()
+	list, err := processLister(h)
+	if err != nil {
+		return code(err)
+	}
+	return put1(count, func() (int, error) {
+		_, err := list()
 		return 0, err
 	})
 }

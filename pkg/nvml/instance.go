@@ -1,0 +1,317 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// CreateInstance makes the partition: a GPU instance at its place and the
+// compute instance that takes all of it. It is not idempotent. On failure
+// nothing is left: what was made is undone, and where that fails too the error
+// wraps both. Dying in between leaves a GPU instance without compute instance,
+// which MIG shows.
+//
+// ErrInsufficientResources where the place isn't free or the engines are used
+// up; ErrNotSupported where the GPU has no such profile or place, or its MIG
+// mode is off; ErrNoPermission.
+func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
+	made, err := s.create(p)
+	if err != nil {
+		return gpu.Instance{}, fmt.Errorf("create MIG instance %s at %d of GPU %s: %w", p.Profile, p.Placement.Start, p.GPU, err)
+	}
+	return made, nil
+}
+
+func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
+	handle, object, err := s.find(p.GPU)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	info, err := s.profileFor(handle, p, object)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	at := gonvml.GpuInstancePlacement{Start: uint32(p.Placement.Start), Size: uint32(p.Placement.Size)}
+	gi, ret := handle.CreateGpuInstanceWithPlacement(&info, &at)
+	if err := wrap(ret, "nvmlDeviceCreateGpuInstanceWithPlacement", ""); err != nil {
+		return gpu.Instance{}, err
+	}
+	made, ci, err := complete(handle, gi, info, p)
+	if err != nil {
+		return gpu.Instance{}, errors.Join(err, undo(gi, ci))
+	}
+	return made, nil
+}
+
+// profileFor finds the partition's profile, and its place among the possible.
+func (s *Session) profileFor(handle gonvml.Device, p gpu.Partition, object string) (gonvml.GpuInstanceProfileInfo, error) {
+	profiles, err := readProfiles(s.devices, handle, object)
+	if err != nil {
+		return gonvml.GpuInstanceProfileInfo{}, err
+	}
+	i := slices.IndexFunc(profiles, func(q gpu.Profile) bool { return q.Name == p.Profile })
+	if i < 0 {
+		return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("the GPU has no such profile: %w", ErrNotSupported)
+	}
+	if !slices.Contains(profiles[i].Placements, p.Placement) {
+		return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("the profile has no place %d:%d: %w", p.Placement.Start, p.Placement.Size, ErrNotSupported)
+	}
+	for enum := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := handle.GetGpuInstanceProfileInfo(enum)
+		if ret == gonvml.SUCCESS && info.Id == uint32(profiles[i].ID) {
+			return info, nil
+		}
+	}
+	return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("profile id %d: %w", profiles[i].ID, ErrNotSupported)
+}
+
+// complete makes the compute instance that takes all of a GPU instance, and
+// returns it also where reading it back fails.
+func complete(handle gonvml.Device, gi gonvml.GpuInstance, profile gonvml.GpuInstanceProfileInfo, p gpu.Partition) (gpu.Instance, gonvml.ComputeInstance, error) {
+	info, ret := gi.GetInfo()
+	if err := wrap(ret, "nvmlGpuInstanceGetInfo", ""); err != nil {
+		return gpu.Instance{}, nil, err
+	}
+	if info.ProfileId != profile.Id || int(info.Placement.Start) != p.Placement.Start || int(info.Placement.Size) != p.Placement.Size {
+		return gpu.Instance{}, nil, fmt.Errorf("the driver made a GPU instance of profile %d at %d:%d", info.ProfileId, info.Placement.Start, info.Placement.Size)
+	}
+	whole, err := wholeCompute(gi, profile.SliceCount)
+	if err != nil {
+		return gpu.Instance{}, nil, err
+	}
+	ci, ret := gi.CreateComputeInstance(&whole)
+	if err := wrap(ret, "nvmlGpuInstanceCreateComputeInstance", ""); err != nil {
+		return gpu.Instance{}, nil, err
+	}
+	devices, err := readMIGDevices(handle, "")
+	if err != nil {
+		return gpu.Instance{}, ci, err
+	}
+	made := newInstance(gi, info, p.Profile, devices[int(info.Id)])
+	if made.UUID == "" {
+		return gpu.Instance{}, ci, fmt.Errorf("GPU instance %d shows no MIG device: %w", info.Id, ErrNotFound)
+	}
+	return made.Instance, ci, nil
+}
+
+// wholeCompute finds the compute instance profile that takes all of a GPU
+// instance: the one of as many slices. Where several have those, it is the one
+// with the most multiprocessors, as a profile of double memory has more.
+func wholeCompute(gi gonvml.GpuInstance, slices uint32) (gonvml.ComputeInstanceProfileInfo, error) {
+	var whole gonvml.ComputeInstanceProfileInfo
+	for enum := range gonvml.COMPUTE_INSTANCE_PROFILE_COUNT {
+		info, ret := gi.GetComputeInstanceProfileInfo(enum, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret == gonvml.ERROR_INVALID_ARGUMENT {
+			continue // an enum newer than the driver
+		}
+		err := wrap(ret, "nvmlGpuInstanceGetComputeInstanceProfileInfo", "")
+		if errors.Is(err, ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return whole, err
+		}
+		if info.SliceCount == slices && info.MultiprocessorCount > whole.MultiprocessorCount {
+			whole = info
+		}
+	}
+	if whole.SliceCount == 0 {
+		return whole, fmt.Errorf("no compute instance profile takes all of the GPU instance: %w", ErrNotSupported)
+	}
+	return whole, nil
+}
+
+// undo takes back what create made.
+func undo(gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
+	if ci != nil {
+		if err := wrap(ci.Destroy(), "undo: nvmlComputeInstanceDestroy", ""); err != nil {
+			return err
+		}
+	}
+	return wrap(gi.Destroy(), "undo: nvmlGpuInstanceDestroy", "")
+}
+
+// DestroyInstance destroys an instance that is exactly the wanted one: UUID,
+// GPU instance id, compute instance id, profile and placement all agree. With
+// want.ComputeInstanceID NoComputeInstance (and no UUID) that is a GPU instance
+// without compute instance. It returns when the instance is gone; dying, or
+// failing, in between may leave a GPU instance without compute instance, which
+// MIG shows and which is another want.
+//
+// ErrNotFound where no GPU instance has the id, or the mode is off;
+// ErrMismatch, with nothing destroyed, where one has and isn't the wanted;
+// ErrInUse, naming the processes, while processes use it; ErrNoPermission.
+func (s *Session) DestroyInstance(uuid gpu.UUID, want gpu.Instance) error {
+	if err := s.destroy(uuid, want); err != nil {
+		return fmt.Errorf("destroy MIG instance %s at %d (GPU instance %d) of GPU %s: %w", want.Profile, want.Placement.Start, want.GPUInstanceID, uuid, err)
+	}
+	return nil
+}
+
+func (s *Session) destroy(uuid gpu.UUID, want gpu.Instance) error {
+	handle, object, err := s.find(uuid)
+	if err != nil {
+		return err
+	}
+	current, _, ret := handle.GetMigMode()
+	if err := wrap(ret, "nvmlDeviceGetMigMode", ""); err != nil {
+		return err
+	}
+	if current != gonvml.DEVICE_MIG_ENABLE {
+		return fmt.Errorf("MIG mode is off: %w", ErrNotFound)
+	}
+	profiles, err := readProfiles(s.devices, handle, object)
+	if err != nil {
+		return err
+	}
+	all, err := readInstances(handle, profiles, object)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(i instance) bool { return i.GPUInstanceID == want.GPUInstanceID })
+	if i < 0 {
+		return ErrNotFound
+	}
+	there := all[i]
+	if there.Instance != want || (want.ComputeInstanceID == gpu.NoComputeInstance && len(there.devices) > 0) {
+		return fmt.Errorf("%w: %s at %d:%d with %d compute instances, MIG device %q", ErrMismatch,
+			there.Profile, there.Placement.Start, there.Placement.Size, len(there.devices), there.UUID)
+	}
+	return there.destroy()
+}
+
+func (i instance) destroy() error {
+	if i.ComputeInstanceID != gpu.NoComputeInstance {
+		ci, ret := i.handle.GetComputeInstanceById(i.ComputeInstanceID)
+		if err := wrap(ret, "nvmlGpuInstanceGetComputeInstanceById", ""); err != nil {
+			return err
+		}
+		if err := wrap(ci.Destroy(), "nvmlComputeInstanceDestroy", ""); err != nil {
+			return usedBy(err, i.devices[0].handle)
+		}
+	}
+	return wrap(i.handle.Destroy(), "nvmlGpuInstanceDestroy", "")
+}
+
+// usedBy adds the processes that use a device to an ErrInUse.
+func usedBy(err error, handle gonvml.Device) error {
+	if !errors.Is(err, ErrInUse) {
+		return err
+	}
+	var pids []uint32
+	for _, list := range []func() ([]gonvml.ProcessInfo, gonvml.Return){
+		handle.GetComputeRunningProcesses, handle.GetMPSComputeRunningProcesses, handle.GetGraphicsRunningProcesses,
+	} {
+		all, ret := list()
+		if ret != gonvml.SUCCESS {
+			continue // the error is err
+		}
+		for _, p := range all {
+			pids = append(pids, p.Pid)
+		}
+	}
+	if len(pids) == 0 {
+		return fmt.Errorf("%w; NVML lists no process, but a monitor such as DCGM may hold it", err)
+	}
+	slices.Sort(pids)
+	return fmt.Errorf("%w by process %s", err, strings.Trim(strings.ReplaceAll(fmt.Sprint(slices.Compact(pids)), " ", ", "), "[]"))
+}
+
+// SetMIGMode switches the MIG mode of a GPU on or off and returns when it is
+// so; it is idempotent. ErrNotSwitchable, and nothing is done, unless
+// gpu.MIG.Switchable says that it may be; ErrInUse, naming the processes, while
+// processes use the GPU or, switching off, while it has instances; a change
+// that the hardware would only take at the next reset is taken back.
+// ErrNotSupported for a GPU without MIG; ErrNoPermission.
+func (s *Session) SetMIGMode(uuid gpu.UUID, on bool) error {
+	if err := s.setMIGMode(uuid, on); err != nil {
+		return fmt.Errorf("switch MIG mode of GPU %s %s: %w", uuid, onOff(on), err)
+	}
+	return nil
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func (s *Session) setMIGMode(uuid gpu.UUID, on bool) error {
+	handle, object, err := s.find(uuid)
+	if err != nil {
+		return err
+	}
+	current, pending, ret := handle.GetMigMode()
+	if err := wrap(ret, "nvmlDeviceGetMigMode", ""); err != nil {
+		return err
+	}
+	if current != pending {
+		return fmt.Errorf("%w: a change to %s pends already; reset the GPU or reboot the node", ErrNotSwitchable, onOff(pending == gonvml.DEVICE_MIG_ENABLE))
+	}
+	want := gonvml.DEVICE_MIG_DISABLE
+	if on {
+		want = gonvml.DEVICE_MIG_ENABLE
+	}
+	if current == want {
+		return nil
+	}
+	if err := s.noInstances(handle, object, current); err != nil {
+		return err
+	}
+	if !switchable(handle) {
+		return fmt.Errorf("%w: before Hopper it needs a GPU reset, and in a virtual machine it is the hypervisor's; an administrator can, with nvidia-smi -mig", ErrNotSwitchable)
+	}
+	return activate(handle, current, want)
+}
+
+// noInstances is ErrInUse where the GPU has instances.
+func (s *Session) noInstances(handle gonvml.Device, object string, current int) error {
+	if current != gonvml.DEVICE_MIG_ENABLE {
+		return nil
+	}
+	profiles, err := readProfiles(s.devices, handle, object)
+	if err != nil {
+		return err
+	}
+	there, err := readInstances(handle, profiles, object)
+	if err != nil {
+		return err
+	}
+	if len(there) > 0 {
+		return fmt.Errorf("%w: it has %d GPU instances, the first %s at %d", ErrInUse, len(there), there[0].Profile, there[0].Placement.Start)
+	}
+	return nil
+}
+
+// activate switches the mode, checks what the driver made of it, and reads it
+// back.
+func activate(handle gonvml.Device, current, want int) error {
+	activation, ret := handle.SetMigMode(want)
+	if err := wrap(ret, "nvmlDeviceSetMigMode", ""); err != nil {
+		return usedBy(err, handle)
+	}
+	if err := wrap(activation, "nvmlDeviceSetMigMode: activation", ""); err != nil {
+		return errors.Join(usedBy(err, handle), takeBack(handle, current))
+	}
+	current, pending, ret := handle.GetMigMode()
+	if err := wrap(ret, "nvmlDeviceGetMigMode", ""); err != nil {
+		return err
+	}
+	if current != want || pending != want {
+		return fmt.Errorf("the driver said so, but the mode is %s and %s pends", onOff(current == gonvml.DEVICE_MIG_ENABLE), onOff(pending == gonvml.DEVICE_MIG_ENABLE))
+	}
+	return nil
+}
+
+// takeBack makes the pending mode what the current one is.
+func takeBack(handle gonvml.Device, current int) error {
+	_, ret := handle.SetMigMode(current)
+	return wrap(ret, "take the pending mode back: nvmlDeviceSetMigMode", "")
+}

@@ -1,0 +1,221 @@
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// MIG reads the MIG side of a GPU as it is now: mode, profiles and all GPU
+// instances, those without compute instance too. An instance that comes or goes
+// meanwhile is in the answer or not, and is no error. ErrNotSupported for a GPU
+// without MIG, ErrLost for one that doesn't answer or isn't listed.
+func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
+	handle, object, err := s.find(uuid)
+	if err != nil {
+		return gpu.MIG{}, err
+	}
+	mig, err := readMIG(s.devices, handle, object)
+	if err != nil {
+		return gpu.MIG{}, err
+	}
+	if mig == nil {
+		return gpu.MIG{}, fmt.Errorf("read MIG %s: %w", object, ErrNotSupported)
+	}
+	return *mig, nil
+}
+
+// find returns the handle of a GPU, and how errors call it. It goes by index
+// and compares UUIDs: nvmlDeviceGetHandleByUUID takes up to seconds while
+// others change MIG.
+func (s *Session) find(uuid gpu.UUID) (gonvml.Device, string, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
+		return nil, "", err
+	}
+	var silent []error
+	for i := range count {
+		handle, ret := s.lib.DeviceGetHandleByIndex(i)
+		if ret == gonvml.SUCCESS {
+			var is string
+			if is, ret = handle.GetUUID(); ret == gonvml.SUCCESS && is == string(uuid) {
+				return handle, fmt.Sprintf("of GPU %s", uuid), nil
+			}
+		}
+		silent = append(silent, wrap(ret, "identify", fmt.Sprintf("GPU %d", i)))
+	}
+	if err := errors.Join(silent...); err != nil {
+		return nil, "", fmt.Errorf("find GPU %s: %w", uuid, err)
+	}
+	return nil, "", fmt.Errorf("find GPU %s among the %d that NVML lists: %w", uuid, count, ErrLost)
+}
+
+// readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
+// profiles (some guests) counts as one without.
+func readMIG(lib device.Interface, handle gonvml.Device, object string) (*gpu.MIG, error) {
+	current, pending, ret := handle.GetMigMode()
+	err := wrap(ret, "nvmlDeviceGetMigMode", object)
+	if errors.Is(err, ErrNotSupported) {
+		return nil, nil //nolint:nilnil // nil is the documented value for "no MIG"
+	}
+	if err != nil {
+		return nil, err
+	}
+	mig := &gpu.MIG{
+		Enabled:    current == gonvml.DEVICE_MIG_ENABLE,
+		Pending:    pending == gonvml.DEVICE_MIG_ENABLE,
+		Switchable: current == pending && switchable(handle),
+	}
+	if mig.Profiles, err = readProfiles(lib, handle, object); err != nil {
+		return nil, err
+	}
+	if len(mig.Profiles) == 0 && !mig.Enabled {
+		return nil, nil //nolint:nilnil // as above
+	}
+	if !mig.Enabled {
+		return mig, nil
+	}
+	there, err := readInstances(handle, mig.Profiles, object)
+	for _, i := range there {
+		mig.Instances = append(mig.Instances, i.Instance)
+	}
+	return mig, err
+}
+
+// switchable says whether a MIG mode takes effect at once and touches nothing
+// but this GPU: from Hopper on (MIG user guide), and not in a guest, whose
+// hypervisor has the say. What can't be read counts as no.
+func switchable(handle gonvml.Device) bool {
+	architecture, ret := handle.GetArchitecture()
+	if ret != gonvml.SUCCESS || architecture == gonvml.DEVICE_ARCH_UNKNOWN || architecture < gonvml.DEVICE_ARCH_HOPPER {
+		return false
+	}
+	switch readVirtualization(handle) {
+	case "none", "host-vgpu", "host-vsga":
+		return true
+	default:
+		return false
+	}
+}
+
+// instance is a GPU instance with what is needed to act on it.
+type instance struct {
+	gpu.Instance
+	handle gonvml.GpuInstance
+	// devices are its compute instances.
+	devices []migDevice
+}
+
+// migDevice is a compute instance as the MIG device it is.
+type migDevice struct {
+	handle    gonvml.Device
+	uuid      gpu.UUID
+	computeID int
+	// whole: it has all slices of its GPU instance.
+	whole bool
+}
+
+// readInstances lists the GPU instances of a GPU whose mode is on, by id. The
+// handles come first and are asked last, so that an instance that goes
+// meanwhile is left out instead of shown without its compute instance.
+func readInstances(handle gonvml.Device, profiles []gpu.Profile, object string) ([]instance, error) {
+	handles := map[string][]gonvml.GpuInstance{} // by profile
+	for _, p := range profiles {
+		some, ret := handle.GetGpuInstances(&gonvml.GpuInstanceProfileInfo{Id: uint32(p.ID), InstanceCount: uint32(max(p.MaxInstances, 1))})
+		if err := wrap(ret, "nvmlDeviceGetGpuInstances", object); err != nil {
+			return nil, err
+		}
+		handles[p.Name] = some
+	}
+	devices, err := readMIGDevices(handle, object)
+	if err != nil {
+		return nil, err
+	}
+	var all []instance
+	for profile, some := range handles {
+		for _, h := range some {
+			info, ret := h.GetInfo()
+			if gone(ret) {
+				continue
+			}
+			if err := wrap(ret, "nvmlGpuInstanceGetInfo", object); err != nil {
+				return nil, err
+			}
+			all = append(all, newInstance(h, info, profile, devices[int(info.Id)]))
+		}
+	}
+	slices.SortFunc(all, func(a, b instance) int { return cmp.Compare(a.GPUInstanceID, b.GPUInstanceID) })
+	return all, nil
+}
+
+func newInstance(h gonvml.GpuInstance, info gonvml.GpuInstanceInfo, profile string, devices []migDevice) instance {
+	i := instance{handle: h, devices: devices, Instance: gpu.Instance{
+		Profile:       profile,
+		Placement:     gpu.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)},
+		GPUInstanceID: int(info.Id), ComputeInstanceID: gpu.NoComputeInstance,
+	}}
+	if len(devices) == 1 && devices[0].whole {
+		i.UUID, i.ComputeInstanceID = devices[0].uuid, devices[0].computeID
+	}
+	return i
+}
+
+// gone says that what a handle stood for isn't there any more.
+func gone(ret gonvml.Return) bool {
+	return ret == gonvml.ERROR_NOT_FOUND || ret == gonvml.ERROR_INVALID_ARGUMENT
+}
+
+// readMIGDevices lists the MIG devices of a GPU by the id of their GPU
+// instance. It walks their indexes, because nvml.h gives a compute instance
+// the parent's handle only.
+func readMIGDevices(handle gonvml.Device, object string) (map[int][]migDevice, error) {
+	count, ret := handle.GetMaxMigDeviceCount()
+	if err := wrap(ret, "nvmlDeviceGetMaxMigDeviceCount", object); err != nil {
+		return nil, err
+	}
+	all := map[int][]migDevice{}
+	for i := range count {
+		h, ret := handle.GetMigDeviceHandleByIndex(i)
+		if gone(ret) {
+			continue
+		}
+		if err := wrap(ret, "nvmlDeviceGetMigDeviceHandleByIndex", object); err != nil {
+			return nil, err
+		}
+		gi, d, ret := readMIGDevice(h)
+		if gone(ret) {
+			continue
+		}
+		if err := wrap(ret, "read MIG device", object); err != nil {
+			return nil, err
+		}
+		all[gi] = append(all[gi], d)
+	}
+	return all, nil
+}
+
+func readMIGDevice(h gonvml.Device) (gpuInstance int, d migDevice, ret gonvml.Return) {
+	gpuInstance, ret = h.GetGpuInstanceId()
+	if ret != gonvml.SUCCESS {
+		return gpuInstance, d, ret
+	}
+	compute, ret := h.GetComputeInstanceId()
+	if ret != gonvml.SUCCESS {
+		return gpuInstance, d, ret
+	}
+	uuid, ret := h.GetUUID()
+	if ret != gonvml.SUCCESS {
+		return gpuInstance, d, ret
+	}
+	attributes, ret := h.GetAttributes()
+	return gpuInstance, migDevice{
+		handle: h, uuid: gpu.UUID(uuid), computeID: compute,
+		whole: attributes.ComputeInstanceSliceCount == attributes.GpuInstanceSliceCount,
+	}, ret
+}
