@@ -7,8 +7,7 @@ import (
 
 // GPUInventory is what one node has: its GPUs and their health. It is named
 // after its Node and owned by it. The node's plugin creates it and writes its
-// status, only on change; the controller reads it, and writes only
-// spec.publishRequest.
+// status, only on change; the controller reads it, and writes the spec.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=gpuinv

@@ -13,7 +13,7 @@ const (
 	maxMPSClients     = 48 // per device, from Volta to Hopper
 	maxReplicas       = 64
 	defaultMaxClients = 16
-	profilePattern    = `^[1-9][0-9]?g\.[1-9][0-9]*gb([+-].+)?$`
+	profilePattern    = `^[1-9][0-9]?g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)*$`
 )
 
 func defaultMemoryStep() resource.Quantity { return resource.MustParse("1Gi") }
@@ -31,7 +31,7 @@ func profiles(names []string, path *field.Path) field.ErrorList {
 	pattern := regexp.MustCompile(profilePattern)
 	for i, name := range names {
 		if !pattern.MatchString(name) {
-			errs = append(errs, field.Invalid(path.Index(i), name, "must be a MIG profile such as 1g.10gb or 1g.10gb+me"))
+			errs = append(errs, field.Invalid(path.Index(i), name, "must be a MIG profile such as 1g.10gb or 1g.10gb+me, as nvidia-smi mig -lgip lists them"))
 		}
 	}
 	return errs

@@ -15,7 +15,9 @@ import (
 // +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes`
 // +kubebuilder:printcolumn:name="GPUs",type=integer,JSONPath=`.status.gpus`
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
+// +kubebuilder:printcolumn:name="Applied",type=string,JSONPath=`.status.conditions[?(@.type=="Applied")].status`
+// +kubebuilder:printcolumn:name="Waiting",type=integer,priority=1,JSONPath=`.status.waitingDevices`
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SharingPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -71,22 +73,27 @@ type ExclusivePlan struct{}
 //
 // +kubebuilder:validation:XValidation:rule="!(has(self.profiles) && size(self.profiles) > 0 && has(self.layout) && size(self.layout) > 0)",message="profiles (cut on demand) and layout (a fixed partitioning) exclude each other"
 type PartitionedPlan struct {
-	// profiles that are offered, e.g. 1g.10gb. Empty: all the GPU has.
+	// profiles that are offered, e.g. 1g.10gb, besides the whole GPU. Those that
+	// a GPU hasn't are passed over, so that one policy can serve several models.
+	// Empty: the usual ones of each GPU, which are those without a suffix.
 	// +optional
 	// +listType=set
-	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-].+)?$`
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)*$`
 	// +kubebuilder:validation:items:MaxLength=63
 	Profiles []string `json:"profiles,omitempty"`
-	// layout is a fixed partitioning, e.g. ["3g.40gb", "3g.40gb"].
+	// layout is a fixed partitioning, e.g. ["3g.40gb", "3g.40gb"]: these
+	// partitions are offered, at fixed places, and the GPU is not offered whole.
+	// They are made on demand all the same. It needs no shared counters of the
+	// API server.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-].+)?$`
+	// +kubebuilder:validation:items:Pattern=`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)*$`
 	// +kubebuilder:validation:items:MaxLength=63
 	Layout []string `json:"layout,omitempty"`
 	// keepWarm is how long an idle partition stays for the next claim of its
-	// profile.
+	// profile and place, unless its space is needed. Empty or 0: not at all.
 	// +optional
 	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
 	// mps cuts each partition into MPS shares.
@@ -157,7 +164,8 @@ const (
 	LongTimeSlice    TimeSliceInterval = "Long"
 )
 
-// SharingPolicyStatus is what the controller made of the policy.
+// SharingPolicyStatus is what the controller made of the policy. Lists name the
+// first few, by name; the numbers count all.
 type SharingPolicyStatus struct {
 	// observedGeneration of the spec that the status is about.
 	// +optional
@@ -168,18 +176,48 @@ type SharingPolicyStatus struct {
 	// gpus under this policy.
 	// +optional
 	GPUs int32 `json:"gpus"`
+	// served are these nodes and GPUs.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	// +kubebuilder:validation:MaxItems=32
+	Served []ServedNode `json:"served,omitempty"`
 	// conflicts are policies that won GPUs which this one selects too.
 	// +optional
 	// +listType=map
 	// +listMapKey=policy
 	// +kubebuilder:validation:MaxItems=16
 	Conflicts []PolicyConflict `json:"conflicts,omitempty"`
+	// waitingDevices is how many devices are still offered for the sake of the
+	// claims that have them, although this policy's plan wants others.
+	// +optional
+	WaitingDevices int32 `json:"waitingDevices,omitempty"`
+	// waiting are these devices.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	Waiting []WaitingDevice `json:"waiting,omitempty"`
+	// problems are what of the plan can't be carried out, and what to do.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Problems []PolicyProblem `json:"problems,omitempty"`
 	// conditions. Accepted: the policy is well-formed, and this version can do
-	// what it plans.
+	// what it plans. Applied: its GPUs are offered as it plans; nothing waits, and
+	// there is no problem.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ServedNode is a node with GPUs under a policy.
+type ServedNode struct {
+	Node string `json:"node"`
+	// gpus by their device names, in the order of their indexes.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	GPUs []string `json:"gpus"`
 }
 
 // PolicyConflict names a policy that was preferred.
@@ -190,13 +228,48 @@ type PolicyConflict struct {
 	GPUs int32 `json:"gpus"`
 }
 
-// ConditionAccepted of a SharingPolicy, and its reasons.
+// WaitingDevice is a device that goes when its claim goes.
+type WaitingDevice struct {
+	Node   string `json:"node"`
+	Device string `json:"device"`
+	// claim that has the device, as namespace/name.
+	Claim string `json:"claim"`
+}
+
+// PolicyProblem is something of a plan that can't be carried out.
+type PolicyProblem struct {
+	Message string `json:"message"`
+	// gpus that have the problem.
+	GPUs int32 `json:"gpus"`
+	// example is one of them, as node/device.
+	// +optional
+	Example string `json:"example,omitempty"`
+}
+
+// Conditions of a SharingPolicy, and their reasons.
 const (
 	ConditionAccepted = "Accepted"
 
 	ReasonAccepted         = "Accepted"
 	ReasonInvalid          = "Invalid"
 	ReasonPlanNotSupported = "PlanNotSupported"
+
+	ConditionApplied = "Applied"
+
+	ReasonApplied = "Applied"
+	// ReasonWaiting: claims still have devices that the plan doesn't offer.
+	ReasonWaiting = "Waiting"
+	// ReasonProblems: a part of the plan can't be carried out.
+	ReasonProblems = "Problems"
+)
+
+// The most that a SharingPolicy's status lists; the markers repeat them.
+const (
+	MaxServedNodes    = 32
+	MaxServedGPUs     = 16
+	MaxConflicts      = 16
+	MaxWaitingDevices = 32
+	MaxProblems       = 16
 )
 
 // SharingPolicyList is a list of SharingPolicy.

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -71,6 +73,11 @@ func (p *PartitionedPlan) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Forbidden(path.Child("layout"), "profiles (cut on demand) and layout (a fixed partitioning) exclude each other"))
 	}
 	errs = append(errs, profiles(p.Profiles, path.Child("profiles"))...)
+	for i, name := range p.Profiles {
+		if slices.Contains(p.Profiles[:i], name) {
+			errs = append(errs, field.Duplicate(path.Child("profiles").Index(i), name))
+		}
+	}
 	errs = append(errs, profiles(p.Layout, path.Child("layout"))...)
 	if p.KeepWarm != nil && p.KeepWarm.Duration < 0 {
 		errs = append(errs, field.Invalid(path.Child("keepWarm"), p.KeepWarm.Duration.String(), "must not be negative"))
