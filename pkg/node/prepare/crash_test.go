@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 
 // event is what happens between a crash and the next start.
 type event struct {
-	boot  string
+	boot  string // empty: the same
 	apply func(*testing.T, *preparetest.Node)
 }
 
@@ -31,25 +32,35 @@ func events() map[string]event {
 		}
 	}
 	return map[string]event{
-		"killed":             {"boot-1", func(*testing.T, *preparetest.Node) {}},
-		"CDI wiped":          {"boot-1", wipe},
-		"rebooted":           {"boot-2", wipe},
-		"rebooted, no tmpfs": {"boot-2", func(*testing.T, *preparetest.Node) {}},
+		"killed":             {"", func(*testing.T, *preparetest.Node) {}},
+		"CDI wiped":          {"", wipe},
+		"rebooted":           {"boot-3", func(t *testing.T, n *preparetest.Node) { wipe(t, n); n.Reboot() }},
+		"rebooted, no tmpfs": {"boot-3", func(_ *testing.T, n *preparetest.Node) { n.Reboot() }},
+		"driver reloaded":    {"", func(_ *testing.T, n *preparetest.Node) { n.Reboot() }},
 	}
 }
 
 // operation is done once, with a crash after each of its steps.
 type operation struct {
+	a, b   *resourceapi.ResourceClaim   // a is prepared and unprepared after each crash, beside b
 	before []*resourceapi.ResourceClaim // prepared first
 	do     func(*testing.T, *fixture)
 	// settled says which claims may be prepared after recovery.
 	settled [][]string
 }
 
+// operations are done with whole GPUs, and with partitions beside others.
 func operations() map[string]operation {
-	a := newClaim("a", result("gpu", 0), result("gpu", 1))
-	b := newClaim("b", result("gpu", 2))
-	return map[string]operation{
+	all := operationsWith("", newClaim("a", result("gpu", 0), result("gpu", 1)), newClaim("b", result("gpu", 2)), newClaim("old", result("gpu", 0)))
+	maps.Copy(all, operationsWith("partitions: ",
+		newClaim("a", part("parts", 0, "1g.10gb", 1), part("parts", 0, "1g.10gb", 3), part("part", 1, "3g.40gb", 4), adminPart("look", 0, "1g.10gb", 3)),
+		newClaim("b", part("part", 0, "3g.40gb", 4), part("part", 1, "1g.10gb", 0)),
+		newClaim("old", part("part", 0, "3g.40gb", 0))))
+	return all
+}
+
+func operationsWith(name string, a, b, old *resourceapi.ResourceClaim) map[string]operation {
+	ops := map[string]operation{
 		"prepare": {
 			before:  []*resourceapi.ResourceClaim{b},
 			do:      func(t *testing.T, f *fixture) { mustPrepare(t, f, a) },
@@ -82,10 +93,12 @@ func operations() map[string]operation {
 			settled: [][]string{{"b"}, {"a", "b"}},
 		},
 		"handover after a reboot": {
-			before: []*resourceapi.ResourceClaim{newClaim("old", result("gpu", 0)), b},
+			before: []*resourceapi.ResourceClaim{old, b},
 			do: func(t *testing.T, f *fixture) {
 				f.journal.Close()
+				f.node.Reboot()
 				f = start(t, f.node, "boot-2", f.node.Step)
+				mustPrepare(t, f, b)
 				f.holders.set("old", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
 				mustPrepare(t, f, a)
 				f.journal.Close()
@@ -93,6 +106,12 @@ func operations() map[string]operation {
 			settled: [][]string{{"b", "old"}, {"b"}, {"a", "b"}},
 		},
 	}
+	named := map[string]operation{}
+	for what, op := range ops {
+		op.a, op.b = a, b
+		named[name+what] = op
+	}
+	return named
 }
 
 // TestCrash stops after every step of every operation, lets something happen,
@@ -115,9 +134,12 @@ func TestCrash(t *testing.T) {
 // crashes does the operation and returns the node as each step leaves it.
 func crashes(t *testing.T, op operation) map[string]*preparetest.Node {
 	crashed := map[string]*preparetest.Node{}
+	var mu sync.Mutex
 	node := newNode(t, 3)
 	recording := false
 	f := start(t, node, "boot-1", func(step string) {
+		mu.Lock()
+		defer mu.Unlock()
 		if recording {
 			at := fmt.Sprintf("%02d %s", len(crashed), step)
 			crashed[at] = copyOf(t, node)
@@ -151,7 +173,11 @@ func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event
 		t.Fatal(err)
 	}
 	e.apply(t, node)
-	f := start(t, node, e.boot, nil)
+	boot := e.boot
+	if boot == "" {
+		boot = node.BootID
+	}
+	f := start(t, node, boot, nil)
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Errorf("recover: %v", err)
 	}
@@ -169,14 +195,15 @@ func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event
 	if !settled {
 		t.Errorf("prepared after recovery: %v, want one of %v", names, op.settled)
 	}
+	checkPartitions(t, f)
 	mustUnprepare(t, f, newClaim("old"))
-	a := newClaim("a", result("gpu", 0), result("gpu", 1))
-	mustPrepare(t, f, a)
+	mustPrepare(t, f, op.a)
+	mustPrepare(t, f, op.b) // as the kubelet does after a reboot
 	checkHeld(t, f, "a", "b")
-	mustUnprepare(t, f, a)
+	mustUnprepare(t, f, op.a)
 	checkHeld(t, f, "b")
-	mustPrepare(t, f, a)
-	mustUnprepare(t, f, a)
+	mustPrepare(t, f, op.a)
+	mustUnprepare(t, f, op.a)
 	mustUnprepare(t, f, newClaim("b"))
 	checkHeld(t, f)
 }

@@ -30,27 +30,28 @@ const (
 var ErrHeld = errors.New("device held by another claim")
 
 // lockFree takes the locks of the claim and of the GPUs it is to hold, once no
-// other claim holds any of these.
-func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock func(), _ error) {
-	keys := []string{claimKey(want.ClaimUID)}
+// other claim holds any of its devices. The locks are given back apart.
+func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, unlockGPUs func(), _ error) {
+	var gpus []string
 	for _, uuid := range heldGPUs(want) {
-		keys = append(keys, gpuKey(uuid))
+		gpus = append(gpus, gpuKey(uuid))
 	}
+	keys := append([]string{claimKey(want.ClaimUID)}, gpus...)
 	w := newWait(ctx)
 	defer w.cancel()
 	for {
 		released := p.releases.next()
-		unlock, err := p.locks.lock(ctx, keys...)
+		unlockAll, err := p.locks.lock(ctx, keys...)
 		if err != nil {
-			return nil, fmt.Errorf("wait for another operation on the claim or its GPUs: %w", err)
+			return nil, nil, fmt.Errorf("wait for another operation on the claim or its GPUs: %w", err)
 		}
 		holders := p.holders(want)
 		if len(holders) == 0 {
-			return unlock, nil
+			return func() { p.locks.unlock(keys[:1]) }, func() { p.locks.unlock(gpus) }, nil
 		}
-		unlock()
+		unlockAll()
 		if err := p.waitFor(ctx, w, holders, released); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 }
@@ -185,7 +186,7 @@ func (w *wait) timeout(h journal.Record, unknown error) error {
 		ErrHeld, describeHolder(h), why, time.Since(w.start).Round(time.Second))
 }
 
-// forget drops the record of a claim that nothing in the cluster wants
+// forget takes back what is left of a claim that nothing in the cluster wants
 // prepared, and that the kubelet had prepared in an earlier boot only: none of
 // its containers can be running.
 func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
@@ -199,7 +200,7 @@ func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
 		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
-	if err := p.take(holder.ClaimUID); err != nil {
+	if err := p.take(ctx, holder.ClaimUID); err != nil {
 		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)
 	}
 	return nil

@@ -81,9 +81,9 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 	}
 	t.Cleanup(func() { j.Close() })
 	f := &fixture{node: node, journal: j, holders: newHolders()}
-	node.Step = step
+	node.Step, node.BootID = step, bootID
 	f.Preparer = prepare.New(prepare.Options{
-		Journal: j, CDI: node, Inventory: node, Holders: f.holders,
+		Journal: j, CDI: node, Inventory: node, Partitions: node, Holders: f.holders,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
@@ -172,6 +172,25 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("prepared claims (-want +got):\n%s", diff)
+	}
+	checkPartitions(t, f)
+}
+
+// checkPartitions checks that the partitions there are, and no others, are held
+// by claims that were prepared in this boot.
+func checkPartitions(t testing.TB, f *fixture) {
+	t.Helper()
+	held := []gpu.Partition{}
+	for _, r := range f.Prepared() {
+		for _, g := range r.Grants {
+			if p, ok := g.Of().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID {
+				held = append(held, p)
+			}
+		}
+	}
+	preparetest.SortPartitions(held)
+	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
+		t.Errorf("partitions (-held +there):\n%s", diff)
 	}
 }
 

@@ -37,6 +37,24 @@ type Inventory interface {
 	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
 }
 
+// Partitions has MIG partitions made and taken away (*partition.Manager). Its
+// methods may be called for all GPUs at once; on one GPU they wait for each
+// other, until the context ends.
+type Partitions interface {
+	// Make returns the instance that is the partition, making it unless it is
+	// there. A journal record holds the partition already. Idempotent.
+	Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
+	// Find returns the instance that is the partition, and changes nothing: it
+	// is an error that there is none.
+	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
+	// Release says that the claim that held the partition needs it no more. One
+	// that isn't there, or that somebody else made, is fine. Idempotent.
+	Release(ctx context.Context, p gpu.Partition) error
+	// Whole makes sure that the GPU can be used as a whole: no partition is left
+	// on it and its MIG mode is off. Idempotent.
+	Whole(ctx context.Context, uuid gpu.UUID) error
+}
+
 // Holders finds out about claims that hold a device which another claim wants.
 type Holders interface {
 	// Look says how the holder stands in the cluster. An error means that this
@@ -64,10 +82,11 @@ type Standing struct {
 
 // Options are what a Preparer is built from.
 type Options struct {
-	Journal   *journal.Journal
-	CDI       CDI
-	Inventory Inventory
-	Holders   Holders
+	Journal    *journal.Journal
+	CDI        CDI
+	Inventory  Inventory
+	Partitions Partitions
+	Holders    Holders
 	// Driver is the driver's name; Pool is the name of the node's pool.
 	Driver, Pool string
 	// BootID of the running kernel (/proc/sys/kernel/random/boot_id).
@@ -77,6 +96,9 @@ type Options struct {
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
+	// Given, which may be nil, is called after a claim with partitions was given
+	// what it has, in a prepare or in a recovery. It must not block.
+	Given func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -98,6 +120,9 @@ func New(o Options) *Preparer {
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
+	if o.Given == nil {
+		o.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) {}
+	}
 	if o.ConditionsChanged == nil {
 		o.ConditionsChanged = func() {}
 	}
@@ -117,9 +142,11 @@ func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context
 }
 
 // Prepare gives the claim its devices: one result per grant, in the order of
-// the allocation. When it returns nil, the claim's record and its CDI spec are
-// on disk and the spec's device nodes are on the host. It is idempotent. On an
-// error the claim holds nothing that it did not hold before.
+// the allocation. When it returns nil, the claim's record is on disk, its
+// partitions exist, its CDI spec is on disk and the spec's device nodes are on
+// the host. It is idempotent: a partition that somebody has destroyed is made
+// again. On an error the claim holds nothing that it did not hold before, unless
+// taking it back failed too; then its record stays for the kubelet's next call.
 //
 // A device that another claim holds is waited for, if that claim is on its
 // way out, until shortly before the context's deadline.
@@ -131,7 +158,8 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 }
 
 // Unprepare takes the claim's devices back; when it returns nil, neither a
-// record nor a CDI spec of the claim is left. A claim that has none is fine.
+// record nor a CDI spec of the claim is left, and its partitions are given up.
+// A claim that has none is fine.
 // Prepares of the claim that began before are stopped, and leave nothing
 // behind.
 func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
@@ -174,18 +202,17 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 		return nil, err
 	}
 	want := p.record(c, grants, devices)
-	unlock, err := p.lockFree(ctx, want)
+	before, unlock, err := p.hold(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	p.Step("prepare.locked")
-	ids, err := p.give(want, devices)
+	ids, err := p.give(ctx, want, before)
+	if errors.Is(context.Cause(ctx), errUnprepared) {
+		return nil, errUnprepared // the unprepare waits for the lock to take back what there is
+	}
 	if err != nil {
 		return nil, err
-	}
-	if errors.Is(context.Cause(ctx), errUnprepared) {
-		return nil, errUnprepared // the unprepare waits for the lock to take it all back
 	}
 	return p.results(grants, ids), nil
 }
@@ -215,64 +242,103 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant, de
 	return r
 }
 
-// give makes the record durable, unless it is already, and writes the spec.
-// The claim's lock, and those of the GPUs it is to hold, are held.
-func (p *Preparer) give(want journal.Record, devices map[gpu.DeviceName]gpu.Device) (map[gpu.DeviceName][]string, error) {
-	have, again := p.Journal.Get(want.ClaimUID)
-	// It may have been prepared before, too, where its record can't be read.
-	before := again || p.Journal.IsUnreadable(want.ClaimUID)
-	if again && !slices.Equal(have.Grants, want.Grants) && have.BootID == p.BootID {
-		return nil, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
-			describeGrants(want.Grants), describeGrants(have.Grants))
+// hold makes the record durable under the locks of the claim and of the GPUs
+// that it is to hold. The GPUs' are given back then: what follows takes the
+// hardware's time, and the record keeps the devices from others. It returns
+// whether the claim may have been prepared before, and what gives the claim's
+// lock back.
+func (p *Preparer) hold(ctx context.Context, want journal.Record) (before bool, unlock func(), _ error) {
+	unlock, unlockGPUs, err := p.lockFree(ctx, want)
+	if err != nil {
+		return false, nil, err
 	}
-	if !again || have.BootID != want.BootID {
-		if err := p.remember(want, before); err != nil {
-			return nil, err
-		}
+	defer unlockGPUs()
+	p.Step("prepare.locked")
+	if before, err = p.remember(want); err != nil {
+		unlock()
+		return false, nil, err
 	}
 	p.Step("prepare.recorded")
-	ids, err := p.CDI.Write(want.ClaimUID, given(devices))
+	return before, unlock, nil
+}
+
+// remember writes the record, unless it is there already.
+func (p *Preparer) remember(want journal.Record) (before bool, _ error) {
+	have, again := p.Journal.Get(want.ClaimUID)
+	if again && have.BootID == p.BootID {
+		if !slices.Equal(have.Grants, want.Grants) {
+			return true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
+				describeGrants(want.Grants), describeGrants(have.Grants))
+		}
+		return true, nil
+	}
+	// It may have been prepared before, too, where its record can't be read.
+	before = again || p.Journal.IsUnreadable(want.ClaimUID)
+	unreadable := len(p.Journal.Unreadable())
+	if err := p.Journal.Put(want); err != nil {
+		if !before {
+			err = errors.Join(err, p.drop(want.ClaimUID)) // nothing else has been done yet
+		}
+		return before, err
+	}
+	p.tellSettled(unreadable)
+	return before, nil
+}
+
+// give has the hardware make what the record says, and writes the spec. The
+// claim's lock is held.
+func (p *Preparer) give(ctx context.Context, want journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
+	devices, err := p.realize(ctx, want.Grants)
 	if err != nil {
-		return nil, p.undo(want.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
+		return nil, p.undo(ctx, want.ClaimUID, before, err)
+	}
+	ids, err := p.CDI.Write(want.ClaimUID, devices)
+	if err != nil {
+		return nil, p.undo(ctx, want.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
 	p.Step("prepare.written")
+	p.tellGiven(want, devices)
 	return ids, nil
 }
 
-// given pairs the devices with what the hardware made of them.
-func given(devices map[gpu.DeviceName]gpu.Device) map[gpu.DeviceName]gpu.Given {
-	out := make(map[gpu.DeviceName]gpu.Given, len(devices))
-	for name, d := range devices {
-		out[name] = gpu.Given{Device: d}
+// tellGiven passes on what a claim with partitions was given.
+func (p *Preparer) tellGiven(r journal.Record, devices map[gpu.DeviceName]gpu.Given) {
+	if hasPartitions(r) {
+		p.Given(kubeletplugin.NamespacedObject{
+			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
+		}, devices)
 	}
-	return out
-}
-
-// remember writes the record.
-func (p *Preparer) remember(r journal.Record, before bool) error {
-	unreadable := len(p.Journal.Unreadable())
-	if err := p.Journal.Put(r); err != nil {
-		return p.undo(r.ClaimUID, before, err)
-	}
-	p.tellSettled(unreadable)
-	return nil
 }
 
 // undo drops what a first prepare has begun. What an earlier prepare of the
-// claim has achieved stays: a container may be using it.
-func (p *Preparer) undo(claimUID string, before bool, cause error) error {
+// claim has achieved stays: a container may be using it. The call's context may
+// be over; what it has begun is undone all the same.
+func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause error) error {
 	if before {
 		return cause
 	}
-	return errors.Join(cause, p.take(claimUID))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
+	defer cancel()
+	return errors.Join(cause, p.take(ctx, claimUID))
 }
 
-// take removes the spec, then the record.
-func (p *Preparer) take(claimUID string) error {
+// undoWithin bounds the undoing of a prepare whose time may be over.
+const undoWithin = 30 * time.Second
+
+// take removes the spec, gives the partitions up, and then drops the record.
+func (p *Preparer) take(ctx context.Context, claimUID string) error {
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.Step("unprepare.removed")
+	if err := p.release(ctx, claimUID); err != nil {
+		return err
+	}
+	return p.drop(claimUID)
+}
+
+// drop removes the record.
+func (p *Preparer) drop(claimUID string) error {
 	unreadable := len(p.Journal.Unreadable())
 	if err := p.Journal.Delete(claimUID); err != nil {
 		return err
@@ -297,7 +363,7 @@ func (p *Preparer) unprepare(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.take(string(uid))
+	return p.take(ctx, string(uid))
 }
 
 // results are what the kubelet is told.

@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// Recover makes what is on the node agree with the journal again: it writes
-// the CDI specs of all prepared claims, whose directory may have been wiped
-// or whose writing a crash may have cut off, and removes the specs of claims
-// that have no record.
+// Recover makes what is on the node agree with the journal again: partitions
+// of prepared claims that are gone are made again, the CDI specs of all prepared
+// claims, whose directory may have been wiped or whose writing a crash may have
+// cut off, are written, and the specs of claims that have no record removed.
+//
+// A claim with partitions that was prepared in an earlier boot has lost them,
+// and its containers have ended; it gets new ones when the kubelet prepares it
+// again.
 //
 // It is for the start, before the plugin registers with the kubelet, and may
 // be called again at any time, for instance when the driver has changed. What
@@ -26,16 +31,33 @@ func (p *Preparer) Recover(ctx context.Context) error {
 		logger.Error(u.Err, "A journal file can't be read and was put aside",
 			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
 	}
-	var errs []error
-	for _, r := range p.Journal.All() {
-		if err := p.restore(ctx, r.ClaimUID); err != nil {
-			errs = append(errs, fmt.Errorf("claim %s/%s (UID %s): %w", r.Namespace, r.Name, r.ClaimUID, err))
-		}
-	}
-	return errors.Join(append(errs, p.sweep(ctx))...)
+	return errors.Join(p.restoreAll(ctx), p.sweep(ctx))
 }
 
-// restore writes the spec of one prepared claim.
+// restoreAtOnce is how many claims are restored side by side: enough for all
+// GPUs of a node to be made partitions on.
+const restoreAtOnce = 32
+
+// restoreAll restores every prepared claim; the error is of all that fail, in
+// the order of the records.
+func (p *Preparer) restoreAll(ctx context.Context) error {
+	records := p.Journal.All()
+	errs := make([]error, len(records))
+	var group errgroup.Group
+	group.SetLimit(restoreAtOnce)
+	for i, r := range records {
+		group.Go(func() error {
+			if err := p.restore(ctx, r.ClaimUID); err != nil {
+				errs[i] = fmt.Errorf("claim %s/%s (UID %s): %w", r.Namespace, r.Name, r.ClaimUID, err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in errs
+	return errors.Join(errs...)
+}
+
+// restore sees to the devices and the spec of one prepared claim.
 func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
 	if err != nil {
@@ -46,14 +68,30 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if !ok {
 		return nil
 	}
-	devices, err := p.resolve(grantsOf(r))
+	if r.BootID != p.BootID && hasPartitions(r) {
+		return p.removeSpec(claimUID)
+	}
+	if _, err := p.resolve(grantsOf(r)); err != nil {
+		return err
+	}
+	devices, err := p.realize(ctx, r.Grants)
 	if err != nil {
 		return err
 	}
-	if _, err := p.CDI.Write(claimUID, given(devices)); err != nil {
+	if _, err := p.CDI.Write(claimUID, devices); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.Step("recover.written")
+	p.tellGiven(r, devices)
+	return nil
+}
+
+// removeSpec is idempotent.
+func (p *Preparer) removeSpec(claimUID string) error {
+	if err := p.CDI.Remove(claimUID); err != nil {
+		return err
+	}
+	p.Step("recover.removed")
 	return nil
 }
 
@@ -99,9 +137,5 @@ func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("Removing the CDI spec of a claim that isn't prepared", "claimUID", claimUID)
-	if err := p.CDI.Remove(claimUID); err != nil {
-		return err
-	}
-	p.Step("recover.removed")
-	return nil
+	return p.removeSpec(claimUID)
 }

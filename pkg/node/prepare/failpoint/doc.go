@@ -3,11 +3,12 @@
 // binary that was built with the tag failpoints, whose environment names the
 // step in TESSERA_FAILPOINT.
 //
-// What wires the plugin passes Step to journal.Open and to prepare.New; the
+// What wires the plugin passes Step to journal.Open, partition.New and prepare.New; the
 // names of the steps are where those call it: journal.put.created, .written,
 // .synced, .renamed, .durable; journal.delete.unlinked, .durable;
-// prepare.locked, .recorded, .written; unprepare.removed, .forgotten;
-// recover.written, .removed.
+// prepare.locked, .recorded, .made (once a device), .written;
+// unprepare.removed, .released (once a partition), .forgotten; recover.written,
+// .removed; and what partition.New and the journal's records of GPUs add.
 package failpoint
 
 // Variable is the environment variable that names the step.

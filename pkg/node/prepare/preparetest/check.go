@@ -24,19 +24,22 @@ type State struct {
 	Journal, CDI string
 	// Root is the node's root directory: where the paths in CDI specs are.
 	Root string
+	// BootID of the present boot; empty: not looked at.
+	BootID string
 }
 
 // Check returns what is wrong, nil where nothing is: a CDI spec without a
 // record or a record without its whole spec, two claims holding one GPU, a
 // device node in a spec that isn't on the host, a temporary or unreadable
-// file. It changes nothing.
+// file. A claim with partitions that was prepared in an earlier boot has no spec
+// until the kubelet prepares it again. It changes nothing.
 func Check(s State) error {
 	records, err := readJournal(s.Journal)
 	if err != nil {
 		return err
 	}
 	devices, err := readSpecs(s)
-	return errors.Join(err, checkDevices(records, devices), checkHolders(records), checkNoTemp(s))
+	return errors.Join(err, checkDevices(s, records, devices), checkHolders(records), checkNoTemp(s))
 }
 
 // readJournal reads a copy, because opening a journal locks and tidies it.
@@ -93,6 +96,9 @@ func readSpecs(s State) (map[string]bool, error) {
 func checkNodes(root string, d specs.Device) error {
 	var errs []error
 	for _, n := range d.ContainerEdits.DeviceNodes {
+		if n.Type != "" && n.Major != 0 {
+			continue // the runtime makes it, whatever the host has
+		}
 		path := n.HostPath
 		if path == "" {
 			path = n.Path
@@ -108,14 +114,14 @@ func checkNodes(root string, d specs.Device) error {
 }
 
 // checkDevices compares the records with the CDI devices, both ways.
-func checkDevices(records []journal.Record, devices map[string]bool) error {
+func checkDevices(s State, records []journal.Record, devices map[string]bool) error {
 	var errs []error
 	wanted := map[string]bool{}
 	for _, r := range records {
 		for _, g := range r.Grants {
 			device := r.ClaimUID + "-" + string(g.Device)
 			wanted[device] = true
-			if !devices[device] {
+			if !devices[device] && !awaitsKubelet(s, r) {
 				errs = append(errs, fmt.Errorf("claim %s has no CDI device %s", r.ClaimUID, device))
 			}
 		}
@@ -126,6 +132,12 @@ func checkDevices(records []journal.Record, devices map[string]bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// awaitsKubelet says whether the claim's partitions went with an earlier boot.
+func awaitsKubelet(s State, r journal.Record) bool {
+	return s.BootID != "" && r.BootID != s.BootID &&
+		slices.ContainsFunc(r.Grants, func(g journal.Grant) bool { return g.Partition != journal.Partition{} })
 }
 
 // checkHolders finds devices that two claims hold.

@@ -1,9 +1,11 @@
 package preparetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,19 +19,25 @@ import (
 const claimPrefix = "k8s.gpu.nvidia.com-claim_"
 
 // Node is a node with GPUs, without a driver: its device nodes are plain files
-// under Root, and its CDI specs, in CDI, have device nodes only. It is what
-// prepare needs of a node (prepare.CDI and prepare.Inventory).
+// under Root, its CDI specs, in CDI, have device nodes only, and its MIG
+// partitions are there as long as the node isn't booted. It is what prepare
+// needs of a node (prepare.CDI, prepare.Inventory and prepare.Partitions).
 type Node struct {
 	State
 	// Step, which may be nil, is called after each step of a change to the CDI
-	// directory.
+	// directory or to the partitions, outside of all locks.
 	Step func(string)
+	// Working, which may be nil, is called before a partition is made or given
+	// up; an error is what the hardware answers.
+	Working func(ctx context.Context, p gpu.Partition) error
 
 	names   *gpu.Names
 	indexes map[gpu.UUID]int
 
-	mu   sync.Mutex
-	lost map[gpu.UUID]bool
+	mu        sync.Mutex
+	lost      map[gpu.UUID]bool
+	instances map[gpu.Partition]gpu.Instance
+	made      int // partitions ever, for ids that differ
 }
 
 // UUID is that of the node's n-th GPU.
@@ -44,11 +52,11 @@ func Device(n int) gpu.DeviceName { return gpu.DeviceName(fmt.Sprintf("gpu-%08x"
 func NewNode(dir string, gpus int) (*Node, error) {
 	n := &Node{
 		State:   State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
-		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{},
+		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{}, instances: map[gpu.Partition]gpu.Instance{},
 	}
 	var all []gpu.GPU
 	for i := range gpus {
-		all = append(all, gpu.GPU{UUID: UUID(i)})
+		all = append(all, gpu.GPU{UUID: UUID(i), MIG: &gpu.MIG{Switchable: true, Profiles: profiles()}})
 		n.indexes[UUID(i)] = i
 	}
 	var err error
@@ -103,11 +111,18 @@ func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map
 		if _, err := os.Stat(filepath.Join(n.Root, node)); err != nil {
 			return nil, err
 		}
+		nodes := []*specs.DeviceNode{{Path: node}}
+		if p, ok := d.Device.(gpu.Partition); ok {
+			if now, ok := n.instance(p); !ok || now != d.Instance {
+				return nil, fmt.Errorf("%s is to be %+v and is %+v", name, d.Instance, now)
+			}
+			nodes = append(nodes, &specs.DeviceNode{
+				Path: fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", d.Instance.GPUInstanceID), Type: "c", Major: 509, Minor: int64(d.Instance.GPUInstanceID),
+			})
+		}
 		device := claimUID + "-" + string(name)
 		ids[name] = []string{ClaimKind + "=" + device}
-		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: specs.ContainerEdits{
-			DeviceNodes: []*specs.DeviceNode{{Path: node}},
-		}})
+		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: specs.ContainerEdits{DeviceNodes: nodes}})
 	}
 	data, err := json.Marshal(spec)
 	if err != nil {
@@ -147,7 +162,8 @@ func (n *Node) Claims() ([]string, error) {
 }
 
 // Crash returns the node as it would be found if everything had stopped now:
-// a copy, in directories under dir. GPUs that were lost are back.
+// a copy, in directories under dir, with the partitions there are. GPUs that
+// were lost are back.
 func (n *Node) Crash(dir string) (*Node, error) {
 	for _, sub := range []string{"journal", "cdi", "root"} {
 		if err := os.CopyFS(filepath.Join(dir, sub), os.DirFS(filepath.Join(filepath.Dir(n.Journal), sub))); err != nil {
@@ -160,9 +176,11 @@ func (n *Node) Crash(dir string) (*Node, error) {
 	for _, t := range temps {
 		err = errors.Join(err, os.Remove(t))
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	return &Node{
-		State: State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
-		names: n.names, indexes: n.indexes, lost: map[gpu.UUID]bool{},
+		State: State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root"), BootID: n.BootID},
+		names: n.names, indexes: n.indexes, lost: map[gpu.UUID]bool{}, instances: maps.Clone(n.instances), made: n.made,
 	}, err
 }
 

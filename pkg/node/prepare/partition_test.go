@@ -1,0 +1,372 @@
+package prepare_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
+)
+
+// part is one result of an allocation: a partition of the n-th GPU.
+func part(request string, n int, profile string, start int) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{
+		Request: request, Driver: driver, Pool: pool, Device: string(preparetest.Partition(n, profile, start)),
+	}
+}
+
+func adminPart(request string, n int, profile string, start int) resourceapi.DeviceRequestAllocationResult {
+	r := part(request, n, profile, start)
+	r.AdminAccess = new(true)
+	return r
+}
+
+func oneSlice(n, start int) gpu.Partition {
+	return gpu.Partition{GPU: preparetest.UUID(n), Profile: "1g.10gb", Placement: gpu.Placement{Start: start, Size: 1}}
+}
+
+func TestPartitions(t *testing.T) {
+	for name, results := range map[string][]resourceapi.DeviceRequestAllocationResult{
+		"one":                      {part("part", 0, "1g.10gb", 6)},
+		"several of one GPU":       {part("parts", 0, "1g.10gb", 0), part("parts", 0, "1g.10gb", 1), part("big", 0, "3g.40gb", 4)},
+		"across GPUs":              {part("parts", 0, "3g.40gb", 0), part("parts", 1, "3g.40gb", 0)},
+		"beside a whole GPU":       {part("part", 0, "7g.80gb", 0), result("gpu", 1)},
+		"with a look at its own":   {adminPart("look", 0, "1g.10gb", 2), part("part", 0, "1g.10gb", 2)},
+		"with a look at the whole": {adminResult("look", 0), part("part", 0, "1g.10gb", 2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 2)
+			c := newClaim("training", results...)
+			var want []string
+			for _, r := range results {
+				want = append(want, r.Request+" "+r.Device)
+			}
+			for range 2 {
+				var got []string
+				for _, d := range mustPrepare(t, f, c) {
+					got = append(got, d.Requests[0]+" "+d.DeviceName)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+				checkHeld(t, f, "training")
+			}
+			for range 2 {
+				mustUnprepare(t, f, c)
+				checkHeld(t, f)
+			}
+		})
+	}
+}
+
+func TestGivenIsTold(t *testing.T) {
+	f := newFixture(t, 1)
+	told := map[string]map[gpu.DeviceName]gpu.Given{}
+	f.Given = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
+		told[c.String()] = devices
+	}
+	mustPrepare(t, f, newClaim("c", part("part", 0, "1g.10gb", 3)))
+	one := gpu.Given{Device: oneSlice(0, 3), Instance: gpu.Instance{
+		UUID: "MIG-00000001-8a10-0135-bada-13f71feaef21", Profile: "1g.10gb", Placement: gpu.Placement{Start: 3, Size: 1}, GPUInstanceID: 1,
+	}}
+	want := map[string]map[gpu.DeviceName]gpu.Given{"default/c:c": {"gpu-980fb000-mig-1g10gb-3": one}}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Errorf("-want +told:\n%s", diff)
+	}
+	mustUnprepare(t, f, newClaim("c"))
+	clear(told)
+	mustPrepare(t, f, newClaim("c", result("gpu", 0)))
+	if len(told) > 0 {
+		t.Errorf("a whole GPU was told of: %v", told)
+	}
+}
+
+// TestDestroyedFromOutside: what somebody else destroyed is there again after
+// the next prepare, or the next start.
+func TestDestroyedFromOutside(t *testing.T) {
+	c := newClaim("c", part("parts", 0, "1g.10gb", 3), part("parts", 0, "1g.10gb", 4))
+	for name, mend := range map[string]func(*testing.T, *fixture){
+		"prepared again": func(t *testing.T, f *fixture) { mustPrepare(t, f, c) },
+		"recovered": func(t *testing.T, f *fixture) {
+			if err := f.Recover(testContext(t)); err != nil {
+				t.Error(err)
+			}
+		},
+		"unprepared and prepared": func(t *testing.T, f *fixture) {
+			mustUnprepare(t, f, c)
+			mustPrepare(t, f, c)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			mustPrepare(t, f, c)
+			f.node.Destroy(oneSlice(0, 4))
+			mend(t, f)
+			checkHeld(t, f, "c")
+		})
+	}
+}
+
+func TestNeighboursDoNotWait(t *testing.T) {
+	f := newFixture(t, 1)
+	big := newClaim("big", part("part", 0, "3g.40gb", 4))
+	mustPrepare(t, f, big)
+	f.holders.set("big", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	mustPrepare(t, f, newClaim("beside", part("part", 0, "1g.10gb", 3)))
+	if n := len(f.holders.asked); n != 0 {
+		t.Errorf("%d questions about claims whose slices nobody wanted", n)
+	}
+	onTop := inBackground(testContext(t), f, newClaim("on-top", part("part", 0, "1g.10gb", 4)))
+	if uid := <-f.holders.asked; uid != "big" {
+		t.Errorf("asked about %s", uid)
+	}
+	mustUnprepare(t, f, big)
+	if a := <-onTop; a.err != nil {
+		t.Error(a.err)
+	}
+	checkHeld(t, f, "beside", "on-top")
+}
+
+func TestWholeGPUWaitsForAllItsPartitions(t *testing.T) {
+	f := newFixture(t, 2)
+	var parts []*resourceapi.ResourceClaim
+	for n := range 3 {
+		c := newClaim(fmt.Sprintf("part-%d", n), part("part", 0, "1g.10gb", n))
+		mustPrepare(t, f, c)
+		f.holders.set(c.UID, prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+		parts = append(parts, c)
+	}
+	mustPrepare(t, f, newClaim("elsewhere", part("part", 1, "1g.10gb", 0)))
+	whole := inBackground(testContext(t), f, newClaim("whole", result("gpu", 0)))
+	<-f.holders.asked
+	for _, c := range parts {
+		select {
+		case a := <-whole:
+			t.Fatalf("the whole GPU didn't wait for %s: %v", c.Name, a.err)
+		default:
+		}
+		mustUnprepare(t, f, c)
+	}
+	if a := <-whole; a.err != nil {
+		t.Error(a.err)
+	}
+	checkHeld(t, f, "elsewhere", "whole")
+}
+
+// TestClaimsOfOneGPUWorkAtOnce: while the hardware works for one claim, another
+// may be given its part of the same GPU, or of others, as far as prepare goes.
+func TestClaimsOfOneGPUWorkAtOnce(t *testing.T) {
+	f := newFixture(t, 2)
+	working, goOn := make(chan gpu.Partition, 10), make(chan struct{})
+	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+		working <- p
+		<-goOn
+		return nil
+	}
+	first := inBackground(testContext(t), f, newClaim("first", part("part", 0, "1g.10gb", 0), part("part", 1, "1g.10gb", 0)))
+	second := inBackground(testContext(t), f, newClaim("second", part("part", 0, "1g.10gb", 1)))
+	begun := []gpu.Partition{<-working, <-working, <-working}
+	preparetest.SortPartitions(begun)
+	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0), oneSlice(0, 1), oneSlice(1, 0)}, begun); diff != "" {
+		t.Errorf("-want +begun:\n%s", diff)
+	}
+	close(goOn)
+	for _, a := range []answer{<-first, <-second} {
+		if a.err != nil {
+			t.Error(a.err)
+		}
+	}
+	checkHeld(t, f, "first", "second")
+}
+
+func TestOneGPUInOrder(t *testing.T) {
+	f := newFixture(t, 1)
+	var mu sync.Mutex
+	var order []int
+	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, p.Placement.Start)
+		return nil
+	}
+	mustPrepare(t, f, newClaim("c", part("p", 0, "1g.10gb", 6), part("p", 0, "1g.10gb", 4), part("p", 0, "1g.10gb", 5)))
+	if want := []int{6, 4, 5}; !slices.Equal(order, want) {
+		t.Errorf("made in order %v, want %v", order, want)
+	}
+}
+
+// TestFailedFirstPrepareIsUndone, wherever it fails.
+func TestFailedFirstPrepareIsUndone(t *testing.T) {
+	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1), part("p", 1, "1g.10gb", 0))
+	for name, fail := range map[string]func(*testing.T, *fixture){
+		"in the hardware": func(_ *testing.T, f *fixture) {
+			f.node.Working = func(_ context.Context, p gpu.Partition) error {
+				if p == oneSlice(0, 1) {
+					return errors.New("INSUFFICIENT_RESOURCES")
+				}
+				return nil
+			}
+		},
+		"in the spec": func(t *testing.T, f *fixture) {
+			if err := os.Remove(f.node.DeviceNode(1)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 2)
+			fail(t, f)
+			if _, err := f.Prepare(testContext(t), c); err == nil {
+				t.Error("prepared")
+			}
+			checkHeld(t, f)
+		})
+	}
+	t.Run("but not what was there before", func(t *testing.T) {
+		f := newFixture(t, 2)
+		mustPrepare(t, f, c)
+		f.node.Destroy(oneSlice(0, 1))
+		f.node.Working = func(context.Context, gpu.Partition) error { return errors.New("GPU is lost") }
+		if _, err := f.Prepare(testContext(t), c); err == nil || !strings.Contains(err.Error(), `"gpu-980fb000-mig-1g10gb-1" for request "p"`) {
+			t.Errorf("got %v, want an error that names the device and the request", err)
+		}
+		f.node.Working = nil
+		if got := len(f.Prepared()); got != 1 || len(f.node.Instances()) != 2 {
+			t.Errorf("%d records, partitions %v", got, f.node.Instances())
+		}
+		mustPrepare(t, f, c)
+		checkHeld(t, f, "c")
+	})
+}
+
+// TestDestroyRefused: what can't be destroyed stays held until it can.
+func TestDestroyRefused(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
+	mustPrepare(t, f, c)
+	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+		if p == oneSlice(0, 0) {
+			return errors.New("in use by process 4711 (python)")
+		}
+		return nil
+	}
+	if err := f.Unprepare(testContext(t), named(c)); err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), "1g.10gb at 0") {
+		t.Errorf("got %v, want an error that names the partition and its holder", err)
+	}
+	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0)}, f.node.Instances()); diff != "" {
+		t.Errorf("partitions (-want +there):\n%s", diff)
+	}
+	f.holders.set("c", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	if _, err := f.Prepare(almostOver(t), newClaim("next", part("p", 0, "1g.10gb", 0))); !errors.Is(err, prepare.ErrHeld) {
+		t.Errorf("the next claim: got %v, want ErrHeld", err)
+	}
+	f.node.Working = nil
+	mustUnprepare(t, f, c)
+	checkHeld(t, f)
+}
+
+// TestUnprepareOvertakesTheMakingOfAPartition lets an unprepare arrive while the
+// hardware works, which heeds the end of the call or doesn't.
+func TestUnprepareOvertakesTheMakingOfAPartition(t *testing.T) {
+	for name, heeds := range map[string]bool{"hardware that can be stopped": true, "hardware that goes on": false} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			f.node.Working = func(ctx context.Context, p gpu.Partition) error {
+				if p == oneSlice(0, 1) {
+					close(begun)
+					<-goOn
+					if heeds {
+						<-ctx.Done()
+						return context.Cause(ctx)
+					}
+				}
+				return nil
+			}
+			got := inBackground(testContext(t), f, c)
+			<-begun
+			unprepared := make(chan error, 1)
+			go func() { unprepared <- f.Unprepare(testContext(t), named(c)) }()
+			f.node.Working = nil
+			close(goOn)
+			if a := <-got; a.err == nil || !strings.Contains(a.err.Error(), "unprepared") {
+				t.Logf("prepare: %v", a.err) // it may have been faster
+			}
+			if err := <-unprepared; err != nil {
+				t.Errorf("unprepare: %v", err)
+			}
+			checkHeld(t, f)
+		})
+	}
+}
+
+func TestAdminAccessNeitherMakesNorDestroys(t *testing.T) {
+	f := newFixture(t, 1)
+	admin, user := newClaim("admin", adminPart("look", 0, "1g.10gb", 0)), newClaim("user", part("p", 0, "1g.10gb", 0))
+	if _, err := f.Prepare(testContext(t), admin); err == nil {
+		t.Error("an administrator looks at a partition that isn't there")
+	}
+	checkHeld(t, f)
+	mustPrepare(t, f, user)
+	mustPrepare(t, f, admin)
+	checkHeld(t, f, "admin", "user")
+	mustUnprepare(t, f, admin)
+	checkHeld(t, f, "user")
+}
+
+func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0))
+	mustPrepare(t, f, c)
+	f.journal.Close()
+	f.node.Reboot()
+	f = start(t, f.node, "boot-2", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
+	}
+	checkHeld(t, f, "c")
+	mustPrepare(t, f, c)
+	checkHeld(t, f, "c")
+}
+
+// TestUnreadableRecordOfAPartition: an unprepare gives up what the damaged
+// file's device names tell.
+func TestUnreadableRecordOfAPartition(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0))
+	mustPrepare(t, f, c)
+	f.journal.Close()
+	path := filepath.Join(f.node.Journal, "c.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f = start(t, f.node, "boot-1", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if n := len(f.node.Instances()); n != 1 {
+		t.Errorf("%d partitions, want that of the claim", n)
+	}
+	mustUnprepare(t, f, c)
+	checkHeld(t, f)
+}
