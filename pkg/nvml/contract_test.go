@@ -23,12 +23,8 @@ func TestContract(t *testing.T) {
 	built := t.TempDir()
 	goBuild(t, "-buildmode=c-shared", "-o", built+"/libnvidia-ml.so.1", "../../cmd/nvmlsim/lib")
 	goBuild(t, "-o", built+"/nvmlsim", "../../cmd/nvmlsim")
-	models, err := nvmlsim.Models()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, model := range models {
-		t.Run(model.ID, func(t *testing.T) { again(t, install(t, built, "gpus: [{model: "+model.ID+", count: 2}]")) })
+	for _, machine := range machines(t) {
+		t.Run(machine, func(t *testing.T) { again(t, install(t, built, machine)) })
 	}
 }
 
@@ -79,4 +75,39 @@ func contract(t *testing.T, path string) {
 		}
 	}()
 	nvmltest.Contract(t, s)
+	t.Run("MIG lifecycle", func(t *testing.T) {
+		root, _, err := nvmlsim.Embedded(path)
+		if err != nil {
+			t.Skipf("%s is a real GPU's: going through the life of MIG instances would change it", path)
+		}
+		machine, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer machine.Close()
+		nvmltest.MIGLifecycle(t, s, machine)
+	})
+}
+
+func TestContractInProcess(t *testing.T) {
+	for _, machine := range machines(t) {
+		t.Run(machine, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, machine)
+			nvmltest.Contract(t, s)
+			nvmltest.MIGLifecycle(t, s, s.Machine)
+		})
+	}
+}
+
+// machines are two GPUs of every model, and a virtual machine's.
+func machines(t *testing.T) []string {
+	models, err := nvmlsim.Models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := []string{"{virtualization: passthrough, gpus: [{model: h200}]}"}
+	for _, m := range models {
+		all = append(all, "2x"+m.ID)
+	}
+	return all
 }

@@ -191,11 +191,19 @@ func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalByte
 // profileName is NVML's own name for the profile, or, from drivers too old to
 // tell, the one go-nvlib derives.
 func profileName(lib device.Interface, handle gonvml.Device, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
-	if v2, ret := handle.GetGpuInstanceProfileInfoV(enum).V2(); ret == gonvml.SUCCESS {
+	h := handle.GetGpuInstanceProfileInfoV(enum)
+	if h == (gonvml.GpuInstanceProfileInfoHandler{}) {
+		return derivedName(lib, enum, info, totalBytes)
+	}
+	if v2, ret := h.V2(); ret == gonvml.SUCCESS {
 		if name := strings.TrimPrefix(cString(v2.Name[:]), "MIG "); name != "" {
 			return name, nil
 		}
 	}
+	return derivedName(lib, enum, info, totalBytes)
+}
+
+func derivedName(lib device.Interface, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
 	ci := computeProfile(enum)
 	p, err := lib.NewMigProfile(enum, ci, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, totalBytes)
 	if err != nil {

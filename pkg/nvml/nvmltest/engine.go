@@ -1,0 +1,295 @@
+package nvmltest
+
+import (
+	"context"
+	"time"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// The types here are go-nvml's interfaces over the engine, as far as a Session
+// calls them: any other call panics on the nil interface embedded.
+
+// code is go-nvml's spelling of an engine's error.
+func code(err error) gonvml.Return { return gonvml.Return(nvmlsim.Code(err)) }
+
+func enabled(on bool) gonvml.EnableState {
+	if on {
+		return gonvml.FEATURE_ENABLED
+	}
+	return gonvml.FEATURE_DISABLED
+}
+
+// put copies a string into a fixed array of C.
+func put[C int8 | uint8](dst []C, s string) {
+	for i := range min(len(s), len(dst)-1) {
+		dst[i] = C(s[i])
+	}
+}
+
+type library struct {
+	gonvml.Interface
+	gonvml.ExtendedInterface
+	m *nvmlsim.Machine
+}
+
+func (l library) Extensions() gonvml.ExtendedInterface { return l }
+func (library) LookupSymbol(string) error              { return nil }
+func (library) Shutdown() gonvml.Return                { return gonvml.SUCCESS }
+
+func (l library) SystemGetDriverVersion() (string, gonvml.Return) {
+	v, err := l.m.DriverVersion()
+	return v, code(err)
+}
+
+func (l library) SystemGetCudaDriverVersion_v2() (int, gonvml.Return) { //nolint:revive // go-nvml's name
+	v, err := l.m.CUDADriverVersion()
+	return v, code(err)
+}
+
+func (l library) DeviceGetCount() (int, gonvml.Return) {
+	n, err := l.m.Count()
+	return n, code(err)
+}
+
+func (l library) DeviceGetHandleByIndex(index int) (gonvml.Device, gonvml.Return) {
+	g, err := l.m.ByIndex(index)
+	return device{g: g}, code(err)
+}
+
+func (l library) EventSetCreate() (gonvml.EventSet, gonvml.Return) {
+	set, err := l.m.NewEventSet()
+	return eventSet{m: l.m, set: set}, code(err)
+}
+
+type eventSet struct {
+	gonvml.EventSet
+	m   *nvmlsim.Machine
+	set *nvmlsim.EventSet
+}
+
+func (s eventSet) Free() gonvml.Return {
+	s.set.Close()
+	return gonvml.SUCCESS
+}
+
+func (s eventSet) Wait(millis uint32) (gonvml.EventData, gonvml.Return) {
+	e, err := s.set.Wait(context.Background(), time.Duration(millis)*time.Millisecond)
+	if err != nil {
+		return gonvml.EventData{}, code(err)
+	}
+	return gonvml.EventData{
+		Device: device{g: s.m.GPUs()[e.GPU]}, EventType: uint64(e.Type), EventData: e.Data,
+		GpuInstanceId: e.GPUInstance, ComputeInstanceId: e.ComputeInstance,
+	}, gonvml.SUCCESS
+}
+
+// device is a GPU.
+type device struct {
+	gonvml.Device
+	g *nvmlsim.GPU
+}
+
+// is calls a getter of the engine.
+func is[V any](get func() (V, error)) (V, gonvml.Return) {
+	v, err := get()
+	return v, code(err)
+}
+
+func (d device) GetUUID() (string, gonvml.Return)           { return is(d.g.UUID) }
+func (d device) GetName() (string, gonvml.Return)           { return is(d.g.Name) }
+func (d device) GetMinorNumber() (int, gonvml.Return)       { return is(d.g.MinorNumber) }
+func (d device) GetMaxMigDeviceCount() (int, gonvml.Return) { return is(d.g.MaxMIGDeviceCount) }
+
+func (d device) GetPciInfo() (gonvml.PciInfo, gonvml.Return) {
+	p, err := d.g.PCIInfo()
+	info := gonvml.PciInfo{Domain: p.Domain, Bus: p.Bus, Device: p.Device}
+	put(info.BusId[:], p.BusID())
+	return info, code(err)
+}
+
+func (d device) GetBrand() (gonvml.BrandType, gonvml.Return) {
+	v, err := d.g.Brand()
+	return gonvml.BrandType(v), code(err)
+}
+
+func (d device) GetArchitecture() (gonvml.DeviceArchitecture, gonvml.Return) {
+	v, err := d.g.Architecture()
+	return gonvml.DeviceArchitecture(v), code(err)
+}
+
+func (d device) GetCudaComputeCapability() (major, minor int, ret gonvml.Return) {
+	v, err := d.g.CUDAComputeCapability()
+	return v[0], v[1], code(err)
+}
+
+func (d device) GetMemoryInfo() (gonvml.Memory, gonvml.Return) {
+	v, err := d.g.MemoryInfo()
+	return gonvml.Memory{Total: v.Total, Free: v.Free, Used: v.Used}, code(err)
+}
+
+func (d device) GetEccMode() (current, pending gonvml.EnableState, ret gonvml.Return) {
+	v, err := d.g.ECCMode()
+	return enabled(v), enabled(v), code(err)
+}
+
+func (d device) GetVirtualizationMode() (gonvml.GpuVirtualizationMode, gonvml.Return) {
+	v, err := d.g.VirtualizationMode()
+	return gonvml.GpuVirtualizationMode(v), code(err)
+}
+
+func (device) GetGpuFabricInfo() (gonvml.GpuFabricInfo, gonvml.Return) {
+	return gonvml.GpuFabricInfo{}, gonvml.ERROR_NOT_SUPPORTED
+}
+
+func (d device) GetSupportedEventTypes() (uint64, gonvml.Return) { return is(d.g.SupportedEventTypes) }
+
+func (d device) RegisterEvents(types uint64, set gonvml.EventSet) gonvml.Return {
+	s, ok := set.(eventSet)
+	if !ok {
+		return gonvml.ERROR_INVALID_ARGUMENT
+	}
+	return code(s.set.Register(d.g, nvmlsim.EventType(types)))
+}
+
+func processes(all []nvmlsim.Process, err error) ([]gonvml.ProcessInfo, gonvml.Return) {
+	infos := make([]gonvml.ProcessInfo, len(all))
+	for i, p := range all {
+		infos[i] = gonvml.ProcessInfo{Pid: p.PID, UsedGpuMemory: p.UsedMemory, GpuInstanceId: p.GPUInstance, ComputeInstanceId: p.ComputeInstance}
+	}
+	return infos, code(err)
+}
+
+func none() ([]gonvml.ProcessInfo, gonvml.Return) { return nil, gonvml.ERROR_NOT_SUPPORTED }
+
+func (d device) GetComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return processes(d.g.Processes())
+}
+func (device) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) { return none() }
+func (device) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return)   { return none() }
+
+func (d device) GetMigMode() (current, pending int, ret gonvml.Return) {
+	now, next, err := d.g.MIGMode()
+	return int(enabled(now)), int(enabled(next)), code(err)
+}
+
+func (d device) SetMigMode(mode int) (activation, ret gonvml.Return) {
+	a, err := d.g.SetMIGMode(mode == gonvml.DEVICE_MIG_ENABLE)
+	return gonvml.Return(a), code(err)
+}
+
+func (d device) GetMigDeviceHandleByIndex(index int) (gonvml.Device, gonvml.Return) {
+	all, err := d.g.MIGDevices()
+	switch {
+	case err != nil:
+		return nil, code(err)
+	case index >= len(all):
+		return nil, gonvml.ERROR_NOT_FOUND
+	}
+	return migDevice{c: all[index]}, gonvml.SUCCESS
+}
+
+func (d device) GetGpuInstanceProfileInfo(enum int) (gonvml.GpuInstanceProfileInfo, gonvml.Return) {
+	p, err := d.g.ProfileByEnum(uint32(enum))
+	return gonvml.GpuInstanceProfileInfo{
+		Id: p.ID, SliceCount: p.SliceCount, InstanceCount: p.InstanceCount, MultiprocessorCount: p.MultiprocessorCount,
+		CopyEngineCount: p.CopyEngineCount, DecoderCount: p.DecoderCount, EncoderCount: p.EncoderCount, JpegCount: p.JPEGCount,
+		OfaCount: p.OFACount, MemorySizeMB: p.MemorySizeMB,
+	}, code(err)
+}
+
+func (d device) GetGpuInstancePossiblePlacements(info *gonvml.GpuInstanceProfileInfo) ([]gonvml.GpuInstancePlacement, gonvml.Return) {
+	starts, size, err := d.g.PossiblePlacements(info.Id)
+	all := make([]gonvml.GpuInstancePlacement, len(starts))
+	for i, s := range starts {
+		all[i] = gonvml.GpuInstancePlacement{Start: s, Size: size}
+	}
+	return all, code(err)
+}
+
+func (d device) GetGpuInstances(info *gonvml.GpuInstanceProfileInfo) ([]gonvml.GpuInstance, gonvml.Return) {
+	some, err := d.g.Instances(info.Id)
+	all := make([]gonvml.GpuInstance, len(some))
+	for i, x := range some {
+		all[i] = gpuInstance{i: x}
+	}
+	return all, code(err)
+}
+
+func (d device) CreateGpuInstanceWithPlacement(info *gonvml.GpuInstanceProfileInfo, at *gonvml.GpuInstancePlacement) (gonvml.GpuInstance, gonvml.Return) {
+	i, err := d.g.CreateInstance(info.Id, &at.Start)
+	return gpuInstance{i: i}, code(err)
+}
+
+// migDevice is a MIG device.
+type migDevice struct {
+	gonvml.Device
+	c nvmlsim.Compute
+}
+
+func (d migDevice) GetUUID() (string, gonvml.Return) { return is(d.c.UUID) }
+
+func (d migDevice) GetGpuInstanceId() (int, gonvml.Return) { //nolint:revive // go-nvml's name
+	gi, _, err := d.c.IDs()
+	return int(gi), code(err)
+}
+
+func (d migDevice) GetComputeInstanceId() (int, gonvml.Return) { //nolint:revive // go-nvml's name
+	_, ci, err := d.c.IDs()
+	return int(ci), code(err)
+}
+
+func (d migDevice) GetAttributes() (gonvml.DeviceAttributes, gonvml.Return) {
+	p, c, err := d.c.Attributes()
+	return gonvml.DeviceAttributes{GpuInstanceSliceCount: p.SliceCount, ComputeInstanceSliceCount: c.SliceCount, MemorySizeMB: p.MemorySizeMB}, code(err)
+}
+
+func (d migDevice) GetComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return processes(d.c.Processes())
+}
+func (migDevice) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) { return none() }
+func (migDevice) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return)   { return none() }
+
+type gpuInstance struct {
+	gonvml.GpuInstance
+	i nvmlsim.Instance
+}
+
+func (x gpuInstance) Destroy() gonvml.Return { return code(x.i.Destroy()) }
+
+func (x gpuInstance) GetInfo() (gonvml.GpuInstanceInfo, gonvml.Return) {
+	v, err := x.i.Info()
+	return gonvml.GpuInstanceInfo{
+		Device: device{g: x.i.GPU()}, Id: v.ID, ProfileId: v.Profile,
+		Placement: gonvml.GpuInstancePlacement{Start: v.Start, Size: v.Size},
+	}, code(err)
+}
+
+func (x gpuInstance) GetComputeInstanceProfileInfo(enum, _ int) (gonvml.ComputeInstanceProfileInfo, gonvml.Return) {
+	p, err := x.i.ComputeProfile(uint32(enum))
+	return gonvml.ComputeInstanceProfileInfo{Id: p.ID, SliceCount: p.SliceCount, InstanceCount: p.InstanceCount, MultiprocessorCount: p.MultiprocessorCount}, code(err)
+}
+
+func (x gpuInstance) CreateComputeInstance(info *gonvml.ComputeInstanceProfileInfo) (gonvml.ComputeInstance, gonvml.Return) {
+	c, err := x.i.CreateCompute(info.Id, nil)
+	return computeInstance{c: c}, code(err)
+}
+
+func (x gpuInstance) GetComputeInstanceById(id int) (gonvml.ComputeInstance, gonvml.Return) { //nolint:revive // go-nvml's name
+	c, err := x.i.ComputeByID(uint32(id))
+	return computeInstance{c: c}, code(err)
+}
+
+type computeInstance struct {
+	gonvml.ComputeInstance
+	c nvmlsim.Compute
+}
+
+func (x computeInstance) Destroy() gonvml.Return { return code(x.c.Destroy()) }
+
+// GetGpuInstanceProfileInfoV has no answer: go-nvml's handler calls a library.
+func (device) GetGpuInstanceProfileInfoV(int) gonvml.GpuInstanceProfileInfoHandler {
+	return gonvml.GpuInstanceProfileInfoHandler{}
+}

@@ -1,0 +1,58 @@
+package nvmltest
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// Simulated is the hardware port over a simulated machine in this process: the
+// very Session of production, over the engine instead of a library. Tests break
+// and change the hardware through Machine: faults, processes, instances of
+// others, lost GPUs.
+type Simulated struct {
+	*nvml.Session
+	Machine *nvmlsim.Machine
+}
+
+// NewSimulated boots a machine, declared as nvmlsim.ParseSpec reads it
+// ("8xh100-80gb", or YAML), for as long as the test runs. Making instances
+// needs root, as on hardware.
+func NewSimulated(t testing.TB, machine string) *Simulated {
+	t.Helper()
+	s, err := simulate(filepath.Join(t.TempDir(), "state"), machine, t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), s.Machine.Close()); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func simulate(path, machine, name string) (*Simulated, error) {
+	spec, err := nvmlsim.ParseSpec([]byte(machine))
+	if err != nil {
+		return nil, err
+	}
+	d, err := nvmlsim.Describe(spec, name)
+	if err != nil {
+		return nil, err
+	}
+	m, err := nvmlsim.Create(path, d)
+	if err != nil {
+		return nil, err
+	}
+	return OpenSimulated(m), nil
+}
+
+// OpenSimulated opens another session with a machine, as another process would.
+func OpenSimulated(m *nvmlsim.Machine) *Simulated {
+	return &Simulated{Session: nvml.New(library{m: m}), Machine: m}
+}
