@@ -1,0 +1,55 @@
+package doctor
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// checkCapabilities tells of device nodes by which a container would reach
+// another instance than the claim's, or none: the ids, and with them the
+// nodes, may have changed since the spec was written.
+func (p *gpuLook) checkCapabilities(base Finding, d specDevice, i gpu.Instance) {
+	dir := fmt.Sprintf("%s/gpu%d/mig/gi%d", p.Capabilities, p.gpu.Minor, i.GPUInstanceID)
+	for _, file := range []string{dir + "/access", fmt.Sprintf("%s/ci%d/access", dir, i.ComputeInstanceID)} {
+		minor, err := p.capability(file)
+		if err != nil {
+			base.Check, base.Path = "capability-unreadable", file
+			base.What = fmt.Sprintf("the driver doesn't say by which device node %s is reached: %v", describeInstance(i), err)
+			base.Do = "see whether `nvidia-smi -L` lists the MIG device; if it doesn't, reboot the node"
+			p.add(base)
+			continue
+		}
+		node := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
+		if !slices.ContainsFunc(d.nodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
+			base.Check, base.Path = "cdi-capability-wrong", d.path
+			base.What = fmt.Sprintf("the CDI spec lacks %s, by which %s is reached", node, describeInstance(i))
+			base.Do = restart + "; then delete the claim's pods"
+			p.add(base)
+		}
+	}
+}
+
+// capability reads the minor number of a capability's device node.
+func (p *gpuLook) capability(file string) (int, error) {
+	data, err := fs.ReadFile(p.Host, strings.TrimPrefix(filepath.Clean(file), "/"))
+	if err != nil {
+		return 0, err
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		if minor, ok := strings.CutPrefix(lines.Text(), "DeviceFileMinor:"); ok {
+			return strconv.Atoi(strings.TrimSpace(minor))
+		}
+	}
+	return 0, errors.New("no DeviceFileMinor")
+}

@@ -1,0 +1,160 @@
+package doctor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// What this driver's CDI specs are called.
+const (
+	vendor     = "k8s.gpu.nvidia.com"
+	claimKind  = vendor + "/claim"
+	commonKind = vendor + "/driver"
+)
+
+const restart = "restart the plugin's pod on this node: at its start it writes all CDI specs anew and removes those without a claim"
+
+// specDevice is a CDI device of a claim.
+type specDevice struct {
+	path  string // of the spec
+	nodes []*specs.DeviceNode
+}
+
+// readSpecs reads this driver's specs, and tells what is wrong in each alone.
+func (l *look) readSpecs() error {
+	entries, err := os.ReadDir(l.CDI)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("list the CDI directory: %w", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(l.CDI, e.Name())
+		switch {
+		case !strings.HasPrefix(e.Name(), vendor+"-"):
+		case strings.HasSuffix(e.Name(), ".tmp"):
+			l.add(temporary(path))
+		case strings.HasSuffix(e.Name(), ".json"):
+			if err := l.readSpec(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone meanwhile
+				l.add(Finding{Level: Trouble, Check: "cdi-spec-unreadable", Path: path, What: fmt.Sprintf("the CDI spec can't be read: %v", err), Do: restart})
+			}
+		}
+	}
+	return nil
+}
+
+func (l *look) readSpec(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return err
+	}
+	if spec.Kind != claimKind && spec.Kind != commonKind {
+		return nil
+	}
+	l.common = l.common || spec.Kind == commonKind
+	l.checkPaths(path, "", &spec.ContainerEdits)
+	for _, d := range spec.Devices {
+		l.checkPaths(path, d.Name, &d.ContainerEdits)
+		if spec.Kind == claimKind {
+			l.specs[d.Name] = specDevice{path: path, nodes: d.ContainerEdits.DeviceNodes}
+		}
+	}
+	return nil
+}
+
+// checkPaths tells of what a container runtime would look for in vain.
+func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
+	missing := func(what, file string) {
+		if _, err := fs.Stat(l.Host, strings.TrimPrefix(filepath.Clean(file), "/")); err != nil {
+			l.add(Finding{
+				Level: Trouble, Check: "cdi-path-missing", Path: path, Device: device,
+				What: fmt.Sprintf("the CDI spec names the %s %s, which the host doesn't have: containers that need it can't start", what, file),
+				Do:   "for device nodes, `nvidia-modprobe -u -c0` on the node; for libraries, finish the driver's installation; then restart the plugin's pod",
+			})
+		}
+	}
+	for _, n := range edits.DeviceNodes {
+		if made := n.Type != "" && n.Major != 0; !made { // else the runtime makes it, whatever the host has
+			missing("device node", orElse(n.HostPath, n.Path))
+		}
+	}
+	for _, m := range edits.Mounts {
+		missing("file", m.HostPath)
+	}
+	for _, h := range edits.Hooks {
+		missing("hook", h.Path)
+	}
+}
+
+func orElse(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// checkSpecs compares the CDI devices with the records, both ways.
+func (l *look) checkSpecs() {
+	wanted, known := map[string]bool{}, map[string]bool{}
+	for _, r := range l.journal.Claims {
+		for _, g := range r.Grants {
+			device := r.ClaimUID + "-" + string(g.Device)
+			wanted[device] = true
+			l.checkDevice(r, device)
+		}
+	}
+	for _, u := range l.journal.Unreadable {
+		known[u.ClaimUID] = true
+	}
+	for device, d := range l.specs {
+		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(d.path), vendor+"-claim_"), ".json")
+		if !wanted[device] && !known[uid] {
+			l.add(Finding{
+				Level: Trouble, Check: "cdi-device-without-claim", Device: device, Path: d.path,
+				What: "the CDI spec gives a device to a claim that isn't prepared", Do: restart,
+			})
+		}
+	}
+	if l.Hardware != nil && len(l.specs) > 0 && !l.common {
+		l.add(Finding{
+			Level: Trouble, Check: "cdi-common-missing", Path: l.CDI,
+			What: "the CDI spec of what all claims have in common (" + commonKind + ") isn't there: containers with a GPU can't start", Do: restart,
+		})
+	}
+}
+
+// checkDevice tells of a granted device that has no CDI device, or an empty one.
+func (l *look) checkDevice(r journal.Record, device string) {
+	d, ok := l.specs[device]
+	switch {
+	case ok && len(d.nodes) == 0:
+		l.add(Finding{
+			Level: Trouble, Check: "cdi-device-empty", Claim: claimName(r), Device: device, Path: d.path,
+			What: "the CDI spec gives the claim's containers no device node", Do: restart,
+		})
+	case !ok && !l.awaitsKubelet(r):
+		l.add(Finding{
+			Level: Trouble, Check: "cdi-device-missing", Claim: claimName(r), Device: device, Path: l.CDI,
+			What: "the claim is prepared, and the CDI directory has no such device: its containers can't start or restart",
+			Do:   restart + "; the plugin's log says what keeps it from doing so",
+		})
+	}
+}
+
+// awaitsKubelet says whether the claim's spec may be missing until the kubelet
+// prepares the claim again: its partitions went with an earlier boot.
+func (l *look) awaitsKubelet(r journal.Record) bool {
+	return !l.holds(r) && slices.ContainsFunc(r.Grants, func(g journal.Grant) bool { return g.Partition != journal.Partition{} })
+}

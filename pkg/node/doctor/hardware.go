@@ -1,0 +1,278 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+const recreate = "delete the pods of the claim; when they come again, the partition is made anew"
+
+// checkHardware compares what the journal says was made with what is there.
+func (l *look) checkHardware() {
+	for _, u := range l.journal.UnreadableGPUs {
+		l.add(Finding{
+			Level: Trouble, Check: "gpu-record-unreadable", GPU: u.GPU, Path: u.Path,
+			What: fmt.Sprintf("the journal file of the GPU can't be read (%v): which MIG instances on it this driver has made isn't known, so none is destroyed", u.Err),
+			Do:   "drain the GPU's pods, destroy the instances that nobody uses (`nvidia-smi mig -i GPU -dci && nvidia-smi mig -i GPU -dgi`), remove the file and restart the plugin's pod; a reboot does the same",
+		})
+	}
+	if l.Hardware == nil {
+		l.checkUnseen()
+		return
+	}
+	for _, g := range l.gpus {
+		if g.MIG != nil {
+			l.checkGPU(g)
+		}
+	}
+	l.checkGone()
+}
+
+// checkUnseen tells that there is no hardware to look at.
+func (l *look) checkUnseen() {
+	if l.NoHardware == nil {
+		return
+	}
+	f := Finding{Level: Note, Check: "no-driver", What: fmt.Sprintf("the GPUs were not looked at: %v", l.NoHardware)}
+	if len(l.journal.Claims)+len(l.journal.GPUs) > 0 {
+		f.Level, f.Do = Trouble, "claims are prepared on this node: install or mend the driver, or reboot the node"
+	}
+	l.add(f)
+}
+
+// checkGone tells of GPUs that the journal names and that don't answer.
+func (l *look) checkGone() {
+	there := func(uuid gpu.UUID) bool {
+		return slices.ContainsFunc(l.gpus, func(g gpu.GPU) bool { return g.UUID == uuid })
+	}
+	for _, r := range l.journal.Claims {
+		for _, uuid := range r.GPUs() {
+			if !there(uuid) {
+				l.add(Finding{
+					Level: Trouble, Check: "gpu-gone", GPU: uuid, Claim: claimName(r), What: "a claim holds a device of a GPU that doesn't answer",
+					Do: "delete the claim's pods, and reset the GPU or reboot the node",
+				})
+			}
+		}
+	}
+	for _, r := range l.journal.GPUs {
+		if !there(r.GPU) && r.BootID == l.BootID {
+			l.add(Finding{
+				Level: Note, Check: "gpu-gone", GPU: r.GPU, Path: l.gpuFile(r),
+				What: "partitions were made on a GPU that doesn't answer; what became of them will be looked at when it does",
+			})
+		}
+	}
+}
+
+// gpuFile is where the GPU's record is.
+func (l *look) gpuFile(r journal.GPURecord) string { return journal.GPUFile(l.Journal, r.GPU) }
+
+// gpuLook is what is known of one GPU.
+type gpuLook struct {
+	*look
+	gpu    gpu.GPU
+	mig    gpu.MIG
+	record journal.GPURecord // empty where there is none of this boot
+	file   string            // of the record
+	own    map[int]bool      // GPU instance ids that the record accounts for
+}
+
+func (l *look) checkGPU(g gpu.GPU) {
+	mig, ok := l.migs[g.UUID]
+	if !ok {
+		return
+	}
+	p := gpuLook{look: l, gpu: g, mig: mig, own: map[int]bool{}}
+	if i := slices.IndexFunc(l.journal.GPUs, func(r journal.GPURecord) bool { return r.GPU == g.UUID }); i >= 0 {
+		p.takeRecord(l.journal.GPUs[i])
+	}
+	for _, m := range p.record.Partitions {
+		p.checkMade(m)
+	}
+	for _, i := range mig.Instances {
+		if !p.own[i.GPUInstanceID] {
+			p.checkForeign(i)
+		}
+	}
+	p.checkClaims()
+	p.checkMode()
+}
+
+// takeRecord keeps the record unless hardware has forgotten what is in it.
+func (p *gpuLook) takeRecord(r journal.GPURecord) {
+	file := p.gpuFile(r)
+	if r.BootID == p.BootID {
+		p.record, p.file = r, file
+		return
+	}
+	p.add(Finding{
+		Level: Leftover, Check: "gpu-record-of-earlier-boot", GPU: r.GPU, Path: file,
+		What: "the journal tells of partitions made before the last reboot, which are gone; the plugin drops it at its start",
+	})
+}
+
+// checkMade compares one partition of the record with what is there.
+func (p *gpuLook) checkMade(m journal.MadePartition) {
+	want := partitionOf(p.gpu.UUID, m.Partition)
+	holder, held := p.holder(want)
+	base := Finding{Level: Trouble, GPU: p.gpu.UUID, Device: p.name(want), Path: p.file, Claim: holder}
+	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
+	if m.Made == nil {
+		base.Check, base.Do = "partition-half-made", "retry the pod, or restart the plugin's pod on this node: it finishes or undoes what was begun"
+		base.What = fmt.Sprintf("making %s was begun and not finished; nothing is there yet", describe(want))
+		if at >= 0 {
+			p.own[p.mig.Instances[at].GPUInstanceID] = true
+			base.What = fmt.Sprintf("making %s was begun and not finished; %s is there", describe(want), describeInstance(p.mig.Instances[at]))
+		}
+		p.add(base)
+		return
+	}
+	if at < 0 {
+		base.Check = "instance-missing"
+		base.What = fmt.Sprintf("%s was made as GPU instance %d and isn't there any more: somebody else has destroyed it", describe(want), m.Made.GPUInstanceID)
+		base.Do = "restart the plugin's pod on this node: it takes note of it"
+		if held {
+			base.Do = recreate
+		}
+		p.add(base)
+		return
+	}
+	p.checkInstance(base, want, *m.Made, p.mig.Instances[at], held)
+}
+
+// checkInstance compares an instance at the right place with what was made there.
+func (p *gpuLook) checkInstance(base Finding, want gpu.Partition, made journal.MadeInstance, i gpu.Instance, held bool) {
+	switch {
+	case i.GPUInstanceID != made.GPUInstanceID || i.UUID != "" && (i.UUID != made.UUID || i.ComputeInstanceID != made.ComputeInstanceID):
+		base.Check = "instance-differs"
+		base.What = fmt.Sprintf("%s was made as %s; now %s is there, made by somebody else", describe(want),
+			describeInstance(gpu.Instance{GPUInstanceID: made.GPUInstanceID, ComputeInstanceID: made.ComputeInstanceID, UUID: made.UUID}), describeInstance(i))
+		base.Do = "it won't be destroyed. If nobody uses it, destroy it; " + recreate
+		if !held {
+			base.Do = "it won't be destroyed. Restart the plugin's pod on this node: it takes note of it"
+		}
+		p.add(base)
+		return
+	case i.UUID == "":
+		base.Check = "instance-without-compute"
+		base.What = fmt.Sprintf("%s is GPU instance %d without the compute instance that makes it usable", describe(want), i.GPUInstanceID)
+		base.Do = "restart the plugin's pod on this node: it removes it, or makes the partition anew where a claim holds it"
+		p.add(base)
+	case !held:
+		base.Level, base.Check = Leftover, "instance-idle"
+		base.What = fmt.Sprintf("%s (%s) is held by no claim: it is kept warm for the next one, or about to be destroyed", describe(want), describeInstance(i))
+		p.add(base)
+	}
+	p.own[i.GPUInstanceID] = true
+}
+
+// checkForeign tells of an instance that this driver didn't make.
+func (p *gpuLook) checkForeign(i gpu.Instance) {
+	f := Finding{Level: Note, Check: "instance-of-others", GPU: p.gpu.UUID}
+	at := gpu.Partition{GPU: p.gpu.UUID, Profile: i.Profile, Placement: i.Placement}
+	f.Device = p.name(at)
+	f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was made by somebody else; it is offered as it is and never destroyed", describeInstance(i), i.Profile, i.Placement.Start)
+	if i.UUID == "" {
+		f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was made by somebody else; it isn't offered, since no compute instance takes all of it", describeInstance(i), i.Profile, i.Placement.Start)
+	}
+	f.Claim, _ = p.holder(at)
+	p.add(f)
+}
+
+// checkClaims tells of what claims hold and that isn't there.
+func (p *gpuLook) checkClaims() {
+	for _, r := range p.journal.Claims {
+		if !p.holds(r) {
+			continue
+		}
+		for _, g := range r.Grants {
+			if g.GPU != p.gpu.UUID {
+				continue
+			}
+			base := Finding{Level: Trouble, GPU: g.GPU, Claim: claimName(r), Device: string(g.Device)}
+			if want, ok := g.Of().(gpu.Partition); ok {
+				p.checkHeld(base, r, g, want)
+			} else if p.mig.Enabled && !g.Admin {
+				base.Check, base.What = "whole-gpu-in-mig-mode", "a claim holds the whole GPU, which is in MIG mode: CUDA doesn't work there"
+				base.Do = "delete the claim's pods; destroy the instances that somebody else has made, and switch the mode off"
+				p.add(base)
+			}
+		}
+	}
+}
+
+// checkHeld tells of a granted partition that isn't there, or that the claim's
+// containers can't reach.
+func (p *gpuLook) checkHeld(base Finding, r journal.Record, g journal.Grant, want gpu.Partition) {
+	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
+	if at < 0 {
+		recorded := slices.ContainsFunc(p.record.Partitions, func(m journal.MadePartition) bool { return partitionOf(p.gpu.UUID, m.Partition) == want })
+		if !recorded && !g.Admin { // a recorded one is told of already
+			base.Check, base.Do = "partition-missing", recreate
+			base.What = fmt.Sprintf("the claim holds %s, and no such instance is there", describe(want))
+			p.add(base)
+		}
+		return
+	}
+	if d, ok := p.specs[r.ClaimUID+"-"+string(g.Device)]; ok && p.mig.Instances[at].UUID != "" {
+		p.checkCapabilities(base, d, p.mig.Instances[at])
+	}
+}
+
+// checkMode tells of a MIG mode that is on for nothing.
+func (p *gpuLook) checkMode() {
+	if p.file == "" {
+		return
+	}
+	f := Finding{Level: Leftover, GPU: p.gpu.UUID, Path: p.file}
+	switch {
+	case len(p.record.Partitions) > 0 || len(p.mig.Instances) > 0:
+		return
+	case p.record.ModeSwitched && p.mig.Enabled:
+		f.Check, f.What = "mode-on-for-nothing", "MIG mode was switched on for a claim, and nothing is on the GPU any more; it is switched off some seconds after the last partition has gone"
+	default:
+		f.Check, f.What = "gpu-record-empty", "the journal has a file for the GPU, and nothing is made on it"
+	}
+	p.add(f)
+}
+
+// holder is a claim that holds exactly the partition now.
+func (p *gpuLook) holder(d gpu.Partition) (string, bool) {
+	for _, r := range p.journal.Claims {
+		for _, g := range r.Grants {
+			if !g.Admin && g.Of() == gpu.Device(d) && p.holds(r) {
+				return claimName(r), true
+			}
+		}
+	}
+	return "", false
+}
+
+func (p *gpuLook) name(d gpu.Device) string {
+	name, _ := p.names.Name(d)
+	return string(name)
+}
+
+func partitionOf(uuid gpu.UUID, p journal.Partition) gpu.Partition {
+	return gpu.Partition{GPU: uuid, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
+}
+
+// sits says whether the instance is what the partition is, by profile and place.
+func sits(i gpu.Instance, p gpu.Partition) bool {
+	return i.Profile == p.Profile && i.Placement == p.Placement
+}
+
+func describe(p gpu.Partition) string {
+	return fmt.Sprintf("the partition %s at memory slice %d", p.Profile, p.Placement.Start)
+}
+
+func describeInstance(i gpu.Instance) string {
+	if i.ComputeInstanceID == gpu.NoComputeInstance {
+		return fmt.Sprintf("GPU instance %d (no MIG device)", i.GPUInstanceID)
+	}
+	return fmt.Sprintf("GPU instance %d, compute instance %d (%s)", i.GPUInstanceID, i.ComputeInstanceID, i.UUID)
+}
