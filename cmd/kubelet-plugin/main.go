@@ -55,5 +55,6 @@ func command() *cobra.Command {
 	}
 	cfg.AddFlags(cmd.Flags())
 	logsapi.AddFlags(logging, cmd.Flags())
+	cmd.AddCommand(doctorCommand())
 	return cmd
 }

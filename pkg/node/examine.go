@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// Examine compares the journal, the CDI directory and the hardware of the node
+// whose plugin has the configuration's directories and roots; nothing else of
+// it is used. It changes nothing and doesn't disturb a plugin that runs.
+func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, error) {
+	bootID, err := readBootID()
+	if err != nil {
+		return doctor.Report{}, err
+	}
+	host := driverroot.NewHost(cfg.HostRoot)
+	n := doctor.Node{Journal: filepath.Join(cfg.DataDir, journalDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID}
+	root, session, err := openDriver(host, cfg.DriverRoot)
+	if err != nil {
+		n.NoHardware = err
+		return doctor.Examine(ctx, n, o)
+	}
+	defer func() {
+		if err := session.Close(); err != nil {
+			klog.FromContext(ctx).V(2).Info("Closing NVML", "err", err)
+		}
+	}()
+	n.Hardware, n.Capabilities = session, capabilities(host, root)
+	return doctor.Examine(ctx, n, o)
+}
+
+func openDriver(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
+	root, err := driverroot.Find(host, path)
+	if err != nil {
+		return root, nil, err
+	}
+	session, err := nvml.Open(host.Path(root.Library))
+	if err != nil {
+		return root, nil, fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+	}
+	return root, session, nil
+}
+
+// capabilities is where the driver tells of the device nodes of MIG instances:
+// in the kernel's /proc, or in a driver root that brings one of its own.
+func capabilities(host driverroot.Host, root driverroot.Root) string {
+	const dir = "/proc/driver/nvidia/capabilities"
+	own := filepath.Join(root.Path, dir)
+	if _, err := fs.Stat(hostFS{host}, own[1:]); err == nil {
+		return own
+	}
+	return dir
+}
+
+// hostFS is the host's file system from its root, symbolic links included.
+type hostFS struct{ host driverroot.Host }
+
+// errOnlyLooks says that nothing is opened: a device node that is opened does
+// something.
+var errOnlyLooks = errors.New("the host's files are only looked at")
+
+func (h hostFS) Open(name string) (fs.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: errOnlyLooks}
+}
+
+func (h hostFS) Stat(name string) (info fs.FileInfo, err error) {
+	err = h.host.Do(func() error {
+		info, err = os.Stat("/" + name)
+		return err
+	})
+	return info, err
+}
+
+func (h hostFS) ReadFile(name string) (data []byte, err error) {
+	err = h.host.Do(func() error {
+		data, err = os.ReadFile("/" + name)
+		return err
+	})
+	return data, err
+}
