@@ -174,7 +174,7 @@ func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, sessio
 }
 
 func sameRoot(a, b driverroot.Root) bool {
-	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
+	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
 }
 
 // read takes in the facts and passes them on.
@@ -191,7 +191,7 @@ func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, 
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
 	}
 	err = h.specs.SetDriver(&cdi.Driver{
-		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot,
+		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
 		LibraryDirs: root.LibraryDirs, GPUs: node.GPUs, Session: session,
 	})
 	if err != nil {

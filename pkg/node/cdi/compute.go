@@ -24,8 +24,9 @@ import (
 type Driver struct {
 	// Version as NVML prints it.
 	Version string
-	// Root and DevRoot that the driver's files and device nodes lie under.
-	Root, DevRoot string
+	// Root, DevRoot and ProcRoot that the driver's files and device nodes, and what
+	// its kernel modules tell in /proc, lie under.
+	Root, DevRoot, ProcRoot string
 	// LibraryDirs to search when the usual directories don't have the
 	// libraries; usually empty.
 	LibraryDirs []string
@@ -64,6 +65,27 @@ func (s *Specs) SetDriver(d *Driver) error {
 	return s.compute(d)
 }
 
+// UpdateDriver is SetDriver, but looks at the host again only if the driver or
+// its GPUs are others than those that were set: neither a GPU's MIG mode nor its
+// instances are in the edits that are computed.
+func (s *Specs) UpdateDriver(d *Driver) error {
+	s.computing.Lock()
+	defer s.computing.Unlock()
+	if before, edits := s.get(); before != nil && edits != nil && sameEdits(before, d) {
+		s.set(d, edits)
+		return nil
+	}
+	return s.compute(d)
+}
+
+// sameEdits says whether the same would be computed of the two, as far as the
+// host has not changed.
+func sameEdits(a, b *Driver) bool {
+	return a.Version == b.Version && a.Root == b.Root && a.DevRoot == b.DevRoot &&
+		a.Session == b.Session && slices.Equal(a.LibraryDirs, b.LibraryDirs) &&
+		slices.EqualFunc(a.GPUs, b.GPUs, func(g, h gpu.GPU) bool { return g.UUID == h.UUID && g.Minor == h.Minor && g.PCI == h.PCI })
+}
+
 // compute needs the lock of that name. After a failure there are no edits,
 // and the next Write tries again.
 func (s *Specs) compute(d *Driver) error {
@@ -94,26 +116,26 @@ func (s *Specs) writeCommon(edits *computed) error {
 // current returns edits under which every node and file for the devices is on
 // the host. What is stale or missing is looked for once more: device nodes
 // appear late on a fresh node, and a reloaded driver has other ones.
-func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*computed, error) {
+func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*Driver, *computed, error) {
 	driver, edits := s.get()
 	if driver == nil {
-		return nil, ErrNoDriver
+		return nil, nil, ErrNoDriver
 	}
 	if edits != nil && edits.check(s.cfg.Host, driver, devices) == nil {
-		return edits, nil
+		return driver, edits, nil
 	}
 	s.computing.Lock()
 	defer s.computing.Unlock()
 	if d, now := s.get(); d != nil && now == edits { // nobody else has looked meanwhile
 		if err := s.compute(d); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	driver, edits = s.get()
 	if driver == nil || edits == nil {
-		return nil, ErrNoDriver
+		return nil, nil, ErrNoDriver
 	}
-	return edits, edits.check(s.cfg.Host, driver, devices)
+	return driver, edits, edits.check(s.cfg.Host, driver, devices)
 }
 
 // check says what of the edits isn't on the host.
@@ -122,19 +144,28 @@ func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Given
 		return err
 	}
 	for _, name := range sortedNames(devices) {
-		uuid := devices[name].Device.Parent()
-		dev, ok := c.devices[uuid]
-		if !ok {
-			return fmt.Errorf("device %s: the driver lists no GPU %s now", name, uuid)
-		}
-		if dev.err != nil {
-			return fmt.Errorf("device %s: %w", name, dev.err)
-		}
-		if err := checkEdits(h, d, &dev.edits, dev.node); err != nil {
+		if err := c.checkDevice(h, d, devices[name].Device); err != nil {
 			return fmt.Errorf("device %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// checkDevice says what of a device's edits isn't on the host. What is a
+// partition's own is read when its edits are made.
+func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
+	dev, ok := c.devices[of.Parent()]
+	if !ok {
+		return fmt.Errorf("the driver lists no GPU %s now", of.Parent())
+	}
+	if dev.err != nil {
+		return dev.err
+	}
+	edits := dev.edits
+	if _, ok := of.(gpu.Partition); ok {
+		edits = dev.parent()
+	}
+	return checkEdits(h, d, &edits, dev.node)
 }
 
 // checkEdits fails when a required node isn't in the edits, or something in
@@ -220,7 +251,9 @@ func (c *computed) encodeCommon(d *Driver) error {
 	spec := &specs.Spec{
 		Kind: commonKind,
 		// A device must edit something; the variable is in the edits of the
-		// specification too.
+		// specification too. It keeps NVIDIA's runtime from injecting GPUs a second
+		// time, by its own rules: all of them, where an image asks for that. What a
+		// container sees, a MIG device among others, follows from its device nodes.
 		Devices: []specs.Device{{
 			Name:           commonName,
 			ContainerEdits: specs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}},

@@ -5,7 +5,9 @@
 // driver's libraries, programs, control device nodes and hooks, discovered by
 // NVIDIA's nvcdi, which takes tens of milliseconds; it is written when the
 // driver is found and when it changes. The other is one small file per claim
-// with the device nodes of the claim's GPUs. A container is given both names.
+// with the device nodes of the claim's GPUs, or, for MIG partitions, of the GPU
+// and of the two capabilities that open the instance. A container is given both
+// names.
 // So a prepare writes some hundred bytes, and a container runtime, which reads
 // the whole directory again after each change, reads the long list once and
 // not once per claim.

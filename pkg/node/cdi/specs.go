@@ -71,13 +71,15 @@ func New(cfg Config) *Specs {
 // Write makes the claim's specification and returns, for each of its devices,
 // the CDI names that a container using it needs. When it returns, the file and
 // the common one are complete, and every device node and library that they
-// name is on the host; otherwise the error names what is missing. Writing the
-// same again is cheap and changes nothing.
+// name is on the host; otherwise the error names what is missing. Capabilities
+// of a partition are read from the driver each time: its instance is another
+// one after it was made again. Writing the same again is cheap and changes
+// nothing.
 func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
 	}
-	edits, err := s.current(devices)
+	driver, edits, err := s.current(devices)
 	if err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
 	}
@@ -85,10 +87,11 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (ma
 	ids := make(map[gpu.DeviceName][]string, len(devices))
 	for _, name := range sortedNames(devices) {
 		device := claimUID + "-" + string(name)
-		spec.Devices = append(spec.Devices, specs.Device{
-			Name:           device,
-			ContainerEdits: edits.devices[devices[name].Device.Parent()].edits,
-		})
+		own, err := s.editsOf(driver, edits, devices[name])
+		if err != nil {
+			return nil, fmt.Errorf("write CDI specification of claim %s: device %s: %w", claimUID, name, err)
+		}
+		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: own})
 		ids[name] = []string{commonKind + "=" + commonName, claimKind + "=" + device}
 	}
 	if err := s.writeCommon(edits); err != nil {

@@ -61,7 +61,7 @@ func setUp(t testing.TB) (*cdi.Specs, *cdi.Driver, string) {
 	t.Cleanup(func() { os.RemoveAll(run) })
 	dir := filepath.Join(run, "cdi")
 	return cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: host}), &cdi.Driver{
-		Version: version.Version, Root: root.Path, DevRoot: root.DevRoot, GPUs: gpus, Session: session,
+		Version: version.Version, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot, GPUs: gpus, Session: session,
 	}, dir
 }
 
@@ -192,14 +192,19 @@ func TestClaimSpecification(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Write("3dc7fa15-ac4e-49dc-be51-c88a26dafa18", devices(t, driver, 0)); err != nil {
+	checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+}
+
+// checkGolden writes a claim's specification and compares it with a file.
+func checkGolden(t *testing.T, s *cdi.Specs, dir string, devices map[gpu.DeviceName]gpu.Given, golden string) {
+	t.Helper()
+	if _, err := s.Write("3dc7fa15-ac4e-49dc-be51-c88a26dafa18", devices); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_3dc7fa15-ac4e-49dc-be51-c88a26dafa18.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden := "testdata/claim.json"
 	if os.Getenv("UPDATE_GOLDEN") != "" {
 		if err := os.WriteFile(golden, got, 0o644); err != nil {
 			t.Fatal(err)

@@ -22,6 +22,9 @@ type Root struct {
 	DevRoot string
 	// SysRoot has the kernel's view of the PCI devices in its sys directory.
 	SysRoot string
+	// ProcRoot has what the driver's kernel modules tell in its proc directory:
+	// /proc/driver/nvidia, and /proc/devices for their device numbers.
+	ProcRoot string
 	// Library is libnvidia-ml.so.1, links resolved.
 	Library string
 	// LibraryDirs has what must be searched beyond the usual places for the
@@ -114,7 +117,7 @@ func inspectTree(candidate string) Root {
 	if err != nil {
 		return Root{}
 	}
-	root := Root{Path: path, DevRoot: "/", SysRoot: "/"}
+	root := Root{Path: path, DevRoot: "/", SysRoot: "/", ProcRoot: "/"}
 	if !root.findLibrary() {
 		return Root{}
 	}
@@ -123,6 +126,9 @@ func inspectTree(candidate string) Root {
 	}
 	if _, err := os.Stat(filepath.Join(path, "sys/bus/pci/devices")); err == nil {
 		root.SysRoot = path
+	}
+	if _, err := os.Stat(filepath.Join(path, "proc/driver/nvidia")); err == nil {
+		root.ProcRoot = path
 	}
 	return root
 }

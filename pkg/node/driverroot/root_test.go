@@ -50,19 +50,19 @@ func TestFind(t *testing.T) {
 	}{
 		"installed in the host": {
 			host: []string{"usr/lib64/libnvidia-ml.so.580.1", "usr/lib64/libnvidia-ml.so.1 -> libnvidia-ml.so.580.1", "c dev/nvidiactl"},
-			want: driverroot.Root{Path: "/", DevRoot: "/", SysRoot: "/", Library: "/usr/lib64/libnvidia-ml.so.580.1"},
+			want: driverroot.Root{Path: "/", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/usr/lib64/libnvidia-ml.so.580.1"},
 		},
 		"absolute links are the host's": {
 			host: []string{
 				"usr/local/nvidia/lib/libnvidia-ml.so.580.1",
 				"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 -> /usr/local/nvidia/lib/libnvidia-ml.so.580.1",
 			},
-			want: driverroot.Root{Path: "/", DevRoot: "/", SysRoot: "/", Library: "/usr/local/nvidia/lib/libnvidia-ml.so.580.1"},
+			want: driverroot.Root{Path: "/", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/usr/local/nvidia/lib/libnvidia-ml.so.580.1"},
 		},
 		"in no usual directory": {
 			host: []string{"usr/local/nvidia/lib64/libnvidia-ml.so.1"},
 			want: driverroot.Root{
-				Path: "/", DevRoot: "/", SysRoot: "/", Library: "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
+				Path: "/", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
 				LibraryDirs: []string{"/usr/local/nvidia/lib64"},
 			},
 		},
@@ -72,19 +72,19 @@ func TestFind(t *testing.T) {
 				"usr/lib/libnvidia-ml.so.1 -> /usr/local/nvidia/lib64/libnvidia-ml.so.580.1",
 				"usr/local/nvidia/lib64/libnvidia-ml.so.1 -> libnvidia-ml.so.580.1", "c dev/nvidiactl",
 			},
-			want: driverroot.Root{Path: "/usr/local/nvidia", DevRoot: "/", SysRoot: "/", Library: "/usr/local/nvidia/lib64/libnvidia-ml.so.580.1"},
+			want: driverroot.Root{Path: "/usr/local/nvidia", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/usr/local/nvidia/lib64/libnvidia-ml.so.580.1"},
 		},
 		"driver container with its own device nodes": {
-			host: []string{"run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "c run/nvidia/driver/dev/nvidiactl", "run/nvidia/driver/sys/bus/pci/devices/"},
+			host: []string{"run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "c run/nvidia/driver/dev/nvidiactl", "run/nvidia/driver/sys/bus/pci/devices/", "run/nvidia/driver/proc/driver/nvidia/"},
 			want: driverroot.Root{
-				Path: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", SysRoot: "/run/nvidia/driver",
+				Path: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", SysRoot: "/run/nvidia/driver", ProcRoot: "/run/nvidia/driver",
 				Library: "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
 			},
 		},
 		"Google Kubernetes Engine": {
 			host: []string{"home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1", "c dev/nvidiactl"},
 			want: driverroot.Root{
-				Path: "/home/kubernetes/bin/nvidia", DevRoot: "/", SysRoot: "/",
+				Path: "/home/kubernetes/bin/nvidia", DevRoot: "/", SysRoot: "/", ProcRoot: "/",
 				Library: "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1",
 			},
 		},
@@ -92,14 +92,14 @@ func TestFind(t *testing.T) {
 			host: []string{"usr/lib64/libnvidia-ml.so.1", "opt/driver/usr/lib64/libnvidia-ml.so.1"},
 			flag: "/opt/driver/",
 			want: driverroot.Root{
-				Path: "/opt/driver", DevRoot: "/", SysRoot: "/", Library: "/opt/driver/usr/lib64/libnvidia-ml.so.1",
+				Path: "/opt/driver", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/opt/driver/usr/lib64/libnvidia-ml.so.1",
 			},
 		},
 		"given as a link": {
 			host: []string{"opt/driver-580/usr/lib64/libnvidia-ml.so.1", "opt/driver -> driver-580"},
 			flag: "/opt/driver",
 			want: driverroot.Root{
-				Path: "/opt/driver-580", DevRoot: "/", SysRoot: "/", Library: "/opt/driver-580/usr/lib64/libnvidia-ml.so.1",
+				Path: "/opt/driver-580", DevRoot: "/", SysRoot: "/", ProcRoot: "/", Library: "/opt/driver-580/usr/lib64/libnvidia-ml.so.1",
 			},
 		},
 	} {

@@ -1,0 +1,139 @@
+package cdi
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// editsOf are the edits of one device of a claim.
+func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Given) (specs.ContainerEdits, error) {
+	dev := c.devices[given.Device.Parent()]
+	switch given.Device.(type) {
+	case gpu.Whole:
+		return dev.edits, nil
+	case gpu.Partition:
+		return s.partitionEdits(d, dev, given)
+	default:
+		return specs.ContainerEdits{}, fmt.Errorf("%T is no device this version knows", given.Device)
+	}
+}
+
+// parent are the edits that a partition needs of its GPU: the node to talk to
+// it. Of the rest, DRM nodes would give the whole GPU away.
+func (d *device) parent() specs.ContainerEdits {
+	return specs.ContainerEdits{
+		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),
+	}
+}
+
+// partitionEdits are the node of the GPU and the two capabilities without which
+// the driver shows a process nothing of a GPU in MIG mode: one of the GPU instance,
+// one of its compute instance.
+func (s *Specs) partitionEdits(d *Driver, dev device, given gpu.Given) (specs.ContainerEdits, error) {
+	i := given.Instance
+	if i.UUID == "" || i.ComputeInstanceID == gpu.NoComputeInstance {
+		return specs.ContainerEdits{}, fmt.Errorf("GPU instance %d of GPU %s is no MIG device: it has no compute instance that takes all of it",
+			i.GPUInstanceID, given.Device.Parent())
+	}
+	minor, err := minorOf(d, given.Device.Parent())
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	major, err := s.capabilityMajor(d)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	edits := dev.parent()
+	instance := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, i.GPUInstanceID)
+	for _, access := range []string{
+		filepath.Join(instance, "access"),
+		filepath.Join(instance, fmt.Sprintf("ci%d", i.ComputeInstanceID), "access"),
+	} {
+		node, err := s.capability(filepath.Join(d.ProcRoot, access), major)
+		if err != nil {
+			return specs.ContainerEdits{}, err
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, node)
+	}
+	return edits, nil
+}
+
+func minorOf(d *Driver, uuid gpu.UUID) (int, error) {
+	for _, g := range d.GPUs {
+		if g.UUID == uuid {
+			return g.Minor, nil
+		}
+	}
+	return 0, fmt.Errorf("the driver lists no GPU %s now", uuid)
+}
+
+// capabilityMajor is the number of the driver's devices for capabilities: it is
+// another one each time the driver is loaded.
+func (s *Specs) capabilityMajor(d *Driver) (int64, error) {
+	const name = "nvidia-caps"
+	path := filepath.Join(d.ProcRoot, "proc/devices")
+	data, err := os.ReadFile(s.cfg.Host.Path(path))
+	if err != nil {
+		return 0, fmt.Errorf("find the device number of %s: %w", name, err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		if f := strings.Fields(lines.Text()); len(f) == 2 && f[1] == name {
+			return number(path, f[0])
+		}
+	}
+	return 0, fmt.Errorf("%s of the host lists no %s: the driver's kernel module is not loaded, or has no MIG", path, name)
+}
+
+// capability reads what the driver tells of a capability: the device node that
+// opens it. The node carries its numbers, so that the runtime makes it in the
+// container whether or not something has made it on the host.
+func (s *Specs) capability(path string, major int64) (*specs.DeviceNode, error) {
+	data, err := os.ReadFile(s.cfg.Host.Path(path))
+	if err != nil {
+		return nil, fmt.Errorf("find the capability of a MIG instance that was just made: %w", err)
+	}
+	minor, err := field(path, data, "DeviceFileMinor")
+	if err != nil {
+		return nil, err
+	}
+	bits, err := field(path, data, "DeviceFileMode")
+	if err != nil {
+		return nil, err
+	}
+	mode := fs.FileMode(bits).Perm()
+	return &specs.DeviceNode{
+		Path: fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), Type: "c", Major: major, Minor: minor,
+		FileMode: &mode, Permissions: "rw",
+	}, nil
+}
+
+// field reads a line such as "DeviceFileMinor: 5".
+func field(path string, data []byte, name string) (int64, error) {
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
+			return number(path, strings.TrimSpace(value))
+		}
+	}
+	return 0, fmt.Errorf("%s of the host has no %s", path, name)
+}
+
+func number(path, text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%s of the host: %w", path, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,214 @@
+package cdi_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+)
+
+// partition makes a partition with the GPU's first profile at its n-th
+// placement, and takes it away after the test.
+func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Given {
+	t.Helper()
+	g := d.GPUs[index]
+	if now, err := d.Session.MIG(g.UUID); err != nil {
+		t.Fatal(err)
+	} else if !now.Enabled {
+		if err := d.Session.SetMIGMode(g.UUID, true); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Session.SetMIGMode(g.UUID, false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	p := gpu.Partition{GPU: g.UUID, Profile: g.MIG.Profiles[0].Name, Placement: g.MIG.Profiles[0].Placements[n]}
+	instance, err := d.Session.CreateInstance(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Session.DestroyInstance(g.UUID, instance); err != nil {
+			t.Error(err)
+		}
+	})
+	return gpu.Given{Device: p, Instance: instance}
+}
+
+func nameOf(t *testing.T, d *cdi.Driver, device gpu.Device) gpu.DeviceName {
+	t.Helper()
+	names, err := gpu.NewNames(d.GPUs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, ok := names.Name(device)
+	if !ok {
+		t.Fatalf("%v has no name", device)
+	}
+	return name
+}
+
+func given(t *testing.T, d *cdi.Driver, all ...gpu.Given) map[gpu.DeviceName]gpu.Given {
+	devices := map[gpu.DeviceName]gpu.Given{}
+	for _, one := range all {
+		devices[nameOf(t, d, one.Device)] = one
+	}
+	return devices
+}
+
+func TestPartitionSpecification(t *testing.T) {
+	s, driver, dir := setUp(t)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	checkGolden(t, s, dir, given(t, driver, partition(t, driver, 1, 0), partition(t, driver, 1, 2)), "testdata/partition.json")
+}
+
+// The container gets the GPU's node and the two capabilities, by number: it
+// could open no other instance of the GPU.
+func TestContainerGetsItsPartitionOnly(t *testing.T) {
+	s, driver, dir := setUp(t)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	partition(t, driver, 2, 0) // somebody else's
+	mine := partition(t, driver, 2, 1)
+	ids, err := s.Write("claim-1", given(t, driver, mine))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := inject(t, dir, ids[nameOf(t, driver, mine.Device)])
+	minors := map[string]int64{}
+	for _, n := range spec.Linux.Devices {
+		if strings.HasPrefix(n.Path, "/dev/nvidia-caps/") {
+			minors[n.Path] = n.Minor
+			if n.Major != 509 || n.Type != "c" {
+				t.Errorf("%s is %s %d:%d", n.Path, n.Type, n.Major, n.Minor)
+			}
+		}
+	}
+	want := map[string]int64{}
+	for _, access := range []string{"access", "ci0/access"} {
+		path := filepath.Join(installed.Host, installed.Root, "proc/driver/nvidia/capabilities/gpu2/mig/gi"+strconv.Itoa(mine.Instance.GPUInstanceID), access)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		minor := strings.Fields(string(data))[1]
+		if want["/dev/nvidia-caps/nvidia-cap"+minor], err = strconv.ParseInt(minor, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want, minors); diff != "" || len(minors) != 2 {
+		t.Errorf("capabilities (-want +got):\n%s", diff)
+	}
+	rest := []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia2", "/dev/nvidiactl"}
+	nodes := slices.DeleteFunc(paths(spec), func(path string) bool { return strings.HasPrefix(path, "/dev/nvidia-caps/") })
+	if diff := cmp.Diff(rest, nodes); diff != "" {
+		t.Errorf("device nodes (-want +got):\n%s", diff)
+	}
+	for _, c := range spec.Linux.Resources.Devices {
+		if !c.Allow || c.Major == nil || c.Minor == nil {
+			t.Errorf("device cgroup: %+v is no rule for one device", c)
+		}
+	}
+}
+
+// A GPU whose MIG mode is on when edits are computed is described as ever.
+func TestWholeGPUInMIGMode(t *testing.T) {
+	s, driver, dir := setUp(t)
+	partition(t, driver, 0, 0)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+}
+
+func TestPartitionErrors(t *testing.T) {
+	s, driver, _ := setUp(t)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	one := partition(t, driver, 3, 0)
+	incomplete := one
+	incomplete.Instance.UUID, incomplete.Instance.ComputeInstanceID = "", gpu.NoComputeInstance
+	unknown := one
+	unknown.Instance.GPUInstanceID = 99
+	proc := filepath.Join(installed.Root, "proc")
+	for name, tc := range map[string]struct {
+		given gpu.Given
+		aside string
+		says  string
+	}{
+		"no compute instance":    {incomplete, "", "no MIG device"},
+		"no such instance":       {unknown, "", filepath.Join(proc, "driver/nvidia/capabilities/gpu3/mig/gi99/access")},
+		"no capability":          {one, "driver/nvidia/capabilities/gpu3/mig/gi" + strconv.Itoa(one.Instance.GPUInstanceID) + "/ci0/access", "ci0/access"},
+		"no device numbers":      {one, "devices", filepath.Join(proc, "devices")},
+		"the GPU's node is gone": {one, "../dev/nvidia3", filepath.Join(installed.Root, "dev/nvidia3")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.aside != "" {
+				path := filepath.Join(installed.Host, proc, tc.aside)
+				if err := os.Rename(path, path+".aside"); err != nil {
+					t.Fatal(err)
+				}
+				defer os.Rename(path+".aside", path)
+			}
+			_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Given{"gpu-0-mig-x-0": tc.given})
+			if err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("got %v, want an error that says %q", err, tc.says)
+			}
+			if claims, _ := s.Claims(); len(claims) != 0 {
+				t.Errorf("a failed write left specifications of %v", claims)
+			}
+		})
+	}
+}
+
+func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
+	s, driver, dir := setUp(t)
+	if err := s.UpdateDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	common := filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")
+	if err := os.Remove(common); err != nil { // it is written whenever edits are computed
+		t.Fatal(err)
+	}
+	again := *driver
+	again.GPUs = append([]gpu.GPU(nil), driver.GPUs...)
+	mig := *again.GPUs[0].MIG
+	mig.Enabled = true
+	again.GPUs[0].MIG = &mig
+	if err := s.UpdateDriver(&again); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(common); err == nil {
+		t.Error("a GPU's MIG mode made it compute all edits again")
+	}
+	fewer := again
+	fewer.GPUs = again.GPUs[1:]
+	if err := s.UpdateDriver(&fewer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(common); err != nil {
+		t.Errorf("another set of GPUs: %v", err)
+	}
+	if err := s.SetDriver(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.UpdateDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+		t.Error(err)
+	}
+}
