@@ -181,9 +181,7 @@ func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Errorf("recover: %v", err)
 	}
-	if err := preparetest.Check(node.State); err != nil {
-		t.Errorf("invariants after recovery: %v", err)
-	}
+	checkHealthy(t, node)
 	var names []string
 	for _, r := range f.Prepared() {
 		names = append(names, r.Name)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
@@ -160,12 +161,19 @@ func mustUnprepare(t testing.TB, f *fixture, c *resourceapi.ResourceClaim) {
 	}
 }
 
+// checkHealthy wants the doctor to find nothing.
+func checkHealthy(t testing.TB, n *preparetest.Node) {
+	t.Helper()
+	r, err := doctor.Check(n.Node)
+	if err != nil || len(r.Findings) > 0 {
+		t.Errorf("the doctor finds: %+v, %v", r.Findings, err)
+	}
+}
+
 // checkHeld checks the invariants, and who has something in the journal.
 func checkHeld(t testing.TB, f *fixture, want ...string) {
 	t.Helper()
-	if err := preparetest.Check(f.node.State); err != nil {
-		t.Errorf("invariants: %v", err)
-	}
+	checkHealthy(t, f.node)
 	var got []string
 	for _, r := range f.Prepared() {
 		got = append(got, r.Name)

@@ -14,16 +14,23 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
 )
 
-const claimPrefix = "k8s.gpu.nvidia.com-claim_"
+const (
+	claimKind   = "k8s.gpu.nvidia.com/claim"
+	claimPrefix = "k8s.gpu.nvidia.com-claim_"
+)
 
 // Node is a node with GPUs, without a driver: its device nodes are plain files
 // under Root, its CDI specs, in CDI, have device nodes only, and its MIG
 // partitions are there as long as the node isn't booted. It is what prepare
 // needs of a node (prepare.CDI, prepare.Inventory and prepare.Partitions).
 type Node struct {
-	State
+	// Node is where its state is, for the doctor, without hardware.
+	doctor.Node
+	// Root is the node's root directory: where the paths in CDI specs are.
+	Root string
 	// Step, which may be nil, is called after each step of a change to the CDI
 	// directory or to the partitions, outside of all locks.
 	Step func(string)
@@ -51,7 +58,7 @@ func Device(n int) gpu.DeviceName { return gpu.DeviceName(fmt.Sprintf("gpu-%08x"
 // NewNode makes a node with GPUs, in directories under dir.
 func NewNode(dir string, gpus int) (*Node, error) {
 	n := &Node{
-		State:   State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root")},
+		Node: stateIn(dir, ""), Root: filepath.Join(dir, "root"),
 		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{}, instances: map[gpu.Partition]gpu.Instance{},
 	}
 	var all []gpu.GPU
@@ -74,6 +81,13 @@ func NewNode(dir string, gpus int) (*Node, error) {
 		}
 	}
 	return n, nil
+}
+
+func stateIn(dir, bootID string) doctor.Node {
+	return doctor.Node{
+		Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"),
+		Host: os.DirFS(filepath.Join(dir, "root")), BootID: bootID,
+	}
 }
 
 // DeviceNode is where the n-th GPU's device node is.
@@ -104,7 +118,7 @@ func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 
 // Write implements prepare.CDI.
 func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
-	spec := specs.Spec{Version: "0.5.0", Kind: ClaimKind}
+	spec := specs.Spec{Version: "0.5.0", Kind: claimKind}
 	ids := map[gpu.DeviceName][]string{}
 	for name, d := range devices {
 		node := path(n.indexes[d.Device.Parent()])
@@ -121,7 +135,7 @@ func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map
 			})
 		}
 		device := claimUID + "-" + string(name)
-		ids[name] = []string{ClaimKind + "=" + device}
+		ids[name] = []string{claimKind + "=" + device}
 		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: specs.ContainerEdits{DeviceNodes: nodes}})
 	}
 	data, err := json.Marshal(spec)
@@ -179,7 +193,7 @@ func (n *Node) Crash(dir string) (*Node, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return &Node{
-		State: State{Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"), Root: filepath.Join(dir, "root"), BootID: n.BootID},
+		Node: stateIn(dir, n.BootID), Root: filepath.Join(dir, "root"),
 		names: n.names, indexes: n.indexes, lost: map[gpu.UUID]bool{}, instances: maps.Clone(n.instances), made: n.made,
 	}, err
 }
