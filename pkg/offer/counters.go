@@ -2,6 +2,7 @@ package offer
 
 import (
 	"fmt"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,7 +23,13 @@ type counter struct {
 type counters []counter
 
 // count makes the counters that let exactly those sets of devices be allocated
-// that can exist together.
+// that can exist together, as few as it can: the scheduler looks at each of
+// them for each device it tries.
+//
+// Two devices that share a memory slice are kept apart by counters of slices,
+// and nothing else needs to say so. Counters of engines, and of a profile's
+// instances, are there only where devices that lie side by side could together
+// want more than there is: media engines, above all, which "+me" profiles take.
 func count(r room, parts []part, whole bool) counters {
 	spans := make([]gpu.Placement, 0, len(parts)+1)
 	for _, p := range parts {
@@ -31,21 +38,179 @@ func count(r room, parts []part, whole bool) counters {
 	if whole {
 		spans = append(spans, gpu.Placement{Size: max(1, r.slices)})
 	}
+	return append(sliceCounters(r.slices, spans), scarce(r.slices, spans, possible(r, parts, len(spans)))...)
+}
+
+// sliceCounters let no two devices overlap. A slice that holds nobody apart
+// whom another slice doesn't hold apart too needs no counter, and neighbours
+// share one where their sum says the same as each of them.
+func sliceCounters(memorySlices int, spans []gpu.Placement) counters {
+	at := telling(memorySlices, spans)
+	// best[n] is how at[:n] is divided into the fewest groups: groups, and where
+	// the last one starts.
+	type division struct{ groups, last int }
+	best := make([]division, len(at)+1)
+	for n := 1; n <= len(at); n++ {
+		best[n] = division{best[n-1].groups + 1, n - 1}
+		for first := n - 2; first >= 0; first-- {
+			if best[first].groups+1 <= best[n].groups && apart(spans, at[first:n]) {
+				best[n] = division{best[first].groups + 1, first}
+			}
+		}
+	}
 	var out counters
-	for at := range r.slices {
-		c := counter{name: fmt.Sprintf("memory-slice-%d", at), limit: 1, takes: make([]int, len(spans))}
+	for n := len(at); n > 0; n = best[n].last {
+		out = append(out, sliceCounter(spans, at[best[n].last:n]))
+	}
+	slices.Reverse(out)
+	return out
+}
+
+// telling are the memory slices that keep devices apart whom no other of them
+// does.
+func telling(memorySlices int, spans []gpu.Placement) []int {
+	within := func(a, b int) bool {
+		return !slices.ContainsFunc(spans, func(s gpu.Placement) bool { return covers(s, a) && !covers(s, b) })
+	}
+	var out []int
+	for at := range memorySlices {
 		n := 0
-		for i, span := range spans {
-			if span.Overlaps(gpu.Placement{Start: at, Size: 1}) {
-				c.takes[i] = 1
+		for _, s := range spans {
+			if covers(s, at) {
 				n++
 			}
 		}
-		if n > 1 {
+		said := n < 2 || slices.ContainsFunc(out, func(o int) bool { return within(at, o) })
+		if said {
+			continue
+		}
+		out = append(slices.DeleteFunc(out, func(o int) bool { return within(o, at) }), at)
+	}
+	return out
+}
+
+func covers(s gpu.Placement, at int) bool { return s.Start <= at && at < s.Start+s.Size }
+
+// apart says whether one counter for all these slices keeps apart all devices
+// that share one of them. (It never keeps others apart: devices that don't
+// overlap take no more slices than there are.)
+func apart(spans []gpu.Placement, at []int) bool {
+	c := sliceCounter(spans, at)
+	for i, a := range spans {
+		for j, b := range spans[:i] {
+			share := slices.ContainsFunc(at, func(s int) bool { return covers(a, s) && covers(b, s) })
+			if share && c.takes[i]+c.takes[j] <= c.limit {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func sliceCounter(spans []gpu.Placement, at []int) counter {
+	c := counter{name: fmt.Sprintf("memory-slice-%d", at[0]), limit: len(at), takes: make([]int, len(spans))}
+	if len(at) > 1 {
+		c.name = fmt.Sprintf("memory-slices-%d-%d", at[0], at[len(at)-1])
+	}
+	for i, s := range spans {
+		for _, a := range at {
+			if covers(s, a) {
+				c.takes[i]++
+			}
+		}
+	}
+	return c
+}
+
+// possible are the counters there could be besides those of slices. What exists
+// takes nothing of them: room has counted it.
+func possible(r room, parts []part, devices int) counters {
+	var out counters
+	for k, u := range units(gpu.Engines{}) {
+		c := counter{name: u.counter, limit: max(0, r.engines[k]), takes: make([]int, devices)}
+		for i, p := range parts {
+			if !p.exists {
+				c.takes[i] = units(p.profile.Engines)[k].count
+			}
+		}
+		out = append(out, c)
+	}
+	for _, p := range parts {
+		c := counter{name: "instances-" + p.slug(), limit: max(0, r.instances[p.Profile]), takes: make([]int, devices)}
+		if slices.ContainsFunc(out, func(o counter) bool { return o.name == c.name }) {
+			continue
+		}
+		for i, q := range parts {
+			if !q.exists && q.Profile == p.Profile {
+				c.takes[i] = 1
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// scarce are those of the counters that are needed: devices that don't overlap,
+// and keep to the other counters, could together take more than there is.
+func scarce(memorySlices int, spans []gpu.Placement, all counters) counters {
+	var out counters
+	for _, c := range all {
+		if most(memorySlices, spans, c, out) > c.limit {
 			out = append(out, c)
 		}
 	}
+	// What came later may say what an earlier one says.
+	for i := len(out) - 1; i >= 0; i-- {
+		others := slices.Delete(slices.Clone(out), i, i+1)
+		if most(memorySlices, spans, out[i], others) <= out[i].limit {
+			out = others
+		}
+	}
 	return out
+}
+
+// most is what devices that don't overlap can take of c at most, if they keep
+// to the other counters.
+func most(memorySlices int, spans []gpu.Placement, c counter, others counters) int {
+	// best[at] is what devices in [0, at) can take, by what they take of the
+	// others.
+	best := make([]map[string]int, memorySlices+1)
+	for i := range best {
+		best[i] = make(map[string]int)
+	}
+	reach := func(at int, key string, n int) { best[at][key] = max(best[at][key], n) }
+	reach(0, string(make([]rune, len(others))), 0)
+	for at := range memorySlices {
+		for key, n := range best[at] {
+			reach(at+1, key, n)
+			for i, s := range spans {
+				if s.Start != at || s.Size < 1 {
+					continue
+				}
+				if next, ok := others.add(key, i); ok {
+					reach(at+s.Size, next, n+c.takes[i])
+				}
+			}
+		}
+	}
+	n := 0
+	for _, m := range best[memorySlices] {
+		n = max(n, m)
+	}
+	return n
+}
+
+// add takes what a device takes to what has been taken of each counter, one
+// rune each, and says whether there is so much.
+func (c counters) add(taken string, device int) (string, bool) {
+	sum := []rune(taken)
+	for i, k := range c {
+		sum[i] += rune(k.takes[device])
+		if int(sum[i]) > k.limit {
+			return "", false
+		}
+	}
+	return string(sum), true
 }
 
 // set is what the counters start with; nil if there are none.

@@ -29,7 +29,7 @@ func TestGolden(t *testing.T) {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".in.yaml")
 		t.Run(name, func(t *testing.T) {
-			devices := build(t, file)
+			devices := buildFile(t, file)
 			got, err := yaml.Marshal(devices)
 			if err != nil {
 				t.Fatal(err)
@@ -54,7 +54,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func build(t *testing.T, file string) []resourceapi.Device {
+func buildFile(t *testing.T, file string) []resourceapi.Device {
 	t.Helper()
 	raw, err := os.ReadFile(file)
 	if err != nil {

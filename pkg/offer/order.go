@@ -18,23 +18,12 @@ const (
 )
 
 // inOrder sorts partitions by profile, and those of one profile so that the
-// largest holes are kept. An instance that exists goes first among its like: to
-// use it costs no room.
+// largest holes are kept. Of profiles of one size the plentiful goes first. An
+// instance that exists goes first among its like: to use it costs no room.
 func inOrder(m gpu.MIG, parts []part) []part {
-	rank := make(map[gpu.Partition]int, len(parts))
-	for _, p := range m.Profiles {
-		for i, at := range p.Placements {
-			rank[gpu.Partition{GPU: "", Profile: p.Name, Placement: at}] = i
-		}
-	}
+	rank := ranks(parts)
 	nvml := func(p part) int {
 		return slices.IndexFunc(m.Profiles, func(q gpu.Profile) bool { return q.Name == p.Profile })
-	}
-	place := func(p part) int {
-		if p.exists {
-			return -1
-		}
-		return rank[gpu.Partition{Profile: p.Profile, Placement: p.Placement}]
 	}
 	return slices.SortedFunc(slices.Values(parts), func(a, b part) int {
 		size := cmp.Compare(a.Placement.Size, b.Placement.Size)
@@ -42,6 +31,112 @@ func inOrder(m gpu.MIG, parts []part) []part {
 			size = -size
 		}
 		return cmp.Or(size, cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances), cmp.Compare(nvml(a), nvml(b)),
-			cmp.Compare(place(a), place(b)), cmp.Compare(a.Placement.Start, b.Placement.Start))
+			existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]))
 	})
+}
+
+func existing(a, b part) int {
+	switch {
+	case a.exists == b.exists:
+		return 0
+	case a.exists:
+		return -1
+	}
+	return 1
+}
+
+// ranks says in which order partitions of a profile should be given away: the
+// order in which, summed over its steps, the most of the largest partitions
+// stay possible, then of the next smaller ones, and so on.
+//
+// On a GPU of eight memory slices, 1g goes to 6, 4, 5 and then 0 to 3: the
+// second half has room for three of them and a 3g, the first for four and a 4g
+// too. Without 4g on offer the first half goes first, because four find room in
+// it before the other 3g is lost.
+func ranks(parts []part) map[gpu.Partition]int {
+	out := make(map[gpu.Partition]int, len(parts))
+	for _, like := range byProfile(parts) {
+		for n, p := range bestOrder(parts, like) {
+			out[p.Partition] = n
+		}
+	}
+	return out
+}
+
+func byProfile(parts []part) map[string][]part {
+	out := make(map[string][]part)
+	for _, p := range parts {
+		out[p.Profile] = append(out[p.Profile], p)
+	}
+	return out
+}
+
+// maxOrdered is of how many places of one profile the best order is looked for;
+// it takes time and memory for each subset of them. No product has more than 7.
+const maxOrdered = 10
+
+// bestOrder looks at every subset of like once: what stays possible beside a
+// subset doesn't depend on the order in which it was given away.
+func bestOrder(all, like []part) []part {
+	like = slices.SortedFunc(slices.Values(like), func(a, b part) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	if len(like) > maxOrdered {
+		return like
+	}
+	subsets := make([]order, 1<<len(like))
+	subsets[0].sum = left(all, nil)
+	for set := 1; set < len(subsets); set++ {
+		var given []part
+		best := -1
+		for i := range like {
+			if set&(1<<i) == 0 {
+				continue
+			}
+			given = append(given, like[i])
+			if best < 0 || subsets[set&^(1<<i)].compare(subsets[set&^(1<<best)]) >= 0 {
+				best = i
+			}
+		}
+		subsets[set] = subsets[set&^(1<<best)].then(best, left(all, given))
+	}
+	var out []part
+	for _, i := range subsets[len(subsets)-1].given {
+		out = append(out, like[i])
+	}
+	return out
+}
+
+// order is one in which a subset is given away.
+type order struct {
+	given []int
+	// sum of what is left after each step, and what is left after each step.
+	sum, steps []int
+}
+
+// compare prefers the larger sum, then having more at the start.
+func (o order) compare(p order) int {
+	return cmp.Or(slices.Compare(o.sum, p.sum), slices.Compare(o.steps, p.steps))
+}
+
+func (o order) then(next int, left []int) order {
+	sum := slices.Clone(o.sum)
+	for i := range left {
+		sum[i] += left[i]
+	}
+	return order{given: append(slices.Clip(o.given), next), sum: sum, steps: append(slices.Clip(o.steps), left...)}
+}
+
+// left counts what can be made beside what was given away, by size, the largest
+// first.
+func left(all, given []part) []int {
+	largest := 0
+	for _, p := range all {
+		largest = max(largest, p.Placement.Size)
+	}
+	n := make([]int, largest+1)
+	for _, p := range all {
+		if !slices.ContainsFunc(given, func(g part) bool { return g.Placement.Overlaps(p.Placement) }) {
+			n[largest-p.Placement.Size]++
+		}
+	}
+	return n
 }

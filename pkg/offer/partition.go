@@ -1,6 +1,8 @@
 package offer
 
 import (
+	"strings"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -50,4 +52,9 @@ func units(e gpu.Engines) []unit {
 		{"copyEngines", "copy-engines", e.CopyEngines},
 		{"multiprocessors", "multiprocessors", e.Multiprocessors},
 	}
+}
+
+// slug is the profile as the names of counters can have it.
+func (p part) slug() string {
+	return strings.NewReplacer(".", "", "+", "").Replace(p.Profile)
 }

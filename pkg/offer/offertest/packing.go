@@ -1,0 +1,160 @@
+// Package offertest plays what a scheduler does with an offer, to judge the
+// order of its devices: claims come and go at random, and each gets the first
+// device that fits. Tests and benchmarks import it.
+package offertest
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// Whole asks for a whole GPU in a Mix.
+const Whole = "whole"
+
+// Mix is what claims ask for: how often which profile, or Whole.
+type Mix map[string]int
+
+// Load is how claims come and go.
+type Load struct {
+	// Claims that come, one after the other.
+	Claims int
+	// Pressure is the memory that all claims would have at a time if none were
+	// refused, over the memory there is: 1 just fits on the average.
+	Pressure float64
+	// Seed of the chance; equal seeds give equal claims.
+	Seed uint64
+}
+
+// Play lets claims come and go, and returns how many of them were given a
+// device. One that finds none at once goes away: the share of those that were
+// given one says how well the devices before it were chosen. What claims ask
+// for, and how long they stay, doesn't depend on the offer's order.
+func Play(gpus []offer.GPU, mix Mix, l Load) (given int) {
+	s := newShop(gpus)
+	random := rand.New(rand.NewPCG(l.Seed, uint64(l.Claims))) //nolint:gosec // chance that can be repeated
+	kinds, weights := mix.kinds()
+	stay := l.Pressure * s.total / s.mean(kinds, weights)
+	var held leaving
+	for now := range l.Claims {
+		for len(held) > 0 && held[0].when <= float64(now) {
+			s.giveBack(heap.Pop(&held).(departure).device) //nolint:forcetypeassert // the heap holds nothing else
+		}
+		kind, for_ := pick(random, kinds, weights), random.ExpFloat64()*stay
+		if d, ok := s.take(kind); ok {
+			heap.Push(&held, departure{when: float64(now) + for_, device: d})
+			given++
+		}
+	}
+	return given
+}
+
+// Lexical is the same offer with each GPU's devices in the order of their
+// names.
+func Lexical(gpus []offer.GPU) []offer.GPU {
+	out := slices.Clone(gpus)
+	for i := range out {
+		out[i].Devices = slices.SortedFunc(slices.Values(out[i].Devices), func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return out
+}
+
+// Node is a node of n simulated GPUs of a model ("h100-80gb") with a driver
+// that may switch their MIG mode, which is off.
+func Node(model string, n int) (gpu.Node, error) {
+	m, err := nvmlsim.FindModel(model)
+	if err != nil {
+		return gpu.Node{}, err
+	}
+	node := gpu.Node{Name: "node", DriverVersion: "580.159.04", CUDADriverVersion: "13.0"}
+	for i := range n {
+		node.GPUs = append(node.GPUs, gpu.GPU{
+			UUID:        gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i+1)),
+			Index:       i,
+			Minor:       i,
+			Model:       gpu.Model{ProductName: m.ProductName, Brand: m.Brand, Architecture: m.Architecture, CUDAComputeCapability: m.CUDAComputeCapability},
+			MemoryBytes: int64(m.MemoryBytes()),
+			MIG:         mig(m.MIG),
+		})
+	}
+	return node, nil
+}
+
+func mig(m *nvmlsim.MIGModel) *gpu.MIG {
+	if m == nil {
+		return nil
+	}
+	out := &gpu.MIG{Switchable: true}
+	for _, p := range m.Profiles {
+		q := gpu.Profile{
+			Name: p.Name, ID: int(p.ID), MaxInstances: int(p.InstanceCount), MemoryBytes: int64(p.MemorySizeMB) << 20,
+			Engines: gpu.Engines{
+				Multiprocessors: int(p.MultiprocessorCount), CopyEngines: int(p.CopyEngineCount), Decoders: int(p.DecoderCount),
+				Encoders: int(p.EncoderCount), JPEGEngines: int(p.JPEGCount), OFAEngines: int(p.OFACount),
+			},
+		}
+		for _, start := range p.Starts {
+			q.Placements = append(q.Placements, gpu.Placement{Start: int(start), Size: int(p.Size)})
+		}
+		out.Profiles = append(out.Profiles, q)
+	}
+	return out
+}
+
+func (m Mix) kinds() ([]string, []int) {
+	var kinds []string
+	for kind := range m {
+		kinds = append(kinds, kind)
+	}
+	slices.Sort(kinds)
+	var weights []int
+	for _, kind := range kinds {
+		weights = append(weights, m[kind])
+	}
+	return kinds, weights
+}
+
+func pick(random *rand.Rand, kinds []string, weights []int) string {
+	sum := 0
+	for _, w := range weights {
+		sum += w
+	}
+	n := random.IntN(sum)
+	for i, w := range weights {
+		if n < w {
+			return kinds[i]
+		}
+		n -= w
+	}
+	return ""
+}
+
+// departure is when a claim goes, and what it gives back.
+type departure struct {
+	when   float64
+	device int
+}
+
+// leaving is a heap of departures, the next one first.
+type leaving []departure
+
+func (l leaving) Len() int           { return len(l) }
+func (l leaving) Less(i, j int) bool { return l[i].when < l[j].when }
+func (l leaving) Swap(i, j int)      { l[i], l[j] = l[j], l[i] }
+
+// Push and Pop are heap.Interface's.
+func (l *leaving) Push(x any) { *l = append(*l, x.(departure)) } //nolint:forcetypeassert // the heap holds nothing else
+// Pop takes the last.
+func (l *leaving) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = (*l)[:len(*l)-1]
+	return last
+}
