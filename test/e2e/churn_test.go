@@ -27,9 +27,10 @@ const (
 	churnNS   = "churn"
 )
 
-// churn creates and deletes eight pods with a GPU each, again and again, and
-// then looks for what stayed behind: claims in the journal, CDI specs, slices,
-// goroutines and memory of the plugin.
+// churn creates and deletes eight pods, every other one with a whole GPU, the
+// others with a MIG partition, again and again, and then looks for what stayed
+// behind: claims and partitions in the journal and in the hardware, CDI specs,
+// slices, goroutines and memory of the plugin.
 func churn(t *testing.T, s *stack.Stack) {
 	ctx := t.Context()
 	create(t, s)
@@ -43,8 +44,8 @@ func churn(t *testing.T, s *stack.Stack) {
 	}
 	after := readFootprint(ctx, t, s)
 	t.Logf("before %+v, after %d cycles %+v", before, *cycles, after)
-	if after.claims != 0 || after.specs != 0 {
-		t.Errorf("%d claims in the journal and %d CDI specs are left", after.claims, after.specs)
+	if after.records != 0 || after.specs != 0 || after.instances != 0 {
+		t.Errorf("%d records in the journal, %d CDI specs and %d MIG devices are left", after.records, after.specs, after.instances)
 	}
 	if after.slices != before.slices {
 		t.Errorf("slices changed:\n%s\nto:\n%s", before.slices, after.slices)
@@ -71,12 +72,17 @@ func create(t *testing.T, s *stack.Stack) {
 			t.Error(err)
 		}
 	})
-	template := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}
-	template.Spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{
-		Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: driver},
-	}}
-	if _, err := s.Kube().ResourceV1().ResourceClaimTemplates(churnNS).Create(ctx, template, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	for name, request := range map[string]resourcev1.ExactDeviceRequest{
+		"whole": {DeviceClassName: "gpu.nvidia.com"},
+		"partition": {DeviceClassName: "mig.nvidia.com", Selectors: []resourcev1.DeviceSelector{
+			{CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`}},
+		}},
+	} {
+		template := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		template.Spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: "gpu", Exactly: &request}}
+		if _, err := s.Kube().ResourceV1().ResourceClaimTemplates(churnNS).Create(ctx, template, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -86,12 +92,16 @@ func cycle(ctx context.Context, t *testing.T, s *stack.Stack, n int) {
 	t.Helper()
 	pods := s.Kube().CoreV1().Pods(churnNS)
 	for i := range 8 {
+		template := "whole"
+		if i%2 == 1 {
+			template = "partition"
+		}
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("churn-%d-%d", n, i)},
 			Spec: corev1.PodSpec{
 				TerminationGracePeriodSeconds: new(int64(1)),
 				NodeSelector:                  map[string]string{corev1.LabelHostname: churnNode},
-				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}},
+				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
 				Containers: []corev1.Container{{
 					Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"sh", "-c", "trap exit TERM; sleep infinity & wait"},
 					Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
@@ -129,19 +139,21 @@ func waitPods(ctx context.Context, t *testing.T, s *stack.Stack, what string, do
 
 // footprint is what the plugin of the node occupies.
 type footprint struct {
-	claims, specs    int
-	slices           string
-	goroutines, heap int
+	records, specs, instances int
+	slices                    string
+	goroutines, heap          int
 }
 
 func readFootprint(ctx context.Context, t *testing.T, s *stack.Stack) footprint {
 	t.Helper()
 	var f footprint
-	// The kubelet unprepares just after the last pod is gone.
+	// The kubelet unprepares just after the last pod is gone; MIG mode is
+	// switched off some seconds after the last partition is.
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		f.claims = lines(ctx, t, s, `find /var/lib/tessera -name "*.json"`)
+		f.records = lines(ctx, t, s, `find /var/lib/tessera -name "*.json"`)
 		f.specs = lines(ctx, t, s, `find /var/run/cdi -name "*claim_*"`)
-		return f.claims+f.specs == 0, nil
+		f.instances = lines(ctx, t, s, stack.DriverRoot+`/usr/bin/nvidia-smi -L | grep MIG || true`)
+		return f.records+f.specs+f.instances == 0, nil
 	})
 	if err != nil {
 		t.Logf("journal and CDI directory are not empty: %v", err)

@@ -20,10 +20,13 @@ import (
 //
 //	kubectl ARGS...                 in the story's namespace
 //	node NODE CMD...                inside a node's namespaces, as root
+//	smi NODE ARGS...                nvidia-smi of the node's driver, on the node
+//	nvmlsim NODE COMMAND [ARGS...]  do something to the node's simulated hardware
 //	crash NODE PROCESS              kill -9 every process of that name on the node, or on all
 //	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
 //	never DURATION REGEXP CMD...    fail if its output matches within the duration
-//	sees POD CONTAINER              exactly the GPUs its claims were allocated, nothing else
+//	sees POD CONTAINER              exactly what its claims were allocated, nothing else
+//	distinct TIMEOUT LABEL COUNT    so many pods run, each with a MIG device of its own; see distinct.go
 //	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
@@ -32,13 +35,16 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		}
 	}
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"kubectl": runner("kubectl"),
-		"node":    runner("node"),
-		"crash":   runner("crash"),
-		"until":   func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
-		"pod":     func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
-		"sees":    func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
-		"never":   func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
+		"kubectl":  runner("kubectl"),
+		"node":     runner("node"),
+		"smi":      runner("smi"),
+		"nvmlsim":  runner("nvmlsim"),
+		"crash":    runner("crash"),
+		"until":    func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
+		"pod":      func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
+		"sees":     func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"distinct": func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
+		"never":    func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
 	}
 }
 
@@ -57,6 +63,11 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		err = cmd.Run()
 	case "node":
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, args[2:]...)
+	case "smi":
+		smi := append([]string{stack.DriverRoot + "/usr/bin/nvidia-smi"}, args[2:]...)
+		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, smi...)
+	case "nvmlsim":
+		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, simulator(args[2:])...)
 	case "crash":
 		var killed string
 		killed, err = s.Crash(ctx, args[1], args[2])
@@ -65,6 +76,15 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		ts.Fatalf("%s: not a command that can run here", args[0])
 	}
 	return out.String(), errs.String(), err
+}
+
+// simulator runs the program of the node's simulator pod, on the node.
+func simulator(args []string) []string {
+	const script = `for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm 2>/dev/null)" = nvmlsim ] && exec $p/exe "$@"
+done
+echo "no simulator runs here" >&2; exit 1`
+	return append([]string{"sh", "-c", script, "sh"}, append(args, "--root", stack.DriverRoot)...)
 }
 
 func run(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {

@@ -4,11 +4,14 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -17,14 +20,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
 const driver = "gpu.nvidia.com"
 
-// sees checks that a container has exactly the GPUs that its claims were
-// allocated: by its device nodes, by what nvidia-smi lists, and by what the
-// device cgroup lets it open.
+// sees checks that a container has exactly the GPUs and MIG partitions that
+// its claims were allocated: by its device nodes, by what nvidia-smi lists, and
+// by what the device cgroup lets it open.
 //
 //	sees POD CONTAINER
 func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
@@ -32,7 +36,7 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		ts.Fatalf("usage: sees POD CONTAINER")
 	}
 	pod, container := args[0], args[1]
-	want, err := allocated(s.Kube(), ts.Getenv("NS"), pod, container)
+	have, err := allocated(s.Kube(), ts.Getenv("NS"), pod, container)
 	ts.Check(err)
 	in := func(script string) string {
 		out, err := s.Command(context.Background(), "kubectl", "-n", ts.Getenv("NS"), "exec", pod, "-c", container, "--", "sh", "-c", script).CombinedOutput()
@@ -41,49 +45,85 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		}
 		return string(out)
 	}
-	var uuids, nodes []string
-	for _, g := range want {
-		uuids = append(uuids, g.uuid)
-		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", g.minor))
-	}
-	slices.Sort(uuids)
-	slices.Sort(nodes)
-	ts.Logf("%s/%s holds %v", pod, container, nodes)
-	if diff := cmp.Diff(nodes, sortedFields(in("ls -d /dev/nvidia[0-9]* 2>/dev/null || true"))); diff != "" {
+	want := expect(have)
+	ts.Logf("%s/%s holds %v", pod, container, want.nodes)
+	if diff := cmp.Diff(want.nodes, sortedFields(in("ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null || true"))); diff != "" {
 		ts.Fatalf("device nodes (-allocated +seen):\n%s", diff)
 	}
 	for _, control := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
 		in("test -c /dev/" + control)
 	}
-	listed := regexp.MustCompile(`UUID: (GPU-[0-9a-f-]+)`).FindAllStringSubmatch(in("nvidia-smi -L"), -1)
-	var seen []string
-	for _, m := range listed {
-		seen = append(seen, m[1])
-	}
-	slices.Sort(seen)
-	if diff := cmp.Diff(uuids, seen); diff != "" {
+	if diff := cmp.Diff(want.uuids, listed(in("nvidia-smi -L"))); diff != "" {
 		ts.Fatalf("nvidia-smi -L (-allocated +seen):\n%s", diff)
 	}
 	checkCgroup(ts, in, want)
 }
 
-// checkCgroup opens device nodes of its own making: a GPU that isn't the
-// container's must be refused by the device cgroup, its own only by the
-// missing hardware.
-func checkCgroup(ts *testscript.TestScript, in func(string) string, want []allocatedGPU) {
-	open := func(minor int) string {
-		return in(fmt.Sprintf("rm -f /tmp/probe; mknod /tmp/probe c 195 %d && (cat /tmp/probe 2>&1 || true)", minor))
-	}
-	minors := map[int]bool{}
-	for _, g := range want {
-		minors[g.minor] = true
-		if out := open(g.minor); strings.Contains(out, "not permitted") {
-			ts.Fatalf("the device cgroup refuses the claimed GPU %d: %s", g.minor, out)
+// expected is what a container should see, sorted.
+type expected struct {
+	nodes, uuids []string
+	// minors of GPUs and of capabilities.
+	minors, caps map[int]bool
+}
+
+func expect(have []allocatedDevice) expected {
+	e := expected{minors: map[int]bool{}, caps: map[int]bool{}}
+	for _, d := range have {
+		e.minors[d.minor] = true
+		e.uuids = append(e.uuids, d.gpu)
+		e.nodes = append(e.nodes, fmt.Sprintf("/dev/nvidia%d", d.minor))
+		if d.mig == nil {
+			continue
+		}
+		e.uuids = append(e.uuids, d.mig.UUID)
+		gi, ci := nvmlsim.CapabilityMinors(d.minor, d.mig.GPUInstanceID, d.mig.ComputeInstanceID)
+		for _, c := range []int{gi, ci} {
+			e.caps[c] = true
+			e.nodes = append(e.nodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", c))
 		}
 	}
-	for other := range 9 {
-		if out := open(other); !minors[other] && !strings.Contains(out, "not permitted") {
-			ts.Fatalf("the device cgroup lets the container open GPU %d, which isn't its own: %q", other, out)
+	slices.Sort(e.nodes)
+	slices.Sort(e.uuids)
+	// Partitions of one GPU have its node, and its line, in common.
+	e.nodes, e.uuids = slices.Compact(e.nodes), slices.Compact(e.uuids)
+	return e
+}
+
+// listed are the UUIDs that nvidia-smi -L has printed, sorted.
+func listed(out string) []string {
+	var uuids []string
+	for _, m := range regexp.MustCompile(`UUID: ((?:GPU|MIG)-[0-9a-f-]+)`).FindAllStringSubmatch(out, -1) {
+		uuids = append(uuids, m[1])
+	}
+	slices.Sort(uuids)
+	return uuids
+}
+
+// checkCgroup opens device nodes of its own making: a GPU or a MIG capability
+// that isn't the container's must be refused by the device cgroup, its own only
+// by the missing hardware.
+func checkCgroup(ts *testscript.TestScript, in func(string) string, want expected) {
+	const gpuMajor, capsMajor = 195, 509 // as the simulator has them
+	check := func(what string, major, minor int, own bool) {
+		out := in(fmt.Sprintf("rm -f /tmp/probe; mknod /tmp/probe c %d %d && (cat /tmp/probe 2>&1 || true)", major, minor))
+		if refused := strings.Contains(out, "not permitted"); refused == own {
+			ts.Fatalf("%s %d, the container's own: %v; opening it: %q", what, minor, own, out)
+		}
+	}
+	for minor := range 9 {
+		check("GPU", gpuMajor, minor, want.minors[minor])
+	}
+	others := 0
+	for c := 1; others < 3; c++ { // MIG's configuration and monitoring first
+		if !want.caps[c] {
+			check("capability", capsMajor, c, false)
+			others++
+		}
+	}
+	for c := range want.caps {
+		check("capability", capsMajor, c, true)
+		if !want.caps[c+2] { // a neighbour's
+			check("capability", capsMajor, c+2, false)
 		}
 	}
 }
@@ -94,13 +134,27 @@ func sortedFields(s string) []string {
 	return f
 }
 
-type allocatedGPU struct {
-	uuid  string
-	minor int
+// allocatedDevice is a whole GPU, or a MIG partition of one.
+type allocatedDevice struct {
+	gpu     string // UUID
+	minor   int
+	profile string // of a partition
+	mig     *migStatus
 }
 
-// allocated reads from the API what the container's claims were given.
-func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]allocatedGPU, error) {
+// migStatus is what status.devices of a claim tells of a partition.
+type migStatus struct {
+	UUID              string `json:"uuid"`
+	ParentUUID        string `json:"parentUUID"`
+	Profile           string `json:"profile"`
+	GPUInstanceID     uint32 `json:"gpuInstanceID"`
+	ComputeInstanceID uint32 `json:"computeInstanceID"`
+}
+
+// allocated reads from the API what the container's claims were given. It waits
+// some seconds until the claims' status tells of partitions which MIG devices
+// they are.
+func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]allocatedDevice, error) {
 	ctx := context.Background()
 	p, err := kube.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
 	if err != nil {
@@ -110,11 +164,22 @@ func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]a
 	if err != nil {
 		return nil, err
 	}
-	var got []allocatedGPU
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(pause) {
+		got, err := given(ctx, kube, p, container, devices)
+		if !errors.Is(err, errNoStatus) || time.Now().After(deadline) {
+			return got, err
+		}
+	}
+}
+
+var errNoStatus = errors.New("the claim's status doesn't tell which MIG device it is")
+
+func given(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, container string, devices map[string]allocatedDevice) ([]allocatedDevice, error) {
+	var got []allocatedDevice
 	for _, use := range usesOf(p, container) {
-		claim, err := kube.ResourceV1().ResourceClaims(namespace).Get(ctx, claimName(p, use.Name), metav1.GetOptions{})
+		claim, err := kube.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, claimName(p, use.Name), metav1.GetOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("get claim of pod %s: %w", pod, err)
+			return nil, fmt.Errorf("get claim of pod %s: %w", p.Name, err)
 		}
 		if claim.Status.Allocation == nil {
 			return nil, fmt.Errorf("claim %s is not allocated", claim.Name)
@@ -128,10 +193,31 @@ func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]a
 			if !ok {
 				return nil, fmt.Errorf("claim %s was given %s/%s, which no slice lists", claim.Name, r.Pool, r.Device)
 			}
+			if d.profile != "" {
+				if d.mig, err = statusOf(claim, r.Pool, r.Device); err != nil {
+					return nil, fmt.Errorf("claim %s, %s/%s, a %s: %w", claim.Name, r.Pool, r.Device, d.profile, err)
+				}
+				if d.mig.ParentUUID != d.gpu || d.mig.Profile != d.profile {
+					return nil, fmt.Errorf("claim %s was given a %s of %s, but its status tells of %+v", claim.Name, d.profile, d.gpu, *d.mig)
+				}
+			}
 			got = append(got, d)
 		}
 	}
 	return got, nil
+}
+
+func statusOf(claim *resourcev1.ResourceClaim, pool, device string) (*migStatus, error) {
+	for _, d := range claim.Status.Devices {
+		if d.Driver == driver && d.Pool == pool && d.Device == device && d.Data != nil {
+			var m migStatus
+			if err := json.Unmarshal(d.Data.Raw, &m); err != nil {
+				return nil, fmt.Errorf("%s: %w", d.Data.Raw, err)
+			}
+			return &m, nil
+		}
+	}
+	return nil, errNoStatus
 }
 
 func usesOf(p *corev1.Pod, container string) []corev1.ResourceClaim {
@@ -158,19 +244,23 @@ func claimName(p *corev1.Pod, name string) string {
 }
 
 // devicesByName reads all slices: "pool/device" to identity.
-func devicesByName(ctx context.Context, kube kubernetes.Interface) (map[string]allocatedGPU, error) {
+func devicesByName(ctx context.Context, kube kubernetes.Interface) (map[string]allocatedDevice, error) {
 	list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list slices: %w", err)
 	}
-	devices := map[string]allocatedGPU{}
+	devices := map[string]allocatedDevice{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
 			minor, err := strconv.Atoi(attribute(d, "minor"))
 			if s.Spec.Driver != driver || err != nil {
 				continue
 			}
-			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedGPU{uuid: attribute(d, "uuid"), minor: minor}
+			gpu := attribute(d, "uuid")
+			if attribute(d, "type") == "mig" {
+				gpu = attribute(d, "parentUUID")
+			}
+			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile")}
 		}
 	}
 	return devices, nil
