@@ -1,0 +1,161 @@
+package claimstatus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+const (
+	// workers write side by side.
+	workers = 4
+	// How long is waited after a failure, first and at most.
+	retryFirst = 500 * time.Millisecond
+	retryLast  = time.Minute
+)
+
+// errNotStored says that the server knows no status.devices.
+var errNotStored = errors.New("the API server doesn't store status.devices (feature DRAResourceClaimDeviceStatus)")
+
+// Writer writes the statuses of the claims of one node's pool. Its methods may
+// be called concurrently.
+type Writer struct {
+	client       kubernetes.Interface
+	claims       *draclient.Client
+	driver, pool string
+
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+	// useless: the server doesn't store what would be written.
+	useless atomic.Bool
+	// said: what the server refuses has been logged once.
+	said sync.Once
+
+	mu      sync.Mutex
+	pending map[types.UID]told
+}
+
+// told is what a claim's status is to say.
+type told struct {
+	claim   types.NamespacedName
+	devices map[gpu.DeviceName]gpu.Given
+}
+
+// New returns a Writer for the devices of a driver in a pool; Run starts it.
+func New(client kubernetes.Interface, driver, pool string) *Writer {
+	return &Writer{
+		client: client, claims: draclient.New(client), driver: driver, pool: pool,
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryFirst, retryLast)),
+		pending: map[types.UID]told{},
+	}
+}
+
+// Tell has the status of the claim tell of its partitions soon. It doesn't
+// block. Of what is told of a claim several times, the last counts.
+func (w *Writer) Tell(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
+	if w.useless.Load() {
+		return
+	}
+	w.mu.Lock()
+	w.pending[claim.UID] = told{claim: claim.NamespacedName, devices: devices}
+	w.mu.Unlock()
+	w.queue.Add(claim.UID)
+}
+
+// Run writes until ctx ends; it returns nil then.
+func (w *Writer) Run(ctx context.Context) error {
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for w.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	w.queue.ShutDown()
+	all.Wait()
+	return nil
+}
+
+// next writes one status; false at the end.
+func (w *Writer) next(ctx context.Context) bool {
+	uid, ended := w.queue.Get()
+	if ended {
+		return false
+	}
+	defer w.queue.Done(uid)
+	w.mu.Lock()
+	t, ok := w.pending[uid]
+	w.mu.Unlock()
+	if !ok {
+		return true
+	}
+	err := w.write(ctx, uid, t)
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(t.claim.Namespace, t.claim.Name), "claimUID", uid)
+	if err != nil && !final(err) {
+		logger.V(4).Info("The claim's status isn't written yet", "err", err)
+		w.queue.AddRateLimited(uid)
+		return true
+	}
+	if err != nil {
+		if errors.Is(err, errNotStored) {
+			w.useless.Store(true)
+		}
+		w.said.Do(func() { logger.V(2).Info("Statuses of claims don't tell which MIG devices they have", "err", err) })
+		logger.V(4).Info("The claim's status stays as it is", "err", err)
+	}
+	w.finished(uid, t)
+	return true
+}
+
+// finished forgets what was told, unless something else has been since: that is
+// in the queue again.
+func (w *Writer) finished(uid types.UID, t told) {
+	w.queue.Forget(uid)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if maps.Equal(w.pending[uid].devices, t.devices) {
+		delete(w.pending, uid)
+	}
+}
+
+// final says whether trying again is of no use.
+func final(err error) bool {
+	return errors.Is(err, errNotStored) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsUnsupportedMediaType(err)
+}
+
+// write makes the claim's status tell, if the claim is still the one that was
+// prepared and doesn't tell already.
+func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
+	claim, err := w.claims.ResourceClaims(t.claim.Namespace).Get(ctx, t.claim.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the claim: %w", err)
+	}
+	if claim.UID != uid {
+		return nil // another claim of the same name
+	}
+	statuses := w.statuses(claim, t.devices)
+	if len(statuses) == 0 || tells(claim, statuses) {
+		return nil
+	}
+	return w.apply(ctx, uid, t.claim, statuses)
+}
