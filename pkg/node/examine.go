@@ -35,7 +35,7 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 			klog.FromContext(ctx).V(2).Info("Closing NVML", "err", err)
 		}
 	}()
-	n.Hardware, n.Capabilities = session, capabilities(host, root)
+	n.Hardware, n.Capabilities = session, filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities")
 	return doctor.Examine(ctx, n, o)
 }
 
@@ -49,17 +49,6 @@ func openDriver(host driverroot.Host, path string) (driverroot.Root, *nvml.Sessi
 		return root, nil, fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
 	}
 	return root, session, nil
-}
-
-// capabilities is where the driver tells of the device nodes of MIG instances:
-// in the kernel's /proc, or in a driver root that brings one of its own.
-func capabilities(host driverroot.Host, root driverroot.Root) string {
-	const dir = "/proc/driver/nvidia/capabilities"
-	own := filepath.Join(root.Path, dir)
-	if _, err := fs.Stat(hostFS{host}, own[1:]); err == nil {
-		return own
-	}
-	return dir
 }
 
 // hostFS is the host's file system from its root, symbolic links included.

@@ -32,8 +32,12 @@ func Run(m *testing.M, machine string, use func(Driver)) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	d := Driver{Host: dir, Root: "/run/nvidia/driver"}
-	if d.Machine, err = install(dir, d.Root, machine); err != nil {
+	library, err := Build(dir)
+	if err != nil {
+		return fail(err)
+	}
+	d, err := Install(dir, library, machine, "node-0")
+	if err != nil {
 		return fail(err)
 	}
 	use(d)
@@ -45,23 +49,35 @@ func fail(err error) int {
 	return 1
 }
 
-func install(host, root, machine string) (nvmlsim.Description, error) {
-	spec, err := nvmlsim.ParseSpec([]byte(machine))
-	if err != nil {
-		return nvmlsim.Description{}, err
+// Build builds the simulator's library in a directory under dir.
+func Build(dir string) (string, error) {
+	library := filepath.Join(dir, "build", "libnvidia-ml.so.1")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", library, "github.com/tessera-dra/tessera/cmd/nvmlsim/lib")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the library: %w\n%s", err, out)
 	}
-	d, err := nvmlsim.Describe(spec, "node-0")
+	return library, nil
+}
+
+// Install lays a machine out on a pretended host. Machines of one name have the
+// same GPUs.
+func Install(host, library, machine, name string) (Driver, error) {
+	d := Driver{Host: host, Root: "/run/nvidia/driver"}
+	spec, err := nvmlsim.ParseSpec([]byte(machine))
 	if err != nil {
 		return d, err
 	}
-	library := filepath.Join(host, "build", "libnvidia-ml.so.1")
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", library, "github.com/tessera-dra/tessera/cmd/nvmlsim/lib")
-	if out, err := build.CombinedOutput(); err != nil {
-		return d, fmt.Errorf("build the library: %w\n%s", err, out)
+	if d.Machine, err = nvmlsim.Describe(spec, name); err != nil {
+		return d, err
 	}
 	smi, err := os.Executable() // nobody runs it here
 	if err != nil {
 		return d, err
 	}
-	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, root), Machine: d, Library: library, SMI: smi})
+	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, d.Root), Machine: d.Machine, Library: library, SMI: smi})
+}
+
+// Hardware opens the machine, to do to it what happens to hardware.
+func (d Driver) Hardware() (*nvmlsim.Machine, error) {
+	return nvmlsim.Open(filepath.Join(d.Host, d.Root, nvmlsim.StateFile))
 }

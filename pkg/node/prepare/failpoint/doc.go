@@ -3,13 +3,16 @@
 // binary that was built with the tag failpoints, whose environment names the
 // step in TESSERA_FAILPOINT.
 //
-// What wires the plugin passes Step to journal.Open, partition.New and prepare.New; the
-// names of the steps are where those call it: journal.put.created, .written,
-// .synced, .renamed, .durable; journal.delete.unlinked, .durable;
-// prepare.locked, .recorded, .made (once a device), .written;
-// unprepare.removed, .released (once a partition), .forgotten; recover.written,
-// .removed; and what partition.New and the journal's records of GPUs add.
+// What wires the plugin passes Step to all that has steps: the journal, the
+// partition manager, and prepare. The names of the steps are where those call
+// it. A step is where an effect has just happened that a crash could leave
+// alone, and has one name in the whole plugin.
 package failpoint
 
-// Variable is the environment variable that names the step.
-const Variable = "TESSERA_FAILPOINT"
+const (
+	// Variable is the environment variable that names the step, "name" or, for
+	// the n-th time it is come to, "name#n".
+	Variable = "TESSERA_FAILPOINT"
+	// RecordVariable names a file that gets a line with each step come to.
+	RecordVariable = "TESSERA_FAILPOINT_RECORD"
+)
