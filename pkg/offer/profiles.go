@@ -1,10 +1,30 @@
 package offer
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// defaultProfiles are what a plan without profiles offers: all the GPU has.
-func defaultProfiles(m gpu.MIG) []gpu.Profile {
-	return m.Profiles
+// byDefault says whether a profile is offered where a plan lists none. The
+// scheduler's time goes with the number of devices and counters, so these are
+// the plain profiles that make a part of the GPU: without those that differ
+// only in media engines or graphics, and without the one that is the whole GPU
+// again, where the whole GPU is offered.
+func byDefault(m gpu.MIG, p gpu.Profile, whole bool) bool {
+	return plain(p) && !(whole && takesAll(m, p))
+}
+
+// plain says whether a profile is no variant: "1g.24gb", not "1g.24gb+gfx".
+func plain(p gpu.Profile) bool { return !strings.ContainsAny(p.Name, "+-") }
+
+// takesAll says whether an instance of the profile leaves no room for another.
+func takesAll(m gpu.MIG, p gpu.Profile) bool {
+	return !slices.ContainsFunc(p.Placements, func(at gpu.Placement) bool { return at.Size < newRoom(m).slices })
+}
+
+// defaultProfiles are those of a plan that lists none, in NVML's order.
+func (s *shelf) defaultProfiles() []gpu.Profile {
+	return slices.DeleteFunc(slices.Clone(s.mig.Profiles), func(p gpu.Profile) bool { return !byDefault(s.mig, p, s.whole) })
 }

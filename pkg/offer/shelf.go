@@ -157,7 +157,7 @@ func (s *shelf) profileNames() string {
 // order.
 func (s *shelf) wanted(names []string) []gpu.Profile {
 	if len(names) == 0 {
-		return defaultProfiles(s.mig)
+		return s.defaultProfiles()
 	}
 	for _, name := range names {
 		if _, ok := s.profile(name); !ok && !slices.Contains(s.missing, name) {

@@ -1,0 +1,238 @@
+package offer_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// offered is one GPU's offer in short: "whole" and "1g10gb-4".
+type offered struct {
+	Devices, Leftover, Counters string
+	Problem                     string // what one of the problems must say; "": there is none
+}
+
+// TestPlans goes through what a GPU is offered as: by its plan, the state of
+// its MIG mode, what others made of it, and what claims still have of it.
+func TestPlans(t *testing.T) {
+	const (
+		small   = "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6"
+		counted = "memory-slices-0-6=7"
+		halves  = "memory-slices-0-3=4 memory-slices-4-6=3"
+	)
+	for name, tc := range map[string]struct {
+		gpu       func(*gpu.GPU) // from an H100 that nobody has touched
+		plan      *v1alpha1.PartitionedPlan
+		allocated []string
+		bare      bool // a server without counters
+		want      offered
+	}{
+		"exclusive":                          {want: offered{Devices: "whole"}},
+		"exclusive, no counters":             {bare: true, want: offered{Devices: "whole"}},
+		"exclusive, others switched MIG on":  {gpu: on, want: offered{Problem: "exclusive by its plan"}},
+		"exclusive, others made an instance": {gpu: other("3g.40gb", 4), want: offered{Devices: "3g40gb-4", Problem: "exclusive by its plan"}},
+		"exclusive, MIG goes on at a reset":  {gpu: pending(false, true), want: offered{Devices: "whole"}},
+		"one profile":                        {plan: only("1g.10gb"), want: offered{Devices: small + " whole", Counters: counted}},
+		"two profiles":                       {plan: only("3g.40gb", "1g.10gb"), want: offered{Devices: small + " 3g40gb-4 3g40gb-0 whole", Counters: halves}},
+		"the whole GPU as a partition":       {plan: only("7g.80gb"), want: offered{Devices: "7g80gb-0 whole", Counters: "memory-slice-0=1"}},
+		"a profile it hasn't beside one it has": {plan: only("1g.10gb", "1g.18gb"),
+			want: offered{Devices: small + " whole", Counters: counted}},
+		"no profile it has": {plan: only("1g.18gb"), want: offered{Devices: "whole", Problem: "none of the profiles 1g.18gb"}},
+		"on demand, no counters": {plan: only("1g.10gb"), bare: true,
+			want: offered{Devices: "whole", Problem: "spec.plan.partitioned.layout"}},
+		"on demand, no counters, others switched MIG on": {gpu: on, plan: only("1g.10gb"), bare: true,
+			want: offered{Problem: "spec.plan.partitioned.layout"}},
+		"MPS in partitions": {plan: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}},
+			want: offered{Devices: "whole", Problem: "spec.plan.partitioned.mps"}},
+
+		"no MIG":                     {gpu: func(g *gpu.GPU) { g.MIG = nil }, plan: only("1g.10gb"), want: offered{Devices: "whole", Problem: "no MIG"}},
+		"mode off, not to be had":    {gpu: fixed, plan: only("1g.10gb"), want: offered{Devices: "whole", Problem: "nvidia-smi -mig 1"}},
+		"mode off, no profiles read": {gpu: func(g *gpu.GPU) { g.MIG.Profiles = nil }, plan: only("1g.10gb"), want: offered{Devices: "whole", Problem: "lists no MIG profiles"}},
+		"others switched MIG on":     {gpu: on, plan: only("1g.10gb"), want: offered{Devices: small}},
+		"MIG goes on at a reset":     {gpu: pending(false, true), plan: only("1g.10gb"), want: offered{Devices: "whole", Problem: "is off and becomes on"}},
+		"MIG goes off at a reset":    {gpu: both(other("3g.40gb", 4), pending(true, false)), plan: only("1g.10gb"), want: offered{Devices: "3g40gb-4", Problem: "is on and becomes off"}},
+		"others made an instance":    {gpu: other("3g.40gb", 4), plan: only("1g.10gb"), want: offered{Devices: "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 3g40gb-4"}},
+		"others' instance is used first": {gpu: other("1g.10gb", 2), plan: only("1g.10gb", "3g.40gb"),
+			want: offered{Devices: "1g10gb-2 1g10gb-0 1g10gb-1 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6 3g40gb-4", Counters: "memory-slices-4-6=3"}},
+		"others have the media engines": {gpu: other("1g.10gb+me", 2), plan: only("1g.10gb+me", "3g.40gb"), want: offered{Devices: "1g10gbme-2 3g40gb-4"}},
+		"others' instance under our mode": {gpu: both(other("3g.40gb", 4), pending(false, false)), plan: only("3g.40gb"),
+			want: offered{Devices: "3g40gb-4 3g40gb-0"}},
+		"others' instance is divided": {gpu: both(other("3g.40gb", 4), divided), plan: only("3g.40gb"), want: offered{Devices: "3g40gb-0", Problem: "no compute instance or several"}},
+		"others' instance is unknown": {gpu: both(other("3g.40gb", 4), func(g *gpu.GPU) { g.MIG.Instances[0].Profile = "x" }), plan: only("3g.40gb"),
+			want: offered{Devices: "3g40gb-0", Problem: `no profile "x"`}},
+
+		"layout":                          {plan: fix("3g.40gb", "1g.10gb", "1g.10gb", "2g.20gb"), want: offered{Devices: "1g10gb-2 1g10gb-3 2g20gb-0 3g40gb-4"}},
+		"layout, no counters":             {plan: fix("3g.40gb", "3g.40gb"), bare: true, want: offered{Devices: "3g40gb-0 3g40gb-4"}},
+		"layout that needs a search":      {plan: fix("2g.20gb", "2g.20gb", "3g.40gb"), want: offered{Devices: "2g20gb-0 2g20gb-2 3g40gb-4"}},
+		"layout too large":                {plan: fix("3g.40gb", "3g.40gb", "1g.10gb"), want: offered{Devices: "3g40gb-0 3g40gb-4", Problem: "no room for the 1g.10gb of spec.plan.partitioned.layout[2]"}},
+		"layout, too many media engines":  {plan: fix("1g.10gb+me", "1g.10gb+me"), want: offered{Devices: "1g10gbme-0", Problem: "layout[1]"}},
+		"layout with a profile it hasn't": {plan: fix("1g.18gb", "3g.40gb"), want: offered{Devices: "3g40gb-0", Problem: "no profile 1g.18gb (spec.plan.partitioned.layout[0])"}},
+		"layout of profiles it hasn't":    {plan: fix("1g.18gb"), want: offered{Devices: "whole", Problem: "no profile 1g.18gb"}},
+		"layout, others made part of it":  {gpu: other("3g.40gb", 4), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "3g40gb-4 3g40gb-0"}},
+		"layout, others are in the way":   {gpu: other("1g.10gb", 0), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "1g10gb-0 3g40gb-4", Problem: "layout[1]"}},
+
+		"claimed: in the plan":                        {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "whole"}, want: offered{Devices: small + " whole", Counters: counted}},
+		"claimed: whole, then layout":                 {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, want: offered{Devices: "3g40gb-0 3g40gb-4 whole", Leftover: "whole", Counters: "memory-slices-0-4=2"}},
+		"claimed: whole, then layout, no counters":    {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, bare: true, want: offered{Devices: "whole", Leftover: "whole"}},
+		"claimed: whole, then others switched MIG on": {gpu: on, plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: small + " whole", Leftover: "whole", Counters: counted}},
+		"claimed: partition, then exclusive":          {allocated: []string{"1g10gb-4"}, want: offered{Devices: "1g10gb-4 whole", Leftover: "1g10gb-4", Counters: "memory-slice-4=1"}},
+		"claimed: partition, then exclusive, no counters": {allocated: []string{"1g10gb-4"}, bare: true,
+			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4"}},
+		"claimed: partition, then narrower": {plan: only("3g.40gb"), allocated: []string{"1g10gb-4", "1g10gb-0"},
+			want: offered{Devices: "1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4 whole", Leftover: "1g10gb-0 1g10gb-4", Counters: "memory-slice-0=1 memory-slice-4=1"}},
+		"claimed: partition, then layout, no counters": {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"1g10gb-4"}, bare: true,
+			want: offered{Devices: "1g10gb-4 3g40gb-0", Leftover: "1g10gb-4"}},
+		"claimed: partition, then counters are gone": {plan: only("1g.10gb"), allocated: []string{"1g10gb-4"}, bare: true,
+			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4", Problem: "no shared counters"}},
+		"claimed: others' instance, then it is gone": {gpu: on, plan: only("1g.10gb"), allocated: []string{"3g40gb-4"},
+			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "memory-slices-4-6=3"}},
+		"claimed: something that is no more": {plan: only("7g.80gb"), allocated: []string{"1g18gb-0"}, want: offered{Devices: "7g80gb-0 whole", Counters: "memory-slice-0=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node(t, "h100-80gb", 1)
+			if tc.gpu != nil {
+				tc.gpu(&n.GPUs[0])
+			}
+			o := offer.Options{Counters: !tc.bare, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: tc.plan} }}
+			for _, a := range tc.allocated {
+				o.Allocated = append(o.Allocated, long(a))
+			}
+			got := offer.Build(n, o)
+			if len(got) != 1 {
+				t.Fatalf("%d GPUs", len(got))
+			}
+			checkProblem(t, got[0].Problems, tc.want.Problem)
+			tc.want.Problem = ""
+			if diff := cmp.Diff(tc.want, inShort(got[0])); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMissingProfilesAreNamed(t *testing.T) {
+	n := node(t, "h100-80gb", 1)
+	for _, plan := range []*v1alpha1.PartitionedPlan{only("1g.18gb", "1g.10gb", "9g.9gb"), fix("1g.18gb", "1g.10gb", "9g.9gb", "1g.18gb")} {
+		got := offer.Build(n, offer.Options{Counters: true, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: plan} }})[0].Missing
+		if diff := cmp.Diff([]string{"1g.18gb", "9g.9gb"}, got); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", plan, diff)
+		}
+	}
+}
+
+// A node with GPUs of several kinds, more than fit one slice of counter sets;
+// one of them is lost.
+func TestManyGPUs(t *testing.T) {
+	n := node(t, "rtx-pro-6000", 10)
+	l4 := node(t, "l4", 12)
+	for i := 10; i < 12; i++ {
+		n.GPUs = append(n.GPUs, l4.GPUs[i])
+	}
+	n.GPUs[3].Conditions = []gpu.Condition{{Type: gpu.Lost}}
+	var all []string
+	for _, p := range n.GPUs[0].MIG.Profiles {
+		all = append(all, p.Name)
+	}
+	o := partitioned(all)
+	o.Allocated = []gpu.DeviceName{"gpu-00000004", "gpu-00000005-mig-1g24gb-0"}
+	got := offer.Build(n, o)
+	if len(got) != 11 {
+		t.Fatalf("%d GPUs", len(got))
+	}
+	for _, g := range got {
+		want, counters := 31, 6
+		if g.Index >= 10 {
+			want, counters = 1, 0
+		}
+		if len(g.Devices) != want || len(g.Leftover) != 0 {
+			t.Errorf("GPU %d: %d devices, leftover %v", g.Index, len(g.Devices), g.Leftover)
+		}
+		if g.Counters == nil != (counters == 0) || g.Counters != nil && len(g.Counters.Counters) != counters {
+			t.Errorf("GPU %d: counters %s", g.Index, counterText(g))
+		}
+		for _, d := range g.Devices {
+			checkLimits(t, d)
+		}
+	}
+}
+
+// What is offered doesn't depend on the order in which facts are listed.
+func TestOrderOfFactsDoesNotMatter(t *testing.T) {
+	n := node(t, "h100-80gb", 3)
+	o := partitioned([]string{"3g.40gb", "1g.10gb"})
+	o.Allocated = []gpu.DeviceName{"gpu-00000001-mig-2g20gb-0", "gpu-00000001-mig-2g20gb-2", "gpu-00000002-mig-2g20gb-2"}
+	want := offer.Build(n, o)
+	slices.Reverse(n.GPUs)
+	slices.Reverse(o.Allocated)
+	reversed := partitioned([]string{"1g.10gb", "3g.40gb"})
+	o.Plan = reversed.Plan
+	if diff := cmp.Diff(want, offer.Build(n, o)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func checkProblem(t *testing.T, got []string, want string) {
+	t.Helper()
+	if want == "" && len(got) > 0 || want != "" && !slices.ContainsFunc(got, func(p string) bool { return strings.Contains(p, want) }) {
+		t.Errorf("problems %q, want one that says %q", got, want)
+	}
+}
+
+func only(profiles ...string) *v1alpha1.PartitionedPlan {
+	return &v1alpha1.PartitionedPlan{Profiles: profiles}
+}
+
+func fix(layout ...string) *v1alpha1.PartitionedPlan {
+	return &v1alpha1.PartitionedPlan{Layout: layout}
+}
+
+// What can have happened to a GPU.
+
+func on(g *gpu.GPU)      { g.MIG.Enabled, g.MIG.Pending = true, true }
+func fixed(g *gpu.GPU)   { g.MIG.Switchable = false }
+func divided(g *gpu.GPU) { g.MIG.Instances[0].UUID, g.MIG.Instances[0].ComputeInstanceID = "", gpu.NoComputeInstance }
+
+func pending(now, then bool) func(*gpu.GPU) {
+	return func(g *gpu.GPU) { g.MIG.Enabled, g.MIG.Pending = now, then }
+}
+
+func other(profile string, start int) func(*gpu.GPU) {
+	return func(g *gpu.GPU) { instance(g, profile, start) }
+}
+
+func both(a, b func(*gpu.GPU)) func(*gpu.GPU) {
+	return func(g *gpu.GPU) { a(g); b(g) }
+}
+
+const firstGPU = "gpu-00000001"
+
+func long(short string) gpu.DeviceName {
+	if short == "whole" {
+		return firstGPU
+	}
+	return gpu.DeviceName(fmt.Sprintf("%s-mig-%s", firstGPU, short))
+}
+
+func inShort(g offer.GPU) offered {
+	short := func(name string) string {
+		if name == string(g.Name) {
+			return "whole"
+		}
+		return strings.TrimPrefix(name, string(g.Name)+"-mig-")
+	}
+	var devices, leftover []string
+	for _, d := range g.Devices {
+		devices = append(devices, short(d.Name))
+	}
+	for _, l := range g.Leftover {
+		leftover = append(leftover, short(string(l)))
+	}
+	return offered{Devices: strings.Join(devices, " "), Leftover: strings.Join(leftover, " "), Counters: counterText(g)}
+}
