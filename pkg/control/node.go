@@ -2,11 +2,14 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,8 +21,6 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/inventory"
-	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // slicePublisher is what a node's reconciliation needs of publish.Publisher.
@@ -36,6 +37,7 @@ type nodes struct {
 	client client.Client // reads come from the cache
 	live   client.Reader
 	slices slicePublisher
+	plans  *plans
 
 	// failures holds back nodes that could not be published. The work queue's
 	// rate limiter can't: what a failed attempt did write wakes the controller.
@@ -51,9 +53,9 @@ type request struct {
 	number    int64
 }
 
-func newNodes(c client.Client, live client.Reader, p slicePublisher) *nodes {
+func newNodes(c client.Client, live client.Reader, p slicePublisher, plans *plans) *nodes {
 	return &nodes{
-		client: c, live: live, slices: p,
+		client: c, live: live, slices: p, plans: plans,
 		failures: flowcontrol.NewBackOff(firstRetryDelay, maxRetryDelay), asked: make(map[string]request),
 	}
 }
@@ -65,9 +67,15 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	want, err := wanted(inv)
-	if err != nil {
-		return reconcile.Result{}, reconcile.TerminalError(err)
+	var want []resourceapi.ResourceSlice
+	if publishable(inv) {
+		want, err = n.wanted(ctx, inv)
+	}
+	switch {
+	case errors.Is(err, errNodeUnknown):
+		return reconcile.Result{}, nil
+	case err != nil:
+		return reconcile.Result{}, err
 	}
 	if len(want) == 0 {
 		n.forget(r.Name)
@@ -88,6 +96,52 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{}, n.settle(ctx, inv, current, want)
+}
+
+// publishable says whether a node should have a pool: not without an
+// inventory, while the inventory goes away, before the kubelet has registered
+// the plugin, and where another driver serves the GPUs.
+func publishable(inv *v1alpha1.GPUInventory) bool {
+	return inv != nil && inv.DeletionTimestamp == nil && !inv.Status.RegisteredAt.IsZero() &&
+		!meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting)
+}
+
+// wanted is the pool that a node should have. On the way there it tells the
+// node, in the inventory, what the policies ask of it. It is a terminal error
+// if the inventory isn't owned by its Node: its slices would outlive the Node.
+func (n *nodes) wanted(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
+	i := slices.IndexFunc(inv.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name
+	})
+	if i < 0 {
+		return nil, reconcile.TerminalError(fmt.Errorf(
+			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin makes it anew", inv.Name, inv.Name))
+	}
+	d, err := n.plans.decide(ctx, inv)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.tell(ctx, inv, d.requests); err != nil {
+		return nil, err
+	}
+	o := inv.OwnerReferences[i]
+	node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
+	return publish.Pool(node, d.gpus, d.form), nil
+}
+
+// tell writes into the inventory what the policies ask of the node, if it
+// isn't there. The patch says nothing about the rest of the spec.
+func (n *nodes) tell(ctx context.Context, inv *v1alpha1.GPUInventory, requests []v1alpha1.GPUSpec) error {
+	if equality.Semantic.DeepEqual(inv.Spec.GPUs, requests) {
+		return nil
+	}
+	before := inv.DeepCopy()
+	inv.Spec.GPUs = requests
+	if err := n.client.Patch(ctx, inv, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write spec.gpus of GPUInventory %s: %w", inv.Name, err)
+	}
+	klog.FromContext(ctx).Info("Told the node what policies ask of it", "gpus", len(requests))
+	return nil
 }
 
 // settle makes the live slices what is wanted, now or after the plugin's
@@ -118,6 +172,9 @@ func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current 
 func (n *nodes) write(ctx context.Context, node string, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
 	if err := n.slices.Write(ctx, current, want); err != nil {
 		n.failures.Next(node, n.failures.Clock.Now())
+		if publish.Doubtful(err) {
+			err = errors.Join(err, n.plans.server.doubt(ctx))
+		}
 		return err
 	}
 	n.failures.Reset(node)
@@ -182,27 +239,10 @@ func (n *nodes) inventory(ctx context.Context, node string) (*v1alpha1.GPUInvent
 	}
 	switch {
 	case apierrors.IsNotFound(err):
+		n.plans.forget(node)
 		return nil, nil //nolint:nilnil // no inventory is an answer, not an error
 	case err != nil:
 		return nil, fmt.Errorf("read GPUInventory %s: %w", node, err)
 	}
 	return inv, nil
-}
-
-// wanted is the pool that a node should have: none without an inventory, while
-// the inventory goes away, before the kubelet has registered the plugin, and
-// where another driver serves the GPUs. It is an error if the inventory isn't
-// owned by its Node: its slices would outlive the Node.
-func wanted(inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
-	if inv == nil || inv.DeletionTimestamp != nil || inv.Status.RegisteredAt.IsZero() ||
-		meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting) {
-		return nil, nil
-	}
-	for _, o := range inv.OwnerReferences {
-		if o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name {
-			node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
-			return publish.Pool(node, offer.Build(inventory.Node(inv), offer.Options{})), nil
-		}
-	}
-	return nil, fmt.Errorf("the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin makes it anew", inv.Name, inv.Name)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -55,21 +56,49 @@ func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) 
 
 // scene is a controller, one node of two GPUs, and its plugin.
 type scene struct {
-	t     *testing.T
-	api   client.Client
-	shelf *shelf
-	nodes *nodes
-	clock *testingclock.FakeClock
+	t      *testing.T
+	api    client.Client
+	shelf  *shelf
+	claims fakeClaims
+	server *fakeServer
+	nodes  *nodes
+	clock  *testingclock.FakeClock
+}
+
+// newAPI is an API server in memory.
+func newAPI(t *testing.T, objects ...client.Object) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).Build()
+}
+
+// fakeClaims are allocations by pool.
+type fakeClaims map[string][]allocation
+
+func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
+
+// fakeServer stores counters in some form.
+type fakeServer struct {
+	form  publish.Counters
+	err   error
+	asked int
+}
+
+func (s *fakeServer) Probe(context.Context) (publish.Counters, error) {
+	s.asked++
+	return s.form, s.err
 }
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	s := &scene{t: t, shelf: &shelf{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
-	s.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.GPUInventory{}).Build()
+	s := &scene{t: t, shelf: &shelf{}, claims: make(fakeClaims), server: &fakeServer{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
+	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})
 	return s
@@ -77,7 +106,9 @@ func newScene(t *testing.T) *scene {
 
 // restart makes the controller forget.
 func (s *scene) restart() {
-	s.nodes = newNodes(s.api, s.api, s.shelf)
+	form := newServer(s.server)
+	form.clock = s.clock
+	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form))
 	s.nodes.failures.Clock = s.clock
 }
 

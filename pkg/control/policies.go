@@ -1,35 +1,33 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/inventory"
-	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
-
-// maxConflicts is how many conflicts a status has room for.
-const maxConflicts = 16
 
 // policies tells admins what became of their SharingPolicies. It looks at all
 // policies and nodes at once, since each GPU's answer depends on all policies;
 // there is one request for everything.
-type policies struct{ client client.Client }
+type policies struct {
+	client client.Client
+	plans  *plans
+}
 
 // Reconcile writes the statuses that changed.
 func (p policies) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
@@ -40,202 +38,226 @@ func (p policies) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile
 	if len(list.Items) == 0 {
 		return reconcile.Result{}, nil
 	}
+	rules, err := p.plans.book.rules(ctx)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
 	nodes, err := p.nodes(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	all := judge(rules, nodes)
 	var errs []error
-	for name, status := range judge(ctx, list.Items, nodes) {
-		i := slices.IndexFunc(list.Items, func(s v1alpha1.SharingPolicy) bool { return s.Name == name })
-		if equality.Semantic.DeepEqual(list.Items[i].Status, status) {
-			continue
-		}
-		changed := list.Items[i].DeepCopy()
-		changed.Status = status
-		if err := p.client.Status().Update(ctx, changed); err != nil {
-			errs = append(errs, fmt.Errorf("write the status of SharingPolicy %s: %w", name, err))
-			continue
-		}
-		accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted)
-		klog.FromContext(ctx).Info("Judged a SharingPolicy", "policy", name, "accepted", accepted.Status,
-			"reason", accepted.Reason, "nodes", status.Nodes, "gpus", status.GPUs)
+	for i := range list.Items {
+		errs = append(errs, p.write(ctx, &list.Items[i], all[list.Items[i].Name]))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
 }
 
-// gpuNode is a node as selectors see it.
-type gpuNode struct {
-	labels labels.Set
-	gpus   []resourceapi.Device
+// write stores a status that changed.
+func (p policies) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
+	if o == nil {
+		return nil // came while we looked; word of it is on its way here
+	}
+	status := o.status(s)
+	if equality.Semantic.DeepEqual(s.Status, status) {
+		return nil
+	}
+	s.Status = status
+	err := p.client.Status().Update(ctx, s)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // gone or changed since; word of it is on its way here
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of SharingPolicy %s: %w", s.Name, err)
+	}
+	accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted)
+	klog.FromContext(ctx).Info("Judged a SharingPolicy", "policy", s.Name, "accepted", accepted.Status, "reason", accepted.Reason,
+		"nodes", status.Nodes, "gpus", status.GPUs, "waiting", status.WaitingDevices, "problems", len(status.Problems))
+	return nil
 }
 
-func (p policies) nodes(ctx context.Context) ([]gpuNode, error) {
+// judgedNode is a node with what was decided about its GPUs.
+type judgedNode struct {
+	name string
+	gpus []gpuAccount
+}
+
+// nodes returns them sorted by name.
+func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
 	var inventories v1alpha1.GPUInventoryList
-	if err := p.client.List(ctx, &inventories); err != nil {
+	if err := p.client.List(ctx, &inventories, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list GPUInventories: %w", err)
 	}
-	objects := &metav1.PartialObjectMetadataList{}
-	objects.SetGroupVersionKind(nodeKind())
-	if err := p.client.List(ctx, objects); err != nil {
-		return nil, fmt.Errorf("list Nodes: %w", err)
-	}
-	byName := make(map[string]labels.Set, len(objects.Items))
-	for i := range objects.Items {
-		byName[objects.Items[i].Name] = objects.Items[i].Labels
-	}
-	var out []gpuNode
+	var out []judgedNode
 	for i := range inventories.Items {
-		set, ok := byName[inventories.Items[i].Name]
-		if !ok {
+		inv := &inventories.Items[i]
+		a, err := p.plans.account(ctx, inv)
+		switch {
+		case errors.Is(err, errNodeUnknown):
 			continue
+		case err != nil:
+			return nil, err
 		}
-		n := gpuNode{labels: set}
-		facts := inventory.Node(&inventories.Items[i])
-		for _, g := range facts.GPUs {
-			n.gpus = append(n.gpus, offer.Whole(facts, g))
-		}
-		out = append(out, n)
+		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus})
 	}
+	slices.SortFunc(out, func(a, b judgedNode) int { return cmp.Compare(a.name, b.name) })
 	return out, nil
 }
 
-func nodeKind() schema.GroupVersionKind { return schema.GroupVersionKind{Version: "v1", Kind: "Node"} }
+// outcome is what became of one policy.
+type outcome struct {
+	refused  error
+	nodes    []v1alpha1.ServedNode
+	gpus     int32
+	lost     map[string]int32 // to whom, how many
+	waiting  []v1alpha1.WaitingDevice
+	problems map[string]*v1alpha1.PolicyProblem // by message
+	// profiles that the plan names, and on how many of its GPUs each is missing.
+	missing map[string]int32
+}
 
-// judge computes the status of every policy.
-func judge(ctx context.Context, all []v1alpha1.SharingPolicy, nodes []gpuNode) map[string]v1alpha1.SharingPolicyStatus {
-	out := make(map[string]v1alpha1.SharingPolicyStatus, len(all))
-	var accepted []*candidate
-	for i := range all {
-		c, err := newCandidate(&all[i])
-		if err != nil {
-			out[all[i].Name] = refused(&all[i], err)
-			continue
+// judge computes what became of every policy, of nodes sorted by name.
+func judge(r *rules, nodes []judgedNode) map[string]*outcome {
+	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
+	for name, err := range r.refused {
+		out[name] = &outcome{refused: err}
+	}
+	for _, a := range r.accepted {
+		out[a.policy.Name] = &outcome{
+			lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), missing: make(map[string]int32),
 		}
-		accepted = append(accepted, c)
 	}
 	for _, n := range nodes {
-		assign(ctx, accepted, n)
-	}
-	for _, c := range accepted {
-		out[c.object.Name] = c.status()
+		for _, g := range n.gpus {
+			tally(out, n.name, g)
+		}
 	}
 	return out
 }
 
-// assign finds the policy of each GPU of a node and keeps count.
-func assign(ctx context.Context, accepted []*candidate, n gpuNode) {
-	here := make(map[string]bool)
-	for _, device := range n.gpus {
-		var selecting []policy.Policy
-		for _, c := range accepted {
-			if c.selects(ctx, n.labels, device) {
-				selecting = append(selecting, c.policy())
-			}
+// tally adds one GPU to what became of the policies that it is about. The
+// account may be of a moment ago, when there were others.
+func tally(all map[string]*outcome, node string, g gpuAccount) {
+	for name, err := range g.verdict.Failed {
+		if o := all[name]; o.takesPart() {
+			o.problem(fmt.Sprintf("spec.gpuSelector fails, and so doesn't select: %v", err), node, g)
 		}
-		winner, ok := policy.Decide(selecting)
-		if !ok {
-			continue
+	}
+	for _, name := range g.verdict.Lost {
+		if o := all[name]; o.takesPart() {
+			o.lost[g.verdict.Policy]++
 		}
-		for _, c := range accepted {
-			switch {
-			case c.object.Name == winner.Name:
-				c.gpus++
-				if !here[winner.Name] {
-					here[winner.Name] = true
-					c.nodes++
-				}
-			case slices.Contains(selecting, c.policy()):
-				c.lost[winner.Name]++
-			}
-		}
+	}
+	if o := all[g.verdict.Policy]; o.takesPart() {
+		o.serve(node, g)
 	}
 }
 
-// candidate is a policy that takes part, and what it got.
-type candidate struct {
-	object      *v1alpha1.SharingPolicy
-	nodeLabels  labels.Selector
-	gpuSelector *selector // nil: all
-	nodes, gpus int32
-	lost        map[string]int32 // to whom, how many
-	failed      error            // failure of gpuSelector on failedOn
-	failedOn    string           // the first by name of the devices it fails on
+func (o *outcome) takesPart() bool { return o != nil && o.refused == nil }
+
+// serve adds a GPU that is under the policy.
+func (o *outcome) serve(node string, g gpuAccount) {
+	o.gpus++
+	last := len(o.nodes) - 1
+	if last < 0 || o.nodes[last].Node != node {
+		o.nodes = append(o.nodes, v1alpha1.ServedNode{Node: node})
+		last++
+	}
+	if n := &o.nodes[last]; len(n.GPUs) < v1alpha1.MaxServedGPUs {
+		n.GPUs = append(n.GPUs, string(g.name))
+	}
+	for _, w := range g.waiting {
+		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
+	}
+	for _, message := range g.problems {
+		o.problem(message, node, g)
+	}
+	for _, profile := range g.missing {
+		o.missing[profile]++
+	}
 }
 
-// newCandidate returns an error for a policy that can't take part.
-func newCandidate(s *v1alpha1.SharingPolicy) (*candidate, error) {
-	if errs := s.Spec.Validate(); len(errs) > 0 {
-		return nil, errs.ToAggregate()
+func (o *outcome) problem(message, node string, g gpuAccount) {
+	p := o.problems[message]
+	if p == nil {
+		p = &v1alpha1.PolicyProblem{Message: message, Example: node + "/" + string(g.name)}
+		o.problems[message] = p
 	}
-	if err := policy.Supported(s.Spec.Plan); err != nil {
-		return nil, err
-	}
-	c := &candidate{object: s, nodeLabels: labels.Everything(), lost: make(map[string]int32)}
-	var err error
-	if s.Spec.NodeSelector != nil {
-		if c.nodeLabels, err = metav1.LabelSelectorAsSelector(s.Spec.NodeSelector); err != nil {
-			return nil, fmt.Errorf("spec.nodeSelector: %w", err)
+	p.GPUs++
+}
+
+// misspelt are the profiles that none of the policy's GPUs has.
+func (o *outcome) misspelt() []v1alpha1.PolicyProblem {
+	var out []v1alpha1.PolicyProblem
+	for _, profile := range slices.Sorted(maps.Keys(o.missing)) {
+		if o.missing[profile] == o.gpus {
+			out = append(out, v1alpha1.PolicyProblem{
+				Message: fmt.Sprintf("none of the policy's GPUs has the MIG profile %s; nvidia-smi mig -lgip lists those they have", profile),
+				GPUs:    o.gpus,
+			})
 		}
 	}
-	if s.Spec.GPUSelector != "" {
-		if c.gpuSelector, err = compile(s.Spec.GPUSelector); err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
+	return out
 }
 
-func (c *candidate) policy() policy.Policy {
-	return policy.Policy{Name: c.object.Name, Priority: c.object.Spec.Priority, Created: c.object.CreationTimestamp.Time}
-}
-
-// selects says whether the policy wants a GPU. A selector that fails on a GPU,
-// because the GPU lacks an attribute, say, doesn't select it.
-func (c *candidate) selects(ctx context.Context, node labels.Set, device resourceapi.Device) bool {
-	if !c.nodeLabels.Matches(node) {
-		return false
-	}
-	if c.gpuSelector == nil {
-		return true
-	}
-	ok, err := c.gpuSelector.matches(ctx, device)
-	if err != nil && (c.failed == nil || device.Name < c.failedOn) {
-		c.failedOn = device.Name
-		c.failed = fmt.Errorf("spec.gpuSelector fails on %s, which is therefore not selected: %w", device.Name, err)
-	}
-	return ok && err == nil
-}
-
-func (c *candidate) status() v1alpha1.SharingPolicyStatus {
-	s := v1alpha1.SharingPolicyStatus{
-		ObservedGeneration: c.object.Generation, Nodes: c.nodes, GPUs: c.gpus,
-		Conditions: slices.Clone(c.object.Status.Conditions),
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.lost)) {
-		if len(s.Conflicts) < maxConflicts {
-			s.Conflicts = append(s.Conflicts, v1alpha1.PolicyConflict{Policy: name, GPUs: c.lost[name]})
-		}
-	}
-	message := "the policy is in force"
-	if c.failed != nil {
-		message = c.failed.Error()
-	}
-	accept(&s, c.object, metav1.ConditionTrue, v1alpha1.ReasonAccepted, message)
-	return s
-}
-
-func refused(s *v1alpha1.SharingPolicy, err error) v1alpha1.SharingPolicyStatus {
+func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus {
 	status := v1alpha1.SharingPolicyStatus{ObservedGeneration: s.Generation, Conditions: slices.Clone(s.Status.Conditions)}
-	reason := v1alpha1.ReasonInvalid
-	if errors.Is(err, policy.ErrPlanNotSupported) {
-		reason = v1alpha1.ReasonPlanNotSupported
+	if o.refused != nil {
+		reason := v1alpha1.ReasonInvalid
+		if errors.Is(o.refused, policy.ErrPlanNotSupported) {
+			reason = v1alpha1.ReasonPlanNotSupported
+		}
+		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionFalse, reason, o.refused.Error())
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionApplied)
+		return status
 	}
-	accept(&status, s, metav1.ConditionFalse, reason, err.Error())
+	set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the policy is in force")
+	status.Nodes, status.GPUs, status.Served = int32(len(o.nodes)), o.gpus, first(o.nodes, v1alpha1.MaxServedNodes)
+	for _, name := range first(slices.Sorted(maps.Keys(o.lost)), v1alpha1.MaxConflicts) {
+		status.Conflicts = append(status.Conflicts, v1alpha1.PolicyConflict{Policy: name, GPUs: o.lost[name]})
+	}
+	status.WaitingDevices, status.Waiting = int32(len(o.waiting)), first(o.waiting, v1alpha1.MaxWaitingDevices)
+	problems := o.misspelt()
+	for _, message := range slices.Sorted(maps.Keys(o.problems)) {
+		problems = append(problems, *o.problems[message])
+	}
+	status.Problems = first(problems, v1alpha1.MaxProblems)
+	applied(&status, s)
 	return status
 }
 
-func accept(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, is metav1.ConditionStatus, reason, message string) {
+// applied says whether all is as planned.
+func applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
+	is, reason := metav1.ConditionFalse, v1alpha1.ReasonProblems
+	var message []string
+	for _, p := range status.Problems {
+		message = append(message, fmt.Sprintf("%s (%s)", p.Message, plural(int(p.GPUs), "GPU")))
+	}
+	if n := int(status.WaitingDevices); n > 0 {
+		reason = v1alpha1.ReasonWaiting
+		w := status.Waiting[0]
+		message = append(message, fmt.Sprintf("%s of before the plan changed stay until their claims are gone, %s of node %s with claim %s first in the list",
+			plural(n, "device"), w.Device, w.Node, w.Claim))
+	}
+	if len(message) == 0 {
+		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
+	}
+	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, "; "))
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// first cuts a list to what a status has room for.
+func first[T any](all []T, most int) []T { return all[:min(len(all), most)] }
+
+func set(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, condition string, is metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionAccepted, Status: is, Reason: reason, Message: message, ObservedGeneration: s.Generation,
+		Type: condition, Status: is, Reason: reason, Message: message, ObservedGeneration: s.Generation,
 	})
 }

@@ -3,17 +3,21 @@ package control
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
 // verdict is a status in one line.
@@ -26,60 +30,142 @@ func verdict(s v1alpha1.SharingPolicyStatus) string {
 	return out
 }
 
-func TestJudge(t *testing.T) {
-	nodes := []gpuNode{
-		{labels: labels.Set{"pool": "inference"}, gpus: []resourceapi.Device{device("NVIDIA H100"), device("NVIDIA H100"), device("NVIDIA L4")}},
-		{labels: labels.Set{"pool": "training"}, gpus: []resourceapi.Device{device("NVIDIA H100")}},
-		{labels: labels.Set{"pool": "empty"}},
+// fleet is a cluster of several nodes, and the policy reconciliation.
+type fleet struct {
+	api      client.Client
+	claims   fakeClaims
+	policies policies
+}
+
+func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fleet {
+	t.Helper()
+	f := &fleet{api: newAPI(t, objects...), claims: make(fakeClaims)}
+	f.policies = policies{client: f.api, plans: newPlans(f.api, f.claims, newServer(&fakeServer{form: form}))}
+	return f
+}
+
+// statuses judges, and reads what was written.
+func (f *fleet) statuses(t *testing.T) map[string]v1alpha1.SharingPolicyStatus {
+	t.Helper()
+	if _, err := f.policies.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+		t.Fatal(err)
 	}
+	var list v1alpha1.SharingPolicyList
+	if err := f.api.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]v1alpha1.SharingPolicyStatus)
+	for _, s := range list.Items {
+		out[s.Name] = s.Status
+	}
+	return out
+}
+
+// nodeWith is a node and its inventory.
+func nodeWith(name, pool string, gpus ...v1alpha1.GPU) []client.Object {
+	return []client.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}},
+		&v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUInventoryStatus{GPUs: gpus}},
+	}
+}
+
+// h100 is a GPU that can be cut in three ways; the n-th of its node.
+func h100(n int) v1alpha1.GPU {
+	g := plainGPU(n, "NVIDIA H100")
+	gib := func(n int64) resource.Quantity { return *resource.NewQuantity(n<<30, resource.BinarySI) }
+	at := func(size int32, starts ...int32) []v1alpha1.MIGPlacement {
+		var out []v1alpha1.MIGPlacement
+		for _, s := range starts {
+			out = append(out, v1alpha1.MIGPlacement{Start: s, Size: size})
+		}
+		return out
+	}
+	g.MIG = &v1alpha1.MIG{Switchable: true, Profiles: []v1alpha1.MIGProfile{
+		{Name: "1g.10gb", ID: 19, MaxInstances: 7, Memory: gib(10), Multiprocessors: 16, Placements: at(1, 0, 1, 2, 3, 4, 5, 6)},
+		{Name: "3g.40gb", ID: 9, MaxInstances: 2, Memory: gib(40), Multiprocessors: 60, Placements: at(4, 0, 4)},
+		{Name: "7g.80gb", ID: 0, MaxInstances: 1, Memory: gib(80), Multiprocessors: 132, Placements: at(8, 0)},
+	}}
+	return g
+}
+
+func l4(n int) v1alpha1.GPU { return plainGPU(n, "NVIDIA L4") }
+
+func plainGPU(n int, productName string) v1alpha1.GPU {
+	return v1alpha1.GPU{
+		UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", n), Index: int32(n), ProductName: productName,
+		Memory: resource.MustParse("80Gi"),
+	}
+}
+
+func sharing(name string, spec v1alpha1.SharingPolicySpec) *v1alpha1.SharingPolicy {
+	s := &v1alpha1.SharingPolicy{Spec: spec}
+	s.Name, s.CreationTimestamp, s.Generation = name, metav1.NewTime(time.Unix(1000, 0)), 1
+	return s
+}
+
+func exclusive() v1alpha1.Plan { return v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}} }
+
+func partitioned(profiles ...string) v1alpha1.Plan {
+	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles}}
+}
+
+func TestJudge(t *testing.T) {
+	nodes := slices.Concat(
+		nodeWith("a", "inference", h100(0), h100(1), l4(2)),
+		nodeWith("b", "training", h100(0)),
+		nodeWith("c", "empty"),
+		nodeWith("d", "inference")[1:], // its Node isn't known
+	)
 	inference := &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "inference"}}
-	h100 := `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`
-	exclusive := v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}
+	onlyH100 := `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`
 	for name, tc := range map[string]struct {
-		policies []v1alpha1.SharingPolicy
+		policies []*v1alpha1.SharingPolicy
 		want     map[string]string
 	}{
 		"everything": {
-			[]v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive})},
+			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()})},
 			map[string]string{"a": "Accepted nodes=2 gpus=4"},
 		},
 		"by node and GPU": {
-			[]v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive, NodeSelector: inference, GPUSelector: h100})},
+			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: partitioned(), NodeSelector: inference, GPUSelector: onlyH100})},
 			map[string]string{"a": "Accepted nodes=1 gpus=2"},
 		},
 		"priority decides, and the loser hears of it": {
-			[]v1alpha1.SharingPolicy{
-				sharing("broad", v1alpha1.SharingPolicySpec{Plan: exclusive}),
-				sharing("narrow", v1alpha1.SharingPolicySpec{Plan: exclusive, GPUSelector: h100, Priority: 10}),
+			[]*v1alpha1.SharingPolicy{
+				sharing("broad", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
+				sharing("narrow", v1alpha1.SharingPolicySpec{Plan: partitioned(), GPUSelector: onlyH100, Priority: 10}),
 			},
 			map[string]string{"broad": "Accepted nodes=1 gpus=1 lost=narrow:3", "narrow": "Accepted nodes=2 gpus=3"},
 		},
 		"a plan that can't be carried out takes no GPU": {
-			[]v1alpha1.SharingPolicy{
-				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive}),
-				sharing("mig", v1alpha1.SharingPolicySpec{Priority: 10, Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}}),
+			[]*v1alpha1.SharingPolicy{
+				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
+				sharing("mps", v1alpha1.SharingPolicySpec{Priority: 10, Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}}}}),
 			},
-			map[string]string{"a": "Accepted nodes=2 gpus=4", "mig": "PlanNotSupported nodes=0 gpus=0"},
+			map[string]string{"a": "Accepted nodes=2 gpus=4", "mps": "PlanNotSupported nodes=0 gpus=0"},
 		},
 		"a malformed policy harms no other": {
-			[]v1alpha1.SharingPolicy{
-				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive}),
-				sharing("no-cel", v1alpha1.SharingPolicySpec{Plan: exclusive, GPUSelector: "device.foo("}),
+			[]*v1alpha1.SharingPolicy{
+				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
+				sharing("no-cel", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "device.foo("}),
 				sharing("no-plan", v1alpha1.SharingPolicySpec{}),
 			},
 			map[string]string{"a": "Accepted nodes=2 gpus=4", "no-cel": "Invalid nodes=0 gpus=0", "no-plan": "Invalid nodes=0 gpus=0"},
 		},
 		"a selector that fails selects nothing": {
-			[]v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive, GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`})},
+			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`})},
 			map[string]string{"a": "Accepted nodes=0 gpus=0"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for range 4 {
-				rand.Shuffle(len(tc.policies), func(i, j int) { tc.policies[i], tc.policies[j] = tc.policies[j], tc.policies[i] })
-				rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+			for range 3 {
+				objects := slices.Clone(nodes)
+				for _, p := range tc.policies {
+					objects = append(objects, p.DeepCopy())
+				}
+				rand.Shuffle(len(objects), func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
 				got := make(map[string]string)
-				for name, status := range judge(t.Context(), tc.policies, nodes) {
+				for name, status := range newFleet(t, publish.SplitCounters, objects...).statuses(t) {
 					got[name] = verdict(status)
 				}
 				if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -92,57 +178,101 @@ func TestJudge(t *testing.T) {
 
 // What an admin reads must say what is wrong and where.
 func TestJudgeExplains(t *testing.T) {
-	exclusive := v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}
 	for name, tc := range map[string]struct {
-		spec v1alpha1.SharingPolicySpec
-		want string
+		spec      v1alpha1.SharingPolicySpec
+		form      publish.Counters
+		condition string
+		want      string
 	}{
-		"plan":           {v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}}, "the one plan it can carry out is exclusive"},
-		"selector":       {v1alpha1.SharingPolicySpec{Plan: exclusive, GPUSelector: "1 + 1"}, `spec.gpuSelector: Invalid value: "1 + 1": must evaluate to bool`},
-		"missing values": {v1alpha1.SharingPolicySpec{Plan: exclusive, GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`}, "no such key: nonsense"},
+		"plan": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}},
+			condition: v1alpha1.ConditionAccepted, want: "exclusive and partitioned only",
+		},
+		"selector": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "1 + 1"},
+			condition: v1alpha1.ConditionAccepted, want: `spec.gpuSelector: Invalid value: "1 + 1": must evaluate to bool`,
+		},
+		"missing values": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`},
+			condition: v1alpha1.ConditionApplied, want: "no such key: nonsense",
+		},
+		"a profile that nothing has": {
+			spec: v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb", "1g.11gb")}, form: publish.SplitCounters,
+			condition: v1alpha1.ConditionApplied, want: "none of the policy's GPUs has the MIG profile 1g.11gb",
+		},
+		"a server without counters": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb")},
+			condition: v1alpha1.ConditionApplied, want: "DRAPartitionableDevices",
+		},
+		"a layout that is too much": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "3g.40gb", "3g.40gb"}}}},
+			condition: v1alpha1.ConditionApplied, want: "layout",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nodes := []gpuNode{{gpus: []resourceapi.Device{device("NVIDIA L4")}}}
-			status := judge(t.Context(), []v1alpha1.SharingPolicy{sharing("a", tc.spec)}, nodes)["a"]
-			got := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted).Message
-			if !strings.Contains(got, tc.want) {
-				t.Errorf("got  %q\nwant %q in it", got, tc.want)
+			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1)), sharing("a", tc.spec))...)
+			c := meta.FindStatusCondition(f.statuses(t)["a"].Conditions, tc.condition)
+			if c == nil || !strings.Contains(c.Message, tc.want) {
+				t.Errorf("got  %+v\nwant %q in it", c, tc.want)
 			}
 		})
 	}
 }
 
-// The order in which nodes are looked at is any: the same facts must not be told
-// in other words each time, because each time would be a write.
+func TestStatusNamesWhomItServes(t *testing.T) {
+	f := newFleet(t, publish.SplitCounters, slices.Concat(
+		nodeWith("b", "", h100(0)), nodeWith("a", "", h100(1), h100(0)),
+		[]client.Object{sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb")})})...)
+	f.claims["a"] = []allocation{{"gpu-00000000-mig-3g40gb-0", "ns/planned"}, {"gpu-00000001-mig-1g10gb-2", "ns/old"}}
+	got := f.statuses(t)["p"]
+	want := v1alpha1.SharingPolicyStatus{
+		ObservedGeneration: 1, Nodes: 2, GPUs: 3,
+		Served:         []v1alpha1.ServedNode{{Node: "a", GPUs: []string{"gpu-00000000", "gpu-00000001"}}, {Node: "b", GPUs: []string{"gpu-00000000"}}},
+		WaitingDevices: 1, Waiting: []v1alpha1.WaitingDevice{{Node: "a", Device: "gpu-00000001-mig-1g10gb-2", Claim: "ns/old"}},
+		Conditions: got.Conditions,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if c := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied); c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonWaiting {
+		t.Errorf("got %+v", c)
+	}
+	delete(f.claims, "a")
+	if c := meta.FindStatusCondition(f.statuses(t)["p"].Conditions, v1alpha1.ConditionApplied); c.Status != metav1.ConditionTrue {
+		t.Errorf("the claims are gone; got %+v", c)
+	}
+}
+
+// The same facts must not be told in other words each time, because each time
+// would be a write.
 func TestJudgeSaysTheSameAgain(t *testing.T) {
-	spec := v1alpha1.SharingPolicySpec{
-		Plan:        v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}},
-		GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`,
+	var objects []client.Object
+	for i := range 40 { // more than the status has room for
+		objects = append(objects, nodeWith(fmt.Sprintf("n%02d", i), "", l4(0), l4(1))...)
 	}
-	var nodes []gpuNode
-	for _, name := range []string{"gpu-2", "gpu-1", "gpu-3"} {
-		d := device("NVIDIA L4")
-		d.Name = name
-		nodes = append(nodes, gpuNode{gpus: []resourceapi.Device{d}})
+	f := newFleet(t, publish.SplitCounters, append(objects,
+		sharing("failing", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`}),
+		sharing("serving", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	first := f.statuses(t)
+	if n := len(first["serving"].Served); n != v1alpha1.MaxServedNodes || first["serving"].Nodes != 40 {
+		t.Errorf("%d nodes are named, %d counted", n, first["serving"].Nodes)
 	}
-	for range 10 {
-		rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		status := judge(t.Context(), []v1alpha1.SharingPolicy{sharing("a", spec)}, nodes)["a"]
-		got := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted).Message
-		if !strings.Contains(got, "fails on gpu-1,") {
-			t.Fatalf("got %q, want the first device by name in it", got)
+	if p := first["failing"].Problems; len(p) != 1 || p[0].GPUs != 80 || p[0].Example != "n00/gpu-00000000" {
+		t.Errorf("got %+v, want the first GPU by name in it", p)
+	}
+	version := func() string {
+		var list v1alpha1.SharingPolicyList
+		if err := f.api.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
 		}
+		return list.Items[0].ResourceVersion + list.Items[1].ResourceVersion
 	}
-}
-
-func sharing(name string, spec v1alpha1.SharingPolicySpec) v1alpha1.SharingPolicy {
-	s := v1alpha1.SharingPolicy{Spec: spec}
-	s.Name, s.CreationTimestamp = name, metav1.NewTime(time.Unix(1000, 0))
-	return s
-}
-
-func device(productName string) resourceapi.Device {
-	return resourceapi.Device{Name: "gpu", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"productName": {StringValue: new(productName)},
-	}}
+	before := version()
+	for range 3 {
+		f.policies.plans.last = make(map[string]account) // as after a restart
+		f.statuses(t)
+	}
+	if version() != before {
+		t.Error("statuses were written again")
+	}
 }

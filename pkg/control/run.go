@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -24,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -85,17 +84,33 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	claims, err := newClaims(draclient.New(clientset))
+	if err != nil {
+		return err
+	}
 	mgr, err := newManager(c, logger)
 	if err != nil {
 		return err
 	}
-	if err := addNodes(mgr, publisher); err != nil {
-		return err
-	}
-	if err := addPolicies(mgr); err != nil {
+	if err := add(mgr, publisher, claims); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+// add makes the manager run everything.
+func add(mgr manager.Manager, p *publish.Publisher, c *claims) error {
+	s := newServer(p)
+	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
+		if err := mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s))
+	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
+		return err
+	}
+	return addPolicies(mgr, n, s)
 }
 
 func withLimits(c *rest.Config) *rest.Config {
@@ -131,7 +146,7 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		LeaseDuration:                 new(leaseDuration),
 		RenewDeadline:                 new(renewDeadline),
 		RetryPeriod:                   new(retryPeriod),
-		Metrics: server.Options{
+		Metrics: metricsserver.Options{
 			BindAddress: c.MetricsAddress,
 			ExtraHandlers: map[string]http.Handler{
 				"/healthz": healthz.CheckHandler{Checker: healthz.Ping},
@@ -145,14 +160,12 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 	return mgr, nil
 }
 
-// addNodes makes the manager run one reconciliation a node, whenever its
-// inventory or one of its slices changes.
-func addNodes(mgr manager.Manager, p *publish.Publisher) error {
-	if err := mgr.Add(informerRunner{p.Informer()}); err != nil {
-		return err
-	}
+// addNodes makes the manager run one reconciliation a node, whenever something
+// changes that the node's offer follows from: its inventory, one of its
+// slices, its labels, a policy, what claims have, or what the server stores.
+func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedIndexInformer, s *server) error {
 	ctl, err := controller.New("node", mgr, controller.Options{
-		Reconciler:              newNodes(mgr.GetClient(), mgr.GetAPIReader(), p),
+		Reconciler:              n,
 		MaxConcurrentReconciles: parallelNodes,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		EnableWarmup:            new(true), // a new leader starts with full caches
@@ -166,17 +179,28 @@ func addNodes(mgr manager.Manager, p *publish.Publisher) error {
 	if err != nil {
 		return fmt.Errorf("set up the node controller: %w", err)
 	}
-	if err := ctl.Watch(source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{})); err != nil {
-		return fmt.Errorf("watch GPUInventories: %w", err)
+	all := allNodes(mgr.GetClient())
+	for _, source := range []source.Source{
+		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
+		source.Channel(s.changes(), all),
+		informed{slices, "ResourceSlices", nodeOfSlice},
+		informed{claims, "ResourceClaims", n.concerned},
+	} {
+		if err := ctl.Watch(source); err != nil {
+			return fmt.Errorf("set up the node controller: %w", err)
+		}
 	}
-	return ctl.Watch(sliceSource{p.Informer()})
+	return nil
 }
 
 // addPolicies makes the manager judge all policies anew whenever a policy, an
-// inventory or a node's labels change.
-func addPolicies(mgr manager.Manager) error {
+// inventory, a node's labels, what waits for claims, or what the server stores
+// changes.
+func addPolicies(mgr manager.Manager, n *nodes, s *server) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   policies{mgr.GetClient()},
+		Reconciler:   policies{mgr.GetClient(), n.plans},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
@@ -186,68 +210,22 @@ func addPolicies(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("set up the policy controller: %w", err)
 	}
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(nodeKind())
-	for _, s := range []source.Source{
+	for _, source := range []source.Source{
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything(), predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
-		source.Kind[client.Object](mgr.GetCache(), node, everything(), predicate.LabelChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
+		source.Channel(s.changes(), everything()),
+		source.Channel(n.plans.waitingChanged, everything()),
 	} {
-		if err := ctl.Watch(s); err != nil {
+		if err := ctl.Watch(source); err != nil {
 			return fmt.Errorf("set up the policy controller: %w", err)
 		}
 	}
 	return nil
 }
 
-// everything maps every event to the one request that policies know.
-func everything() handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return []reconcile.Request{{}}
-	})
+func nodeMetadata() client.Object {
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(nodeKind())
+	return node
 }
-
-// sliceSource reconciles the node of every slice that comes, changes or goes.
-// The informer isn't the manager's own, because the manager's can't read
-// slices in the version that the server happens to have.
-type sliceSource struct {
-	informer toolscache.SharedIndexInformer
-}
-
-func (s sliceSource) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	enqueue := func(obj any) {
-		if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-			obj = gone.Obj
-		}
-		if slice, ok := obj.(*resourceapi.ResourceSlice); ok && slice.Spec.NodeName != nil {
-			var r reconcile.Request
-			r.Name = *slice.Spec.NodeName
-			queue.Add(r)
-		}
-	}
-	_, err := s.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    enqueue,
-		UpdateFunc: func(_, obj any) { enqueue(obj) },
-		DeleteFunc: enqueue,
-	})
-	return err
-}
-
-func (s sliceSource) WaitForSync(ctx context.Context) error {
-	if !toolscache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
-		return errors.New("the cache of ResourceSlices could not be filled")
-	}
-	return nil
-}
-
-// informerRunner runs an informer in every replica, leader or not.
-type informerRunner struct {
-	informer toolscache.SharedIndexInformer
-}
-
-func (r informerRunner) Start(ctx context.Context) error {
-	r.informer.RunWithContext(ctx)
-	return nil
-}
-
-func (informerRunner) NeedLeaderElection() bool { return false }

@@ -1,9 +1,13 @@
-// Package policy decides which SharingPolicy a GPU is under, and says which
-// plans this version can carry out.
+// Package policy decides which SharingPolicy, and so which plan, each GPU is
+// under, and says which plans this version can carry out.
 //
-// Both are pure. Who selects a GPU is found out by pkg/control, which has the
-// node's labels and evaluates the selectors; here is only what follows from
-// it. The answer doesn't depend on the order of its input.
+// It is pure: the answer for a GPU follows from the policies, its node's
+// labels, and its description as a device; it doesn't depend on the order of
+// the policies, and there always is one. How a gpuSelector is evaluated is
+// pkg/control's affair, which brings it along as a function; what a plan makes
+// of a GPU is pkg/offer's.
+//
+// Only the controller imports it.
 package policy
 
 import (
@@ -12,37 +16,108 @@ import (
 	"slices"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-// Policy is what precedence depends on.
+// Policy is a SharingPolicy that takes part: one that is well-formed, and
+// whose plan is Supported.
 type Policy struct {
 	Name     string
 	Priority int32
 	Created  time.Time
+	Plan     v1alpha1.Plan
+	// Nodes by their labels.
+	Nodes labels.Selector
+	// GPUs selects by a GPU's description as a whole device. Nil: all.
+	GPUs func(resourceapi.Device) (bool, error)
 }
 
-// Decide returns the policy that a GPU is under, of those that select it: the
-// one with the highest priority, then the oldest, then the first by name. If
-// none selects it, there is none.
-func Decide(selecting []Policy) (Policy, bool) {
-	if len(selecting) == 0 {
-		return Policy{}, false
+// Verdict is what is decided about one GPU.
+type Verdict struct {
+	// Policy that the GPU is under, by name; empty where no policy selects it.
+	Policy string
+	// Plan of that policy, or the Default.
+	Plan v1alpha1.Plan
+	// Lost are the other policies that select the GPU, by name, sorted.
+	Lost []string
+	// Failed are the policies whose GPU selector could not be evaluated, because
+	// the GPU lacks an attribute, say. They don't select the GPU.
+	Failed map[string]error
+}
+
+// Default is the plan of GPUs that no policy selects: partitioned into
+// pkg/offer's default profiles, where GPU and server can do it.
+func Default() v1alpha1.Plan {
+	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}
+}
+
+// Decide says which policy a GPU is under, of those that select its node and
+// itself: the one with the highest priority, then the oldest, then the first
+// by name.
+func Decide(all []Policy, node labels.Set, gpu resourceapi.Device) Verdict {
+	v := Verdict{Plan: Default()}
+	var selecting []Policy
+	for _, p := range all {
+		ok, err := p.selects(node, gpu)
+		if err != nil {
+			if v.Failed == nil {
+				v.Failed = make(map[string]error)
+			}
+			v.Failed[p.Name] = err
+			continue
+		}
+		if ok {
+			selecting = append(selecting, p)
+		}
 	}
-	return slices.MinFunc(selecting, func(a, b Policy) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
-	}), true
+	if len(selecting) == 0 {
+		return v
+	}
+	slices.SortFunc(selecting, precedence)
+	v.Policy, v.Plan = selecting[0].Name, selecting[0].Plan
+	for _, p := range selecting[1:] {
+		v.Lost = append(v.Lost, p.Name)
+	}
+	slices.Sort(v.Lost)
+	return v
+}
+
+func (p Policy) selects(node labels.Set, gpu resourceapi.Device) (bool, error) {
+	if !p.Nodes.Matches(node) {
+		return false, nil
+	}
+	if p.GPUs == nil {
+		return true, nil
+	}
+	return p.GPUs(gpu)
+}
+
+func precedence(a, b Policy) int {
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 }
 
 // ErrPlanNotSupported says that this version can't carry out a plan.
-var ErrPlanNotSupported = errors.New("this version offers GPUs as a whole only: " +
-	"the one plan it can carry out is exclusive; the selected GPUs are offered as if this policy did not exist")
+var ErrPlanNotSupported = errors.New("this version can't carry out the plan")
 
-// Supported returns ErrPlanNotSupported unless this version can carry out the
-// plan.
+// notSupported is an ErrPlanNotSupported that says what to do.
+type notSupported string
+
+func (e notSupported) Error() string { return string(e) }
+
+func (notSupported) Is(target error) bool { return target == ErrPlanNotSupported }
+
+// Supported returns an ErrPlanNotSupported, which says what to do, unless this
+// version can carry out the plan.
 func Supported(p v1alpha1.Plan) error {
-	if p.Exclusive == nil {
-		return ErrPlanNotSupported
+	const asIf = "the selected GPUs are offered as if this policy did not exist"
+	switch {
+	case p.Partitioned != nil && p.Partitioned.MPS != nil:
+		return notSupported("spec.plan.partitioned.mps: this version can't cut partitions into MPS shares; leave mps out; until then " + asIf)
+	case p.Partitioned != nil || p.Exclusive != nil:
+		return nil
 	}
-	return nil
+	return notSupported("spec.plan: this version can carry out exclusive and partitioned only; " + asIf)
 }

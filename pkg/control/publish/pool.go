@@ -24,38 +24,91 @@ const (
 // maxName is how long an object's name may be.
 const maxName = 253
 
-// Pool returns the slices that one node's offer makes, one a GPU, in the order
-// of the GPUs' indexes, which is also the order of their names: the allocator
-// takes the first device that fits, by slice name. The pool's generation is
-// left 0; Write sets it. An empty offer makes no slices.
-func Pool(node metav1.OwnerReference, gpus []offer.GPU) []resourceapi.ResourceSlice {
-	out := make([]resourceapi.ResourceSlice, 0, len(gpus))
+// Counters is the form in which a server stores shared counters, by which
+// devices that are cut from one GPU exclude each other.
+type Counters int
+
+const (
+	// NoCounters: it doesn't store them.
+	NoCounters Counters = iota
+	// JointCounters: in the slice of the devices that consume them, as
+	// Kubernetes 1.33 and 1.34 want it.
+	JointCounters
+	// SplitCounters: in slices of their own, as later ones want it.
+	SplitCounters
+)
+
+// String is how logs name it.
+func (c Counters) String() string { return [...]string{"none", "joint", "split"}[c] }
+
+// Pool returns the slices that one node's offer makes: one a GPU, in the order
+// of the GPUs' indexes, which is also the order of their names (the allocator
+// takes the first device that fits, by slice name), and as many for the
+// counters as the server's form wants. Counters come first, so that a device
+// is never stored before what it consumes. The pool's generation is left 0;
+// Write sets it. A GPU without devices gets no slice; an empty offer makes none.
+//
+// What is offered must suit the form: no counters where it is NoCounters.
+func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
+	var out []resourceapi.ResourceSlice
+	add := func(tail string, devices []resourceapi.Device, counters []resourceapi.CounterSet) {
+		out = append(out, slice(node, tail, devices, counters))
+	}
+	if form == SplitCounters {
+		n := 0
+		for sets := range slices.Chunk(counterSets(gpus), resourceapi.ResourceSliceMaxCounterSets) {
+			add(fmt.Sprintf("-counters-%02d", n), nil, sets)
+			n++
+		}
+	}
 	for _, g := range gpus {
-		out = append(out, resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Name:            sliceName(node.Name, g),
-				Labels:          map[string]string{ManagedByLabel: ManagedBy},
-				OwnerReferences: []metav1.OwnerReference{node},
-			},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: offer.Driver,
-				Pool: resourceapi.ResourcePool{
-					Name:               node.Name,
-					ResourceSliceCount: int64(len(gpus)),
-				},
-				NodeName: &node.Name,
-				Devices:  g.Devices,
-			},
-		})
+		if len(g.Devices) == 0 {
+			continue
+		}
+		tail := fmt.Sprintf("-%03d-%s", g.Index, g.Name)
+		if form == JointCounters && g.Counters != nil {
+			add(tail, g.Devices, []resourceapi.CounterSet{*g.Counters})
+			continue
+		}
+		add(tail, g.Devices, nil)
+	}
+	for i := range out {
+		out[i].Spec.Pool.ResourceSliceCount = int64(len(out))
 	}
 	return out
 }
 
-// sliceName is "<node>-<index>-<device>": readable, the same after every
-// restart, and in the order of the indexes. A node name that leaves no room is
-// cut and told apart by a hash of the whole.
-func sliceName(node string, g offer.GPU) string {
-	tail := fmt.Sprintf("-%03d-%s", g.Index, g.Name)
+func counterSets(gpus []offer.GPU) []resourceapi.CounterSet {
+	var out []resourceapi.CounterSet
+	for _, g := range gpus {
+		if g.Counters != nil && len(g.Devices) > 0 {
+			out = append(out, *g.Counters)
+		}
+	}
+	return out
+}
+
+func slice(node metav1.OwnerReference, tail string, devices []resourceapi.Device, counters []resourceapi.CounterSet) resourceapi.ResourceSlice {
+	return resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:            sliceName(node.Name, tail),
+			Labels:          map[string]string{ManagedByLabel: ManagedBy},
+			OwnerReferences: []metav1.OwnerReference{node},
+		},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver:         offer.Driver,
+			Pool:           resourceapi.ResourcePool{Name: node.Name},
+			NodeName:       &node.Name,
+			Devices:        devices,
+			SharedCounters: counters,
+		},
+	}
+}
+
+// sliceName is "<node>-<index>-<device>", or "<node>-counters-<n>": readable,
+// the same after every restart, and in the order of the indexes. A node name
+// that leaves no room is cut and told apart by a hash of the whole.
+func sliceName(node, tail string) string {
 	if len(node)+len(tail) > maxName {
 		hash := fmt.Sprintf("%x", sha256.Sum256([]byte(node)))[:16]
 		node = strings.TrimRight(node[:maxName-len(tail)-len(hash)-1], "-.") + "-" + hash

@@ -1,10 +1,12 @@
 package publish
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -45,7 +47,7 @@ func stored(want []resourceapi.ResourceSlice, generation int64) []*resourceapi.R
 func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 	long := strings.Repeat("very-long.", 25) + "1"
 	for _, node := range []string{"n", "node-1.example.com", long} {
-		pool := Pool(owner(node), gpus(128))
+		pool := Pool(owner(node), gpus(128), NoCounters)
 		if !slices.IsSortedFunc(pool, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) }) {
 			t.Errorf("node %s: the names are not in order", node)
 		}
@@ -57,16 +59,73 @@ func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 	}
 }
 
+// cuttable are GPUs of two devices that consume counters.
+func cuttable(n int) []offer.GPU {
+	out := gpus(n)
+	for i := range out {
+		out[i].Counters = &resourceapi.CounterSet{Name: string(out[i].Name), Counters: probeCounters()}
+		part := resourceapi.Device{Name: string(out[i].Name) + "-mig-1g10gb-0"}
+		for _, d := range []*resourceapi.Device{&out[i].Devices[0], &part} {
+			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: string(out[i].Name), Counters: probeCounters()}}
+		}
+		out[i].Devices = append(out[i].Devices, part)
+	}
+	return out
+}
+
+func TestPoolLaysCountersOutAsTheServerWants(t *testing.T) {
+	// mixed are 17 GPUs that can be cut, one that can't, and one that has nothing
+	// to offer.
+	mixed := append(append(cuttable(17), gpus(18)[17:]...), offer.GPU{Name: "gpu-empty", Index: 18})
+	for name, tc := range map[string]struct {
+		gpus []offer.GPU
+		form Counters
+		want []string // "<counter sets>+<devices>" of each slice
+	}{
+		"split":          {mixed, SplitCounters, append([]string{"8+0", "8+0", "1+0"}, append(slices.Repeat([]string{"0+2"}, 17), "0+1")...)},
+		"split, 8 GPUs":  {cuttable(8), SplitCounters, append([]string{"8+0"}, slices.Repeat([]string{"0+2"}, 8)...)},
+		"split, uncut":   {gpus(2), SplitCounters, []string{"0+1", "0+1"}},
+		"joint":          {mixed, JointCounters, append(slices.Repeat([]string{"1+2"}, 17), "0+1")},
+		"none":           {gpus(3), NoCounters, []string{"0+1", "0+1", "0+1"}},
+		"nothing at all": {mixed[18:], SplitCounters, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := Pool(owner("n"), tc.gpus, tc.form)
+			var got []string
+			names := make(map[string]bool)
+			for _, s := range pool {
+				got = append(got, fmt.Sprintf("%d+%d", len(s.Spec.SharedCounters), len(s.Spec.Devices)))
+				names[s.Name] = true
+				if s.Spec.Pool.ResourceSliceCount != int64(len(pool)) {
+					t.Errorf("%s speaks of %d slices, there are %d", s.Name, s.Spec.Pool.ResourceSliceCount, len(pool))
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if len(names) != len(pool) {
+				t.Errorf("%d names for %d slices", len(names), len(pool))
+			}
+			if !Equal(stored(pool, 3), pool) || len(pool) > 0 && !Complete(stored(pool, 3)) {
+				t.Error("as stored, the pool isn't what is wanted")
+			}
+			if len(pool) > 0 && Complete(stored(pool, 3)[1:]) {
+				t.Error("without its first slice the pool is complete")
+			}
+		})
+	}
+}
+
 func TestLongNodeNamesDoNotCollide(t *testing.T) {
 	common := strings.Repeat("x", 250)
-	a, b := Pool(owner(common+"-a"), gpus(1)), Pool(owner(common+"-b"), gpus(1))
+	a, b := Pool(owner(common+"-a"), gpus(1), NoCounters), Pool(owner(common+"-b"), gpus(1), NoCounters)
 	if a[0].Name == b[0].Name {
 		t.Errorf("two nodes have a slice %s", a[0].Name)
 	}
 }
 
 func TestComplete(t *testing.T) {
-	pool := stored(Pool(owner("n"), gpus(3)), 2)
+	pool := stored(Pool(owner("n"), gpus(3), NoCounters), 2)
 	for name, tc := range map[string]struct {
 		current []*resourceapi.ResourceSlice
 		want    bool
@@ -74,9 +133,9 @@ func TestComplete(t *testing.T) {
 		"whole":                         {pool, true},
 		"one was deleted":               {pool[1:], false},
 		"all were deleted":              {nil, false},
-		"leftovers of before":           {append(stored(Pool(owner("n"), gpus(6)), 1)[3:], pool...), true},
-		"an update that was cut short":  {append(stored(Pool(owner("n"), gpus(2)), 3)[:1], pool[1:]...), false},
-		"a deletion and then an update": {stored(Pool(owner("n"), gpus(3)), 3)[:2], false},
+		"leftovers of before":           {append(stored(Pool(owner("n"), gpus(6), NoCounters), 1)[3:], pool...), true},
+		"an update that was cut short":  {append(stored(Pool(owner("n"), gpus(2), NoCounters), 3)[:1], pool[1:]...), false},
+		"a deletion and then an update": {stored(Pool(owner("n"), gpus(3), NoCounters), 3)[:2], false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Complete(tc.current); got != tc.want {
@@ -87,7 +146,7 @@ func TestComplete(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	want := Pool(owner("n"), gpus(3))
+	want := Pool(owner("n"), gpus(3), NoCounters)
 	changed := func(change func(*resourceapi.ResourceSlice)) []*resourceapi.ResourceSlice {
 		pool := stored(want, 4)
 		change(pool[1])
@@ -100,7 +159,7 @@ func TestEqual(t *testing.T) {
 		"in any order":      {[]*resourceapi.ResourceSlice{stored(want, 4)[2], stored(want, 4)[0], stored(want, 4)[1]}, true},
 		"none":              {nil, false},
 		"one less":          {stored(want, 4)[1:], false},
-		"one more":          {stored(Pool(owner("n"), gpus(4)), 4), false},
+		"one more":          {stored(Pool(owner("n"), gpus(4), NoCounters), 4), false},
 		"mixed generations": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation = 3 }), false},
 		"another attribute": {changed(func(s *resourceapi.ResourceSlice) {
 			s.Spec.Devices[0].Attributes["index"] = resourceapi.DeviceAttribute{}

@@ -42,7 +42,7 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = p.Write(t.Context(), nil, Pool(owner("n"), gpus(2)))
+			err = p.Write(t.Context(), nil, Pool(owner("n"), gpus(2), NoCounters))
 			if dropped := (*DroppedFieldsError)(nil); errors.As(err, &dropped) != (change != nil) {
 				t.Errorf("got %v", err)
 			}

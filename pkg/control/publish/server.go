@@ -1,12 +1,14 @@
 package publish
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 )
@@ -37,4 +39,69 @@ func FindServer(d discovery.ServerResourcesInterface) (Server, error) {
 		}
 	}
 	return Server{}, ErrNoResourceAPI
+}
+
+// Probe finds out in which form the server stores counters, by dry-run
+// creates, which store nothing. Versions don't tell: gates can be off where
+// they are on by default, and on where they are off. An error means that it
+// could not be found out: the server didn't answer, or it, or an admission
+// webhook, refuses dry runs.
+func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
+	sets := []resourceapi.CounterSet{{Name: probeName, Counters: probeCounters()}}
+	devices := []resourceapi.Device{{Name: probeName, ConsumesCounters: []resourceapi.DeviceCounterConsumption{
+		{CounterSet: probeName, Counters: probeCounters()},
+	}}}
+	for _, form := range []struct {
+		is    Counters
+		specs []resourceapi.ResourceSliceSpec
+	}{
+		// Servers that want both in one slice refuse devices whose counters are
+		// elsewhere; the others refuse both in one.
+		{SplitCounters, []resourceapi.ResourceSliceSpec{{Devices: devices}, {SharedCounters: sets}}},
+		{JointCounters, []resourceapi.ResourceSliceSpec{{Devices: devices, SharedCounters: sets}}},
+	} {
+		ok, err := p.storesAll(ctx, form.specs)
+		if err != nil {
+			return NoCounters, fmt.Errorf("find out how the API server stores counters: %w", err)
+		}
+		if ok {
+			return form.is, nil
+		}
+	}
+	return NoCounters, nil
+}
+
+// probeName is the name of everything that a probe is about, the node too:
+// whatever reads the server's log or an admission policy can tell it apart.
+const probeName = "tessera-probe"
+
+func probeCounters() map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{probeName: {Value: *resource.NewQuantity(1, resource.DecimalSI)}}
+}
+
+// storesAll says whether the server would store all of these as they are.
+func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceSliceSpec) (bool, error) {
+	for i := range specs {
+		want := slice(metav1.OwnerReference{Name: probeName}, "", specs[i].Devices, specs[i].SharedCounters)
+		want.OwnerReferences = nil
+		want.Spec.Pool.ResourceSliceCount, want.Spec.Pool.Generation = int64(len(specs)), 1
+		stored, err := p.client.Create(ctx, &want, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		switch {
+		case apierrors.IsInvalid(err):
+			return false, nil
+		case err != nil:
+			return false, err
+		case !same(stored, &want):
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Doubtful says whether a failed Write may come from a server that stores
+// counters in another form than it was taken for: it dropped something, or
+// called a slice invalid.
+func Doubtful(err error) bool {
+	var dropped *DroppedFieldsError
+	return errors.As(err, &dropped) || apierrors.IsInvalid(err)
 }

@@ -2,35 +2,93 @@ package publish
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	fakediscovery "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/kubernetes/fake"
 	clientgotesting "k8s.io/client-go/testing"
 )
 
 func TestFindServer(t *testing.T) {
-	slices := []metav1.APIResource{{Name: "resourceslices"}}
+	resource := []metav1.APIResource{{Name: "resourceslices"}}
 	for name, tc := range map[string]struct {
 		serves map[string][]metav1.APIResource
 		want   string
 		err    error
 	}{
-		"newest":             {map[string][]metav1.APIResource{"v1": slices, "v1beta2": slices}, "v1", nil},
-		"1.33":               {map[string][]metav1.APIResource{"v1beta2": slices, "v1beta1": slices}, "v1beta2", nil},
-		"1.32":               {map[string][]metav1.APIResource{"v1beta1": slices}, "v1beta1", nil},
-		"version for others": {map[string][]metav1.APIResource{"v1beta2": {{Name: "devicetaintrules"}}, "v1beta1": slices}, "v1beta1", nil},
-		"1.31":               {map[string][]metav1.APIResource{"v1alpha3": slices}, "", ErrNoResourceAPI},
+		"newest":             {map[string][]metav1.APIResource{"v1": resource, "v1beta2": resource}, "v1", nil},
+		"1.33":               {map[string][]metav1.APIResource{"v1beta2": resource, "v1beta1": resource}, "v1beta2", nil},
+		"1.32":               {map[string][]metav1.APIResource{"v1beta1": resource}, "v1beta1", nil},
+		"version for others": {map[string][]metav1.APIResource{"v1beta2": {{Name: "devicetaintrules"}}, "v1beta1": resource}, "v1beta1", nil},
+		"1.31":               {map[string][]metav1.APIResource{"v1alpha3": resource}, "", ErrNoResourceAPI},
 		"without DRA":        {nil, "", ErrNoResourceAPI},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake := &fakediscovery.FakeDiscovery{Fake: &clientgotesting.Fake{}}
+			server := &fakediscovery.FakeDiscovery{Fake: &clientgotesting.Fake{}}
 			for version, resources := range tc.serves {
-				fake.Resources = append(fake.Resources, &metav1.APIResourceList{GroupVersion: "resource.k8s.io/" + version, APIResources: resources})
+				server.Resources = append(server.Resources, &metav1.APIResourceList{GroupVersion: "resource.k8s.io/" + version, APIResources: resources})
 			}
-			got, err := FindServer(fake)
+			got, err := FindServer(server)
 			if got.Version != tc.want || !errors.Is(err, tc.err) {
 				t.Errorf("got %q, %v, want %q, %v", got.Version, err, tc.want, tc.err)
+			}
+		})
+	}
+}
+
+// What servers make of a slice, as read in their sources: what validation
+// refuses, and what they drop before.
+func TestProbe(t *testing.T) {
+	invalid := apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceSlice").GroupKind(), "x", nil)
+	drop := func(s *resourceapi.ResourceSlice) error {
+		s.Spec.SharedCounters = nil
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i].ConsumesCounters = nil
+		}
+		return nil
+	}
+	for name, tc := range map[string]struct {
+		server func(*resourceapi.ResourceSlice) error
+		want   Counters
+		err    bool
+	}{
+		"1.35 and later": {func(s *resourceapi.ResourceSlice) error {
+			if s.Spec.SharedCounters != nil && s.Spec.Devices != nil {
+				return invalid
+			}
+			return nil
+		}, SplitCounters, false},
+		"1.33 and 1.34": {func(s *resourceapi.ResourceSlice) error {
+			if len(s.Spec.Devices) > 0 && len(s.Spec.SharedCounters) == 0 {
+				return invalid // a device consumes from a set that isn't in its slice
+			}
+			return nil
+		}, JointCounters, false},
+		"gate off, or 1.32": {drop, NoCounters, false},
+		"no answer":         {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, NoCounters, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := fake.NewClientset()
+			server.PrependReactor("create", "resourceslices", func(action clientgotesting.Action) (bool, runtime.Object, error) {
+				create, ok := action.(clientgotesting.CreateActionImpl)
+				if !ok || !slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll}) {
+					t.Errorf("not a dry run: %v", action)
+				}
+				s := create.Object.DeepCopyObject().(*resourceapi.ResourceSlice)
+				return true, s, tc.server(s)
+			})
+			p, err := New(fakeClient{server.ResourceV1()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := p.Probe(t.Context())
+			if got != tc.want || (err != nil) != tc.err {
+				t.Errorf("got %v, %v, want %v", got, err, tc.want)
 			}
 		})
 	}

@@ -1,0 +1,121 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// poolIndex finds the claims that have devices of a pool.
+const poolIndex = "pool"
+
+// allocation is a device that a claim has been given.
+type allocation struct {
+	device gpu.DeviceName
+	claim  string // namespace/name
+}
+
+// claimClient is k8s.io/dynamic-resource-allocation/client, which speaks the
+// version that the server has and answers in v1.
+type claimClient interface {
+	resourceclient.ResourceClaimsGetter
+	// IsWatchListSemanticsUnSupported is asked by the informer.
+	IsWatchListSemanticsUnSupported() bool
+}
+
+// claims knows which of this driver's devices have been given to claims. Of
+// all the cluster's claims it keeps that and their names.
+type claims struct {
+	informer cache.SharedIndexInformer
+}
+
+// newClaims returns claims whose informer isn't running yet.
+func newClaims(client claimClient) (*claims, error) {
+	all := client.ResourceClaims(metav1.NamespaceAll)
+	informer := cache.NewSharedIndexInformer(
+		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return all.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return all.Watch(ctx, o)
+			},
+		}, client),
+		&resourceapi.ResourceClaim{}, 0,
+		cache.Indexers{poolIndex: func(obj any) ([]string, error) {
+			var pools []string
+			for _, r := range results(obj) {
+				pools = append(pools, r.Pool)
+			}
+			return pools, nil
+		}})
+	if err := informer.SetTransform(trim); err != nil {
+		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
+	}
+	return &claims{informer: informer}, nil
+}
+
+// trim leaves of a claim what it has of this driver.
+func trim(obj any) (any, error) {
+	claim, ok := obj.(*resourceapi.ResourceClaim)
+	if !ok {
+		return obj, nil
+	}
+	small := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
+	}}
+	if ours := slices.DeleteFunc(slices.Clone(results(claim)), notHeld); len(ours) > 0 {
+		small.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: ours}}
+	}
+	return small, nil
+}
+
+// notHeld says that a result is another driver's, or leaves its device to
+// others, as admin access does.
+func notHeld(r resourceapi.DeviceRequestAllocationResult) bool {
+	return r.Driver != offer.Driver || r.AdminAccess != nil && *r.AdminAccess
+}
+
+func results(obj any) []resourceapi.DeviceRequestAllocationResult {
+	claim, ok := obj.(*resourceapi.ResourceClaim)
+	if !ok || claim.Status.Allocation == nil {
+		return nil
+	}
+	return claim.Status.Allocation.Devices.Results
+}
+
+// in lists the devices of a pool that claims have been given, sorted.
+func (c *claims) in(pool string) ([]allocation, error) {
+	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
+	if err != nil {
+		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
+	}
+	return allocations(objs, pool), nil
+}
+
+func allocations(objs []any, pool string) []allocation {
+	var out []allocation
+	for _, obj := range objs {
+		claim, ok := obj.(*resourceapi.ResourceClaim)
+		if !ok {
+			continue
+		}
+		for _, r := range results(obj) {
+			if r.Pool == pool {
+				out = append(out, allocation{device: gpu.DeviceName(r.Device), claim: claim.Namespace + "/" + claim.Name})
+			}
+		}
+	}
+	slices.SortFunc(out, allocation.compare)
+	return out
+}

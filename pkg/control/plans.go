@@ -1,0 +1,256 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/policy"
+)
+
+// errNodeUnknown says that the cache has no such Node, not yet or not any
+// more. What its labels are decides about plans, so nothing can be decided;
+// word of the Node is on its way here.
+var errNodeUnknown = errors.New("the node isn't known")
+
+// allocated is what plans need of claims.
+type allocated interface {
+	in(pool string) ([]allocation, error)
+}
+
+// plans decides what each node offers, from its inventory, its labels, the
+// policies, what claims have, and what the server stores. It is the one place
+// where these meet; node and policy reconciliation both ask here, and get the
+// same answer to the same facts.
+type plans struct {
+	client client.Reader // the cache
+	book   *rulebook
+	claims allocated
+	server *server
+
+	// waitingChanged tells when on some node there waits something else for
+	// claims than before.
+	waitingChanged chan event.GenericEvent
+
+	mu   sync.Mutex
+	last map[string]account // by node
+}
+
+func newPlans(c client.Reader, claims allocated, s *server) *plans {
+	return &plans{
+		client: c, book: &rulebook{client: c}, claims: claims, server: s,
+		waitingChanged: make(chan event.GenericEvent, 1), last: make(map[string]account),
+	}
+}
+
+// decision is what one node offers.
+type decision struct {
+	form publish.Counters
+	gpus []offer.GPU
+	// requests are what the policies ask of the node, by UUID.
+	requests []v1alpha1.GPUSpec
+	account  account
+}
+
+// account is a decision as policies' statuses need it.
+type account struct {
+	facts facts
+	gpus  []gpuAccount
+}
+
+// waiting lists the devices that are offered for the sake of claims only.
+func (a account) waiting() []allocation {
+	var out []allocation
+	for _, g := range a.gpus {
+		out = append(out, g.waiting...)
+	}
+	return out
+}
+
+// gpuAccount is what was decided about one GPU, and what of it waits or can't
+// be.
+type gpuAccount struct {
+	name     gpu.DeviceName
+	verdict  policy.Verdict
+	missing  []string // profiles that the plan names and the GPU hasn't
+	problems []string
+	waiting  []allocation
+}
+
+// facts are all that a decision follows from, in a form that compares.
+type facts struct {
+	inventory, labels, rules, claims string
+	form                             publish.Counters
+}
+
+// input is what a decision is made of.
+type input struct {
+	facts  facts
+	labels labels.Set
+	rules  *rules
+	claims []allocation
+}
+
+// decide returns what a node offers now. It is errNodeUnknown where the node
+// isn't in the cache.
+func (p *plans) decide(ctx context.Context, inv *v1alpha1.GPUInventory) (decision, error) {
+	in, err := p.input(ctx, inv)
+	if err != nil {
+		return decision{}, err
+	}
+	d := decide(ctx, inv, in)
+	p.remember(inv.Name, d.account)
+	return d, nil
+}
+
+func (p *plans) remember(node string, a account) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.last[node].waiting()
+	p.last[node] = a
+	if slices.Equal(before, a.waiting()) {
+		return
+	}
+	select {
+	case p.waitingChanged <- event.GenericEvent{}:
+	default: // one is waiting there
+	}
+}
+
+// account returns what decide would, for statuses. Where nothing changed since
+// the node was decided on, that is remembered.
+func (p *plans) account(ctx context.Context, inv *v1alpha1.GPUInventory) (account, error) {
+	in, err := p.input(ctx, inv)
+	if err != nil {
+		return account{}, err
+	}
+	p.mu.Lock()
+	last, ok := p.last[inv.Name]
+	p.mu.Unlock()
+	if ok && last.facts == in.facts {
+		return last, nil
+	}
+	d, err := p.decide(ctx, inv)
+	return d.account, err
+}
+
+// forget a node that is gone.
+func (p *plans) forget(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.last, node)
+}
+
+// waits says whether the node offered something for the sake of claims only,
+// when it was last decided on.
+func (p *plans) waits(node string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.last[node].waiting()) > 0
+}
+
+func (p *plans) input(ctx context.Context, inv *v1alpha1.GPUInventory) (input, error) {
+	var in input
+	var err error
+	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
+		return in, err
+	}
+	if in.rules, err = p.book.rules(ctx); err != nil {
+		return in, err
+	}
+	if in.claims, err = p.claims.in(inv.Name); err != nil {
+		return in, err
+	}
+	if in.facts.form, err = p.server.counters(ctx); err != nil {
+		return in, err
+	}
+	in.facts.inventory = string(inv.UID) + " " + inv.ResourceVersion
+	in.facts.labels = in.labels.String()
+	in.facts.rules = in.rules.version
+	in.facts.claims = fmt.Sprint(in.claims)
+	return in, nil
+}
+
+func (p *plans) labels(ctx context.Context, node string) (labels.Set, error) {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(nodeKind())
+	err := p.client.Get(ctx, types.NamespacedName{Name: node}, object)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, errNodeUnknown
+	case err != nil:
+		return nil, fmt.Errorf("read Node %s: %w", node, err)
+	}
+	return object.Labels, nil
+}
+
+func nodeKind() schema.GroupVersionKind { return schema.GroupVersionKind{Version: "v1", Kind: "Node"} }
+
+// decide is the pure part.
+func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision {
+	n := inventory.Node(inv)
+	policies := in.rules.policies(ctx)
+	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
+	d := decision{form: in.facts.form, account: account{facts: in.facts}}
+	d.gpus = offer.Build(n, offer.Options{
+		Counters:  d.form != publish.NoCounters,
+		Allocated: devicesOf(in.claims),
+		Plan: func(g gpu.GPU) offer.Plan {
+			v := policy.Decide(policies, in.labels, offer.Whole(n, g))
+			verdicts[g.UUID] = v
+			return offer.Plan{Partitioned: v.Plan.Partitioned}
+		},
+	})
+	for _, g := range d.gpus {
+		v := verdicts[g.UUID]
+		d.account.gpus = append(d.account.gpus, accountFor(g, v, in.claims))
+		if plan := v.Plan.Partitioned; plan != nil && plan.KeepWarm != nil && plan.KeepWarm.Duration > 0 && canMIG(n, g.UUID) {
+			d.requests = append(d.requests, v1alpha1.GPUSpec{UUID: string(g.UUID), KeepWarm: plan.KeepWarm})
+		}
+	}
+	slices.SortFunc(d.requests, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	return d
+}
+
+func accountFor(g offer.GPU, v policy.Verdict, claims []allocation) gpuAccount {
+	a := gpuAccount{name: g.Name, verdict: v, missing: g.Missing, problems: g.Problems}
+	for _, c := range claims {
+		if slices.Contains(g.Leftover, c.device) {
+			a.waiting = append(a.waiting, c)
+		}
+	}
+	return a
+}
+
+func canMIG(n gpu.Node, uuid gpu.UUID) bool {
+	return slices.ContainsFunc(n.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid && g.MIG != nil })
+}
+
+func devicesOf(claims []allocation) []gpu.DeviceName {
+	out := make([]gpu.DeviceName, len(claims))
+	for i, c := range claims {
+		out[i] = c.device
+	}
+	return out
+}
+
+func (a allocation) compare(b allocation) int {
+	return cmp.Or(strings.Compare(string(a.device), string(b.device)), strings.Compare(a.claim, b.claim))
+}

@@ -1,0 +1,143 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+const (
+	// lookAgain is how often a server that stores counters worse than it might is
+	// asked again: it may have been upgraded. The question is a dry run.
+	lookAgain = 10 * time.Minute
+	// doubtPause keeps many nodes that can't be written from asking each for
+	// itself.
+	doubtPause = 10 * time.Second
+)
+
+// prober is what a server needs of publish.Publisher.
+type prober interface {
+	Probe(ctx context.Context) (publish.Counters, error)
+}
+
+// server remembers in which form the API server stores counters.
+type server struct {
+	prober prober
+	clock  clock.WithTicker
+
+	mu        sync.Mutex
+	known     bool
+	form      publish.Counters
+	asked     time.Time
+	listeners []chan event.GenericEvent
+}
+
+func newServer(p prober) *server { return &server{prober: p, clock: clock.RealClock{}} }
+
+// changes returns a channel that tells when the form isn't any more what it
+// was. To be called before anything else.
+func (s *server) changes() <-chan event.GenericEvent {
+	c := make(chan event.GenericEvent, 1)
+	s.listeners = append(s.listeners, c)
+	return c
+}
+
+// counters returns the form; the first time it asks the server.
+func (s *server) counters(ctx context.Context) (publish.Counters, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.known {
+		if err := s.ask(ctx); err != nil {
+			return publish.NoCounters, err
+		}
+	}
+	return s.form, nil
+}
+
+// doubt asks the server anew, because a pool in the known form could not be
+// written, unless that was done just now.
+func (s *server) doubt(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clock.Since(s.asked) < doubtPause {
+		return nil
+	}
+	return s.ask(ctx)
+}
+
+// ask finds the form out, and tells the listeners if it is another one.
+func (s *server) ask(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	s.asked = s.clock.Now()
+	form, err := s.prober.Probe(ctx)
+	switch {
+	case err != nil && !refused(err):
+		return err
+	case err != nil:
+		logger.Error(err, "The API server refuses dry runs of ResourceSlices; GPUs are offered as on a server that stores no counters")
+	}
+	if s.known && s.form == form {
+		return nil
+	}
+	logger.Info("Found out how the API server stores counters", "counters", form.String())
+	if s.known {
+		for _, c := range s.listeners {
+			select {
+			case c <- event.GenericEvent{}:
+			default: // one is waiting there
+			}
+		}
+	}
+	s.known, s.form = true, form
+	return nil
+}
+
+// refused says that trying again won't help: the server has answered, and the
+// answer isn't that it is busy.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := int(status.Status().Code); code {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
+}
+
+// Start asks again from time to time while the server could store counters
+// better. It runs in the leader only.
+func (s *server) Start(ctx context.Context) error {
+	ticker := s.clock.NewTicker(lookAgain)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+		if err := s.improve(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "The API server could not be asked; that is tried again")
+		}
+	}
+}
+
+func (s *server) improve(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known && s.form == publish.SplitCounters {
+		return nil
+	}
+	return s.ask(ctx)
+}

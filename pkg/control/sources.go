@@ -1,0 +1,139 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+func requestFor(node string) reconcile.Request {
+	var r reconcile.Request
+	r.Name = node
+	return r
+}
+
+// everything maps every event to the one request that policies know.
+func everything() handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{}}
+	})
+}
+
+// allNodes maps every event to all nodes that have an inventory.
+func allNodes(c client.Reader) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
+		var list v1alpha1.GPUInventoryList
+		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil // only before the cache is filled, and then each inventory comes by itself
+		}
+		requests := make([]reconcile.Request, len(list.Items))
+		for i := range list.Items {
+			requests[i] = requestFor(list.Items[i].Name)
+		}
+		return requests
+	})
+}
+
+// nodesWithInventory maps a Node to itself, if it has an inventory: most
+// clusters have many nodes without GPUs.
+func nodesWithInventory(c client.Reader) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
+			return nil
+		}
+		return []reconcile.Request{requestFor(o.GetName())}
+	})
+}
+
+// informed is a source that listens to an informer of ours. The informer isn't
+// the manager's own, because the manager's can't read objects in the version
+// that the server happens to have.
+type informed struct {
+	informer toolscache.SharedIndexInformer
+	// what names the informer's objects, for errors.
+	what string
+	// requests that an object's event leads to.
+	requests func(obj any) []reconcile.Request
+}
+
+// Start begins to listen.
+func (s informed) Start(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	enqueue := func(obj any) {
+		if gone, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		for _, r := range s.requests(obj) {
+			queue.Add(r)
+		}
+	}
+	_, err := s.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    enqueue,
+		UpdateFunc: func(old, obj any) { enqueue(old); enqueue(obj) },
+		DeleteFunc: enqueue,
+	})
+	return err
+}
+
+// WaitForSync waits until the informer's cache is filled.
+func (s informed) WaitForSync(ctx context.Context) error {
+	if !toolscache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
+		return errors.New("the cache of " + s.what + " could not be filled")
+	}
+	return nil
+}
+
+// nodeOfSlice is the node of every slice that comes, changes or goes.
+func nodeOfSlice(obj any) []reconcile.Request {
+	if slice, ok := obj.(*resourceapi.ResourceSlice); ok && slice.Spec.NodeName != nil {
+		return []reconcile.Request{requestFor(*slice.Spec.NodeName)}
+	}
+	return nil
+}
+
+// concerned lists the nodes that an event of a claim concerns: what they offer
+// depends on claims only while claims have devices that the plan doesn't
+// offer. Claims that come and go in a steady state concern nobody.
+func (n *nodes) concerned(obj any) []reconcile.Request {
+	var requests []reconcile.Request
+	for _, r := range results(obj) {
+		if n.plans.waits(r.Pool) || !n.shelved(r.Pool, gpu.DeviceName(r.Device)) {
+			requests = append(requests, requestFor(r.Pool))
+		}
+	}
+	return requests
+}
+
+// shelved says whether a node's slices, as the cache has them, offer a device.
+func (n *nodes) shelved(node string, device gpu.DeviceName) bool {
+	cached, err := n.slices.Cached(node)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(cached, func(s *resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == string(device) })
+	})
+}
+
+// informerRunner runs an informer in every replica, leader or not.
+type informerRunner struct {
+	informer toolscache.SharedIndexInformer
+}
+
+// Start runs the informer until ctx ends.
+func (r informerRunner) Start(ctx context.Context) error {
+	r.informer.RunWithContext(ctx)
+	return nil
+}
+
+// NeedLeaderElection says that it runs without.
+func (informerRunner) NeedLeaderElection() bool { return false }
