@@ -1,7 +1,9 @@
 package offer_test
 
 import (
+	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,62 +15,106 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.out.yaml anew")
 
-// TestGolden offers testdata/NAME.in.yaml, a GPUInventory, and expects
-// testdata/NAME.out.yaml: devices as a ResourceSlice lists them.
+// TestGolden offers testdata/NAME.in.yaml, a GPUInventory, as
+// testdata/NAME.options.yaml says, if there is one, and expects
+// testdata/NAME.out.yaml.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.in.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no test data", err)
 	}
 	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".in.yaml")
-		t.Run(name, func(t *testing.T) {
-			devices := buildFile(t, file)
-			got, err := yaml.Marshal(devices)
-			if err != nil {
-				t.Fatal(err)
-			}
-			golden := strings.TrimSuffix(file, ".in.yaml") + ".out.yaml"
+		base := strings.TrimSuffix(file, ".in.yaml")
+		t.Run(filepath.Base(base), func(t *testing.T) {
+			var inv v1alpha1.GPUInventory
+			read(t, file, &inv)
+			gpus := offer.Build(inventory.Node(&inv), readOptions(t, base+".options.yaml"))
+			got := golden(t, gpus)
 			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
+				if err := os.WriteFile(base+".out.yaml", []byte(got), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
-			want, err := os.ReadFile(golden)
+			want, err := os.ReadFile(base + ".out.yaml")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			if diff := cmp.Diff(string(want), got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			for _, d := range devices {
-				checkLimits(t, d)
+			for _, g := range gpus {
+				for _, d := range g.Devices {
+					checkLimits(t, d)
+				}
 			}
 		})
 	}
 }
 
-func buildFile(t *testing.T, file string) []resourceapi.Device {
+func read(t *testing.T, file string, into any) {
 	t.Helper()
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var inv v1alpha1.GPUInventory
-	if err := yaml.UnmarshalStrict(raw, &inv); err != nil {
-		t.Fatal(err)
+	if err := yaml.UnmarshalStrict(raw, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
 	}
-	devices := []resourceapi.Device{}
-	for _, g := range offer.Build(inventory.Node(&inv), offer.Options{}) {
-		devices = append(devices, g.Devices...)
+}
+
+func readOptions(t *testing.T, file string) offer.Options {
+	t.Helper()
+	var o struct {
+		Partitioned *v1alpha1.PartitionedPlan `json:"partitioned"`
+		Allocated   []gpu.DeviceName          `json:"allocated"`
+		Counters    bool                      `json:"counters"`
 	}
-	return devices
+	if _, err := os.Stat(file); err == nil {
+		read(t, file, &o)
+	}
+	return offer.Options{
+		Plan:      func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: o.Partitioned} },
+		Allocated: o.Allocated,
+		Counters:  o.Counters,
+	}
+}
+
+// golden writes an offer as YAML, what belongs together on one line: devices
+// and counters as a ResourceSlice lists them.
+func golden(t *testing.T, gpus []offer.GPU) string {
+	t.Helper()
+	var out strings.Builder
+	line := func(indent, key string, value any) {
+		raw, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := string(raw); s != "null" {
+			fmt.Fprintf(&out, "%s%s: %s\n", indent, key, s)
+		}
+	}
+	for _, g := range gpus {
+		line("- ", "gpu", g.Name)
+		line("  ", "problems", g.Problems)
+		line("  ", "missing", g.Missing)
+		line("  ", "leftover", g.Leftover)
+		line("  ", "counters", g.Counters)
+		out.WriteString("  devices:\n")
+		for _, d := range g.Devices {
+			line("  - ", "name", d.Name)
+			line("    ", "attributes", d.Attributes)
+			line("    ", "capacity", d.Capacity)
+			line("    ", "consumesCounters", d.ConsumesCounters)
+		}
+	}
+	return out.String()
 }
 
 // checkLimits: what a server refuses would keep the whole node's GPUs back.

@@ -195,9 +195,11 @@ func fix(layout ...string) *v1alpha1.PartitionedPlan {
 
 // What can have happened to a GPU.
 
-func on(g *gpu.GPU)      { g.MIG.Enabled, g.MIG.Pending = true, true }
-func fixed(g *gpu.GPU)   { g.MIG.Switchable = false }
-func divided(g *gpu.GPU) { g.MIG.Instances[0].UUID, g.MIG.Instances[0].ComputeInstanceID = "", gpu.NoComputeInstance }
+func on(g *gpu.GPU)    { g.MIG.Enabled, g.MIG.Pending = true, true }
+func fixed(g *gpu.GPU) { g.MIG.Switchable = false }
+func divided(g *gpu.GPU) {
+	g.MIG.Instances[0].UUID, g.MIG.Instances[0].ComputeInstanceID = "", gpu.NoComputeInstance
+}
 
 func pending(now, then bool) func(*gpu.GPU) {
 	return func(g *gpu.GPU) { g.MIG.Enabled, g.MIG.Pending = now, then }
