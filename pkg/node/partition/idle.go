@@ -1,0 +1,72 @@
+package partition
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// holder names who holds the partition in the journal, "" where nobody does. A
+// claim whose file can't be read counts as a holder of all that it may hold.
+func (m *Manager) holder(p gpu.Partition) string {
+	exactly := func(g journal.Grant) bool { return !g.Admin && g.Of() == gpu.Device(p) }
+	for _, r := range m.Journal.Holders(p, "") {
+		if slices.ContainsFunc(r.Grants, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
+			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)
+		}
+	}
+	for _, u := range m.Journal.Unreadable() {
+		if len(u.Record.Grants) == 0 {
+			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", u.ClaimUID, u.Path)
+		}
+	}
+	return ""
+}
+
+// setIdle says that a partition is idle from now on, or isn't.
+func (m *Manager) setIdle(p gpu.Partition, idle bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !idle {
+		delete(m.idle, p)
+	} else if _, already := m.idle[p]; !already {
+		m.idle[p] = time.Now()
+	}
+}
+
+// isIdle says whether the partition was said to be idle.
+func (m *Manager) isIdle(p gpu.Partition) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, idle := m.idle[p]
+	return idle
+}
+
+// idleFor is how long the partition, which nobody holds, has been idle; from
+// now on where that was not known.
+func (m *Manager) idleFor(p gpu.Partition) time.Duration {
+	m.setIdle(p, true)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Since(m.idle[p])
+}
+
+// emptyFor is how long a GPU whose mode we switched has had no partition of
+// ours; from now on where that was not known.
+func (m *Manager) emptyFor(uuid gpu.UUID) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, known := m.empty[uuid]; !known {
+		m.empty[uuid] = time.Now()
+	}
+	return time.Since(m.empty[uuid])
+}
+
+func (m *Manager) notEmpty(uuid gpu.UUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.empty, uuid)
+}

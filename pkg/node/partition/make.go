@@ -1,0 +1,168 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+	defer v.plan()
+	if err := v.look(ctx); err != nil {
+		return gpu.Instance{}, err
+	}
+	v.m.setIdle(p, false)
+	if i, ok := v.at(p); ok && i.UUID != "" {
+		return i, v.save()
+	}
+	if err := v.readable(); err != nil {
+		return gpu.Instance{}, err
+	}
+	if err := v.mayMake(p); err != nil {
+		return gpu.Instance{}, err
+	}
+	if err := v.makeRoom(ctx, p); err != nil {
+		return gpu.Instance{}, errors.Join(err, v.save())
+	}
+	return v.create(ctx, p)
+}
+
+// mayMake is an error where something that isn't ours to change stands in the
+// way of the partition.
+func (v *visit) mayMake(p gpu.Partition) error {
+	for _, i := range v.others {
+		if i.Placement.Overlaps(p.Placement) {
+			return fmt.Errorf("%s, which Tessera didn't make, is in the way: have whoever made it destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
+				instanceName(i), v.uuid, i.GPUInstanceID, v.uuid, i.GPUInstanceID)
+		}
+	}
+	for _, o := range v.ours {
+		if o.Partition != p && o.whole() && o.Placement.Overlaps(p.Placement) {
+			if holder := v.m.holder(o.Partition); holder != "" {
+				return fmt.Errorf("%s is in the way, and %s holds it", instanceName(*o.instance), holder)
+			}
+		}
+	}
+	switch {
+	case v.mig.Enabled != v.mig.Pending:
+		return errors.New("a change of the GPU's MIG mode pends: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, or take the change back (nvidia-smi -mig)")
+	case !v.mig.Enabled && !v.mig.Switchable:
+		return fmt.Errorf("MIG mode is off, and Tessera may not switch it on this GPU (before Hopper it takes a reset, in a virtual machine it is the hypervisor's): switch it on (nvidia-smi -i %s -mig 1, then reset the GPU)", v.uuid)
+	}
+	return nil
+}
+
+// makeRoom destroys what is idle or half made in the partition's place.
+func (v *visit) makeRoom(ctx context.Context, p gpu.Partition) error {
+	for _, o := range slices.Clone(v.ours) {
+		if !o.Placement.Overlaps(p.Placement) {
+			continue
+		}
+		if err := v.destroy(ctx, o); err != nil {
+			return fmt.Errorf("make room: %w", err)
+		}
+	}
+	return nil
+}
+
+// create makes a partition in a place where nothing is: intent, effect, result.
+func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+	v.ours = append(v.ours, own{Partition: p})
+	wasOn := v.mig.Enabled
+	v.switched = v.switched || !wasOn
+	if err := v.save(); err != nil {
+		return gpu.Instance{}, err
+	}
+	v.m.Step("partition.intended")
+	if !wasOn {
+		if err := v.switchMode(ctx, true); err != nil {
+			return gpu.Instance{}, errors.Join(err, v.failed(ctx, p, err))
+		}
+	}
+	made, err := v.createOrEvict(ctx, p)
+	if err != nil {
+		return gpu.Instance{}, errors.Join(v.explain(err), v.failed(ctx, p, err))
+	}
+	v.m.Step("partition.created")
+	v.ours[v.ownIndex(p)].instance = &made
+	if err := v.save(); err != nil {
+		return gpu.Instance{}, err
+	}
+	v.m.Step("partition.made")
+	return made, nil
+}
+
+// createOrEvict makes the instance. While the GPU lacks what it needs, such as
+// an engine, idle ones of ours are destroyed, the longest idle first.
+func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+	idle := v.idle()
+	for {
+		var made gpu.Instance
+		err := v.call(ctx, "create", func() (err error) {
+			made, err = v.hw.CreateInstance(p)
+			return err
+		}, "profile", p.Profile, "start", p.Placement.Start)
+		if !errors.Is(err, nvml.ErrInsufficientResources) || len(idle) == 0 {
+			return made, err
+		}
+		if evictErr := v.destroy(ctx, idle[0]); evictErr != nil {
+			return gpu.Instance{}, errors.Join(err, fmt.Errorf("make room: %w", evictErr))
+		}
+		idle = idle[1:]
+	}
+}
+
+// failed settles the intent after a failure. What is there in its place now is
+// what couldn't be undone, and is destroyed; but not where there was no room:
+// then somebody else was quicker.
+func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error {
+	have := v.record()
+	if errors.Is(cause, nvml.ErrInsufficientResources) {
+		v.forget(p)
+		have = v.record()
+	}
+	err := v.call(ctx, "look", func() (err error) {
+		v.mig, err = v.hw.MIG(v.uuid)
+		return err
+	})
+	if err != nil {
+		return nil //nolint:nilerr // the intent stays in the record; the next visit looks again
+	}
+	v.sortOut(have)
+	var undone error
+	if o, ok := v.own(p); ok {
+		undone = v.destroy(ctx, o)
+	}
+	return errors.Join(undone, v.save())
+}
+
+// explain says what is there where there was no room.
+func (v *visit) explain(err error) error {
+	if !errors.Is(err, nvml.ErrInsufficientResources) {
+		return err
+	}
+	return fmt.Errorf("%w: another instance or a shortage of engines stands against it; there are %s", err, v.describe())
+}
+
+// describe lists all instances that look has found, and who has them.
+func (v *visit) describe() string {
+	var list []string
+	for _, o := range v.ours {
+		if o.instance == nil {
+			continue
+		}
+		who := "idle"
+		if h := v.m.holder(o.Partition); h != "" {
+			who = "held by " + h
+		}
+		list = append(list, fmt.Sprintf("%s (%s)", instanceName(*o.instance), who))
+	}
+	for _, i := range v.others {
+		list = append(list, instanceName(i)+" (not made by Tessera)")
+	}
+	return join(list)
+}

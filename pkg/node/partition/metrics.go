@@ -1,0 +1,67 @@
+package partition
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// metrics are what is counted.
+type metrics struct {
+	hardware, own *prometheus.HistogramVec
+}
+
+func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
+	f := promauto.With(registerer)
+	f.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "tessera_mig_partitions",
+		Help: "MIG partitions that exist because Tessera made them, idle ones included.",
+	}, func() float64 {
+		n := 0
+		for _, r := range j.GPUs() {
+			n += len(r.Partitions)
+		}
+		return float64(n)
+	})
+	return &metrics{
+		hardware: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "tessera_mig_hardware_duration_seconds",
+			Help:    "Time that the hardware and its driver took, by operation: look, create, destroy, mode; and result: success, in_use, no_room, lost, error.",
+			Buckets: []float64{.001, .005, .01, .025, .05, .1, .2, .3, .5, .75, 1, 1.5, 2, 3, 5, 10, 20},
+		}, []string{"op", "result"}),
+		own: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "tessera_mig_own_duration_seconds",
+			Help:    "Time of an operation on a GPU's partitions less what the hardware took and less the wait for another operation on the GPU, by operation: make, find, release, whole, sweep, recover, leave; and result.",
+			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .5, 1},
+		}, []string{"op", "result"}),
+	}
+}
+
+func (m *metrics) called(op string, took time.Duration, err error) {
+	m.hardware.WithLabelValues(op, result(err)).Observe(took.Seconds())
+}
+
+func (m *metrics) visited(op string, own time.Duration, err error) {
+	m.own.WithLabelValues(op, result(err)).Observe(own.Seconds())
+}
+
+// result is the label of an outcome.
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "success"
+	case errors.Is(err, nvml.ErrInUse):
+		return "in_use"
+	case errors.Is(err, nvml.ErrInsufficientResources):
+		return "no_room"
+	case errors.Is(err, nvml.ErrLost):
+		return "lost"
+	default:
+		return "error"
+	}
+}

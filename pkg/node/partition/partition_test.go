@@ -1,0 +1,667 @@
+package partition_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+var _ partition.Hardware = (*nvml.Session)(nil)
+
+// node is a plugin's partitions with the journal and the hardware below.
+type node struct {
+	*partition.Manager
+	hw      *hardware
+	journal *journal.Journal
+	dir     string
+}
+
+func newNode(t testing.TB, hw *hardware) *node {
+	return start(t, hw, t.TempDir(), "boot-1", nil)
+}
+
+func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *node {
+	t.Helper()
+	j, err := journal.Open(dir, step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	n := &node{hw: hw, journal: j, dir: dir, Manager: partition.New(partition.Options{Journal: j, BootID: boot, Step: step, Registerer: prometheus.NewRegistry()})}
+	n.SetHardware(hw)
+	return n
+}
+
+// restart is what a new start of the plugin does.
+func (n *node) restart(t testing.TB, boot string) *node {
+	t.Helper()
+	n.journal.Close()
+	again := start(t, n.hw, n.dir, boot, nil)
+	if err := again.Recover(t.Context()); err != nil {
+		t.Errorf("recover: %v", err)
+	}
+	return again
+}
+
+// hold is the first half of a prepare: the claim's record.
+func (n *node) hold(t testing.TB, d gpu.Device) {
+	t.Helper()
+	r := journal.Record{ClaimUID: uid(d), Namespace: "default", Name: uid(d), BootID: "boot-1", Grants: []journal.Grant{{Device: "d", GPU: d.Parent(), Partition: journal.PartitionOf(d)}}}
+	if err := n.journal.Put(r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func uid(d gpu.Device) string {
+	p, _ := d.(gpu.Partition)
+	return fmt.Sprintf("claim-%s-%s-%d", d.Parent()[4:12], strings.ReplaceAll(p.Profile, "+", ""), p.Placement.Start)
+}
+
+func (n *node) prepare(t testing.TB, p gpu.Partition) gpu.Instance {
+	t.Helper()
+	n.hold(t, p)
+	i, err := n.Make(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.UUID == "" || i.Profile != p.Profile || i.Placement != p.Placement {
+		t.Fatalf("made %v, want %v", i, p)
+	}
+	return i
+}
+
+func (n *node) unprepare(t testing.TB, p gpu.Partition) {
+	t.Helper()
+	if err := errors.Join(n.Release(t.Context(), p), n.journal.Delete(uid(p))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkThere checks what is on a GPU.
+func (n *node) checkThere(t testing.TB, uuid gpu.UUID, on bool, want ...gpu.Partition) {
+	t.Helper()
+	mig := n.hw.now(uuid)
+	got := map[gpu.Partition]bool{}
+	for _, i := range mig.Instances {
+		got[gpu.Partition{GPU: uuid, Profile: i.Profile, Placement: i.Placement}] = true
+	}
+	wanted := map[gpu.Partition]bool{}
+	for _, p := range want {
+		wanted[p] = true
+	}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		t.Errorf("instances on %s (-want +got):\n%s", uuid, diff)
+	}
+	if mig.Enabled != on || mig.Pending != on {
+		t.Errorf("MIG mode of %s: got %v (pending %v), want %v", uuid, mig.Enabled, mig.Pending, on)
+	}
+}
+
+func wantError(t testing.TB, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want one that says %q", words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q doesn't say %q", err, w)
+		}
+	}
+}
+
+func TestMakeAndRelease(t *testing.T) {
+	n := newNode(t, newHardware())
+	a, b := part(gpu0, "1g.18gb", 6), part(gpu0, "3g.71gb", 0)
+	first := n.prepare(t, a)
+	n.prepare(t, b)
+	n.checkThere(t, gpu0, true, a, b)
+	if again := n.prepare(t, a); again != first {
+		t.Errorf("made again: got %v, want %v", again, first)
+	}
+	if found, err := n.Find(t.Context(), a); err != nil || found != first {
+		t.Errorf("found %v, %v, want %v", found, err, first)
+	}
+	n.unprepare(t, b)
+	n.checkThere(t, gpu0, true, a)
+	n.unprepare(t, a)
+	n.unprepare(t, a)
+	if err := n.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.checkThere(t, gpu0, false)
+	if got := n.journal.GPUs(); len(got) > 0 {
+		t.Errorf("records left: %v", got)
+	}
+}
+
+func TestMakeIsRefused(t *testing.T) {
+	want := part(gpu0, "1g.18gb", 0)
+	for name, tc := range map[string]struct {
+		prepare func(*testing.T, *node)
+		words   []string
+	}{
+		"others' in the way": {
+			func(_ *testing.T, n *node) { n.hw.foreign(part(gpu0, "3g.71gb", 0), true) },
+			[]string{"GPU instance 1 (3g.71gb at memory slices 0-3)", "didn't make", "-dgi -gi 1"},
+		},
+		"others' of the same, without compute instance": {
+			func(_ *testing.T, n *node) { n.hw.foreign(want, false) },
+			[]string{"GPU instance 7", "didn't make"},
+		},
+		"held in the way": {
+			func(t *testing.T, n *node) { n.prepare(t, part(gpu0, "3g.71gb", 0)) },
+			[]string{"3g.71gb", "claim default/claim-980fb007-3g.71gb-0"},
+		},
+		"mode pends": {
+			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.mig.Pending = true }) },
+			[]string{"pends", "reset the GPU"},
+		},
+		"not switchable": {
+			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.mig.Switchable = false }) },
+			[]string{"MIG mode is off", "-mig 1"},
+		},
+		"GPU in use": {
+			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.users[""] = 1 }) },
+			[]string{"in use by process 4243"},
+		},
+		"engine in use": {
+			func(_ *testing.T, n *node) {
+				n.hw.foreign(part(gpu0, "1g.18gb", 6), true)
+				n.hw.fault = func(call string, _ gpu.UUID) error {
+					if call == "create" {
+						return nvml.ErrInsufficientResources
+					}
+					return nil
+				}
+			},
+			[]string{"insufficient", "GPU instance 13 (1g.18gb at memory slice 6) (not made by Tessera)"},
+		},
+		"lost": {
+			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.lost = true }) },
+			[]string{"GPU is lost"},
+		},
+		"no driver": {
+			func(_ *testing.T, n *node) { n.SetHardware(nil) },
+			[]string{"driver isn't there"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			tc.prepare(t, n)
+			before, records := n.hw.now(gpu0), n.journal.GPUs()
+			n.hold(t, want)
+			_, err := n.Make(t.Context(), want)
+			wantError(t, err, append(tc.words, "1g.18gb at memory slice 0 of GPU "+string(gpu0))...)
+			if diff := cmp.Diff(before, n.hw.now(gpu0)); diff != "" {
+				t.Errorf("hardware changed:\n%s", diff)
+			}
+			if diff := cmp.Diff(records, n.journal.GPUs()); diff != "" {
+				t.Errorf("records changed:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestOthersInstances are used where they are what is wanted, and stay.
+func TestOthersInstances(t *testing.T) {
+	n := newNode(t, newHardware())
+	theirs, ours := part(gpu0, "3g.71gb", 0), part(gpu0, "1g.18gb", 6)
+	foreign := n.hw.foreign(theirs, true)
+	if got := n.prepare(t, theirs); got != foreign {
+		t.Errorf("got %v, want the one there is, %v", got, foreign)
+	}
+	n.prepare(t, ours)
+	wantError(t, n.Whole(t.Context(), gpu0), "it is divided")
+	n.unprepare(t, theirs)
+	n.unprepare(t, ours)
+	wantError(t, n.Whole(t.Context(), gpu0), "3g.71gb", "not made by Tessera")
+	if err := n.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.checkThere(t, gpu0, true, theirs)
+	n.hw.outside(gpu0, func(g *simulated) { g.mig.Instances = nil })
+	wantError(t, n.Whole(t.Context(), gpu0), "Tessera didn't switch it on", "-mig 0")
+	n.checkThere(t, gpu0, true)
+}
+
+// TestSomebodyElseIsQuicker has an instance of others appear between the
+// intent and the making.
+func TestSomebodyElseIsQuicker(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		n := newNode(t, newHardware())
+		p := part(gpu0, "1g.18gb", 4)
+		n.hold(t, p)
+		once := sync.OnceFunc(func() { n.hw.foreign(p, whole) })
+		n.hw.fault = func(call string, _ gpu.UUID) error {
+			if call == "create" {
+				once()
+			}
+			return nil
+		}
+		_, err := n.Make(t.Context(), p)
+		wantError(t, err, "insufficient", "1g.18gb")
+		n.unprepare(t, p)
+		n = n.restart(t, "boot-1")
+		if err := n.Leave(t.Context()); err != nil {
+			t.Error(err)
+		}
+		n.checkThere(t, gpu0, true, p)
+	}
+}
+
+func TestComputeInstanceFails(t *testing.T) {
+	for name, undoFails := range map[string]bool{"undone": false, "undo fails": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			p := part(gpu0, "1g.18gb", 0)
+			n.hold(t, p)
+			n.hw.fault = func(call string, _ gpu.UUID) error {
+				if call == "createCompute" || undoFails && (call == "undo" || call == "destroy") {
+					return errors.New("broken")
+				}
+				return nil
+			}
+			_, err := n.Make(t.Context(), p)
+			wantError(t, err, "broken")
+			n.hw.fault = nil
+			n.prepare(t, p)
+			n.checkThere(t, gpu0, true, p)
+			n.unprepare(t, p)
+			if err := n.Leave(t.Context()); err != nil {
+				t.Error(err)
+			}
+			n.checkThere(t, gpu0, false)
+		})
+	}
+}
+
+func TestDestroyedFromOutside(t *testing.T) {
+	p := part(gpu0, "1g.18gb", 0)
+	for name, tc := range map[string]struct {
+		outside func(*simulated)
+		then    func(*testing.T, *node)
+	}{
+		"released":   {func(g *simulated) { g.mig.Instances = nil }, func(t *testing.T, n *node) { n.unprepare(t, p) }},
+		"made again": {func(g *simulated) { g.mig.Instances = nil }, func(t *testing.T, n *node) { n.prepare(t, p); n.unprepare(t, p) }},
+		"compute instance only": {
+			func(g *simulated) {
+				g.mig.Instances[0].UUID, g.mig.Instances[0].ComputeInstanceID = "", gpu.NoComputeInstance
+			},
+			func(t *testing.T, n *node) { n.prepare(t, p); n.unprepare(t, p) },
+		},
+		"mode too": {
+			func(g *simulated) { g.mig.Instances, g.mig.Enabled, g.mig.Pending = nil, false, false },
+			func(t *testing.T, n *node) { n.prepare(t, p); n.unprepare(t, p) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			n.prepare(t, p)
+			n.hw.outside(gpu0, tc.outside)
+			tc.then(t, n)
+			if err := n.Leave(t.Context()); err != nil {
+				t.Error(err)
+			}
+			n.checkThere(t, gpu0, false)
+		})
+	}
+}
+
+// TestReplacedFromOutside has another's instance in our instance's place.
+func TestReplacedFromOutside(t *testing.T) {
+	n := newNode(t, newHardware())
+	p, theirs := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb+me", 0)
+	n.prepare(t, p)
+	n.hw.outside(gpu0, func(g *simulated) { g.mig.Instances = nil })
+	n.hw.foreign(theirs, true)
+	n.unprepare(t, p)
+	n = n.restart(t, "boot-1")
+	n.checkThere(t, gpu0, true, theirs)
+}
+
+func TestReleaseInUseNamesTheHolder(t *testing.T) {
+	n := newNode(t, newHardware())
+	p := part(gpu0, "1g.18gb", 0)
+	i := n.prepare(t, p)
+	n.hw.outside(gpu0, func(g *simulated) { g.users[i.UUID] = 1 })
+	wantError(t, n.Release(t.Context(), p), "in use by process 4242", "1g.18gb at memory slice 0")
+	n.checkThere(t, gpu0, true, p)
+	n.hw.outside(gpu0, func(g *simulated) { g.users = map[gpu.UUID]int{} })
+	n.unprepare(t, p)
+	n.checkThere(t, gpu0, true)
+}
+
+// TestReleaseWithoutHardware succeeds, so that the pod can go; the partition
+// is destroyed when that is possible.
+func TestReleaseWithoutHardware(t *testing.T) {
+	p := part(gpu0, "1g.18gb", 0)
+	for name, away := range map[string]func(*node) func(){
+		"no driver": func(n *node) func() { n.SetHardware(nil); return func() { n.SetHardware(n.hw) } },
+		"lost": func(n *node) func() {
+			n.hw.outside(gpu0, func(g *simulated) { g.lost = true })
+			return func() { n.hw.outside(gpu0, func(g *simulated) { g.lost = false }) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			n.prepare(t, p)
+			back := away(n)
+			n.unprepare(t, p)
+			n.checkThere(t, gpu0, true, p)
+			back()
+			if err := n.Recover(t.Context()); err != nil {
+				t.Error(err)
+			}
+			n.checkThere(t, gpu0, false)
+		})
+	}
+}
+
+func TestWhole(t *testing.T) {
+	n := newNode(t, newHardware())
+	n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Hour})
+	a, b := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6)
+	n.prepare(t, a)
+	n.prepare(t, b)
+	n.unprepare(t, a)
+	n.checkThere(t, gpu0, true, a, b)
+	wantError(t, n.Whole(t.Context(), gpu0), "claim default/claim-980fb007-1g.18gb-6", "use GPU "+string(gpu0)+" whole")
+	n.unprepare(t, b)
+	n.hold(t, gpu.Whole{GPU: gpu0})
+	n.hw.outside(gpu0, func(g *simulated) { g.users[""] = 1 })
+	wantError(t, n.Whole(t.Context(), gpu0), "in use by process 4243")
+	n.hw.outside(gpu0, func(g *simulated) { g.users = map[gpu.UUID]int{} })
+	for range 2 {
+		if err := n.Whole(t.Context(), gpu0); err != nil {
+			t.Error(err)
+		}
+		n.checkThere(t, gpu0, false)
+	}
+	if got := n.journal.GPUs(); len(got) > 0 {
+		t.Errorf("records left: %v", got)
+	}
+	n.hw.fault = func(string, gpu.UUID) error { return nvml.ErrNotSupported }
+	if err := n.Whole(t.Context(), gpu1); err != nil {
+		t.Errorf("a GPU without MIG: %v", err)
+	}
+}
+
+func TestWarmPartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newHardware())
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { n.Run(ctx); close(done) }()
+		n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Minute})
+		small, other, large, me := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6), part(gpu0, "3g.71gb", 0), part(gpu0, "1g.18gb+me", 4)
+
+		n.prepare(t, small)
+		n.unprepare(t, small)
+		time.Sleep(50 * time.Second)
+		synctest.Wait()
+		writes := modified(t, n)
+		n.prepare(t, small) // the same again costs nothing
+		if n.hw.count("create") != 1 || modified(t, n) != writes {
+			t.Errorf("%d made, want 1; record written again: %v", n.hw.count("create"), modified(t, n) != writes)
+		}
+		time.Sleep(time.Hour)
+		n.checkThere(t, gpu0, true, small) // in use
+		n.unprepare(t, small)
+		n.prepare(t, large) // in its way
+		n.checkThere(t, gpu0, true, large)
+		n.unprepare(t, large)
+		n.prepare(t, other)
+		n.checkThere(t, gpu0, true, large, other)
+		time.Sleep(2 * time.Minute) // over
+		synctest.Wait()
+		n.checkThere(t, gpu0, true, other)
+
+		n.prepare(t, me)
+		n.unprepare(t, me)
+		n.prepare(t, part(gpu0, "1g.18gb+me", 5)) // wants its engine
+		n.checkThere(t, gpu0, true, other, part(gpu0, "1g.18gb+me", 5))
+		n.unprepare(t, other)
+		n.unprepare(t, part(gpu0, "1g.18gb+me", 5))
+		n.SetKeepWarm(nil)
+		synctest.Wait()
+		n.checkThere(t, gpu0, true)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		n.checkThere(t, gpu0, false)
+		stop()
+		<-done
+	})
+}
+
+// modified is when the GPU's record was last written.
+func modified(t testing.TB, n *node) time.Time {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(n.dir, "gpus", string(gpu0)+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.ModTime()
+}
+
+// TestModeIsTriedAgain has a process keep MIG mode from being switched off.
+func TestModeIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newHardware())
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { n.Run(ctx); close(done) }()
+		p := part(gpu0, "1g.18gb", 0)
+		n.prepare(t, p)
+		n.hw.outside(gpu0, func(g *simulated) { g.users[""] = 1 })
+		n.unprepare(t, p)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		n.checkThere(t, gpu0, true)
+		if tries := n.hw.count("mode"); tries < 30 || tries > 70 {
+			t.Errorf("%d tries in an hour", tries)
+		}
+		n.hw.outside(gpu0, func(g *simulated) { g.users = map[gpu.UUID]int{} })
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		n.checkThere(t, gpu0, false)
+		stop()
+		<-done
+	})
+}
+
+// TestModeStaysOnForOthers who made an instance under the mode we switched.
+func TestModeStaysOnForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newHardware())
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { n.Run(ctx); close(done) }()
+		p, theirs := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6)
+		n.prepare(t, p)
+		n.hw.foreign(theirs, true)
+		n.unprepare(t, p)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		n.checkThere(t, gpu0, true, theirs)
+		if looks := n.hw.count("look"); looks > 100 {
+			t.Errorf("%d looks in an hour", looks)
+		}
+		n.hw.outside(gpu0, func(g *simulated) { g.mig.Instances = nil })
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		n.checkThere(t, gpu0, false)
+		stop()
+		<-done
+	})
+}
+
+func TestUnreadableRecord(t *testing.T) {
+	n := newNode(t, newHardware())
+	p, other := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6)
+	first := n.prepare(t, p)
+	n.journal.Close()
+	path := filepath.Join(n.dir, "gpus", string(gpu0)+".json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data[:len(data)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n = start(t, n.hw, n.dir, "boot-1", nil)
+	wantError(t, n.Recover(t.Context()), path[:len(path)-5]+".corrupt", "-mig 0")
+	if got := n.Conditions(); len(got[gpu0]) != 1 || got[gpu0][0].Type != gpu.StateUnreadable {
+		t.Errorf("conditions: %v", got)
+	}
+	if again, err := n.Make(t.Context(), p); err != nil || again != first {
+		t.Errorf("what is there can be used: got %v, %v", again, err)
+	}
+	n.hold(t, other)
+	_, err = n.Make(t.Context(), other)
+	wantError(t, err, "can't be read")
+	wantError(t, n.Whole(t.Context(), gpu0), "can't be read")
+	n.unprepare(t, p)
+	n.checkThere(t, gpu0, true, p)
+	n.hw.reboot() // or an administrator's hand
+	n.prepare(t, other)
+	n.checkThere(t, gpu0, true, other)
+	if got := n.Conditions(); len(got) > 0 {
+		t.Errorf("conditions after: %v", got)
+	}
+}
+
+// TestUnreadableClaim has a claim's file damaged: what it may hold stays.
+func TestUnreadableClaim(t *testing.T) {
+	p := part(gpu0, "1g.18gb", 0)
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut off": func(data []byte) []byte { return data[:10] },
+		"changed": func(data []byte) []byte { return []byte(strings.Replace(string(data), "default", "defaulT", 1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			n.prepare(t, p)
+			n.journal.Close()
+			path := filepath.Join(n.dir, uid(p)+".json")
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, damage(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n = n.restart(t, "boot-1")
+			n.checkThere(t, gpu0, true, p)
+			if err := n.journal.Delete(uid(p)); err != nil { // unprepared
+				t.Fatal(err)
+			}
+			if err := n.Recover(t.Context()); err != nil {
+				t.Error(err)
+			}
+			n.checkThere(t, gpu0, false)
+		})
+	}
+}
+
+func TestFindNeverMakes(t *testing.T) {
+	n := newNode(t, newHardware())
+	_, err := n.Find(t.Context(), part(gpu0, "1g.18gb", 0))
+	wantError(t, err, "admin access never makes one")
+	if n.hw.count("create")+n.hw.count("mode") > 0 {
+		t.Errorf("calls: %v", n.hw.calls)
+	}
+}
+
+// TestWaitingEndsWithTheContext while the GPU is busy, and other GPUs don't
+// wait at all.
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	n := newNode(t, newHardware())
+	busy, release := make(chan struct{}), make(chan struct{})
+	n.hw.fault = func(call string, uuid gpu.UUID) error {
+		if call == "create" && uuid == gpu0 {
+			close(busy)
+			<-release
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { n.prepare(t, part(gpu0, "1g.18gb", 0)) })
+	<-busy
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("unprepared"))
+	_, err := n.Make(ctx, part(gpu0, "1g.18gb", 1))
+	wantError(t, err, "unprepared", "wait")
+	n.prepare(t, part(gpu1, "1g.18gb", 0))
+	close(release)
+	wg.Wait()
+	n.checkThere(t, gpu0, true, part(gpu0, "1g.18gb", 0))
+}
+
+// TestChurn has seven claims come and go on each of two GPUs while the node is
+// read again and again: what is read never changes.
+func TestChurn(t *testing.T) {
+	n := newNode(t, newHardware())
+	theirs := part(gpu1, "1g.18gb", 6)
+	foreign := n.hw.foreign(theirs, true)
+	ctx, stop := context.WithCancel(t.Context())
+	var background, claims sync.WaitGroup
+	background.Go(func() { n.Run(ctx) })
+	for uuid, most := range map[gpu.UUID]int{gpu0: 7, gpu1: 6} {
+		for s := range most {
+			claims.Go(func() {
+				p := part(uuid, "1g.18gb", s)
+				for range 15 {
+					n.prepare(t, p)
+					n.unprepare(t, p)
+				}
+			})
+		}
+	}
+	background.Go(func() {
+		for ctx.Err() == nil {
+			checkRead(t, n, foreign)
+		}
+	})
+	claims.Wait()
+	checkRead(t, n, foreign)
+	stop()
+	background.Wait()
+	if err := n.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.checkThere(t, gpu0, false)
+	n.checkThere(t, gpu1, true, theirs)
+}
+
+func checkRead(t testing.TB, n *node, foreign gpu.Instance) {
+	got, err := n.Read(func() (gpu.Node, error) {
+		var facts gpu.Node
+		for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+			mig := n.hw.now(uuid)
+			facts.GPUs = append(facts.GPUs, gpu.GPU{UUID: uuid, MIG: &mig})
+		}
+		return facts, nil
+	})
+	want := gpu.Node{GPUs: []gpu.GPU{
+		{UUID: gpu0, MIG: &gpu.MIG{Switchable: true, Profiles: profiles()}},
+		{UUID: gpu1, MIG: &gpu.MIG{Enabled: true, Pending: true, Switchable: true, Profiles: profiles(), Instances: []gpu.Instance{foreign}}},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("read, %v (-want +got):\n%s", err, diff)
+	}
+}

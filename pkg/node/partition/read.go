@@ -1,0 +1,80 @@
+package partition
+
+import (
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// watch collects the records that were in force while it lasted.
+type watch struct {
+	records []journal.GPURecord
+}
+
+// Read returns what read finds, less what is ours: our instances, and a mode
+// that we switched on, which shows as off. What is made or destroyed while read
+// looks never shows, so that what a node reports doesn't change with claims.
+func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
+	w := m.watch()
+	node, err := read()
+	m.unwatch(w)
+	if err != nil {
+		return node, err
+	}
+	node.GPUs = slices.Clone(node.GPUs)
+	for i := range node.GPUs {
+		for _, r := range w.records {
+			if r.GPU == node.GPUs[i].UUID && r.BootID == m.BootID {
+				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
+			}
+		}
+	}
+	return node, nil
+}
+
+// watch starts with the records of now. A record is told of before it is
+// written, and written before the hardware is changed.
+func (m *Manager) watch() *watch {
+	w := &watch{}
+	m.mu.Lock()
+	m.watches[w] = true
+	m.mu.Unlock()
+	now := m.Journal.GPUs()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.records = append(w.records, now...)
+	return w
+}
+
+func (m *Manager) unwatch(w *watch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.watches, w)
+}
+
+func (m *Manager) tell(r journal.GPURecord) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for w := range m.watches {
+		w.records = append(w.records, r)
+	}
+}
+
+// without returns the facts less what the record tells of.
+func without(facts *gpu.MIG, r journal.GPURecord) *gpu.MIG {
+	if facts == nil {
+		return nil
+	}
+	left := *facts
+	if r.ModeSwitched {
+		left.Enabled, left.Pending, left.Switchable = false, false, true
+	}
+	left.Instances = nil
+	for _, i := range facts.Instances {
+		if !slices.ContainsFunc(r.Partitions, func(made journal.MadePartition) bool { return agrees(made, i) }) {
+			left.Instances = append(left.Instances, i)
+		}
+	}
+	return &left
+}

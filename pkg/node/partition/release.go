@@ -1,0 +1,150 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// modeLinger is how long MIG mode stays on after the last partition of ours is
+// gone: switching it takes seconds, and the next claim may want one again.
+const modeLinger = 5 * time.Second
+
+// limits are what tidy leaves.
+type limits struct {
+	// keepWarm is how long partitions that nobody holds may stay.
+	keepWarm time.Duration
+	// linger is how long MIG mode may stay on without a partition of ours.
+	linger time.Duration
+}
+
+func (v *visit) release(ctx context.Context, p gpu.Partition) error {
+	if err := v.lookForRelease(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "A MIG partition isn't needed any more, but the GPU can't be reached; it is destroyed when it can", "gpu", v.uuid, "profile", p.Profile, "start", p.Placement.Start)
+		v.m.planAgain(v.uuid)
+		return nil
+	}
+	defer v.plan()
+	o, ok := v.own(p)
+	if ok && o.whole() && v.m.keep(v.uuid) > 0 {
+		v.m.setIdle(p, true)
+		return v.save()
+	}
+	if ok {
+		if err := v.destroy(ctx, o); err != nil {
+			return err
+		}
+	}
+	if err := v.save(); err != nil {
+		return err
+	}
+	v.m.Step("partition.forgotten")
+	return nil
+}
+
+func (v *visit) lookForRelease(ctx context.Context) error {
+	if v.hw == nil {
+		return errNoDriver
+	}
+	return v.look(ctx)
+}
+
+func (v *visit) whole(ctx context.Context) error {
+	defer v.plan()
+	err := v.look(ctx)
+	if errors.Is(err, nvml.ErrNotSupported) {
+		return nil // a GPU without MIG is always whole
+	}
+	if err != nil {
+		return err
+	}
+	if !v.mig.Enabled {
+		return v.save()
+	}
+	if err := v.readable(); err != nil {
+		return err
+	}
+	if err := v.mayBeWhole(); err != nil {
+		return err
+	}
+	for _, o := range slices.Clone(v.ours) {
+		if err := v.destroy(ctx, o); err != nil {
+			return errors.Join(fmt.Errorf("make room: %w", err), v.save())
+		}
+	}
+	if err := v.switchMode(ctx, false); err != nil {
+		return errors.Join(err, v.save())
+	}
+	return v.save()
+}
+
+// mayBeWhole is an error where others, or claims, keep the GPU in MIG mode.
+func (v *visit) mayBeWhole() error {
+	for _, o := range v.ours {
+		if holder := v.m.holder(o.Partition); holder != "" && o.whole() {
+			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
+		}
+	}
+	if len(v.others) > 0 {
+		return fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid)
+	}
+	if !v.switched {
+		return fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid)
+	}
+	return nil
+}
+
+// tidy destroys what is half made, and what has been idle for longer than the
+// limits allow, and then switches the mode off.
+func (v *visit) tidy(ctx context.Context, l limits) error {
+	if r, ok := v.m.Journal.GPU(v.uuid); ok && r.BootID != v.m.BootID {
+		return v.m.Journal.DeleteGPU(v.uuid) // the hardware has forgotten, whether or not the GPU is still there
+	}
+	if err := v.look(ctx); err != nil {
+		return err
+	}
+	if err := v.readable(); err != nil {
+		return err
+	}
+	if err := errors.Join(v.destroyIdle(ctx, l.keepWarm), v.save()); err != nil {
+		return err
+	}
+	if v.switched && len(v.ours)+len(v.others) == 0 && v.m.emptyFor(v.uuid) >= l.linger {
+		if err := errors.Join(v.switchMode(ctx, false), v.save()); err != nil {
+			return err
+		}
+	}
+	v.plan()
+	return nil
+}
+
+// destroyIdle destroys what is half made, and what has been idle for that long.
+func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
+	var errs []error
+	for _, o := range slices.Clone(v.ours) {
+		if o.whole() && (v.m.holder(o.Partition) != "" || v.m.idleFor(o.Partition) < keepWarm) {
+			continue
+		}
+		errs = append(errs, v.destroy(ctx, o))
+	}
+	return errors.Join(errs...)
+}
+
+// idle returns those of ours that no claim holds, the longest idle first.
+func (v *visit) idle() []own {
+	var idle []own
+	for _, o := range v.ours {
+		if o.instance != nil && v.m.holder(o.Partition) == "" {
+			idle = append(idle, o)
+		}
+	}
+	slices.SortStableFunc(idle, func(a, b own) int { return int(v.m.idleFor(b.Partition) - v.m.idleFor(a.Partition)) })
+	return idle
+}

@@ -1,0 +1,264 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
+
+// visit is one operation on one GPU, with its lock held.
+type visit struct {
+	m    *Manager
+	uuid gpu.UUID
+	hw   Hardware
+	// inHardware is the time spent there.
+	inHardware time.Duration
+
+	// What look has found.
+	mig    gpu.MIG
+	ours   []own
+	others []gpu.Instance
+	// switched: MIG mode is on because we switched it, or are about to.
+	switched bool
+}
+
+// own is a partition in the GPU's record that is there.
+type own struct {
+	gpu.Partition
+	// instance is nil from the moment of the intent until it is made.
+	instance *gpu.Instance
+}
+
+// whole says whether the partition is there completely.
+func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
+
+// visit does something on a GPU with its lock held, and plans what Run is to
+// do there next.
+func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
+	unlock, err := m.locks.lock(ctx, uuid)
+	if err != nil {
+		return fmt.Errorf("wait for another operation on the GPU: %w", err)
+	}
+	defer unlock()
+	m.use.RLock()
+	defer m.use.RUnlock()
+	start := time.Now()
+	v := &visit{m: m, uuid: uuid, hw: m.hw}
+	if v.hw == nil && op != "release" {
+		return errNoDriver
+	}
+	err = do(ctx, v)
+	m.metrics.visited(op, time.Since(start)-v.inHardware, err)
+	return err
+}
+
+// look reads the hardware and sorts it into what is ours and what isn't. A
+// record of another boot counts for nothing.
+func (v *visit) look(ctx context.Context) error {
+	err := v.call(ctx, "look", func() (err error) {
+		v.mig, err = v.hw.MIG(v.uuid)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r, ok := v.m.Journal.GPU(v.uuid)
+	if !ok || r.BootID != v.m.BootID {
+		r = journal.GPURecord{}
+	}
+	v.sortOut(r)
+	if !v.mig.Enabled && v.isUnreadable() { // nothing that the record could have told of is left
+		if err := v.m.Journal.DeleteGPU(v.uuid); err != nil {
+			return err
+		}
+		v.m.ConditionsChanged()
+	}
+	return nil
+}
+
+// sortOut compares the record with what is there. What isn't there any more is
+// left out, and so is an intent that nothing came of.
+func (v *visit) sortOut(r journal.GPURecord) {
+	v.ours, v.others = nil, slices.Clone(v.mig.Instances)
+	for _, made := range r.Partitions {
+		is := func(i gpu.Instance) bool { return agrees(made, i) }
+		if n := slices.IndexFunc(v.others, is); n >= 0 {
+			i := v.others[n]
+			v.ours = append(v.ours, own{Partition: partitionOf(v.uuid, made.Partition), instance: &i})
+			v.others = slices.Delete(v.others, n, n+1)
+		}
+	}
+	v.switched = r.ModeSwitched && v.mig.Enabled
+}
+
+// agrees says whether an instance is the one in a record. Of an intent,
+// profile and place are known, and that nothing was there before. One whose
+// compute instance is gone is still the one: a destruction ended half way.
+func agrees(made journal.MadePartition, i gpu.Instance) bool {
+	if i.Profile != made.Profile || i.Placement != (gpu.Placement{Start: made.Start, Size: made.Size}) {
+		return false
+	}
+	if made.Made == nil {
+		return true
+	}
+	return i.GPUInstanceID == made.Made.GPUInstanceID &&
+		(i.ComputeInstanceID == gpu.NoComputeInstance || i.ComputeInstanceID == made.Made.ComputeInstanceID && i.UUID == made.Made.UUID)
+}
+
+func partitionOf(uuid gpu.UUID, p journal.Partition) gpu.Partition {
+	return gpu.Partition{GPU: uuid, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
+}
+
+// save makes the record durable, if that is needed. A GPU on which nothing is
+// ours has none. One that can't be read is left alone.
+func (v *visit) save() error {
+	want := v.record()
+	have, ok := v.m.Journal.GPU(v.uuid)
+	switch {
+	case v.isUnreadable() || ok && equal(have, want):
+		return nil
+	case len(want.Partitions) == 0 && !want.ModeSwitched:
+		return v.m.Journal.DeleteGPU(v.uuid)
+	default:
+		v.m.tell(want)
+		return v.m.Journal.PutGPU(want)
+	}
+}
+
+func (v *visit) record() journal.GPURecord {
+	r := journal.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
+	for _, o := range v.ours {
+		r.Partitions = append(r.Partitions, made(o))
+	}
+	return r
+}
+
+// made is what the record says of a partition.
+func made(o own) journal.MadePartition {
+	m := journal.MadePartition{Partition: journal.PartitionOf(o.Partition)}
+	if i := o.instance; i != nil {
+		m.Made = &journal.MadeInstance{GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID, UUID: i.UUID}
+	}
+	return m
+}
+
+func equal(a, b journal.GPURecord) bool {
+	same := func(a, b journal.MadePartition) bool {
+		return a.Partition == b.Partition && (a.Made == nil) == (b.Made == nil) && (a.Made == nil || *a.Made == *b.Made)
+	}
+	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)
+}
+
+func (v *visit) isUnreadable() bool {
+	return slices.ContainsFunc(v.m.Journal.UnreadableGPUs(), v.isMine)
+}
+
+func (v *visit) isMine(u journal.UnreadableGPU) bool { return u.GPU == v.uuid }
+
+// readable is an error where the GPU's record can't be read.
+func (v *visit) readable() error {
+	for _, u := range v.m.Journal.UnreadableGPUs() {
+		if v.isMine(u) {
+			return errors.New(unreadable(u))
+		}
+	}
+	return nil
+}
+
+// own finds the partition among ours.
+func (v *visit) own(p gpu.Partition) (own, bool) {
+	n := v.ownIndex(p)
+	if n < 0 {
+		return own{}, false
+	}
+	return v.ours[n], true
+}
+
+func (v *visit) ownIndex(p gpu.Partition) int {
+	return slices.IndexFunc(v.ours, func(o own) bool { return o.Partition == p })
+}
+
+// other finds the partition among what others made.
+func (v *visit) other(p gpu.Partition) (gpu.Instance, bool) {
+	n := slices.IndexFunc(v.others, func(i gpu.Instance) bool { return i.Profile == p.Profile && i.Placement == p.Placement })
+	if n < 0 {
+		return gpu.Instance{}, false
+	}
+	return v.others[n], true
+}
+
+// at finds the partition, whoever made it.
+func (v *visit) at(p gpu.Partition) (gpu.Instance, bool) {
+	if o, ok := v.own(p); ok && o.instance != nil {
+		return *o.instance, true
+	}
+	return v.other(p)
+}
+
+// forget takes the partition out of ours.
+func (v *visit) forget(p gpu.Partition) {
+	v.ours = slices.DeleteFunc(v.ours, func(o own) bool { return o.Partition == p })
+	v.m.setIdle(p, false)
+}
+
+// destroy destroys an instance of ours, which look has just seen.
+func (v *visit) destroy(ctx context.Context, o own) error {
+	if o.instance != nil {
+		err := v.call(ctx, "destroy", func() error { return v.hw.DestroyInstance(v.uuid, *o.instance) },
+			"profile", o.Profile, "start", o.Placement.Start, "instance", o.instance.UUID)
+		if err != nil && !v.isGone(ctx, err, o) {
+			return err
+		}
+		v.m.Step("partition.destroyed")
+	}
+	v.forget(o.Partition)
+	return nil
+}
+
+// isGone says whether an instance that couldn't be destroyed isn't there any
+// more, neither completely nor in part.
+func (v *visit) isGone(ctx context.Context, err error, o own) bool {
+	if !errors.Is(err, nvml.ErrNotFound) {
+		return false
+	}
+	var now gpu.MIG
+	looked := v.call(ctx, "look", func() (err error) {
+		now, err = v.hw.MIG(v.uuid)
+		return err
+	})
+	return looked == nil && !slices.ContainsFunc(now.Instances, func(i gpu.Instance) bool { return agrees(made(o), i) })
+}
+
+// switchMode switches the mode that is, or becomes, ours to switch.
+func (v *visit) switchMode(ctx context.Context, on bool) error {
+	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
+		return err
+	}
+	v.m.Step("partition.switched")
+	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on
+	return nil
+}
+
+// call does one thing to the hardware, measures it and, where it changes
+// something, logs it.
+func (v *visit) call(ctx context.Context, op string, do func() error, about ...any) error {
+	start := time.Now()
+	err := do()
+	took := time.Since(start)
+	v.inHardware += took
+	v.m.metrics.called(op, took, err)
+	if len(about) > 0 {
+		klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "took", took, "err", err)...)
+	}
+	return err
+}
