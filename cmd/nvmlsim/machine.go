@@ -32,9 +32,9 @@ GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
 		SilenceErrors: true,
 	}
 	m := &target{}
-	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
+	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), processCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
 	for _, c := range machine {
-		c.Flags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
+		c.PersistentFlags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
 	}
 	root.AddCommand(installCommand(), uninstallCommand(), serveCommand(), modelsCommand())
 	root.AddCommand(machine...)
@@ -131,26 +131,106 @@ CALL is the function's name without nvml and version; '*' is every one.`,
 }
 
 func latencyCommand(t *target) *cobra.Command {
-	return &cobra.Command{
-		Use:       "latency realistic|none --root DIR",
-		Short:     "Make MIG calls take as long as on hardware (assumed: create 200 ms, destroy 1 s)",
-		Long:      "Sets delays as faults, in place of all faults that are set; none takes them away.",
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+	var l nvmlsim.Latency
+	c := &cobra.Command{
+		Use:   "latency realistic|none|--create D --destroy D --mode D --root DIR",
+		Short: "Make MIG calls take as long as on hardware (assumed)",
+		Long: `Makes the calls that change MIG wait, in place of the latency that was set before:
+
+    nvmlsim latency realistic --root DIR                        # create 200ms, destroy 1s, mode 2s, init 10ms
+    nvmlsim latency --create 200ms --destroy 1s --root DIR      # of a GPU instance with its compute instance
+    nvmlsim latency none --root DIR
+
+What realistic sets is an assumption: nobody has published measurements.`,
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{"realistic", "none"},
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
+			given := c.Flags().Changed("create") || c.Flags().Changed("destroy") || c.Flags().Changed("mode")
+			if given == (len(args) == 1) {
+				return errors.New("how long? Give realistic, none, or durations: nvmlsim latency --create 200ms --destroy 1s")
+			}
+			if len(args) == 1 && args[0] == "realistic" {
+				l = nvmlsim.RealisticLatency()
+			}
+			return t.do(func(m *nvmlsim.Machine) error { return m.SetLatency(l) })
+		},
+	}
+	c.Flags().DurationVar(&l.Create, "create", 0, "how long it takes to create a GPU instance and its compute instance, together")
+	c.Flags().DurationVar(&l.Destroy, "destroy", 0, "how long it takes to destroy both")
+	c.Flags().DurationVar(&l.Mode, "mode", 0, "how long it takes to switch the MIG mode")
+	return c
+}
+
+func processCommand(t *target) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "process",
+		Short: "Let processes use GPUs and MIG devices, which they then hold",
+	}
+	c.AddCommand(addProcessCommand(t), removeProcessCommand(t))
+	return c
+}
+
+func addProcessCommand(t *target) *cobra.Command {
+	var gpu string
+	var memoryMiB uint32
+	var p nvmlsim.Process
+	var gi, ci int
+	c := &cobra.Command{
+		Use:   "add --gpu GPU [--gi ID --ci ID] --pid PID [--name NAME] [--memory MIB] --root DIR",
+		Short: "Add a process to a GPU, or to a MIG device of it",
+		Long: `Adds a process. What it uses can't be destroyed, and the GPU's MIG mode can't be
+switched, until it is removed (or the machine reboots):
+
+    nvmlsim process add --gpu 0 --pid 4711 --name train --memory 40960 --root DIR
+    nvmlsim process add --gpu 0 --gi 11 --ci 0 --pid 4712 --root DIR`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			p.UsedMemory, p.GPUInstance, p.ComputeInstance = uint64(memoryMiB)<<20, nvmlsim.NoInstance, nvmlsim.NoInstance
+			if gi >= 0 {
+				p.GPUInstance, p.ComputeInstance = uint32(gi), uint32(max(ci, 0))
+			} else if ci >= 0 {
+				return errors.New("--ci needs --gi: which GPU instance is the compute instance in?")
+			}
 			return t.do(func(m *nvmlsim.Machine) error {
-				if err := m.ClearFaults(); err != nil || args[0] == "none" {
+				pos, err := position(m, gpu)
+				if err != nil {
 					return err
 				}
-				for _, f := range nvmlsim.RealisticLatency() {
-					if err := m.Fault(f); err != nil {
-						return err
-					}
-				}
-				return nil
+				return m.AddProcess(pos, p)
 			})
 		},
 	}
+	c.Flags().StringVar(&gpu, "gpu", "", "the GPU")
+	c.Flags().IntVar(&gi, "gi", -1, "id of the GPU instance (default: the whole GPU)")
+	c.Flags().IntVar(&ci, "ci", -1, "id of the compute instance in it (default 0)")
+	c.Flags().Uint32Var(&p.PID, "pid", 0, "process id")
+	c.Flags().StringVar(&p.Name, "name", "", "what nvidia-smi calls it")
+	c.Flags().Uint32Var(&memoryMiB, "memory", 0, "GPU memory it uses, in MiB")
+	must(c.MarkFlagRequired("gpu"), c.MarkFlagRequired("pid"))
+	return c
+}
+
+func removeProcessCommand(t *target) *cobra.Command {
+	var gpu string
+	var pid uint32
+	c := &cobra.Command{
+		Use:   "remove --gpu GPU --pid PID --root DIR",
+		Short: "End a process on a GPU",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return t.do(func(m *nvmlsim.Machine) error {
+				pos, err := position(m, gpu)
+				if err != nil {
+					return err
+				}
+				return m.RemoveProcess(pos, pid)
+			})
+		},
+	}
+	c.Flags().StringVar(&gpu, "gpu", "", "the GPU")
+	c.Flags().Uint32Var(&pid, "pid", 0, "process id")
+	must(c.MarkFlagRequired("gpu"), c.MarkFlagRequired("pid"))
+	return c
 }
 
 func loseCommand(t *target) *cobra.Command {

@@ -1,8 +1,8 @@
 // Command nvmlsim makes simulated NVIDIA machines: it lays out a driver root
 // that production programs run on unmodified (install, uninstall), shows and
-// changes the machine there (state, fault, latency, lose, xid, reboot, driver), and lists
-// what GPUs there are (models). Called as nvidia-smi it is the stand-in that
-// install puts into the driver root.
+// changes the machine there (state, fault, latency, process, lose, xid, reboot,
+// driver), and lists what GPUs there are (models). Called as nvidia-smi it is
+// the stand-in that install puts into the driver root.
 //
 // Build it static (CGO_ENABLED=0 go build ./cmd/nvmlsim), so that nvidia-smi
 // works in any container image, and the library beside it (see ./lib).

@@ -2,10 +2,12 @@ package main_test
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	nvdevice "github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -166,6 +168,10 @@ func TestSMIForMIG(t *testing.T) {
 		{"mig -dgi", 0, "Successfully destroyed GPU instance ID  7 from GPU  0"},
 		{"mig -cgi frob", 2, `Unable to parse profile "frob"`},
 		{"-mig 0 -i 0", 0, "Disabled MIG Mode for GPU "},
+		{"--gpu-reset -i 1", 0, "was successfully reset."},
+		{"mig -i 1 -cgi 1g.5gb -C", 0, "Successfully created compute instance ID  0 on GPU  1 GPU instance ID 13"},
+		{"-r -i 1", 0, "All done."},
+		{"mig -lgi -i 1", 6, "No GPU instances found: Not Found"},
 	} {
 		c := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), strings.Fields(step.args)...)
 		out, _ := c.Output()
@@ -173,4 +179,142 @@ func TestSMIForMIG(t *testing.T) {
 			t.Errorf("nvidia-smi %s: exit code %d (want %d), want %q in:\n%s", step.args, code, step.code, step.want, out)
 		}
 	}
+}
+
+// Processes hold MIG devices: nvidia-smi shows them and can't destroy what they
+// use, and the library names them.
+func TestProcessesHoldMIGDevices(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, machineFile(t, "gpus: [{model: h100-80gb, migEnabled: true}]"))
+	smi(t, root, "mig", "-cgi", "1g.10gb:4", "-C")
+	nvmlsim(t, "process", "add", "--gpu", "0", "--gi", "11", "--ci", "0", "--pid", "4711", "--name", "train", "--memory", "512", "--root", root)
+	d := device(t, open(t, root), 0)
+	m, r := d.GetMigDeviceHandleByIndex(0)
+	ok(t, r)
+	for name, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){"MIG device": m.GetComputeRunningProcesses, "GPU": d.GetComputeRunningProcesses} {
+		got, r := list()
+		ok(t, r)
+		if diff := cmp.Diff([]nvml.ProcessInfo{{Pid: 4711, UsedGpuMemory: 512 << 20, GpuInstanceId: 11}}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	destroy := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), "mig", "-dci")
+	if out, _ := destroy.Output(); destroy.ProcessState.ExitCode() != 19 {
+		t.Errorf("destroyed in use: %s", out)
+	}
+	nvmlsim(t, "process", "remove", "--gpu", "0", "--pid", "4711", "--root", root)
+	smi(t, root, "mig", "-dci")
+}
+
+// Every MIG call meets the faults set for it, by name and GPU, and those only.
+func TestMIGCallsMeetTheirFaults(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, machineFile(t, "gpus: [{model: h100-80gb, migEnabled: true, count: 2}]"))
+	smi(t, root, "mig", "-cgi", "1g.10gb:4", "-C")
+	l := open(t, root)
+	d := device(t, l, 0)
+	m, r := d.GetMigDeviceHandleByIndex(0)
+	ok(t, r)
+	uuid, r := m.GetUUID()
+	ok(t, r)
+	profile, r := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+	ok(t, r)
+	gi, r := d.GetGpuInstanceById(11)
+	ok(t, r)
+	part, r := gi.GetComputeInstanceProfileInfo(0, 0)
+	ok(t, r)
+	ci, r := gi.GetComputeInstanceById(0)
+	ok(t, r)
+	place := nvml.GpuInstancePlacement{Start: 5, Size: 1}
+	for call, do := range map[string]func() nvml.Return{
+		"DeviceGetMigMode":                                func() nvml.Return { _, _, r := d.GetMigMode(); return r },
+		"DeviceSetMigMode":                                func() nvml.Return { _, r := d.SetMigMode(0); return r },
+		"DeviceGetMaxMigDeviceCount":                      func() nvml.Return { _, r := d.GetMaxMigDeviceCount(); return r },
+		"DeviceGetMigDeviceHandleByIndex":                 func() nvml.Return { _, r := d.GetMigDeviceHandleByIndex(0); return r },
+		"DeviceGetHandleByUUID":                           func() nvml.Return { _, r := l.DeviceGetHandleByUUID(uuid); return r },
+		"DeviceGetUUID":                                   func() nvml.Return { _, r := m.GetUUID(); return r },
+		"DeviceGetGpuInstanceId":                          func() nvml.Return { _, r := m.GetGpuInstanceId(); return r },
+		"DeviceGetComputeInstanceId":                      func() nvml.Return { _, r := m.GetComputeInstanceId(); return r },
+		"DeviceGetAttributes":                             func() nvml.Return { _, r := m.GetAttributes(); return r },
+		"DeviceGetComputeRunningProcesses":                func() nvml.Return { _, r := m.GetComputeRunningProcesses(); return r },
+		"DeviceGetGpuInstanceProfileInfo":                 func() nvml.Return { _, r := d.GetGpuInstanceProfileInfo(0); return r },
+		"DeviceGetGpuInstanceProfileInfoV":                func() nvml.Return { _, r := d.GetGpuInstanceProfileInfoV(0).V2(); return r },
+		"DeviceGetGpuInstanceProfileInfoByIdV":            func() nvml.Return { _, r := d.GetGpuInstanceProfileInfoByIdV(19).V2(); return r },
+		"DeviceGetGpuInstancePossiblePlacements":          func() nvml.Return { _, r := d.GetGpuInstancePossiblePlacements(&profile); return r },
+		"DeviceGetGpuInstanceRemainingCapacity":           func() nvml.Return { _, r := d.GetGpuInstanceRemainingCapacity(&profile); return r },
+		"DeviceCreateGpuInstance":                         func() nvml.Return { _, r := d.CreateGpuInstance(&profile); return r },
+		"DeviceCreateGpuInstanceWithPlacement":            func() nvml.Return { _, r := d.CreateGpuInstanceWithPlacement(&profile, &place); return r },
+		"DeviceGetGpuInstances":                           func() nvml.Return { _, r := d.GetGpuInstances(&profile); return r },
+		"DeviceGetGpuInstanceById":                        func() nvml.Return { _, r := d.GetGpuInstanceById(11); return r },
+		"GpuInstanceGetInfo":                              func() nvml.Return { _, r := gi.GetInfo(); return r },
+		"GpuInstanceDestroy":                              gi.Destroy,
+		"GpuInstanceGetComputeInstanceProfileInfo":        func() nvml.Return { _, r := gi.GetComputeInstanceProfileInfo(0, 0); return r },
+		"GpuInstanceGetComputeInstanceRemainingCapacity":  func() nvml.Return { _, r := gi.GetComputeInstanceRemainingCapacity(&part); return r },
+		"GpuInstanceGetComputeInstancePossiblePlacements": func() nvml.Return { _, r := gi.GetComputeInstancePossiblePlacements(&part); return r },
+		"GpuInstanceCreateComputeInstance":                func() nvml.Return { _, r := gi.CreateComputeInstance(&part); return r },
+		"GpuInstanceCreateComputeInstanceWithPlacement": func() nvml.Return {
+			_, r := gi.CreateComputeInstanceWithPlacement(&part, &nvml.ComputeInstancePlacement{Size: 1})
+			return r
+		},
+		"GpuInstanceGetComputeInstances":    func() nvml.Return { _, r := gi.GetComputeInstances(&part); return r },
+		"GpuInstanceGetComputeInstanceById": func() nvml.Return { _, r := gi.GetComputeInstanceById(0); return r },
+		"ComputeInstanceGetInfo":            func() nvml.Return { _, r := ci.GetInfo(); return r },
+		"ComputeInstanceDestroy":            ci.Destroy,
+	} {
+		nvmlsim(t, "fault", "*", "--gpu", "1", "--code", "999", "--root", root)
+		nvmlsim(t, "fault", call, "--gpu", "0", "--code", "28", "--count", "1", "--root", root)
+		if r := do(); r != nvml.ERROR_GPU_NOT_FOUND {
+			t.Errorf("%s: %v", call, r)
+		}
+		nvmlsim(t, "fault", "--clear", "--root", root)
+	}
+	if _, r := m.GetUUID(); r != nvml.SUCCESS {
+		t.Errorf("calls that failed did something all the same: %v", r)
+	}
+}
+
+// MIG is root's, as with a real driver.
+func TestMIGNeedsRoot(t *testing.T) {
+	root := install(t, machineFile(t, "gpus: [{model: h100-80gb, migEnabled: true}]"))
+	for dir := root; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o005 != 0o005 {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), "mig", "-cgi", "1g.10gb")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, _ := c.Output(); c.ProcessState.ExitCode() != 4 || !strings.Contains(string(out), "Insufficient Permissions") {
+		t.Errorf("nobody creates an instance: exit code %d, %s", c.ProcessState.ExitCode(), out)
+	}
+}
+
+func TestLatencyCommand(t *testing.T) {
+	root := install(t, "h100-80gb")
+	for args, want := range map[string]string{
+		"realistic": `"delayMS": 950`, "--create 200ms --destroy 2s": `"delayMS": 1900`,
+	} {
+		nvmlsim(t, append([]string{"latency", "--root", root}, strings.Fields(args)...)...)
+		if state := nvmlsim(t, "state", "--root", root); !strings.Contains(state, want) {
+			t.Errorf("latency %s: %s", args, state)
+		}
+	}
+	nvmlsim(t, "latency", "none", "--root", root)
+	if state := nvmlsim(t, "state", "--root", root); strings.Contains(state, "delayMS") {
+		t.Errorf("latency none: %s", state)
+	}
+}
+
+func machineFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "machine.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

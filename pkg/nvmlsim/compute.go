@@ -162,6 +162,7 @@ func (i Instance) CreateCompute(profileID uint32, start *uint32) (Compute, error
 		made.id, made.born = freeID(found.Compute), st.Births
 		found.Compute = append(found.Compute, ComputeInstance{ID: made.id, Born: made.born, Profile: p.ID, Start: starts[at], Size: p.SliceCount})
 		slices.SortFunc(found.Compute, func(a, b ComputeInstance) int { return int(a.ID) - int(b.ID) })
+		st.addMIGEvent(i.g.pos, i.id, made.id)
 		return nil
 	})
 	return made, err
@@ -234,7 +235,7 @@ func (c Compute) Destroy() error {
 	if _, _, err := c.get("ComputeInstanceDestroy"); err != nil {
 		return err
 	}
-	return c.in.g.changeMIG(func(_ *State, s *GPUState) error {
+	return c.in.g.changeMIG(func(st *State, s *GPUState) error {
 		gi := c.in.find(s)
 		if gi == nil {
 			return NotFound
@@ -249,6 +250,7 @@ func (c Compute) Destroy() error {
 		if len(gi.Compute) == n {
 			return NotFound
 		}
+		st.addMIGEvent(c.in.g.pos, c.in.id, c.id)
 		return nil
 	})
 }
@@ -260,6 +262,25 @@ func (g *GPU) MIGDevices() ([]Compute, error) {
 	if err := g.needMIGMode("DeviceGetMigDeviceHandleByIndex"); err != nil {
 		return nil, err
 	}
+	return g.migDevices(), nil
+}
+
+// MIGDevice is the one of an index; NotFound for an index that is free,
+// InvalidArgument for one that can't be.
+func (g *GPU) MIGDevice(index int) (Compute, error) {
+	all, err := g.MIGDevices()
+	switch {
+	case err != nil:
+		return Compute{}, err
+	case index < 0 || index >= int(g.model.MIG.MaxDevices):
+		return Compute{}, InvalidArgument
+	case index >= len(all):
+		return Compute{}, NotFound
+	}
+	return all[index], nil
+}
+
+func (g *GPU) migDevices() []Compute {
 	var all []Compute
 	for _, gi := range g.state().Instances {
 		for _, ci := range gi.Compute {
@@ -268,7 +289,7 @@ func (g *GPU) MIGDevices() ([]Compute, error) {
 			}
 		}
 	}
-	return all, nil
+	return all
 }
 
 // MIGDeviceByUUID finds a MIG device on any GPU.
@@ -277,13 +298,9 @@ func (m *Machine) MIGDeviceByUUID(uuid string) (Compute, error) {
 		return Compute{}, err
 	}
 	for _, g := range m.gpus {
-		all, err := g.MIGDevices()
-		if err != nil {
-			continue // no MIG there, or lost
-		}
-		for _, c := range all {
+		for _, c := range g.migDevices() {
 			if c.uuid() == uuid {
-				return c, nil
+				return c, g.call("DeviceGetHandleByUUID")
 			}
 		}
 	}
@@ -368,10 +385,16 @@ func (c Compute) Processes() ([]Process, error) {
 	return own, nil
 }
 
-// IDs of the GPU instance and the compute instance.
-func (c Compute) IDs() (gpuInstance, computeInstance uint32, err error) {
-	_, _, err = c.get("DeviceGetGpuInstanceId")
-	return c.in.id, c.id, err
+// GPUInstanceID is the id of the GPU instance.
+func (c Compute) GPUInstanceID() (uint32, error) {
+	_, _, err := c.get("DeviceGetGpuInstanceId")
+	return c.in.id, err
+}
+
+// ComputeInstanceID is the id of the compute instance.
+func (c Compute) ComputeInstanceID() (uint32, error) {
+	_, _, err := c.get("DeviceGetComputeInstanceId")
+	return c.id, err
 }
 
 // CapabilityMinors are the minors of the device nodes /dev/nvidia-caps/nvidia-capN
@@ -398,11 +421,10 @@ func (p ComputeProfile) Name() string {
 
 // Index of the MIG device among those of its GPU.
 func (c Compute) Index() (int, error) {
-	all, err := c.in.g.MIGDevices()
-	if err != nil {
+	if err := c.in.g.call("DeviceGetIndex"); err != nil {
 		return 0, err
 	}
-	if i := slices.Index(all, c); i >= 0 {
+	if i := slices.Index(c.in.g.migDevices(), c); i >= 0 {
 		return i, nil
 	}
 	return 0, NotFound

@@ -34,6 +34,12 @@ func xidEvent(gpu int, xid uint64) Event {
 	return Event{GPU: gpu, Type: XIDCriticalError, Data: xid, GPUInstance: NoInstance, ComputeInstance: NoInstance}
 }
 
+// addMIGEvent tells that a GPU's MIG configuration has changed: its mode, or
+// the instance of these ids. That hardware tells of instances too is assumed.
+func (s *State) addMIGEvent(gpu int, gpuInstance, computeInstance uint32) {
+	s.addEvent(Event{GPU: gpu, Type: MIGConfigChange, GPUInstance: gpuInstance, ComputeInstance: computeInstance})
+}
+
 // PushEvent makes a GPU report something.
 func (m *Machine) PushEvent(e Event) error {
 	return m.updateGPU(e.GPU, func(s *State, _ *GPUState) error {

@@ -25,6 +25,8 @@ type Fault struct {
 	// Count of calls still to meet it; 0 means all, until cleared. Where the
 	// state file is read-only, meeting it doesn't count.
 	Count int `json:"count,omitempty"`
+	// Latency: set by SetLatency, which replaces it.
+	Latency bool `json:"latency,omitempty"`
 }
 
 // callName strips what versions and prefixes add to a function's name.
@@ -54,23 +56,8 @@ func (m *Machine) Fault(f Fault) error {
 	})
 }
 
-// RealisticLatency are delays as MIG's creation and destruction are thought to
-// have on hardware. An assumption: no distribution is published; a driver's
-// comments tell of about 1 s for destroying, and logs of 10 ms for nvmlInit.
-func RealisticLatency() []Fault {
-	delay := func(call string, ms int) Fault { return Fault{Call: call, GPU: AnyGPU, DelayMS: ms} }
-	return []Fault{
-		delay("Init", 10),
-		delay("DeviceCreateGpuInstance", 150),
-		delay("DeviceCreateGpuInstanceWithPlacement", 150),
-		delay("GpuInstanceCreateComputeInstance", 50),
-		delay("GpuInstanceCreateComputeInstanceWithPlacement", 50),
-		delay("ComputeInstanceDestroy", 50),
-		delay("GpuInstanceDestroy", 950),
-	}
-}
-
-// ClearFaults takes all faults away, also an unloaded driver. Lost GPUs stay lost.
+// ClearFaults takes all faults away, also latencies and an unloaded driver.
+// Lost GPUs stay lost.
 func (m *Machine) ClearFaults() error {
 	return m.update(func(s *State) error {
 		s.Faults, s.DriverUnloaded = nil, false
@@ -78,9 +65,16 @@ func (m *Machine) ClearFaults() error {
 	})
 }
 
-// LoadDriver loads or unloads the driver: Init answers DriverNotLoaded without it.
+// LoadDriver loads or unloads the driver: Init answers DriverNotLoaded without
+// it, and the GPUs' MIG instances go with it, as does the mode of those that
+// keep it only as long as the driver is there (MIG user guide: Hopper and later).
 func (m *Machine) LoadDriver(loaded bool) error {
 	return m.update(func(s *State) error {
+		if !loaded && !s.DriverUnloaded {
+			if err := s.forgetMIG(); err != nil {
+				return err
+			}
+		}
 		s.DriverUnloaded = !loaded
 		return nil
 	})
@@ -99,21 +93,41 @@ func (m *Machine) Lose(gpu int) error {
 }
 
 // Reboot restarts the machine: everything that hardware forgets is gone, lost
-// GPUs are back, a pending MIG mode is taken, and the boot id is a new one.
-// Faults stay.
+// GPUs are back, and the boot id is a new one. On Ampere a pending MIG mode is
+// taken; later GPUs boot with the mode that their description has. Faults stay.
 func (m *Machine) Reboot() error {
 	return m.update(func(s *State) error {
+		if err := s.forgetMIG(); err != nil {
+			return err
+		}
 		fresh, err := NewState(s.Description)
 		if err != nil {
 			return err
 		}
 		for i := range fresh.GPUs {
-			fresh.GPUs[i].MIGCurrent, fresh.GPUs[i].MIGPending = s.GPUs[i].MIGPending, s.GPUs[i].MIGPending
+			fresh.GPUs[i].MIGCurrent, fresh.GPUs[i].MIGPending = s.GPUs[i].MIGCurrent, s.GPUs[i].MIGPending
 			fresh.GPUs[i].RemappedRows = s.GPUs[i].RemappedRows
 		}
 		s.GPUs, s.BootID, s.DriverUnloaded = fresh.GPUs, fresh.BootID, false
 		return nil
 	})
+}
+
+// forgetMIG is what happens to MIG when the driver goes.
+func (s *State) forgetMIG() error {
+	for i, id := range s.Description.GPUs {
+		model, err := FindModel(id.Model)
+		if err != nil {
+			return err
+		}
+		g := &s.GPUs[i]
+		mode := id.MIGEnabled
+		if model.MIG != nil && model.MIG.ModeNeedsReset {
+			mode = g.MIGPending // it is written into the GPU (MIG user guide)
+		}
+		g.MIGCurrent, g.MIGPending, g.Instances = mode, mode, nil
+	}
+	return nil
 }
 
 // ChangeGPU changes anything about a GPU, by position: what hardware, or

@@ -30,7 +30,7 @@ func (g *GPU) SetMIGMode(on bool) (activation Return, err error) {
 		activation = g.activation(s, on)
 		if activation == Success && s.MIGCurrent != on {
 			s.MIGCurrent = on
-			st.addEvent(Event{GPU: g.pos, Type: MIGConfigChange, GPUInstance: NoInstance, ComputeInstance: NoInstance})
+			st.addMIGEvent(g.pos, NoInstance, NoInstance)
 		}
 		return nil
 	})
@@ -57,12 +57,15 @@ func (g *GPU) Reset() error {
 	if err := g.call("DeviceReset"); err != nil {
 		return err
 	}
-	return g.changeMIG(func(_ *State, s *GPUState) error {
+	return g.changeMIG(func(st *State, s *GPUState) error {
 		if len(s.Processes) > 0 {
 			return InUse
 		}
 		fresh := bootGPU(g.id, g.model)
 		fresh.MIGCurrent, fresh.MIGPending, fresh.RemappedRows = s.MIGPending, s.MIGPending, s.RemappedRows
+		if s.MIGCurrent != fresh.MIGCurrent || len(s.Instances) > 0 {
+			st.addMIGEvent(g.pos, NoInstance, NoInstance)
+		}
 		*s = fresh
 		return nil
 	})
@@ -104,6 +107,7 @@ func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) 
 		made.id, made.born = instanceID(g.model.MIG.MemorySlices, at, p.Size), st.Births
 		s.Instances = append(s.Instances, GPUInstance{ID: made.id, Born: made.born, Profile: p.ID, Start: at, Size: p.Size})
 		slices.SortFunc(s.Instances, func(a, b GPUInstance) int { return int(a.ID) - int(b.ID) })
+		st.addMIGEvent(g.pos, made.id, NoInstance)
 		return nil
 	})
 	return made, err
@@ -275,7 +279,7 @@ func (i Instance) Destroy() error {
 	if _, err := i.get("GpuInstanceDestroy"); err != nil {
 		return err
 	}
-	return i.g.changeMIG(func(_ *State, s *GPUState) error {
+	return i.g.changeMIG(func(st *State, s *GPUState) error {
 		found := i.find(s)
 		if found == nil {
 			return NotFound
@@ -284,6 +288,7 @@ func (i Instance) Destroy() error {
 			return InUse
 		}
 		s.Instances = slices.DeleteFunc(s.Instances, func(x GPUInstance) bool { return x.Born == i.born })
+		st.addMIGEvent(i.g.pos, i.id, NoInstance)
 		return nil
 	})
 }

@@ -26,7 +26,17 @@ func (g *GPU) MaxMIGDeviceCount() (int, error) {
 // ProfileByEnum is nvmlDeviceGetGpuInstanceProfileInfo: readable with the mode
 // off. NotSupported for an enum the product lacks, InvalidArgument beyond them.
 func (g *GPU) ProfileByEnum(enum uint32) (Profile, error) {
-	if err := g.call("DeviceGetGpuInstanceProfileInfo"); err != nil {
+	return g.profileByEnum("DeviceGetGpuInstanceProfileInfo", enum)
+}
+
+// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which tells the same
+// and the name.
+func (g *GPU) ProfileByEnumV(enum uint32) (Profile, error) {
+	return g.profileByEnum("DeviceGetGpuInstanceProfileInfoV", enum)
+}
+
+func (g *GPU) profileByEnum(call string, enum uint32) (Profile, error) {
+	if err := g.call(call); err != nil {
 		return Profile{}, err
 	}
 	if enum >= ProfileEnums {

@@ -45,20 +45,8 @@ func simDeviceGetMigDeviceHandleByIndex(h C.uintptr_t, index C.uint, out *unsafe
 	if out == nil {
 		return code(nvmlsim.InvalidArgument)
 	}
-	n, err := g.MaxMIGDeviceCount()
-	if err != nil {
-		return code(err)
-	}
-	all, err := g.MIGDevices()
-	switch {
-	case err != nil:
-		return code(err)
-	case int(index) >= n:
-		return code(nvmlsim.InvalidArgument)
-	case int(index) >= len(all):
-		return code(nvmlsim.NotFound)
-	}
-	return give(out, device{all[index]}, nil)
+	c, err := g.MIGDevice(int(index))
+	return give(out, device{c}, err)
 }
 
 //export simDeviceGetDeviceHandleFromMigDeviceHandle
@@ -75,23 +63,20 @@ func simDeviceGetDeviceHandleFromMigDeviceHandle(h C.uintptr_t, out *unsafe.Poin
 
 //export simDeviceGetGpuInstanceId
 func simDeviceGetGpuInstanceId(h C.uintptr_t, out *C.uint) C.int {
-	return ids(h, out, func(gi, _ uint32) uint32 { return gi })
-}
-
-//export simDeviceGetComputeInstanceId
-func simDeviceGetComputeInstanceId(h C.uintptr_t, out *C.uint) C.int {
-	return ids(h, out, func(_, ci uint32) uint32 { return ci })
-}
-
-func ids(h C.uintptr_t, out *C.uint, choose func(gi, ci uint32) uint32) C.int {
 	d, err := object[device](h)
 	if err != nil {
 		return code(err)
 	}
-	return put1(out, func() (uint32, error) {
-		gi, ci, err := d.IDs()
-		return choose(gi, ci), err
-	})
+	return put1(out, d.GPUInstanceID)
+}
+
+//export simDeviceGetComputeInstanceId
+func simDeviceGetComputeInstanceId(h C.uintptr_t, out *C.uint) C.int {
+	d, err := object[device](h)
+	if err != nil {
+		return code(err)
+	}
+	return put1(out, d.ComputeInstanceID)
 }
 
 //export simDeviceGetAttributes_v2

@@ -35,7 +35,8 @@ func simDeviceGetMaxMigDeviceCount(h C.uintptr_t, out *C.uint) C.int {
 
 //export simDeviceGetGpuInstanceProfileInfo
 func simDeviceGetGpuInstanceProfileInfo(h C.uintptr_t, profileEnum C.uint, out *C.nvmlGpuInstanceProfileInfo_t) C.int {
-	return profile(h, out != nil, byEnum(profileEnum), func(p nvmlsim.Profile) C.int {
+	find := func(g *nvmlsim.GPU) (nvmlsim.Profile, error) { return g.ProfileByEnum(uint32(profileEnum)) }
+	return profile(h, out != nil, find, func(p nvmlsim.Profile) C.int {
 		*out = C.nvmlGpuInstanceProfileInfo_t{
 			id: C.uint(p.ID), isP2pSupported: C.uint(enabled(p.P2P)), sliceCount: C.uint(p.SliceCount), instanceCount: C.uint(p.InstanceCount),
 			multiprocessorCount: C.uint(p.MultiprocessorCount), copyEngineCount: C.uint(p.CopyEngineCount), decoderCount: C.uint(p.DecoderCount),
@@ -47,17 +48,14 @@ func simDeviceGetGpuInstanceProfileInfo(h C.uintptr_t, profileEnum C.uint, out *
 
 //export simDeviceGetGpuInstanceProfileInfoV
 func simDeviceGetGpuInstanceProfileInfoV(h C.uintptr_t, profileEnum C.uint, out *C.nvmlGpuInstanceProfileInfo_v2_t) C.int {
-	return profile(h, out != nil, byEnum(profileEnum), func(p nvmlsim.Profile) C.int { return versioned(out, p) })
+	find := func(g *nvmlsim.GPU) (nvmlsim.Profile, error) { return g.ProfileByEnumV(uint32(profileEnum)) }
+	return profile(h, out != nil, find, func(p nvmlsim.Profile) C.int { return versioned(out, p) })
 }
 
 //export simDeviceGetGpuInstanceProfileInfoByIdV
 func simDeviceGetGpuInstanceProfileInfoByIdV(h C.uintptr_t, id C.uint, out *C.nvmlGpuInstanceProfileInfo_v2_t) C.int {
 	find := func(g *nvmlsim.GPU) (nvmlsim.Profile, error) { return g.ProfileByID(uint32(id)) }
 	return profile(h, out != nil, find, func(p nvmlsim.Profile) C.int { return versioned(out, p) })
-}
-
-func byEnum(enum C.uint) func(*nvmlsim.GPU) (nvmlsim.Profile, error) {
-	return func(g *nvmlsim.GPU) (nvmlsim.Profile, error) { return g.ProfileByEnum(uint32(enum)) }
 }
 
 func profile(h C.uintptr_t, wanted bool, find func(*nvmlsim.GPU) (nvmlsim.Profile, error), put func(nvmlsim.Profile) C.int) C.int {

@@ -181,14 +181,8 @@ func (d device) SetMigMode(mode int) (activation, ret gonvml.Return) {
 }
 
 func (d device) GetMigDeviceHandleByIndex(index int) (gonvml.Device, gonvml.Return) {
-	all, err := d.g.MIGDevices()
-	switch {
-	case err != nil:
-		return nil, code(err)
-	case index >= len(all):
-		return nil, gonvml.ERROR_NOT_FOUND
-	}
-	return migDevice{c: all[index]}, gonvml.SUCCESS
+	c, err := d.g.MIGDevice(index)
+	return migDevice{c: c}, code(err)
 }
 
 func (d device) GetGpuInstanceProfileInfo(enum int) (gonvml.GpuInstanceProfileInfo, gonvml.Return) {
@@ -232,12 +226,12 @@ type migDevice struct {
 func (d migDevice) GetUUID() (string, gonvml.Return) { return is(d.c.UUID) }
 
 func (d migDevice) GetGpuInstanceId() (int, gonvml.Return) { //nolint:revive // go-nvml's name
-	gi, _, err := d.c.IDs()
+	gi, err := d.c.GPUInstanceID()
 	return int(gi), code(err)
 }
 
 func (d migDevice) GetComputeInstanceId() (int, gonvml.Return) { //nolint:revive // go-nvml's name
-	_, ci, err := d.c.IDs()
+	ci, err := d.c.ComputeInstanceID()
 	return int(ci), code(err)
 }
 

@@ -13,6 +13,7 @@ const usage = `NVIDIA System Management Interface, stand-in of a simulated machi
     -L,   --list-gpus           Display a list of GPUs connected to the system.
     -i,   --id=                 Target a specific GPU: index, UUID, PCI bus id or serial.
     -mig 0|1                    Disable or enable MIG mode.
+    -r,   --gpu-reset           Reset GPUs: a pending MIG mode is taken, instances are gone.
     -q,   --query               Display GPU info.
     -x,   --xml-format          Produce XML output (with -q).
           --query-gpu=          Information about GPU, as a list of fields.
@@ -22,6 +23,7 @@ const usage = `NVIDIA System Management Interface, stand-in of a simulated machi
 
 type options struct {
 	list, query, xml  bool
+	reset             bool
 	mig               string // "0" or "1"
 	ids               []string
 	fields            []string
@@ -60,6 +62,8 @@ func (o *options) flag(name string) bool {
 	switch name {
 	case "-L", "--list-gpus":
 		o.list = true
+	case "-r", "--gpu-reset":
+		o.reset = true
 	case "-q", "--query":
 		o.query = true
 	case "-x", "--xml-format":

@@ -88,6 +88,8 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 	switch {
 	case o.mig != "":
 		return setMIGMode(gpus, o.mig == "1", out)
+	case o.reset:
+		return reset(gpus, out)
 	case o.list:
 		return exitOK, list(gpus, out)
 	case o.query && o.xml:
@@ -98,6 +100,20 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 		return queryFields(o, m, gpus, out)
 	}
 	return exitOK, summary(m, gpus, out)
+}
+
+// reset is "nvidia-smi --gpu-reset".
+func reset(gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
+	for _, g := range gpus {
+		if err := g.Reset(); err != nil {
+			return int(nvmlsim.Code(err)), fmt.Errorf("Unable to reset GPU %s: %w", busID(g), err) //nolint:staticcheck // nvidia-smi's words
+		}
+		if _, err := fmt.Fprintf(out, "GPU %s was successfully reset.\n", busID(g)); err != nil {
+			return exitUnknown, err
+		}
+	}
+	_, err := io.WriteString(out, "All done.\n")
+	return exitOK, err
 }
 
 // pick returns the GPUs named by -i, or all.
