@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -16,6 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -28,6 +30,10 @@ const (
 	rereadEvery = time.Minute
 	// settle is how long signs of change are gathered: they come in bursts.
 	settle = 100 * time.Millisecond
+	// calm is how long changes of MIG instances are gathered.
+	calm = 2 * time.Second
+	// leaveWithin bounds what is done to the hardware when the plugin ends.
+	leaveWithin = 20 * time.Second
 )
 
 // hardware keeps what the other parts know of the driver and the GPUs true.
@@ -37,6 +43,7 @@ type hardware struct {
 	host       driverroot.Host
 	specs      *cdi.Specs
 	reporter   *report.Reporter
+	partitions *partition.Manager
 	// conditions known from elsewhere, by GPU.
 	conditions func() map[gpu.UUID][]gpu.Condition
 	// arrived is called when a driver that works has come, or has been
@@ -44,8 +51,15 @@ type hardware struct {
 	arrived func(context.Context)
 	// reread is called when the facts have been read again since.
 	reread func(context.Context)
+	// leaving is called before the driver is let go of because the plugin ends.
+	leaving func(context.Context)
 	// wake asks for the facts to be read again.
 	wake chan struct{}
+	// hostChanged says that there may be other files on the host than before,
+	// so that the facts of the GPUs aren't all that is to be looked at.
+	hostChanged atomic.Bool
+	// calming: the facts will be read in a while, see soon.
+	calming atomic.Bool
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
 
@@ -56,11 +70,30 @@ type hardware struct {
 	said string // the last trouble that was logged
 }
 
-// Wake asks for the facts to be read again soon.
+// Wake asks for the facts, and what the host has of the driver, to be read again
+// soon.
 func (h *hardware) Wake() {
+	h.hostChanged.Store(true)
+	h.wakeForGPUs()
+}
+
+// wakeForGPUs asks for the facts of the GPUs to be read again soon.
+func (h *hardware) wakeForGPUs() {
 	select {
 	case h.wake <- struct{}{}:
 	default:
+	}
+}
+
+// soon asks for the facts of the GPUs to be read again in a while, once for all
+// who ask meanwhile: making a partition for a claim is worth some events, and
+// changes nothing in the facts.
+func (h *hardware) soon() {
+	if h.calming.CompareAndSwap(false, true) {
+		time.AfterFunc(calm, func() {
+			h.calming.Store(false)
+			h.wakeForGPUs()
+		})
 	}
 }
 
@@ -114,10 +147,13 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	}
 	defer session.Close()
 	defer func() { _ = h.specs.SetDriver(nil) }() // it must not use a closed session
-	node, err := h.read(root, session)
+	node, err := h.read(root, session, h.specs.SetDriver)
 	if err != nil {
 		return err
 	}
+	h.partitions.SetHardware(session)
+	defer h.partitions.SetHardware(nil) // after what is under way; nor must this
+	defer h.leave(ctx)
 	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", h.nodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	h.said = ""
@@ -131,6 +167,16 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	defer func() { <-nodes }()
 	defer cancel()
 	return h.keepReading(ctx, root, session, node.DriverVersion)
+}
+
+// leave has the hardware left as it was found, if ctx has ended.
+func (h *hardware) leave(ctx context.Context) {
+	if ctx.Err() == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	defer cancel()
+	h.leaving(ctx)
 }
 
 func (h *hardware) open(root driverroot.Root) (*nvml.Session, error) {
@@ -151,9 +197,13 @@ func (h *hardware) open(root driverroot.Root) (*nvml.Session, error) {
 // to time.
 func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
 	for {
-		h.pause(ctx, rereadEvery)
+		woken := h.pause(ctx, rereadEvery)
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		set := h.specs.UpdateDriver
+		if h.hostChanged.Swap(false) || !woken {
+			set = h.specs.SetDriver
 		}
 		now, err := driverroot.Find(h.host, h.driverRoot)
 		if err != nil {
@@ -162,7 +212,7 @@ func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if !sameRoot(root, now) {
 			return fmt.Errorf("the driver has moved from %s to %s", root.Library, now.Library)
 		}
-		node, err := h.read(root, session)
+		node, err := h.read(root, session, set)
 		if err != nil {
 			return err
 		}
@@ -177,11 +227,13 @@ func sameRoot(a, b driverroot.Root) bool {
 	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
 }
 
-// read takes in the facts and passes them on.
-func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, error) {
-	node, err := report.Read(h.nodeName, session, report.Dirs{
-		Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
-		Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
+// read takes in the facts and passes them on, without what is made for claims.
+func (h *hardware) read(root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (gpu.Node, error) {
+	node, err := h.partitions.Read(func() (gpu.Node, error) {
+		return report.Read(h.nodeName, session, report.Dirs{
+			Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
+			Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
+		})
 	})
 	if err != nil {
 		return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
@@ -190,7 +242,7 @@ func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, 
 	for i, g := range node.GPUs {
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
 	}
-	err = h.specs.SetDriver(&cdi.Driver{
+	err = set(&cdi.Driver{
 		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
 		LibraryDirs: root.LibraryDirs, GPUs: node.GPUs, Session: session,
 	})
@@ -201,18 +253,20 @@ func (h *hardware) read(root driverroot.Root, session *nvml.Session) (gpu.Node, 
 }
 
 // pause waits for a sign of change, the time, or the end of ctx.
-func (h *hardware) pause(ctx context.Context, d time.Duration) {
+func (h *hardware) pause(ctx context.Context, d time.Duration) (woken bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return false
 	case <-ctx.Done():
-		return
+		return false
 	case <-h.wake:
 		select {
 		case <-time.After(settle):
 		case <-ctx.Done():
 		}
+		return true
 	}
 }
 
@@ -236,10 +290,13 @@ func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				case <-time.After(retryDriver):
 				case <-ctx.Done():
 				}
-			case event.Xid != 0:
+			case event.Xid == 0:
+				h.soon()
+				continue
+			default:
 				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
 			}
-			h.Wake()
+			h.wakeForGPUs()
 		}
 	}()
 	return done

@@ -20,6 +20,7 @@ import (
 const (
 	lockFile   = "lock"
 	journalDir = "claims"
+	gpuDir     = "gpus" // of the journal
 	hookFile   = "bin/nvidia-cdi-hook"
 	hookTemp   = hookFile + ".tmp" // while it is installed
 )
@@ -155,6 +156,7 @@ func leave(dataDir string) error {
 		removeIfThere(filepath.Join(dataDir, hookFile)),
 		removeIfThere(filepath.Join(dataDir, hookTemp)),
 		removeIfEmpty(filepath.Join(dataDir, filepath.Dir(hookFile))),
+		removeIfEmpty(filepath.Join(dataDir, journalDir, gpuDir)),
 		removeIfEmpty(filepath.Join(dataDir, journalDir)),
 		removeIfThere(filepath.Join(dataDir, lockFile)),
 	)

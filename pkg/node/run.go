@@ -17,10 +17,13 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/report"
@@ -62,6 +65,8 @@ type plugin struct {
 	journal    *journal.Journal
 	specs      *cdi.Specs
 	reporter   *report.Reporter
+	partitions *partition.Manager
+	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
 	hardware   *hardware
 	metrics    *prometheus.Registry
@@ -77,10 +82,6 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	if p.client, err = kubernetes.NewForConfig(api); err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	p.reporter, err = report.New(report.Config{NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api})
-	if err != nil {
-		return nil, err
-	}
 	hook, err := installHook(cfg.CDIHook, cfg.DataDir)
 	if err != nil {
 		return nil, err
@@ -90,18 +91,30 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
 	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host})
+	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
 	p.hardware = &hardware{
-		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs, reporter: p.reporter,
-		arrived: p.recover, reread: p.restore, wake: make(chan struct{}, 1), first: make(chan struct{}),
+		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
+		conditions: p.conditions, arrived: p.recover, reread: p.restore, leaving: p.leaveHardware,
+		wake: make(chan struct{}, 1), first: make(chan struct{}),
 	}
+	p.partitions = partition.New(partition.Options{
+		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
+		ConditionsChanged: p.hardware.Wake, Step: failpoint.Step(),
+	})
+	p.reporter, err = report.New(report.Config{
+		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api, KeepWarm: p.partitions.SetKeepWarm,
+	})
+	if err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
+	p.hardware.reporter, p.hardware.partitions = p.reporter, p.partitions
 	p.preparer = prepare.New(prepare.Options{
-		Journal: p.journal, CDI: p.specs, Inventory: p.reporter,
+		Journal: p.journal, CDI: p.specs, Inventory: p.reporter, Partitions: p.partitions,
 		Holders: prepare.NewCluster(draclient.New(p.client), p.client.CoreV1(), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake,
+		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell,
 		Step: failpoint.Step(),
 	})
-	p.hardware.conditions = p.preparer.Conditions
 	return p, nil
 }
 
@@ -114,6 +127,8 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { return serve(ctx, p.cfg.MetricsAddress, p.metrics, p.ready) })
 	group.Go(func() error { return p.hardware.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
+	group.Go(func() error { p.partitions.Run(ctx); return nil })
+	group.Go(func() error { return p.statuses.Run(ctx) })
 	group.Go(func() error {
 		if err := p.mayRegister(ctx); err != nil {
 			return nil //nolint:nilerr // the context's end: nothing to register any more
@@ -159,9 +174,22 @@ func (p *plugin) serveKubelet(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// recover makes the node agree with the journal. What can't be mended now, for
-// want of a driver say, is tried again when a driver has arrived.
+// conditions are what the journal knows to be wrong with GPUs.
+func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
+	all := p.partitions.Conditions()
+	for uuid, more := range p.preparer.Conditions() {
+		all[uuid] = append(all[uuid], more...)
+	}
+	return all
+}
+
+// recover makes the node agree with the journal: first what GPUs are divided
+// into, then what claims have of it. What can't be mended now, for want of a
+// driver say, is tried again when a driver has arrived.
 func (p *plugin) recover(ctx context.Context) {
+	if err := p.partitions.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some MIG partitions aren't as they should be; it is tried again", "node", p.cfg.NodeName)
+	}
 	if err := p.preparer.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
 	}
@@ -190,11 +218,24 @@ func (p *plugin) ready() error {
 	return p.reporter.Trouble()
 }
 
+// leaveHardware takes back what was done to GPUs, if nothing is prepared.
+func (p *plugin) leaveHardware(ctx context.Context) {
+	if p.claims() > 0 {
+		return
+	}
+	if err := p.partitions.Leave(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some MIG partitions stay on the node's GPUs", "node", p.cfg.NodeName)
+	}
+}
+
+// claims is how many claims are, or may be, prepared.
+func (p *plugin) claims() int { return p.journal.Len() + len(p.journal.Unreadable()) }
+
 // leave cleans up on the host, if nothing there is in use any more: the next
 // plugin, if there is one, puts it back.
 func (p *plugin) leave(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	if n := p.journal.Len() + len(p.journal.Unreadable()); n > 0 {
+	if n := p.claims(); n > 0 {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}

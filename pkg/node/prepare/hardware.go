@@ -72,7 +72,8 @@ func byGPU(grants []journal.Grant) map[gpu.UUID][]journal.Grant {
 }
 
 // release gives up the partitions that the claim holds: different GPUs at
-// once, one GPU in order. What one of them runs into stops none of the others.
+// once, one GPU in order. What one of them runs into stops none of the others;
+// errors name the partition.
 func (p *Preparer) release(ctx context.Context, claimUID string) error {
 	var mu sync.Mutex
 	var errs []error
@@ -82,7 +83,7 @@ func (p *Preparer) release(ctx context.Context, claimUID string) error {
 			for _, d := range partitions {
 				if err := p.Partitions.Release(ctx, d); err != nil {
 					mu.Lock()
-					errs = append(errs, fmt.Errorf("give up MIG partition %s at %d of GPU %s: %w", d.Profile, d.Placement.Start, d.GPU, err))
+					errs = append(errs, err)
 					mu.Unlock()
 				}
 				p.Step("unprepare.released")

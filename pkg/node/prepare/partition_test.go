@@ -262,7 +262,7 @@ func TestDestroyRefused(t *testing.T) {
 		}
 		return nil
 	}
-	if err := f.Unprepare(testContext(t), named(c)); err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), "1g.10gb at 0") {
+	if err := f.Unprepare(testContext(t), named(c)); err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), "1g.10gb {0 1}") {
 		t.Errorf("got %v, want an error that names the partition and its holder", err)
 	}
 	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0)}, f.node.Instances()); diff != "" {

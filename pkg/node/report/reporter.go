@@ -38,6 +38,10 @@ type Config struct {
 	PluginVersion, BootID string
 	// REST reaches the API server.
 	REST *rest.Config
+	// KeepWarm, which may be nil, is called with how long SharingPolicies want
+	// idle partitions of single GPUs to stay, whenever the inventory is seen. It
+	// must not block.
+	KeepWarm func(map[gpu.UUID]time.Duration)
 }
 
 // Reporter holds what is known of the node and keeps its GPUInventory so. Its
@@ -72,6 +76,9 @@ func New(cfg Config) (*Reporter, error) {
 	nodes, err := nodeClient(cfg.REST)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.KeepWarm == nil {
+		cfg.KeepWarm = func(map[gpu.UUID]time.Duration) {}
 	}
 	return &Reporter{cfg: cfg, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
 }
@@ -212,7 +219,18 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 			}
 		}
 		r.inventory = inv
+		r.cfg.KeepWarm(keepWarm(inv))
 	})
+}
+
+func keepWarm(inv *v1alpha1.GPUInventory) map[gpu.UUID]time.Duration {
+	keep := map[gpu.UUID]time.Duration{}
+	for _, g := range inv.Spec.GPUs {
+		if g.KeepWarm != nil && g.KeepWarm.Duration > 0 {
+			keep[gpu.UUID(g.UUID)] = g.KeepWarm.Duration
+		}
+	}
+	return keep
 }
 
 // resourceNVIDIA is what NVIDIA's device plugin offers GPUs as.

@@ -82,7 +82,7 @@ func (n *Node) Release(ctx context.Context, p gpu.Partition) error {
 		return nil
 	}
 	if err := n.working(ctx, p); err != nil {
-		return err
+		return fmt.Errorf("release %v: %w", p, err)
 	}
 	n.Destroy(p)
 	n.step("partition.destroyed")
