@@ -157,6 +157,9 @@ func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(u
 
 // makeGPUDir makes the directory for the first record, durably.
 func (j *Journal) makeGPUDir() error {
+	if j.gpus.len() > 0 {
+		return nil
+	}
 	err := os.Mkdir(j.gpus.dir, 0o700)
 	if errors.Is(err, os.ErrExist) {
 		return nil
