@@ -30,7 +30,7 @@ type State struct {
 
 const (
 	stateVersion = 1
-	maxEvents    = 256
+	maxEvents    = 64
 )
 
 // GPUState is what can change about one GPU.

@@ -146,7 +146,7 @@ func TestEventsOverflow(t *testing.T) {
 	}
 	e, err := set.Wait(context.Background(), time.Minute)
 	check(t, err)
-	if e.Data != 300-256 {
+	if e.Data != 300-64 {
 		t.Errorf("first kept event is %d", e.Data)
 	}
 }

@@ -1,7 +1,11 @@
 // Package nvmltest is the contract of the hardware port as tests: whatever
-// claims to be NVML for this driver must pass Contract. It runs on the
-// simulator in process, on the simulator's library through go-nvml, and on
-// real hardware. It changes nothing on the GPUs it reads.
+// claims to be NVML for this driver must pass Contract, which changes nothing
+// on the GPUs it reads, and MIGLifecycle, which does. Contract runs on the
+// simulator in process, on the simulator's library through go-nvml, and on real
+// hardware; MIGLifecycle on the first two.
+//
+// Simulated is the port for other packages' tests: the Session of production
+// over the simulator's engine in this process, without a library.
 package nvmltest
 
 import (
@@ -22,6 +26,7 @@ type Port interface {
 	Driver() (nvml.Driver, error)
 	GPUs() ([]gpu.GPU, error)
 	WaitEvent(ctx context.Context) (nvml.Event, error)
+	MIG(uuid gpu.UUID) (gpu.MIG, error)
 }
 
 var (
@@ -45,8 +50,13 @@ func Contract(t *testing.T, port Port) {
 	}
 	t.Run("identity", func(t *testing.T) { checkIdentity(t, gpus) })
 	for _, g := range gpus {
-		t.Run(string(g.UUID), func(t *testing.T) { checkGPU(t, g) })
+		t.Run(string(g.UUID), func(t *testing.T) {
+			checkGPU(t, g)
+			checkMIG(t, port, g)
+		})
 	}
+	_, err = port.MIG("GPU-00000000-0000-0000-0000-000000000000")
+	want(t, "MIG of a GPU that isn't there", err, nvml.ErrLost)
 	t.Run("readers agree", func(t *testing.T) { checkReaders(t, port, gpus) })
 	t.Run("waiting ends with the context", func(t *testing.T) { checkWait(t, port) })
 }
@@ -98,6 +108,35 @@ func checkGPU(t *testing.T, g gpu.GPU) {
 	}
 	if g.MIG != nil {
 		checkProfiles(t, g.MIG.Profiles, g.MemoryBytes)
+	}
+}
+
+// checkMIG: MIG tells what GPUs told, and what it tells is possible.
+func checkMIG(t *testing.T, port Port, g gpu.GPU) {
+	got, err := port.MIG(g.UUID)
+	if g.MIG == nil {
+		want(t, "MIG of a GPU without", err, nvml.ErrNotSupported)
+		return
+	}
+	must(t, err)
+	if diff := cmp.Diff(*g.MIG, got); diff != "" {
+		t.Errorf("GPUs and MIG disagree (-GPUs +MIG):\n%s", diff)
+	}
+	if got.Switchable && (got.Enabled != got.Pending || g.VirtualizationMode == "passthrough" || g.VirtualizationMode == "vgpu" || g.Model.Architecture == "Ampere") {
+		t.Errorf("%+v of a %s GPU (virtualization %s) counts as switchable", got, g.Model.Architecture, g.VirtualizationMode)
+	}
+	if len(got.Instances) > 0 && !got.Enabled {
+		t.Errorf("instances %+v with the mode off", got.Instances)
+	}
+	for i, a := range got.Instances {
+		if (a.UUID == "") != (a.ComputeInstanceID == gpu.NoComputeInstance) {
+			t.Errorf("instance %+v: a MIG device has both, UUID and compute instance", a)
+		}
+		for _, b := range got.Instances[:i] {
+			if a.Placement.Overlaps(b.Placement) || a.GPUInstanceID <= b.GPUInstanceID || (a.UUID != "" && a.UUID == b.UUID) {
+				t.Errorf("instances %+v and %+v: they overlap, are alike, or out of order", b, a)
+			}
+		}
 	}
 }
 

@@ -18,7 +18,6 @@ import (
 
 // MIGPort is what the driver uses of NVML to change MIG.
 type MIGPort interface {
-	MIG(uuid gpu.UUID) (gpu.MIG, error)
 	CreateInstance(p gpu.Partition) (gpu.Instance, error)
 	DestroyInstance(uuid gpu.UUID, want gpu.Instance) error
 	SetMIGMode(uuid gpu.UUID, on bool) error
@@ -97,7 +96,7 @@ func (l *life) instances(t *testing.T) {
 
 // without: everything about a GPU without MIG is not supported.
 func (l *life) without(t *testing.T) {
-	_, migErr := l.mig.MIG(l.gpu.UUID)
+	_, migErr := l.port.MIG(l.gpu.UUID)
 	_, createErr := l.mig.CreateInstance(gpu.Partition{GPU: l.gpu.UUID, Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
 	for what, err := range map[string]error{"MIG": migErr, "create": createErr, "mode": l.mig.SetMIGMode(l.gpu.UUID, true)} {
 		want(t, what+" without MIG", err, nvml.ErrNotSupported)
@@ -172,7 +171,7 @@ func (l *life) profile(name string) gpu.Profile {
 
 func (l *life) read(t *testing.T) gpu.MIG {
 	t.Helper()
-	m, err := l.mig.MIG(l.gpu.UUID)
+	m, err := l.port.MIG(l.gpu.UUID)
 	must(t, err)
 	return m
 }
@@ -489,7 +488,7 @@ func parallel(t *testing.T, port Port, mig MIGPort, machine *nvmlsim.Machine) {
 	}
 	for _, g := range gpus {
 		if g.MIG != nil {
-			work.Go(func() { fillAndEmpty(t, mig, g) })
+			work.Go(func() { fillAndEmpty(t, port, mig, g) })
 		}
 	}
 	work.Wait()
@@ -502,7 +501,7 @@ func parallel(t *testing.T, port Port, mig MIGPort, machine *nvmlsim.Machine) {
 	}
 }
 
-func fillAndEmpty(t *testing.T, mig MIGPort, g gpu.GPU) {
+func fillAndEmpty(t *testing.T, port Port, mig MIGPort, g gpu.GPU) {
 	p := g.MIG.Profiles[0]
 	var made []gpu.Instance
 	uuids := map[gpu.UUID]bool{}
@@ -517,7 +516,7 @@ func fillAndEmpty(t *testing.T, mig MIGPort, g gpu.GPU) {
 		}
 		made, uuids[i.UUID] = append(made, i), true
 	}
-	m, err := mig.MIG(g.UUID)
+	m, err := port.MIG(g.UUID)
 	if err != nil || len(m.Instances) != len(made) {
 		t.Errorf("%s: %d instances, created were %d (%v)", g.UUID, len(m.Instances), len(made), err)
 	}
