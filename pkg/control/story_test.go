@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,7 +43,9 @@ const patience = 20 * time.Second
 var (
 	api        client.WithWatch
 	slices     resourceclient.ResourceSliceInterface
+	claims     resourceclient.ResourceClaimInterface
 	program    string
+	binaries   string // directory of kube-apiserver and etcd
 	kubeconfig string
 )
 
@@ -65,7 +68,7 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	binaries := os.Getenv("KUBEBUILDER_ASSETS")
+	binaries = os.Getenv("KUBEBUILDER_ASSETS")
 	if binaries == "" {
 		binaries = filepath.Join(dir, "bin")
 		if err := cluster.Build(context.Background(), "1.37", binaries, os.Stderr); err != nil {
@@ -76,35 +79,76 @@ func run(m *testing.M) (code int, err error) {
 	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/controller").CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the controller: %w\n%s", err, out)
 	}
+	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
+		return 0, err
+	}
+	stop, err := serve(dir, binaries, os.Getenv("RESOURCE_API"))
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	return m.Run(), nil
+}
+
+// serve starts an API server that has only this version of resource.k8s.io,
+// or, if it is empty, v1 and whatever is on by default. From now on stories are
+// told to it.
+func serve(dir, binaries, version string, args ...string) (stop func(), err error) {
 	env := envtest.Environment{
 		BinaryAssetsDirectory: binaries,
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
-	if version := os.Getenv("RESOURCE_API"); version != "" && version != "v1" {
-		env.ControlPlane.GetAPIServer().Configure().Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+	apiserver := env.ControlPlane.GetAPIServer().Configure()
+	if version != "" && version != "v1" {
+		apiserver.Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+	}
+	for _, arg := range args {
+		name, value, _ := strings.Cut(arg, "=")
+		apiserver.Append(name, value)
 	}
 	config, err := env.Start()
 	if err != nil {
-		return 0, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
+		return nil, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
 	}
-	defer func() { _ = env.Stop() }()
+	stop = func() { _ = env.Stop() }
+	if err := connect(dir, env.KubeConfig, config); err != nil {
+		stop()
+		return nil, err
+	}
+	return stop, nil
+}
+
+// connect makes the clients that stories use.
+func connect(dir string, file []byte, config *rest.Config) (err error) {
 	kubeconfig = filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(kubeconfig, env.KubeConfig, 0o600); err != nil {
-		return 0, err
-	}
-	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
-		return 0, err
+	if err := os.WriteFile(kubeconfig, file, 0o600); err != nil {
+		return err
 	}
 	if api, err = client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme}); err != nil {
-		return 0, err
+		return err
 	}
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	slices = draclient.New(clientset).ResourceSlices()
-	return m.Run(), nil
+	claims = draclient.New(clientset).ResourceClaims("default")
+	return nil
+}
+
+// anotherServer tells the rest of this story to another API server.
+func anotherServer(t *testing.T, version string, args ...string) {
+	t.Helper()
+	api0, slices0, claims0, kubeconfig0 := api, slices, claims, kubeconfig
+	stop, err := serve(t.TempDir(), binaries, version, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		api, slices, claims, kubeconfig = api0, slices0, claims0, kubeconfig0
+	})
 }
 
 func TestFirstPublish(t *testing.T) {
@@ -581,7 +625,7 @@ func TestPolicyIsAnswered(t *testing.T) {
 	startController(t)
 	n := newNode(t, 2)
 	n.report(t)
-	p := newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.10gb"}}})
+	p := newPolicy(t, v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2)}})
 	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": n.name}}
 	if err := api.Create(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -599,10 +643,7 @@ func TestPolicyIsAnswered(t *testing.T) {
 	}
 	eventually(t, "the plan is refused", func() bool { return answer() == "False PlanNotSupported nodes=0 gpus=0" })
 
-	p.Spec.Plan = v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}
-	if err := api.Update(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	change(t, p, func() { p.Spec.Plan = v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}} })
 	eventually(t, "the plan is in force, nowhere yet", func() bool { return answer() == "True Accepted nodes=0 gpus=0" })
 
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
