@@ -49,10 +49,10 @@ func existing(a, b part) int {
 // order in which, summed over its steps, the most of the largest partitions
 // stay possible, then of the next smaller ones, and so on.
 //
-// On a GPU of eight memory slices, 1g goes to 6, 4, 5 and then 0 to 3: the
-// second half has room for three of them and a 3g, the first for four and a 4g
-// too. Without 4g on offer the first half goes first, because four find room in
-// it before the other 3g is lost.
+// On a GPU of eight memory slices, 1g goes to 4, 5, 6 and then 0 to 3: the
+// second half has room for three of them or a 3g, the first for four of them or
+// a 3g or a 4g. Without 4g on offer the first half goes first, because four
+// find room in it before the other 3g is lost.
 func ranks(parts []part) map[gpu.Partition]int {
 	out := make(map[gpu.Partition]int, len(parts))
 	for _, like := range byProfile(parts) {
@@ -76,27 +76,36 @@ func byProfile(parts []part) map[string][]part {
 const maxOrdered = 10
 
 // bestOrder looks at every subset of like once: what stays possible beside a
-// subset doesn't depend on the order in which it was given away.
+// subset doesn't depend on the order in which it was given away. Of equally
+// good orders it takes the one with the lower slices first.
 func bestOrder(all, like []part) []part {
 	like = slices.SortedFunc(slices.Values(like), func(a, b part) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	if len(like) > maxOrdered {
 		return like
 	}
+	type order struct {
+		given []int
+		sum   []int // of what is left after each step
+	}
 	subsets := make([]order, 1<<len(like))
-	subsets[0].sum = left(all, nil)
-	for set := 1; set < len(subsets); set++ {
+	for set := range subsets {
 		var given []part
-		best := -1
+		last := -1
 		for i := range like {
 			if set&(1<<i) == 0 {
 				continue
 			}
 			given = append(given, like[i])
-			if best < 0 || subsets[set&^(1<<i)].compare(subsets[set&^(1<<best)]) >= 0 {
-				best = i
+			if last < 0 || slices.Compare(subsets[set&^(1<<i)].sum, subsets[set&^(1<<last)].sum) >= 0 {
+				last = i
 			}
 		}
-		subsets[set] = subsets[set&^(1<<best)].then(best, left(all, given))
+		subsets[set].sum = left(all, given)
+		if last >= 0 {
+			before := subsets[set&^(1<<last)]
+			subsets[set].given = append(slices.Clip(before.given), last)
+			add(subsets[set].sum, before.sum)
+		}
 	}
 	var out []part
 	for _, i := range subsets[len(subsets)-1].given {
@@ -105,24 +114,10 @@ func bestOrder(all, like []part) []part {
 	return out
 }
 
-// order is one in which a subset is given away.
-type order struct {
-	given []int
-	// sum of what is left after each step, and what is left after each step.
-	sum, steps []int
-}
-
-// compare prefers the larger sum, then having more at the start.
-func (o order) compare(p order) int {
-	return cmp.Or(slices.Compare(o.sum, p.sum), slices.Compare(o.steps, p.steps))
-}
-
-func (o order) then(next int, left []int) order {
-	sum := slices.Clone(o.sum)
-	for i := range left {
-		sum[i] += left[i]
+func add(to, n []int) {
+	for i := range to {
+		to[i] += n[i]
 	}
-	return order{given: append(slices.Clip(o.given), next), sum: sum, steps: append(slices.Clip(o.steps), left...)}
 }
 
 // left counts what can be made beside what was given away, by size, the largest
