@@ -123,19 +123,19 @@ func TestRefusals(t *testing.T) {
 		set  string
 		want []string
 	}{
-		"unknown value":      {"nodes.driverRoot=/x", []string{"additional properties 'nodes' not allowed"}},
-		"unknown part":       {"node.kubeletDir=/x", []string{"/node", "'kubeletDir' not allowed"}},
-		"wrong type":         {"controller.replicas=two", []string{"/controller/replicas", "want integer"}},
-		"relative path":      {"node.dataDir=var/lib", []string{"/node/dataDir"}},
-		"root as directory":  {"node.cdiDir=/", []string{"/node/cdiDir"}},
-		"pull policy":        {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "'IfNotPresent'"}},
-		"class without CEL":  {"deviceClasses.extra.h100.cel=true", []string{"/deviceClasses/extra/h100", "missing property 'expression'"}},
-		"class of the chart": {`deviceClasses.extra.gpu\.nvidia\.com.expression=x`, []string{"invalid propertyName 'gpu.nvidia.com'"}},
+		"unknown value":                {"nodes.driverRoot=/x", []string{"additional properties 'nodes' not allowed"}},
+		"unknown part":                 {"node.kubeletDir=/x", []string{"/node", "'kubeletDir' not allowed"}},
+		"wrong type":                   {"controller.replicas=two", []string{"/controller/replicas", "want integer"}},
+		"relative path":                {"node.dataDir=var/lib", []string{"/node/dataDir"}},
+		"root as directory":            {"node.cdiDir=/", []string{"/node/cdiDir"}},
+		"pull policy":                  {"image.pullPolicy=Sometimes", []string{"/image/pullPolicy", "'IfNotPresent'"}},
+		"class without CEL":            {"deviceClasses.extra.h100.cel=true", []string{"/deviceClasses/extra/h100", "missing property 'expression'"}},
+		"class of the chart":           {`deviceClasses.extra.gpu\.nvidia\.com.expression=x`, []string{"invalid propertyName 'gpu.nvidia.com'"}},
 		"the other class of the chart": {`deviceClasses.extra.mig\.nvidia\.com.expression=x`, []string{"invalid propertyName 'mig.nvidia.com'"}},
-		"class name":         {"deviceClasses.extra.H100.expression=x", []string{"invalid propertyName 'H100'"}},
-		"no machine":         {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
-		"two drivers":        {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
-		"extended resource":  {"deviceClasses.extendedResourceName=gpu", []string{"/deviceClasses/extendedResourceName"}},
+		"class name":                   {"deviceClasses.extra.H100.expression=x", []string{"invalid propertyName 'H100'"}},
+		"no machine":                   {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
+		"two drivers":                  {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
+		"extended resource":            {"deviceClasses.extendedResourceName=gpu", []string{"/deviceClasses/extendedResourceName"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, all, err := template(t, "--set", c.set)
