@@ -3,6 +3,7 @@ package offer
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -135,18 +136,16 @@ func possible(r room, parts []part, devices int) counters {
 		}
 		out = append(out, c)
 	}
-	for _, p := range parts {
-		c := counter{name: "instances-" + p.slug(), limit: max(0, r.instances[p.Profile]), takes: make([]int, devices)}
-		if slices.ContainsFunc(out, func(o counter) bool { return o.name == c.name }) {
-			continue
-		}
-		for i, q := range parts {
-			if !q.exists && q.Profile == p.Profile {
+	for profile, like := range byProfile(parts) {
+		c := counter{name: "instances-" + like[0].slug(), limit: max(0, r.instances[profile]), takes: make([]int, devices)}
+		for i, p := range parts {
+			if !p.exists && p.Profile == profile {
 				c.takes[i] = 1
 			}
 		}
 		out = append(out, c)
 	}
+	slices.SortStableFunc(out[len(units(gpu.Engines{})):], func(a, b counter) int { return strings.Compare(a.name, b.name) })
 	return out
 }
 
@@ -160,9 +159,9 @@ func scarce(memorySlices int, spans []gpu.Placement, all counters) counters {
 		}
 	}
 	// What came later may say what an earlier one says.
-	for i := len(out) - 1; i >= 0; i-- {
+	for i, c := range slices.Backward(out) {
 		others := slices.Delete(slices.Clone(out), i, i+1)
-		if most(memorySlices, spans, out[i], others) <= out[i].limit {
+		if most(memorySlices, spans, c, others) <= c.limit {
 			out = others
 		}
 	}

@@ -54,9 +54,13 @@ func existing(a, b part) int {
 // a 3g or a 4g. Without 4g on offer the first half goes first, because four
 // find room in it before the other 3g is lost.
 func ranks(parts []part) map[gpu.Partition]int {
+	all := make([]gpu.Placement, 0, len(parts))
+	for _, p := range parts {
+		all = append(all, p.Placement)
+	}
 	out := make(map[gpu.Partition]int, len(parts))
 	for _, like := range byProfile(parts) {
-		for n, p := range bestOrder(parts, like) {
+		for n, p := range bestOrder(all, like) {
 			out[p.Partition] = n
 		}
 	}
@@ -78,7 +82,7 @@ const maxOrdered = 10
 // bestOrder looks at every subset of like once: what stays possible beside a
 // subset doesn't depend on the order in which it was given away. Of equally
 // good orders it takes the one with the lower slices first.
-func bestOrder(all, like []part) []part {
+func bestOrder(all []gpu.Placement, like []part) []part {
 	like = slices.SortedFunc(slices.Values(like), func(a, b part) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	if len(like) > maxOrdered {
 		return like
@@ -88,14 +92,15 @@ func bestOrder(all, like []part) []part {
 		sum   []int // of what is left after each step
 	}
 	subsets := make([]order, 1<<len(like))
+	given := make([]gpu.Placement, 0, len(like))
 	for set := range subsets {
-		var given []part
+		given = given[:0]
 		last := -1
 		for i := range like {
 			if set&(1<<i) == 0 {
 				continue
 			}
-			given = append(given, like[i])
+			given = append(given, like[i].Placement)
 			if last < 0 || slices.Compare(subsets[set&^(1<<i)].sum, subsets[set&^(1<<last)].sum) >= 0 {
 				last = i
 			}
@@ -122,15 +127,15 @@ func add(to, n []int) {
 
 // left counts what can be made beside what was given away, by size, the largest
 // first.
-func left(all, given []part) []int {
+func left(all, given []gpu.Placement) []int {
 	largest := 0
 	for _, p := range all {
-		largest = max(largest, p.Placement.Size)
+		largest = max(largest, p.Size)
 	}
 	n := make([]int, largest+1)
 	for _, p := range all {
-		if !slices.ContainsFunc(given, func(g part) bool { return g.Placement.Overlaps(p.Placement) }) {
-			n[largest-p.Placement.Size]++
+		if !slices.ContainsFunc(given, p.Overlaps) {
+			n[largest-p.Size]++
 		}
 	}
 	return n

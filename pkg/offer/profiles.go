@@ -13,7 +13,7 @@ import (
 // only in media engines or graphics, and without the one that is the whole GPU
 // again, where the whole GPU is offered.
 func byDefault(m gpu.MIG, p gpu.Profile, whole bool) bool {
-	return plain(p) && !(whole && takesAll(m, p))
+	return plain(p) && (!whole || !takesAll(m, p))
 }
 
 // plain says whether a profile is no variant: "1g.24gb", not "1g.24gb+gfx".

@@ -1,6 +1,7 @@
 package offer
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -63,11 +64,7 @@ func (r room) without(p gpu.Profile, at gpu.Placement) room {
 	for i, u := range units(p.Engines) {
 		r.engines[i] -= u.count
 	}
-	instances := make(map[string]int, len(r.instances))
-	for name, n := range r.instances {
-		instances[name] = n
-	}
-	instances[p.Name]--
-	r.instances = instances
+	r.instances = maps.Clone(r.instances)
+	r.instances[p.Name]--
 	return r
 }

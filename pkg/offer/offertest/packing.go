@@ -40,17 +40,17 @@ type Load struct {
 // for, and how long they stay, doesn't depend on the offer's order.
 func Play(gpus []offer.GPU, mix Mix, l Load) (given int) {
 	s := newShop(gpus)
-	random := rand.New(rand.NewPCG(l.Seed, uint64(l.Claims))) //nolint:gosec // chance that can be repeated
+	random := rand.New(rand.NewPCG(l.Seed, uint64(l.Claims)))
 	kinds, weights := mix.kinds()
 	stay := l.Pressure * s.total / s.mean(kinds, weights)
 	var held leaving
 	for now := range l.Claims {
 		for len(held) > 0 && held[0].when <= float64(now) {
-			s.giveBack(heap.Pop(&held).(departure).device) //nolint:forcetypeassert // the heap holds nothing else
+			s.giveBack(heap.Pop(&held).(departure).device)
 		}
-		kind, for_ := pick(random, kinds, weights), random.ExpFloat64()*stay
+		kind, leaves := pick(random, kinds, weights), float64(now)+random.ExpFloat64()*stay
 		if d, ok := s.take(kind); ok {
-			heap.Push(&held, departure{when: float64(now) + for_, device: d})
+			heap.Push(&held, departure{when: leaves, device: d})
 			given++
 		}
 	}
@@ -151,7 +151,8 @@ func (l leaving) Less(i, j int) bool { return l[i].when < l[j].when }
 func (l leaving) Swap(i, j int)      { l[i], l[j] = l[j], l[i] }
 
 // Push and Pop are heap.Interface's.
-func (l *leaving) Push(x any) { *l = append(*l, x.(departure)) } //nolint:forcetypeassert // the heap holds nothing else
+func (l *leaving) Push(x any) { *l = append(*l, x.(departure)) }
+
 // Pop takes the last.
 func (l *leaving) Pop() any {
 	last := (*l)[len(*l)-1]
