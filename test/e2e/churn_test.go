@@ -178,14 +178,11 @@ func lines(ctx context.Context, t *testing.T, s *stack.Stack, script string) int
 // pluginMetrics reads the plugin's metrics from inside its node.
 func pluginMetrics(ctx context.Context, t *testing.T, s *stack.Stack) string {
 	t.Helper()
-	list, err := s.Kube().CoreV1().Pods(stack.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/component=node", FieldSelector: "spec.nodeName=" + churnNode,
-	})
-	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("find the plugin's pod: %d pods, %v", len(list.Items), err)
+	pod, err := pluginPod(ctx, s, churnNode)
+	if err != nil {
+		t.Fatal(err)
 	}
-	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8081/proxy/metrics", stack.Namespace, list.Items[0].Name)
-	out, err := s.Kubectl(ctx, "get", "--raw", path)
+	out, err := s.Kubectl(ctx, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8081/proxy/metrics", stack.Namespace, pod))
 	if err != nil {
 		t.Fatal(err)
 	}

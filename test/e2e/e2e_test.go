@@ -52,7 +52,12 @@ func TestStories(t *testing.T) {
 			}
 		})
 	}
-	t.Run("churn", func(t *testing.T) { churn(t, s) })
+	t.Run("churn", func(t *testing.T) {
+		churn(t, s)
+		if err := healthy(t.Context(), s); err != nil {
+			t.Error(err)
+		}
+	})
 	testscript.RunT(serial{t}, testscript.Params{
 		Dir:      "testdata",
 		Deadline: time.Now().Add(45 * time.Minute),
@@ -85,6 +90,9 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 			if _, err := s.Cluster.Exec(context.Background(), node, simulator([]string{"fault", "--clear"})...); err != nil {
 				env.T().Log("the story leaves the faults of its hardware behind:", err)
 			}
+		}
+		if err := healthy(context.Background(), s); err != nil {
+			env.T().(serial).Errorf("the story leaves something behind: %v", err)
 		}
 	})
 	return nil

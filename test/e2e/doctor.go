@@ -1,0 +1,63 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+// recovery is how long a node may take to be as it must be after a story.
+const recovery = time.Minute
+
+// healthy waits until the plugin's doctor finds nothing wrong on any node, and
+// nothing left over.
+func healthy(ctx context.Context, s *stack.Stack) error {
+	for _, node := range s.Cluster.Nodes() {
+		var last error
+		err := wait.PollUntilContextTimeout(ctx, time.Second, recovery, true, func(ctx context.Context) (bool, error) {
+			last = doctor(ctx, s, node)
+			return last == nil, nil
+		})
+		if err != nil {
+			return fmt.Errorf("%s after %v: %w", node, recovery, last)
+		}
+	}
+	return nil
+}
+
+func doctor(ctx context.Context, s *stack.Stack, node string) error {
+	pod, err := pluginPod(ctx, s, node)
+	if err != nil {
+		return err
+	}
+	_, err = s.Kubectl(ctx, "exec", "-n", stack.Namespace, pod, "--", "kubelet-plugin", "doctor", "--strict", "--looks=1")
+	return err
+}
+
+// pluginPod is the name of the node's plugin.
+func pluginPod(ctx context.Context, s *stack.Stack, node string) (string, error) {
+	list, err := s.Kube().CoreV1().Pods(stack.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/component=node", FieldSelector: "spec.nodeName=" + node,
+	})
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil {
+			names = append(names, p.Name)
+		}
+	}
+	if len(names) != 1 {
+		return "", fmt.Errorf("plugins on %s: %q, want one", node, strings.Join(names, " "))
+	}
+	return names[0], nil
+}
