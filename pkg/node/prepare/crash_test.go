@@ -123,6 +123,7 @@ func TestCrash(t *testing.T) {
 			for at, crashed := range crashes(t, op) {
 				for what, e := range events() {
 					t.Run(at+"/"+what, func(t *testing.T) {
+						t.Parallel()
 						checkAfterCrash(t, op, copyOf(t, crashed), e)
 					})
 				}
