@@ -84,20 +84,20 @@ func (b *rulebook) read(all []v1alpha1.SharingPolicy, version string) {
 	b.selectors = make(map[string]*selector)
 	b.current = &rules{version: version, refused: make(map[string]error)}
 	for i := range all {
-		r, err := newRule(&all[i], known)
+		expression := all[i].Spec.GPUSelector
+		r, err := newRule(&all[i], cmp.Or(b.selectors[expression], known[expression]))
 		if err != nil {
 			b.current.refused[all[i].Name] = err
 			continue
 		}
-		if r.selector != nil {
-			b.selectors[all[i].Spec.GPUSelector] = r.selector
-		}
+		b.selectors[expression] = r.selector
 		b.current.accepted = append(b.current.accepted, r)
 	}
 }
 
-// newRule returns an error for a policy that can't take part.
-func newRule(s *v1alpha1.SharingPolicy, known map[string]*selector) (rule, error) {
+// newRule returns an error for a policy that can't take part. Its selector is
+// compiled unless it is known.
+func newRule(s *v1alpha1.SharingPolicy, known *selector) (rule, error) {
 	if errs := s.Spec.Validate(); len(errs) > 0 {
 		return rule{}, errs.ToAggregate()
 	}
@@ -114,10 +114,7 @@ func newRule(s *v1alpha1.SharingPolicy, known map[string]*selector) (rule, error
 			return rule{}, fmt.Errorf("spec.nodeSelector: %w", err)
 		}
 	}
-	if s.Spec.GPUSelector == "" {
-		return r, nil
-	}
-	if r.selector = known[s.Spec.GPUSelector]; r.selector == nil {
+	if r.selector = known; known == nil && s.Spec.GPUSelector != "" {
 		if r.selector, err = compile(s.Spec.GPUSelector); err != nil {
 			return rule{}, err
 		}

@@ -102,12 +102,12 @@ func precedence(a, b Policy) int {
 // ErrPlanNotSupported says that this version can't carry out a plan.
 var ErrPlanNotSupported = errors.New("this version can't carry out the plan")
 
-// notSupported is an ErrPlanNotSupported that says what to do.
-type notSupported string
+// planError is an ErrPlanNotSupported that says what to do.
+type planError string
 
-func (e notSupported) Error() string { return string(e) }
+func (e planError) Error() string { return string(e) }
 
-func (notSupported) Is(target error) bool { return target == ErrPlanNotSupported }
+func (planError) Is(target error) bool { return target == ErrPlanNotSupported }
 
 // Supported returns an ErrPlanNotSupported, which says what to do, unless this
 // version can carry out the plan.
@@ -115,9 +115,9 @@ func Supported(p v1alpha1.Plan) error {
 	const asIf = "the selected GPUs are offered as if this policy did not exist"
 	switch {
 	case p.Partitioned != nil && p.Partitioned.MPS != nil:
-		return notSupported("spec.plan.partitioned.mps: this version can't cut partitions into MPS shares; leave mps out; until then " + asIf)
+		return planError("spec.plan.partitioned.mps: this version can't cut partitions into MPS shares; leave mps out; until then " + asIf)
 	case p.Partitioned != nil || p.Exclusive != nil:
 		return nil
 	}
-	return notSupported("spec.plan: this version can carry out exclusive and partitioned only; " + asIf)
+	return planError("spec.plan: this version can carry out exclusive and partitioned only; " + asIf)
 }

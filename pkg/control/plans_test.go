@@ -1,0 +1,276 @@
+package control
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+func kind() schema.GroupKind {
+	return schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}
+}
+
+// cuttable makes the node's GPUs ones that MIG can cut.
+func (s *scene) cuttable() {
+	s.t.Helper()
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{h100(0), h100(1)} })
+}
+
+// sharing makes a policy for all GPUs, or changes it.
+func (s *scene) sharing(name string, plan v1alpha1.Plan) {
+	s.t.Helper()
+	p := sharing(name, v1alpha1.SharingPolicySpec{Plan: plan})
+	old := &v1alpha1.SharingPolicy{}
+	if s.api.Get(s.t.Context(), client.ObjectKeyFromObject(p), old) == nil {
+		p.Generation = old.Generation + 1
+		if err := s.api.Delete(s.t.Context(), old); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if err := s.api.Create(s.t.Context(), p); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// offered lists the names of the first GPU's devices.
+func (s *scene) offered() []string {
+	var out []string
+	for _, slice := range s.shelf.slices {
+		for _, d := range slice.Spec.Devices {
+			if len(d.Name) >= 12 && d.Name[:12] == "gpu-00000000" {
+				out = append(out, d.Name[12:])
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (s *scene) mustOffer(want ...string) {
+	s.t.Helper()
+	if diff := cmp.Diff(want, s.offered()); diff != "" {
+		s.t.Fatalf("devices of the first GPU (-want +got):\n%s", diff)
+	}
+}
+
+// A device that a claim has stays through any change of plan, and no longer.
+func TestPlansChangeWithoutWaiting(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	s.sharing("p", partitioned("3g.40gb"))
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
+
+	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
+	s.mustReconcile()
+	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
+	if s.nodes.plans.waits("n") {
+		t.Error("what is planned waits for nobody")
+	}
+	s.sharing("p", exclusive())
+	s.mustReconcile()
+	s.mustOffer("", "-mig-3g40gb-4")
+	if !s.nodes.plans.waits("n") {
+		t.Error("nothing waits for the claim")
+	}
+	delete(s.claims, "n")
+	s.mustReconcile()
+	s.mustOffer("")
+}
+
+// One policy goes, another comes, the node's labels change: the same facts give
+// the same devices, without a policy and without a restart.
+func TestPlanFollowsTheFacts(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	all := s.offered()
+	if len(all) < 1+7+2 {
+		t.Fatalf("without a policy %v is offered", all)
+	}
+	p := sharing("p", v1alpha1.SharingPolicySpec{
+		Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "training"}},
+	})
+	if err := s.api.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	s.mustReconcile()
+	s.mustOffer(all...)
+	node := &corev1.Node{}
+	if err := s.api.Get(t.Context(), client.ObjectKey{Name: "n"}, node); err != nil {
+		t.Fatal(err)
+	}
+	node.Labels = map[string]string{"pool": "training"}
+	if err := s.api.Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	s.mustReconcile()
+	s.mustOffer("")
+	if err := s.api.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	s.mustReconcile()
+	s.mustOffer(all...)
+}
+
+// Labels decide about plans; while they aren't known, what is there stays.
+func TestUnknownNodeKeepsItsPool(t *testing.T) {
+	s := newScene(t)
+	s.published()
+	if err := s.api.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.restart()
+	s.mustReconcile()
+	s.mustHave(2)
+	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
+	s.mustReconcile()
+	s.mustHave(0)
+}
+
+func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
+	s := newScene(t)
+	s.cuttable()
+	plan := partitioned("3g.40gb")
+	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
+	s.sharing("p", plan)
+	s.mustReconcile()
+	want := []v1alpha1.GPUSpec{{UUID: h100(0).UUID, KeepWarm: plan.Partitioned.KeepWarm}, {UUID: h100(1).UUID, KeepWarm: plan.Partitioned.KeepWarm}}
+	if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
+		t.Errorf("spec.gpus (-want +got):\n%s", diff)
+	}
+	s.mustHaveAsked(1) // in the same breath
+	version := s.inventory().ResourceVersion
+	s.mustReconcile()
+	if got := s.inventory().ResourceVersion; got != version {
+		t.Error("the inventory was written again")
+	}
+	s.sharing("p", partitioned("3g.40gb"))
+	s.mustReconcile()
+	if got := s.inventory().Spec; len(got.GPUs) > 0 || got.PublishRequest != 1 {
+		t.Errorf("spec is %+v", got)
+	}
+}
+
+func TestWhichClaimsConcernANode(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	for name, tc := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		want  int
+	}{
+		"nothing given":            {&resourceapi.ResourceClaim{}, 0},
+		"a device that is offered": {given("n", "gpu-00000000"), 0},
+		"one that isn't any more":  {given("n", "gpu-00000000-mig-1g10gb-9"), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := s.nodes.concerned(tc.claim); len(got) != tc.want {
+				t.Errorf("got %v, want %d", got, tc.want)
+			}
+		})
+	}
+	s.claims["n"] = []allocation{{"gpu-00000001-mig-3g40gb-4", "ns/c"}}
+	s.sharing("p", exclusive())
+	s.mustReconcile()
+	if got := s.nodes.concerned(given("n", "gpu-00000000")); len(got) != 1 {
+		t.Error("while something waits, every claim of the node concerns it")
+	}
+}
+
+func given(pool string, devices ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: pool + "-claim", UID: "u", Annotations: map[string]string{"large": "thing"}}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for _, d := range devices {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Driver: "gpu.nvidia.com", Pool: pool, Device: d, Request: "r"})
+	}
+	return c
+}
+
+// fakeClaimClient is a server in memory.
+type fakeClaimClient struct {
+	resourceclient.ResourceClaimsGetter
+}
+
+func (fakeClaimClient) IsWatchListSemanticsUnSupported() bool { return true }
+
+func TestClaimsKeepWhatIsNeeded(t *testing.T) {
+	mixed := given("a", "gpu-1", "gpu-0")
+	others := given("a", "theirs").Status.Allocation.Devices.Results[0]
+	others.Driver = "other.example.com"
+	admin := given("a", "watched").Status.Allocation.Devices.Results[0]
+	admin.AdminAccess = new(true)
+	mixed.Status.Allocation.Devices.Results = append(mixed.Status.Allocation.Devices.Results, others, admin)
+	unallocated := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "waiting"}}
+
+	server := fake.NewClientset(mixed, given("b", "gpu-7"), unallocated)
+	c, err := newClaims(fakeClaimClient{server.ResourceV1()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go c.informer.RunWithContext(t.Context())
+	if !cache.WaitForCacheSync(t.Context().Done(), c.informer.HasSynced) {
+		t.Fatal("the cache isn't filled")
+	}
+	for pool, want := range map[string][]allocation{
+		"a": {{"gpu-0", "ns/a-claim"}, {"gpu-1", "ns/a-claim"}},
+		"b": {{"gpu-7", "ns/b-claim"}},
+		"c": nil,
+	} {
+		got, err := c.in(pool)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("pool %s: got %v, %v, want %v", pool, got, err, want)
+		}
+	}
+	for _, obj := range c.informer.GetStore().List() {
+		if claim := obj.(*resourceapi.ResourceClaim); claim.Annotations != nil || claim.Name == "waiting" && claim.Status.Allocation != nil {
+			t.Errorf("kept %+v", claim)
+		}
+	}
+}
+
+func TestSelectorsAreCompiledOnce(t *testing.T) {
+	spec := v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.driver == "gpu.nvidia.com"`}
+	api := newAPI(t, sharing("a", spec), sharing("b", spec))
+	b := &rulebook{client: api}
+	first, err := b.rules(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, _ := b.rules(t.Context()); again != first {
+		t.Error("the rules were made anew though nothing changed")
+	}
+	if err := api.Create(t.Context(), sharing("c", v1alpha1.SharingPolicySpec{Plan: exclusive()})); err != nil {
+		t.Fatal(err)
+	}
+	second, err := b.rules(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(second.accepted) != 3 || second.accepted[0].selector != first.accepted[0].selector {
+		t.Error("a selector was compiled again")
+	}
+}

@@ -1,0 +1,141 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+func told(c <-chan event.GenericEvent) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestServerIsAskedOnce(t *testing.T) {
+	fake := &fakeServer{form: publish.JointCounters}
+	s := newServer(fake)
+	changes := s.changes()
+	for range 3 {
+		if form, err := s.counters(t.Context()); form != publish.JointCounters || err != nil {
+			t.Fatalf("got %v, %v", form, err)
+		}
+	}
+	if fake.asked != 1 || told(changes) {
+		t.Errorf("asked %d times, told of a change: %v", fake.asked, told(changes))
+	}
+}
+
+// A server that doesn't answer is asked again; one that answers with a refusal
+// is taken for one without counters, so that at least whole GPUs are offered.
+func TestServerThatDoesNotSay(t *testing.T) {
+	fake := &fakeServer{err: errors.New("connection refused")}
+	s := newServer(fake)
+	if _, err := s.counters(t.Context()); !errors.Is(err, fake.err) {
+		t.Errorf("got %v, want %v", err, fake.err)
+	}
+	fake.err = apierrors.NewBadRequest("admission webhook x does not support dry run")
+	if form, err := s.counters(t.Context()); form != publish.NoCounters || err != nil {
+		t.Errorf("got %v, %v, want that there are none", form, err)
+	}
+	for _, again := range []error{apierrors.NewTooManyRequestsError("later"), apierrors.NewInternalError(errors.New("x")), errors.New("x")} {
+		if refused(again) {
+			t.Errorf("%v is no refusal", again)
+		}
+	}
+}
+
+func TestDoubtIsSettledByAsking(t *testing.T) {
+	fake := &fakeServer{form: publish.JointCounters}
+	s := newServer(fake)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	s.clock = clock
+	changes, more := s.changes(), s.changes()
+	if _, err := s.counters(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fake.form = publish.SplitCounters // it was upgraded
+	for range 20 {                    // as many nodes can't be written
+		clock.Step(time.Second)
+		if err := s.doubt(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if fake.asked != 3 {
+		t.Errorf("asked %d times in 20 s, want 3", fake.asked)
+	}
+	if form, _ := s.counters(t.Context()); form != publish.SplitCounters || !told(changes) || !told(more) || told(more) {
+		t.Errorf("the form is %v; both listeners must have been told once", form)
+	}
+}
+
+// Nobody tells the controller that a feature gate was turned on.
+func TestServerMayGetBetter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := &fakeServer{}
+		s := newServer(fake)
+		changes := s.changes()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Start(ctx) }()
+		if _, err := s.counters(ctx); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(lookAgain + time.Second)
+		fake.form = publish.SplitCounters
+		time.Sleep(lookAgain)
+		if form, _ := s.counters(ctx); form != publish.SplitCounters || !told(changes) {
+			t.Errorf("the form is still %v", form)
+		}
+		asked := fake.asked
+		time.Sleep(10 * lookAgain)
+		if fake.asked != asked {
+			t.Errorf("asked %d times more, though it can't get better", fake.asked-asked)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The server was upgraded under a controller that lays pools out as the old one
+// wanted them: the new one refuses that.
+func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.JointCounters
+	s.cuttable()
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+
+	s.server.form = publish.SplitCounters
+	s.clock.Step(doubtPause)
+	s.shelf.broken = apierrors.NewInvalid(kind(), "n-000", nil)
+	changes := s.nodes.plans.server.changes()
+	s.sharing("only", partitioned("1g.10gb")) // something has to be written
+	if err := s.reconcile(); !apierrors.IsInvalid(err) {
+		t.Fatalf("got %v, want the server's refusal", err)
+	}
+	if !told(changes) {
+		t.Error("the nodes were not told")
+	}
+	s.shelf.broken = nil
+	s.clock.Step(maxRetryDelay)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(3)
+}
