@@ -51,7 +51,7 @@ func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
 
 // profileFor finds the partition's profile, and its place among the possible.
 func (s *Session) profileFor(handle gonvml.Device, p gpu.Partition, object string) (gonvml.GpuInstanceProfileInfo, error) {
-	profiles, err := readProfiles(s.devices, handle, object)
+	profiles, err := s.profilesOf(handle, p.GPU, object)
 	if err != nil {
 		return gonvml.GpuInstanceProfileInfo{}, err
 	}
@@ -166,7 +166,7 @@ func (s *Session) destroy(uuid gpu.UUID, want gpu.Instance) error {
 	if current != gonvml.DEVICE_MIG_ENABLE {
 		return fmt.Errorf("MIG mode is off: %w", ErrNotFound)
 	}
-	profiles, err := readProfiles(s.devices, handle, object)
+	profiles, err := s.profilesOf(handle, uuid, object)
 	if err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (s *Session) setMIGMode(uuid gpu.UUID, on bool) error {
 	if current == want {
 		return nil
 	}
-	if err := s.noInstances(handle, object, current); err != nil {
+	if err := s.noInstances(handle, uuid, object, current); err != nil {
 		return err
 	}
 	if !switchable(handle) {
@@ -272,11 +272,11 @@ func (s *Session) setMIGMode(uuid gpu.UUID, on bool) error {
 }
 
 // noInstances is ErrInUse where the GPU has instances.
-func (s *Session) noInstances(handle gonvml.Device, object string, current int) error {
+func (s *Session) noInstances(handle gonvml.Device, uuid gpu.UUID, object string, current int) error {
 	if current != gonvml.DEVICE_MIG_ENABLE {
 		return nil
 	}
-	profiles, err := readProfiles(s.devices, handle, object)
+	profiles, err := s.profilesOf(handle, uuid, object)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -21,7 +20,7 @@ func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 	if err != nil {
 		return gpu.MIG{}, err
 	}
-	mig, err := readMIG(s.devices, handle, object)
+	mig, err := s.readMIG(handle, uuid, object)
 	if err != nil {
 		return gpu.MIG{}, err
 	}
@@ -58,7 +57,7 @@ func (s *Session) find(uuid gpu.UUID) (gonvml.Device, string, error) {
 
 // readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
 // profiles (some guests) counts as one without.
-func readMIG(lib device.Interface, handle gonvml.Device, object string) (*gpu.MIG, error) {
+func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*gpu.MIG, error) {
 	current, pending, ret := handle.GetMigMode()
 	err := wrap(ret, "nvmlDeviceGetMigMode", object)
 	if errors.Is(err, ErrNotSupported) {
@@ -72,7 +71,7 @@ func readMIG(lib device.Interface, handle gonvml.Device, object string) (*gpu.MI
 		Pending:    pending == gonvml.DEVICE_MIG_ENABLE,
 		Switchable: current == pending && switchable(handle),
 	}
-	if mig.Profiles, err = readProfiles(lib, handle, object); err != nil {
+	if mig.Profiles, err = s.profilesOf(handle, uuid, object); err != nil {
 		return nil, err
 	}
 	if len(mig.Profiles) == 0 && !mig.Enabled {

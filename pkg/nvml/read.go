@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -36,7 +37,7 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 	}
 	g.VirtualizationMode = readVirtualization(handle)
 	g.Fabric = readFabric(handle)
-	if g.MIG, err = readMIG(s.devices, handle, object); err != nil {
+	if g.MIG, err = s.readMIG(handle, g.UUID, object); err != nil {
 		return gpu.GPU{}, err
 	}
 	return g, nil
@@ -132,15 +133,19 @@ func readFabric(handle gonvml.Device) *gpu.Fabric {
 	}
 }
 
-// readProfiles lists the profiles a GPU can be cut into, in NVML's order.
-func readProfiles(lib device.Interface, handle gonvml.Device, object string) ([]gpu.Profile, error) {
+// profilesOf lists the profiles a GPU can be cut into, in NVML's order. They
+// are read once: that takes some fifty calls.
+func (s *Session) profilesOf(handle gonvml.Device, uuid gpu.UUID, object string) ([]gpu.Profile, error) {
+	if known, ok := s.profiles.Load(uuid); ok {
+		return slices.Clone(known.([]gpu.Profile)), nil
+	}
 	memory, ret := handle.GetMemoryInfo()
 	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
 		return nil, err
 	}
 	var all []gpu.Profile
 	for i := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
-		p, err := readProfile(lib, handle, i, memory.Total)
+		p, err := readProfile(s.devices, handle, i, memory.Total)
 		if errors.Is(err, ErrNotSupported) {
 			continue
 		}
@@ -149,7 +154,8 @@ func readProfiles(lib device.Interface, handle gonvml.Device, object string) ([]
 		}
 		all = append(all, p)
 	}
-	return all, nil
+	s.profiles.Store(uuid, all)
+	return slices.Clone(all), nil
 }
 
 func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalBytes uint64) (gpu.Profile, error) {

@@ -19,11 +19,14 @@ import (
 
 // Session is one initialized NVML. Its methods may be called concurrently.
 // It holds no state of the hardware but the identities of the GPUs it has
-// seen, so that one that is lost can still be named.
+// seen, so that one that is lost can still be named, and the profiles they can
+// be cut into, which stay the same as long as their driver is loaded.
 type Session struct {
 	lib     gonvml.Interface
 	devices device.Interface // go-nvlib's spelling of models and profiles
 	cuda    string           // path of the driver's libcuda; "" where NVML needs no help to find it
+
+	profiles sync.Map // gpu.UUID → []gpu.Profile
 
 	mu     sync.Mutex
 	known  known

@@ -69,6 +69,22 @@ func MIGLifecycle(t *testing.T, port interface {
 			(&life{port: port, mig: port, machine: machine, gpu: g, position: i}).switchMode(t, false)
 		}
 	}
+	t.Run("lost", func(t *testing.T) {
+		(&life{port: port, mig: port, machine: machine, gpu: gpus[0]}).lost(t)
+	})
+}
+
+// lost: nothing is done to a GPU that fell off the bus, and it is told.
+func (l *life) lost(t *testing.T) {
+	must(t, l.machine.Lose(l.position))
+	_, migErr := l.port.MIG(l.gpu.UUID)
+	_, createErr := l.mig.CreateInstance(gpu.Partition{GPU: l.gpu.UUID, Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
+	for what, err := range map[string]error{
+		"MIG": migErr, "create": createErr, "destroy": l.mig.DestroyInstance(l.gpu.UUID, gpu.Instance{}), "mode": l.mig.SetMIGMode(l.gpu.UUID, true),
+	} {
+		want(t, what+" when lost", err, nvml.ErrLost)
+	}
+	must(t, l.machine.Reboot())
 }
 
 func (l *life) instances(t *testing.T) {
