@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -199,13 +198,11 @@ func (p *plugin) recover(ctx context.Context) {
 // wiped the directory, and the kubelet restarts containers without preparing
 // their claims again.
 func (p *plugin) restore(ctx context.Context) {
-	specs, err := p.specs.Claims()
+	missing, err := p.preparer.SpecsMissing()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The CDI directory can't be looked at", "node", p.cfg.NodeName)
-		return
 	}
-	missing := func(r journal.Record) bool { return !slices.Contains(specs, r.ClaimUID) }
-	if slices.ContainsFunc(p.journal.All(), missing) {
+	if missing {
 		p.recover(ctx)
 	}
 }

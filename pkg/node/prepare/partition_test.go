@@ -340,6 +340,9 @@ func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
 	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
 		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
 	}
+	if missing, err := f.SpecsMissing(); err != nil || missing {
+		t.Errorf("specs are missing: %v, %v", missing, err)
+	}
 	checkHeld(t, f, "c")
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -32,6 +33,23 @@ func (p *Preparer) Recover(ctx context.Context) error {
 			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
 	}
 	return errors.Join(p.restoreAll(ctx), p.sweep(ctx))
+}
+
+// SpecsMissing says whether somebody has removed CDI specs that Recover would
+// write: those of all prepared claims, but for those that wait for the kubelet.
+func (p *Preparer) SpecsMissing() (bool, error) {
+	specs, err := p.CDI.Claims()
+	if err != nil {
+		return false, fmt.Errorf("list the CDI specs: %w", err)
+	}
+	return slices.ContainsFunc(p.Journal.All(), func(r journal.Record) bool {
+		return !p.awaitsKubelet(r) && !slices.Contains(specs, r.ClaimUID)
+	}), nil
+}
+
+// awaitsKubelet says whether the claim's partitions went with an earlier boot.
+func (p *Preparer) awaitsKubelet(r journal.Record) bool {
+	return r.BootID != p.BootID && hasPartitions(r)
 }
 
 // restoreAtOnce is how many claims are restored side by side: enough for all
@@ -68,7 +86,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if !ok {
 		return nil
 	}
-	if r.BootID != p.BootID && hasPartitions(r) {
+	if p.awaitsKubelet(r) {
 		return p.removeSpec(claimUID)
 	}
 	if _, err := p.resolve(grantsOf(r)); err != nil {
