@@ -74,27 +74,33 @@ func (l *look) readSpec(path string) error {
 	return nil
 }
 
+// What to do where the host lacks what a CDI spec names.
+const (
+	mendNode    = "`nvidia-modprobe -u -c0` on the node makes device nodes; if a GPU is lost, reset it or reboot the node"
+	mendLibrary = "finish the driver's installation; the plugin finds the files it has by itself, or when its pod is restarted"
+	mendHook    = "restart the plugin's pod on this node: it installs the hook at its start"
+)
+
 // checkPaths tells of what a container runtime would look for in vain.
 func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
-	missing := func(what, file string) {
+	missing := func(what, file, do string) {
 		if _, err := fs.Stat(l.Host, strings.TrimPrefix(filepath.Clean(file), "/")); err != nil {
 			l.add(Finding{
-				Level: Trouble, Check: "cdi-path-missing", Path: path, Device: device,
+				Level: Trouble, Check: "cdi-path-missing", Path: path, Device: device, Do: do,
 				What: fmt.Sprintf("the CDI spec names the %s %s, which the host doesn't have: containers that need it can't start", what, file),
-				Do:   "for device nodes, `nvidia-modprobe -u -c0` on the node; for libraries, finish the driver's installation; then restart the plugin's pod",
 			})
 		}
 	}
 	for _, n := range edits.DeviceNodes {
 		if made := n.Type != "" && n.Major != 0; !made { // else the runtime makes it, whatever the host has
-			missing("device node", orElse(n.HostPath, n.Path))
+			missing("device node", orElse(n.HostPath, n.Path), mendNode)
 		}
 	}
 	for _, m := range edits.Mounts {
-		missing("file", m.HostPath)
+		missing("file", m.HostPath, mendLibrary)
 	}
 	for _, h := range edits.Hooks {
-		missing("hook", h.Path)
+		missing("hook", h.Path, mendHook)
 	}
 }
 

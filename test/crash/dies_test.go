@@ -1,0 +1,172 @@
+//go:build integration
+
+package crash_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// operation is what a plugin is killed in, at each of its steps.
+type operation struct {
+	// other and claim are devices; claim is what the operation is about.
+	other, claim func(*node) string
+	// before is done by plugins that live, do by one that dies.
+	before func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim)
+	// do fails where the plugin dies.
+	do func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error
+	// starting: the steps are those of the plugin's start.
+	starting bool
+	// wants has steps that must be among those of the operation.
+	wants []string
+	// wipe: try each step with the CDI directory wiped before the next start,
+	// too.
+	wipe bool
+}
+
+func first(n *node) string  { return n.whole(0) }
+func second(n *node) string { return n.whole(1) }
+
+func partOf(i int, profile string) func(*node) string {
+	return func(n *node) string { return n.part(i, profile) }
+}
+
+func prepareIt(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	_, err := p.prepare(t, c)
+	return err
+}
+
+func unprepareIt(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	return p.unprepare(t, c)
+}
+
+func prepared(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) { p.mustPrepare(t, c) }
+
+func nothing(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) {}
+
+func doNothing(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) error { return nil }
+
+// TestWhole kills in what is done to whole GPUs.
+func TestWhole(t *testing.T) {
+	t.Parallel()
+	testOperations(t, map[string]operation{
+		"prepare": {
+			other: first, claim: second, before: nothing, do: prepareIt, wipe: true,
+			wants: []string{
+				"journal.put.created", "journal.put.written", "journal.put.synced", "journal.put.renamed", "journal.put.durable",
+				"prepare.locked", "prepare.recorded", "prepare.written",
+			},
+		},
+		"unprepare": {
+			other: first, claim: second, before: prepared, do: unprepareIt, wipe: true,
+			wants: []string{"unprepare.removed", "journal.delete.unlinked", "journal.delete.durable", "unprepare.forgotten"},
+		},
+		"recover": {
+			other: first, claim: second, do: doNothing, starting: true, wipe: true,
+			before: func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) {
+				p.mustPrepare(t, c)
+				n.wipeCDI(t)
+			},
+			wants: []string{"recover.written"},
+		},
+	})
+}
+
+// testOperations kills the plugin after each step of each operation, as kill
+// -9 does; starts it again and asks the doctor, then has the kubelet try again
+// what it got no answer to, and goes on until nothing is left.
+func testOperations(t *testing.T, operations map[string]operation) {
+	for name, op := range operations {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			steps := op.steps(t)
+			for _, step := range steps {
+				t.Run(step, func(t *testing.T) {
+					t.Parallel()
+					op.crash(t, step, false)
+				})
+				if op.wipe {
+					t.Run(step+", CDI wiped", func(t *testing.T) {
+						t.Parallel()
+						op.crash(t, step, true)
+					})
+				}
+			}
+		})
+	}
+}
+
+// begin makes a node where the operation is about to be done, and no plugin
+// runs.
+func (op operation) begin(t *testing.T) (n *node, other, c *resourceapi.ResourceClaim) {
+	t.Helper()
+	n = newNode(t)
+	other, c = n.newClaim(t, op.other(n)), n.newClaim(t, op.claim(n))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, other)
+	op.before(t, n, p, c)
+	p.kill()
+	return n, other, c
+}
+
+// steps does the operation to the end and returns its steps.
+func (op operation) steps(t *testing.T) []string {
+	t.Helper()
+	n, _, c := op.begin(t)
+	p := n.start(t, "")
+	n.register(t, p)
+	starting := p.ran(t)
+	if op.starting {
+		op.mustHave(t, starting)
+		return starting
+	}
+	if err := op.do(t, n, p, c); err != nil {
+		t.Fatal(err)
+	}
+	// What is done in the background is done at another time each time.
+	steps := slices.DeleteFunc(p.ran(t)[len(starting):], func(s string) bool { return strings.HasPrefix(s, "recover.") })
+	p.kill()
+	op.mustHave(t, steps)
+	return steps
+}
+
+func (op operation) mustHave(t *testing.T, steps []string) {
+	t.Helper()
+	for _, want := range op.wants {
+		if !slices.Contains(steps, want) {
+			t.Errorf("the operation doesn't come to %s; its steps are %v", want, steps)
+		}
+	}
+}
+
+// crash kills at one step.
+func (op operation) crash(t *testing.T, step string, wipe bool) {
+	n, other, c := op.begin(t)
+	p := n.start(t, step)
+	if !op.starting {
+		n.register(t, p)
+		if err := op.do(t, n, p, c); err == nil {
+			t.Error("the plugin has answered before it died")
+		}
+	}
+	p.waitDead(t)
+	if wipe {
+		n.wipeCDI(t)
+	}
+
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "after recovery")
+	p.mustPrepare(t, other)
+	p.mustPrepare(t, c)
+	n.check(t, "after a prepare")
+	p.mustUnprepare(t, c)
+	p.mustPrepare(t, c)
+	p.mustUnprepare(t, other)
+	p.mustUnprepare(t, c)
+	n.checkEmpty(t)
+}

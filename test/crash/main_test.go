@@ -1,0 +1,115 @@
+//go:build integration
+
+package crash_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+const (
+	driver = "gpu.nvidia.com"
+	// patience is how long a plugin may take to register or to die.
+	patience = 60 * time.Second
+	// atOnce is how many tests run at a time: most of the time they wait.
+	atOnce = "6"
+)
+
+// world is what all tests share: a real API server, the real plugin built with
+// failpoints, and the simulator's library.
+type world struct {
+	api        kubernetes.Interface
+	objects    client.Client // for this driver's own kinds
+	kubeconfig string
+	program    string
+	library    string
+}
+
+var shared world
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "crash-")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	stop, err := prepareWorld(dir)
+	if err != nil {
+		return fail(err)
+	}
+	defer stop()
+	if err := flag.Set("test.parallel", atOnce); err != nil {
+		return fail(err)
+	}
+	return m.Run()
+}
+
+func fail(err error) int {
+	fmt.Fprintln(os.Stderr, "crash tests:", err)
+	return 1
+}
+
+func prepareWorld(dir string) (stop func(), err error) {
+	shared.program = filepath.Join(dir, "kubelet-plugin")
+	build := exec.Command("go", "build", "-tags", "failpoints", "-o", shared.program, "../../cmd/kubelet-plugin")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the plugin: %w\n%s", err, out)
+	}
+	if shared.library, err = nodetest.Build(dir); err != nil {
+		return nil, err
+	}
+	return startAPI(dir)
+}
+
+// startAPI starts etcd and kube-apiserver.
+func startAPI(dir string) (stop func(), _ error) {
+	binaries := os.Getenv("KUBEBUILDER_ASSETS")
+	if binaries == "" {
+		binaries = filepath.Join(dir, "bin")
+		if err := cluster.Build(context.Background(), "1.37", binaries, os.Stderr); err != nil {
+			return nil, fmt.Errorf("get kube-apiserver and etcd: %w", err)
+		}
+	}
+	env := envtest.Environment{
+		BinaryAssetsDirectory: binaries,
+		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
+		ErrorIfCRDPathMissing: true,
+	}
+	log.SetLogger(klog.Background())
+	config, err := env.Start()
+	if err != nil {
+		return nil, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
+	}
+	stop = func() { _ = env.Stop() }
+	config.QPS = -1
+	shared.kubeconfig = filepath.Join(dir, "kubeconfig")
+	err = os.WriteFile(shared.kubeconfig, env.KubeConfig, 0o600)
+	var apiErr, objectsErr error
+	shared.api, apiErr = kubernetes.NewForConfig(config)
+	shared.objects, objectsErr = client.New(config, client.Options{})
+	if err = errors.Join(err, apiErr, objectsErr); err != nil {
+		stop()
+	}
+	return stop, err
+}

@@ -1,0 +1,415 @@
+//go:build integration
+
+package crash_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
+	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// node is one node: its hardware, its kubelet's side of the sockets, and its
+// Node object. Plugins come and go on it.
+type node struct {
+	name               string
+	host               nodetest.Driver
+	hardware           *nvmlsim.Machine
+	kubelet, data, cdi string
+	// bootID, if not empty, is a file that stands for the kernel's.
+	bootID string
+}
+
+var nodes atomic.Int32
+
+// newNode makes a node with two GPUs, or with the machine if one is given.
+func newNode(t *testing.T, machine ...string) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node") //nolint:usetesting // t.TempDir has the test's name in it, too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := &node{
+		name:    fmt.Sprintf("node-%d", nodes.Add(1)),
+		kubelet: filepath.Join(dir, "kubelet"), data: filepath.Join(dir, "data"), cdi: filepath.Join(dir, "cdi"),
+	}
+	if len(machine) == 0 {
+		machine = []string{"2xh100-80gb"}
+	}
+	if n.host, err = nodetest.Install(filepath.Join(dir, "host"), shared.library, machine[0], n.name); err != nil {
+		t.Fatal(err)
+	}
+	if n.hardware, err = n.host.Hardware(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.hardware.Close() })
+	// The host has the data directory under the same path.
+	hook := filepath.Join(n.host.Host, n.data, "bin", "nvidia-cdi-hook")
+	for _, d := range []string{filepath.Join(n.kubelet, "plugins_registry"), n.cdi, filepath.Dir(hook)} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(hook, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+	if _, err := shared.api.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// journal is the directory of claims' records; GPUs' are in gpus, below it.
+func (n *node) journal() string { return filepath.Join(n.data, "claims") }
+
+// command runs a program of the plugin's on the node.
+func (n *node) command(args ...string) *exec.Cmd {
+	all := append([]string{shared.program}, args...)
+	if n.bootID != "" {
+		const script = `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
+		all = append([]string{"unshare", "--mount", "sh", "-c", script, n.bootID}, all...)
+	}
+	cmd := exec.Command(all[0], all[1:]...)
+	cmd.Args = append(cmd.Args, "--host-root", n.host.Host, "--driver-root", n.host.Root, "--data-dir", n.data, "--cdi-dir", n.cdi)
+	return cmd
+}
+
+// reboot stops the time of this boot: hardware forgets, and the kernel's boot
+// ID is another one. The CDI directory, in memory, is empty.
+func (n *node) reboot(t *testing.T) {
+	t.Helper()
+	if err := n.hardware.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	n.bootID = filepath.Join(t.TempDir(), "boot_id")
+	if err := os.WriteFile(n.bootID, []byte(string(uuid.NewUUID())+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.wipeCDI(t)
+}
+
+// whole is the name of the node's i-th GPU.
+func (n *node) whole(i int) string {
+	return "gpu-" + strings.TrimPrefix(n.host.Machine.GPUs[i].UUID, "GPU-")[:8]
+}
+
+// part is the name of a partition of the node's i-th GPU: "1g10gb-4".
+func (n *node) part(i int, profile string) string { return n.whole(i) + "-mig-" + profile }
+
+// plugin is one process.
+type plugin struct {
+	cmd   *exec.Cmd
+	log   string
+	steps string        // file with the steps it has come to
+	done  chan struct{} // closed when it is dead
+	dra   drapbv1.DRAPluginClient
+}
+
+// start starts a plugin that dies after the step, or never if it is empty.
+func (n *node) start(t *testing.T, step string) *plugin {
+	t.Helper()
+	out, err := os.CreateTemp(t.TempDir(), "log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &plugin{log: out.Name(), steps: out.Name() + ".steps", done: make(chan struct{})}
+	p.cmd = n.command("--node-name", n.name, "--kubeconfig", shared.kubeconfig,
+		"--kubelet-root", n.kubelet, "--cdi-hook", "/bin/true", "--metrics-address", "", "-v", "4")
+	p.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step, failpoint.RecordVariable+"="+p.steps)
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("the plugin that dies after %q:\n%s", step, p.said())
+		}
+		out.Close()
+	})
+	return p
+}
+
+// ran returns the steps that the plugin has come to, each as failpoint has it:
+// the second time as "step#2".
+func (p *plugin) ran(t *testing.T) []string {
+	t.Helper()
+	data, err := os.ReadFile(p.steps)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	times := map[string]int{}
+	var steps []string
+	for step := range strings.FieldsSeq(string(data)) {
+		if times[step]++; times[step] > 1 {
+			step = fmt.Sprintf("%s#%d", step, times[step])
+		}
+		steps = append(steps, step)
+	}
+	return steps
+}
+
+// said is the plugin's log, without what it has to say on each file of a
+// driver.
+func (p *plugin) said() string {
+	data, _ := os.ReadFile(p.log)
+	var b strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, `logger="nvcdi"`) && !strings.Contains(line, "Feature gate default state") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+func (p *plugin) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// waitLog waits until the plugin has said something.
+func (p *plugin) waitLog(t *testing.T, what string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		out, err := os.ReadFile(p.log)
+		return strings.Contains(string(out), what), err
+	})
+	if err != nil {
+		t.Fatalf("the plugin never said %q: %v", what, err)
+	}
+}
+
+// waitDead waits until the plugin has killed itself.
+func (p *plugin) waitDead(t *testing.T) {
+	t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		t.Fatal("the plugin did not come to the step")
+	}
+	if s, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
+		t.Fatalf("the plugin ended with %v, not at the step", p.cmd.ProcessState)
+	}
+}
+
+// register does what the kubelet does when the plugin's socket appears.
+func (n *node) register(t *testing.T, p *plugin) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	c := registerapi.NewRegistrationClient(dial(t, filepath.Join(n.kubelet, "plugins_registry", driver+"-reg.sock")))
+	info, err := c.GetInfo(ctx, &registerapi.InfoRequest{})
+	if err == nil {
+		_, err = c.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
+	}
+	if err != nil {
+		t.Fatalf("register the plugin: %v", err)
+	}
+	p.dra = drapbv1.NewDRAPluginClient(dial(t, info.GetEndpoint()))
+}
+
+func dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	backoff := grpc.ConnectParams{MinConnectTimeout: time.Second}
+	backoff.Backoff.BaseDelay, backoff.Backoff.MaxDelay, backoff.Backoff.Multiplier = 20*time.Millisecond, 100*time.Millisecond, 1.5
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(backoff), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// newClaim is a claim that the scheduler has given the devices.
+func (n *node) newClaim(t *testing.T, devices ...string) *resourceapi.ResourceClaim {
+	t.Helper()
+	claims := shared.api.ResourceV1().ResourceClaims("default")
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-"}}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(len(devices)),
+	}}}
+	c, err := claims.Create(t.Context(), c, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for _, d := range devices {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: driver, Pool: n.name, Device: d})
+	}
+	if c, err = claims.UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func reference(c *resourceapi.ResourceClaim) []*drapbv1.Claim {
+	return []*drapbv1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
+}
+
+// prepare returns the names of the devices.
+func (p *plugin) prepare(t *testing.T, c *resourceapi.ResourceClaim) ([]string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	resp, err := p.dra.NodePrepareResources(ctx, &drapbv1.NodePrepareResourcesRequest{Claims: reference(c)}, grpc.WaitForReady(false))
+	if err != nil {
+		return nil, err
+	}
+	one := resp.GetClaims()[string(c.UID)]
+	if one.GetError() != "" {
+		return nil, errors.New(one.GetError())
+	}
+	var names []string
+	for _, d := range one.GetDevices() {
+		names = append(names, d.GetDeviceName())
+	}
+	return names, nil
+}
+
+func (p *plugin) unprepare(t *testing.T, c *resourceapi.ResourceClaim) error {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	resp, err := p.dra.NodeUnprepareResources(ctx, &drapbv1.NodeUnprepareResourcesRequest{Claims: reference(c)}, grpc.WaitForReady(false))
+	if err == nil && resp.GetClaims()[string(c.UID)].GetError() != "" {
+		err = errors.New(resp.GetClaims()[string(c.UID)].GetError())
+	}
+	return err
+}
+
+func (p *plugin) mustPrepare(t *testing.T, c *resourceapi.ResourceClaim) {
+	t.Helper()
+	names, err := p.prepare(t, c)
+	if err != nil {
+		t.Fatalf("prepare: %v", err)
+	}
+	var want []string
+	for _, r := range c.Status.Allocation.Devices.Results {
+		want = append(want, r.Device)
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("prepared devices (-want +got):\n%s", diff)
+	}
+}
+
+func (p *plugin) mustUnprepare(t *testing.T, c *resourceapi.ResourceClaim) {
+	t.Helper()
+	if err := p.unprepare(t, c); err != nil {
+		t.Fatalf("unprepare: %v", err)
+	}
+}
+
+// doctor asks `kubelet-plugin doctor` how the node is.
+func (n *node) doctor(t *testing.T, args ...string) doctor.Report {
+	t.Helper()
+	cmd := n.command(append([]string{"doctor", "-o", "json"}, args...)...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	var r doctor.Report
+	if jsonErr := json.Unmarshal(out, &r); jsonErr != nil {
+		t.Fatalf("ask the doctor: %v, %v\n%s%s", err, jsonErr, out, errs.String())
+	}
+	if r.Healthy != (err == nil) {
+		t.Errorf("the doctor says healthy: %t, and ends with %v", r.Healthy, err)
+	}
+	return r
+}
+
+// check wants the doctor to find no trouble.
+func (n *node) check(t *testing.T, when string) {
+	t.Helper()
+	if r := n.doctor(t, "--pause", "300ms"); !r.Healthy {
+		t.Errorf("%s the doctor finds %s", when, findings(r))
+	}
+}
+
+func findings(r doctor.Report) string {
+	text, _ := json.MarshalIndent(r.Findings, "", "  ")
+	return string(text)
+}
+
+// finds wants the doctor to find this trouble, and no other.
+func (n *node) finds(t *testing.T, want ...string) {
+	t.Helper()
+	r := n.doctor(t, "--pause", "300ms")
+	got := map[string]bool{}
+	for _, f := range r.Findings {
+		if f.Level == doctor.Trouble {
+			got[f.Check] = true
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(want)), slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Errorf("trouble that the doctor finds (-want +got):\n%s%s", diff, findings(r))
+	}
+}
+
+// checkEmpty wants nothing of any claim left, some seconds after the last: no
+// file, no instance, and MIG mode off.
+func (n *node) checkEmpty(t *testing.T) {
+	t.Helper()
+	if r := n.doctor(t, "--strict", "--looks", "30", "--pause", "1s"); !r.Healthy || len(r.Findings) > 0 {
+		t.Errorf("at the end the doctor finds %s", findings(r))
+	}
+	for _, pattern := range []string{"claims/*.json", "claims/gpus/*", "claims/*.corrupt"} {
+		if left, _ := filepath.Glob(filepath.Join(n.data, pattern)); len(left) > 0 {
+			t.Errorf("left over: %v", left)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(n.cdi, "*claim_*")); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	for i, g := range n.hardware.State().GPUs {
+		if len(g.Instances) > 0 || g.MIGCurrent || g.MIGPending {
+			t.Errorf("GPU %d has instances %+v, its MIG mode is %t", i, g.Instances, g.MIGCurrent)
+		}
+	}
+}
+
+func (n *node) wipeCDI(t *testing.T) {
+	t.Helper()
+	if err := errors.Join(os.RemoveAll(n.cdi), os.Mkdir(n.cdi, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+}
