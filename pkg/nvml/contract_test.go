@@ -38,7 +38,7 @@ func again(t *testing.T, path string) {
 	}
 }
 
-func goBuild(t *testing.T, args ...string) {
+func goBuild(t testing.TB, args ...string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "go", append([]string{"build"}, args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("go build %v: %v\n%s", args, err, out)
@@ -46,7 +46,7 @@ func goBuild(t *testing.T, args ...string) {
 }
 
 // install lays a simulated machine out and returns its library.
-func install(t *testing.T, built, machine string) string {
+func install(t testing.TB, built, machine string) string {
 	t.Helper()
 	spec, err := nvmlsim.ParseSpec([]byte(machine))
 	if err != nil {
