@@ -47,6 +47,9 @@ func churn(t *testing.T, s *stack.Stack) {
 	if after.records != 0 || after.specs != 0 || after.instances != 0 {
 		t.Errorf("%d records in the journal, %d CDI specs and %d MIG devices are left", after.records, after.specs, after.instances)
 	}
+	if err := healthy(ctx, s); err != nil {
+		t.Error(err)
+	}
 	if after.slices != before.slices {
 		t.Errorf("slices changed:\n%s\nto:\n%s", before.slices, after.slices)
 	}
