@@ -63,7 +63,8 @@ type GPU struct {
 	// Index is NVML's: GPUs are offered in this order.
 	Index int
 	// Devices in the order in which they should be given away: the scheduler
-	// takes the first that fits. At most 64. Empty where nothing of the GPU can
+	// takes the first that fits. Never more than one ResourceSlice can hold with
+	// counters, 64. Empty where nothing of the GPU can
 	// be offered; Problems then says why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
@@ -103,7 +104,7 @@ func Build(n gpu.Node, o Options) []GPU {
 		if o.Plan != nil {
 			p = o.Plan(g)
 		}
-		s := newShelf(g, p, o.Counters)
+		s := newShelf(g, p, o.Counters, sane(names, g))
 		s.keep(allocated[g.UUID], o.Counters)
 		out = append(out, s.offer(n, name, names, o.Counters))
 	}

@@ -39,10 +39,16 @@ type shelf struct {
 }
 
 // newShelf decides what a plan makes of a GPU that nobody has been given.
-func newShelf(g gpu.GPU, p Plan, counters bool) *shelf {
+func newShelf(g gpu.GPU, p Plan, counters bool, tables error) *shelf {
 	s := &shelf{g: g}
 	if g.MIG != nil {
 		s.mig = *g.MIG
+	}
+	if tables != nil {
+		s.problem("It can't be cut, because its MIG tables, as the node's plugin reports them, make no sense: %v.", tables)
+		s.whole = !s.mig.Enabled && len(s.mig.Instances) == 0
+		s.mig, s.room = gpu.MIG{}, newRoom(gpu.MIG{})
+		return s
 	}
 	s.room = newRoom(s.mig)
 	s.existing()

@@ -33,25 +33,20 @@ type Packing struct {
 // names: packing_acceptance_ratio.
 func (p Packing) Ratio() float64 { return float64(p.Ours) / float64(p.Lexical) }
 
-// Compare plays a mix on a number of H100s, under light, full and too much
-// pressure, with so many seeds each.
+// Compare plays a mix on a number of H100s whose plan lists the mix's profiles,
+// under light, full and too much pressure, with so many seeds each.
 func Compare(mix Mix, gpus, claims int, seeds uint64) (Packing, error) {
-	var sum Packing
+	var loads []Load
 	for _, pressure := range []float64{0.6, 0.9, 1.2} {
 		for seed := range seeds {
-			p, err := CompareUnder(mix, gpus, Load{Claims: claims, Pressure: pressure, Seed: seed})
-			if err != nil {
-				return Packing{}, err
-			}
-			sum = sum.plus(p)
+			loads = append(loads, Load{Claims: claims, Pressure: pressure, Seed: seed})
 		}
 	}
-	return sum, nil
+	return CompareUnder(mix, gpus, loads...)
 }
 
-// CompareUnder plays a mix on a number of H100s whose plan lists the mix's
-// profiles.
-func CompareUnder(mix Mix, gpus int, l Load) (Packing, error) {
+// CompareUnder is Compare with loads of one's own.
+func CompareUnder(mix Mix, gpus int, loads ...Load) (Packing, error) {
 	n, err := Node("h100-80gb", gpus)
 	if err != nil {
 		return Packing{}, err
@@ -59,7 +54,12 @@ func CompareUnder(mix Mix, gpus int, l Load) (Packing, error) {
 	profiles, _ := mix.kinds()
 	plan := offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: slices.DeleteFunc(profiles, func(p string) bool { return p == Whole })}}
 	ours := offer.Build(n, offer.Options{Counters: true, Plan: func(gpu.GPU) offer.Plan { return plan }})
-	return Packing{Claims: l.Claims, Ours: Play(ours, mix, l), Lexical: Play(Lexical(ours), mix, l)}, nil
+	lexical := Lexical(ours)
+	var sum Packing
+	for _, l := range loads {
+		sum = sum.plus(Packing{Claims: l.Claims, Ours: Play(ours, mix, l), Lexical: Play(lexical, mix, l)})
+	}
+	return sum, nil
 }
 
 func (p Packing) plus(q Packing) Packing {

@@ -74,6 +74,11 @@ func Node(model string, n int) (gpu.Node, error) {
 	if err != nil {
 		return gpu.Node{}, err
 	}
+	return NodeOf(m, n), nil
+}
+
+// NodeOf is such a node, of GPUs of any model.
+func NodeOf(m *nvmlsim.Model, n int) gpu.Node {
 	node := gpu.Node{Name: "node", DriverVersion: "580.159.04", CUDADriverVersion: "13.0"}
 	for i := range n {
 		node.GPUs = append(node.GPUs, gpu.GPU{
@@ -85,7 +90,7 @@ func Node(model string, n int) (gpu.Node, error) {
 			MIG:         mig(m.MIG),
 		})
 	}
-	return node, nil
+	return node
 }
 
 func mig(m *nvmlsim.MIGModel) *gpu.MIG {

@@ -11,40 +11,45 @@ import (
 // counters allow it.
 type shop struct {
 	devices []device
-	// left of each counter, by GPU and name.
-	left []map[string]int64
+	// left of each counter, of all GPUs.
+	left []int64
 	// total memory of the GPUs, and how much one of each kind has.
 	total  float64
 	memory map[string]float64
 }
 
 type device struct {
-	gpu   int
 	kind  string
-	takes map[string]int64
+	takes []taking
 	given bool
+}
+
+// taking is how much of a counter a device takes.
+type taking struct {
+	counter int
+	n       int64
 }
 
 func newShop(gpus []offer.GPU) *shop {
 	s := &shop{memory: make(map[string]float64)}
-	for i, g := range gpus {
-		left := make(map[string]int64)
+	for _, g := range gpus {
+		counters := make(map[string]int)
 		if g.Counters != nil {
 			for name, c := range g.Counters.Counters {
-				left[name] = c.Value.Value()
+				counters[name] = len(s.left)
+				s.left = append(s.left, c.Value.Value())
 			}
 		}
-		s.left = append(s.left, left)
 		for _, d := range g.Devices {
-			s.add(i, d)
+			s.add(counters, d)
 		}
 	}
 	return s
 }
 
-func (s *shop) add(gpu int, d resourceapi.Device) {
+func (s *shop) add(counters map[string]int, d resourceapi.Device) {
 	memory := d.Capacity["memory"].Value
-	x := device{gpu: gpu, kind: Whole, takes: make(map[string]int64)}
+	x := device{kind: Whole}
 	if profile := d.Attributes["profile"].StringValue; profile != nil {
 		x.kind = *profile
 	} else {
@@ -53,7 +58,7 @@ func (s *shop) add(gpu int, d resourceapi.Device) {
 	s.memory[x.kind] = memory.AsApproximateFloat64()
 	for _, consumes := range d.ConsumesCounters {
 		for name, c := range consumes.Counters {
-			x.takes[name] = c.Value.Value()
+			x.takes = append(x.takes, taking{counters[name], c.Value.Value()})
 		}
 	}
 	s.devices = append(s.devices, x)
@@ -86,12 +91,11 @@ func (s *shop) giveBack(i int) {
 }
 
 func (s *shop) fits(i int) bool {
-	d := s.devices[i]
-	if d.given {
+	if s.devices[i].given {
 		return false
 	}
-	for name, n := range d.takes {
-		if n > s.left[d.gpu][name] {
+	for _, t := range s.devices[i].takes {
+		if t.n > s.left[t.counter] {
 			return false
 		}
 	}
@@ -99,8 +103,7 @@ func (s *shop) fits(i int) bool {
 }
 
 func (s *shop) move(i int, sign int64) {
-	d := s.devices[i]
-	for name, n := range d.takes {
-		s.left[d.gpu][name] += sign * n
+	for _, t := range s.devices[i].takes {
+		s.left[t.counter] += sign * t.n
 	}
 }

@@ -1,0 +1,88 @@
+package offer_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+)
+
+// FuzzCounters checks the counters of products nobody has built: any profiles,
+// anywhere, with any engines.
+func FuzzCounters(f *testing.F) {
+	for seed := range uint64(200) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		m := invented(rand.New(rand.NewPCG(seed, 0)))
+		n := offertest.NodeOf(m, 1)
+		var all []string
+		for _, p := range m.MIG.Profiles {
+			all = append(all, p.Name)
+		}
+		g := offer.Build(n, partitioned(all))[0]
+		c := newChecker(t, m, n, g)
+		if set, bad := c.disagree("", nil, 0); bad {
+			t.Errorf("%+v, counters %s: counters and hardware disagree about %v", m.MIG.Profiles, counterText(g), c.names(set))
+		}
+	})
+}
+
+func invented(r *rand.Rand) *nvmlsim.Model {
+	m := &nvmlsim.Model{MIG: &nvmlsim.MIGModel{MemorySlices: 1 + r.Uint32N(8)}}
+	places := 0
+	for i := range 1 + r.IntN(5) {
+		p := nvmlsim.Profile{Name: fmt.Sprintf("%dg.1gb", i+1), Size: 1 + r.Uint32N(m.MIG.MemorySlices), InstanceCount: 1 + r.Uint32N(3), OFACount: r.Uint32N(2), DecoderCount: r.Uint32N(3)}
+		for start := uint32(0); start+p.Size <= m.MIG.MemorySlices && places < 14; start++ {
+			if r.IntN(3) > 0 {
+				p.Starts = append(p.Starts, start)
+				places++
+			}
+		}
+		m.MIG.Profiles = append(m.MIG.Profiles, p)
+		m.Engines.OFA = max(m.Engines.OFA, p.OFACount*p.InstanceCount)
+		m.Engines.Decoders = max(m.Engines.Decoders, p.DecoderCount*p.InstanceCount)
+	}
+	return m
+}
+
+// FuzzTables: whatever a node reports, the controller goes on, and what it
+// offers has names that differ.
+func FuzzTables(f *testing.F) {
+	f.Add(uint8(0), 0, 1, 7, 1, 0, 1)
+	f.Add(uint8(1), 1<<30, 1<<30, 1<<30, 1<<30, -5, 1<<30)
+	f.Add(uint8(2), -1, 0, -1, -1, 3, 0)
+	f.Add(uint8(3), 0, 31, 2, 60000, 31, 1)
+	f.Fuzz(func(t *testing.T, what uint8, start, size, instances, engines, otherStart, otherSize int) {
+		n := node(t, "h100-80gb", 2)
+		mig := n.GPUs[0].MIG
+		p := &mig.Profiles[int(what)%len(mig.Profiles)]
+		p.MaxInstances, p.Engines.Decoders = instances, engines
+		p.Placements = append(p.Placements, gpu.Placement{Start: start, Size: size})
+		mig.Instances = []gpu.Instance{{UUID: "MIG-1", Profile: p.Name, Placement: gpu.Placement{Start: otherStart, Size: otherSize}}}
+		mig.Enabled, mig.Pending = what&1 != 0, what&1 != 0
+		for _, plan := range []*v1alpha1.PartitionedPlan{nil, {}, only(p.Name), fix(p.Name, p.Name, "1g.10gb")} {
+			gpus := offer.Build(n, offer.Options{Counters: what&2 != 0, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: plan} }})
+			if len(gpus) != 2 {
+				t.Fatalf("%d GPUs", len(gpus))
+			}
+			var names []string
+			for _, g := range gpus {
+				for _, d := range g.Devices {
+					checkLimits(t, d)
+					names = append(names, d.Name)
+				}
+			}
+			slices.Sort(names)
+			if len(slices.Compact(names)) != len(names) {
+				t.Errorf("names %v", names)
+			}
+		}
+	})
+}

@@ -1,0 +1,60 @@
+package offer
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// What a GPU's MIG tables may be as large as. Real ones have up to 12 memory
+// slices and 30 places. They come from an object that each node's plugin
+// writes; whatever it writes must not cost the controller its memory, nor the
+// node its other GPUs.
+const (
+	maxSlices = 32
+	maxPlaces = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - 1 // and the whole GPU
+	maxUnits  = 10000
+)
+
+// sane returns an error that says what of a GPU's MIG tables makes no sense.
+func sane(names *gpu.Names, g gpu.GPU) error {
+	if g.MIG == nil {
+		return nil
+	}
+	seen := make(map[gpu.DeviceName]bool)
+	for _, p := range g.MIG.Profiles {
+		for _, u := range units(p.Engines) {
+			if u.count < 0 || u.count > maxUnits || p.MaxInstances < 0 || p.MaxInstances > maxUnits {
+				return fmt.Errorf("profile %s: %d %s, at most %d instances", p.Name, u.count, u.capacity, p.MaxInstances)
+			}
+		}
+		for _, at := range p.Placements {
+			if err := sanePlace(at); err != nil {
+				return fmt.Errorf("profile %s: %w", p.Name, err)
+			}
+			name, _ := names.Name(gpu.Partition{GPU: g.UUID, Profile: p.Name, Placement: at})
+			if seen[name] {
+				return fmt.Errorf("profile %s: two partitions would be called %s", p.Name, name)
+			}
+			seen[name] = true
+		}
+	}
+	if len(seen) > maxPlaces {
+		return fmt.Errorf("%d places for partitions", len(seen))
+	}
+	for _, i := range g.MIG.Instances {
+		if err := sanePlace(i.Placement); err != nil {
+			return fmt.Errorf("GPU instance %d: %w", i.GPUInstanceID, err)
+		}
+	}
+	return nil
+}
+
+func sanePlace(at gpu.Placement) error {
+	if at.Start < 0 || at.Start > maxSlices || at.Size < 1 || at.Size > maxSlices || at.Start+at.Size > maxSlices {
+		return fmt.Errorf("%d memory slices from %d on", at.Size, at.Start)
+	}
+	return nil
+}
