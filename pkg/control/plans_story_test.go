@@ -4,6 +4,8 @@ package control_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,12 +13,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // newMIGNode is a node of H100s that can be cut into 1g.10gb and 3g.40gb. It
@@ -287,4 +294,42 @@ func TestServerOfTheFirstBeta(t *testing.T) {
 	applied(t, p, v1alpha1.ReasonWaiting)
 	release(t, claim)
 	n.waitForDevices(t, map[string]int{"gpu": 2})
+}
+
+// Whatever inventory pkg/offer is tested with: the server stores what is made
+// of it, as it is, with counters and without.
+func TestServerStoresEveryOffer(t *testing.T) {
+	files, err := filepath.Glob("../offer/testdata/*.in.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no inventories", err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inv := &v1alpha1.GPUInventory{}
+		if err := yaml.UnmarshalStrict(raw, inv); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
+			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+form.String(), func(t *testing.T) {
+				offered := offer.Build(inventory.Node(inv), offer.Options{
+					Counters: form != publish.NoCounters,
+					Plan:     func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{}} },
+				})
+				pool := publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form)
+				for i := range pool {
+					stored, err := slices.Create(t.Context(), &pool[i], metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !equality.Semantic.DeepEqual(stored.Spec, pool[i].Spec) {
+						t.Errorf("%s (-sent +stored):\n%s", pool[i].Name, cmp.Diff(pool[i].Spec, stored.Spec))
+					}
+				}
+				t.Logf("%d slices", len(pool))
+			})
+		}
+	}
 }
