@@ -200,6 +200,15 @@ func TestProcessesHoldMIGDevices(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+	table := smi(t, root)
+	for _, want := range []string{
+		"|  0   11   0   0  |           512MiB /  9984MiB    |  16      0 |  1   0    1    0    1  |\n",
+		"|    0    11    0             4711      C   train                                   512MiB |\n",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("want %q in\n%s", want, table)
+		}
+	}
 	destroy := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), "mig", "-dci")
 	if out, _ := destroy.Output(); destroy.ProcessState.ExitCode() != 19 {
 		t.Errorf("destroyed in use: %s", out)

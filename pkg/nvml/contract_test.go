@@ -1,12 +1,17 @@
 package nvml_test
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
@@ -110,4 +115,63 @@ func machines(t *testing.T) []string {
 		all = append(all, "2x"+m.ID)
 	}
 	return all
+}
+
+// TestKilledBetweenTheTwo: a process that dies after it made the GPU instance
+// and before its compute instance leaves what the next one finds and destroys.
+func TestKilledBetweenTheTwo(t *testing.T) {
+	if os.Getenv(nvmlsim.StateEnv) != "" {
+		m, err := nvmlsim.Open(os.Getenv(nvmlsim.StateEnv))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = nvmltest.OpenSimulated(m).CreateInstance(first(t, nvmltest.OpenSimulated(m)))
+		t.Fatalf("the test lets this process not come to here: %v", err)
+	}
+	s := nvmltest.NewSimulated(t, "{gpus: [{model: h200, migEnabled: true}]}")
+	const forever = 1 << 30
+	if err := s.Machine.Fault(nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: nvmlsim.AnyGPU, DelayMS: forever}); err != nil {
+		t.Fatal(err)
+	}
+	set, err := s.Machine.NewEventSet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer set.Close()
+	if err := set.Register(s.Machine.GPUs()[0], nvmlsim.MIGConfigChange); err != nil {
+		t.Fatal(err)
+	}
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestKilledBetweenTheTwo$")
+	child.Env = append(os.Environ(), nvmlsim.StateEnv+"="+s.Machine.StatePath())
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_, waitErr := set.Wait(t.Context(), time.Minute) // the GPU instance is there
+	if err := errors.Join(waitErr, child.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	_ = child.Wait() // it was killed
+	p := first(t, s)
+	m, err := s.MIG(p.GPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := gpu.Instance{Profile: p.Profile, Placement: p.Placement, GPUInstanceID: 7, ComputeInstanceID: gpu.NoComputeInstance}
+	if diff := cmp.Diff([]gpu.Instance{want}, m.Instances); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := s.DestroyInstance(p.GPU, want); err != nil {
+		t.Error(err)
+	}
+}
+
+// first is the first partition that a machine can have.
+func first(t *testing.T, s *nvmltest.Simulated) gpu.Partition {
+	t.Helper()
+	gpus, err := s.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := gpus[0].MIG.Profiles[0]
+	return gpu.Partition{GPU: gpus[0].UUID, Profile: p.Name, Placement: p.Placements[0]}
 }

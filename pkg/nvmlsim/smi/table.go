@@ -1,6 +1,7 @@
 package smi
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -34,6 +35,7 @@ func summary(m *nvmlsim.Machine, gpus []*nvmlsim.GPU, out io.Writer) error {
 	for _, g := range gpus {
 		row(&b, g)
 	}
+	migTable(&b, gpus)
 	b.WriteString("\n" + heading + "\n")
 	b.WriteString("| Processes:                                                                              |\n")
 	b.WriteString("|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n")
@@ -70,6 +72,49 @@ func row(b *strings.Builder, g *nvmlsim.GPU) {
 	fmt.Fprintf(b, "| N/A  %3dC    P0 %14dW / %4dW | %7dMiB / %6dMiB | %7s %12s |\n",
 		temperature, draw/1000, limit/1000, mem.Used/mib, mem.Total/mib, "0%", shortMode(g))
 	fmt.Fprintf(b, "| %39s | %22s | %20s |\n%s\n", "", "", mig, ruler)
+}
+
+// migTable lists the MIG devices, where a GPU has the mode on.
+func migTable(b *strings.Builder, gpus []*nvmlsim.GPU) {
+	const rule = "+------------------+----------------------------------+-----------+-----------------------+\n"
+	rows, on := "", false
+	for _, g := range gpus {
+		devices, err := g.MIGDevices()
+		if err != nil {
+			continue // no MIG there, or not on
+		}
+		on = true
+		for i, d := range devices {
+			rows += migRow(g, i, d)
+			rows += rule
+		}
+	}
+	if !on {
+		return
+	}
+	b.WriteString("\n" + heading + "\n")
+	b.WriteString("| MIG devices:                                                                            |\n" + rule)
+	b.WriteString("| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         |\n")
+	b.WriteString("|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n")
+	b.WriteString("|                  |                                  |        ECC|                       |\n")
+	b.WriteString("|==================+==================================+===========+=======================|\n")
+	if rows == "" {
+		rows = "|  No MIG devices found                                                                   |\n" + heading + "\n"
+	}
+	b.WriteString(rows)
+}
+
+func migRow(g *nvmlsim.GPU, i int, d nvmlsim.Compute) string {
+	memory, memoryErr := d.MemoryInfo()
+	p, c, err := d.Attributes()
+	gi, giErr := d.GPUInstanceID()
+	ci, ciErr := d.ComputeInstanceID()
+	if errors.Join(memoryErr, err, giErr, ciErr) != nil {
+		return "" // gone meanwhile
+	}
+	return fmt.Sprintf("| %2d  %3d  %2d  %2d  | %13dMiB / %5dMiB    | %3d %6d | %2d %3d %4d %4d %4d  |\n", index(g), gi, ci, i,
+		memory.Used/mib, memory.Total/mib, c.MultiprocessorCount, 0, p.CopyEngineCount, p.EncoderCount, p.DecoderCount, p.OFACount, p.JPEGCount) +
+		fmt.Sprintf("| %16s | %32s | %9s | %21s |\n", "", "", "", "")
 }
 
 func shortMode(g *nvmlsim.GPU) string {
