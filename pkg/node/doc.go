@@ -3,7 +3,8 @@
 // in when the plugin starts and stops; what they do is theirs.
 //
 // Start: lock the data directory, open the journal, install the hook program,
-// look for the driver, recover what was prepared, report, and only then
+// look for the driver, recover MIG partitions and what was prepared, report, and
+// only then
 // register with the kubelet. None of this waits for a driver: without one, the
 // plugin refuses to prepare, and still unprepares. Registration waits for the
 // first report, for a while, and as long as another driver serves the GPUs.
@@ -13,6 +14,8 @@
 //	hardware    looks for the driver, reads the facts; owns the NVML session
 //	  events    waits in NVML for events, wakes hardware
 //	  nodes     waits for device nodes to come and go, wakes hardware
+//	partitions  destroys idle MIG partitions in time
+//	statuses    tells in claims' statuses which MIG devices they have
 //	report      writes the GPUInventory
 //	  watches   of the GPUInventory and the Node, one each
 //	kubelet     registers, serves the kubelet's calls (one goroutine a call)

@@ -10,11 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -201,73 +197,6 @@ func TestWipedCDIDirectory(t *testing.T) {
 		specs, err := h.specs.Claims()
 		return err == nil && slices.Equal(specs, []string{"claim-1"})
 	})
-}
-
-// A partition for a claim is made and destroyed, the facts tell nothing of it,
-// and a plugin that ends leaves the GPU as it was.
-func TestPartitionOnDemand(t *testing.T) {
-	h, _ := newHardware(t)
-	_, ctx := ktesting.NewTestContext(t)
-	dir := t.TempDir()
-	h.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: h.host})
-	p := &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
-		Journal: h.partitions.Journal, CDI: h.specs, Inventory: h.reporter, Partitions: h.partitions,
-		Driver: DriverName, Pool: "node-0", BootID: "boot",
-	})}
-	reread := make(chan struct{}, 100)
-	h.conditions, h.arrived, h.leaving = p.conditions, p.recover, p.leaveHardware
-	h.reread = func(context.Context) { reread <- struct{}{} }
-	ctx, end := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- h.Run(ctx) }()
-	<-h.first
-	name := firstDevice(t)
-	part := name + "-mig-3g40gb-4"
-	claim := &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "training", UID: "claim-1"},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "part", Driver: DriverName, Pool: "node-0", Device: string(part)}},
-		}}},
-	}
-	before := facts(t, h, name)
-	if _, err := p.preparer.Prepare(ctx, claim); err != nil {
-		t.Fatal(err)
-	}
-	<-reread // by the event of the change
-	if diff := cmp.Diff(before, facts(t, h, name)); diff != "" {
-		t.Errorf("facts changed with a claim (-before +now):\n%s", diff)
-	}
-	spec, err := os.ReadFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_claim-1.json"))
-	if err != nil || strings.Count(string(spec), "/dev/nvidia-caps/") != 2 {
-		t.Errorf("the claim's spec is %s, %v", spec, err)
-	}
-	if err := p.preparer.Unprepare(ctx, kubeletplugin.NamespacedObject{UID: "claim-1"}); err != nil {
-		t.Fatal(err)
-	}
-	end()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	machine, err := installed.Hardware()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer machine.Close()
-	if err := machine.Init(); err != nil {
-		t.Fatal(err)
-	}
-	if on, _, err := machine.GPUs()[0].MIGMode(); err != nil || on {
-		t.Errorf("MIG mode is %v, %v after the plugin has ended", on, err)
-	}
-}
-
-func facts(t *testing.T, h *hardware, name gpu.DeviceName) gpu.GPU {
-	t.Helper()
-	_, g, err := h.reporter.Device(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
 }
 
 // A process can't load another NVML than its first: it has to start anew.

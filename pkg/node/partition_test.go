@@ -1,0 +1,261 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// leaving says of every holder that it goes.
+type leaving struct{}
+
+func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
+	return prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, nil
+}
+
+// divided is a plugin without a kubelet and an API server, on the pretended host.
+type divided struct {
+	*plugin
+	ctx    context.Context
+	cdi    string
+	reread chan struct{} // one for each reading of the facts after the first
+}
+
+// startDivided runs the plugin's parts that have to do with hardware. end ends
+// them and returns when they have.
+func startDivided(t *testing.T) (d *divided, end func()) {
+	t.Helper()
+	h, _ := newHardware(t)
+	_, ctx := ktesting.NewTestContext(t)
+	d = &divided{cdi: t.TempDir(), reread: make(chan struct{}, 1000)}
+	dir := t.TempDir()
+	j, err := journal.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	h.partitions = partition.New(partition.Options{Journal: j, BootID: "boot"})
+	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
+	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, hardware: h, cfg: Config{DataDir: dir}}
+	d.preparer = prepare.New(prepare.Options{
+		Journal: d.journal, CDI: d.specs, Inventory: h.reporter, Partitions: d.partitions, Holders: leaving{},
+		Driver: DriverName, Pool: "node-0", BootID: "boot",
+	})
+	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware
+	h.reread = func(context.Context) { d.reread <- struct{}{} }
+	running, cancel := context.WithCancel(ctx)
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if err := h.Run(running); err != nil {
+			t.Error(err)
+		}
+	})
+	parts.Go(func() { d.partitions.Run(running) })
+	end = sync.OnceFunc(func() { cancel(); parts.Wait() })
+	t.Cleanup(end)
+	<-h.first
+	d.ctx = ctx
+	return d, end
+}
+
+// claim of devices, whose UID is its name.
+func claimOf(name string, devices ...gpu.DeviceName) *resourceapi.ResourceClaim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for _, d := range devices {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: DriverName, Pool: "node-0", Device: string(d)})
+	}
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: results},
+		}},
+	}
+}
+
+func (d *divided) unprepare(c *resourceapi.ResourceClaim) error {
+	return d.preparer.Unprepare(d.ctx, kubeletplugin.NamespacedObject{UID: c.UID})
+}
+
+// names of the node's GPUs, in the order of their UUIDs.
+func (d *divided) gpus(t *testing.T) []gpu.DeviceName {
+	t.Helper()
+	var gpus []gpu.GPU
+	for _, g := range installed.Machine.GPUs {
+		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
+	}
+	all, err := gpu.NewNames(gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []gpu.DeviceName
+	for _, g := range gpus {
+		name, _ := all.Name(gpu.Whole{GPU: g.UUID})
+		names = append(names, name)
+	}
+	return names
+}
+
+// checkWithDoctor wants no finding, leftovers included.
+func (d *divided) checkWithDoctor(t *testing.T) {
+	t.Helper()
+	root, err := driverroot.Find(d.hardware.host, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := nvml.Open(d.hardware.host.Path(root.Library))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	r, err := doctor.Check(doctor.Node{
+		Journal: d.cfg.DataDir, CDI: d.cdi, Host: hostFS{d.hardware.host}, BootID: "boot", Hardware: session,
+		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range r.Findings {
+		if f.Check != "cdi-path-missing" { // the hook, which no test installs
+			t.Errorf("the doctor finds %+v", f)
+		}
+	}
+}
+
+// A partition for a claim is made and destroyed, the facts tell nothing of it,
+// and a plugin that ends leaves the GPU as it was.
+func TestPartitionOnDemand(t *testing.T) {
+	d, end := startDivided(t)
+	name := d.gpus(t)[0]
+	before := d.facts(t, name)
+	c := claimOf("training", name+"-mig-3g40gb-4")
+	if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	<-d.reread // by the event of the change
+	if diff := cmp.Diff(before, d.facts(t, name)); diff != "" {
+		t.Errorf("facts changed with a claim (-before +now):\n%s", diff)
+	}
+	d.checkWithDoctor(t)
+	if err := d.unprepare(c); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	d.checkWithDoctor(t)
+	machine, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	if err := machine.Init(); err != nil {
+		t.Fatal(err)
+	}
+	if on, _, err := machine.GPUs()[0].MIGMode(); err != nil || on {
+		t.Errorf("MIG mode is %v, %v after the plugin has ended", on, err)
+	}
+}
+
+func (d *divided) facts(t *testing.T, name gpu.DeviceName) gpu.GPU {
+	t.Helper()
+	_, g, err := d.hardware.reporter.Device(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestPartitionsOfManyClaims has claims for parts of GPUs and for whole ones come
+// and go at once, each waiting for those it overlaps with. It seeds itself and
+// says how.
+func TestPartitionsOfManyClaims(t *testing.T) {
+	d, end := startDivided(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		random := rand.New(rand.NewPCG(seed, uint64(n)))
+		wg.Go(func() {
+			for i := range 6 {
+				one := d.gpus(t)[random.IntN(2)]
+				devices := [][]gpu.DeviceName{
+					{one}, {one + "-mig-3g40gb-0"}, {one + "-mig-3g40gb-4"}, {one + "-mig-7g80gb-0"},
+					{one + gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n%7)), d.gpus(t)[0] + "-mig-1g10gbme-6"},
+				}[random.IntN(5)]
+				slices.Sort(devices)
+				c := claimOf(fmt.Sprintf("claim-%d-%d", n, i), slices.Compact(devices)...)
+				if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
+					t.Errorf("prepare %v: %v", devices, err)
+				}
+				if err := d.unprepare(c); err != nil {
+					t.Errorf("unprepare %v: %v", devices, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	end()
+	d.checkWithDoctor(t)
+}
+
+// TestFillAGPU has seven claims share one GPU, and an eighth take it whole when
+// they have gone.
+func TestFillAGPU(t *testing.T) {
+	d, end := startDivided(t)
+	one := d.gpus(t)[0]
+	var claims []*resourceapi.ResourceClaim
+	for n := range 7 {
+		claims = append(claims, claimOf(fmt.Sprintf("part-%d", n), one+gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n))))
+	}
+	var wg sync.WaitGroup
+	start := time.Now()
+	for _, c := range claims {
+		wg.Go(func() {
+			if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
+				t.Errorf("prepare %s: %v", c.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("seven partitions of one GPU in %v", time.Since(start))
+	d.checkWithDoctor(t)
+	whole := claimOf("whole", one)
+	prepared := make(chan error, 1)
+	go func() {
+		_, err := d.preparer.Prepare(d.ctx, whole)
+		prepared <- err
+	}()
+	for _, c := range claims {
+		if err := d.unprepare(c); err != nil {
+			t.Errorf("unprepare %s: %v", c.Name, err)
+		}
+	}
+	if err := <-prepared; err != nil {
+		t.Errorf("prepare the whole GPU: %v", err)
+	}
+	d.checkWithDoctor(t)
+	if err := d.unprepare(whole); err != nil {
+		t.Error(err)
+	}
+	end()
+	d.checkWithDoctor(t)
+}
