@@ -89,7 +89,8 @@ func (a account) waiting() []allocation {
 type gpuAccount struct {
 	name     gpu.DeviceName
 	verdict  policy.Verdict
-	missing  []string // profiles that the plan names and the GPU hasn't
+	found    []string // profiles that the plan names and the GPU has
+	missing  []string // those that it hasn't, though it could be cut
 	problems []string
 	waiting  []allocation
 }
@@ -219,9 +220,9 @@ func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision 
 		},
 	})
 	for _, g := range d.gpus {
-		v := verdicts[g.UUID]
-		d.account.gpus = append(d.account.gpus, accountFor(g, v, in.claims))
-		if plan := v.Plan.Partitioned; plan != nil && plan.KeepWarm != nil && plan.KeepWarm.Duration > 0 && canMIG(n, g.UUID) {
+		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
+		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
+		if plan := v.Plan.Partitioned; plan != nil && plan.KeepWarm != nil && plan.KeepWarm.Duration > 0 && len(profiles) > 0 {
 			d.requests = append(d.requests, v1alpha1.GPUSpec{UUID: string(g.UUID), KeepWarm: plan.KeepWarm})
 		}
 	}
@@ -229,8 +230,13 @@ func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision 
 	return d
 }
 
-func accountFor(g offer.GPU, v policy.Verdict, claims []allocation) gpuAccount {
+func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
 	a := gpuAccount{name: g.Name, verdict: v, missing: g.Missing, problems: g.Problems}
+	for _, p := range profiles {
+		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
+			a.found = append(a.found, p.Name)
+		}
+	}
 	for _, c := range claims {
 		if slices.Contains(g.Leftover, c.device) {
 			a.waiting = append(a.waiting, c)
@@ -239,8 +245,13 @@ func accountFor(g offer.GPU, v policy.Verdict, claims []allocation) gpuAccount {
 	return a
 }
 
-func canMIG(n gpu.Node, uuid gpu.UUID) bool {
-	return slices.ContainsFunc(n.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid && g.MIG != nil })
+// profilesOf a GPU that can be cut; none of another.
+func profilesOf(n gpu.Node, uuid gpu.UUID) []gpu.Profile {
+	i := slices.IndexFunc(n.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
+	if i < 0 || n.GPUs[i].MIG == nil {
+		return nil
+	}
+	return n.GPUs[i].MIG.Profiles
 }
 
 func devicesOf(claims []allocation) []gpu.DeviceName {

@@ -113,7 +113,9 @@ type outcome struct {
 	lost     map[string]int32 // to whom, how many
 	waiting  []v1alpha1.WaitingDevice
 	problems map[string]*v1alpha1.PolicyProblem // by message
-	// profiles that the plan names, and on how many of its GPUs each is missing.
+	// profiles that the plan names: those that some GPU has, and on how many each
+	// is missing.
+	found   map[string]bool
 	missing map[string]int32
 }
 
@@ -125,7 +127,8 @@ func judge(r *rules, nodes []judgedNode) map[string]*outcome {
 	}
 	for _, a := range r.accepted {
 		out[a.policy.Name] = &outcome{
-			lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), missing: make(map[string]int32),
+			lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem),
+			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}
 	for _, n := range nodes {
@@ -141,7 +144,7 @@ func judge(r *rules, nodes []judgedNode) map[string]*outcome {
 func tally(all map[string]*outcome, node string, g gpuAccount) {
 	for name, err := range g.verdict.Failed {
 		if o := all[name]; o.takesPart() {
-			o.problem(fmt.Sprintf("spec.gpuSelector fails, and so doesn't select: %v", err), node, g)
+			o.problem(fmt.Sprintf("It is not selected, because spec.gpuSelector fails on it: %v.", err), node, g)
 		}
 	}
 	for _, name := range g.verdict.Lost {
@@ -173,6 +176,9 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	for _, message := range g.problems {
 		o.problem(message, node, g)
 	}
+	for _, profile := range g.found {
+		o.found[profile] = true
+	}
 	for _, profile := range g.missing {
 		o.missing[profile]++
 	}
@@ -191,10 +197,10 @@ func (o *outcome) problem(message, node string, g gpuAccount) {
 func (o *outcome) misspelt() []v1alpha1.PolicyProblem {
 	var out []v1alpha1.PolicyProblem
 	for _, profile := range slices.Sorted(maps.Keys(o.missing)) {
-		if o.missing[profile] == o.gpus {
+		if !o.found[profile] {
 			out = append(out, v1alpha1.PolicyProblem{
-				Message: fmt.Sprintf("none of the policy's GPUs has the MIG profile %s; nvidia-smi mig -lgip lists those they have", profile),
-				GPUs:    o.gpus,
+				Message: fmt.Sprintf("None of the policy's GPUs has the MIG profile %s; nvidia-smi mig -lgip lists those they have.", profile),
+				GPUs:    o.missing[profile],
 			})
 		}
 	}
@@ -232,18 +238,18 @@ func applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 	is, reason := metav1.ConditionFalse, v1alpha1.ReasonProblems
 	var message []string
 	for _, p := range status.Problems {
-		message = append(message, fmt.Sprintf("%s (%s)", p.Message, plural(int(p.GPUs), "GPU")))
+		message = append(message, fmt.Sprintf("On %s: %s", plural(int(p.GPUs), "GPU"), p.Message))
 	}
 	if n := int(status.WaitingDevices); n > 0 {
 		reason = v1alpha1.ReasonWaiting
 		w := status.Waiting[0]
-		message = append(message, fmt.Sprintf("%s of before the plan changed stay until their claims are gone, %s of node %s with claim %s first in the list",
+		message = append(message, fmt.Sprintf("Until their claims are gone, %s of before the change stay; the first is %s of node %s, which claim %s has.",
 			plural(n, "device"), w.Device, w.Node, w.Claim))
 	}
 	if len(message) == 0 {
 		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
 	}
-	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, "; "))
+	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, " "))
 }
 
 func plural(n int, what string) string {
@@ -258,6 +264,17 @@ func first[T any](all []T, most int) []T { return all[:min(len(all), most)] }
 
 func set(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, condition string, is metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: condition, Status: is, Reason: reason, Message: message, ObservedGeneration: s.Generation,
+		Type: condition, Status: is, Reason: reason, Message: cut(message), ObservedGeneration: s.Generation,
 	})
+}
+
+// maxMessage is how long a condition's message may be, in characters.
+const maxMessage = 32768
+
+// cut shortens what quotes too much of a long selector.
+func cut(message string) string {
+	if r := []rune(message); len(r) > maxMessage {
+		return string(r[:maxMessage-1]) + "…"
+	}
+	return message
 }

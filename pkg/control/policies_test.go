@@ -198,7 +198,7 @@ func TestJudgeExplains(t *testing.T) {
 		},
 		"a profile that nothing has": {
 			spec: v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb", "1g.11gb")}, form: publish.SplitCounters,
-			condition: v1alpha1.ConditionApplied, want: "none of the policy's GPUs has the MIG profile 1g.11gb",
+			condition: v1alpha1.ConditionApplied, want: "On 2 GPUs: None of the policy's GPUs has the MIG profile 1g.11gb",
 		},
 		"a server without counters": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb")},
@@ -210,7 +210,7 @@ func TestJudgeExplains(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1)), sharing("a", tc.spec))...)
+			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1), l4(2)), sharing("a", tc.spec))...)
 			c := meta.FindStatusCondition(f.statuses(t)["a"].Conditions, tc.condition)
 			if c == nil || !strings.Contains(c.Message, tc.want) {
 				t.Errorf("got  %+v\nwant %q in it", c, tc.want)

@@ -75,7 +75,7 @@ type ExclusivePlan struct{}
 type PartitionedPlan struct {
 	// profiles that are offered, e.g. 1g.10gb, besides the whole GPU. Those that
 	// a GPU hasn't are passed over, so that one policy can serve several models.
-	// Empty: the usual ones of each GPU, which are those without a suffix.
+	// Empty: those without a suffix that make less than the whole of the GPU.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
