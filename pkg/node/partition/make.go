@@ -117,8 +117,8 @@ func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instanc
 }
 
 // failed settles the intent after a failure. What is there in its place now is
-// what couldn't be undone, and is destroyed; but not where there was no room:
-// then somebody else was quicker.
+// ours, made and not undone; the next visit destroys it. But not where there was
+// no room: then somebody else was quicker.
 func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error {
 	have := v.record()
 	if errors.Is(cause, nvml.ErrInsufficientResources) {
@@ -133,11 +133,7 @@ func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error 
 		return nil //nolint:nilerr // the intent stays in the record; the next visit looks again
 	}
 	v.sortOut(have)
-	var undone error
-	if o, ok := v.own(p); ok {
-		undone = v.destroy(ctx, o)
-	}
-	return errors.Join(undone, v.save())
+	return v.save()
 }
 
 // explain says what is there where there was no room.

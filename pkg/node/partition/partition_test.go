@@ -323,6 +323,27 @@ func TestDestroyedFromOutside(t *testing.T) {
 	}
 }
 
+// TestHalfDestroyed has the hardware answer that the compute instance is gone
+// while the GPU instance is still there.
+func TestHalfDestroyed(t *testing.T) {
+	n := newNode(t, newHardware())
+	p := part(gpu0, "1g.18gb", 0)
+	n.prepare(t, p)
+	n.hw.fault = func(call string, _ gpu.UUID) error {
+		if call != "destroy" {
+			return nil
+		}
+		n.hw.outside(gpu0, func(g *simulated) {
+			g.mig.Instances[0].UUID, g.mig.Instances[0].ComputeInstanceID = "", gpu.NoComputeInstance
+		})
+		return nvml.ErrNotFound
+	}
+	wantError(t, n.Release(t.Context(), p), "not found")
+	n.hw.fault = nil
+	n.unprepare(t, p)
+	n.checkThere(t, gpu0, true)
+}
+
 // TestReplacedFromOutside has another's instance in our instance's place.
 func TestReplacedFromOutside(t *testing.T) {
 	n := newNode(t, newHardware())
@@ -625,7 +646,7 @@ func TestChurn(t *testing.T) {
 		for s := range most {
 			claims.Go(func() {
 				p := part(uuid, "1g.18gb", s)
-				for range 15 {
+				for range 8 {
 					n.prepare(t, p)
 					n.unprepare(t, p)
 				}
@@ -646,6 +667,56 @@ func TestChurn(t *testing.T) {
 	}
 	n.checkThere(t, gpu0, false)
 	n.checkThere(t, gpu1, true, theirs)
+}
+
+// TestReadWhileMade has a partition made and destroyed while the node is read.
+func TestReadWhileMade(t *testing.T) {
+	n := newNode(t, newHardware())
+	p := part(gpu0, "1g.18gb", 0)
+	got, err := n.Read(func() (gpu.Node, error) {
+		n.prepare(t, p)
+		mig := n.hw.now(gpu0)
+		n.unprepare(t, p)
+		if err := n.Leave(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return gpu.Node{GPUs: []gpu.GPU{{UUID: gpu0, MIG: &mig}}}, nil
+	})
+	want := gpu.Node{GPUs: []gpu.GPU{{UUID: gpu0, MIG: &gpu.MIG{Switchable: true, Profiles: profiles()}}}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("read, %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestAnotherBoot has others make, after a reboot, the very instance that we
+// had before it: it is theirs, also before Recover has run.
+func TestAnotherBoot(t *testing.T) {
+	for name, recovered := range map[string]bool{"recovered": true, "not recovered": false} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newHardware())
+			p := part(gpu0, "1g.18gb", 0)
+			before := n.prepare(t, p)
+			n.hw.reboot()
+			if again := n.hw.foreign(p, true); again != before {
+				t.Fatalf("the hardware made %v, want %v again", again, before)
+			}
+			if recovered {
+				n = n.restart(t, "boot-2")
+			} else {
+				n.journal.Close()
+				n = start(t, n.hw, n.dir, "boot-2", nil)
+			}
+			n.prepare(t, p)
+			n.unprepare(t, p)
+			if err := n.Leave(t.Context()); err != nil {
+				t.Error(err)
+			}
+			n.checkThere(t, gpu0, true, p)
+			if got := n.journal.GPUs(); len(got) > 0 {
+				t.Errorf("records: %v", got)
+			}
+		})
+	}
 }
 
 func checkRead(t testing.TB, n *node, foreign gpu.Instance) {

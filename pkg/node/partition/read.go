@@ -33,8 +33,9 @@ func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
 	return node, nil
 }
 
-// watch starts with the records of now. A record is told of before it is
-// written, and written before the hardware is changed.
+// watch starts with the records of now. A record is told of after it is written
+// and before the hardware is changed, so that whatever can be seen was in force
+// when the watch began or is told of.
 func (m *Manager) watch() *watch {
 	w := &watch{}
 	m.mu.Lock()
@@ -53,6 +54,7 @@ func (m *Manager) unwatch(w *watch) {
 	delete(m.watches, w)
 }
 
+// tell adds a record to the watches under way.
 func (m *Manager) tell(r journal.GPURecord) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -130,8 +130,9 @@ func (v *visit) save() error {
 	case len(want.Partitions) == 0 && !want.ModeSwitched:
 		return v.m.Journal.DeleteGPU(v.uuid)
 	default:
+		err := v.m.Journal.PutGPU(want)
 		v.m.tell(want)
-		return v.m.Journal.PutGPU(want)
+		return err
 	}
 }
 
