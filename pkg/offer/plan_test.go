@@ -89,6 +89,8 @@ func TestPlans(t *testing.T) {
 			want: offered{Devices: "1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4 whole", Leftover: "1g10gb-0 1g10gb-4", Counters: "memory-slice-0=1 memory-slice-4=1"}},
 		"claimed: partition, then layout, no counters": {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4 3g40gb-0", Leftover: "1g10gb-4"}},
+		"claimed: media engines, then layout, no counters": {plan: fix("1g.10gb+me", "3g.40gb"), allocated: []string{"1g10gbme-6"}, bare: true,
+			want: offered{Devices: "1g10gbme-6 3g40gb-0", Leftover: "1g10gbme-6"}},
 		"claimed: partition, then counters are gone": {plan: only("1g.10gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4", Problem: "no shared counters"}},
 		"claimed: others' instance, then it is gone": {gpu: on, plan: only("1g.10gb"), allocated: []string{"3g40gb-4"},

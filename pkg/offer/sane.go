@@ -13,7 +13,7 @@ import (
 // writes; whatever it writes must not cost the controller its memory, nor the
 // node its other GPUs.
 const (
-	maxSlices = 32
+	maxSlices = 24
 	maxPlaces = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - 1 // and the whole GPU
 	maxUnits  = 10000
 )
@@ -25,10 +25,8 @@ func sane(names *gpu.Names, g gpu.GPU) error {
 	}
 	seen := make(map[gpu.DeviceName]bool)
 	for _, p := range g.MIG.Profiles {
-		for _, u := range units(p.Engines) {
-			if u.count < 0 || u.count > maxUnits || p.MaxInstances < 0 || p.MaxInstances > maxUnits {
-				return fmt.Errorf("profile %s: %d %s, at most %d instances", p.Name, u.count, u.capacity, p.MaxInstances)
-			}
+		if err := saneUnits(p); err != nil {
+			return fmt.Errorf("profile %s: %w", p.Name, err)
 		}
 		for _, at := range p.Placements {
 			if err := sanePlace(at); err != nil {
@@ -47,6 +45,18 @@ func sane(names *gpu.Names, g gpu.GPU) error {
 	for _, i := range g.MIG.Instances {
 		if err := sanePlace(i.Placement); err != nil {
 			return fmt.Errorf("GPU instance %d: %w", i.GPUInstanceID, err)
+		}
+	}
+	return nil
+}
+
+func saneUnits(p gpu.Profile) error {
+	if p.MaxInstances < 0 || p.MaxInstances > maxUnits {
+		return fmt.Errorf("at most %d instances", p.MaxInstances)
+	}
+	for _, u := range units(p.Engines) {
+		if u.count < 0 || u.count > maxUnits {
+			return fmt.Errorf("%d %s", u.count, u.capacity)
 		}
 	}
 	return nil

@@ -179,23 +179,56 @@ func (s *shelf) wanted(names []string) []gpu.Profile {
 	return out
 }
 
-// keep leaves on the shelf what claims have. Without counters, what is in
-// their way is taken off instead: one of two devices that overlap.
+// keep leaves on the shelf what claims have. Without counters, what couldn't
+// exist beside it is taken off instead.
 func (s *shelf) keep(allocated []gpu.Device, counters bool) {
 	if !counters {
-		s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return s.inTheWay(p.Partition, allocated) })
-		s.whole = s.whole && !s.inTheWay(gpu.Whole{GPU: s.g.UUID}, allocated)
+		s.withhold(allocated)
 	}
 	for _, d := range allocated {
 		switch d := d.(type) {
 		case gpu.Whole:
 			s.wholeLeft = !s.whole
 		case gpu.Partition:
-			if p, ok := s.profile(d.Profile); ok && !slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d }) {
+			if p, ok := s.profile(d.Profile); ok && !s.holds(d) {
 				s.parts = append(s.parts, part{Partition: d, profile: p, leftover: true})
 			}
 		}
 	}
+}
+
+func (s *shelf) holds(d gpu.Partition) bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d })
+}
+
+// exists says whether a partition is one that others made.
+func (s *shelf) exists(d gpu.Partition) bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d && p.exists })
+}
+
+// withhold takes off what overlaps with what claims have, or wants engines of
+// which they leave too few.
+func (s *shelf) withhold(allocated []gpu.Device) {
+	s.whole = s.whole && !s.inTheWay(gpu.Whole{GPU: s.g.UUID}, allocated)
+	s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return s.inTheWay(p.Partition, allocated) })
+	r := s.room
+	for _, a := range allocated {
+		if d, ok := a.(gpu.Partition); ok && !s.exists(d) {
+			if p, ok := s.profile(d.Profile); ok {
+				r = r.without(p, d.Placement)
+			}
+		}
+	}
+	s.parts = slices.DeleteFunc(s.parts, func(p part) bool {
+		if p.exists || slices.Contains(allocated, gpu.Device(p.Partition)) {
+			return false
+		}
+		if !r.has(p.profile, p.Placement) {
+			return true
+		}
+		r = r.without(p.profile, p.Placement)
+		return false
+	})
 }
 
 func (s *shelf) inTheWay(d gpu.Device, allocated []gpu.Device) bool {
