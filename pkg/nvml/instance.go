@@ -171,6 +171,9 @@ func (s *Session) destroy(uuid gpu.UUID, want gpu.Instance) error {
 		return err
 	}
 	all, err := readInstances(handle, profiles, object)
+	if errors.Is(err, ErrNotSupported) {
+		return fmt.Errorf("MIG mode has just been switched off: %w", ErrNotFound)
+	}
 	if err != nil {
 		return err
 	}

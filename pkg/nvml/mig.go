@@ -58,33 +58,44 @@ func (s *Session) find(uuid gpu.UUID) (gonvml.Device, string, error) {
 // readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
 // profiles (some guests) counts as one without.
 func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*gpu.MIG, error) {
-	current, pending, ret := handle.GetMigMode()
-	err := wrap(ret, "nvmlDeviceGetMigMode", object)
+	mig, err := readMode(handle, object)
 	if errors.Is(err, ErrNotSupported) {
 		return nil, nil //nolint:nilnil // nil is the documented value for "no MIG"
 	}
 	if err != nil {
 		return nil, err
 	}
-	mig := &gpu.MIG{
-		Enabled:    current == gonvml.DEVICE_MIG_ENABLE,
-		Pending:    pending == gonvml.DEVICE_MIG_ENABLE,
-		Switchable: current == pending && switchable(handle),
-	}
-	if mig.Profiles, err = s.profilesOf(handle, uuid, object); err != nil {
+	profiles, err := s.profilesOf(handle, uuid, object)
+	if err != nil {
 		return nil, err
 	}
-	if len(mig.Profiles) == 0 && !mig.Enabled {
+	if len(profiles) == 0 && !mig.Enabled {
 		return nil, nil //nolint:nilnil // as above
 	}
-	if !mig.Enabled {
-		return mig, nil
+	var there []instance
+	if mig.Enabled {
+		there, err = readInstances(handle, profiles, object)
 	}
-	there, err := readInstances(handle, mig.Profiles, object)
+	if errors.Is(err, ErrNotSupported) { // the mode was switched off meanwhile, or a guest isn't shown instances
+		mig, err = readMode(handle, object)
+	}
 	for _, i := range there {
 		mig.Instances = append(mig.Instances, i.Instance)
 	}
-	return mig, err
+	mig.Profiles = profiles
+	return &mig, err
+}
+
+func readMode(handle gonvml.Device, object string) (gpu.MIG, error) {
+	current, pending, ret := handle.GetMigMode()
+	if err := wrap(ret, "nvmlDeviceGetMigMode", object); err != nil {
+		return gpu.MIG{}, err
+	}
+	return gpu.MIG{
+		Enabled:    current == gonvml.DEVICE_MIG_ENABLE,
+		Pending:    pending == gonvml.DEVICE_MIG_ENABLE,
+		Switchable: current == pending && switchable(handle),
+	}, nil
 }
 
 // switchable says whether a MIG mode takes effect at once and touches nothing

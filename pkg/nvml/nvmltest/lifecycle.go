@@ -57,6 +57,7 @@ func MIGLifecycle(t *testing.T, port interface {
 		l.modeOff(t)
 		if i == 0 { // the others are of the same model
 			t.Run("mode", l.mode)
+			t.Run("read while the mode is switched", l.readWhileSwitched)
 		}
 		l.switchMode(t, true)
 		if i == 0 {
@@ -151,6 +152,35 @@ func (l *life) mode(t *testing.T) {
 		t.Errorf("after a refused switch: %+v", m)
 	}
 	must(t, l.mig.SetMIGMode(l.gpu.UUID, false)) // as it is
+}
+
+// readWhileSwitched: a mode that changes while a GPU is read makes it neither
+// unreadable nor contradict itself.
+func (l *life) readWhileSwitched(t *testing.T) {
+	if !l.gpu.MIG.Switchable {
+		return
+	}
+	switched := make(chan error)
+	go func() {
+		var err error
+		for range 50 {
+			err = errors.Join(err, l.mig.SetMIGMode(l.gpu.UUID, true), l.mig.SetMIGMode(l.gpu.UUID, false))
+		}
+		switched <- err
+	}()
+	for {
+		select {
+		case err := <-switched:
+			must(t, err)
+			return
+		default:
+		}
+		gpus, err := l.port.GPUs()
+		must(t, err)
+		if c := gpus[l.position].Conditions; len(c) > 0 {
+			t.Errorf("conditions %+v", c)
+		}
+	}
 }
 
 // switchMode switches by the port where that may be, else as an admin does.
@@ -496,8 +526,14 @@ func parallel(t *testing.T, port Port, mig MIGPort, machine *nvmlsim.Machine) {
 					return
 				default:
 				}
-				if _, err := port.GPUs(); err != nil {
+				read, err := port.GPUs()
+				if err != nil {
 					t.Error(err)
+				}
+				for _, g := range read {
+					if len(g.Conditions) > 0 {
+						t.Errorf("%s: conditions %+v", g.UUID, g.Conditions)
+					}
 				}
 			}
 		})
