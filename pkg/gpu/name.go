@@ -118,7 +118,9 @@ func partition(g GPU, name DeviceName, part string) (Device, error) {
 
 // slug is a profile's name as it can be in a DNS label. The names of one GPU's
 // profiles stay different.
-func slug(profile string) string { return strings.NewReplacer(".", "", "+", "").Replace(profile) }
+func slug(profile string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(profile, ".", ""), "+", "")
+}
 
 // hexDigits returns the 32 digits of a "GPU-…" UUID, lower case, no dashes.
 func hexDigits(u UUID) (string, error) {

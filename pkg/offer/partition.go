@@ -56,5 +56,5 @@ func units(e gpu.Engines) []unit {
 
 // slug is the profile as the names of counters can have it.
 func (p part) slug() string {
-	return strings.NewReplacer(".", "", "+", "").Replace(p.Profile)
+	return strings.ReplaceAll(strings.ReplaceAll(p.Profile, ".", ""), "+", "")
 }
