@@ -22,6 +22,9 @@ func (p *Preparer) realize(ctx context.Context, grants []journal.Grant) (map[gpu
 	for _, grants := range byGPU(grants) {
 		group.Go(func() error {
 			for _, g := range grants {
+				if err := context.Cause(ctx); err != nil {
+					return err // nobody waits for the rest any more
+				}
 				instance, err := p.realizeOne(ctx, g)
 				if err != nil {
 					return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
