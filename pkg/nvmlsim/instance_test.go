@@ -1,7 +1,10 @@
 package nvmlsim_test
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -252,38 +255,22 @@ func TestComputeInstances(t *testing.T) {
 	}
 }
 
-// Sessions race for one GPU's slices: nothing overlaps, nothing is lost.
-func TestSessionsRaceForSlices(t *testing.T) {
+// Processes, and sessions in each, race for one GPU's slices: nothing overlaps,
+// nothing is lost.
+func TestProcessesRaceForSlices(t *testing.T) {
+	if path := os.Getenv(nvmlsim.StateEnv); path != "" {
+		race(t, path)
+		return
+	}
 	path := filepath.Join(t.TempDir(), "state")
 	m := createAt(t, path, "gpus: [{model: h100-80gb, migEnabled: true}]")
 	var wg sync.WaitGroup
-	for range 16 {
+	for range 4 {
 		wg.Go(func() {
-			other, err := nvmlsim.Open(path)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer other.Close()
-			for range 5 {
-				i, err := other.GPUs()[0].CreateInstance(19, nil)
-				if err == nvmlsim.InsufficientResources {
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				c, err := i.CreateCompute(0, nil)
-				if err != nil {
-					t.Error(err)
-				}
-				if err := c.Destroy(); err != nil {
-					t.Error(err)
-				}
-				if err := i.Destroy(); err != nil {
-					t.Error(err)
-				}
+			c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestProcessesRaceForSlices$")
+			c.Env = append(os.Environ(), nvmlsim.StateEnv+"="+path)
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
 			}
 		})
 	}
@@ -291,4 +278,37 @@ func TestSessionsRaceForSlices(t *testing.T) {
 	if left := m.State().GPUs[0].Instances; len(left) != 0 {
 		t.Errorf("left: %+v", left)
 	}
+}
+
+func race(t *testing.T, path string) {
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			m, err := nvmlsim.Open(path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer m.Close()
+			for range 5 {
+				if err := makeAndDestroy(m.GPUs()[0]); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// makeAndDestroy does nothing where there is no room.
+func makeAndDestroy(g *nvmlsim.GPU) error {
+	i, err := g.CreateInstance(19, nil)
+	if errors.Is(err, nvmlsim.InsufficientResources) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c, err := i.CreateCompute(0, nil)
+	return errors.Join(err, c.Destroy(), i.Destroy())
 }
