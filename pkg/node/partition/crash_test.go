@@ -305,6 +305,34 @@ func TestRecoverGoesOn(t *testing.T) {
 	}
 }
 
+// TestStopsInBetween: what is begun when the context ends is done, and no more.
+func TestStopsInBetween(t *testing.T) {
+	n := newNode(t, newHardware())
+	n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Hour})
+	for s := range 3 {
+		n.prepare(t, part(gpu0, "1g.18gb", s))
+		n.unprepare(t, part(gpu0, "1g.18gb", s))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	n.hw.fault = func(call string, _ gpu.UUID) error {
+		if call == "destroy" {
+			cancel()
+		}
+		return nil
+	}
+	if err := n.Leave(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want that it was canceled", err)
+	}
+	n.checkThere(t, gpu0, true, part(gpu0, "1g.18gb", 1), part(gpu0, "1g.18gb", 2))
+	if r, _ := n.journal.GPU(gpu0); len(r.Partitions) != 2 {
+		t.Errorf("record: %v", r)
+	}
+	_, err := n.Make(ctx, part(gpu0, "1g.18gb", 6))
+	if err == nil {
+		t.Error("made after the end of the context")
+	}
+}
+
 // TestLeaveStops when its context ends, with what it began done.
 func TestLeaveStops(t *testing.T) {
 	n := newNode(t, newHardware())

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -36,7 +37,7 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 		}, []string{"op", "result"}),
 		own: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_mig_own_duration_seconds",
-			Help:    "Time of an operation on a GPU's partitions less what the hardware took and less the wait for another operation on the GPU, by operation: make, find, release, whole, sweep, recover, leave; and result.",
+			Help:    "Time of an operation on a GPU's partitions less what the hardware took and less the wait for another operation on the GPU, by operation: make, find, release, whole, sweep, recover, leave; and result: as of the hardware, and stopped.",
 			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .5, 1},
 		}, []string{"op", "result"}),
 	}
@@ -55,6 +56,8 @@ func result(err error) string {
 	switch {
 	case err == nil:
 		return "success"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "stopped"
 	case errors.Is(err, nvml.ErrInUse):
 		return "in_use"
 	case errors.Is(err, nvml.ErrInsufficientResources):

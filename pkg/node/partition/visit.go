@@ -250,9 +250,13 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	return nil
 }
 
-// call does one thing to the hardware, measures it and, where it changes
-// something, logs it.
+// call does one thing to the hardware and measures it. What changes something,
+// and has something to say about it, is logged, and isn't begun when the time
+// is up.
 func (v *visit) call(ctx context.Context, op string, do func() error, about ...any) error {
+	if err := context.Cause(ctx); err != nil && len(about) > 0 {
+		return err
+	}
 	start := time.Now()
 	err := do()
 	took := time.Since(start)
