@@ -80,11 +80,12 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	logger.Info("Found the API server", "resourceAPI", server.Version)
-	publisher, err := publish.New(draclient.New(clientset))
+	resources := draclient.New(clientset)
+	publisher, err := publish.New(resources)
 	if err != nil {
 		return err
 	}
-	claims, err := newClaims(draclient.New(clientset))
+	claims, err := newClaims(resources)
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims) error {
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
-	return addPolicies(mgr, n, s)
+	return addPolicies(mgr, n, c.informer, s)
 }
 
 func withLimits(c *rest.Config) *rest.Config {
@@ -198,7 +199,7 @@ func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedInd
 // addPolicies makes the manager judge all policies anew whenever a policy, an
 // inventory, a node's labels, what waits for claims, or what the server stores
 // changes.
-func addPolicies(mgr manager.Manager, n *nodes, s *server) error {
+func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInformer, s *server) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
 		Reconciler:   policies{mgr.GetClient(), n.plans},
 		EnableWarmup: new(true),
@@ -216,6 +217,8 @@ func addPolicies(mgr manager.Manager, n *nodes, s *server) error {
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), everything()),
 		source.Channel(n.plans.waitingChanged, everything()),
+		// Not before it is known what claims have: the statuses say so.
+		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
 	} {
 		if err := ctl.Watch(source); err != nil {
 			return fmt.Errorf("set up the policy controller: %w", err)

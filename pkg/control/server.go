@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// lookAgain is how often a server that stores counters worse than it might is
-	// asked again: it may have been upgraded. The question is a dry run.
+	// lookAgain is how often the server is asked again: it may have been upgraded,
+	// or a feature gate switched. The question is a dry run.
 	lookAgain = 10 * time.Minute
 	// doubtPause keeps many nodes that can't be written from asking each for
 	// itself.
@@ -63,8 +63,8 @@ func (s *server) counters(ctx context.Context) (publish.Counters, error) {
 	return s.form, nil
 }
 
-// doubt asks the server anew, because a pool in the known form could not be
-// written, unless that was done just now.
+// doubt asks the server anew, unless that was done just now: because a pool in
+// the known form could not be written, or because time has passed.
 func (s *server) doubt(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +116,7 @@ func refused(err error) bool {
 	}
 }
 
-// Start asks again from time to time while the server could store counters
-// better. It runs in the leader only.
+// Start asks again from time to time. It runs in the leader only.
 func (s *server) Start(ctx context.Context) error {
 	ticker := s.clock.NewTicker(lookAgain)
 	defer ticker.Stop()
@@ -127,17 +126,8 @@ func (s *server) Start(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		if err := s.improve(ctx); err != nil {
+		if err := s.doubt(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "The API server could not be asked; that is tried again")
 		}
 	}
-}
-
-func (s *server) improve(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.known && s.form == publish.SplitCounters {
-		return nil
-	}
-	return s.ask(ctx)
 }
