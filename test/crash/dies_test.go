@@ -13,13 +13,16 @@ import (
 // operation is what a plugin is killed in, at each of its steps.
 type operation struct {
 	// other and claim are devices; claim is what the operation is about.
-	other, claim func(*node) string
+	other, claim func(*node) []string
 	// before is done by plugins that live, do by one that dies.
 	before func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim)
 	// do fails where the plugin dies.
 	do func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error
 	// starting: the steps are those of the plugin's start.
 	starting bool
+	// only steps with this prefix are tried; those that come in between are the
+	// same in other operations.
+	only string
 	// wants has steps that must be among those of the operation.
 	wants []string
 	// wipe: try each step with the CDI directory wiped before the next start,
@@ -27,12 +30,8 @@ type operation struct {
 	wipe bool
 }
 
-func first(n *node) string  { return n.whole(0) }
-func second(n *node) string { return n.whole(1) }
-
-func partOf(i int, profile string) func(*node) string {
-	return func(n *node) string { return n.part(i, profile) }
-}
+func first(n *node) []string  { return []string{n.whole(0)} }
+func second(n *node) []string { return []string{n.whole(1)} }
 
 func prepareIt(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
 	_, err := p.prepare(t, c)
@@ -104,7 +103,7 @@ func testOperations(t *testing.T, operations map[string]operation) {
 func (op operation) begin(t *testing.T) (n *node, other, c *resourceapi.ResourceClaim) {
 	t.Helper()
 	n = newNode(t)
-	other, c = n.newClaim(t, op.other(n)), n.newClaim(t, op.claim(n))
+	other, c = n.newClaim(t, op.other(n)...), n.newClaim(t, op.claim(n)...)
 	p := n.start(t, "")
 	n.register(t, p)
 	p.mustPrepare(t, other)
@@ -119,19 +118,18 @@ func (op operation) steps(t *testing.T) []string {
 	n, _, c := op.begin(t)
 	p := n.start(t, "")
 	n.register(t, p)
-	starting := p.ran(t)
-	if op.starting {
-		op.mustHave(t, starting)
-		return starting
+	steps := p.ran(t)
+	if !op.starting {
+		starting := len(steps)
+		if err := op.do(t, n, p, c); err != nil {
+			t.Fatal(err)
+		}
+		// What is done in the background is done at another time each time.
+		steps = slices.DeleteFunc(p.ran(t)[starting:], func(s string) bool { return strings.HasPrefix(s, "recover.") })
 	}
-	if err := op.do(t, n, p, c); err != nil {
-		t.Fatal(err)
-	}
-	// What is done in the background is done at another time each time.
-	steps := slices.DeleteFunc(p.ran(t)[len(starting):], func(s string) bool { return strings.HasPrefix(s, "recover.") })
 	p.kill()
 	op.mustHave(t, steps)
-	return steps
+	return slices.DeleteFunc(steps, func(s string) bool { return !strings.HasPrefix(s, op.only) })
 }
 
 func (op operation) mustHave(t *testing.T, steps []string) {

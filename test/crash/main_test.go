@@ -13,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
@@ -107,8 +109,10 @@ func startAPI(dir string) (stop func(), _ error) {
 	err = os.WriteFile(shared.kubeconfig, env.KubeConfig, 0o600)
 	var apiErr, objectsErr error
 	shared.api, apiErr = kubernetes.NewForConfig(config)
-	shared.objects, objectsErr = client.New(config, client.Options{})
-	if err = errors.Join(err, apiErr, objectsErr); err != nil {
+	scheme := runtime.NewScheme()
+	schemeErr := v1alpha1.AddToScheme(scheme)
+	shared.objects, objectsErr = client.New(config, client.Options{Scheme: scheme})
+	if err = errors.Join(err, apiErr, schemeErr, objectsErr); err != nil {
 		stop()
 	}
 	return stop, err

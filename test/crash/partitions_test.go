@@ -1,0 +1,551 @@
+//go:build integration
+
+package crash_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// parts are partitions of the second GPU.
+func parts(profiles ...string) func(*node) []string {
+	return func(n *node) []string {
+		var names []string
+		for _, p := range profiles {
+			names = append(names, n.part(1, p))
+		}
+		return names
+	}
+}
+
+// TestPartitions kills in what is done to partitions.
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	gpuPut := []string{"journal.gpu.put.created", "journal.gpu.put.written", "journal.gpu.put.synced", "journal.gpu.put.renamed", "journal.gpu.put.durable"}
+	make := []string{"partition.intended", "partition.created", "partition.made"}
+	testOperations(t, map[string]operation{
+		"the first of a GPU": {
+			other: first, claim: parts("1g10gb-4"), before: nothing, do: prepareIt,
+			wants: slices.Concat(gpuPut, make, []string{"partition.switched", "prepare.made#2"}),
+		},
+		"beside another": {
+			other: parts("1g10gb-6"), claim: parts("3g40gb-0"), before: nothing, do: prepareIt, only: "partition.", wants: make,
+		},
+		"on both GPUs": {
+			other: parts("1g10gb-6"), claim: func(n *node) []string { return []string{n.part(0, "2g20gb-0"), n.part(1, "2g20gb-0")} },
+			before: nothing, do: prepareIt, only: "partition.", wants: append(make, "partition.made#2"),
+		},
+		"the last of a GPU": {
+			other: first, claim: parts("1g10gb-4"), before: prepared, do: unprepareAndRest,
+			wants: slices.Concat(gpuPut, []string{
+				"partition.destroyed", "partition.switched", "journal.gpu.delete.unlinked", "journal.gpu.delete.durable", "unprepare.released",
+			}),
+		},
+		"another stays": {
+			other: parts("1g10gb-6"), claim: parts("3g40gb-0", "1g10gb-4"), before: prepared, do: unprepareIt, only: "partition.",
+			wants: []string{"partition.destroyed", "partition.destroyed#2"},
+		},
+		"recover what is half made": {
+			other: parts("1g10gb-6"), claim: parts("1g10gb-4"), do: doNothing, starting: true, wants: []string{"recover.written"},
+			before: func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) {
+				p.kill()
+				n.dieIn(t, "partition.created", func(p *plugin) error { return prepareIt(t, n, p, c) })
+			},
+		},
+		"recover what is half gone": {
+			other: parts("1g10gb-6"), claim: parts("1g10gb-4"), do: doNothing, starting: true, wants: []string{"recover.written"},
+			before: func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) {
+				p.mustPrepare(t, c)
+				p.kill()
+				n.dieIn(t, "partition.destroyed", func(p *plugin) error { return p.unprepare(t, c) })
+			},
+		},
+	})
+}
+
+// dieIn lets a plugin die at a step of what is done.
+func (n *node) dieIn(t *testing.T, step string, do func(*plugin) error) {
+	t.Helper()
+	p := n.start(t, step)
+	n.register(t, p)
+	if err := do(p); err == nil {
+		t.Errorf("the plugin has answered before it died at %s", step)
+	}
+	p.waitDead(t)
+}
+
+// unprepareAndRest waits for what the plugin does by itself later: it switches
+// MIG mode off.
+func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	if err := p.unprepare(t, c); err != nil {
+		return err
+	}
+	err := p.poll(t, func() bool { return slices.Contains(p.ran(t), "journal.gpu.delete.durable") })
+	if err != nil {
+		return fmt.Errorf("wait for the GPU to rest: %w", err)
+	}
+	_, err = p.dra.NodeUnprepareResources(t.Context(), &drapbv1.NodeUnprepareResourcesRequest{}, grpc.WaitForReady(false))
+	return err // it may have died at that very step
+}
+
+// poll waits until something is so, as long as the plugin lives.
+func (p *plugin) poll(t *testing.T, so func() bool) error {
+	return wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		select {
+		case <-p.done:
+			return false, errors.New("the plugin is dead")
+		default:
+			return so(), nil
+		}
+	})
+}
+
+// instances are the GPU instances of a GPU: "4+1", first slice and size, with a
+// mark where there is no compute instance.
+func (n *node) instances(i int) []string {
+	list := []string{}
+	for _, g := range n.hardware.State().GPUs[i].Instances {
+		text := fmt.Sprintf("%d+%d", g.Start, g.Size)
+		if len(g.Compute) == 0 {
+			text += " hollow"
+		}
+		list = append(list, text)
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (n *node) has(t *testing.T, gpu int, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(append([]string{}, want...), n.instances(gpu)); diff != "" {
+		t.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+	}
+}
+
+func (n *node) fault(t *testing.T, f nvmlsim.Fault) {
+	t.Helper()
+	if err := n.hardware.Fault(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHalves kills between the two halves of making and of destroying: a GPU
+// instance without a compute instance is there.
+func TestHalves(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		slow   string // the call that is under way
+		before func(*testing.T, *node, *plugin, *resourceapi.ResourceClaim)
+		do     func(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) error
+	}{
+		"made":      {slow: "GpuInstanceCreateComputeInstance", before: nothing, do: prepareIt},
+		"destroyed": {slow: "GpuInstanceDestroy", before: prepared, do: unprepareIt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c := n.newClaim(t, n.part(1, "2g20gb-2"))
+			p := n.start(t, "")
+			n.register(t, p)
+			tc.before(t, n, p, c)
+			n.fault(t, nvmlsim.Fault{Call: tc.slow, GPU: nvmlsim.AnyGPU, DelayMS: 60_000})
+			answered := make(chan error, 1)
+			go func() { answered <- tc.do(t, n, p, c) }()
+			if err := p.poll(t, func() bool { return slices.Equal(n.instances(1), []string{"2+2 hollow"}) }); err != nil {
+				t.Fatalf("%v; there are %v", err, n.instances(1))
+			}
+			p.kill()
+			<-answered
+			if err := n.hardware.ClearFaults(); err != nil {
+				t.Fatal(err)
+			}
+
+			p = n.start(t, "")
+			n.register(t, p)
+			n.check(t, "after recovery")
+			n.has(t, 1, "2+2") // its claim is still recorded
+			p.mustPrepare(t, c)
+			p.mustUnprepare(t, c)
+			n.checkEmpty(t)
+		})
+	}
+}
+
+// TestMakeFails has hardware refuse; the kubelet tries again.
+func TestMakeFails(t *testing.T) {
+	t.Parallel()
+	create := nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}
+	for name, faults := range map[string][]nvmlsim.Fault{
+		"no GPU instance":                       {{Call: "DeviceCreateGpuInstanceWithPlacement", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}},
+		"no compute instance":                   {create},
+		"no compute instance, stuck":            {create, {Call: "GpuInstanceDestroy", GPU: nvmlsim.AnyGPU, Code: nvmlsim.InUse, Count: 1}},
+		"no compute instance, stuck for longer": {create, {Call: "GpuInstanceDestroy", GPU: nvmlsim.AnyGPU, Code: nvmlsim.InUse, Count: 4}},
+		"no MIG mode":                           {{Call: "DeviceSetMigMode", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "1g10gb-0"))
+			p := n.start(t, "")
+			n.register(t, p)
+			for _, f := range faults {
+				n.fault(t, f)
+			}
+			if names, err := p.prepare(t, c); err == nil {
+				t.Errorf("prepared: %v", names)
+			}
+			p.mustPrepare(t, other) // another GPU
+			if err := p.poll(t, func() bool { _, err := p.prepare(t, c); return err == nil }); err != nil {
+				t.Fatal(err)
+			}
+			n.check(t, "after a prepare that went well")
+			n.has(t, 1, "2+2")
+			p.mustUnprepare(t, other)
+			p.mustUnprepare(t, c)
+			n.checkEmpty(t)
+		})
+	}
+}
+
+// destroy takes an instance away, as somebody with nvidia-smi would.
+func (n *node) destroy(t *testing.T, gpu int, start uint32) {
+	t.Helper()
+	err := n.hardware.ChangeGPU(gpu, func(g *nvmlsim.GPUState) error {
+		g.Instances = slices.DeleteFunc(g.Instances, func(i nvmlsim.GPUInstance) bool { return i.Start == start })
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDestroyedByOthers has a partition vanish while a claim holds it.
+func TestDestroyedByOthers(t *testing.T) {
+	t.Parallel()
+	for name, heal := range map[string]func(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) *plugin{
+		"made again by a prepare": func(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) *plugin {
+			p.mustPrepare(t, c)
+			return p
+		},
+		"made again at the start": func(t *testing.T, n *node, p *plugin, _ *resourceapi.ResourceClaim) *plugin {
+			p.kill()
+			p = n.start(t, "")
+			n.register(t, p)
+			return p
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0"))
+			p := n.start(t, "")
+			n.register(t, p)
+			p.mustPrepare(t, other)
+			p.mustPrepare(t, c)
+			n.check(t, "before")
+			n.destroy(t, 1, 2)
+			n.finds(t, "instance-missing")
+			p = heal(t, n, p, c)
+			n.check(t, "afterwards")
+			n.has(t, 1, "0+1", "2+2")
+			n.destroy(t, 1, 2)
+			p.mustUnprepare(t, c)
+			n.has(t, 1, "0+1")
+			p.mustUnprepare(t, other)
+			n.checkEmpty(t)
+		})
+	}
+}
+
+// TestInUse has a process that doesn't let go.
+func TestInUse(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, c)
+	processes := func(of ...nvmlsim.Process) {
+		err := n.hardware.ChangeGPU(1, func(g *nvmlsim.GPUState) error {
+			g.Processes = of
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := n.hardware.State().GPUs[1].Instances[0].ID
+	processes(nvmlsim.Process{PID: 4711, Name: "trainer", GPUInstance: id})
+	if err := p.unprepare(t, c); err == nil || !strings.Contains(err.Error(), "4711") {
+		t.Errorf("while process 4711 uses the instance: got %v, want an error that names it", err)
+	}
+	n.has(t, 1, "2+2")
+	p.mustPrepare(t, other)
+	p.kill() // and after a restart it is the same
+	p = n.start(t, "")
+	n.register(t, p)
+	if err := p.unprepare(t, c); err == nil {
+		t.Error("unprepared while a process uses the instance")
+	}
+	processes()
+	p.mustUnprepare(t, c)
+	n.has(t, 1, "0+1")
+	p.mustUnprepare(t, other)
+	n.checkEmpty(t)
+}
+
+// TestGPULost has one of two GPUs fall off the bus.
+func TestGPULost(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	gone, stays := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "2g20gb-2"))
+	after, late := n.newClaim(t, n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, gone)
+	p.mustPrepare(t, stays)
+	if err := n.hardware.Lose(1); err != nil {
+		t.Fatal(err)
+	}
+	n.finds(t, "gpu-gone")
+	for _, restart := range []bool{false, true} {
+		if restart {
+			p.kill()
+			p = n.start(t, "")
+			n.register(t, p)
+		}
+		if _, err := p.prepare(t, late); err == nil {
+			t.Error("prepared a partition of a lost GPU")
+		}
+		p.mustPrepare(t, stays)
+		p.mustPrepare(t, after)
+		p.mustUnprepare(t, after)
+	}
+	p.mustUnprepare(t, gone)
+	p.mustUnprepare(t, late)
+	p.mustUnprepare(t, stays)
+	n.has(t, 0)
+	p.kill()
+	n.reboot(t)
+	p = n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, late)
+	n.check(t, "after a reboot that has brought the GPU back")
+	p.mustUnprepare(t, late)
+	n.checkEmpty(t)
+}
+
+// TestReboot has everything in memory forgotten.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]string{"at rest": "", "while making": "partition.created", "while noting": "journal.gpu.put.synced#2"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c, other, whole := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0")), n.newClaim(t, n.whole(0))
+			p := n.start(t, "")
+			n.register(t, p)
+			p.mustPrepare(t, other)
+			p.mustPrepare(t, whole)
+			if step == "" {
+				p.mustPrepare(t, c)
+			}
+			p.kill()
+			if step != "" {
+				n.dieIn(t, step, func(p *plugin) error { return prepareIt(t, n, p, c) })
+			}
+			n.reboot(t)
+
+			p = n.start(t, "")
+			n.register(t, p)
+			n.check(t, "after the reboot")
+			n.has(t, 1)
+			p.mustUnprepare(t, other) // its pod was deleted meanwhile
+			n.has(t, 1)
+			p.mustPrepare(t, c)
+			p.mustPrepare(t, whole)
+			n.check(t, "after the kubelet has come back")
+			n.has(t, 1, "2+2")
+			p.mustUnprepare(t, whole)
+			p.mustUnprepare(t, c)
+			n.checkEmpty(t)
+		})
+	}
+}
+
+// TestWiped has the CDI directory of a node with partitions emptied.
+func TestWiped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := n.newClaim(t, n.part(1, "2g20gb-2"), n.part(1, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, c)
+	before := n.specs(t)
+	n.wipeCDI(t)
+	n.finds(t, "cdi-device-missing")
+	p.kill()
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "after recovery")
+	if diff := cmp.Diff(before, n.specs(t)); diff != "" {
+		t.Errorf("the CDI specs differ from those before (-before +after):\n%s", diff)
+	}
+	p.mustUnprepare(t, c)
+	n.checkEmpty(t)
+}
+
+// specs are the CDI directory's files.
+func (n *node) specs(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := os.ReadDir(n.cdi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs := map[string]string{}
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(n.cdi, f.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs[f.Name()] = string(data)
+	}
+	return specs
+}
+
+// TestGPURecordUnreadable damages a GPU's record between two plugins: nothing
+// on that GPU is taken for ours any more, and so nothing is destroyed.
+func TestGPURecordUnreadable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c, other, late := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, c)
+	p.mustPrepare(t, other)
+	p.kill()
+	uuid := n.host.Machine.GPUs[1].UUID
+	if err := os.Truncate(filepath.Join(n.journal(), "gpus", uuid+".json"), 60); err != nil {
+		t.Fatal(err)
+	}
+
+	p = n.start(t, "")
+	n.register(t, p)
+	n.finds(t, "gpu-record-unreadable")
+	n.has(t, 1, "2+2")
+	n.hasCondition(t, p, uuid, "StateUnreadable")
+	if _, err := p.prepare(t, late); err == nil {
+		t.Error("made a partition on a GPU whose record can't be read")
+	}
+	p.mustPrepare(t, c) // as it is
+	p.mustUnprepare(t, c)
+	p.mustUnprepare(t, late)
+	n.has(t, 1, "2+2") // nobody knows that it was ours
+	p.mustUnprepare(t, other)
+	n.has(t, 0)
+
+	// Somebody follows the doctor's advice.
+	p.kill()
+	n.destroy(t, 1, 2)
+	if err := n.hardware.ChangeGPU(1, func(g *nvmlsim.GPUState) error {
+		g.MIGCurrent, g.MIGPending = false, false
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(n.journal(), "gpus", uuid+".corrupt")); err != nil {
+		t.Fatal(err)
+	}
+	p = n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, late)
+	n.check(t, "afterwards")
+	p.mustUnprepare(t, late)
+	n.checkEmpty(t)
+}
+
+// hasCondition waits until the node's GPUInventory has it.
+func (n *node) hasCondition(t *testing.T, p *plugin, uuid, condition string) {
+	t.Helper()
+	var inventory v1alpha1.GPUInventory
+	err := p.poll(t, func() bool {
+		if err := shared.objects.Get(t.Context(), client.ObjectKey{Name: n.name}, &inventory); err != nil {
+			return false
+		}
+		for _, g := range inventory.Status.GPUs {
+			for _, c := range g.Conditions {
+				if g.UUID == uuid && string(c.Type) == condition {
+					return true
+				}
+			}
+		}
+		return false
+	})
+	if err != nil {
+		t.Errorf("GPU %s never gets the condition %s: %v; there is %+v", uuid, condition, err, inventory.Status.GPUs)
+	}
+}
+
+// TestOthersInstances has instances, and the mode, that others have made come
+// out of everything unharmed.
+func TestOthersInstances(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	others := n.hardware.GPUs()[1]
+	if _, err := others.SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	at := uint32(4)
+	instance, err := others.CreateInstance(19, &at) // 1g.10gb
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := instance.CreateCompute(0, nil); err != nil {
+		t.Fatal(err)
+	}
+	theirs, ours := n.newClaim(t, n.part(1, "1g10gb-4")), n.newClaim(t, n.part(1, "1g10gb-0"))
+	overlapping, whole := n.newClaim(t, n.part(1, "2g20gb-4")), n.newClaim(t, n.whole(1))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, theirs)
+	p.mustPrepare(t, ours)
+	n.check(t, "with theirs and ours")
+	n.has(t, 1, "0+1", "4+1")
+	p.kill()
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "after a restart")
+	p.mustUnprepare(t, theirs)
+	p.mustUnprepare(t, ours)
+	for _, c := range []*resourceapi.ResourceClaim{overlapping, whole} {
+		if _, err := p.prepare(t, c); err == nil {
+			t.Errorf("prepared %v in spite of others' instance", c.Status.Allocation.Devices.Results)
+		}
+		p.mustUnprepare(t, c)
+	}
+	r := n.doctor(t, "--strict", "--looks", "30", "--pause", "1s")
+	if !r.Healthy {
+		t.Errorf("at the end the doctor finds %s", findings(r))
+	}
+	n.has(t, 1, "4+1")
+	if !n.hardware.State().GPUs[1].MIGCurrent {
+		t.Error("others' MIG mode was switched off")
+	}
+}
