@@ -85,7 +85,8 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	}
 	made, err := v.createOrEvict(ctx, p)
 	if err != nil {
-		return gpu.Instance{}, errors.Join(v.explain(err), v.failed(ctx, p, err))
+		unsettled := v.failed(ctx, p, err)
+		return gpu.Instance{}, errors.Join(v.explain(err), unsettled)
 	}
 	v.m.Step("partition.created")
 	v.ours[v.ownIndex(p)].instance = &made
@@ -120,11 +121,10 @@ func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instanc
 // ours, made and not undone; the next visit destroys it. But not where there was
 // no room: then somebody else was quicker.
 func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error {
-	have := v.record()
 	if errors.Is(cause, nvml.ErrInsufficientResources) {
 		v.forget(p)
-		have = v.record()
 	}
+	have := v.record()
 	err := v.call(ctx, "look", func() (err error) {
 		v.mig, err = v.hw.MIG(v.uuid)
 		return err

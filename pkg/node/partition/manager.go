@@ -192,16 +192,17 @@ func (m *Manager) Whole(ctx context.Context, uuid gpu.UUID) error {
 // a driver. What fails on one GPU stops nothing else; Run tries it again.
 // Without hardware it does nothing.
 func (m *Manager) Recover(ctx context.Context) error {
-	return m.tidyAll(ctx, "recover", func(m *Manager, uuid gpu.UUID) limits { return limits{keepWarm: m.keep(uuid)} })
+	return m.tidyAll(ctx, "recover", func(uuid gpu.UUID) limits { return limits{keepWarm: m.keep(uuid)} })
 }
 
 // Leave destroys all that is idle and switches back the modes: nothing of ours
 // stays, but for what claims hold.
 func (m *Manager) Leave(ctx context.Context) error {
-	return m.tidyAll(ctx, "leave", func(*Manager, gpu.UUID) limits { return limits{} })
+	return m.tidyAll(ctx, "leave", func(gpu.UUID) limits { return limits{} })
 }
 
-func (m *Manager) tidyAll(ctx context.Context, op string, of func(*Manager, gpu.UUID) limits) error {
+// tidyAll tidies all GPUs that have a record, at once.
+func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limits) error {
 	var uuids []gpu.UUID
 	for _, r := range m.Journal.GPUs() {
 		uuids = append(uuids, r.GPU)
@@ -212,7 +213,7 @@ func (m *Manager) tidyAll(ctx context.Context, op string, of func(*Manager, gpu.
 	errs := make([]error, len(uuids))
 	var wg sync.WaitGroup
 	for i, uuid := range uuids {
-		wg.Go(func() { errs[i] = m.tidy(ctx, op, uuid, of(m, uuid)) })
+		wg.Go(func() { errs[i] = m.tidy(ctx, op, uuid, of(uuid)) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -235,6 +236,7 @@ func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) 
 	return nil
 }
 
+// keep is what SetKeepWarm said of the GPU.
 func (m *Manager) keep(uuid gpu.UUID) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

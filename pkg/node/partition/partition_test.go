@@ -150,6 +150,45 @@ func TestMakeAndRelease(t *testing.T) {
 	}
 }
 
+// TestMetrics: what the hardware took can be told from what we took.
+func TestMetrics(t *testing.T) {
+	hw := newHardware()
+	j, err := journal.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	registry := prometheus.NewRegistry()
+	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Options{Journal: j, BootID: "boot-1", Registerer: registry})}
+	n.SetHardware(hw)
+	n.prepare(t, part(gpu0, "1g.18gb", 0))
+	n.prepare(t, part(gpu0, "1g.18gb", 1))
+	n.unprepare(t, part(gpu0, "1g.18gb", 1))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			got[name] = float64(m.GetHistogram().GetSampleCount()) + m.GetGauge().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"tessera_mig_hardware_duration_seconds look success": 3, "tessera_mig_hardware_duration_seconds mode success": 1,
+		"tessera_mig_hardware_duration_seconds create success": 2, "tessera_mig_hardware_duration_seconds destroy success": 1,
+		"tessera_mig_own_duration_seconds make success": 2, "tessera_mig_own_duration_seconds release success": 1,
+		"tessera_mig_partitions": 1,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestMakeIsRefused(t *testing.T) {
 	want := part(gpu0, "1g.18gb", 0)
 	for name, tc := range map[string]struct {
@@ -255,7 +294,7 @@ func TestSomebodyElseIsQuicker(t *testing.T) {
 			return nil
 		}
 		_, err := n.Make(t.Context(), p)
-		wantError(t, err, "insufficient", "1g.18gb")
+		wantError(t, err, "insufficient", "GPU instance 11 (1g.18gb at memory slice 4", "(not made by Tessera)")
 		n.unprepare(t, p)
 		n = n.restart(t, "boot-1")
 		if err := n.Leave(t.Context()); err != nil {

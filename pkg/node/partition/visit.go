@@ -77,7 +77,7 @@ func (v *visit) look(ctx context.Context) error {
 		r = journal.GPURecord{}
 	}
 	v.sortOut(r)
-	if !v.mig.Enabled && v.isUnreadable() { // nothing that the record could have told of is left
+	if !v.mig.Enabled && v.unreadable() != "" { // nothing that the record could have told of is left
 		if err := v.m.Journal.DeleteGPU(v.uuid); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (v *visit) save() error {
 	want := v.record()
 	have, ok := v.m.Journal.GPU(v.uuid)
 	switch {
-	case v.isUnreadable() || ok && equal(have, want):
+	case v.unreadable() != "" || ok && equal(have, want):
 		return nil
 	case len(want.Partitions) == 0 && !want.ModeSwitched:
 		return v.m.Journal.DeleteGPU(v.uuid)
@@ -136,6 +136,7 @@ func (v *visit) save() error {
 	}
 }
 
+// record is what the journal is to say of the GPU.
 func (v *visit) record() journal.GPURecord {
 	r := journal.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
 	for _, o := range v.ours {
@@ -160,20 +161,22 @@ func equal(a, b journal.GPURecord) bool {
 	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)
 }
 
-func (v *visit) isUnreadable() bool {
-	return slices.ContainsFunc(v.m.Journal.UnreadableGPUs(), v.isMine)
-}
-
-func (v *visit) isMine(u journal.UnreadableGPU) bool { return u.GPU == v.uuid }
-
 // readable is an error where the GPU's record can't be read.
 func (v *visit) readable() error {
-	for _, u := range v.m.Journal.UnreadableGPUs() {
-		if v.isMine(u) {
-			return errors.New(unreadable(u))
-		}
+	if what := v.unreadable(); what != "" {
+		return errors.New(what)
 	}
 	return nil
+}
+
+// unreadable says why the GPU's record can't be read, "" where it can.
+func (v *visit) unreadable() string {
+	for _, u := range v.m.Journal.UnreadableGPUs() {
+		if u.GPU == v.uuid {
+			return unreadable(u)
+		}
+	}
+	return ""
 }
 
 // own finds the partition among ours.
