@@ -151,6 +151,14 @@ func (l *life) mode(t *testing.T) {
 	if m := l.read(t); m.Enabled || m.Pending || !m.Switchable {
 		t.Errorf("after a refused switch: %+v", m)
 	}
+	for _, call := range []string{"DeviceGetVirtualizationMode", "DeviceGetArchitecture"} {
+		l.fault(t, call, nvmlsim.Unknown)
+		if m := l.read(t); m.Switchable {
+			t.Errorf("switchable, though %s doesn't answer", call)
+		}
+		l.fault(t, call, nvmlsim.Unknown)
+		want(t, "switch on without "+call, l.mig.SetMIGMode(l.gpu.UUID, true), nvml.ErrNotSwitchable)
+	}
 	must(t, l.mig.SetMIGMode(l.gpu.UUID, false)) // as it is
 }
 
