@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,11 +27,13 @@ import (
 
 const (
 	chartNamespace = stack.Namespace
-	// simulated GPUs on the node: 112 claims prepared, and eight to measure with.
+	// simulated GPUs on the first node: 112 claims prepared, and eight to measure
+	// with.
 	simulated = 120
 )
 
 type options struct {
+	only   string
 	rounds int
 	pods   int
 	idle   time.Duration
@@ -41,6 +44,7 @@ type options struct {
 
 func main() {
 	var o options
+	flag.StringVar(&o.only, "only", "", "measure only these, separated by commas: "+(*bench)(nil).names())
 	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.DurationVar(&o.idle, "idle", 10*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
@@ -57,27 +61,74 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	machines := []string{strconv.Itoa(simulated) + "xh100-80gb"}
-	if o.real {
-		machines = nil
-	}
-	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: machines, Bundle: o.bundle, Out: os.Stderr})
+	b := &bench{options: o, report: report{out: os.Stdout}}
+	parts, err := b.chosen()
 	if err != nil {
 		return err
 	}
-	if !o.keep {
-		defer func() { _ = s.Down(context.WithoutCancel(ctx)) }()
-	}
-	b := &bench{options: o, stack: s, node: s.Cluster.Nodes()[0], report: report{out: os.Stdout}}
-	if err := b.begin(ctx); err != nil {
-		return err
-	}
-	for _, step := range []func(context.Context) error{b.journal, b.prepares, b.atOnce, b.pods, b.handover, b.memory, b.writesPerClaim, b.writesIdle} {
-		if err := step(ctx); err != nil {
+	if slices.ContainsFunc(parts, func(p part) bool { return p.stack }) {
+		if err := b.begin(ctx); err != nil {
 			return err
+		}
+		if !o.keep {
+			defer func() { _ = b.stack.Down(context.WithoutCancel(ctx)) }()
+		}
+	}
+	for _, p := range parts {
+		if err := p.measure(ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return nil
+}
+
+// part is some of the figures.
+type part struct {
+	name    string
+	measure func(context.Context) error
+	// stack: it needs everything that a user has installed.
+	stack bool
+}
+
+func (b *bench) parts() []part {
+	return []part{
+		{"shelf", b.shelf, false},
+		{"journal", b.journal, true},
+		{"prepare", b.prepares, true},
+		{"at-once", b.atOnce, true},
+		{"mig", b.mig, true},
+		{"pods", b.pods, true},
+		{"handover", b.handover, true},
+		{"memory", b.memory, true},
+		{"writes", b.writesPerClaim, true},
+		{"idle", b.writesIdle, true},
+		{"schedule", b.schedule, false},
+	}
+}
+
+func (b *bench) names() string {
+	var all []string
+	for _, p := range b.parts() {
+		all = append(all, p.name)
+	}
+	return strings.Join(all, ", ")
+}
+
+// chosen are the parts that -only names; all where it names none.
+func (b *bench) chosen() ([]part, error) {
+	all := b.parts()
+	if b.only == "" {
+		return all, nil
+	}
+	var out []part
+	for name := range strings.SplitSeq(b.only, ",") {
+		i := slices.IndexFunc(all, func(p part) bool { return p.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("-only: there is no part %q, but %s", name, b.names())
+		}
+		out = append(out, all[i])
+	}
+	return out, nil
 }
 
 // bench is one run.
@@ -87,40 +138,66 @@ type bench struct {
 	stack *stack.Stack
 	node  string
 
-	devices []resourcev1.Device
+	// devices are the whole GPUs of node; partitions those of the second node.
+	devices, partitions []resourcev1.Device
+
+	scheduled bool // the part "schedule" is done
 }
 
-// begin waits for all devices and makes what the measurements share.
+// begin brings everything up, waits for all devices and makes what the
+// measurements share.
 func (b *bench) begin(ctx context.Context) error {
-	kube := b.stack.Kube()
+	machines := []string{fmt.Sprintf("%dxh100-80gb", simulated), fmt.Sprintf("%dxh100-80gb", migGPUs)}
 	want := simulated
 	if b.real {
-		want = 1
+		machines, want = nil, 1
 	}
+	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: machines, Bundle: b.bundle, Out: os.Stderr})
+	if err != nil {
+		return err
+	}
+	b.stack, b.node = s, s.Cluster.Nodes()[0]
 	b.progress("waiting for %d devices", want)
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
-		list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if b.devices, err = b.await(ctx, b.node, "gpu", want); err != nil {
+		return err
+	}
+	if !b.real {
+		if b.partitions, err = b.await(ctx, s.Cluster.Nodes()[1], "mig", migGPUs*migEach); err != nil {
+			return err
+		}
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := s.Kube().CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create namespace: %w", err)
+	}
+	return createTemplate(ctx, s.Kube())
+}
+
+// await waits until a node offers so many devices of a kind.
+func (b *bench) await(ctx context.Context, node, kind string, want int) (devices []resourcev1.Device, err error) {
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		list, err := b.stack.Kube().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourcev1.ResourceSliceSelectorNodeName + "=" + node})
 		if err != nil {
 			return false, err
 		}
-		b.devices = nil
+		devices = nil
 		for _, s := range list.Items {
-			b.devices = append(b.devices, s.Spec.Devices...)
+			for _, d := range s.Spec.Devices {
+				if t := d.Attributes["type"].StringValue; t != nil && *t == kind {
+					devices = append(devices, d)
+				}
+			}
 		}
-		return len(b.devices) >= want, nil
+		return len(devices) >= want, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for %d devices, last seen %d: %w", want, len(b.devices), err)
+		return nil, fmt.Errorf("wait for %d devices of type %s on %s, last seen %d: %w", want, kind, node, len(devices), err)
 	}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	if _, err := kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create namespace: %w", err)
-	}
-	return createTemplate(ctx, kube)
+	return devices, nil
 }
 
-func (b *bench) dial() (*plugin, error) {
-	return dialPlugin(filepath.Join(b.stack.Cluster.NodeDir(b.node), "var/lib/kubelet/plugins", driver, "dra.sock"))
+func (b *bench) dial(node string) (*plugin, error) {
+	return dialPlugin(filepath.Join(b.stack.Cluster.NodeDir(node), "var/lib/kubelet/plugins", driver, "dra.sock"))
 }
 
 // journal measures what one durable write of a small file costs on this disk,
@@ -170,7 +247,7 @@ func durable(dir string) error {
 // prepares measures one claim at a time while more and more others are
 // prepared.
 func (b *bench) prepares(ctx context.Context) error {
-	p, err := b.dial()
+	p, err := b.dial(b.node)
 	if err != nil {
 		return err
 	}
@@ -246,7 +323,7 @@ func (b *bench) atOnce(ctx context.Context) error {
 	if len(b.devices) < 8 {
 		return nil
 	}
-	p, err := b.dial()
+	p, err := b.dial(b.node)
 	if err != nil {
 		return err
 	}
@@ -276,13 +353,15 @@ func (b *bench) atOnce(ctx context.Context) error {
 	return b.deleteClaims(ctx)
 }
 
-func together(claims []*resourcev1.ResourceClaim, f func(*resourcev1.ResourceClaim) error) error {
-	errs := make(chan error, len(claims))
-	for _, c := range claims {
+// together calls f for all of them at the same time, and returns one of the
+// errors when all are done.
+func together[T any](all []T, f func(T) error) error {
+	errs := make(chan error, len(all))
+	for _, c := range all {
 		go func() { errs <- f(c) }()
 	}
 	var first error
-	for range claims {
+	for range all {
 		if err := <-errs; err != nil && first == nil {
 			first = err
 		}
@@ -326,7 +405,7 @@ func (b *bench) handover(ctx context.Context) error {
 	return nil
 }
 
-// memory reads how much of each part is resident.
+// memory reads how much of each part is resident, on the node where it is more.
 func (b *bench) memory(context.Context) error {
 	for name, program := range map[string]string{"plugin_rss_mib": "kubelet-plugin", "controller_rss_mib": "controller"} {
 		mib, err := rss(program)
@@ -339,13 +418,25 @@ func (b *bench) memory(context.Context) error {
 }
 
 func rss(program string) (float64, error) {
-	process, err := findCommand(func(args []string) bool { return args[0] == "/usr/bin/"+program })
+	processes, err := findCommands(func(args []string) bool { return args[0] == "/usr/bin/"+program })
 	if err != nil {
 		return 0, fmt.Errorf("read memory of %s: %w", program, err)
 	}
+	most := 0.0
+	for _, process := range processes {
+		mib, err := resident(process)
+		if err != nil {
+			return 0, fmt.Errorf("read memory of %s: %w", program, err)
+		}
+		most = max(most, mib)
+	}
+	return most, nil
+}
+
+func resident(process string) (float64, error) {
 	status, err := os.ReadFile(filepath.Join(process, "status"))
 	if err != nil {
-		return 0, fmt.Errorf("read memory of %s: %w", program, err)
+		return 0, err
 	}
 	for line := range strings.Lines(string(status)) {
 		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
@@ -353,7 +444,7 @@ func rss(program string) (float64, error) {
 			return n / 1024, err
 		}
 	}
-	return 0, fmt.Errorf("read memory of %s: no VmRSS in %s/status", program, process)
+	return 0, fmt.Errorf("no VmRSS in %s/status", process)
 }
 
 // writesPerClaim counts the driver's API writes over the lives of pods with
@@ -381,6 +472,8 @@ func (b *bench) writesPerClaim(ctx context.Context) error {
 	return nil
 }
 
+// writesIdle counts the driver's API writes while nothing happens on the
+// cluster. What another cluster is measured for is done meanwhile.
 func (b *bench) writesIdle(ctx context.Context) error {
 	if b.idle == 0 {
 		return nil
@@ -390,10 +483,16 @@ func (b *bench) writesIdle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	over := time.After(b.idle)
+	if b.only == "" {
+		if err := b.schedule(ctx); err != nil {
+			return err
+		}
+	}
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(b.idle):
+	case <-over:
 	}
 	after, err := writes(b.stack.Cluster.AuditLog())
 	if err != nil {

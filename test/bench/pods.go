@@ -242,26 +242,36 @@ func waitScheduling(ctx context.Context, kube kubernetes.Interface, name string)
 // findProcess returns the /proc directory of the process that sleeps for the
 // given time.
 func findProcess(seconds string) (string, error) {
-	return findCommand(func(args []string) bool {
+	found, err := findCommands(func(args []string) bool {
 		return len(args) == 2 && filepath.Base(args[0]) == "sleep" && args[1] == seconds
 	})
-}
-
-func findCommand(match func(args []string) bool) (string, error) {
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return "", err
 	}
+	return found[0], nil
+}
+
+// findCommands returns the /proc directories of all processes with such a
+// command line, at least one.
+func findCommands(match func(args []string) bool) ([]string, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
 	for _, f := range files {
 		raw, err := os.ReadFile(f)
 		if err != nil {
 			continue // the process has ended meanwhile
 		}
 		if match(strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")) {
-			return filepath.Dir(f), nil
+			found = append(found, filepath.Dir(f))
 		}
 	}
-	return "", fmt.Errorf("no such process on this host")
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no such process on this host")
+	}
+	return found, nil
 }
 
 // waitGone returns when the process was first seen gone.

@@ -177,3 +177,14 @@ done
 	out, err := s.Cluster.Exec(ctx, node, "sh", "-c", script, "sh", name)
 	return string(out), err
 }
+
+// Simulator runs a command of the simulator's program (nvmlsim fault, latency
+// …) on the machine that a node pretends to be.
+func (s *Stack) Simulator(ctx context.Context, node string, stdio cluster.Stdio, args ...string) error {
+	const script = `for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm 2>/dev/null)" = nvmlsim ] && exec $p/exe "$@"
+done
+echo "no simulator runs here" >&2; exit 1`
+	command := append([]string{"sh", "-c", script, "sh"}, append(args, "--root", DriverRoot)...)
+	return s.Cluster.Run(ctx, node, stdio, command...)
+}
