@@ -159,6 +159,9 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 	p = n.start(t, "")
 	n.register(t, p)
 	n.check(t, "after recovery")
+	for _, passing := range n.passing {
+		p.mustUnprepare(t, passing)
+	}
 	p.mustPrepare(t, other)
 	p.mustPrepare(t, c)
 	n.check(t, "after a prepare")
@@ -166,5 +169,6 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 	p.mustPrepare(t, c)
 	p.mustUnprepare(t, other)
 	p.mustUnprepare(t, c)
+	n.keepWarm(t, 0)
 	n.checkEmpty(t)
 }

@@ -44,6 +44,8 @@ type node struct {
 	host               nodetest.Driver
 	hardware           *nvmlsim.Machine
 	kubelet, data, cdi string
+	// passing are claims that an operation has prepared and unprepared again.
+	passing []*resourceapi.ResourceClaim
 	// bootID, if not empty, is a file that stands for the kernel's.
 	bootID string
 }

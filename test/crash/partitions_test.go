@@ -10,12 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,6 +59,11 @@ func TestPartitions(t *testing.T) {
 			wants: slices.Concat(gpuPut, []string{
 				"partition.destroyed", "partition.switched", "journal.gpu.delete.unlinked", "journal.gpu.delete.durable", "unprepare.released",
 			}),
+		},
+		"in the place of an idle one": {
+			other: first, claim: parts("3g40gb-0"), only: "partition.", do: evict,
+			before: func(t *testing.T, n *node, _ *plugin, _ *resourceapi.ResourceClaim) { n.keepWarm(t, time.Hour) },
+			wants:  []string{"partition.made", "partition.destroyed", "partition.made#2"},
 		},
 		"another stays": {
 			other: parts("1g10gb-6"), claim: parts("3g40gb-0", "1g10gb-4"), before: prepared, do: unprepareIt, only: "partition.",
@@ -103,6 +110,92 @@ func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceC
 	}
 	_, err = p.dra.NodeUnprepareResources(t.Context(), &drapbv1.NodeUnprepareResourcesRequest{}, grpc.WaitForReady(false))
 	return err // it may have died at that very step
+}
+
+// evict leaves an idle partition behind, in whose place comes the claim's.
+func evict(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	idle := n.newClaim(t, n.part(1, "1g10gb-2"))
+	n.passing = append(n.passing, idle)
+	if err := prepareIt(t, n, p, idle); err != nil {
+		return err
+	}
+	if err := p.unprepare(t, idle); err != nil {
+		return err
+	}
+	n.has(t, 1, "2+1")
+	return prepareIt(t, n, p, c)
+}
+
+// keepWarm is what a SharingPolicy would ask of the second GPU.
+func (n *node) keepWarm(t *testing.T, d time.Duration) {
+	t.Helper()
+	inventory := &v1alpha1.GPUInventory{}
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		if err := shared.objects.Get(ctx, client.ObjectKey{Name: n.name}, inventory); err != nil {
+			return false, nil //nolint:nilerr // the plugin makes it
+		}
+		before := inventory.DeepCopy()
+		inventory.Spec.GPUs = nil
+		if d > 0 {
+			inventory.Spec.GPUs = []v1alpha1.GPUSpec{{UUID: n.host.Machine.GPUs[1].UUID, KeepWarm: &metav1.Duration{Duration: d}}}
+		}
+		return true, shared.objects.Patch(ctx, inventory, client.MergeFrom(before))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWarm keeps idle partitions, and what comes then.
+func TestWarm(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c, large, whole := n.newClaim(t, n.part(1, "1g10gb-2")), n.newClaim(t, n.part(1, "3g40gb-0")), n.newClaim(t, n.whole(1))
+	p := n.start(t, "")
+	n.register(t, p)
+	n.keepWarm(t, time.Hour)
+	warm := func() {
+		t.Helper()
+		err := p.poll(t, func() bool { // until it has heard of it
+			p.mustPrepare(t, c)
+			p.mustUnprepare(t, c)
+			return len(n.instances(1)) > 0
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	warm()
+	born := n.hardware.State().GPUs[1].Instances[0].Born
+	n.check(t, "with an idle instance")
+	if r := n.doctor(t, "--strict", "--looks", "1"); r.Healthy || r.Findings[0].Check != "instance-idle" {
+		t.Errorf("strictly, the doctor finds %s", findings(r))
+	}
+	p.mustPrepare(t, c)
+	if now := n.hardware.State().GPUs[1].Instances[0].Born; now != born {
+		t.Error("the idle instance wasn't used again")
+	}
+	p.mustUnprepare(t, c)
+	p.mustPrepare(t, large)
+	n.has(t, 1, "0+4")
+	p.mustUnprepare(t, large)
+	n.has(t, 1, "0+4")
+	p.mustPrepare(t, whole)
+	n.has(t, 1)
+	n.check(t, "whole again")
+	p.mustUnprepare(t, whole)
+
+	warm()
+	p.kill()
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "after a restart")
+	warm()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	n.checkEmpty(t) // it leaves, and takes with it what is its own
 }
 
 // poll waits until something is so, as long as the plugin lives.
