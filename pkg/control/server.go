@@ -21,7 +21,8 @@ const (
 	lookAgain = 10 * time.Minute
 	// doubtPause keeps many nodes that can't be written from asking each for
 	// itself.
-	doubtPause = 10 * time.Second
+	doubtPause   = 10 * time.Second
+	probeTimeout = 10 * time.Second
 )
 
 // prober is what a server needs of publish.Publisher.
@@ -78,6 +79,8 @@ func (s *server) doubt(ctx context.Context) error {
 func (s *server) ask(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.asked = s.clock.Now()
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
+	defer cancel()
 	form, err := s.prober.Probe(ctx)
 	switch {
 	case err != nil && !refused(err):

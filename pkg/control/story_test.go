@@ -666,6 +666,8 @@ func TestServerRefusesMalformedPolicies(t *testing.T) {
 		"mps without form": {MPS: &v1alpha1.MPSPlan{}},
 		"mps in two forms": {MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2), Consumable: &v1alpha1.ConsumableMPS{}}},
 		"one replica":      {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 1}},
+		"half a suffix":    {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.24gb+"}}},
+		"twice":            {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.24gb", "1g.24gb"}}},
 		"no profile":       {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"small"}}},
 		"both cuts":        {Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"1g.10gb"}, Layout: []string{"1g.10gb"}}},
 	} {
@@ -674,6 +676,16 @@ func TestServerRefusesMalformedPolicies(t *testing.T) {
 				t.Errorf("got %v, want the server to call it invalid", err)
 			}
 		})
+	}
+}
+
+func TestServerTakesTheProfilesThatThereAre(t *testing.T) {
+	all := []string{"1g.5gb", "7g.141gb", "1g.10gb+me", "1g.24gb+me.all", "1g.24gb-me", "2g.48gb+gfx", "4g.96gb"}
+	if err := api.Create(t.Context(), newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: all}})); err != nil {
+		t.Error(err)
+	}
+	if err := api.Create(t.Context(), newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: append(all, "1g.5gb")}})); err != nil {
+		t.Error(err)
 	}
 }
 
