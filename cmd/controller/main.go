@@ -29,8 +29,10 @@ func command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Publish the GPUs of all nodes as ResourceSlices",
-		Long: `Reads the GPUInventory that the kubelet plugin of each node reports and keeps the
-node's ResourceSlices in line with it, one slice a GPU. Any number may run: the
+		Long: `Reads the GPUInventory that the kubelet plugin of each node reports, and the
+SharingPolicies, and keeps each node's ResourceSlices in line with them, one slice a
+GPU and those that shared counters need. Devices that claims have stay on offer
+until the claims are gone, whatever the policies say now. Any number may run: the
 holder of the Lease tessera-controller works, the others wait.
 
 /metrics, /healthz and /readyz are served on the metrics address.`,

@@ -1,6 +1,8 @@
 // Package control is the controller: the part of the driver that acts once per
-// cluster. It watches every node's GPUInventory and keeps the node's
-// ResourceSlices in line with what the node offers.
+// cluster. It watches every node's GPUInventory, the SharingPolicies, and what
+// claims have, keeps each node's ResourceSlices in line with what the node
+// offers, and tells in the policies' statuses what became of them. What a node
+// offers is decided in one place, plans, of facts alone.
 //
 // Its one rule of conduct: a pool from which slices are missing is never
 // completed on the controller's own account. The kubelet deletes a node's
