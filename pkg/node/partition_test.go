@@ -199,7 +199,7 @@ func TestPartitionsOfManyClaims(t *testing.T) {
 				one := d.gpus(t)[random.IntN(2)]
 				devices := [][]gpu.DeviceName{
 					{one}, {one + "-mig-3g40gb-0"}, {one + "-mig-3g40gb-4"}, {one + "-mig-7g80gb-0"},
-					{one + gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n%7)), d.gpus(t)[0] + "-mig-1g10gbme-6"},
+					{one + gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n%6)), d.gpus(t)[0] + "-mig-1g10gbme-6"},
 				}[random.IntN(5)]
 				slices.Sort(devices)
 				c := claimOf(fmt.Sprintf("claim-%d-%d", n, i), slices.Compact(devices)...)
