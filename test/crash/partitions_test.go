@@ -555,7 +555,6 @@ func TestGPURecordUnreadable(t *testing.T) {
 	n.has(t, 0)
 
 	// Somebody follows the doctor's advice.
-	p.kill()
 	n.destroy(t, 1, 2)
 	if err := n.hardware.ChangeGPU(1, func(g *nvmlsim.GPUState) error {
 		g.MIGCurrent, g.MIGPending = false, false
@@ -563,11 +562,6 @@ func TestGPURecordUnreadable(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(n.journal(), "gpus", uuid+".corrupt")); err != nil {
-		t.Fatal(err)
-	}
-	p = n.start(t, "")
-	n.register(t, p)
 	p.mustPrepare(t, late)
 	n.check(t, "afterwards")
 	p.mustUnprepare(t, late)

@@ -16,7 +16,8 @@ func (l *look) checkHardware() {
 		l.add(Finding{
 			Level: Trouble, Check: "gpu-record-unreadable", GPU: u.GPU, Path: u.Path,
 			What: fmt.Sprintf("the journal file of the GPU can't be read (%v): which MIG instances on it this driver has made isn't known, so none is destroyed", u.Err),
-			Do:   "drain the GPU's pods, destroy the instances that nobody uses (`nvidia-smi mig -i GPU -dci && nvidia-smi mig -i GPU -dgi`), remove the file and restart the plugin's pod; a reboot does the same",
+			Do: fmt.Sprintf("delete the pods that use the GPU, then destroy its instances and switch MIG mode off (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi; nvidia-smi -i %s -mig 0): it ends by itself then; a reboot of the node does the same",
+				u.GPU, u.GPU, u.GPU),
 		})
 	}
 	if l.Hardware == nil {
