@@ -4,12 +4,13 @@
 //
 // There is one file per claim, named by the claim's UID, so that the cost of
 // a write doesn't depend on how many claims there are; and, in a directory of
-// their own, one per GPU on which MIG partitions were made. Reads are served from
-// memory; a write is on disk, data and name, when it returns. A file is
-// written beside its place and renamed, so that a crash leaves the old record
-// or the new one. A file that can't be read is put aside, never overwritten,
-// and its claim or GPU stays in the list of what is unreadable until another
-// record takes its place or it is known that there is none.
+// their own, one per GPU on which MIG partitions were made. Reads are served
+// from memory; a claim's record is on disk, data and name, when its write
+// returns; a GPU's needn't survive the machine. A file is written beside its
+// place and renamed, so that a crash leaves the old record or the new one. A
+// file that can't be read is put aside, never overwritten, and its claim or GPU
+// stays in the list of what is unreadable until another record takes its place
+// or it is known that there is none.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over
 // the bytes of the body. What is in the body are this package's own types: no

@@ -116,6 +116,33 @@ func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 	}
 }
 
+// TestTornGPURecordIsDropped as the machine's going down leaves one: what it told
+// of is gone too. A claim's record, which is synced, is never taken for one.
+func TestTornGPURecordIsDropped(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "holes": strings.Repeat("\x00", 500)} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			putGPU(t, open(t, dir), made(gpu1))
+			copied := filepath.Join(t.TempDir(), "journal")
+			writeFile(t, filepath.Join(dir, "gpus", string(gpu0)+".json"), content)
+			writeFile(t, filepath.Join(dir, "claim.json"), content)
+			if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			j := open(t, copied)
+			if got := j.UnreadableGPUs(); len(got) > 0 {
+				t.Errorf("unreadable GPUs: %v", got)
+			}
+			if got := j.Unreadable(); len(got) != 1 {
+				t.Errorf("unreadable claims: got %v, want 1", got)
+			}
+			if diff := cmp.Diff([]string{string(gpu1) + ".json"}, files(t, filepath.Join(copied, "gpus"))); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestOpenRefusesANewerGPURecord(t *testing.T) {
 	dir := t.TempDir()
 	putGPU(t, open(t, dir), made(gpu1))

@@ -47,8 +47,8 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	}
 	j := &Journal{
 		lock:   d,
-		claims: newStore[Record](dir, "claim", "journal.", step),
-		gpus:   newStore[GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", step),
+		claims: newStore[Record](dir, "claim", "journal.", true, step),
+		gpus:   newStore[GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -143,7 +143,9 @@ func (j *Journal) UnreadableGPUs() []UnreadableGPU {
 	return list
 }
 
-// PutGPU writes the GPU's record; as Put.
+// PutGPU writes the GPU's record, all or nothing; as Put, but that it survives
+// the end of the process only, not that of the machine: then the hardware, too,
+// has forgotten what the record tells of.
 func (j *Journal) PutGPU(r GPURecord) error {
 	r.Partitions = slices.Clone(r.Partitions)
 	if err := j.makeGPUDir(); err != nil {
@@ -155,19 +157,15 @@ func (j *Journal) PutGPU(r GPURecord) error {
 // DeleteGPU removes the GPU's record and what was put aside for it; as Delete.
 func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(uuid)) }
 
-// makeGPUDir makes the directory for the first record, durably.
+// makeGPUDir makes the directory for the first record.
 func (j *Journal) makeGPUDir() error {
 	if j.gpus.len() > 0 {
 		return nil
 	}
-	err := os.Mkdir(j.gpus.dir, 0o700)
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	}
-	if err != nil {
+	if err := os.Mkdir(j.gpus.dir, 0o700); !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	return j.lock.Sync()
+	return nil
 }
 
 func (j *Journal) lockAndLoad() error {

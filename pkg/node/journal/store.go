@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -47,17 +48,20 @@ type store[R record] struct {
 	dir string
 	// kind is what the records are of, in errors: "claim".
 	kind string
-	// prefix of the steps' names.
+	// prefix of the steps' names, which are the same with and without sync.
 	prefix string
 	step   func(string)
+	// sync: the records have to survive that the machine goes down. Where they
+	// are worth nothing then, it is enough that the kernel has them.
+	sync bool
 
 	mu         sync.RWMutex
 	records    map[string]R
 	unreadable map[string]aside
 }
 
-func newStore[R record](dir, kind, prefix string, step func(string)) *store[R] {
-	return &store[R]{dir: dir, kind: kind, prefix: prefix, step: step, records: map[string]R{}, unreadable: map[string]aside{}}
+func newStore[R record](dir, kind, prefix string, sync bool, step func(string)) *store[R] {
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}}
 }
 
 func (s *store[R]) get(key string) (R, bool) {
@@ -118,7 +122,7 @@ func (s *store[R]) write(r R) error {
 	s.mu.Lock()
 	s.records[r.key()] = r
 	s.mu.Unlock()
-	if err := syncDir(s.dir); err != nil {
+	if err := s.syncDir(); err != nil {
 		return err
 	}
 	s.step(s.prefix + "put.durable")
@@ -147,7 +151,7 @@ func (s *store[R]) fill(f *os.File, data []byte) error {
 	_, err := f.Write(data)
 	if err == nil {
 		s.step(s.prefix + "put.written")
-		err = f.Sync()
+		err = s.syncFile(f)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		s.step(s.prefix + "put.synced")
@@ -177,7 +181,7 @@ func (s *store[R]) unlink(key string) error {
 	if err := s.settle(key); err != nil {
 		return err
 	}
-	if err := syncDir(s.dir); err != nil {
+	if err := s.syncDir(); err != nil {
 		return err
 	}
 	s.step(s.prefix + "delete.durable")
@@ -244,6 +248,9 @@ func (s *store[R]) loadRecord(key string) error {
 			return nil
 		}
 	}
+	if !s.sync && isTorn(data) {
+		return removeIfThere(path)
+	}
 	if errors.Is(err, ErrNewerVersion) {
 		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
 	}
@@ -292,6 +299,13 @@ func readFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
+// isTorn says whether a file that wasn't synced was cut off because the machine
+// went down. It got its name when it was complete, so nothing else leaves it
+// without contents, or with holes, which read as zeros.
+func isTorn(data []byte) bool {
+	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
+}
+
 func removeIfThere(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -299,9 +313,19 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-// syncDir makes the names in a directory durable.
-func syncDir(path string) error {
-	d, err := os.Open(path)
+func (s *store[R]) syncFile(f *os.File) error {
+	if !s.sync {
+		return nil
+	}
+	return f.Sync()
+}
+
+// syncDir makes the names in the directory durable.
+func (s *store[R]) syncDir() error {
+	if !s.sync {
+		return nil
+	}
+	d, err := os.Open(s.dir)
 	if err != nil {
 		return err
 	}
