@@ -24,7 +24,9 @@ instances), and say what doesn't fit, where, and what to do about it.
 
 It changes nothing and disturbs nobody: run it whenever you like, whether the
 plugin runs or not. What a pod that is just starting or ending leaves
-unfinished for a moment is looked at again, and only told if it stays.
+unfinished is looked at again, for a quarter of a minute, and only told if it
+stays. Where many partitions are made or destroyed at once it may take longer:
+then ask again.
 
   trouble    must not be; something has to be done. The exit status is 1
   leftover   this driver's own, in use by nobody, and goes by itself; with
@@ -42,7 +44,7 @@ const doctorExamples = `  kubectl exec -n tessera-system daemonset/tessera-node 
 func doctorCommand() *cobra.Command {
 	var cfg node.Config
 	var output string
-	options := doctor.Options{Looks: 3, Pause: 3 * time.Second}
+	options := doctor.Options{Looks: 4, Pause: 5 * time.Second}
 	cmd := &cobra.Command{
 		Use:     "doctor",
 		Short:   "Say what is wrong with what this node's plugin has prepared",
@@ -115,7 +117,7 @@ func writeReport(w io.Writer, r doctor.Report, format string) error {
 	if r.Healthy {
 		b.WriteString("nothing is wrong.\n")
 	} else {
-		fmt.Fprintf(&b, "the same trouble in each of %s.\n", count(r.Looks, "look"))
+		fmt.Fprintf(&b, "the same trouble in each of %s (if pods start or end here just now, ask again).\n", count(r.Looks, "look"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -53,7 +53,7 @@ func TestWriteReport(t *testing.T) {
           do      mend it
 NOTE      instance-of-others: so it is
           file    /a/file
-2 GPUs, 1 claim, 1 MIG instance made by this driver: the same trouble in each of 3 looks.
+2 GPUs, 1 claim, 1 MIG instance made by this driver: the same trouble in each of 3 looks (if pods start or end here just now, ask again).
 `,
 		"json": `{
   "healthy": false,
