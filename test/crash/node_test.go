@@ -44,6 +44,7 @@ type node struct {
 	host               nodetest.Driver
 	hardware           *nvmlsim.Machine
 	kubelet, data, cdi string
+	kubeconfig         string
 	// passing are claims that an operation has prepared and unprepared again.
 	passing []*resourceapi.ResourceClaim
 	// bootID, if not empty, is a file that stands for the kernel's.
@@ -61,7 +62,7 @@ func newNode(t *testing.T, machine ...string) *node {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n := &node{
-		name:    fmt.Sprintf("node-%d", nodes.Add(1)),
+		name: fmt.Sprintf("node-%d", nodes.Add(1)), kubeconfig: shared.kubeconfig,
 		kubelet: filepath.Join(dir, "kubelet"), data: filepath.Join(dir, "data"), cdi: filepath.Join(dir, "cdi"),
 	}
 	if len(machine) == 0 {
@@ -145,7 +146,7 @@ func (n *node) start(t *testing.T, step string) *plugin {
 		t.Fatal(err)
 	}
 	p := &plugin{log: out.Name(), steps: out.Name() + ".steps", done: make(chan struct{})}
-	p.cmd = n.command("--node-name", n.name, "--kubeconfig", shared.kubeconfig,
+	p.cmd = n.command("--node-name", n.name, "--kubeconfig", n.kubeconfig,
 		"--kubelet-root", n.kubelet, "--cdi-hook", "/bin/true", "--metrics-address", "", "-v", "4")
 	p.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step, failpoint.RecordVariable+"="+p.steps)
 	p.cmd.Stdout, p.cmd.Stderr = out, out

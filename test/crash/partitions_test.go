@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +21,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -634,5 +638,123 @@ func TestOthersInstances(t *testing.T) {
 	n.has(t, 1, "4+1")
 	if !n.hardware.State().GPUs[1].MIGCurrent {
 		t.Error("others' MIG mode was switched off")
+	}
+}
+
+// TestDriverReloaded has the hardware forget everything in the same boot.
+func TestDriverReloaded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c, other := n.newClaim(t, n.part(1, "2g20gb-2"), n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, c)
+	p.mustPrepare(t, other)
+	if err := n.hardware.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	n.finds(t, "instance-missing")
+	p.mustUnprepare(t, other)
+	p.kill()
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "after recovery")
+	n.has(t, 0, "0+1")
+	n.has(t, 1, "2+2")
+	p.mustPrepare(t, c)
+	p.mustUnprepare(t, c)
+	n.checkEmpty(t)
+}
+
+// TestAPIServerAway has a plugin start that can't ask anybody anything.
+func TestAPIServerAway(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	stays, goes, late := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0")), n.newClaim(t, n.part(0, "1g10gb-0"))
+	p := n.start(t, "")
+	n.register(t, p)
+	p.mustPrepare(t, stays)
+	p.mustPrepare(t, goes)
+	p.kill()
+	n.wipeCDI(t)
+	n.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	nobody := clientcmdapi.NewConfig()
+	nobody.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
+	nobody.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	nobody.CurrentContext = "c"
+	if err := clientcmd.WriteToFile(*nobody, n.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	p = n.start(t, "")
+	n.register(t, p)
+	n.check(t, "without an API server")
+	p.mustUnprepare(t, goes)
+	n.has(t, 1, "2+2")
+	if names, err := p.prepare(t, late); err == nil {
+		t.Errorf("prepared a claim that nobody could be asked about: %v", names)
+	}
+	n.has(t, 0)
+	n.check(t, "after an unprepare")
+	p.mustUnprepare(t, stays)
+	n.checkEmpty(t)
+}
+
+// TestStorm kills at any time while many claims come and go at once.
+func TestStorm(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	var claims []*resourceapi.ResourceClaim
+	for gpu := range 2 {
+		for slice := range 7 {
+			claims = append(claims, n.newClaim(t, n.part(gpu, fmt.Sprintf("1g10gb-%d", slice))))
+		}
+	}
+	for call, ms := range map[string]int{"DeviceCreateGpuInstanceWithPlacement": 20, "GpuInstanceCreateComputeInstance": 10, "GpuInstanceDestroy": 40} {
+		n.fault(t, nvmlsim.Fault{Call: call, GPU: nvmlsim.AnyGPU, DelayMS: ms})
+	}
+	all := func(do func(*resourceapi.ResourceClaim)) {
+		var wg sync.WaitGroup
+		for _, c := range claims {
+			wg.Go(func() { do(c) })
+		}
+		wg.Wait()
+	}
+	for round := range 6 {
+		p := n.start(t, "")
+		n.register(t, p)
+		after := time.Duration(rand.IntN(300)) * time.Millisecond
+		time.AfterFunc(after, func() { _ = p.cmd.Process.Kill() })
+		all(func(c *resourceapi.ResourceClaim) { // as far as they come
+			if round%2 == 0 {
+				_, _ = p.prepare(t, c)
+			} else {
+				_ = p.unprepare(t, c)
+			}
+		})
+		<-p.done
+
+		p = n.start(t, "")
+		n.register(t, p)
+		n.check(t, fmt.Sprintf("in round %d, killed after %s,", round, after))
+		if round%2 == 0 {
+			all(func(c *resourceapi.ResourceClaim) {
+				if err := prepareIt(t, n, p, c); err != nil {
+					t.Error(err)
+				}
+			})
+			n.has(t, 0, "0+1", "1+1", "2+1", "3+1", "4+1", "5+1", "6+1")
+			n.has(t, 1, "0+1", "1+1", "2+1", "3+1", "4+1", "5+1", "6+1")
+		} else {
+			all(func(c *resourceapi.ResourceClaim) {
+				if err := p.unprepare(t, c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		n.check(t, fmt.Sprintf("after round %d", round))
+		if round == 5 {
+			n.checkEmpty(t)
+		}
+		p.kill()
 	}
 }
