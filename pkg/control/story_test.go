@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -676,6 +677,39 @@ func TestServerRefusesMalformedPolicies(t *testing.T) {
 				t.Errorf("got %v, want the server to call it invalid", err)
 			}
 		})
+	}
+}
+
+// One object whose duration Go can't read would keep the controller from reading
+// any: the server must not store it.
+func TestServerRefusesDurationsThatCannotBeRead(t *testing.T) {
+	for _, keepWarm := range []any{"1 minute", "60", "", "-1s", "9999999999h", int64(60)} {
+		t.Run(fmt.Sprintf("%T %v", keepWarm, keepWarm), func(t *testing.T) {
+			for _, object := range []map[string]any{
+				{"kind": "SharingPolicy", "spec": map[string]any{"plan": map[string]any{"partitioned": map[string]any{"keepWarm": keepWarm}}}},
+				{"kind": "GPUInventory", "spec": map[string]any{"gpus": []any{map[string]any{"uuid": "GPU-1", "keepWarm": keepWarm}}}},
+			} {
+				u := &unstructured.Unstructured{Object: object}
+				u.SetAPIVersion(v1alpha1.GroupVersion.String())
+				u.SetGenerateName("warm-")
+				if err := api.Create(t.Context(), u); !apierrors.IsInvalid(err) {
+					t.Errorf("%s: got %v, want the server to call it invalid", u.GetKind(), err)
+				}
+			}
+		})
+	}
+	for _, keepWarm := range []string{"0", "0s", "1m30s", "1.5h", "250ms"} {
+		p := newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}})
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"plan": map[string]any{"partitioned": map[string]any{"keepWarm": keepWarm}}}}}
+		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("SharingPolicy"))
+		u.SetGenerateName(p.GenerateName)
+		if err := api.Create(t.Context(), u); err != nil {
+			t.Errorf("%s: %v", keepWarm, err)
+		}
+		p.Name = u.GetName()
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
+			t.Errorf("%s: %v", keepWarm, err)
+		}
 	}
 }
 

@@ -40,6 +40,7 @@ type GPUInventorySpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=128
 	GPUs []GPUSpec `json:"gpus,omitempty"`
 }
 
@@ -50,6 +51,7 @@ type GPUSpec struct {
 	// keepWarm is how long an idle partition stays for the next claim of its
 	// profile.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 90s or 1h30m, and not negative"
 	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
 }
 

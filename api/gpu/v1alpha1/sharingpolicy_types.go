@@ -93,8 +93,10 @@ type PartitionedPlan struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	Layout []string `json:"layout,omitempty"`
 	// keepWarm is how long an idle partition stays for the next claim of its
-	// profile and place, unless its space is needed. Empty or 0: not at all.
+	// profile and place, unless its space is needed: 90s, 1h30m. Empty or 0: not
+	// at all.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 90s or 1h30m, and not negative"
 	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
 	// mps cuts each partition into MPS shares.
 	// +optional
