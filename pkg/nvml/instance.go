@@ -14,11 +14,11 @@ import (
 // CreateInstance makes the partition: a GPU instance at its place and the
 // compute instance that takes all of it. It is not idempotent. On failure
 // nothing is left: what was made is undone, and where that fails too the error
-// wraps both. Dying in between leaves a GPU instance without compute instance,
-// which MIG shows.
+// is why, and says both. Dying in between leaves a GPU instance without compute
+// instance, which MIG shows.
 //
-// ErrInsufficientResources where the place isn't free or the engines are used
-// up; ErrNotSupported where the GPU has no such profile or place, or its MIG
+// ErrInsufficientResources, which always means that nothing is left, where the
+// place isn't free or the engines are used up; ErrNotSupported where the GPU has no such profile or place, or its MIG
 // mode is off; ErrNoPermission.
 func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 	made, err := s.create(p)
@@ -43,10 +43,13 @@ func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
 		return gpu.Instance{}, err
 	}
 	made, ci, err := complete(handle, gi, info, p)
-	if err != nil {
-		return gpu.Instance{}, errors.Join(err, undo(gi, ci))
+	if err == nil {
+		return made, nil
 	}
-	return made, nil
+	if left := undo(gi, ci); left != nil {
+		return gpu.Instance{}, fmt.Errorf("%v; %w", err, left) //nolint:errorlint // it may say that there was no room, but something is there now
+	}
+	return gpu.Instance{}, err
 }
 
 // profileFor finds the partition's profile, and its place among the possible.

@@ -101,16 +101,21 @@ func TestFillAndWhole(t *testing.T) {
 }
 
 func TestFaultsOfTheHardware(t *testing.T) {
-	for call, code := range map[string]nvmlsim.Return{
-		"GpuInstanceCreateComputeInstance":     nvmlsim.InsufficientResources,
-		"DeviceCreateGpuInstanceWithPlacement": nvmlsim.Unknown,
-		"DeviceSetMigMode":                     nvmlsim.NoPermission,
+	computeInstance := nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", Code: nvmlsim.InsufficientResources}
+	for name, faults := range map[string][]nvmlsim.Fault{
+		"compute instance":          {computeInstance},
+		"compute instance and undo": {computeInstance, {Call: "GpuInstanceDestroy", Code: nvmlsim.InUse}},
+		"GPU instance":              {{Call: "DeviceCreateGpuInstanceWithPlacement", Code: nvmlsim.Unknown}},
+		"mode":                      {{Call: "DeviceSetMigMode", Code: nvmlsim.NoPermission}},
 	} {
-		t.Run(call, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			p := newPort(t, "1xh200")
 			d := gpu.Partition{GPU: p.uuid, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}}
-			if err := p.sim.Machine.Fault(nvmlsim.Fault{Call: call, GPU: nvmlsim.AnyGPU, Code: code, Count: 1}); err != nil {
-				t.Fatal(err)
+			for _, f := range faults {
+				f.GPU, f.Count = nvmlsim.AnyGPU, 1
+				if err := p.sim.Machine.Fault(f); err != nil {
+					t.Fatal(err)
+				}
 			}
 			p.hold(t, d)
 			if i, err := p.Make(t.Context(), d); err == nil {
