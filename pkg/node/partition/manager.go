@@ -20,7 +20,8 @@ type Hardware interface {
 	// MIG reads mode, profiles and all GPU instances as they are now.
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 	// CreateInstance makes the partition. On failure it undoes what it made;
-	// where it is stopped in between, or the undo fails, an instance may stay.
+	// where it is stopped in between, or the undo fails, an instance may stay,
+	// but never after nvml.ErrInsufficientResources.
 	CreateInstance(p gpu.Partition) (gpu.Instance, error)
 	// DestroyInstance destroys the instance if exactly the wanted one is there.
 	DestroyInstance(uuid gpu.UUID, want gpu.Instance) error
@@ -68,8 +69,7 @@ type Manager struct {
 	watches  map[*watch]bool
 }
 
-// New builds a Manager without hardware. Recover has to run after SetHardware
-// and before the first Make.
+// New builds a Manager without hardware.
 func New(o Options) *Manager {
 	if o.Step == nil {
 		o.Step = func(string) {}

@@ -606,7 +606,8 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableClaim has a claim's file damaged: what it may hold stays.
+// TestUnreadableClaim has a claim's file damaged: what it may hold stays, and
+// goes some time after the claim was unprepared.
 func TestUnreadableClaim(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	for name, damage := range map[string]func([]byte) []byte{
@@ -614,26 +615,36 @@ func TestUnreadableClaim(t *testing.T) {
 		"changed": func(data []byte) []byte { return []byte(strings.Replace(string(data), "default", "defaulT", 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, newHardware())
-			n.prepare(t, p)
-			n.journal.Close()
-			path := filepath.Join(n.dir, uid(p)+".json")
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, damage(data), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			n = n.restart(t, "boot-1")
-			n.checkThere(t, gpu0, true, p)
-			if err := n.journal.Delete(uid(p)); err != nil { // unprepared
-				t.Fatal(err)
-			}
-			if err := n.Recover(t.Context()); err != nil {
-				t.Error(err)
-			}
-			n.checkThere(t, gpu0, false)
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t, newHardware())
+				n.prepare(t, p)
+				n.journal.Close()
+				path := filepath.Join(n.dir, uid(p)+".json")
+				data, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, damage(data), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				n = n.restart(t, "boot-1")
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { n.Run(ctx); close(done) }()
+				time.Sleep(time.Hour)
+				n.checkThere(t, gpu0, true, p)
+				if looks := n.hw.count("look"); looks > 100 {
+					t.Errorf("%d looks in an hour", looks)
+				}
+				if err := n.journal.Delete(uid(p)); err != nil { // unprepared
+					t.Fatal(err)
+				}
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				n.checkThere(t, gpu0, false)
+				stop()
+				<-done
+			})
 		})
 	}
 }

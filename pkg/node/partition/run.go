@@ -96,8 +96,12 @@ func (m *Manager) planAgain(uuid gpu.UUID) {
 	m.plan(uuid, time.Now().Add(wait))
 }
 
-// plan has Run come back when something of ours is due to go.
+// plan has Run come back when something of ours is due to go. A claim whose file
+// can't be read may hold more than anybody gives up when that is settled.
 func (v *visit) plan() {
+	if len(v.ours) > 0 && len(v.m.Journal.Unreadable()) > 0 {
+		v.planIn(retryLast)
+	}
 	for _, o := range v.ours {
 		held := v.m.holder(o.Partition) != ""
 		switch {
