@@ -18,6 +18,9 @@ type operation struct {
 	before func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim)
 	// do fails where the plugin dies.
 	do func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error
+	// gone: after the next start the kubelet wants the claim unprepared, and
+	// nothing of it may be left before it is prepared again.
+	gone bool
 	// starting: the steps are those of the plugin's start.
 	starting bool
 	// only steps with this prefix are tried; those that come in between are the
@@ -60,7 +63,7 @@ func TestWhole(t *testing.T) {
 			},
 		},
 		"unprepare": {
-			other: first, claim: second, before: prepared, do: unprepareIt, wipe: true,
+			other: first, claim: second, before: prepared, do: unprepareIt, wipe: true, gone: true,
 			wants: []string{"unprepare.removed", "journal.delete.unlinked", "journal.delete.durable", "unprepare.forgotten"},
 		},
 		"recover": {
@@ -152,6 +155,9 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 		}
 	}
 	p.waitDead(t)
+	if err := n.hardware.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
 	if wipe {
 		n.wipeCDI(t)
 	}
@@ -161,6 +167,10 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 	n.check(t, "after recovery")
 	for _, passing := range n.passing {
 		p.mustUnprepare(t, passing)
+	}
+	if op.gone {
+		p.mustUnprepare(t, c)
+		n.rests(t)
 	}
 	p.mustPrepare(t, other)
 	p.mustPrepare(t, c)

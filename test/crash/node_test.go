@@ -388,6 +388,14 @@ func (n *node) finds(t *testing.T, want ...string) {
 	}
 }
 
+// rests wants nothing half done, and nothing left over some seconds later.
+func (n *node) rests(t *testing.T) {
+	t.Helper()
+	if r := n.doctor(t, "--strict", "--looks", "30", "--pause", "1s"); !r.Healthy {
+		t.Errorf("at rest the doctor finds %s", findings(r))
+	}
+}
+
 // checkEmpty wants nothing of any claim left, some seconds after the last: no
 // file, no instance, and MIG mode off.
 func (n *node) checkEmpty(t *testing.T) {

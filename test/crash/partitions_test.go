@@ -59,10 +59,15 @@ func TestPartitions(t *testing.T) {
 			before: nothing, do: prepareIt, only: "partition.", wants: append(make, "partition.made#2"),
 		},
 		"the last of a GPU": {
-			other: first, claim: parts("1g10gb-4"), before: prepared, do: unprepareAndRest,
+			other: first, claim: parts("1g10gb-4"), before: prepared, do: unprepareAndRest, gone: true,
 			wants: slices.Concat(gpuPut, []string{
 				"partition.destroyed", "partition.switched", "journal.gpu.delete.unlinked", "journal.gpu.delete.durable", "unprepare.released",
 			}),
+		},
+		"a prepare that fails": {
+			other: parts("1g10gb-6"), claim: func(n *node) []string { return []string{n.part(0, "2g20gb-0"), n.part(1, "2g20gb-0")} },
+			before: nothing, do: failToPrepare, gone: true, only: "partition.",
+			wants: []string{"partition.created", "partition.destroyed", "unprepare.released", "journal.delete.durable"},
 		},
 		"in the place of an idle one": {
 			other: first, claim: parts("3g40gb-0"), only: "partition.", do: evict,
@@ -70,7 +75,7 @@ func TestPartitions(t *testing.T) {
 			wants:  []string{"partition.made", "partition.destroyed", "partition.made#2"},
 		},
 		"another stays": {
-			other: parts("1g10gb-6"), claim: parts("3g40gb-0", "1g10gb-4"), before: prepared, do: unprepareIt, only: "partition.",
+			other: parts("1g10gb-6"), claim: parts("3g40gb-0", "1g10gb-4"), before: prepared, do: unprepareIt, only: "partition.", gone: true,
 			wants: []string{"partition.destroyed", "partition.destroyed#2"},
 		},
 		"recover what is half made": {
@@ -112,8 +117,23 @@ func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceC
 	if err != nil {
 		return fmt.Errorf("wait for the GPU to rest: %w", err)
 	}
-	_, err = p.dra.NodeUnprepareResources(t.Context(), &drapbv1.NodeUnprepareResourcesRequest{}, grpc.WaitForReady(false))
-	return err // it may have died at that very step
+	return p.answers(t) // it may have died at that very step
+}
+
+// failToPrepare has the second GPU refuse when the first has what it should; an
+// error is that the plugin has died.
+func failToPrepare(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	n.fault(t, nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: 1, Code: nvmlsim.Unknown, DelayMS: 500, Count: 1})
+	if names, err := p.prepare(t, c); err == nil {
+		t.Errorf("prepared in spite of hardware: %v", names)
+	}
+	return p.answers(t)
+}
+
+// answers is an error if the plugin is dead.
+func (p *plugin) answers(t *testing.T) error {
+	_, err := p.dra.NodeUnprepareResources(t.Context(), &drapbv1.NodeUnprepareResourcesRequest{}, grpc.WaitForReady(false))
+	return err
 }
 
 // evict leaves an idle partition behind, in whose place comes the claim's.
