@@ -101,6 +101,14 @@ func (n *Names) Device(name DeviceName) (Device, error) {
 	}
 }
 
+// Parent returns the GPU that a device's name is of, also where that GPU can't
+// be cut in the way that the name says.
+func (n *Names) Parent(name DeviceName) (UUID, bool) {
+	whole, _, _ := strings.Cut(string(name), partitionInfix)
+	g, ok := n.gpus[DeviceName(whole)]
+	return g.UUID, ok
+}
+
 // partition reads "1g18gb-4".
 func partition(g GPU, name DeviceName, part string) (Device, error) {
 	if g.MIG == nil {

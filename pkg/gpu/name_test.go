@@ -44,6 +44,11 @@ func TestPartitionNames(t *testing.T) {
 			t.Errorf("device %q: got %v", bad, got)
 		}
 	}
+	for name, want := range map[DeviceName]UUID{"gpu-980fb007": uuid, "gpu-980fb007-mig-9g9gb-0": uuid, "gpu-22222222-mig-1g24gb-0": "", "x": ""} {
+		if got, ok := names.Parent(name); got != want || ok != (want != "") {
+			t.Errorf("parent of %q: got %q, %v, want %q", name, got, ok, want)
+		}
+	}
 }
 
 func TestConflict(t *testing.T) {

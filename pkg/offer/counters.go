@@ -2,6 +2,7 @@ package offer
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -168,8 +169,13 @@ func scarce(memorySlices int, spans []gpu.Placement, all counters) counters {
 	return out
 }
 
+// maxWays is with how many different sums of the other counters most goes on
+// from one memory slice. Products have some tens; without a limit, tables that
+// a node makes up could take all memory.
+const maxWays = 1000
+
 // most is what devices that don't overlap can take of c at most, if they keep
-// to the other counters.
+// to the other counters; more than any limit if there are too many ways to try.
 func most(memorySlices int, spans []gpu.Placement, c counter, others counters) int {
 	// best[at] is what devices in [0, at) can take, by what they take of the
 	// others.
@@ -180,6 +186,9 @@ func most(memorySlices int, spans []gpu.Placement, c counter, others counters) i
 	reach := func(at int, key string, n int) { best[at][key] = max(best[at][key], n) }
 	reach(0, string(make([]rune, len(others))), 0)
 	for at := range memorySlices {
+		if len(best[at]) > maxWays {
+			return math.MaxInt
+		}
 		for key, n := range best[at] {
 			reach(at+1, key, n)
 			for i, s := range spans {

@@ -20,7 +20,6 @@ func (s *shelf) layout(items []string) {
 		p, ok := s.profile(name)
 		switch {
 		case !ok:
-			s.missing = appendNew(s.missing, name)
 			s.problem("It has no profile %s (spec.plan.partitioned.layout[%d]), which is left out; it has %s.", name, i, s.profileNames())
 		case spare[name] > 0:
 			spare[name]--
@@ -35,13 +34,6 @@ func (s *shelf) layout(items []string) {
 	}
 	s.parts = append(s.parts, placed...)
 	s.whole = s.whole && len(s.parts) == 0
-}
-
-func appendNew(list []string, s string) []string {
-	if slices.Contains(list, s) {
-		return list
-	}
-	return append(list, s)
 }
 
 // pack finds a place for each profile, the large ones first; the same profiles

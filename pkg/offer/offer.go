@@ -45,7 +45,9 @@ type Options struct {
 	Plan func(gpu.GPU) Plan
 	// Allocated are the names of the node's devices that claims have been
 	// given, admin access apart, in any order. None of them leaves the shelf,
-	// whatever the plan. A name that means nothing on this node now is ignored.
+	// whatever the plan. While a claim has a partition that its GPU's tables don't
+	// list, nothing new of the GPU is offered: nobody knows what it takes. A name
+	// that is of no GPU on this node now is ignored.
 	Allocated []gpu.DeviceName
 	// Counters says that the server stores shared counters. Without them only
 	// devices that never overlap are offered: whole GPUs, others' instances,
@@ -64,8 +66,8 @@ type GPU struct {
 	Index int
 	// Devices in the order in which they should be given away: the scheduler
 	// takes the first that fits. Never more than one ResourceSlice can hold with
-	// counters, 64. Empty where nothing of the GPU can
-	// be offered; Problems then says why.
+	// counters, 64. Empty where nothing of the GPU can be offered; Problems then
+	// says why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
 	// two of them are in each other's way. Its name is Name.
@@ -75,7 +77,7 @@ type GPU struct {
 	Leftover []gpu.DeviceName
 	// Missing are profiles of the plan that this GPU hasn't, in the plan's order.
 	// That is no problem where a policy is for several models; a profile that all
-	// GPUs of a policy miss is misspelt.
+	// GPUs of a policy miss is misspelt. What a layout misses is among Problems.
 	Missing []string
 	// Problems say what of the plan can't be carried out, why, and what to do:
 	// whole sentences without the GPU's name, in a fixed order.
@@ -93,7 +95,7 @@ type GPU struct {
 // as they are, in every plan, and nothing in the space they take.
 func Build(n gpu.Node, o Options) []GPU {
 	names := nameAll(n.GPUs)
-	allocated := devices(names, o.Allocated)
+	allocated := byGPU(names, o.Allocated)
 	var out []GPU
 	for _, g := range n.GPUs {
 		name, ok := names.Name(gpu.Whole{GPU: g.UUID})
@@ -105,7 +107,7 @@ func Build(n gpu.Node, o Options) []GPU {
 			p = o.Plan(g)
 		}
 		s := newShelf(g, p, o.Counters, sane(names, g))
-		s.keep(allocated[g.UUID], o.Counters)
+		s.keep(names, allocated[g.UUID], o.Counters)
 		out = append(out, s.offer(n, name, names, o.Counters))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
@@ -119,12 +121,12 @@ func Build(n gpu.Node, o Options) []GPU {
 // name.
 func Whole(n gpu.Node, g gpu.GPU) resourceapi.Device { return whole(n, g, "") }
 
-// devices reads names, by the GPUs they are of.
-func devices(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.Device {
-	out := make(map[gpu.UUID][]gpu.Device)
-	for _, name := range allocated {
-		if d, err := names.Device(name); err == nil && !slices.Contains(out[d.Parent()], d) {
-			out[d.Parent()] = append(out[d.Parent()], d)
+// byGPU sorts names of devices, each once, by the GPUs they are of.
+func byGPU(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.DeviceName {
+	out := make(map[gpu.UUID][]gpu.DeviceName)
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(allocated))) {
+		if uuid, ok := names.Parent(name); ok {
+			out[uuid] = append(out[uuid], name)
 		}
 	}
 	return out

@@ -95,7 +95,14 @@ func TestPlans(t *testing.T) {
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4", Problem: "no shared counters"}},
 		"claimed: others' instance, then it is gone": {gpu: on, plan: only("1g.10gb"), allocated: []string{"3g40gb-4"},
 			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "memory-slices-4-6=3"}},
-		"claimed: something that is no more": {plan: only("7g.80gb"), allocated: []string{"1g18gb-0"}, want: offered{Devices: "whole 7g80gb-0", Counters: "memory-slice-0=1"}},
+		"claimed: a partition that isn't listed any more": {plan: only("7g.80gb"), allocated: []string{"1g18gb-0"},
+			want: offered{Problem: "gpu-00000001-mig-1g18gb-0, which a claim has"}},
+		"claimed: two partitions, one isn't listed any more": {plan: only("1g.10gb"), allocated: []string{"1g18gb-0", "3g40gb-4", "1g10gb-0"},
+			want: offered{Devices: "1g10gb-0 3g40gb-4", Leftover: "3g40gb-4", Problem: "gpu-00000001-mig-1g18gb-0, which a claim has"}},
+		"claimed: partition, then MIG is gone": {gpu: func(g *gpu.GPU) { g.MIG = nil }, plan: only("1g.10gb"), allocated: []string{"1g10gb-0"},
+			want: offered{Problem: "gpu-00000001-mig-1g10gb-0, which a claim has"}},
+		"claimed: partition, then the tables make no sense": {gpu: func(g *gpu.GPU) { g.MIG.Profiles[3].MaxInstances = -1 }, plan: only("1g.10gb"), allocated: []string{"1g10gb-0"},
+			want: offered{Problem: "gpu-00000001-mig-1g10gb-0, which a claim has"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := node(t, "h100-80gb", 1)
@@ -121,11 +128,47 @@ func TestPlans(t *testing.T) {
 
 func TestMissingProfilesAreNamed(t *testing.T) {
 	n := node(t, "h100-80gb", 1)
-	for _, plan := range []*v1alpha1.PartitionedPlan{only("1g.18gb", "1g.10gb", "9g.9gb"), fix("1g.18gb", "1g.10gb", "9g.9gb", "1g.18gb")} {
-		got := offer.Build(n, offer.Options{Counters: true, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: plan} }})[0].Missing
-		if diff := cmp.Diff([]string{"1g.18gb", "9g.9gb"}, got); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", plan, diff)
-		}
+	got := offer.Build(n, partitioned([]string{"1g.18gb", "1g.10gb", "9g.9gb"}))[0].Missing
+	if diff := cmp.Diff([]string{"1g.18gb", "9g.9gb"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A node that reports nonsense of a GPU loses that GPU's partitions, and nothing
+// else: a slice that the server refuses would keep back all its GPUs.
+func TestTablesThatMakeNoSense(t *testing.T) {
+	for name, change := range map[string]func(*gpu.MIG){
+		"instances in one place": func(m *gpu.MIG) {
+			at := m.Profiles[0].Placements[0]
+			m.Instances = []gpu.Instance{{UUID: "MIG-1", Profile: m.Profiles[0].Name, Placement: at, GPUInstanceID: 1}, {UUID: "MIG-2", Profile: m.Profiles[0].Name, Placement: at, GPUInstanceID: 2}}
+		},
+		"a name that is none":     func(m *gpu.MIG) { m.Profiles[0].Name = "1g.10GB beta" },
+		"a name that is too long": func(m *gpu.MIG) { m.Profiles[0].Name = strings.Repeat("1g.10gb", 9) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node(t, "h100-80gb", 1)
+			change(n.GPUs[0].MIG)
+			got := offer.Build(n, partitioned(nil))[0]
+			checkProblem(t, got.Problems, "make no sense")
+			for _, d := range got.Devices {
+				checkLimits(t, d)
+			}
+		})
+	}
+}
+
+// The number of ways to fill a GPU grows with every profile; what a node reports
+// must not cost the controller its time or memory.
+func TestManyProfilesAreCountedInTime(t *testing.T) {
+	n := node(t, "h100-80gb", 1)
+	m := n.GPUs[0].MIG
+	m.Profiles = nil
+	for i := range 24 {
+		m.Profiles = append(m.Profiles, gpu.Profile{Name: fmt.Sprintf("%dg.1gb", i+1), MaxInstances: 1,
+			Placements: []gpu.Placement{{Start: i, Size: 1}, {Start: (i + 12) % 24, Size: 1}}})
+	}
+	if got := offer.Build(n, partitioned(nil))[0]; len(got.Devices) != 49 {
+		t.Errorf("%d devices, want all", len(got.Devices))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -33,8 +34,11 @@ func sane(names *gpu.Names, g gpu.GPU) error {
 				return fmt.Errorf("profile %s: %w", p.Name, err)
 			}
 			name, _ := names.Name(gpu.Partition{GPU: g.UUID, Profile: p.Name, Placement: at})
-			if seen[name] {
+			switch {
+			case seen[name]:
 				return fmt.Errorf("profile %s: two partitions would be called %s", p.Name, name)
+			case len(validation.IsDNS1123Label(string(name))) > 0:
+				return fmt.Errorf("profile %q: a partition can't be called %s", p.Name, name)
 			}
 			seen[name] = true
 		}
@@ -42,9 +46,18 @@ func sane(names *gpu.Names, g gpu.GPU) error {
 	if len(seen) > maxPlaces {
 		return fmt.Errorf("%d places for partitions", len(seen))
 	}
-	for _, i := range g.MIG.Instances {
+	return saneInstances(g.MIG.Instances)
+}
+
+func saneInstances(all []gpu.Instance) error {
+	for n, i := range all {
 		if err := sanePlace(i.Placement); err != nil {
 			return fmt.Errorf("GPU instance %d: %w", i.GPUInstanceID, err)
+		}
+		for _, before := range all[:n] {
+			if i.Placement.Overlaps(before.Placement) {
+				return fmt.Errorf("GPU instances %d and %d overlap", before.GPUInstanceID, i.GPUInstanceID)
+			}
 		}
 	}
 	return nil

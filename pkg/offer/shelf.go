@@ -1,6 +1,7 @@
 package offer
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -109,7 +110,8 @@ func (s *shelf) partition(plan v1alpha1.PartitionedPlan, counters bool) {
 	}
 	profiles := s.wanted(plan.Profiles)
 	if len(profiles) == 0 {
-		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't cut; it has %s.", strings.Join(plan.Profiles, ", "), s.profileNames())
+		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't cut; it has %s.",
+			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), s.profileNames())
 		return
 	}
 	if !counters {
@@ -180,12 +182,28 @@ func (s *shelf) wanted(names []string) []gpu.Profile {
 }
 
 // keep leaves on the shelf what claims have. Without counters, what couldn't
-// exist beside it is taken off instead.
-func (s *shelf) keep(allocated []gpu.Device, counters bool) {
-	if !counters {
-		s.withhold(allocated)
+// exist beside it is taken off instead; and everything is, beside a partition
+// of which nobody knows what it takes.
+func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName, counters bool) {
+	var have []gpu.Device
+	var unknown []string
+	for _, name := range allocated {
+		d, err := names.Device(name)
+		if p, ok := d.(gpu.Partition); err != nil || ok && !s.lists(p) {
+			unknown = append(unknown, string(name))
+			continue
+		}
+		have = append(have, d)
 	}
-	for _, d := range allocated {
+	if !counters {
+		s.withhold(have)
+	}
+	if len(unknown) > 0 {
+		s.problem("Its MIG tables don't list %s, which a claim has; until the claim is gone, nothing new of it is offered.", strings.Join(unknown, ", "))
+		s.whole = false
+		s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return !slices.Contains(have, gpu.Device(p.Partition)) })
+	}
+	for _, d := range have {
 		switch d := d.(type) {
 		case gpu.Whole:
 			s.wholeLeft = !s.whole
@@ -195,6 +213,12 @@ func (s *shelf) keep(allocated []gpu.Device, counters bool) {
 			}
 		}
 	}
+}
+
+// lists says whether a partition is one that the GPU's tables have.
+func (s *shelf) lists(d gpu.Partition) bool {
+	p, ok := s.profile(d.Profile)
+	return ok && slices.Contains(p.Placements, d.Placement)
 }
 
 func (s *shelf) holds(d gpu.Partition) bool {
