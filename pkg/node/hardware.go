@@ -49,8 +49,9 @@ type hardware struct {
 	// arrived is called when a driver that works has come, or has been
 	// replaced by another version.
 	arrived func(context.Context)
-	// reread is called when the facts have been read again since.
-	reread func(context.Context)
+	// reread is called when the facts have been read again since, with all that is
+	// there.
+	reread func(context.Context, gpu.Node)
 	// leaving is called before the driver is let go of because the plugin ends.
 	leaving func(context.Context)
 	// wake asks for the facts to be read again.
@@ -219,7 +220,7 @@ func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if node.DriverVersion != version {
 			return fmt.Errorf("the driver was updated from %s to %s", version, node.DriverVersion)
 		}
-		h.reread(ctx)
+		h.reread(ctx, node)
 	}
 }
 
@@ -228,12 +229,14 @@ func sameRoot(a, b driverroot.Root) bool {
 }
 
 // read takes in the facts and passes them on, without what is made for claims.
-func (h *hardware) read(root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (gpu.Node, error) {
-	node, err := h.partitions.Read(func() (gpu.Node, error) {
-		return report.Read(h.nodeName, session, report.Dirs{
+// It returns all.
+func (h *hardware) read(root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (there gpu.Node, _ error) {
+	node, err := h.partitions.Read(func() (_ gpu.Node, err error) {
+		there, err = report.Read(h.nodeName, session, report.Dirs{
 			Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
 			Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
 		})
+		return there, err
 	})
 	if err != nil {
 		return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
@@ -249,7 +252,7 @@ func (h *hardware) read(root driverroot.Root, session *nvml.Session, set func(*c
 	if err != nil {
 		return gpu.Node{}, err
 	}
-	return node, h.reporter.Found(node)
+	return there, h.reporter.Found(node)
 }
 
 // pause waits for a sign of change, the time, or the end of ctx.

@@ -56,7 +56,7 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
 		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
 		arrived:    func(context.Context) { arrivals <- struct{}{} },
-		reread:     func(context.Context) {},
+		reread:     func(context.Context, gpu.Node) {},
 		leaving:    func(context.Context) {},
 		wake:       make(chan struct{}, 1), first: make(chan struct{}),
 	}
@@ -181,7 +181,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 	p := &plugin{journal: j, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
 		Journal: j, CDI: h.specs, Inventory: h.reporter, Partitions: h.partitions, Driver: DriverName, Pool: "node-0", BootID: "boot",
 	})}
-	h.reread = p.restore
+	h.reread = p.mend
 	runHardware(t, h)
 	<-h.first
 	name := firstDevice(t)

@@ -63,7 +63,10 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		Driver: DriverName, Pool: "node-0", BootID: "boot",
 	})
 	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware
-	h.reread = func(context.Context) { d.reread <- struct{}{} }
+	h.reread = func(ctx context.Context, there gpu.Node) {
+		d.mend(ctx, there)
+		d.reread <- struct{}{}
+	}
 	running, cancel := context.WithCancel(ctx)
 	var parts sync.WaitGroup
 	parts.Go(func() {
@@ -116,18 +119,21 @@ func (d *divided) gpus(t *testing.T) []gpu.DeviceName {
 	return names
 }
 
+// another is a session with the hardware as another program has one.
+func (d *divided) another(t *testing.T) (driverroot.Root, *nvml.Session) {
+	t.Helper()
+	root, session, err := openDriver(d.hardware.host, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { session.Close() })
+	return root, session
+}
+
 // checkWithDoctor wants no finding, leftovers included.
 func (d *divided) checkWithDoctor(t *testing.T) {
 	t.Helper()
-	root, err := driverroot.Find(d.hardware.host, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	session, err := nvml.Open(d.hardware.host.Path(root.Library))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer session.Close()
+	root, session := d.another(t)
 	r, err := doctor.Check(doctor.Node{
 		Journal: d.cfg.DataDir, CDI: d.cdi, Host: hostFS{d.hardware.host}, BootID: "boot", Hardware: session,
 		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"),
@@ -172,6 +178,37 @@ func TestPartitionOnDemand(t *testing.T) {
 	}
 	if on, _, err := machine.GPUs()[0].MIGMode(); err != nil || on {
 		t.Errorf("MIG mode is %v, %v after the plugin has ended", on, err)
+	}
+}
+
+// What somebody destroys under a prepared claim is there again soon, because the
+// kubelet restarts containers without preparing their claims again.
+func TestPartitionIsDestroyedFromOutside(t *testing.T) {
+	d, _ := startDivided(t)
+	c := claimOf("training", d.gpus(t)[0]+"-mig-3g40gb-0", d.gpus(t)[0]+"-mig-3g40gb-4")
+	if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	_, session := d.another(t)
+	uuid := gpu.UUID(installed.Machine.GPUs[0].UUID)
+	before, err := session.MIG(uuid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range before.Instances {
+		if err := session.DestroyInstance(uuid, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for now := (gpu.MIG{}); len(now.Instances) < 2; {
+		<-d.reread // by the events of the destruction
+		if now, err = session.MIG(uuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.checkWithDoctor(t)
+	if err := d.unprepare(c); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -70,6 +71,7 @@ type plugin struct {
 	hardware   *hardware
 	metrics    *prometheus.Registry
 	registered atomic.Bool
+	said       string // the last trouble of mend that was logged
 }
 
 func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
@@ -93,7 +95,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
 	p.hardware = &hardware{
 		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
-		conditions: p.conditions, arrived: p.recover, reread: p.restore, leaving: p.leaveHardware,
+		conditions: p.conditions, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
 		wake: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 	p.partitions = partition.New(partition.Options{
@@ -194,17 +196,26 @@ func (p *plugin) recover(ctx context.Context) {
 	}
 }
 
-// restore recovers if the CDI spec of a prepared claim is missing: somebody has
-// wiped the directory, and the kubelet restarts containers without preparing
-// their claims again.
-func (p *plugin) restore(ctx context.Context) {
-	missing, err := p.preparer.SpecsMissing()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The CDI directory can't be looked at", "node", p.cfg.NodeName)
+// mend gives prepared claims back what somebody has taken from them: a CDI spec,
+// or a MIG instance that is not among what is there.
+func (p *plugin) mend(ctx context.Context, there gpu.Node) {
+	err := p.preparer.Mend(ctx, func(part gpu.Partition) bool { return lacks(there, part) })
+	if news := fmt.Sprint(err); err != nil && news != p.said {
+		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", p.cfg.NodeName)
+		p.said = news
 	}
-	if missing {
-		p.recover(ctx)
+	if err == nil {
+		p.said = ""
 	}
+}
+
+// lacks says whether the node has the GPU, and no fault with it, but not the
+// partition.
+func lacks(there gpu.Node, p gpu.Partition) bool {
+	n := slices.IndexFunc(there.GPUs, func(g gpu.GPU) bool { return g.UUID == p.GPU && g.MIG != nil && len(g.Conditions) == 0 })
+	return n >= 0 && !slices.ContainsFunc(there.GPUs[n].MIG.Instances, func(i gpu.Instance) bool {
+		return i.UUID != "" && i.Profile == p.Profile && i.Placement == p.Placement
+	})
 }
 
 // ready says what is missing for claims to be prepared.

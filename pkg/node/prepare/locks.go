@@ -57,6 +57,13 @@ func (l *locks) tryLock(keys []string) (bool, <-chan struct{}) {
 	return true, l.changed
 }
 
+// isTaken says whether somebody has the key now.
+func (l *locks) isTaken(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.taken[key]
+}
+
 func (l *locks) unlock(keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -94,7 +94,7 @@ func TestGivenIsTold(t *testing.T) {
 }
 
 // TestDestroyedFromOutside: what somebody else destroyed is there again after
-// the next prepare, or the next start.
+// the next prepare, the next start, or the next look.
 func TestDestroyedFromOutside(t *testing.T) {
 	c := newClaim("c", part("parts", 0, "1g.10gb", 3), part("parts", 0, "1g.10gb", 4))
 	for name, mend := range map[string]func(*testing.T, *fixture){
@@ -104,6 +104,7 @@ func TestDestroyedFromOutside(t *testing.T) {
 				t.Error(err)
 			}
 		},
+		"mended": func(t *testing.T, f *fixture) { mustMend(t, f) },
 		"unprepared and prepared": func(t *testing.T, f *fixture) {
 			mustUnprepare(t, f, c)
 			mustPrepare(t, f, c)
@@ -117,6 +118,56 @@ func TestDestroyedFromOutside(t *testing.T) {
 			checkHeld(t, f, "c")
 		})
 	}
+}
+
+// mustMend mends what the hardware lacks.
+func mustMend(t *testing.T, f *fixture) {
+	t.Helper()
+	there := f.node.Instances()
+	if err := f.Mend(testContext(t), func(p gpu.Partition) bool { return !slices.Contains(there, p) }); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMendLeavesAlone what lacks nothing, and what lacks something because of a
+// prepare or an unprepare that isn't over.
+func TestMendLeavesAlone(t *testing.T) {
+	f := newFixture(t, 1)
+	given := 0
+	f.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) { given++ }
+	mustPrepare(t, f, newClaim("whole", result("gpu", 0)))
+	mustUnprepare(t, f, newClaim("whole"))
+	c := newClaim("c", part("p", 0, "1g.10gb", 0))
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	f.node.Working = func(context.Context, gpu.Partition) error {
+		close(begun)
+		<-goOn
+		return nil
+	}
+	prepared := inBackground(testContext(t), f, c)
+	<-begun
+	mustMend(t, f)
+	close(goOn)
+	if a := <-prepared; a.err != nil {
+		t.Fatal(a.err)
+	}
+	mustMend(t, f)
+	f.node.Working = func(context.Context, gpu.Partition) error { return errors.New("in use by process 4711") }
+	if err := f.Unprepare(testContext(t), named(c)); err == nil {
+		t.Error("unprepared")
+	}
+	mustMend(t, f)
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+		t.Errorf("specs %v, %v: a claim on its way out has one again", specs, err)
+	}
+	if given != 1 {
+		t.Errorf("given %d times, want once, by the prepare", given)
+	}
+	f.node.Working = nil
+	mustPrepare(t, f, c) // the claim is wanted again after all
+	f.node.Destroy(oneSlice(0, 0))
+	mustMend(t, f)
+	checkHeld(t, f, "c")
 }
 
 func TestNeighboursDoNotWait(t *testing.T) {
@@ -340,8 +391,9 @@ func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
 	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
 		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
 	}
-	if missing, err := f.SpecsMissing(); err != nil || missing {
-		t.Errorf("specs are missing: %v, %v", missing, err)
+	mustMend(t, f)
+	if there := f.node.Instances(); len(there) > 0 {
+		t.Errorf("%v made without the kubelet", there)
 	}
 	checkHeld(t, f, "c")
 	mustPrepare(t, f, c)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -112,7 +113,9 @@ type Preparer struct {
 	calls *calls
 	// releases tells when a claim has given up what it had.
 	releases *broadcast
-	metrics  *metrics
+	// leaving are the claims, by UID, whose last unprepare has failed.
+	leaving sync.Map
+	metrics *metrics
 }
 
 // New builds a Preparer; Recover has to run before the first Prepare.
@@ -207,6 +210,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 		return nil, err
 	}
 	defer unlock()
+	p.leaving.Delete(want.ClaimUID)
 	ids, err := p.give(ctx, want, before)
 	if errors.Is(context.Cause(ctx), errUnprepared) {
 		return nil, errUnprepared // the unprepare waits for the lock to take back what there is
@@ -343,6 +347,7 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.Journal.Delete(claimUID); err != nil {
 		return err
 	}
+	p.leaving.Delete(claimUID)
 	p.releases.tell()
 	p.tellSettled(unreadable)
 	p.Step("unprepare.forgotten")
@@ -363,6 +368,7 @@ func (p *Preparer) unprepare(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
+	p.leaving.Store(string(uid), true)
 	return p.take(ctx, string(uid))
 }
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -32,19 +33,35 @@ func (p *Preparer) Recover(ctx context.Context) error {
 		logger.Error(u.Err, "A journal file can't be read and was put aside",
 			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
 	}
-	return errors.Join(p.restoreAll(ctx), p.sweep(ctx))
+	return errors.Join(p.restoreAll(ctx, p.Journal.All()), p.sweep(ctx))
 }
 
-// SpecsMissing says whether somebody has removed CDI specs that Recover would
-// write: those of all prepared claims, but for those that wait for the kubelet.
-func (p *Preparer) SpecsMissing() (bool, error) {
+// Mend restores the prepared claims whose CDI spec somebody has removed, or that
+// hold a partition which gone says isn't there any more: the kubelet restarts
+// containers without preparing their claims again. It leaves alone what is being
+// prepared or unprepared, what waits for the kubelet, and what couldn't be
+// unprepared. It is for calling often: where all is well it lists the CDI
+// directory.
+func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
+	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return p.awaitsKubelet(r) || p.isBusy(r.ClaimUID) })
 	specs, err := p.CDI.Claims()
 	if err != nil {
-		return false, fmt.Errorf("list the CDI specs: %w", err)
+		return fmt.Errorf("list the CDI specs: %w", err)
 	}
-	return slices.ContainsFunc(p.Journal.All(), func(r journal.Record) bool {
-		return !p.awaitsKubelet(r) && !slices.Contains(specs, r.ClaimUID)
-	}), nil
+	isGone := func(d gpu.Device) bool {
+		part, ok := d.(gpu.Partition)
+		return ok && gone(part)
+	}
+	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r journal.Record) bool {
+		return slices.Contains(specs, r.ClaimUID) && !slices.ContainsFunc(held(r), isGone)
+	}))
+}
+
+// isBusy says whether something is being done for the claim, or is to be done
+// again by the kubelet because an unprepare has failed.
+func (p *Preparer) isBusy(claimUID string) bool {
+	_, leaving := p.leaving.Load(claimUID)
+	return leaving || p.locks.isTaken(claimKey(claimUID))
 }
 
 // awaitsKubelet says whether the claim's partitions went with an earlier boot.
@@ -56,10 +73,9 @@ func (p *Preparer) awaitsKubelet(r journal.Record) bool {
 // GPUs of a node to be made partitions on.
 const restoreAtOnce = 32
 
-// restoreAll restores every prepared claim; the error is of all that fail, in
-// the order of the records.
-func (p *Preparer) restoreAll(ctx context.Context) error {
-	records := p.Journal.All()
+// restoreAll restores prepared claims; the error is of all that fail, in the
+// order of the records.
+func (p *Preparer) restoreAll(ctx context.Context, records []journal.Record) error {
 	errs := make([]error, len(records))
 	var group errgroup.Group
 	group.SetLimit(restoreAtOnce)
