@@ -104,7 +104,7 @@ fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: cluster-build ## Measure on a cluster of its own; one line a figure (BENCHFLAGS=-idle=0: without the ten idle minutes)
+bench: cluster-build ## Measure on a cluster of its own; one line a figure (about 11 minutes; BENCHFLAGS=-idle=0: without the idle ones)
 	$(GO) run ./test/bench $(BENCHFLAGS)
 
 ##@ Try

@@ -47,7 +47,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "measure only these, separated by commas: "+(*bench)(nil).names())
 	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
-	flag.DurationVar(&o.idle, "idle", 10*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
+	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")

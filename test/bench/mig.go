@@ -98,7 +98,7 @@ func (b *bench) oneByOne(ctx context.Context, p *plugin, node string, c *resourc
 	if err := b.latency(ctx, node, 0); err != nil {
 		return nil, err
 	}
-	b.progress("making one partition %d times", b.rounds)
+	b.progress("making one partition %d times, %v each", b.rounds, migCreate)
 	cold, _, err := b.measurePrepares(ctx, p, []*resourcev1.ResourceClaim{c})
 	if err != nil {
 		return nil, err
