@@ -112,13 +112,28 @@ type input struct {
 // decide returns what a node offers now. It is errNodeUnknown where the node
 // isn't in the cache.
 func (p *plans) decide(ctx context.Context, inv *v1alpha1.GPUInventory) (decision, error) {
-	in, err := p.input(ctx, inv)
-	if err != nil {
-		return decision{}, err
+	for {
+		in, err := p.input(ctx, inv)
+		if err != nil {
+			return decision{}, err
+		}
+		d := decide(ctx, inv, in)
+		p.remember(inv.Name, d.account)
+		// Word of a claim that went until now may have been passed over, because
+		// nothing waited for it yet.
+		if gone, err := p.gone(inv.Name, d.account.waiting()); err != nil || !gone {
+			return d, err
+		}
 	}
-	d := decide(ctx, inv, in)
-	p.remember(inv.Name, d.account)
-	return d, nil
+}
+
+// gone says whether one of a node's allocations isn't any more.
+func (p *plans) gone(node string, waiting []allocation) (bool, error) {
+	if len(waiting) == 0 {
+		return false, nil
+	}
+	now, err := p.claims.in(node)
+	return slices.ContainsFunc(waiting, func(a allocation) bool { return !slices.Contains(now, a) }), err
 }
 
 func (p *plans) remember(node string, a account) {

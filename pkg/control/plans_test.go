@@ -94,6 +94,32 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.mustOffer("")
 }
 
+// leavingClaims are gone when they are asked for again.
+type leavingClaims []allocation
+
+func (c *leavingClaims) in(string) ([]allocation, error) {
+	now := *c
+	*c = nil
+	return now, nil
+}
+
+// A claim that goes while its node is decided on concerned nobody at that
+// moment, since nothing waited for it yet: nobody would look again.
+func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	s.sharing("p", exclusive())
+	s.nodes.plans.claims = &leavingClaims{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
+	d, err := s.nodes.plans.decide(t.Context(), s.inventory())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(d.gpus[0].Leftover) > 0 || s.nodes.plans.waits("n") {
+		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
+	}
+}
+
 // One policy goes, another comes, the node's labels change: the same facts give
 // the same devices, without a policy and without a restart.
 func TestPlanFollowsTheFacts(t *testing.T) {

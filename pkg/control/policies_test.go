@@ -219,6 +219,18 @@ func TestJudgeExplains(t *testing.T) {
 	}
 }
 
+// A layout may be for several models: what one of them lacks is said of that one.
+func TestLayoutForSeveralModels(t *testing.T) {
+	other := h100(1)
+	other.MIG.Profiles = other.MIG.Profiles[1:]
+	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"1g.10gb"}}}
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0), other), sharing("p", v1alpha1.SharingPolicySpec{Plan: plan}))...)
+	got := f.statuses(t)["p"].Problems
+	if len(got) != 1 || got[0].Example != "n/gpu-00000001" || !strings.Contains(got[0].Message, "It has no profile 1g.10gb (spec.plan.partitioned.layout[0])") {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestStatusNamesWhomItServes(t *testing.T) {
 	f := newFleet(t, publish.SplitCounters, slices.Concat(
 		nodeWith("b", "", h100(0)), nodeWith("a", "", h100(1), h100(0)),

@@ -75,7 +75,9 @@ func (s *server) doubt(ctx context.Context) error {
 	return s.ask(ctx)
 }
 
-// ask finds the form out, and tells the listeners if it is another one.
+// ask finds the form out, and tells the listeners if it is another one. A
+// refusal is an answer only where there hasn't been one: it says nothing about
+// a server that told before.
 func (s *server) ask(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.asked = s.clock.Now()
@@ -83,7 +85,7 @@ func (s *server) ask(ctx context.Context) error {
 	defer cancel()
 	form, err := s.prober.Probe(ctx)
 	switch {
-	case err != nil && !refused(err):
+	case err != nil && (s.known || !refused(err)):
 		return err
 	case err != nil:
 		logger.Error(err, "The API server refuses dry runs of ResourceSlices; GPUs are offered as on a server that stores no counters")

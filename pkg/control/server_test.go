@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
@@ -53,6 +54,28 @@ func TestServerThatDoesNotSay(t *testing.T) {
 		if refused(again) {
 			t.Errorf("%v is no refusal", again)
 		}
+	}
+}
+
+// A webhook that refuses dry runs, or rights that are missing for a moment, say
+// nothing about what a server stores that has told it before: partitions must
+// not go from all nodes for that.
+func TestRefusalIsNoChangeOfMind(t *testing.T) {
+	fake := &fakeServer{form: publish.SplitCounters}
+	s := newServer(fake)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	s.clock = clock
+	changes := s.changes()
+	if _, err := s.counters(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fake.form, fake.err = publish.NoCounters, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("x"))
+	clock.Step(lookAgain)
+	if err := s.doubt(t.Context()); !errors.Is(err, fake.err) {
+		t.Errorf("got %v, want the refusal", err)
+	}
+	if form, err := s.counters(t.Context()); form != publish.SplitCounters || err != nil || told(changes) {
+		t.Errorf("got %v, %v, told: %v; want what was known", form, err, told(changes))
 	}
 }
 
