@@ -606,6 +606,25 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
+// TestUnreadableRecordOfOthersMode: where the mode can't be ours, as before
+// Hopper, it needn't be switched off for the record to be settled.
+func TestUnreadableRecordOfOthersMode(t *testing.T) {
+	n := newNode(t, newHardware())
+	n.hw.outside(gpu0, func(g *simulated) { g.mig.Enabled, g.mig.Pending, g.mig.Switchable = true, true, false })
+	p, other := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6)
+	n.prepare(t, p)
+	n.journal.Close()
+	if err := os.WriteFile(filepath.Join(n.dir, "gpus", string(gpu0)+".json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n = start(t, n.hw, n.dir, "boot-1", nil)
+	wantError(t, n.Recover(t.Context()), "can't be read")
+	n.unprepare(t, p)
+	n.hw.outside(gpu0, func(g *simulated) { g.mig.Instances = nil })
+	n.prepare(t, other)
+	n.checkThere(t, gpu0, true, other)
+}
+
 // TestUnreadableClaim has a claim's file damaged: what it may hold stays, and
 // goes some time after the claim was unprepared.
 func TestUnreadableClaim(t *testing.T) {

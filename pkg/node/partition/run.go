@@ -96,21 +96,10 @@ func (m *Manager) planAgain(uuid gpu.UUID) {
 	m.plan(uuid, time.Now().Add(wait))
 }
 
-// plan has Run come back when something of ours is due to go. A claim whose file
-// can't be read may hold more than anybody gives up when that is settled.
+// plan has Run come back when something of ours is due to go.
 func (v *visit) plan() {
-	if len(v.ours) > 0 && len(v.m.Journal.Unreadable()) > 0 {
-		v.planIn(retryLast)
-	}
 	for _, o := range v.ours {
-		held := v.m.holder(o.Partition) != ""
-		switch {
-		case o.instance == nil || held && !v.m.isIdle(o.Partition):
-		case held: // released, and the claim's record is about to go
-			v.planIn(max(v.m.keep(v.uuid)-v.m.idleFor(o.Partition), retryFirst))
-		default:
-			v.planIn(v.m.keep(v.uuid) - v.m.idleFor(o.Partition))
-		}
+		v.planOwn(o)
 	}
 	switch {
 	case !v.switched || len(v.ours) > 0:
@@ -119,6 +108,20 @@ func (v *visit) plan() {
 		v.planIn(retryLast)
 	default:
 		v.planIn(modeLinger - v.m.emptyFor(v.uuid))
+	}
+}
+
+// planOwn is plan for one of ours; what a claim holds goes when that gives it up.
+func (v *visit) planOwn(o own) {
+	keep := v.m.keep(v.uuid)
+	switch {
+	case o.instance == nil:
+	case v.m.holder(o.Partition) == "":
+		v.planIn(keep - v.m.idleFor(o.Partition))
+	case v.m.isIdle(o.Partition): // given up, and the claim's record is about to go
+		v.planIn(max(keep-v.m.idleFor(o.Partition), retryFirst))
+	case len(v.m.Journal.Unreadable()) > 0: // whose claims give up what their names tell, and that may not be all
+		v.planIn(retryLast)
 	}
 }
 

@@ -77,13 +77,19 @@ func (v *visit) look(ctx context.Context) error {
 		r = journal.GPURecord{}
 	}
 	v.sortOut(r)
-	if !v.mig.Enabled && v.unreadable() != "" { // nothing that the record could have told of is left
+	if v.isClean() && v.unreadable() != "" {
 		if err := v.m.Journal.DeleteGPU(v.uuid); err != nil {
 			return err
 		}
 		v.m.ConditionsChanged()
 	}
 	return nil
+}
+
+// isClean says whether nothing that a record could tell of is left: no instance,
+// and no mode that we may have switched on.
+func (v *visit) isClean() bool {
+	return !v.mig.Enabled || v.mig.Pending && !v.mig.Switchable && len(v.mig.Instances) == 0
 }
 
 // sortOut compares the record with what is there. What isn't there any more is
