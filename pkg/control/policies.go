@@ -248,6 +248,9 @@ func applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 	}
 	if len(message) == 0 {
 		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
+		if status.GPUs == 0 {
+			message = []string{"No GPU is under the policy: its selectors match none, or status.conflicts names the policies that have them."}
+		}
 	}
 	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, " "))
 }

@@ -204,6 +204,14 @@ func TestJudgeExplains(t *testing.T) {
 			spec:      v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb")},
 			condition: v1alpha1.ConditionApplied, want: "DRAPartitionableDevices",
 		},
+		"a selector that selects nothing": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "misspelt"}}},
+			condition: v1alpha1.ConditionApplied, want: "No GPU is under the policy",
+		},
+		"a selector that asks whether a value is there": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].?fabricClique.orValue("") == "x"`},
+			condition: v1alpha1.ConditionApplied, want: "No GPU is under the policy",
+		},
 		"a layout that is too much": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "3g.40gb", "3g.40gb"}}}},
 			condition: v1alpha1.ConditionApplied, want: "layout",
