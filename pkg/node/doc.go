@@ -4,14 +4,14 @@
 //
 // Start: lock the data directory, open the journal, install the hook program,
 // look for the driver, recover MIG partitions and what was prepared, report, and
-// only then
-// register with the kubelet. None of this waits for a driver: without one, the
+// only then register with the kubelet. None of this waits for a driver: without one, the
 // plugin refuses to prepare, and still unprepares. Registration waits for the
 // first report, for a while, and as long as another driver serves the GPUs.
 //
 // Goroutines, all started by Run and ended before it returns:
 //
-//	hardware    looks for the driver, reads the facts; owns the NVML session
+//	hardware    looks for the driver, reads the facts, mends what prepared claims
+//	            have lost; owns the NVML session
 //	  events    waits in NVML for events, wakes hardware
 //	  nodes     waits for device nodes to come and go, wakes hardware
 //	partitions  destroys idle MIG partitions in time

@@ -20,5 +20,6 @@
 //
 // The journal knows nothing of Kubernetes objects, CDI or hardware. Only
 // pkg/node/prepare, which writes claims' records, pkg/node/partition, which
-// writes GPUs', and what wires the plugin import it.
+// writes GPUs', pkg/node/doctor, which looks from outside, and what wires the
+// plugin import it.
 package journal
