@@ -45,9 +45,9 @@ type plans struct {
 	claims allocated
 	server *server
 
-	// waitingChanged tells when on some node there waits something else for
-	// claims than before.
-	waitingChanged chan event.GenericEvent
+	// judgeAgain tells when on some node something else waits for claims than
+	// before, or can't be done: claims change that, and nobody else tells of them.
+	judgeAgain chan event.GenericEvent
 
 	mu   sync.Mutex
 	last map[string]account // by node
@@ -56,7 +56,7 @@ type plans struct {
 func newPlans(c client.Reader, claims allocated, s *server) *plans {
 	return &plans{
 		client: c, book: &rulebook{client: c}, claims: claims, server: s,
-		waitingChanged: make(chan event.GenericEvent, 1), last: make(map[string]account),
+		judgeAgain: make(chan event.GenericEvent, 1), last: make(map[string]account),
 	}
 }
 
@@ -80,6 +80,14 @@ func (a account) waiting() []allocation {
 	var out []allocation
 	for _, g := range a.gpus {
 		out = append(out, g.waiting...)
+	}
+	return out
+}
+
+func (a account) problems() []string {
+	var out []string
+	for _, g := range a.gpus {
+		out = append(out, g.problems...)
 	}
 	return out
 }
@@ -139,13 +147,13 @@ func (p *plans) gone(node string, waiting []allocation) (bool, error) {
 func (p *plans) remember(node string, a account) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before := p.last[node].waiting()
+	before := p.last[node]
 	p.last[node] = a
-	if slices.Equal(before, a.waiting()) {
+	if slices.Equal(before.waiting(), a.waiting()) && slices.Equal(before.problems(), a.problems()) {
 		return
 	}
 	select {
-	case p.waitingChanged <- event.GenericEvent{}:
+	case p.judgeAgain <- event.GenericEvent{}:
 	default: // one is waiting there
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 func kind() schema.GroupKind {
@@ -117,6 +118,29 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	}
 	if len(d.gpus[0].Leftover) > 0 || s.nodes.plans.waits("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
+	}
+}
+
+// What claims have changes nothing that policies' statuses are judged by, except
+// what waits for them and what can't be done beside them: that is told.
+func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
+	for name, device := range map[string]string{"leftover": "gpu-00000000-mig-3g40gb-4", "not listed any more": "gpu-00000000-mig-2g20gb-0"} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			s.server.form = publish.SplitCounters
+			s.cuttable()
+			s.sharing("p", exclusive())
+			s.mustReconcile()
+			for _, claims := range [][]allocation{{{gpu.DeviceName(device), "ns/c"}}, nil} {
+				s.claims["n"] = claims
+				if s.mustReconcile(); !told(s.nodes.plans.judgeAgain) {
+					t.Errorf("claims are %v now, and nobody was told", claims)
+				}
+			}
+			if s.mustReconcile(); told(s.nodes.plans.judgeAgain) {
+				t.Error("nothing changed")
+			}
+		})
 	}
 }
 

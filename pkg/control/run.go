@@ -216,7 +216,7 @@ func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInf
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), everything()),
-		source.Channel(n.plans.waitingChanged, everything()),
+		source.Channel(n.plans.judgeAgain, everything()),
 		// Not before it is known what claims have: the statuses say so.
 		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
 	} {
