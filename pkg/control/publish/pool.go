@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -151,23 +150,42 @@ func Equal(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlic
 // same compares what Pool decides. A server's own additions to the object's
 // metadata don't count.
 func same(have, want *resourceapi.ResourceSlice) bool {
-	spec := have.Spec
-	spec.Pool.Generation = want.Spec.Pool.Generation
-	return have.Labels[ManagedByLabel] == want.Labels[ManagedByLabel] &&
-		equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences) &&
-		(sameBytes(&spec, &want.Spec) || equality.Semantic.DeepEqual(spec, want.Spec))
-}
-
-// sameBytes says, many times faster than a comparison by reflection, that two
-// specs are equal. Where it says no they may still be, nil and empty being
-// the same.
-func sameBytes(a, b *resourceapi.ResourceSliceSpec) bool {
-	x, err := a.Marshal()
-	if err != nil {
+	if have.Labels[ManagedByLabel] != want.Labels[ManagedByLabel] ||
+		!equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences) {
 		return false
 	}
-	y, err := b.Marshal()
-	return err == nil && bytes.Equal(x, y)
+	if trimmed, ok := have.Annotations[digestKey]; ok {
+		return trimmed == digest(have.Spec.Pool.Generation, want.Spec)
+	}
+	spec := have.Spec
+	spec.Pool.Generation = want.Spec.Pool.Generation
+	return digest(0, spec) == digest(0, want.Spec) || equality.Semantic.DeepEqual(spec, want.Spec)
+}
+
+// digestKey is the annotation that a trimmed slice has its digest in. No server
+// stores a key like it.
+const digestKey = "digest of what was trimmed"
+
+// trim takes off a slice what makes it large, and leaves what tells it from
+// others and its devices' names. The cache holds every slice of the cluster.
+func trim(s *resourceapi.ResourceSlice) {
+	s.Annotations = map[string]string{digestKey: digest(s.Spec.Pool.Generation, s.Spec)}
+	s.ManagedFields, s.Spec.SharedCounters = nil, nil
+	for i, d := range s.Spec.Devices {
+		s.Spec.Devices[i] = resourceapi.Device{Name: strings.Clone(d.Name)}
+	}
+}
+
+// digest of a spec as if it were of that generation. Specs that differ in
+// nothing but empty lists being there or not may have different ones.
+func digest(generation int64, spec resourceapi.ResourceSliceSpec) string {
+	spec.Pool.Generation = generation
+	data, err := spec.Marshal()
+	if err != nil {
+		return err.Error() // never: it is marshalled to be sent as well
+	}
+	sum := sha256.Sum256(data)
+	return string(sum[:])
 }
 
 func generation(current []*resourceapi.ResourceSlice) int64 {

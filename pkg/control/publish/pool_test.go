@@ -170,9 +170,25 @@ func TestEqual(t *testing.T) {
 			if got := Equal(tc.current, want); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
+			for _, s := range tc.current {
+				trim(s)
+			}
+			if got := Equal(tc.current, want); got != tc.want {
+				t.Errorf("from the cache: got %v, want %v", got, tc.want)
+			}
 		})
 	}
 	if !Equal(nil, nil) {
 		t.Error("nothing is not equal to nothing")
+	}
+}
+
+// The cache holds every slice of a cluster: of a device, only its name.
+func TestTrim(t *testing.T) {
+	s := stored(Pool(owner("n"), gpus(1), SplitCounters), 1)[0]
+	name := s.Spec.Devices[0].Name
+	trim(s)
+	if diff := cmp.Diff([]resourceapi.Device{{Name: name}}, s.Spec.Devices); diff != "" || s.Spec.SharedCounters != nil {
+		t.Errorf("counters %v, devices (-want +got):\n%s", s.Spec.SharedCounters, diff)
 	}
 }

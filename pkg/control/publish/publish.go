@@ -57,7 +57,7 @@ func New(client SliceClient) (*Publisher, error) {
 		}})
 	err := p.informer.SetTransform(func(obj any) (any, error) {
 		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
-			s.ManagedFields = nil
+			trim(s)
 		}
 		return obj, nil
 	})
@@ -70,8 +70,9 @@ func New(client SliceClient) (*Publisher, error) {
 // Informer of our slices. Whoever runs the publisher runs it.
 func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }
 
-// Cached returns a node's slices as the cache has them. They are shared: don't
-// change them. The cache lags behind: act on Live only.
+// Cached returns a node's slices as the cache has them: of devices only the
+// names, no counters, and a digest of it all that Equal compares. They are
+// shared: don't change them. The cache lags behind: act on Live only.
 func (p *Publisher) Cached(node string) ([]*resourceapi.ResourceSlice, error) {
 	objs, err := p.informer.GetIndexer().ByIndex(nodeIndex, node)
 	if err != nil {
