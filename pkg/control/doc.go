@@ -12,7 +12,8 @@
 // plugin has answered. The first publication, and one that a crash cut short,
 // go the same way: nothing but the request that is under way is remembered,
 // and forgetting it costs one more request. (And which nodes could not be
-// written lately, so that a server that refuses isn't stormed.)
+// written lately, so that a server that refuses isn't stormed. What was decided,
+// and how the server stores counters, is kept to save work, and made anew.)
 //
 // It knows nothing of pkg/node: the two talk through GPUInventory and device
 // names.
