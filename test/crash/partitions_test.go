@@ -378,7 +378,7 @@ func TestDestroyedByOthers(t *testing.T) {
 			p.mustPrepare(t, c)
 			n.check(t, "before")
 			n.destroy(t, 1, 2)
-			n.finds(t, "instance-missing")
+			n.finds(t, "instance-missing", "partition-missing") // the latter once the plugin has taken note
 			p = heal(t, n, p, c)
 			n.check(t, "afterwards")
 			n.has(t, 1, "0+1", "2+2")
@@ -673,7 +673,7 @@ func TestDriverReloaded(t *testing.T) {
 	if err := n.hardware.Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	n.finds(t, "instance-missing")
+	n.finds(t, "instance-missing", "partition-missing") // the latter once the plugin has taken note
 	p.mustUnprepare(t, other)
 	p.kill()
 	p = n.start(t, "")

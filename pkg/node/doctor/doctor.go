@@ -45,12 +45,13 @@ type Options struct {
 	Pause time.Duration
 }
 
-// Examine looks at the node until a look finds no trouble, or o.Looks times;
-// what isn't found every time was a prepare or an unprepare under way, and isn't
-// told. The error says why it couldn't look.
+// Examine looks at the node until a look finds no trouble, or o.Looks times.
+// What had no trouble in one of them was in the hands of a prepare or an
+// unprepare; only what has some each time is told of, as it is at last. The
+// error says why it couldn't look.
 func Examine(ctx context.Context, n Node, o Options) (Report, error) {
 	bad := func(f Finding) bool { return f.Level == Trouble || o.Strict && f.Level == Leftover }
-	var before []Finding // bad in every look until now
+	var before []Finding // about what was bad in every look until now
 	for looks := 1; ; looks++ {
 		r, err := Check(n)
 		if err != nil {
@@ -58,9 +59,9 @@ func Examine(ctx context.Context, n Node, o Options) (Report, error) {
 		}
 		r.Looks = looks
 		if looks > 1 {
-			r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return bad(f) && !slices.Contains(before, f) })
+			r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return bad(f) && !slices.ContainsFunc(before, f.sameSubject) })
 		}
-		before = slices.Clone(r.Findings)
+		before = slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return !bad(f) })
 		r.Healthy = !slices.ContainsFunc(r.Findings, bad)
 		if r.Healthy || looks >= o.Looks {
 			return r, nil

@@ -411,7 +411,8 @@ func TestExamine(t *testing.T) {
 		want    int // looks
 	}{
 		"healthy":               {node: n, looks: []gpu.MIG{good}, healthy: true, want: 1},
-		"a prepare is going on": {node: n, looks: []gpu.MIG{gone, half, good}, healthy: true, want: 2},
+		"a prepare is going on": {node: n, looks: []gpu.MIG{gone, half, good}, healthy: true, want: 3},
+		"trouble that changes":  {node: n, looks: []gpu.MIG{gone, half, gone}, want: 3},
 		"trouble that stays":    {node: n, looks: []gpu.MIG{gone}, want: 3},
 		"trouble that ends":     {node: n, looks: []gpu.MIG{gone, gone, good}, healthy: true, want: 3},
 		"idle":                  {node: idle, looks: []gpu.MIG{good}, healthy: true, want: 1},

@@ -38,6 +38,19 @@ type Finding struct {
 	Path string `json:"path,omitempty"`
 }
 
+// sameSubject says whether both are about the same claim or, where there is none,
+// the same GPU or file. What is wrong with it may look another way meanwhile.
+func (f Finding) sameSubject(g Finding) bool {
+	switch {
+	case f.Claim != "" || g.Claim != "":
+		return f.Claim == g.Claim
+	case f.GPU != "" || g.GPU != "":
+		return f.GPU == g.GPU
+	default:
+		return f.Path == g.Path
+	}
+}
+
 // order puts what matters most first, then what belongs together.
 func order(a, b Finding) int {
 	rank := map[Level]int{Trouble: 0, Leftover: 1, Note: 2}
