@@ -258,6 +258,30 @@ func TestOneGPUInOrder(t *testing.T) {
 	}
 }
 
+// TestUndoFails: the record stays for the kubelet's next call, and only that one
+// goes on with it.
+func TestUndoFails(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
+	calls := 0
+	f.node.Working = func(context.Context, gpu.Partition) error {
+		if calls++; calls > 1 {
+			return errors.New("the hardware is stuck")
+		}
+		return nil
+	}
+	if _, err := f.Prepare(testContext(t), c); err == nil {
+		t.Error("prepared")
+	}
+	f.node.Working = nil
+	mustMend(t, f)
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.Prepared()) != 1 {
+		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.Prepared()))
+	}
+	mustPrepare(t, f, c)
+	checkHeld(t, f, "c")
+}
+
 // TestFailedFirstPrepareIsUndone, wherever it fails.
 func TestFailedFirstPrepareIsUndone(t *testing.T) {
 	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1), part("p", 1, "1g.10gb", 0))

@@ -113,7 +113,7 @@ type Preparer struct {
 	calls *calls
 	// releases tells when a claim has given up what it had.
 	releases *broadcast
-	// leaving are the claims, by UID, whose last unprepare has failed.
+	// leaving are the claims, by UID, that are being taken back, or can't be now.
 	leaving sync.Map
 	metrics *metrics
 }
@@ -331,6 +331,7 @@ const undoWithin = 30 * time.Second
 
 // take removes the spec, gives the partitions up, and then drops the record.
 func (p *Preparer) take(ctx context.Context, claimUID string) error {
+	p.leaving.Store(claimUID, true)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
@@ -368,7 +369,6 @@ func (p *Preparer) unprepare(ctx context.Context, uid types.UID) error {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	p.leaving.Store(string(uid), true)
 	return p.take(ctx, string(uid))
 }
 

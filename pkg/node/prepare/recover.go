@@ -39,9 +39,8 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // Mend restores the prepared claims whose CDI spec somebody has removed, or that
 // hold a partition which gone says isn't there any more: the kubelet restarts
 // containers without preparing their claims again. It leaves alone what is being
-// prepared or unprepared, what waits for the kubelet, and what couldn't be
-// unprepared. It is for calling often: where all is well it lists the CDI
-// directory.
+// prepared or unprepared, and what waits for the kubelet's next call. It is for
+// calling often: where all is well it lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
 	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return p.awaitsKubelet(r) || p.isBusy(r.ClaimUID) })
 	specs, err := p.CDI.Claims()
@@ -57,8 +56,8 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 	}))
 }
 
-// isBusy says whether something is being done for the claim, or is to be done
-// again by the kubelet because an unprepare has failed.
+// isBusy says whether something is being done for the claim, or waits for the
+// kubelet's next call because what was given couldn't be taken back.
 func (p *Preparer) isBusy(claimUID string) bool {
 	_, leaving := p.leaving.Load(claimUID)
 	return leaving || p.locks.isTaken(claimKey(claimUID))
