@@ -3,6 +3,7 @@
 package control_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -326,6 +327,15 @@ func TestServerStoresEveryOffer(t *testing.T) {
 					}
 					if !equality.Semantic.DeepEqual(stored.Spec, pool[i].Spec) {
 						t.Errorf("%s (-sent +stored):\n%s", pool[i].Name, cmp.Diff(pool[i].Spec, stored.Spec))
+					}
+					// To the byte, because the cache compares digests; were one to differ,
+					// each look at the node would cost a LIST.
+					sent, err := pool[i].Spec.Marshal()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got, err := stored.Spec.Marshal(); err != nil || !bytes.Equal(sent, got) {
+						t.Errorf("%s is stored with other bytes than it was sent with (%v)", pool[i].Name, err)
 					}
 				}
 				t.Logf("%d slices", len(pool))
