@@ -200,12 +200,13 @@ func (p *plugin) recover(ctx context.Context) {
 // or a MIG instance that is not among what is there.
 func (p *plugin) mend(ctx context.Context, there gpu.Node) {
 	err := p.preparer.Mend(ctx, func(part gpu.Partition) bool { return lacks(there, part) })
-	if news := fmt.Sprint(err); err != nil && news != p.said {
-		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", p.cfg.NodeName)
-		p.said = news
-	}
-	if err == nil {
+	if err == nil || ctx.Err() != nil {
 		p.said = ""
+		return
+	}
+	if p.said != err.Error() {
+		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", p.cfg.NodeName)
+		p.said = err.Error()
 	}
 }
 
