@@ -7,33 +7,21 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// The order of a GPU's devices: the scheduler tries them in this order and takes
-// the first that fits. What comes late makes each claim for it dearer, by
-// measurement.
-const (
-	// largeFirst: large partitions before small ones. Small first: to fill a GPU
-	// takes many small claims, and one that a small partition satisfies gets it.
-	largeFirst = false
-	// wholeFirst: the whole GPU before its partitions, because that is the most
-	// usual claim, and costs the others nothing.
-	wholeFirst = true
-)
-
-// inOrder sorts partitions by profile, and those of one profile so that the
-// largest holes are kept. Of profiles of one size the plentiful goes first. An
-// instance that exists goes first among its like: to use it costs no room.
+// inOrder sorts partitions as they should be given away: the scheduler tries
+// them in this order and takes the first that fits. What comes late makes each
+// claim for it dearer, by measurement. Small profiles come first: to fill a GPU
+// takes many small claims, and one that a small partition satisfies gets it. Of
+// profiles of one size the plentiful goes first; those of one profile go so that
+// the largest holes are kept. An instance that exists goes first among its like:
+// to use it costs no room.
 func inOrder(m gpu.MIG, parts []part) []part {
 	rank := ranks(parts)
 	nvml := func(p part) int {
 		return slices.IndexFunc(m.Profiles, func(q gpu.Profile) bool { return q.Name == p.Profile })
 	}
 	return slices.SortedFunc(slices.Values(parts), func(a, b part) int {
-		size := cmp.Compare(a.Placement.Size, b.Placement.Size)
-		if largeFirst {
-			size = -size
-		}
-		return cmp.Or(size, cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances), cmp.Compare(nvml(a), nvml(b)),
-			existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]))
+		return cmp.Or(cmp.Compare(a.Placement.Size, b.Placement.Size), cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances),
+			cmp.Compare(nvml(a), nvml(b)), existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]))
 	})
 }
 

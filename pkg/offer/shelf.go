@@ -259,7 +259,9 @@ func (s *shelf) inTheWay(d gpu.Device, allocated []gpu.Device) bool {
 	return slices.ContainsFunc(allocated, func(a gpu.Device) bool { return a != d && gpu.Conflict(a, d) })
 }
 
-// offer puts the devices in order and describes them.
+// offer puts the devices in order and describes them. The whole GPU is before
+// its partitions, because it is the most usual claim, and costs the others
+// nothing.
 func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names, withCounters bool) GPU {
 	out := GPU{UUID: s.g.UUID, Name: name, Index: s.g.Index, Missing: s.missing, Problems: s.problems}
 	parts := inOrder(s.mig, s.parts)
@@ -268,26 +270,19 @@ func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names, withCou
 		counters = count(s.room, parts, s.whole || s.wholeLeft)
 	}
 	out.Counters = counters.set(name)
-	for i, p := range parts {
-		partName, _ := names.Name(p.Partition)
-		d := partition(n, s.g, p, partName)
-		d.ConsumesCounters = counters.use(name, i)
+	add := func(d resourceapi.Device, at int, leftover bool) {
+		d.ConsumesCounters = counters.use(name, at)
 		out.Devices = append(out.Devices, d)
-		if p.leftover {
-			out.Leftover = append(out.Leftover, partName)
+		if leftover {
+			out.Leftover = append(out.Leftover, gpu.DeviceName(d.Name))
 		}
 	}
 	if s.whole || s.wholeLeft {
-		d := whole(n, s.g, name)
-		d.ConsumesCounters = counters.use(name, len(parts))
-		if wholeFirst {
-			out.Devices = append([]resourceapi.Device{d}, out.Devices...)
-		} else {
-			out.Devices = append(out.Devices, d)
-		}
-		if s.wholeLeft {
-			out.Leftover = append(out.Leftover, name)
-		}
+		add(whole(n, s.g, name), len(parts), s.wholeLeft)
+	}
+	for i, p := range parts {
+		partName, _ := names.Name(p.Partition)
+		add(partition(n, s.g, p, partName), i, p.leftover)
 	}
 	return out
 }
