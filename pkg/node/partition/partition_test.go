@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -431,6 +433,38 @@ func TestReleaseWithoutHardware(t *testing.T) {
 			n.checkThere(t, gpu0, false)
 		})
 	}
+}
+
+// TestSessionIsNotTakenAwayUnderway: what goes on with a session goes on with
+// it to its end, and what begins later finds none.
+func TestSessionIsNotTakenAwayUnderway(t *testing.T) {
+	n := newNode(t, newHardware())
+	p := part(gpu0, "1g.18gb", 0)
+	n.hold(t, p)
+	var closed atomic.Bool
+	took := make(chan struct{})
+	take := sync.OnceFunc(func() {
+		go func() {
+			n.SetHardware(nil)
+			closed.Store(true)
+			close(took)
+		}()
+	})
+	n.hw.fault = func(call string, _ gpu.UUID) error {
+		take()
+		runtime.Gosched()
+		if closed.Load() {
+			t.Errorf("%s with a session that was taken away", call)
+		}
+		return nil
+	}
+	if _, err := n.Make(t.Context(), p); err != nil {
+		t.Error(err)
+	}
+	<-took
+	_, err := n.Make(t.Context(), p)
+	wantError(t, err, "driver isn't there")
+	n.checkThere(t, gpu0, true, p)
 }
 
 func TestWhole(t *testing.T) {
