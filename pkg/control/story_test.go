@@ -680,35 +680,51 @@ func TestServerRefusesMalformedPolicies(t *testing.T) {
 	}
 }
 
-// One object whose duration Go can't read would keep the controller from reading
-// any: the server must not store it.
-func TestServerRefusesDurationsThatCannotBeRead(t *testing.T) {
-	for _, keepWarm := range []any{"1 minute", "60", "", "-1s", "9999999999h", int64(60)} {
-		t.Run(fmt.Sprintf("%T %v", keepWarm, keepWarm), func(t *testing.T) {
-			for _, object := range []map[string]any{
-				{"kind": "SharingPolicy", "spec": map[string]any{"plan": map[string]any{"partitioned": map[string]any{"keepWarm": keepWarm}}}},
-				{"kind": "GPUInventory", "spec": map[string]any{"gpus": []any{map[string]any{"uuid": "GPU-1", "keepWarm": keepWarm}}}},
-			} {
-				u := &unstructured.Unstructured{Object: object}
-				u.SetAPIVersion(v1alpha1.GroupVersion.String())
-				u.SetGenerateName("warm-")
-				if err := api.Create(t.Context(), u); !apierrors.IsInvalid(err) {
-					t.Errorf("%s: got %v, want the server to call it invalid", u.GetKind(), err)
-				}
-			}
-		})
+// One object that Go can't read would keep the controller from reading any: the
+// server must not store it.
+func TestServerRefusesWhatCannotBeRead(t *testing.T) {
+	partitioned := func(keepWarm any) map[string]any {
+		return map[string]any{"plan": map[string]any{"partitioned": map[string]any{"keepWarm": keepWarm}}}
 	}
-	for _, keepWarm := range []string{"0", "0s", "1m30s", "1.5h", "250ms"} {
-		p := newPolicy(t, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}})
-		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"plan": map[string]any{"partitioned": map[string]any{"keepWarm": keepWarm}}}}}
-		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("SharingPolicy"))
-		u.SetGenerateName(p.GenerateName)
-		if err := api.Create(t.Context(), u); err != nil {
-			t.Errorf("%s: %v", keepWarm, err)
+	consumable := func(memoryStep any) map[string]any {
+		return map[string]any{"plan": map[string]any{"mps": map[string]any{"consumable": map[string]any{"memoryStep": memoryStep}}}}
+	}
+	told := func(keepWarm any) map[string]any {
+		return map[string]any{"gpus": []any{map[string]any{"uuid": "GPU-1", "keepWarm": keepWarm}}}
+	}
+	create := func(t *testing.T, kind string, spec map[string]any) (string, error) {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind))
+		u.SetGenerateName("odd-")
+		err := api.Create(t.Context(), u)
+		t.Cleanup(func() { _ = api.Delete(context.Background(), u) })
+		return u.GetName(), err
+	}
+	for _, tc := range []struct {
+		kind string
+		spec func(any) map[string]any
+		bad  []any
+		good []any
+	}{
+		{"SharingPolicy", partitioned, []any{"1 minute", "60", "", "-1s", "9999999999h", int64(60)}, []any{"0", "0s", "1m30s", "1.5h", "250ms"}},
+		{"GPUInventory", told, []any{"1 minute", "60", "", "-1s", "9999999999h", int64(60)}, []any{"0s", "1m30s"}},
+		{"SharingPolicy", consumable, []any{"1e1.5", "1 Gi", "0", "-1Gi", int64(0)}, []any{"1Gi", "1.5Gi", "1e9", int64(1 << 30)}},
+	} {
+		for _, value := range tc.bad {
+			if _, err := create(t, tc.kind, tc.spec(value)); !apierrors.IsInvalid(err) {
+				t.Errorf("%s %v: got %v, want the server to call it invalid", tc.kind, tc.spec(value), err)
+			}
 		}
-		p.Name = u.GetName()
-		if err := api.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
-			t.Errorf("%s: %v", keepWarm, err)
+		for _, value := range tc.good {
+			name, err := create(t, tc.kind, tc.spec(value))
+			if err != nil {
+				t.Errorf("%s %v: %v", tc.kind, tc.spec(value), err)
+				continue
+			}
+			read := map[string]client.Object{"SharingPolicy": &v1alpha1.SharingPolicy{}, "GPUInventory": &v1alpha1.GPUInventory{}}[tc.kind]
+			if err := api.Get(t.Context(), client.ObjectKey{Name: name}, read); err != nil {
+				t.Errorf("%s %v: %v", tc.kind, tc.spec(value), err)
+			}
 		}
 	}
 }

@@ -130,6 +130,7 @@ type ConsumableMPS struct {
 	// memoryStep that requests are rounded up to.
 	// +optional
 	// +kubebuilder:default="1Gi"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",message="must be a quantity such as 1Gi, and more than 0"
 	MemoryStep *resource.Quantity `json:"memoryStep,omitempty"`
 	// maxClients at once on one GPU.
 	// +optional
