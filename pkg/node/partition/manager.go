@@ -55,6 +55,9 @@ type Manager struct {
 	// use is held for reading by every operation on the hardware.
 	use sync.RWMutex
 	hw  Hardware
+	// switching is held for reading while a GPU's MIG mode is switched, which may
+	// unbind or reset the GPU (nvml.h), and for writing while Read looks.
+	switching sync.RWMutex
 
 	mu       sync.Mutex
 	keepWarm map[gpu.UUID]time.Duration

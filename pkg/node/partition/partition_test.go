@@ -776,18 +776,68 @@ func TestChurn(t *testing.T) {
 func TestReadWhileMade(t *testing.T) {
 	n := newNode(t, newHardware())
 	p := part(gpu0, "1g.18gb", 0)
+	n.prepare(t, part(gpu0, "1g.18gb", 1))
+	n.unprepare(t, part(gpu0, "1g.18gb", 1)) // the mode lingers
 	got, err := n.Read(func() (gpu.Node, error) {
 		n.prepare(t, p)
 		mig := n.hw.now(gpu0)
 		n.unprepare(t, p)
-		if err := n.Leave(t.Context()); err != nil {
-			t.Error(err)
-		}
 		return gpu.Node{GPUs: []gpu.GPU{{UUID: gpu0, MIG: &mig}}}, nil
 	})
 	want := gpu.Node{GPUs: []gpu.GPU{{UUID: gpu0, MIG: &gpu.MIG{Switchable: true, Profiles: profiles()}}}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("read, %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestReadWaitsForTheMode: while a GPU's mode is switched, it may not answer.
+func TestReadWaitsForTheMode(t *testing.T) {
+	n := newNode(t, newHardware())
+	var switching atomic.Int32
+	n.hw.fault = func(call string, _ gpu.UUID) error {
+		if call == "mode" {
+			switching.Add(1)
+			for range 100 {
+				runtime.Gosched()
+			}
+		}
+		return nil
+	}
+	n.hw.step = func(step string) {
+		if step == "hardware.Mode" {
+			switching.Add(-1)
+		}
+	}
+	var claims sync.WaitGroup
+	done := make(chan struct{})
+	for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+		claims.Go(func() {
+			for range 20 {
+				n.prepare(t, part(uuid, "1g.18gb", 0))
+				n.unprepare(t, part(uuid, "1g.18gb", 0))
+				if err := n.Whole(t.Context(), uuid); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	go func() { claims.Wait(); close(done) }()
+	for reads := 0; ; reads++ {
+		_, err := n.Read(func() (gpu.Node, error) {
+			if switching.Load() > 0 {
+				return gpu.Node{}, errors.New("a GPU doesn't answer")
+			}
+			return gpu.Node{}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-done:
+			t.Logf("%d reads", reads)
+			return
+		default:
+		}
 	}
 }
 

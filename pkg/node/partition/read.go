@@ -14,10 +14,13 @@ type watch struct {
 
 // Read returns what read finds, less what is ours: our instances, and a mode
 // that we switched on, which shows as off. What is made or destroyed while read
-// looks never shows, so that what a node reports doesn't change with claims.
+// looks never shows, so that what a node reports doesn't change with claims; and
+// no mode is switched meanwhile, for a GPU may not answer then.
 func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
 	w := m.watch()
+	m.switching.Lock()
 	node, err := read()
+	m.switching.Unlock()
 	m.unwatch(w)
 	if err != nil {
 		return node, err
