@@ -55,9 +55,6 @@ type Manager struct {
 	// use is held for reading by every operation on the hardware.
 	use sync.RWMutex
 	hw  Hardware
-	// switching is held for reading while a GPU's MIG mode is switched, which may
-	// unbind or reset the GPU (nvml.h), and for writing while Read looks.
-	switching sync.RWMutex
 
 	mu       sync.Mutex
 	keepWarm map[gpu.UUID]time.Duration
@@ -70,6 +67,9 @@ type Manager struct {
 	failures map[gpu.UUID]int
 	wake     chan struct{}
 	watches  map[*watch]bool
+	// switching is how many MIG modes are being switched, switched how many were
+	// begun to be.
+	switching, switched int
 }
 
 // New builds a Manager without hardware.

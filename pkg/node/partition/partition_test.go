@@ -790,54 +790,44 @@ func TestReadWhileMade(t *testing.T) {
 	}
 }
 
-// TestReadWaitsForTheMode: while a GPU's mode is switched, it may not answer.
-func TestReadWaitsForTheMode(t *testing.T) {
-	n := newNode(t, newHardware())
-	var switching atomic.Int32
-	n.hw.fault = func(call string, _ gpu.UUID) error {
-		if call == "mode" {
-			switching.Add(1)
-			for range 100 {
-				runtime.Gosched()
-			}
-		}
-		return nil
-	}
-	n.hw.step = func(step string) {
-		if step == "hardware.Mode" {
-			switching.Add(-1)
-		}
-	}
-	var claims sync.WaitGroup
-	done := make(chan struct{})
-	for _, uuid := range []gpu.UUID{gpu0, gpu1} {
-		claims.Go(func() {
-			for range 20 {
-				n.prepare(t, part(uuid, "1g.18gb", 0))
-				n.unprepare(t, part(uuid, "1g.18gb", 0))
-				if err := n.Whole(t.Context(), uuid); err != nil {
-					t.Error(err)
+// TestReadWhileTheModeIsSwitched: a GPU may not answer then, so it is read again;
+// but not forever.
+func TestReadWhileTheModeIsSwitched(t *testing.T) {
+	for name, ends := range map[string]bool{"the switch ends": true, "the switch hangs": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t, newHardware())
+				begun, goOn := make(chan struct{}), make(chan struct{})
+				n.hw.fault = func(call string, _ gpu.UUID) error {
+					if call == "mode" {
+						close(begun)
+						<-goOn
+					}
+					return nil
 				}
-			}
+				var claim sync.WaitGroup
+				claim.Go(func() { n.prepare(t, part(gpu0, "1g.18gb", 0)) })
+				<-begun
+				var answers []bool
+				got, err := n.Read(func() (gpu.Node, error) {
+					answers = append(answers, n.hw.now(gpu0).Enabled)
+					if len(answers) == 2 && ends {
+						close(goOn)
+						claim.Wait()
+					}
+					return gpu.Node{Name: fmt.Sprint(answers)}, nil
+				})
+				want := "[false false true]"
+				if !ends {
+					want = fmt.Sprint(make([]bool, 20))
+					close(goOn)
+				}
+				claim.Wait()
+				if got.Name != want || err != nil {
+					t.Errorf("read %s, %v, want %s", got.Name, err, want)
+				}
+			})
 		})
-	}
-	go func() { claims.Wait(); close(done) }()
-	for reads := 0; ; reads++ {
-		_, err := n.Read(func() (gpu.Node, error) {
-			if switching.Load() > 0 {
-				return gpu.Node{}, errors.New("a GPU doesn't answer")
-			}
-			return gpu.Node{}, nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-done:
-			t.Logf("%d reads", reads)
-			return
-		default:
-		}
 	}
 }
 

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"slices"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -14,13 +15,11 @@ type watch struct {
 
 // Read returns what read finds, less what is ours: our instances, and a mode
 // that we switched on, which shows as off. What is made or destroyed while read
-// looks never shows, so that what a node reports doesn't change with claims; and
-// no mode is switched meanwhile, for a GPU may not answer then.
+// looks never shows, so that what a node reports doesn't change with claims.
+// Where a mode was switched meanwhile, read is called again.
 func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
 	w := m.watch()
-	m.switching.Lock()
-	node, err := read()
-	m.switching.Unlock()
+	node, err := m.undisturbed(read)
 	m.unwatch(w)
 	if err != nil {
 		return node, err
@@ -34,6 +33,48 @@ func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
 		}
 	}
 	return node, nil
+}
+
+const (
+	// readAgain is after which time is read again what was disturbed, and
+	// readsAtMost how often: a switch that hangs must not keep all GPUs of the node
+	// from being looked at.
+	readAgain   = 250 * time.Millisecond
+	readsAtMost = 20
+)
+
+// undisturbed reads until no mode is switched meanwhile: the driver may unbind or
+// reset a GPU for it (nvml.h), and one that doesn't answer would be reported.
+func (m *Manager) undisturbed(read func() (gpu.Node, error)) (gpu.Node, error) {
+	for reads := 1; ; reads++ {
+		underway, before := m.switches()
+		node, err := read()
+		if _, after := m.switches(); underway == 0 && before == after || reads == readsAtMost {
+			return node, err
+		}
+		<-time.After(readAgain)
+	}
+}
+
+// switches returns how many modes are being switched, and how many were begun to
+// be.
+func (m *Manager) switches() (underway, begun int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.switching, m.switched
+}
+
+// disturb says that a mode is switched from now on until done is called.
+func (m *Manager) disturb() (done func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.switching++
+	m.switched++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.switching--
+	}
 }
 
 // watch starts with the records of now. A record is told of after it is written

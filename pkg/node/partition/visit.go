@@ -251,8 +251,7 @@ func (v *visit) isGone(ctx context.Context, err error, o own) bool {
 
 // switchMode switches the mode that is, or becomes, ours to switch.
 func (v *visit) switchMode(ctx context.Context, on bool) error {
-	v.m.switching.RLock()
-	defer v.m.switching.RUnlock()
+	defer v.m.disturb()()
 	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
 		return err
 	}
