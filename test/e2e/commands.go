@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tessera-dra/tessera/test/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
@@ -28,6 +30,7 @@ import (
 //	sees POD CONTAINER              exactly what its claims were allocated, nothing else
 //	distinct TIMEOUT LABEL COUNT    so many pods run, each with a MIG device of its own; see distinct.go
 //	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
+//	nudge POD                       have the kubelet look at a pod at once; prints its phase
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
 		return func(ts *testscript.TestScript, neg bool, args []string) {
@@ -40,6 +43,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"smi":      runner("smi"),
 		"nvmlsim":  runner("nvmlsim"),
 		"crash":    runner("crash"),
+		"nudge":    runner("nudge"),
 		"until":    func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
 		"pod":      func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
 		"sees":     func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
@@ -68,6 +72,8 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, smi...)
 	case "nvmlsim":
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, simulator(args[2:])...)
+	case "nudge":
+		out.WriteString(nudge(ctx, ts, s, args[1]))
 	case "crash":
 		var killed string
 		killed, err = s.Crash(ctx, args[1], args[2])
@@ -76,6 +82,16 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		ts.Fatalf("%s: not a command that can run here", args[0])
 	}
 	return out.String(), errs.String(), err
+}
+
+// nudge changes a pod, which makes the kubelet look at it. By itself it repeats
+// a prepare that failed only when it looks at all pods, after 60 to 90 seconds.
+func nudge(ctx context.Context, ts *testscript.TestScript, s *stack.Stack, name string) string {
+	time.Sleep(time.Second)
+	patch := fmt.Appendf(nil, `{"metadata": {"annotations": {"e2e/nudged": "%d"}}}`, time.Now().Unix())
+	p, err := s.Kube().CoreV1().Pods(ts.Getenv("NS")).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	ts.Check(err)
+	return string(p.Status.Phase)
 }
 
 // simulator runs the program of the node's simulator pod, on the node.
