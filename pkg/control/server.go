@@ -111,7 +111,7 @@ func (s *server) ask(ctx context.Context) error {
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return false
+		return errors.Is(err, publish.ErrProbeRefused)
 	}
 	switch code := int(status.Status().Code); code {
 	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +50,9 @@ func TestServerThatDoesNotSay(t *testing.T) {
 	fake.err = apierrors.NewBadRequest("admission webhook x does not support dry run")
 	if form, err := s.counters(t.Context()); form != publish.NoCounters || err != nil {
 		t.Errorf("got %v, %v, want that there are none", form, err)
+	}
+	if !refused(fmt.Errorf("x: %w", publish.ErrProbeRefused)) {
+		t.Error("a policy's refusal is none")
 	}
 	for _, again := range []error{apierrors.NewTooManyRequestsError("later"), apierrors.NewInternalError(errors.New("x")), errors.New("x")} {
 		if refused(again) {

@@ -45,7 +45,7 @@ func FindServer(d discovery.ServerResourcesInterface) (Server, error) {
 // creates, which store nothing. Versions don't tell: gates can be off where
 // they are on by default, and on where they are off. An error means that it
 // could not be found out: the server didn't answer, or it, or an admission
-// webhook, refuses dry runs.
+// webhook or policy, refuses dry runs or changes what is sent.
 func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
 	sets := []resourceapi.CounterSet{{Name: probeName, Counters: probeCounters()}}
 	devices := []resourceapi.Device{{Name: probeName, ConsumesCounters: []resourceapi.DeviceCounterConsumption{
@@ -59,6 +59,7 @@ func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
 		// elsewhere; the others refuse both in one.
 		{SplitCounters, []resourceapi.ResourceSliceSpec{{Devices: devices}, {SharedCounters: sets}}},
 		{JointCounters, []resourceapi.ResourceSliceSpec{{Devices: devices, SharedCounters: sets}}},
+		{NoCounters, []resourceapi.ResourceSliceSpec{{Devices: []resourceapi.Device{{Name: probeName}}}}},
 	} {
 		ok, err := p.storesAll(ctx, form.specs)
 		if err != nil {
@@ -68,8 +69,13 @@ func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
 			return form.is, nil
 		}
 	}
-	return NoCounters, nil
+	return NoCounters, ErrProbeRefused
 }
+
+// ErrProbeRefused says that slices which must be stored on any server aren't, so
+// that nothing could be found out about counters.
+var ErrProbeRefused = errors.New("find out how the API server stores counters: it doesn't store the slice " + probeName +
+	" as it is, not even without counters; look for admission webhooks and policies on resourceslices")
 
 // probeName is the name of everything that a probe is about, the node too:
 // whatever reads the server's log or an admission policy can tell it apart.

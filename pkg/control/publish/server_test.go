@@ -70,7 +70,10 @@ func TestProbe(t *testing.T) {
 			return nil
 		}, JointCounters, false},
 		"gate off, or 1.32": {drop, NoCounters, false},
-		"no answer":         {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, NoCounters, true},
+		// An admission policy, say, that has an opinion about slices.
+		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, NoCounters, true},
+		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, NoCounters, true},
+		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, NoCounters, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := fake.NewClientset()
