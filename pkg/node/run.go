@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -70,8 +69,8 @@ type plugin struct {
 	preparer   *prepare.Preparer
 	hardware   *hardware
 	metrics    *prometheus.Registry
+	mended     mended
 	registered atomic.Bool
-	said       string // the last trouble of mend that was logged
 }
 
 func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
@@ -194,29 +193,6 @@ func (p *plugin) recover(ctx context.Context) {
 	if err := p.preparer.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
 	}
-}
-
-// mend gives prepared claims back what somebody has taken from them: a CDI spec,
-// or a MIG instance that is not among what is there.
-func (p *plugin) mend(ctx context.Context, there gpu.Node) {
-	err := p.preparer.Mend(ctx, func(part gpu.Partition) bool { return lacks(there, part) })
-	if err == nil || ctx.Err() != nil {
-		p.said = ""
-		return
-	}
-	if p.said != err.Error() {
-		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", p.cfg.NodeName)
-		p.said = err.Error()
-	}
-}
-
-// lacks says whether the node has the GPU, and no fault with it, but not the
-// partition.
-func lacks(there gpu.Node, p gpu.Partition) bool {
-	n := slices.IndexFunc(there.GPUs, func(g gpu.GPU) bool { return g.UUID == p.GPU && g.MIG != nil && len(g.Conditions) == 0 })
-	return n >= 0 && !slices.ContainsFunc(there.GPUs[n].MIG.Instances, func(i gpu.Instance) bool {
-		return i.UUID != "" && i.Profile == p.Profile && i.Placement == p.Placement
-	})
 }
 
 // ready says what is missing for claims to be prepared.

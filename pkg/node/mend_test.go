@@ -1,0 +1,76 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+)
+
+// broken is hardware on which no partition can be made, of a node that has all
+// devices.
+type broken struct{ tries int }
+
+func (b *broken) Make(context.Context, gpu.Partition) (gpu.Instance, error) {
+	b.tries++
+	return gpu.Instance{}, errors.New("broken")
+}
+func (*broken) Find(context.Context, gpu.Partition) (i gpu.Instance, err error) { return i, err }
+func (*broken) Release(context.Context, gpu.Partition) error                    { return nil }
+func (*broken) Whole(context.Context, gpu.UUID) error                           { return nil }
+func (*broken) Device(gpu.DeviceName) (gpu.Device, gpu.GPU, error)              { return nil, gpu.GPU{}, nil }
+
+// TestMendPaces has a partition go, and come back by itself or not at all: it
+// is missed at the second look, and tried to be made once a minute, though each
+// try is worth a look.
+func TestMendPaces(t *testing.T) {
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		j, err := journal.Open(t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer j.Close()
+		part := journal.Partition{Profile: "1g.10gb", Start: 4, Size: 1}
+		if err := j.Put(journal.Record{ClaimUID: "c", BootID: "boot", Grants: []journal.Grant{{Device: "d", GPU: uuid, Partition: part}}}); err != nil {
+			t.Fatal(err)
+		}
+		dir, hw := t.TempDir(), &broken{}
+		if err := os.WriteFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_c.json"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, preparer: prepare.New(prepare.Options{
+			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
+		})}
+		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}
+		look := func(instances ...gpu.Instance) {
+			p.mend(ctx, gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, MIG: &gpu.MIG{Instances: instances}}}})
+		}
+		look(there)
+		look()
+		look(there)
+		look()
+		if hw.tries != 0 {
+			t.Errorf("%d tries before it was missed twice in a row", hw.tries)
+		}
+		<-p.hardware.wake // asked for a second look
+		for range 300 {
+			look()
+			time.Sleep(time.Second)
+		}
+		if hw.tries != 5 {
+			t.Errorf("%d tries in five minutes, want 5", hw.tries)
+		}
+	})
+}
