@@ -169,6 +169,9 @@ const digestKey = "digest of what was trimmed"
 // trim takes off a slice what makes it large, and leaves what tells it from
 // others and its devices' names. The cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
+	if _, done := s.Annotations[digestKey]; done {
+		return
+	}
 	s.Annotations = map[string]string{digestKey: digest(s.Spec.Pool.Generation, s.Spec)}
 	s.ManagedFields, s.Spec.SharedCounters = nil, nil
 	for i, d := range s.Spec.Devices {
