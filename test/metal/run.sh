@@ -4,7 +4,7 @@
 # chart, runs CUDA in a pod that claimed the GPU, checks that a pod without a
 # claim sees none, measures, and takes everything down again. It needs root and
 # an NVIDIA driver; no Go, network or registry. It never changes a setting of
-# the GPU.
+# the GPU. PODS, IDLE and ONLY are passed on to the benchmark with simulated GPUs.
 set -euo pipefail
 parts=$(cd "$(dirname "$0")" && pwd)
 work=/var/tmp/tessera-metal
@@ -101,6 +101,9 @@ refused=$("$kubectl" exec without-claim -- sh -c 'mknod /tmp/nvidiactl c 195 255
 echo "$refused"
 [[ $refused == *"not permitted"* ]] || fail "the container without a claim opened /dev/nvidiactl"
 
+say "the doctor says"
+"$kubectl" exec --namespace tessera-system daemonset/tessera-node -- kubelet-plugin doctor
+
 say "uninstalling"
 "$kubectl" delete -f "$bundle/pods.yaml" --wait=true
 "$helm" uninstall tessera --namespace tessera-system --wait
@@ -115,7 +118,7 @@ trap - EXIT
 say "figures with the real GPU"
 "$bundle/bench" -bundle "$bundle" -real -idle 0 -pods "${PODS:-20}"
 say "figures with 120 simulated GPUs on this host"
-"$bundle/bench" -bundle "$bundle" -idle "${IDLE:-60s}" -pods "${PODS:-20}"
+"$bundle/bench" -bundle "$bundle" -idle "${IDLE:-60s}" -pods "${PODS:-20}" ${ONLY:+-only "$ONLY"}
 
 after=$(nvidia-smi --query-gpu=uuid,compute_mode,mig.mode.current,persistence_mode --format=csv,noheader)
 [ "$before" = "$after" ] || fail "the GPU's settings changed: $before -> $after"
