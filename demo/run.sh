@@ -312,9 +312,10 @@ whole_gpu_waits() {
 }
 
 # settle waits until nothing of the scenarios is left.
+# (grep reads to the end: a pipe that it closes early would count as a failure.)
 settle() {
 	local end=$((SECONDS + 60))
-	while kubectl get namespaces -o name | grep -q '^namespace/demo-'; do
+	while kubectl get namespaces -o name | grep '^namespace/demo-' >/dev/null; do
 		[ $SECONDS -lt $end ] || fail "the scenarios' namespaces are not gone after 60 s"
 		sleep 0.5
 	done
@@ -331,7 +332,7 @@ smi() {
 # is left, and MIG mode is off.
 unpartitioned() {
 	local end=$((SECONDS + 30))
-	while smi "$1" -L | grep -q MIG || smi "$1" --query-gpu=mig.mode.current --format=csv,noheader | grep -q Enabled; do
+	while smi "$1" -L | grep MIG >/dev/null || smi "$1" --query-gpu=mig.mode.current --format=csv,noheader | grep Enabled >/dev/null; do
 		[ $SECONDS -lt $end ] || fail "after 30 s $1 still has MIG instances or MIG mode:"$'\n'"$(smi "$1" -L)"
 		sleep 0.5
 	done
