@@ -46,7 +46,7 @@ before=$(nvidia-smi --query-gpu=uuid,compute_mode,mig.mode.current,persistence_m
 
 say "the hardware port's contract on this GPU"
 library=$(ldconfig -p | awk '/libnvidia-ml.so.1 .*x86-64/ {print $NF; exit}')
-"$bundle/contract.test" -test.run TestContract -test.v -nvml.library "${library:-/usr/lib/libnvidia-ml.so.1}"
+"$bundle/contract.test" -test.run '^TestContract$' -test.v -nvml.library "${library:-/usr/lib/libnvidia-ml.so.1}"
 
 say "CUDA program"
 if command -v nvcc >/dev/null; then
