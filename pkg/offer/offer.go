@@ -72,8 +72,10 @@ type GPU struct {
 	// Counters is the one counter set that Devices consume from; nil where no
 	// two of them are in each other's way. Its name is Name.
 	Counters *resourceapi.CounterSet
-	// Leftover are those of Devices that are offered only because a claim has
-	// them: the plan wants others. When their claims are gone, so are they.
+	// Leftover are those of Devices that are there only because a claim has
+	// them: the plan wants others. When their claims are gone, so are they. Their
+	// attribute type is "leftover", so that no DeviceClass selects them for a new
+	// claim; what a claim has been given isn't selected again.
 	Leftover []gpu.DeviceName
 	// Missing are profiles of the plan that this GPU hasn't, in the plan's order.
 	// That is no problem where a policy is for several models; a profile that all

@@ -119,6 +119,7 @@ func TestPlans(t *testing.T) {
 			}
 			checkProblem(t, got[0].Problems, tc.want.Problem)
 			tc.want.Problem = ""
+			checkLeftover(t, got[0])
 			if diff := cmp.Diff(tc.want, inShort(got[0])); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -265,6 +266,18 @@ func long(short string) gpu.DeviceName {
 		return firstGPU
 	}
 	return gpu.DeviceName(fmt.Sprintf("%s-mig-%s", firstGPU, short))
+}
+
+// checkLeftover: no DeviceClass selects what only a claim keeps on the shelf,
+// and everything else is what it is.
+func checkLeftover(t *testing.T, g offer.GPU) {
+	t.Helper()
+	for _, d := range g.Devices {
+		left := slices.Contains(g.Leftover, gpu.DeviceName(d.Name))
+		if is := *d.Attributes["type"].StringValue == "leftover"; is != left {
+			t.Errorf("device %s has type %s; leftover: %v", d.Name, *d.Attributes["type"].StringValue, left)
+		}
+	}
 }
 
 func inShort(g offer.GPU) offered {

@@ -274,6 +274,9 @@ func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names, withCou
 		d.ConsumesCounters = counters.use(name, at)
 		out.Devices = append(out.Devices, d)
 		if leftover {
+			// The scheduler is quicker than a withdrawal: as soon as the claim is gone,
+			// whoever waits for such a device would be given it again.
+			attributes(d.Attributes).string("type", typeLeftover)
 			out.Leftover = append(out.Leftover, gpu.DeviceName(d.Name))
 		}
 	}

@@ -18,6 +18,7 @@ import (
 const (
 	typeGPU             = "gpu"
 	typeMIG             = "mig"
+	typeLeftover        = "leftover"
 	enforcementHardware = "hardware"
 )
 
