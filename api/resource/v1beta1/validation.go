@@ -34,7 +34,7 @@ func (c *MigDeviceConfig) Validate() field.ErrorList {
 		return nil
 	}
 	if s.Strategy == TimeSlicingStrategy {
-		return field.ErrorList{field.Forbidden(path.Child("strategy"), "the hardware has no time slices for MIG devices: leave sharing out, the partition is the share")}
+		return field.ErrorList{field.Forbidden(path.Child("strategy"), "a MIG device can't be time-sliced, the hardware has no such thing: leave sharing out")}
 	}
 	errs := strategy(s.Strategy, path, MPSStrategy)
 	if s.MpsConfig != nil {
