@@ -122,7 +122,9 @@ func TestServerMayChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, now := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
+			s.mu.Lock() // it asks with the lock held
 			fake.form = now
+			s.mu.Unlock()
 			time.Sleep(lookAgain + time.Second)
 			if form, _ := s.counters(ctx); form != now || !told(changes) {
 				t.Errorf("the form is %v, want %v", form, now)

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
 
@@ -60,6 +61,7 @@ type Reporter struct {
 	registeredAt *metav1.MicroTime
 	self         *corev1.Node           // nil: not seen
 	inventory    *v1alpha1.GPUInventory // nil: none there; the newest seen
+	deleted      types.UID              // of the inventory last seen deleted
 	synced       bool                   // inventory and self have been looked for
 	reported     bool                   // the object has been equal to the facts
 }
@@ -212,7 +214,10 @@ func (r *Reporter) change(f func()) {
 // saw remembers an inventory unless a newer one is known.
 func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 	r.change(func() {
-		if r.inventory != nil && inv != nil && r.inventory.UID == inv.UID {
+		if inv.UID == r.deleted {
+			return // the answer to a write, overtaken by the word of a deletion
+		}
+		if r.inventory != nil && r.inventory.UID == inv.UID {
 			order, err := resourceversion.CompareResourceVersion(inv.ResourceVersion, r.inventory.ResourceVersion)
 			if err == nil && order < 0 {
 				return
@@ -220,6 +225,16 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 		}
 		r.inventory = inv
 		r.cfg.KeepWarm(keepWarm(inv))
+	})
+}
+
+// sawDeleted remembers that an inventory is gone for good.
+func (r *Reporter) sawDeleted(uid types.UID) {
+	r.change(func() {
+		r.deleted = uid
+		if r.inventory != nil && r.inventory.UID == uid {
+			r.inventory = nil
+		}
 	})
 }
 

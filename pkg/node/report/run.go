@@ -222,7 +222,14 @@ func (r *Reporter) watchInventory() cache.Controller {
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    saw,
 			UpdateFunc: func(_, obj any) { saw(obj) },
-			DeleteFunc: func(any) { r.change(func() { r.inventory = nil }) },
+			DeleteFunc: func(obj any) {
+				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = gone.Obj
+				}
+				if inv, ok := obj.(*v1alpha1.GPUInventory); ok {
+					r.sawDeleted(inv.UID)
+				}
+			},
 		},
 	})
 	return c

@@ -29,8 +29,16 @@ type server struct {
 	node      *corev1.Node
 	inventory *v1alpha1.GPUInventory
 	watches   map[chan metav1.WatchEvent]string // by resource
+	told      []told
 	writes    int
 	away      bool
+}
+
+// told is an event, for watches that begin after it at a version before it.
+type told struct {
+	resource string
+	version  int
+	event    metav1.WatchEvent
 }
 
 func newServer(t *testing.T) *server {
@@ -63,6 +71,7 @@ func (s *server) tell(resource, event string, object any) {
 	}
 	e := metav1.WatchEvent{Type: event}
 	e.Object.Raw = raw
+	s.told = append(s.told, told{resource, s.version, e})
 	for w, of := range s.watches {
 		if of == resource {
 			w <- e
@@ -145,7 +154,13 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 
 func (s *server) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	events := make(chan metav1.WatchEvent, 100)
+	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
+	for _, t := range s.told {
+		if t.resource == resource && t.version > since {
+			events <- t.event
+		}
+	}
 	s.watches[events] = resource
 	s.mu.Unlock()
 	defer func() {
