@@ -257,8 +257,8 @@ func devicesByName(ctx context.Context, kube kubernetes.Interface) (map[string]a
 				continue
 			}
 			gpu := attribute(d, "uuid")
-			if attribute(d, "type") == "mig" {
-				gpu = attribute(d, "parentUUID")
+			if parent := attribute(d, "parentUUID"); parent != "" {
+				gpu = parent
 			}
 			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile")}
 		}
