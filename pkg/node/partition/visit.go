@@ -65,18 +65,21 @@ func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(c
 // look reads the hardware and sorts it into what is ours and what isn't. A
 // record of another boot counts for nothing.
 func (v *visit) look(ctx context.Context) error {
-	err := v.call(ctx, "look", func() (err error) {
-		v.mig, err = v.hw.MIG(v.uuid)
-		return err
-	})
-	if err != nil {
-		return err
-	}
 	r, ok := v.m.Journal.GPU(v.uuid)
 	if !ok || r.BootID != v.m.BootID {
 		r = journal.GPURecord{}
 	}
-	v.sortOut(r)
+	// What is recorded and isn't there is given up, so it is looked for twice.
+	for look := 0; look == 0 || look == 1 && ok && !equal(v.record(), r); look++ {
+		err := v.call(ctx, "look", func() (err error) {
+			v.mig, err = v.hw.MIG(v.uuid)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		v.sortOut(r)
+	}
 	if v.isClean() && v.unreadable() != "" {
 		if err := v.m.Journal.DeleteGPU(v.uuid); err != nil {
 			return err
