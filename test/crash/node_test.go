@@ -246,7 +246,12 @@ func (n *node) register(t *testing.T, p *plugin) {
 		_, err = c.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
 	}
 	if err != nil {
-		t.Fatalf("register the plugin: %v", err)
+		select {
+		case <-p.done:
+			t.Fatalf("the plugin ended with %v before it was registered", p.cmd.ProcessState)
+		default:
+			t.Fatalf("register the plugin: %v", err)
+		}
 	}
 	p.dra = drapbv1.NewDRAPluginClient(dial(t, info.GetEndpoint()))
 }
