@@ -1,7 +1,8 @@
 package gpu
 
-// Device is something a claim can be given. The family is closed: a whole GPU,
-// or a MIG partition of one; shares join it with the code that makes them.
+// Device is something a claim can be given. The family is closed: a whole GPU, a
+// MIG partition of one, an MPS share of either, or a time-sliced replica of a
+// GPU. Devices can be compared with ==.
 //
 //sumtype:decl
 type Device interface {
@@ -34,20 +35,88 @@ func (p Partition) Parent() UUID { return p.GPU }
 
 func (Partition) device() {}
 
-// Conflict says whether two devices need the same silicon, so that no two
-// claims may have them at once. A device is in conflict with itself.
+// Share is one of several that a GPU or a partition is divided into by MPS: it
+// runs beside the others, within limits of memory and threads.
+type Share struct {
+	// Of is a Whole or a Partition. All shares of it are clients of one MPS
+	// daemon.
+	Of Device
+	// Count is how many equal shares there are; 0 where each claim takes as much
+	// as it asked for (a device with multiple allocations).
+	Count int
+	// Number of this one, from 0; always 0 where Count is.
+	Number int
+}
+
+// Parent returns the GPU that the share is of.
+func (s Share) Parent() UUID { return s.Of.Parent() }
+
+func (Share) device() {}
+
+// Replica is one of several under which an entire GPU is given away at the same
+// time: their processes take turns. Nothing but time is divided.
+type Replica struct {
+	GPU UUID
+	// Count is how many replicas there are.
+	Count int
+	// Number of this one, from 0.
+	Number int
+}
+
+// Parent returns the GPU itself.
+func (r Replica) Parent() UUID { return r.GPU }
+
+func (Replica) device() {}
+
+// Base is the silicon that a device is, or shares with others: a Whole or a
+// Partition.
+func Base(d Device) Device {
+	switch d := d.(type) {
+	case Whole, Partition:
+		return d
+	case Share:
+		return d.Of
+	case Replica:
+		return Whole{GPU: d.GPU}
+	default:
+		return d
+	}
+}
+
+// Conflict says whether two devices can't be given to two claims at once: they
+// need the same silicon, and aren't shares, or replicas, that are meant to have
+// it together. A device is in conflict with itself, but for a share that may be
+// given several times.
 func Conflict(a, b Device) bool {
-	if a.Parent() != b.Parent() {
+	if a.Parent() != b.Parent() || together(a, b) {
 		return false
 	}
-	p, isPartition := a.(Partition)
-	q, too := b.(Partition)
+	p, isPartition := Base(a).(Partition)
+	q, too := Base(b).(Partition)
 	return !isPartition || !too || p.Placement.Overlaps(q.Placement)
+}
+
+// together says whether two devices of one GPU share it on purpose.
+func together(a, b Device) bool {
+	switch a := a.(type) {
+	case Share:
+		b, ok := b.(Share)
+		return ok && a.Of == b.Of && a.Count == b.Count && (a.Count == 0 || a.Number != b.Number)
+	case Replica:
+		b, ok := b.(Replica)
+		return ok && a.Count == b.Count && a.Number != b.Number
+	default:
+		return false
+	}
 }
 
 // Given is a device as a claim was given it.
 type Given struct {
 	Device Device
-	// Instance that a Partition is; zero for a whole GPU.
+	// Instance that the device's Base is, if that is a Partition; zero for a
+	// whole GPU.
 	Instance Instance
+	// MPS is how the claim's containers reach the MPS daemon, and what they may
+	// use; nil where there is no MPS.
+	MPS *MPSClient
 }

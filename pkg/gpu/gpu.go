@@ -57,6 +57,9 @@ type GPU struct {
 
 	// MemoryBytes is NVML's total, reserved memory included.
 	MemoryBytes int64
+	// MemoryReservedBytes of it the driver keeps for itself; 0 where NVML doesn't
+	// tell.
+	MemoryReservedBytes int64
 
 	// ECCEnabled is nil where the GPU has no ECC.
 	ECCEnabled *bool

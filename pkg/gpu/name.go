@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -10,9 +11,15 @@ import (
 // so that a name keeps meaning the same silicon across reboots.
 type DeviceName string
 
-// IsPartition says whether the name is one of a MIG partition. Which, and
-// whether there can be one, the node's Names know.
+// IsPartition says whether the name is one of a MIG partition, or of a share of
+// one. Which, and whether there can be one, the node's Names know.
 func (n DeviceName) IsPartition() bool { return strings.Contains(string(n), partitionInfix) }
+
+// IsShare says whether the name is one of an MPS share.
+func (n DeviceName) IsShare() bool { return strings.Contains(string(n), shareInfix) }
+
+// IsReplica says whether the name is one of a time-sliced replica.
+func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replicaInfix) }
 
 // namePrefix starts every device's name; minHex is how much of the UUID
 // follows where that is unique on the node.
@@ -21,6 +28,17 @@ const (
 	minHex     = 8
 	// partitionInfix separates a GPU's name from what is cut from it.
 	partitionInfix = "-mig-"
+	// shareInfix separates the name of what is shared from how many shares there
+	// are and which this is.
+	shareInfix = "-mps"
+	// replicaInfix does so for replicas.
+	replicaInfix = "-ts"
+)
+
+// The most shares or replicas that a name can tell of.
+const (
+	maxShares   = 100
+	maxReplicas = 100
 )
 
 // Names maps the devices of one node to names and back.
@@ -39,6 +57,12 @@ type Names struct {
 // A partition's name is its GPU's, "-mig-", the profile without dots and plus
 // signs, and the first memory slice: "gpu-980fb007-mig-1g18gb-4". Which
 // partitions there can be, the GPU's profiles say.
+//
+// An equal share's name says how many there are and which it is, so that it
+// keeps meaning the same part when there are to be more or fewer:
+// "gpu-980fb007-mps4-2" is number 2 of 0 to 3. One that is given several times is
+// "gpu-980fb007-mps". Shares of a partition have its name in place of the GPU's.
+// A replica's is "gpu-980fb007-ts4-2".
 func NewNames(gpus []GPU) (*Names, error) {
 	short := make(map[string]int, len(gpus))
 	for _, g := range gpus {
@@ -78,15 +102,48 @@ func (n *Names) Name(d Device) (DeviceName, bool) {
 		return whole, true
 	case Partition:
 		return DeviceName(fmt.Sprintf("%s%s%s-%d", whole, partitionInfix, slug(d.Profile), d.Placement.Start)), true
+	case Share:
+		of, ok := n.Name(d.Of)
+		return of + DeviceName(shareInfix+part(d.Count, d.Number)), ok
+	case Replica:
+		return whole + DeviceName(replicaInfix+part(d.Count, d.Number)), true
 	default:
 		return "", false
 	}
+}
+
+// part writes "4-2", or nothing where there is no count.
+func part(count, number int) string {
+	if count == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d", count, number)
+}
+
+// readPart reads what part writes, and nothing else.
+func readPart(s string, most int) (count, number int, ok bool) {
+	c, n, _ := strings.Cut(s, "-")
+	count, err := strconv.Atoi(c)
+	if err != nil || count < 2 || count > most {
+		return 0, 0, false
+	}
+	number, err = strconv.Atoi(n)
+	if err != nil || number < 0 || number >= count || part(count, number) != s {
+		return 0, 0, false
+	}
+	return count, number, true
 }
 
 // Device returns what a name stands for, or an error that says what the name
 // should look like, that the node has no such GPU, or that the GPU can't be
 // cut that way.
 func (n *Names) Device(name DeviceName) (Device, error) {
+	if of, which, ok := cutLast(name, shareInfix); ok {
+		return n.share(name, of, which)
+	}
+	if of, which, ok := cutLast(name, replicaInfix); ok {
+		return n.replica(name, of, which)
+	}
 	whole, part, isPart := strings.Cut(string(name), partitionInfix)
 	g, ok := n.gpus[DeviceName(whole)]
 	switch {
@@ -101,11 +158,55 @@ func (n *Names) Device(name DeviceName) (Device, error) {
 	}
 }
 
+func cutLast(name DeviceName, infix string) (of DeviceName, rest string, ok bool) {
+	i := strings.LastIndex(string(name), infix)
+	if i < 0 {
+		return name, "", false
+	}
+	return name[:i], string(name[i+len(infix):]), true
+}
+
+func (n *Names) share(name, of DeviceName, which string) (Device, error) {
+	base, err := n.Device(of)
+	if err != nil {
+		return nil, fmt.Errorf("device %q: %w", name, err)
+	}
+	switch base.(type) {
+	case Whole, Partition:
+	default:
+		return nil, fmt.Errorf("device %q: %s has no MPS shares", name, of)
+	}
+	if which == "" {
+		return Share{Of: base}, nil
+	}
+	count, number, ok := readPart(which, maxShares)
+	if !ok {
+		return nil, fmt.Errorf("device %q: not a name of an MPS share (want %s%s4-0, say)", name, of, shareInfix)
+	}
+	return Share{Of: base, Count: count, Number: number}, nil
+}
+
+func (n *Names) replica(name, of DeviceName, which string) (Device, error) {
+	base, err := n.Device(of)
+	if err != nil {
+		return nil, fmt.Errorf("device %q: %w", name, err)
+	}
+	whole, ok := base.(Whole)
+	if !ok {
+		return nil, fmt.Errorf("device %q: %s has no replicas", name, of)
+	}
+	count, number, ok := readPart(which, maxReplicas)
+	if !ok {
+		return nil, fmt.Errorf("device %q: not a name of a replica (want %s%s4-0, say)", name, of, replicaInfix)
+	}
+	return Replica{GPU: whole.GPU, Count: count, Number: number}, nil
+}
+
 // Parent returns the GPU that a device's name is of, also where that GPU can't
 // be cut in the way that the name says.
 func (n *Names) Parent(name DeviceName) (UUID, bool) {
-	whole, _, _ := strings.Cut(string(name), partitionInfix)
-	g, ok := n.gpus[DeviceName(whole)]
+	digits, _, _ := strings.Cut(strings.TrimPrefix(string(name), namePrefix), "-")
+	g, ok := n.gpus[DeviceName(namePrefix+digits)]
 	return g.UUID, ok
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
-	"github.com/tessera-dra/tessera/pkg/node/driverroot"
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"

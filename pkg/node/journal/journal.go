@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,13 +18,21 @@ import (
 // that knew only claims don't look there.
 const gpuDir = "gpus"
 
+// settingsDir is where those of GPUs' settings are.
+const settingsDir = "settings"
+
 // Journal is the set of records in one directory. Its methods may be called
 // from everywhere at once, but no two writes of the same claim, nor of the
 // same GPU, may overlap.
 type Journal struct {
-	lock   *os.File
-	claims *store[Record]
-	gpus   *store[GPURecord]
+	lock     *os.File
+	claims   *store[Record]
+	gpus     *store[GPURecord]
+	settings *store[Settings]
+
+	// leaving are the claims that are being given up, by UID: of this process's
+	// time only.
+	leaving sync.Map
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Files that
@@ -46,9 +55,10 @@ func Open(dir string, step func(string)) (*Journal, error) {
 		return nil, fmt.Errorf("open the journal's directory: %w", err)
 	}
 	j := &Journal{
-		lock:   d,
-		claims: newStore[Record](dir, "claim", "journal.", true, step),
-		gpus:   newStore[GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
+		lock:     d,
+		claims:   newStore[Record](dir, "claim", "journal.", true, step),
+		gpus:     newStore[GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
+		settings: newStore[Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -96,6 +106,30 @@ func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []Record {
 	return holders
 }
 
+// SetLeaving says whether a claim is being given up: its record stays until that
+// is done, but InUse doesn't count it any more. Nothing of this is on disk: after
+// a crash the claim is as it was before.
+func (j *Journal) SetLeaving(claimUID string, leaving bool) {
+	if leaving {
+		j.leaving.Store(claimUID, true)
+	} else {
+		j.leaving.Delete(claimUID)
+	}
+}
+
+// IsLeaving says what SetLeaving has said last.
+func (j *Journal) IsLeaving(claimUID string) bool {
+	_, ok := j.leaving.Load(claimUID)
+	return ok
+}
+
+// InUse says whether a claim that isn't leaving has any of the silicon that a
+// Whole or a Partition is, alone or together with others. Of several claims that
+// are given up at the same time, the last to ask hears false, whoever asks first.
+func (j *Journal) InUse(base gpu.Device) bool {
+	return slices.ContainsFunc(j.held(), func(r Record) bool { return !j.IsLeaving(r.ClaimUID) && r.Holds(base) })
+}
+
 // held returns all records there are, those made out in unreadable files
 // included where the claim has no other; in no order.
 func (j *Journal) held() []Record {
@@ -135,7 +169,10 @@ func (j *Journal) GPUs() []GPURecord { return j.gpus.all() }
 // settled yet by a PutGPU or a DeleteGPU, ordered by UUID. What such a record
 // told may still be in effect.
 func (j *Journal) UnreadableGPUs() []UnreadableGPU {
-	asides := j.gpus.asides()
+	return unreadableGPUs(j.gpus.asides())
+}
+
+func unreadableGPUs(asides map[string]aside) []UnreadableGPU {
 	list := make([]UnreadableGPU, 0, len(asides))
 	for _, uuid := range slices.Sorted(maps.Keys(asides)) {
 		list = append(list, UnreadableGPU{GPU: gpu.UUID(uuid), Path: asides[uuid].path, Err: asides[uuid].err})
@@ -148,7 +185,7 @@ func (j *Journal) UnreadableGPUs() []UnreadableGPU {
 // has forgotten what the record tells of.
 func (j *Journal) PutGPU(r GPURecord) error {
 	r.Partitions = slices.Clone(r.Partitions)
-	if err := j.makeGPUDir(); err != nil {
+	if err := j.gpus.makeDir(); err != nil {
 		return fmt.Errorf("make the directory %s: %w", j.gpus.dir, explain(err))
 	}
 	return j.gpus.put(r)
@@ -157,16 +194,28 @@ func (j *Journal) PutGPU(r GPURecord) error {
 // DeleteGPU removes the GPU's record and what was put aside for it; as Delete.
 func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(uuid)) }
 
-// makeGPUDir makes the directory for the first record.
-func (j *Journal) makeGPUDir() error {
-	if j.gpus.len() > 0 {
-		return nil
+// Settings returns what is remembered of the GPU's settings. A GPU whose settings
+// are as they were found has none.
+func (j *Journal) Settings(uuid gpu.UUID) (Settings, bool) { return j.settings.get(string(uuid)) }
+
+// AllSettings returns the settings of all GPUs that have some, ordered by UUID.
+func (j *Journal) AllSettings() []Settings { return j.settings.all() }
+
+// UnreadableSettings returns the settings that were put aside and aren't settled
+// yet by a PutSettings or a DeleteSettings, ordered by UUID.
+func (j *Journal) UnreadableSettings() []UnreadableGPU { return unreadableGPUs(j.settings.asides()) }
+
+// PutSettings writes the GPU's settings; as PutGPU.
+func (j *Journal) PutSettings(s Settings) error {
+	if err := j.settings.makeDir(); err != nil {
+		return fmt.Errorf("make the directory %s: %w", j.settings.dir, explain(err))
 	}
-	if err := os.Mkdir(j.gpus.dir, 0o700); !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	return nil
+	return j.settings.put(s)
 }
+
+// DeleteSettings removes the GPU's settings and what was put aside for them; as
+// Delete.
+func (j *Journal) DeleteSettings(uuid gpu.UUID) error { return j.settings.remove(string(uuid)) }
 
 func (j *Journal) lockAndLoad() error {
 	if err := unix.Flock(int(j.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -178,5 +227,5 @@ func (j *Journal) lockAndLoad() error {
 	if err := j.claims.load(); err != nil {
 		return err
 	}
-	return j.gpus.load()
+	return errors.Join(j.gpus.load(), j.settings.load())
 }

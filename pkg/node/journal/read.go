@@ -19,10 +19,14 @@ type Contents struct {
 	// Claims' and GPUs' records, ordered by UID.
 	Claims []Record
 	GPUs   []GPURecord
+	// Settings of GPUs that aren't as they were found, ordered by UUID.
+	Settings []Settings
 	// Unreadable files, those put aside and those that the next Open will put
 	// aside, ordered by UID.
 	Unreadable     []Unreadable
 	UnreadableGPUs []UnreadableGPU
+	// UnreadableSettings likewise.
+	UnreadableSettings []UnreadableGPU
 	// Temporary are paths of files that a write under way, or one that was cut
 	// off, has made.
 	Temporary []string
@@ -41,14 +45,18 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
-	c := Contents{Claims: claims.records, GPUs: gpus.records, Temporary: slices.Concat(claims.temporary, gpus.temporary)}
+	settings, err := scan[Settings](filepath.Join(dir, settingsDir))
+	if err != nil {
+		return Contents{}, err
+	}
+	c := Contents{
+		Claims: claims.records, GPUs: gpus.records, Settings: settings.records,
+		UnreadableGPUs: unreadableGPUs(gpus.unreadable), UnreadableSettings: unreadableGPUs(settings.unreadable),
+		Temporary: slices.Concat(claims.temporary, gpus.temporary, settings.temporary),
+	}
 	for _, uid := range slices.Sorted(maps.Keys(claims.unreadable)) {
 		a := claims.unreadable[uid]
 		c.Unreadable = append(c.Unreadable, Unreadable{ClaimUID: uid, Path: a.path, Record: salvage(uid, a.data), Err: a.err})
-	}
-	for _, uuid := range slices.Sorted(maps.Keys(gpus.unreadable)) {
-		a := gpus.unreadable[uuid]
-		c.UnreadableGPUs = append(c.UnreadableGPUs, UnreadableGPU{GPU: gpu.UUID(uuid), Path: a.path, Err: a.err})
 	}
 	return c, nil
 }

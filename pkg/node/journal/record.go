@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -28,8 +29,20 @@ type Grant struct {
 	// the node, UUIDs don't.
 	GPU     gpu.UUID `json:"gpu"`
 	Request string   `json:"request"`
-	// Partition of the GPU that the device is; zero for the whole GPU.
+	// Partition of the GPU that the device is, or is a share of; zero for the whole
+	// GPU.
 	Partition Partition `json:"partition,omitzero"`
+	// Share says which MPS share of it the device is; nil where it is none.
+	Share *Part `json:"share,omitempty"`
+	// Replica says which time-sliced replica of it the device is; nil where it is
+	// none.
+	Replica *Part `json:"replica,omitempty"`
+	// MPS is what the claim's processes on the device may use as clients of an MPS
+	// daemon; nil where there is no daemon. Shares always have it.
+	MPS *MPS `json:"mps,omitempty"`
+	// TimeSlice is the interval that the claim's configuration asks for; empty
+	// where it asks for none.
+	TimeSlice string `json:"timeSlice,omitempty"`
 	// Admin grants hold nothing.
 	Admin   bool   `json:"admin,omitempty"`
 	ShareID string `json:"shareID,omitempty"`
@@ -42,22 +55,69 @@ type Partition struct {
 	Size    int    `json:"size"`
 }
 
-// PartitionOf describes the device to a Grant: zero for a whole GPU.
+// Part is one of several that have a device together.
+type Part struct {
+	// Count is how many there are; 0 where each claim takes as much as it asked
+	// for.
+	Count  int `json:"count"`
+	Number int `json:"number"`
+}
+
+// MPS says how a claim's processes are clients of an MPS daemon.
+type MPS struct {
+	// ThreadPercentage and MemoryMiB as in gpu.Limits.
+	ThreadPercentage int   `json:"threadPercentage,omitempty"`
+	MemoryMiB        int64 `json:"memoryMiB,omitempty"`
+}
+
+// PartitionOf describes the partition that a device is, or is a share of; zero
+// where that is a whole GPU.
 func PartitionOf(d gpu.Device) Partition {
-	p, ok := d.(gpu.Partition)
+	p, ok := gpu.Base(d).(gpu.Partition)
 	if !ok {
 		return Partition{}
 	}
 	return Partition{Profile: p.Profile, Start: p.Placement.Start, Size: p.Placement.Size}
 }
 
+// GrantOf describes a device to a Grant: the GPU, and which part of it the device
+// is.
+func GrantOf(name gpu.DeviceName, d gpu.Device) Grant {
+	g := Grant{Device: name, GPU: d.Parent(), Partition: PartitionOf(d)}
+	switch d := d.(type) {
+	case gpu.Share:
+		g.Share = &Part{Count: d.Count, Number: d.Number}
+	case gpu.Replica:
+		g.Replica = &Part{Count: d.Count, Number: d.Number}
+	}
+	return g
+}
+
 // Of is what the grant is of.
 func (g Grant) Of() gpu.Device {
+	base := g.Base()
+	switch {
+	case g.Share != nil:
+		return gpu.Share{Of: base, Count: g.Share.Count, Number: g.Share.Number}
+	case g.Replica != nil:
+		return gpu.Replica{GPU: g.GPU, Count: g.Replica.Count, Number: g.Replica.Number}
+	default:
+		return base
+	}
+}
+
+// Base is the silicon that the grant is of, alone or together with others: the
+// gpu.Base of Of.
+func (g Grant) Base() gpu.Device {
 	if p := g.Partition; p != (Partition{}) {
 		return gpu.Partition{GPU: g.GPU, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
 	}
 	return gpu.Whole{GPU: g.GPU}
 }
+
+// Equal says whether two grants are of the same device, for the same request,
+// with the same limits.
+func (g Grant) Equal(h Grant) bool { return reflect.DeepEqual(g, h) }
 
 // Holds says whether the record keeps others from being given the device.
 func (r Record) Holds(d gpu.Device) bool {
@@ -106,6 +166,24 @@ type MadeInstance struct {
 	ComputeInstanceID int      `json:"computeInstanceID"`
 	UUID              gpu.UUID `json:"uuid,omitempty"`
 }
+
+// Settings are remembered of one GPU while settings of it that reach beyond one
+// claim are not as they were found: from before the first is changed until after
+// the last is put back.
+type Settings struct {
+	GPU gpu.UUID `json:"gpu"`
+	// BootID of the boot in which it was written. In any other the driver has
+	// forgotten what was set.
+	BootID string `json:"bootID"`
+	// ComputeModeBefore is the compute mode that was found, as pkg/nvml spells it;
+	// empty where this driver didn't change it.
+	ComputeModeBefore string `json:"computeModeBefore,omitempty"`
+	// TimeSliceBefore is the interval that was found; empty where this driver didn't
+	// change it.
+	TimeSliceBefore string `json:"timeSliceBefore,omitempty"`
+}
+
+func (s Settings) key() string { return string(s.GPU) }
 
 // UnreadableGPU is a GPU's file that was put aside.
 type UnreadableGPU struct {

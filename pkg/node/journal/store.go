@@ -99,6 +99,17 @@ func (s *store[R]) isUnreadable(key string) bool {
 	return ok
 }
 
+// makeDir makes the directory for the first record.
+func (s *store[R]) makeDir() error {
+	if s.len() > 0 {
+		return nil
+	}
+	if err := os.Mkdir(s.dir, 0o700); !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil
+}
+
 // put writes the record and settles what was put aside for its key. See
 // Journal.Put.
 func (s *store[R]) put(r R) error {

@@ -238,10 +238,9 @@ func (p *Preparer) resolve(grants []claim.Grant) (map[gpu.DeviceName]gpu.Device,
 func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant, devices map[gpu.DeviceName]gpu.Device) journal.Record {
 	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID}
 	for _, g := range grants {
-		r.Grants = append(r.Grants, journal.Grant{
-			Device: g.Device, GPU: devices[g.Device].Parent(), Partition: journal.PartitionOf(devices[g.Device]),
-			Request: g.Request, Admin: g.Admin, ShareID: g.ShareID,
-		})
+		grant := journal.GrantOf(g.Device, devices[g.Device])
+		grant.Request, grant.Admin, grant.ShareID = g.Request, g.Admin, g.ShareID
+		r.Grants = append(r.Grants, grant)
 	}
 	return r
 }
@@ -270,7 +269,7 @@ func (p *Preparer) hold(ctx context.Context, want journal.Record) (before bool, 
 func (p *Preparer) remember(want journal.Record) (before bool, _ error) {
 	have, again := p.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.BootID {
-		if !slices.Equal(have.Grants, want.Grants) {
+		if !slices.EqualFunc(have.Grants, want.Grants, journal.Grant.Equal) {
 			return true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeGrants(want.Grants), describeGrants(have.Grants))
 		}
