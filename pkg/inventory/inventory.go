@@ -79,6 +79,7 @@ func fromGPU(g gpu.GPU) v1alpha1.GPU {
 		Architecture:          g.Model.Architecture,
 		CUDAComputeCapability: g.Model.CUDAComputeCapability,
 		Memory:                bytes(g.MemoryBytes),
+		MemoryReserved:        fromReserved(g.MemoryReservedBytes),
 		ECCEnabled:            pointTo(g.ECCEnabled, func(b bool) bool { return b }),
 		VirtualizationMode:    g.VirtualizationMode,
 		Fabric: pointTo(g.Fabric, func(f gpu.Fabric) v1alpha1.Fabric {
@@ -103,9 +104,10 @@ func toGPU(g v1alpha1.GPU) gpu.GPU {
 			Architecture:          g.Architecture,
 			CUDAComputeCapability: g.CUDAComputeCapability,
 		},
-		MemoryBytes:        g.Memory.Value(),
-		ECCEnabled:         pointTo(g.ECCEnabled, func(b bool) bool { return b }),
-		VirtualizationMode: g.VirtualizationMode,
+		MemoryBytes:         g.Memory.Value(),
+		MemoryReservedBytes: toReserved(g.MemoryReserved),
+		ECCEnabled:          pointTo(g.ECCEnabled, func(b bool) bool { return b }),
+		VirtualizationMode:  g.VirtualizationMode,
 		Fabric: pointTo(g.Fabric, func(f v1alpha1.Fabric) gpu.Fabric {
 			return gpu.Fabric{ClusterUUID: f.ClusterUUID, CliqueID: int(f.CliqueID)}
 		}),
@@ -114,6 +116,22 @@ func toGPU(g v1alpha1.GPU) gpu.GPU {
 			return gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message}
 		}),
 	}
+}
+
+// fromReserved leaves out what NVML didn't tell.
+func fromReserved(n int64) *resource.Quantity {
+	if n == 0 {
+		return nil
+	}
+	q := bytes(n)
+	return &q
+}
+
+func toReserved(q *resource.Quantity) int64 {
+	if q == nil {
+		return 0
+	}
+	return q.Value()
 }
 
 // fromConditions writes one entry a type, since the object's list is keyed by

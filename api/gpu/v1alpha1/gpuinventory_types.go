@@ -53,6 +53,10 @@ type GPUSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 90s or 1h30m, and not negative"
 	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
+	// timeSlice is the interval of one turn while claims have replicas of the GPU.
+	// Absent: the GPU's time slice is none of the policy's business.
+	// +optional
+	TimeSlice TimeSliceInterval `json:"timeSlice,omitempty"`
 }
 
 // GPUInventoryStatus is the plugin's side.
@@ -125,6 +129,10 @@ type GPU struct {
 	CUDAComputeCapability string `json:"cudaComputeCapability,omitempty"`
 	// memory in all, as NVML counts it.
 	Memory resource.Quantity `json:"memory"`
+	// memoryReserved of it the driver keeps for itself; absent where NVML doesn't
+	// tell.
+	// +optional
+	MemoryReserved *resource.Quantity `json:"memoryReserved,omitempty"`
 	// eccEnabled is absent on GPUs without ECC.
 	// +optional
 	ECCEnabled *bool `json:"eccEnabled,omitempty"`

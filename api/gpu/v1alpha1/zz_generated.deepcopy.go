@@ -73,6 +73,11 @@ func (in *GPU) DeepCopyInto(out *GPU) {
 		**out = **in
 	}
 	out.Memory = in.Memory.DeepCopy()
+	if in.MemoryReserved != nil {
+		in, out := &in.MemoryReserved, &out.MemoryReserved
+		x := (*in).DeepCopy()
+		*out = &x
+	}
 	if in.ECCEnabled != nil {
 		in, out := &in.ECCEnabled, &out.ECCEnabled
 		*out = new(bool)
