@@ -124,6 +124,19 @@ func (r Record) Holds(d gpu.Device) bool {
 	return slices.ContainsFunc(r.Grants, func(g Grant) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
+// OwnDaemon returns the grants whose processes are clients of an MPS daemon of the
+// claim's own, because its configuration says so: whole GPUs, or one partition. The
+// order is that of the daemon's device indexes.
+func (r Record) OwnDaemon() []Grant {
+	var own []Grant
+	for _, g := range r.Grants {
+		if g.MPS != nil && g.Share == nil && !g.Admin {
+			own = append(own, g)
+		}
+	}
+	return own
+}
+
 // GPUs returns the GPUs the record names, sorted, each once.
 func (r Record) GPUs() []gpu.UUID {
 	uuids := make([]gpu.UUID, 0, len(r.Grants))

@@ -87,6 +87,7 @@ type Options struct {
 	CDI        CDI
 	Inventory  Inventory
 	Partitions Partitions
+	Sharing    Sharing
 	Holders    Holders
 	// Driver is the driver's name; Pool is the name of the node's pool.
 	Driver, Pool string
@@ -122,6 +123,9 @@ type Preparer struct {
 func New(o Options) *Preparer {
 	if o.Step == nil {
 		o.Step = func(string) {}
+	}
+	if o.Sharing == nil {
+		o.Sharing = noSharing{}
 	}
 	if o.Given == nil {
 		o.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) {}
