@@ -80,16 +80,17 @@ func contract(t *testing.T, path string) {
 		}
 	}()
 	nvmltest.Contract(t, s)
-	t.Run("MIG lifecycle", func(t *testing.T) {
+	t.Run("changes", func(t *testing.T) {
 		root, _, err := nvmlsim.Embedded(path)
 		if err != nil {
-			t.Skipf("%s is a real GPU's: going through the life of MIG instances would change it", path)
+			t.Skipf("%s is a real GPU's: what comes now would change it", path)
 		}
 		machine, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer machine.Close()
+		nvmltest.ComputeModes(t, s, machine)
 		nvmltest.MIGLifecycle(t, s, machine)
 	})
 }
@@ -99,6 +100,7 @@ func TestContractInProcess(t *testing.T) {
 		t.Run(machine, func(t *testing.T) {
 			s := nvmltest.NewSimulated(t, machine)
 			nvmltest.Contract(t, s)
+			nvmltest.ComputeModes(t, s, s.Machine)
 			nvmltest.MIGLifecycle(t, s, s.Machine)
 		})
 	}

@@ -32,6 +32,9 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 		return gpu.GPU{}, err
 	}
 	g.MemoryBytes = int64(memory.Total)
+	if g.MemoryReservedBytes, err = s.readReserved(handle, object); err != nil {
+		return gpu.GPU{}, err
+	}
 	if g.ECCEnabled, err = readECC(handle, object); err != nil {
 		return gpu.GPU{}, err
 	}
@@ -41,6 +44,21 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 		return gpu.GPU{}, err
 	}
 	return g, nil
+}
+
+// readReserved is what the driver keeps of the GPU's memory for itself; 0 where
+// it is too old to tell (R510 and before).
+func (s *Session) readReserved(handle gonvml.Device, object string) (int64, error) {
+	const call = "nvmlDeviceGetMemoryInfo_v2"
+	if s.lib.Extensions().LookupSymbol(call) != nil {
+		return 0, nil
+	}
+	memory, ret := handle.GetMemoryInfo_v2()
+	err := wrap(ret, call, object)
+	if errors.Is(err, ErrNotSupported) {
+		return 0, nil
+	}
+	return int64(memory.Reserved), err
 }
 
 func readIdentity(handle gonvml.Device, object string, g *gpu.GPU) error {

@@ -1,8 +1,8 @@
 // Package nvmltest is the contract of the hardware port as tests: whatever
 // claims to be NVML for this driver must pass Contract, which changes nothing
-// on the GPUs it reads, and MIGLifecycle, which does. Contract runs on the
+// on the GPUs it reads, and MIGLifecycle and ComputeModes, which do. Contract runs on the
 // simulator in process, on the simulator's library through go-nvml, and on real
-// hardware; MIGLifecycle on the first two.
+// hardware; the others on the first two.
 //
 // Simulated is the port for other packages' tests: the Session of production
 // over the simulator's engine in this process, without a library.
@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 
@@ -27,6 +28,7 @@ type Port interface {
 	GPUs() ([]gpu.GPU, error)
 	WaitEvent(ctx context.Context) (nvml.Event, error)
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
+	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
 }
 
 var (
@@ -37,6 +39,9 @@ var (
 	// "1g.18gb", with the engines' suffixes of the MIG guide: +me, +me.all, +gfx, -me.
 	profileForm = regexp.MustCompile(`^[1-8]g\.[0-9]+gb(\+me|\+me\.all|\+gfx|-me)?$`)
 )
+
+// nowhere is the UUID of no GPU.
+const nowhere = gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
 
 // Contract checks one machine with at least one healthy GPU.
 func Contract(t *testing.T, port Port) {
@@ -53,10 +58,13 @@ func Contract(t *testing.T, port Port) {
 		t.Run(string(g.UUID), func(t *testing.T) {
 			checkGPU(t, g)
 			checkMIG(t, port, g)
+			checkComputeMode(t, port, g)
 		})
 	}
-	_, err = port.MIG("GPU-00000000-0000-0000-0000-000000000000")
+	_, err = port.MIG(nowhere)
 	want(t, "MIG of a GPU that isn't there", err, nvml.ErrLost)
+	_, err = port.ComputeMode(nowhere)
+	want(t, "compute mode of a GPU that isn't there", err, nvml.ErrLost)
 	t.Run("readers agree", func(t *testing.T) { checkReaders(t, port, gpus) })
 	t.Run("waiting ends with the context", func(t *testing.T) { checkWait(t, port) })
 }
@@ -103,6 +111,9 @@ func checkGPU(t *testing.T, g gpu.GPU) {
 	if g.MemoryBytes < 1<<30 {
 		t.Errorf("memory %d bytes: less than a GiB", g.MemoryBytes)
 	}
+	if g.MemoryReservedBytes < 0 || g.MemoryReservedBytes > g.MemoryBytes/8 {
+		t.Errorf("%d bytes of %d are reserved: more than an eighth", g.MemoryReservedBytes, g.MemoryBytes)
+	}
 	if len(g.Conditions) > 0 {
 		t.Errorf("conditions %v: want a healthy GPU", g.Conditions)
 	}
@@ -137,6 +148,16 @@ func checkMIG(t *testing.T, port Port, g gpu.GPU) {
 				t.Errorf("instances %+v and %+v: they overlap, are alike, or out of order", b, a)
 			}
 		}
+	}
+}
+
+// checkComputeMode only reads: a mode that is set would be in other programs' way.
+func checkComputeMode(t *testing.T, port Port, g gpu.GPU) {
+	mode, err := port.ComputeMode(g.UUID)
+	must(t, err)
+	known := []nvml.ComputeMode{nvml.ComputeDefault, nvml.ComputeExclusiveProcess, nvml.ComputeExclusiveThread, nvml.ComputeProhibited}
+	if !slices.Contains(known, mode) {
+		t.Errorf("compute mode %q: want one of %q", mode, known)
 	}
 }
 

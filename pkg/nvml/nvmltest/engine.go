@@ -130,6 +130,20 @@ func (d device) GetMemoryInfo() (gonvml.Memory, gonvml.Return) {
 	return gonvml.Memory{Total: v.Total, Free: v.Free, Used: v.Used}, code(err)
 }
 
+func (d device) GetMemoryInfo_v2() (gonvml.Memory_v2, gonvml.Return) { //nolint:revive // go-nvml's name
+	v, err := d.g.MemoryInfo()
+	return gonvml.Memory_v2{Total: v.Total, Reserved: v.Reserved, Free: v.Free, Used: v.Used}, code(err)
+}
+
+func (d device) GetComputeMode() (gonvml.ComputeMode, gonvml.Return) {
+	v, err := d.g.ComputeMode()
+	return gonvml.ComputeMode(v), code(err)
+}
+
+func (d device) SetComputeMode(mode gonvml.ComputeMode) gonvml.Return {
+	return code(d.g.SetComputeMode(uint32(mode)))
+}
+
 func (d device) GetEccMode() (current, pending gonvml.EnableState, ret gonvml.Return) {
 	v, err := d.g.ECCMode()
 	return enabled(v), enabled(v), code(err)
