@@ -97,6 +97,7 @@ func (b *bench) parts() []part {
 		{"prepare", b.prepares, true},
 		{"at-once", b.atOnce, true},
 		{"mig", b.mig, true},
+		{"mps", b.mps, true},
 		{"pods", b.pods, true},
 		{"handover", b.handover, true},
 		{"memory", b.memory, true},
@@ -152,7 +153,7 @@ func (b *bench) begin(ctx context.Context) error {
 	if b.real {
 		machines, want = nil, 1
 	}
-	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: machines, Bundle: b.bundle, Out: os.Stderr})
+	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: machines, Values: b.values(), Bundle: b.bundle, Out: os.Stderr})
 	if err != nil {
 		return err
 	}
@@ -173,6 +174,15 @@ func (b *bench) begin(ctx context.Context) error {
 	return createTemplate(ctx, s.Kube())
 }
 
+// values are the chart's that aren't the default. A compute mode is a setting
+// of other people's hardware.
+func (b *bench) values() []string {
+	if b.real {
+		return []string{"node.mpsComputeMode=unchanged"}
+	}
+	return nil
+}
+
 // await waits until a node offers so many devices of a kind.
 func (b *bench) await(ctx context.Context, node, kind string, want int) (devices []resourcev1.Device, err error) {
 	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -180,20 +190,25 @@ func (b *bench) await(ctx context.Context, node, kind string, want int) (devices
 		if err != nil {
 			return false, err
 		}
-		devices = nil
-		for _, s := range list.Items {
-			for _, d := range s.Spec.Devices {
-				if t := d.Attributes["type"].StringValue; t != nil && *t == kind {
-					devices = append(devices, d)
-				}
-			}
-		}
+		devices = ofType(list.Items, kind)
 		return len(devices) >= want, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("wait for %d devices of type %s on %s, last seen %d: %w", want, kind, node, len(devices), err)
 	}
 	return devices, nil
+}
+
+// ofType are the devices of a kind.
+func ofType(slices []resourcev1.ResourceSlice, kind string) (devices []resourcev1.Device) {
+	for _, s := range slices {
+		for _, d := range s.Spec.Devices {
+			if t := d.Attributes["type"].StringValue; t != nil && *t == kind {
+				devices = append(devices, d)
+			}
+		}
+	}
+	return devices
 }
 
 func (b *bench) dial(node string) (*plugin, error) {
@@ -294,7 +309,12 @@ func (b *bench) prepares(ctx context.Context) error {
 }
 
 func (b *bench) measurePrepares(ctx context.Context, p *plugin, claims []*resourcev1.ResourceClaim) (prep, unprep sample, err error) {
-	for i := range b.rounds {
+	return measureRounds(ctx, p, claims, b.rounds)
+}
+
+// measureRounds prepares and unprepares one claim after the other.
+func measureRounds(ctx context.Context, p *plugin, claims []*resourcev1.ResourceClaim, rounds int) (prep, unprep sample, err error) {
+	for i := range rounds {
 		c := claims[i%len(claims)]
 		s, err := measure(1, func() error { return p.prepare(ctx, c) })
 		if err != nil {
@@ -407,7 +427,7 @@ func (b *bench) handover(ctx context.Context) error {
 
 // memory reads how much of each part is resident, on the node where it is more.
 func (b *bench) memory(context.Context) error {
-	for name, program := range map[string]string{"plugin_rss_mib": "kubelet-plugin", "controller_rss_mib": "controller"} {
+	for name, program := range map[string]string{"plugin_rss_mib": "kubelet-plugin", "controller_rss_mib": "controller", "supervisor_rss_mib": "mps-supervisor"} {
 		mib, err := rss(program)
 		if err != nil {
 			return err

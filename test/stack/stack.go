@@ -34,6 +34,9 @@ type Options struct {
 	// the first. There are as many nodes as machines. With none there is one
 	// node, with the GPUs that this host really has.
 	Machines []string
+	// Values of the chart that aren't the default, each in the form that helm
+	// --set takes: node.logVerbosity=4.
+	Values []string
 	// Bundle is a directory with everything prebuilt, as test/metal/bundle.sh
 	// makes it, for hosts without Go. Empty: build from this checkout.
 	Bundle string
@@ -67,7 +70,7 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 	if err := c.LoadImage(ctx, p.image); err != nil {
 		return nil, err
 	}
-	return s, s.install(ctx, p.chart, o.Machines)
+	return s, s.install(ctx, p.chart, o)
 }
 
 // parts are the files a stack is made of.
@@ -110,12 +113,15 @@ func buildImage(ctx context.Context, root string, out io.Writer) (string, error)
 	return archive, nil
 }
 
-func (s *Stack) install(ctx context.Context, chart string, machines []string) error {
+func (s *Stack) install(ctx context.Context, chart string, o Options) error {
 	args := []string{
 		"upgrade", "--install", "tessera", chart, "--namespace", Namespace, "--create-namespace",
-		"--set", fmt.Sprintf("simulator.enabled=%t", len(machines) > 0), "--wait", "--timeout", "3m",
+		"--set", fmt.Sprintf("simulator.enabled=%t", len(o.Machines) > 0), "--wait", "--timeout", "3m",
 	}
-	for i, m := range machines {
+	for _, v := range o.Values {
+		args = append(args, "--set", v)
+	}
+	for i, m := range o.Machines {
 		args = append(args, "--set-literal", fmt.Sprintf("simulator.nodes.%s=%s", s.Cluster.Nodes()[i], m))
 	}
 	cmd := s.Command(ctx, "helm", args...)
