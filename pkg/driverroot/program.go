@@ -1,0 +1,177 @@
+package driverroot
+
+import (
+	"context"
+	"debug/elf"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Program is one of the driver's programs, and how it has to be run.
+type Program struct {
+	// Root is the directory of the host that has to be the program's root: "/", or
+	// the driver root if that is a system of its own, with a loader.
+	Root string
+	// Path of the program below Root.
+	Path string
+	// Env that it needs to find its libraries and the driver's other programs.
+	Env []string
+}
+
+// NoProgramError says that this installation of the driver lacks a program.
+type NoProgramError struct {
+	Program string
+	// Root is the driver root it was looked for in.
+	Root string
+}
+
+func (e *NoProgramError) Error() string {
+	return fmt.Sprintf("this driver installation has no %s (looked under %s): install the driver's user space completely, or correct --driver-root",
+		e.Program, e.Root)
+}
+
+// Program finds one of the driver's programs, such as "nvidia-smi"; a
+// NoProgramError says that there is none.
+func (r Root) Program(h Host, name string) (Program, error) {
+	if p, err := r.inside(h, name); err != nil || p.Path != "" {
+		return p, err
+	}
+	p := Program{Root: "/"}
+	err := h.Do(func() error {
+		p.Path = locate(r.programDirs(r.Path), name)
+		return nil
+	})
+	if err != nil {
+		return Program{}, err
+	}
+	if p.Path == "" {
+		return Program{}, &NoProgramError{Program: name, Root: r.Path}
+	}
+	p.Env = environment(p.Path, r.libraryPath())
+	return p, nil
+}
+
+// inside finds the program in a driver root that has the loader the program
+// asks for: such a root may have another C library than the host, so that the
+// program runs nowhere else. No Path where that is not so.
+func (r Root) inside(h Host, name string) (Program, error) {
+	if r.Path == "/" {
+		return Program{}, nil
+	}
+	p := Program{Root: r.Path}
+	err := NewHost(h.Path(r.Path)).Do(func() error {
+		path := locate(r.programDirs("/"), name)
+		if path == "" {
+			return nil
+		}
+		loader, err := interpreter(path)
+		if err != nil {
+			return fmt.Errorf("look at %s of the driver root %s: %w", path, r.Path, err)
+		}
+		if isFile(loader) {
+			p.Path = path
+		}
+		return nil
+	})
+	if err != nil || p.Path == "" {
+		return Program{}, err
+	}
+	var dirs []string
+	for _, dir := range r.LibraryDirs {
+		dirs = append(dirs, filepath.Join("/", strings.TrimPrefix(dir, r.Path)))
+	}
+	p.Env = environment(p.Path, dirs)
+	return p, nil
+}
+
+// Command returns what runs one of the driver's programs as the host would:
+// with the right root directory and libraries, and no other environment.
+// Needs CAP_SYS_CHROOT unless the host is mounted at "/". A NoProgramError says
+// that there is no such program.
+func (r Root) Command(ctx context.Context, h Host, name string, args ...string) (*exec.Cmd, error) {
+	p, err := r.Program(h, name)
+	if err != nil {
+		return nil, err
+	}
+	return p.Command(ctx, h, args...), nil
+}
+
+// Command returns what runs the program, see Root.Command.
+func (p Program) Command(ctx context.Context, h Host, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.Path, args...)
+	cmd.Env, cmd.Dir = p.Env, "/"
+	if root := h.Path(p.Root); root != "/" {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	}
+	return cmd
+}
+
+// programDirs are where the driver's programs may be, with the driver root at a
+// path.
+func (r Root) programDirs(at string) []string {
+	own := filepath.Join(at, strings.TrimPrefix(filepath.Dir(filepath.Dir(r.Library)), r.Path))
+	dirs := []string{filepath.Join(own, "bin")}
+	for _, dir := range []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/local/nvidia/bin"} {
+		dirs = append(dirs, filepath.Join(at, dir))
+	}
+	return dirs
+}
+
+// libraryPath is what the host's loader must search beyond its usual
+// directories.
+func (r Root) libraryPath() []string {
+	if r.Path == "/" && len(r.LibraryDirs) == 0 {
+		return nil
+	}
+	return append([]string{filepath.Dir(r.Library)}, r.LibraryDirs...)
+}
+
+func environment(program string, libraryDirs []string) []string {
+	env := []string{"PATH=" + filepath.Dir(program) + ":/usr/sbin:/usr/bin:/sbin:/bin"}
+	if len(libraryDirs) > 0 {
+		env = append(env, "LD_LIBRARY_PATH="+strings.Join(libraryDirs, ":"))
+	}
+	return env
+}
+
+// locate returns the first executable file of a name, "" for none.
+func locate(dirs []string, name string) string {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path
+		}
+	}
+	return ""
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// interpreter returns the loader that a program asks for; "" for one that needs
+// none, or is a script.
+func interpreter(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	program, err := elf.NewFile(f)
+	if err != nil {
+		return "", nil // a script: whoever runs it finds out
+	}
+	for _, segment := range program.Progs {
+		if segment.Type == elf.PT_INTERP {
+			name, err := io.ReadAll(io.LimitReader(segment.Open(), 4096))
+			return strings.TrimRight(string(name), "\x00"), err
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,126 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
+)
+
+// ErrUnavailable says that no supervisor answers on this node.
+var ErrUnavailable = errors.New("the MPS supervisor of this node does not answer: look at the node's pod of the DaemonSet tessera-mps")
+
+// Client asks the supervisor of the node. It may be used by several goroutines.
+// Each call connects anew, so a supervisor that was restarted is found at once.
+type Client struct {
+	socket string
+}
+
+// Dial returns a client of the supervisor at a unix socket, which needn't be
+// there yet.
+func Dial(socket string) (*Client, error) {
+	if !filepath.IsAbs(socket) {
+		return nil, fmt.Errorf("the MPS supervisor's socket %q is not an absolute path", socket)
+	}
+	return &Client{socket: socket}, nil
+}
+
+// Ensure has the daemon run with its limits when it returns nil; its MPS server
+// may take another moment, which clients wait for by themselves. One that runs
+// with other limits gets these, one that has other devices is stopped and
+// started anew. Idempotent.
+//
+// A daemon that can't be started is not kept; the error says why.
+func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
+	var state State
+	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+		answer, err := s.Ensure(ctx, ToWire(d))
+		state = StateFromWire(answer)
+		return err
+	})
+	if err != nil {
+		return State{}, fmt.Errorf("start the MPS daemon %s: %w", d.Name, err)
+	}
+	return state, nil
+}
+
+// Stop has nothing left of the daemon when it returns nil. Clients get a moment
+// to end, then they lose it; it takes 5 seconds at most. Idempotent.
+func (c *Client) Stop(ctx context.Context, name string) error {
+	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+		_, err := s.Stop(ctx, &mpspb.StopRequest{Name: name})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("stop the MPS daemon %s: %w", name, err)
+	}
+	return nil
+}
+
+// List returns all daemons, ordered by name.
+func (c *Client) List(ctx context.Context) ([]State, error) {
+	var states []State
+	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+		answer, err := s.List(ctx, &mpspb.ListRequest{})
+		states = statesFromWire(answer)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the MPS daemons: %w", err)
+	}
+	return states, nil
+}
+
+// Watch calls f with all daemons, at once and after each change; changes that
+// follow close on each other may be told together. It returns ctx's error when
+// that ends, and ErrUnavailable when the supervisor is gone.
+func (c *Client) Watch(ctx context.Context, f func([]State)) error {
+	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+		stream, err := s.Watch(ctx, &mpspb.ListRequest{})
+		if err != nil {
+			return err
+		}
+		for {
+			answer, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return ErrUnavailable // it is being stopped
+			}
+			if err != nil {
+				return err
+			}
+			f(statesFromWire(answer))
+		}
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("watch the MPS daemons: %w", err)
+}
+
+// call connects for one call and says in our own words what went wrong.
+func (c *Client) call(ctx context.Context, f func(mpspb.SupervisorClient) error) error {
+	conn, err := grpc.NewClient("unix://"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", c.socket, err)
+	}
+	defer conn.Close()
+	err = f(mpspb.NewSupervisorClient(conn))
+	if ctx.Err() != nil && err != nil {
+		return ctx.Err()
+	}
+	if s, ok := status.FromError(err); ok && err != nil {
+		if s.Code() == codes.Unavailable {
+			return fmt.Errorf("%w (%s: %s)", ErrUnavailable, c.socket, s.Message())
+		}
+		return errors.New(s.Message())
+	}
+	return err
+}

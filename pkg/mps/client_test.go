@@ -1,0 +1,24 @@
+package mps_test
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+func TestNoSupervisor(t *testing.T) {
+	client, err := mps.Dial(filepath.Join(t.TempDir(), "supervisor.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, ensure := client.Ensure(t.Context(), mps.Daemon{Name: "a"})
+	_, list := client.List(t.Context())
+	watch := client.Watch(t.Context(), func([]mps.State) { t.Error("told something") })
+	for _, err := range []error{ensure, list, watch, client.Stop(t.Context(), "a")} {
+		if !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Daemon is one MPS control daemon that is wanted.
+type Daemon struct {
+	// Name of the daemon and its directory, of the characters that device names and
+	// UIDs have.
+	Name string `json:"name"`
+	// Devices that it serves: GPUs, or one MIG device. Their order is the daemon's
+	// index.
+	Devices []gpu.UUID `json:"devices"`
+	// ThreadPercentage is the upper bound of each client, 1 to 100; 0: 100.
+	ThreadPercentage int `json:"threadPercentage,omitempty"`
+	// MemoryMiB is the upper bound of each client on each device, by index; 0, or
+	// none at all: no bound.
+	MemoryMiB []int64 `json:"memoryMiB,omitempty"`
+}
+
+var (
+	namePattern = regexp.MustCompile(`^[0-9a-z][0-9a-z.-]{0,99}$`)
+	uuidPattern = regexp.MustCompile(`^(GPU|MIG)-[0-9a-zA-Z/-]{1,100}$`)
+)
+
+// MaxMemoryMiB is more memory than any device has, and what MPS is told for no
+// bound at all once there was one.
+const MaxMemoryMiB = 1 << 24
+
+// Validate says what no supervisor can do.
+func (d Daemon) Validate() error {
+	if !namePattern.MatchString(d.Name) {
+		return fmt.Errorf("%q can't be an MPS daemon's name", d.Name)
+	}
+	if len(d.Devices) == 0 {
+		return errors.New("an MPS daemon needs a device")
+	}
+	for i, uuid := range d.Devices {
+		if !uuidPattern.MatchString(string(uuid)) || slices.Contains(d.Devices[:i], uuid) {
+			return fmt.Errorf("device %d of the MPS daemon: %q is no UUID of a GPU or MIG device, or is there twice", i, uuid)
+		}
+	}
+	return d.validateLimits()
+}
+
+func (d Daemon) validateLimits() error {
+	if d.ThreadPercentage < 0 || d.ThreadPercentage > 100 {
+		return fmt.Errorf("thread percentage %d is not between 0 and 100", d.ThreadPercentage)
+	}
+	if len(d.MemoryMiB) > len(d.Devices) {
+		return fmt.Errorf("%d memory limits for %d devices", len(d.MemoryMiB), len(d.Devices))
+	}
+	for _, limit := range d.MemoryMiB {
+		if limit < 0 || limit > MaxMemoryMiB {
+			return fmt.Errorf("memory limit of %d MiB is not between 0 and %d", limit, MaxMemoryMiB)
+		}
+	}
+	return nil
+}
+
+// Phase of a daemon.
+type Phase string
+
+const (
+	// Running: it takes clients.
+	Running Phase = "Running"
+	// Starting: it is being started, for the first time or again.
+	Starting Phase = "Starting"
+	// Failed: it ended and could not be started again yet; it is tried again and
+	// again.
+	Failed Phase = "Failed"
+)
+
+// State is a daemon that the supervisor has.
+type State struct {
+	Daemon
+
+	// PID of the control daemon, as the host counts; 0 where there is none.
+	PID int
+	// PipeDir is the host's path of the directory that clients must see as their
+	// CUDA_MPS_PIPE_DIRECTORY.
+	PipeDir string
+	// ShmDir is the host's path of what must be the clients' /dev/shm; empty where
+	// they need none.
+	ShmDir string
+	Phase  Phase
+	// Message says why it failed.
+	Message string
+	// Restarts since it was first wanted.
+	Restarts int
+}

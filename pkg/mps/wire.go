@@ -1,0 +1,73 @@
+package mps
+
+import (
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
+)
+
+// ToWire returns the daemon as it is sent.
+func ToWire(d Daemon) *mpspb.Daemon {
+	w := &mpspb.Daemon{Name: d.Name, ThreadPercentage: int32(d.ThreadPercentage), MemoryMib: d.MemoryMiB}
+	for _, uuid := range d.Devices {
+		w.Devices = append(w.Devices, string(uuid))
+	}
+	return w
+}
+
+// FromWire is the opposite of ToWire.
+func FromWire(w *mpspb.Daemon) Daemon {
+	d := Daemon{Name: w.GetName(), ThreadPercentage: int(w.GetThreadPercentage()), MemoryMiB: w.GetMemoryMib()}
+	for _, uuid := range w.GetDevices() {
+		d.Devices = append(d.Devices, gpu.UUID(uuid))
+	}
+	return d
+}
+
+// StateToWire returns the state as it is sent.
+func StateToWire(s State) *mpspb.State {
+	return &mpspb.State{
+		Daemon: ToWire(s.Daemon), Pid: int32(s.PID), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
+		Phase: phaseToWire(s.Phase), Message: s.Message, Restarts: int32(s.Restarts),
+	}
+}
+
+// StateFromWire is the opposite of StateToWire.
+func StateFromWire(w *mpspb.State) State {
+	return State{
+		Daemon: FromWire(w.GetDaemon()), PID: int(w.GetPid()), PipeDir: w.GetPipeDir(), ShmDir: w.GetShmDir(),
+		Phase: phaseFromWire(w.GetPhase()), Message: w.GetMessage(), Restarts: int(w.GetRestarts()),
+	}
+}
+
+func statesFromWire(w *mpspb.States) []State {
+	var states []State
+	for _, s := range w.GetStates() {
+		states = append(states, StateFromWire(s))
+	}
+	return states
+}
+
+func phaseToWire(p Phase) mpspb.Phase {
+	switch p {
+	case Running:
+		return mpspb.Phase_PHASE_RUNNING
+	case Starting:
+		return mpspb.Phase_PHASE_STARTING
+	case Failed:
+		return mpspb.Phase_PHASE_FAILED
+	default:
+		return mpspb.Phase_PHASE_UNSPECIFIED
+	}
+}
+
+// phaseFromWire takes what it doesn't know for a daemon that can't be used yet.
+func phaseFromWire(p mpspb.Phase) Phase {
+	switch p {
+	case mpspb.Phase_PHASE_RUNNING:
+		return Running
+	case mpspb.Phase_PHASE_FAILED:
+		return Failed
+	default:
+		return Starting
+	}
+}
