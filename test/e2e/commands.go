@@ -31,6 +31,9 @@ import (
 //	distinct TIMEOUT LABEL COUNT    so many pods run, each with a MIG device of its own; see distinct.go
 //	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
 //	nudge POD                       have the kubelet look at a pod at once; prints its phase
+//	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
+//	daemons NODE                    print what there is of MPS on a node; see cuda.go
+//	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
 		return func(ts *testscript.TestScript, neg bool, args []string) {
@@ -38,17 +41,20 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		}
 	}
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"kubectl":  runner("kubectl"),
-		"node":     runner("node"),
-		"smi":      runner("smi"),
-		"nvmlsim":  runner("nvmlsim"),
-		"crash":    runner("crash"),
-		"nudge":    runner("nudge"),
-		"until":    func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
-		"pod":      func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
-		"sees":     func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
-		"distinct": func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
-		"never":    func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
+		"kubectl":   runner("kubectl"),
+		"node":      runner("node"),
+		"smi":       runner("smi"),
+		"nvmlsim":   runner("nvmlsim"),
+		"crash":     runner("crash"),
+		"nudge":     runner("nudge"),
+		"cuda":      runner("cuda"),
+		"daemons":   runner("daemons"),
+		"until":     func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
+		"pod":       func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
+		"sees":      func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"distinct":  func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
+		"never":     func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
+		"namespace": func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },
 	}
 }
 
@@ -74,6 +80,13 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, simulator(args[2:])...)
 	case "nudge":
 		out.WriteString(nudge(ctx, ts, s, args[1]))
+	case "cuda":
+		namespace, name := address(ts, args[1])
+		cmd := s.Command(ctx, "kubectl", append([]string{"-n", namespace, "exec", name, "--"}, inContainer(args[2:])...)...)
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err = cmd.Run()
+	case "daemons":
+		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, "sh", "-c", listDaemons)
 	case "crash":
 		var killed string
 		killed, err = s.Crash(ctx, args[1], args[2])

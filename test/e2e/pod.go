@@ -16,15 +16,19 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client]
 //
-// A stubborn pod doesn't end on SIGTERM.
+// A stubborn pod doesn't end on SIGTERM. A client is a CUDA program that uses
+// its GPU all the time, and ends, with its container, when anything happens to
+// it. All of a story's pods have the label story, which is the name of its
+// namespace.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client]")
 	}
+	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: args[0]},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"story": ts.Getenv("NS")}},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			Containers: []corev1.Container{{
@@ -45,6 +49,8 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		case "stubborn":
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3)
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
+		case "client":
+			p.Spec.Containers[0].Command = append(cudaProgram(), "--hold", "1h")
 		default:
 			ts.Fatalf("pod: don't know %q", arg)
 		}
@@ -52,6 +58,15 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	if p.Spec.ResourceClaims != nil {
 		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	}
-	_, err := s.Kube().CoreV1().Pods(ts.Getenv("NS")).Create(context.Background(), p, metav1.CreateOptions{})
+	_, err := s.Kube().CoreV1().Pods(namespace).Create(context.Background(), p, metav1.CreateOptions{})
 	ts.Check(err)
+}
+
+// address splits "namespace/name"; the namespace is the story's where there is
+// none.
+func address(ts *testscript.TestScript, arg string) (namespace, name string) {
+	if namespace, name, ok := strings.Cut(arg, "/"); ok {
+		return namespace, name
+	}
+	return ts.Getenv("NS"), arg
 }

@@ -28,18 +28,20 @@ const driver = "gpu.nvidia.com"
 
 // sees checks that a container has exactly the GPUs and MIG partitions that
 // its claims were allocated: by its device nodes, by what nvidia-smi lists, and
-// by what the device cgroup lets it open.
+// by what the device cgroup lets it open. Of a share or a replica it is all of
+// the GPU or the partition that it is one of.
 //
-//	sees POD CONTAINER
+//	sees [NAMESPACE/]POD CONTAINER
 func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	if neg || len(args) != 2 {
-		ts.Fatalf("usage: sees POD CONTAINER")
+		ts.Fatalf("usage: sees [NAMESPACE/]POD CONTAINER")
 	}
-	pod, container := args[0], args[1]
-	have, err := allocated(s.Kube(), ts.Getenv("NS"), pod, container)
+	namespace, pod := address(ts, args[0])
+	container := args[1]
+	have, err := allocated(s.Kube(), namespace, pod, container)
 	ts.Check(err)
 	in := func(script string) string {
-		out, err := s.Command(context.Background(), "kubectl", "-n", ts.Getenv("NS"), "exec", pod, "-c", container, "--", "sh", "-c", script).CombinedOutput()
+		out, err := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", script).CombinedOutput()
 		if err != nil {
 			ts.Fatalf("in %s/%s: %s: %v\n%s", pod, container, script, err, out)
 		}
