@@ -54,7 +54,7 @@ explain() {
 	kubectl get nodes,gpuinventories,resourceslices,deviceclasses -o wide
 	kubectl get pods,resourceclaims -A -o wide
 	kubectl get events -A --sort-by=.lastTimestamp | tail -n 40
-	for part in controller node simulator; do
+	for part in controller node mps simulator; do
 		say "log of the $part"
 		kubectl logs -n "$namespace" -l app.kubernetes.io/component="$part" --prefix --tail=60
 		kubectl logs -n "$namespace" -l app.kubernetes.io/component="$part" --prefix --tail=20 --previous 2>/dev/null
@@ -144,47 +144,50 @@ until_devices() {
 	done
 }
 
-# devices prints "POOL/DEVICE TYPE MINOR UUID PROFILE PRODUCT NAME" for every
-# published device; UUID is the whole GPU's, PROFILE a MIG partition's or -.
+# devices prints "POOL/DEVICE TYPE MINOR UUID PROFILE MEMORY THREADS PRODUCT NAME"
+# for every published device; UUID is the whole GPU's; PROFILE, of a MIG partition
+# or a share of one, MEMORY and THREADS (of an MPS share) are - where there is none.
 devices() {
 	kubectl get resourceslices -o go-template='
-{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$a := .attributes -}}
-{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}} {{$a.profile.string}}{{else}}{{$a.uuid.string}} -{{end}} {{$a.productName.string}}
+{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$a := .attributes}}{{$c := .capacity -}}
+{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}}{{else}}{{$a.uuid.string}}{{end}} {{if $a.profile}}{{$a.profile.string}}{{else}}-{{end}} {{$c.memory.value}} {{if $c.threadPercentage}}{{$c.threadPercentage.value}}{{else}}-{{end}} {{$a.productName.string}}
 {{end}}{{end}}'
 }
 
-# watch_grants prints "CLAIM REQUEST POOL/DEVICE" for every device that is
-# allocated in a namespace while it runs, and "= POOL/DEVICE UUID" for every MIG
-# partition when its claim's status tells which MIG device it is. (Afterwards is
-# too late: when a pod has ended, Kubernetes removes the claim that was made for
-# it.) CLAIM is the claim's name, or, for one that was made for a pod, POD/NAME
-# with the name that it has in the pod's spec, or POD/nvidia.com where the spec
-# names none.
+# watch_grants prints "CLAIM REQUEST POOL/DEVICE MEMORY THREADS" for every device
+# that is allocated while it runs (MEMORY and THREADS are what the claim takes of a
+# device that others take of too, and - of all others), and "= POOL/DEVICE UUID" for
+# every MIG partition when its claim's status tells which MIG device it is.
+# (Afterwards is too late: when a pod has ended, Kubernetes removes the claim that
+# was made for it.) CLAIM is NAMESPACE/NAME, or, for one that was made for a pod,
+# NAMESPACE/POD/NAME with the name that it has in the pod's spec, or
+# NAMESPACE/POD/nvidia.com where the spec names none.
 watch_grants() {
-	exec "$kubectl" get resourceclaims -n "$1" --watch -o go-template='
-{{- $claim := .metadata.name}}
-{{- with .metadata.ownerReferences}}{{$pod := (index . 0).name}}
+	exec "$kubectl" get resourceclaims -A --watch -o go-template='
+{{- $claim := printf "%s/%s" .metadata.namespace .metadata.name}}
+{{- with .metadata.ownerReferences}}{{$pod := printf "%s/%s" $.metadata.namespace (index . 0).name}}
 {{- with index $.metadata.annotations "resource.kubernetes.io/pod-claim-name"}}{{$claim = printf "%s/%s" $pod .}}
 {{- else}}{{$claim = printf "%s/nvidia.com" $pod}}{{end}}{{end}}
 {{- with .status}}{{with .allocation}}{{range .devices.results -}}
-{{$claim}} {{.request}} {{.pool}}/{{.device}}
-{{end}}{{end}}{{range .devices -}}
-= {{.pool}}/{{.device}} {{.data.uuid}}
-{{end}}{{end}}'
+{{$claim}} {{.request}} {{.pool}}/{{.device}} {{with .consumedCapacity}}{{.memory}} {{.threadPercentage}}{{else}}- -{{end}}
+{{end}}{{end}}{{range $given := .devices}}{{with .data}}{{if .uuid -}}
+= {{$given.pool}}/{{$given.device}} {{.uuid}}
+{{end}}{{end}}{{end}}{{end}}'
 }
 
-# wishes prints "POD CONTAINER CLAIM REQUEST" for every claim that a container
-# uses; CLAIM as above; REQUEST is * where the container uses the whole claim.
+# wishes prints "POD CONTAINER CLAIM REQUEST" for every claim that a container of a
+# namespace uses; POD is NAMESPACE/POD; CLAIM as above; REQUEST is * where the
+# container uses the whole claim.
 wishes() {
 	kubectl get pods -n "$1" -o go-template='
-{{- range .items}}{{$pod := .}}{{range .spec.containers}}{{$container := .}}
+{{- range .items}}{{$pod := .}}{{$ns := .metadata.namespace}}{{range .spec.containers}}{{$container := .}}
 {{- range .resources.claims}}{{$wish := .}}
 {{- range $pod.spec.resourceClaims}}{{if eq .name $wish.name -}}
-{{$pod.metadata.name}} {{$container.name}} {{if .resourceClaimName}}{{.resourceClaimName}}{{else}}{{$pod.metadata.name}}/{{.name}}{{end}} {{or $wish.request "*"}}
+{{$ns}}/{{$pod.metadata.name}} {{$container.name}} {{$ns}}/{{if .resourceClaimName}}{{.resourceClaimName}}{{else}}{{$pod.metadata.name}}/{{.name}}{{end}} {{or $wish.request "*"}}
 {{end}}{{end}}{{end}}
 {{- with $pod.status.extendedResourceClaimStatus}}
 {{- range .requestMappings}}{{if eq .containerName $container.name -}}
-{{$pod.metadata.name}} {{$container.name}} {{$pod.metadata.name}}/nvidia.com {{.requestName}}
+{{$ns}}/{{$pod.metadata.name}} {{$container.name}} {{$ns}}/{{$pod.metadata.name}}/nvidia.com {{.requestName}}
 {{end}}{{end}}{{end}}{{end}}{{end}}'
 }
 
@@ -200,46 +203,60 @@ mig_uuid() {
 # seen prints what of a log matches, each once; nothing is no error.
 seen() { grep -Eo "$1" | sed 's/UUID: //' | sort -u || true; }
 
+# limits compares the limits of an MPS share with those in a container's
+# environment. Arguments: the container, its log, memory (a quantity), threads.
+limits() {
+	local who=$1 log=$2 mib threads=$4
+	mib=$(($(numfmt --from=auto "$3") / 1048576))
+	echo "    with $mib MiB and $threads % of the multiprocessors"
+	grep -qx 'CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps' <<<"$log" || fail "$who has no MPS daemon"
+	grep -qx "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=${mib}M" <<<"$log" || fail "$who has another memory limit than ${mib}M"
+	[ "$threads" = 100 ] || grep -qx "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$threads" <<<"$log" || fail "$who has another limit of threads than $threads %"
+}
+
 # check compares what every container of a scenario sees with what its claims
 # were allocated. Arguments: the scenario, how many containers it has, how many
-# different devices (GPUs or MIG partitions) they see together, and a model that
-# every one must be ("" for any).
+# different devices (GPUs, MIG partitions, shares) they have together, and a model
+# that every one must be ("" for any). Its namespaces are in $spaces.
 check() {
 	local scenario=$1 containers=$2 devices=$3 model=$4
-	local ns=demo-${scenario//\//-}
-	local -A kind=() minor=() uuid=() profile=() product=() want=() all=()
-	local device type number id slice name pod container claim request given granted
-	while read -r device type number id slice name; do
+	local -A kind=() minor=() uuid=() profile=() memory=() threads=() product=() want=() all=()
+	local device type number id slice size part name pod container claim request given granted space
+	while read -r device type number id slice size part name; do
 		kind[$device]=$type minor[$device]=$number uuid[$device]=$id profile[$device]=$slice product[$device]=$name
+		memory[$device]=$size threads[$device]=$part
 	done < <(devices)
 	granted=$(grep -v '^=' "$work/grants" | sort -u)
 	while read -r pod container claim request; do
-		while read -r given name device; do
+		while read -r given name device size part; do
 			[ "$given" = "$claim" ] || continue
 			[ "$request" = "*" ] || [ "$name" = "$request" ] || [ "${name%%/*}" = "$request" ] || continue
-			want["$pod $container"]+="$device "
+			want["$pod $container"]+="$device $size $part"$'\n'
 		done <<<"$granted"
-	done < <(wishes "$ns")
+	done < <(for space in $spaces; do wishes "$space"; done)
 	[ "${#want[@]}" -eq "$containers" ] || fail "$scenario: ${#want[@]} containers have a GPU, not $containers"
 
 	for name in "${!want[@]}"; do
 		read -r pod container <<<"$name"
 		local log mig want_nodes="" want_ids="" caps=0
-		log=$(kubectl logs -n "$ns" "$pod" -c "$container")
+		log=$(kubectl logs -n "${pod%%/*}" "${pod#*/}" -c "$container")
 		printf '\npod %s, container %s sees:\n' "$pod" "$container"
 		sed 's/^/  | /' <<<"$log"
-		for device in ${want[$name]}; do
+		while read -r device size part; do
+			[ -n "$device" ] || continue
 			want_nodes+="/dev/nvidia${minor[$device]}"$'\n' want_ids+="${uuid[$device]}"$'\n'
 			all[$device]=1
 			case ${product[$device]} in *"$model"*) ;; *) fail "$scenario: $device is not a $model" ;; esac
-			if [ "${kind[$device]}" = mig ]; then
+			if [ "${profile[$device]}" != - ]; then
 				mig=$(mig_uuid "$device")
 				want_ids+="$mig"$'\n' caps=$((caps + 2))
-				echo "  its claim was given $device: a ${profile[$device]} of ${product[$device]}, $mig, on ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+				echo "  its claim was given $device: ${kind[$device]}, ${profile[$device]} of ${product[$device]}, $mig, on ${uuid[$device]}, /dev/nvidia${minor[$device]}"
 			else
-				echo "  its claim was given $device: ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+				echo "  its claim was given $device: ${kind[$device]}, ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
 			fi
-		done
+			[ "$size" != - ] || size=${memory[$device]} part=${threads[$device]}
+			[ "${kind[$device]}" != mps ] || limits "$pod/$container" "$log" "$size" "$part"
+		done <<<"${want[$name]}"
 		local nodes ids
 		nodes=$(seen '/dev/nvidia[0-9]+' <<<"$log")
 		ids=$(seen 'UUID: (GPU|MIG)-[0-9a-f-]+' <<<"$log")
@@ -255,11 +272,11 @@ check() {
 # begin gives a scenario a namespace of its own and watches what is given there.
 begin() {
 	local name=$1 ns=demo-${1//\//-}
-	began=$SECONDS
+	began=$SECONDS spaces=$ns
 	say "$name: $(sed -n '1s/^# //p' "demo/$name/README.md") (demo/$name)"
 	kubectl delete namespace "$ns" --ignore-not-found --timeout=60s >/dev/null # of a run that was kept
 	kubectl create namespace "$ns" >/dev/null
-	watch_grants "$ns" >"$work/grants" &
+	watch_grants >"$work/grants" &
 	watcher=$!
 }
 
@@ -267,7 +284,16 @@ begin() {
 apply() {
 	local ns=demo-${1//\//-}
 	shift
-	cat "$@" | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" | kubectl apply -n "$ns" -f -
+	manifests "$@" | kubectl apply -n "$ns" -f -
+}
+
+# manifests prints files, with the image that is wanted.
+manifests() {
+	local file
+	for file in "$@"; do
+		sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" "$file"
+		echo ---
+	done
 }
 
 # await is kubectl wait in a scenario's namespace. Arguments: the scenario, what
@@ -277,10 +303,25 @@ await() {
 	kubectl wait -n "demo-${1//\//-}" --timeout=90s $2 >/dev/null || fail "$1: still waiting for $2"
 }
 
-# finish removes a scenario.
+# apply_all applies a scenario's manifests. Its SharingPolicy comes first: what it
+# says has to be on offer before anybody asks for it.
+apply_all() {
+	local file
+	if [ -e "demo/$1/policy.yaml" ]; then
+		apply "$1" "demo/$1/policy.yaml"
+		await "$1" "--for=condition=Applied -f demo/$1/policy.yaml"
+	fi
+	for file in "demo/$1"/*.yaml; do
+		[ "${file##*/}" = policy.yaml ] || apply "$1" "$file"
+	done
+}
+
+# finish removes a scenario. (A SharingPolicy is in no namespace.)
 finish() {
 	stop_watcher
-	kubectl delete namespace "demo-${1//\//-}" --wait=false >/dev/null
+	[ ! -e "demo/$1/policy.yaml" ] || kubectl delete -f "demo/$1/policy.yaml" >/dev/null
+	# shellcheck disable=SC2086 # several namespaces
+	kubectl delete namespace $spaces --wait=false >/dev/null
 	echo "  ($((SECONDS - began)) s)"
 }
 
@@ -291,9 +332,10 @@ scenario() {
 	local name=$1 wait=$2
 	shift 2
 	begin "$name"
-	apply "$name" "demo/$name"/*.yaml
+	apply_all "$name"
 	await "$name" "$wait"
 	check "$name" "$@"
+	case $name in mps/* | timeslicing/*) look ;; esac
 	finish "$name"
 }
 
@@ -309,6 +351,63 @@ whole_gpu_waits() {
 	await "$name" "--for=condition=Ready pod/whole"
 	check "$name" 3 3 "H100"
 	finish "$name"
+}
+
+# two_namespaces is equal shares for strangers.
+two_namespaces() {
+	local name=mps/equal-shares
+	begin "$name"
+	spaces="$spaces demo-mps-neighbours"
+	kubectl delete namespace demo-mps-neighbours --ignore-not-found --timeout=60s >/dev/null
+	kubectl create namespace demo-mps-neighbours >/dev/null
+	apply_all "$name"
+	manifests "demo/$name/deployment.yaml" | kubectl apply -n demo-mps-neighbours -f -
+	await "$name" "--for=condition=Available deployment/small-model"
+	kubectl wait -n demo-mps-neighbours --timeout=90s --for=condition=Available deployment/small-model >/dev/null || fail "$name: the neighbours don't run"
+	check "$name" 4 4 "L40S"
+	look
+	finish "$name"
+}
+
+# mps_whole_gpu is the scenario whose limits the claim itself says.
+mps_whole_gpu() {
+	local name=mps/whole-gpu container
+	begin "$name"
+	apply_all "$name"
+	await "$name" "--for=condition=Ready pod/two-in-one"
+	check "$name" 2 1 "H100"
+	for container in first second; do
+		limits "$container" "$(kubectl logs -n "$spaces" two-in-one -c "$container")" 20Gi 50
+	done
+	look
+	finish "$name"
+}
+
+# look shows what sharing has set up on the nodes.
+look() {
+	local node found
+	for node in node-0 node-1; do
+		found=$(shared "$node")
+		[ -z "$found" ] || printf '  on %s:\n%s\n' "$node" "$(sed 's/^/  | /' <<<"$found")"
+	done
+}
+
+# shared lists what isn't as it is without sharing on a node: compute modes, time
+# slices, MPS daemons with their processes.
+shared() {
+	smi "$1" --query-gpu=index,name,compute_mode --format=csv,noheader | grep -v 'Default$' || true
+	smi "$1" compute-policy --list | grep -E 'Short|Medium|Long' || true
+	daemons "$1"
+}
+
+# daemons lists the MPS daemons of a node and their processes.
+daemons() {
+	"$localcluster" exec --name "$cluster" "$1" -- sh -c '
+		ls /run/tessera/mps/d 2>/dev/null
+		for p in /proc/[0-9]*; do
+			name=$(tr "\0" " " <"$p/cmdline" 2>/dev/null) || continue
+			case ${name%% *} in *nvidia-cuda-mps-*) echo "$name" ;; esac
+		done'
 }
 
 # settle waits until nothing of the scenarios is left.
@@ -339,6 +438,16 @@ unpartitioned() {
 	echo "$1 has no MIG instance left, and MIG mode is off again"
 }
 
+# unshared waits until nothing of MPS and time slices is left on a node.
+unshared() {
+	local end=$((SECONDS + 30)) left
+	while left=$(shared "$1") && [ -n "$left" ]; do
+		[ $SECONDS -lt $end ] || fail "after 30 s $1 still has"$'\n'"$left"
+		sleep 0.5
+	done
+	echo "$1 has no MPS daemon left, and compute modes and time slices are as they were"
+}
+
 # everything lists every object in the cluster but those that come and go by
 # themselves.
 everything() {
@@ -352,7 +461,7 @@ everything() {
 # files lists what Tessera has on a node.
 files() {
 	"$localcluster" exec --name "$cluster" "$1" -- \
-		find /var/lib/tessera /var/lib/tessera-simulator /var/run/cdi /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry ! -type d
+		find /run/tessera /var/lib/tessera /var/lib/tessera-simulator /var/run/cdi /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry ! -type d
 }
 
 # uninstall removes the release and shows that the cluster is as it was.
@@ -408,6 +517,14 @@ scenario mig/single-profile "--for=condition=Ready pod/by-claim pod/by-resource"
 scenario mig/mix "--for=condition=Ready pod/small pod/large pod/pair" 4 4 "H100"
 scenario mig/fill-a-gpu "--for=condition=Available deployment/seven" 7 7 "H100"
 whole_gpu_waits
+two_namespaces
+scenario mps/by-size "--for=condition=Ready pod/ten pod/twenty pod/thirty" 3 1 "H100"
+scenario mps/in-a-partition "--for=condition=Ready pod/left pod/right" 2 1 "H100"
+mps_whole_gpu
+scenario timeslicing/replicas "--for=condition=Available deployment/notebooks" 3 3 "T4"
+scenario timeslicing/whole-gpu "--for=condition=Ready pod/taking-turns" 2 1 "H100"
 settle
 unpartitioned node-0
+unshared node-0
+unshared node-1
 [ "$KEEP" = 1 ] || uninstall
