@@ -94,7 +94,8 @@ func results(obj any) []resourceapi.DeviceRequestAllocationResult {
 	return claim.Status.Allocation.Devices.Results
 }
 
-// in lists the devices of a pool that claims have been given, sorted.
+// in lists the devices of a pool that claims have been given, sorted, each once
+// for each claim.
 func (c *claims) in(pool string) ([]allocation, error) {
 	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
 	if err != nil {
@@ -117,5 +118,5 @@ func allocations(objs []any, pool string) []allocation {
 		}
 	}
 	slices.SortFunc(out, allocation.compare)
-	return out
+	return slices.Compact(out)
 }

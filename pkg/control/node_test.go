@@ -83,16 +83,17 @@ type fakeClaims map[string][]allocation
 
 func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
 
-// fakeServer stores counters in some form.
+// fakeServer stores counters in some form, and consumable capacity or not.
 type fakeServer struct {
-	form  publish.Counters
-	err   error
-	asked int
+	form     publish.Counters
+	multiple bool
+	err      error
+	asked    int
 }
 
-func (s *fakeServer) Probe(context.Context) (publish.Counters, error) {
+func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	s.asked++
-	return s.form, s.err
+	return publish.Abilities{Counters: s.form, Multiple: s.multiple}, s.err
 }
 
 func newScene(t *testing.T) *scene {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -106,7 +107,7 @@ type gpuAccount struct {
 // facts are all that a decision follows from, in a form that compares.
 type facts struct {
 	inventory, labels, rules, claims string
-	form                             publish.Counters
+	able                             publish.Abilities
 }
 
 // input is what a decision is made of.
@@ -202,7 +203,7 @@ func (p *plans) input(ctx context.Context, inv *v1alpha1.GPUInventory) (input, e
 	if in.claims, err = p.claims.in(inv.Name); err != nil {
 		return in, err
 	}
-	if in.facts.form, err = p.server.counters(ctx); err != nil {
+	if in.facts.able, err = p.server.abilities(ctx); err != nil {
 		return in, err
 	}
 	in.facts.inventory = string(inv.UID) + " " + inv.ResourceVersion
@@ -232,25 +233,43 @@ func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision 
 	n := inventory.Node(inv)
 	policies := in.rules.policies(ctx)
 	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
-	d := decision{form: in.facts.form, account: account{facts: in.facts}}
+	d := decision{form: in.facts.able.Counters, account: account{facts: in.facts}}
 	d.gpus = offer.Build(n, offer.Options{
 		Counters:  d.form != publish.NoCounters,
+		Multiple:  in.facts.able.Multiple,
 		Allocated: devicesOf(in.claims),
 		Plan: func(g gpu.GPU) offer.Plan {
 			v := policy.Decide(policies, in.labels, offer.Whole(n, g))
 			verdicts[g.UUID] = v
-			return offer.Plan{Partitioned: v.Plan.Partitioned}
+			return offer.Plan{Partitioned: v.Plan.Partitioned, MPS: v.Plan.MPS, TimeSliced: v.Plan.TimeSliced}
 		},
 	})
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
+		r := v1alpha1.GPUSpec{UUID: string(g.UUID), TimeSlice: timeSlice(g, v.Plan, inv)}
 		if plan := v.Plan.Partitioned; plan != nil && plan.KeepWarm != nil && plan.KeepWarm.Duration > 0 && len(profiles) > 0 {
-			d.requests = append(d.requests, v1alpha1.GPUSpec{UUID: string(g.UUID), KeepWarm: plan.KeepWarm})
+			r.KeepWarm = plan.KeepWarm
+		}
+		if r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
+			d.requests = append(d.requests, r)
 		}
 	}
 	slices.SortFunc(d.requests, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	return d
+}
+
+// timeSlice is what a GPU's time slice is to be while claims have replicas of it.
+// What a policy asked for holds until the last of its replicas is gone.
+func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1alpha1.TimeSliceInterval {
+	if plan.TimeSliced != nil && slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return gpu.DeviceName(d.Name).IsReplica() }) {
+		return cmp.Or(plan.TimeSliced.Interval, v1alpha1.DefaultTimeSlice)
+	}
+	i := slices.IndexFunc(inv.Spec.GPUs, func(s v1alpha1.GPUSpec) bool { return s.UUID == string(g.UUID) })
+	if i < 0 || !slices.ContainsFunc(g.Leftover, gpu.DeviceName.IsReplica) {
+		return ""
+	}
+	return inv.Spec.GPUs[i].TimeSlice
 }
 
 func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
 // policies tells admins what became of their SharingPolicies. It looks at all
@@ -210,11 +209,7 @@ func (o *outcome) misspelt() []v1alpha1.PolicyProblem {
 func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus {
 	status := v1alpha1.SharingPolicyStatus{ObservedGeneration: s.Generation, Conditions: slices.Clone(s.Status.Conditions)}
 	if o.refused != nil {
-		reason := v1alpha1.ReasonInvalid
-		if errors.Is(o.refused, policy.ErrPlanNotSupported) {
-			reason = v1alpha1.ReasonPlanNotSupported
-		}
-		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionFalse, reason, o.refused.Error())
+		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalid, o.refused.Error())
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionApplied)
 		return status
 	}

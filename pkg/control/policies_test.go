@@ -109,6 +109,8 @@ func partitioned(profiles ...string) v1alpha1.Plan {
 	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles}}
 }
 
+func mps(shares int32) v1alpha1.Plan { return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: &shares}} }
+
 func TestJudge(t *testing.T) {
 	nodes := slices.Concat(
 		nodeWith("a", "inference", h100(0), h100(1), l4(2)),
@@ -137,12 +139,12 @@ func TestJudge(t *testing.T) {
 			},
 			map[string]string{"broad": "Accepted nodes=1 gpus=1 lost=narrow:3", "narrow": "Accepted nodes=2 gpus=3"},
 		},
-		"a plan that can't be carried out takes no GPU": {
+		"all kinds of plans": {
 			[]*v1alpha1.SharingPolicy{
-				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
-				sharing("mps", v1alpha1.SharingPolicySpec{Priority: 10, Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}}}}),
+				sharing("a", v1alpha1.SharingPolicySpec{Plan: mps(4), Priority: 1, NodeSelector: inference}),
+				sharing("b", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}}),
 			},
-			map[string]string{"a": "Accepted nodes=2 gpus=4", "mps": "PlanNotSupported nodes=0 gpus=0"},
+			map[string]string{"a": "Accepted nodes=1 gpus=3", "b": "Accepted nodes=1 gpus=1 lost=a:3"},
 		},
 		"a malformed policy harms no other": {
 			[]*v1alpha1.SharingPolicy{
@@ -184,9 +186,17 @@ func TestJudgeExplains(t *testing.T) {
 		condition string
 		want      string
 	}{
-		"plan": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}},
-			condition: v1alpha1.ConditionAccepted, want: "exclusive and partitioned only",
+		"malformed plan": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 1}}},
+			condition: v1alpha1.ConditionAccepted, want: "spec.plan.timeSliced.replicas: Invalid value: 1: must be 2 to 64",
+		},
+		"shares on a server without counters": {
+			spec:      v1alpha1.SharingPolicySpec{Plan: mps(4)},
+			condition: v1alpha1.ConditionApplied, want: "On 3 GPUs: The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its MPS shares",
+		},
+		"sizes on a server without consumable capacity": {
+			spec: v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}}, form: publish.SplitCounters,
+			condition: v1alpha1.ConditionApplied, want: "On 3 GPUs: The API server stores no consumable capacity (feature gate DRAConsumableCapacity)",
 		},
 		"selector": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "1 + 1"},

@@ -101,9 +101,6 @@ func newRule(s *v1alpha1.SharingPolicy, known *selector) (rule, error) {
 	if errs := s.Spec.Validate(); len(errs) > 0 {
 		return rule{}, errs.ToAggregate()
 	}
-	if err := policy.Supported(s.Spec.Plan); err != nil {
-		return rule{}, err
-	}
 	r := rule{policy: policy.Policy{
 		Name: s.Name, Priority: s.Spec.Priority, Created: s.CreationTimestamp.Time,
 		Plan: *s.Spec.Plan.DeepCopy(), Nodes: labels.Everything(),

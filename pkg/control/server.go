@@ -27,45 +27,45 @@ const (
 
 // prober is what a server needs of publish.Publisher.
 type prober interface {
-	Probe(ctx context.Context) (publish.Counters, error)
+	Probe(ctx context.Context) (publish.Abilities, error)
 }
 
-// server remembers in which form the API server stores counters.
+// server remembers what the API server stores of slices, and in which form.
 type server struct {
 	prober prober
 	clock  clock.WithTicker
 
 	mu        sync.Mutex
 	known     bool
-	form      publish.Counters
+	able      publish.Abilities
 	asked     time.Time
 	listeners []chan event.GenericEvent
 }
 
 func newServer(p prober) *server { return &server{prober: p, clock: clock.RealClock{}} }
 
-// changes returns a channel that tells when the form isn't any more what it
-// was. To be called before anything else.
+// changes returns a channel that tells when the server isn't able any more to
+// what it was. To be called before anything else.
 func (s *server) changes() <-chan event.GenericEvent {
 	c := make(chan event.GenericEvent, 1)
 	s.listeners = append(s.listeners, c)
 	return c
 }
 
-// counters returns the form; the first time it asks the server.
-func (s *server) counters(ctx context.Context) (publish.Counters, error) {
+// abilities returns what the server stores; the first time it asks the server.
+func (s *server) abilities(ctx context.Context) (publish.Abilities, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.known {
 		if err := s.ask(ctx); err != nil {
-			return publish.NoCounters, err
+			return publish.Abilities{}, err
 		}
 	}
-	return s.form, nil
+	return s.able, nil
 }
 
-// doubt asks the server anew, unless that was done just now: because a pool in
-// the known form could not be written, or because time has passed.
+// doubt asks the server anew, unless that was done just now: because a pool
+// could not be written, or because time has passed.
 func (s *server) doubt(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *server) doubt(ctx context.Context) error {
 	return s.ask(ctx)
 }
 
-// ask finds the form out, and tells the listeners if it is another one. A
+// ask finds the abilities out, and tells the listeners if they are others. A
 // refusal is an answer only where there hasn't been one: it says nothing about
 // a server that told before.
 func (s *server) ask(ctx context.Context) error {
@@ -83,17 +83,17 @@ func (s *server) ask(ctx context.Context) error {
 	s.asked = s.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
 	defer cancel()
-	form, err := s.prober.Probe(ctx)
+	able, err := s.prober.Probe(ctx)
 	switch {
 	case err != nil && (s.known || !refused(err)):
 		return err
 	case err != nil:
-		logger.Error(err, "The API server refuses dry runs of ResourceSlices; GPUs are offered as on a server that stores no counters")
+		logger.Error(err, "The API server refuses dry runs of ResourceSlices; GPUs are offered as on a server that stores neither counters nor consumable capacity")
 	}
-	if s.known && s.form == form {
+	if s.known && s.able == able {
 		return nil
 	}
-	logger.Info("Found out how the API server stores counters", "counters", form.String())
+	logger.Info("Found out what the API server stores", "counters", able.Counters.String(), "consumableCapacity", able.Multiple)
 	if s.known {
 		for _, c := range s.listeners {
 			select {
@@ -102,7 +102,7 @@ func (s *server) ask(ctx context.Context) error {
 			}
 		}
 	}
-	s.known, s.form = true, form
+	s.known, s.able = true, able
 	return nil
 }
 

@@ -30,7 +30,7 @@ func TestServerIsAskedOnce(t *testing.T) {
 	s := newServer(fake)
 	changes := s.changes()
 	for range 3 {
-		if form, err := s.counters(t.Context()); form != publish.JointCounters || err != nil {
+		if form, err := s.abilities(t.Context()); form.Counters != publish.JointCounters || err != nil {
 			t.Fatalf("got %v, %v", form, err)
 		}
 	}
@@ -44,11 +44,11 @@ func TestServerIsAskedOnce(t *testing.T) {
 func TestServerThatDoesNotSay(t *testing.T) {
 	fake := &fakeServer{err: errors.New("connection refused")}
 	s := newServer(fake)
-	if _, err := s.counters(t.Context()); !errors.Is(err, fake.err) {
+	if _, err := s.abilities(t.Context()); !errors.Is(err, fake.err) {
 		t.Errorf("got %v, want %v", err, fake.err)
 	}
 	fake.err = apierrors.NewBadRequest("admission webhook x does not support dry run")
-	if form, err := s.counters(t.Context()); form != publish.NoCounters || err != nil {
+	if form, err := s.abilities(t.Context()); form.Counters != publish.NoCounters || err != nil {
 		t.Errorf("got %v, %v, want that there are none", form, err)
 	}
 	if !refused(fmt.Errorf("x: %w", publish.ErrProbeRefused)) {
@@ -70,7 +70,7 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes := s.changes()
-	if _, err := s.counters(t.Context()); err != nil {
+	if _, err := s.abilities(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	fake.form, fake.err = publish.NoCounters, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("x"))
@@ -78,7 +78,7 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 	if err := s.doubt(t.Context()); !errors.Is(err, fake.err) {
 		t.Errorf("got %v, want the refusal", err)
 	}
-	if form, err := s.counters(t.Context()); form != publish.SplitCounters || err != nil || told(changes) {
+	if form, err := s.abilities(t.Context()); form.Counters != publish.SplitCounters || err != nil || told(changes) {
 		t.Errorf("got %v, %v, told: %v; want what was known", form, err, told(changes))
 	}
 }
@@ -89,7 +89,7 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes, more := s.changes(), s.changes()
-	if _, err := s.counters(t.Context()); err != nil {
+	if _, err := s.abilities(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	fake.form = publish.SplitCounters // it was upgraded
@@ -102,7 +102,7 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	if fake.asked != 3 {
 		t.Errorf("asked %d times in 20 s, want 3", fake.asked)
 	}
-	if form, _ := s.counters(t.Context()); form != publish.SplitCounters || !told(changes) || !told(more) || told(more) {
+	if form, _ := s.abilities(t.Context()); form.Counters != publish.SplitCounters || !told(changes) || !told(more) || told(more) {
 		t.Errorf("the form is %v; both listeners must have been told once", form)
 	}
 }
@@ -118,7 +118,7 @@ func TestServerMayChange(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- s.Start(ctx) }()
-		if _, err := s.counters(ctx); err != nil {
+		if _, err := s.abilities(ctx); err != nil {
 			t.Fatal(err)
 		}
 		for _, now := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
@@ -126,7 +126,7 @@ func TestServerMayChange(t *testing.T) {
 			fake.form = now
 			s.mu.Unlock()
 			time.Sleep(lookAgain + time.Second)
-			if form, _ := s.counters(ctx); form != now || !told(changes) {
+			if form, _ := s.abilities(ctx); form.Counters != now || !told(changes) {
 				t.Errorf("the form is %v, want %v", form, now)
 			}
 		}

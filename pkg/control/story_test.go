@@ -626,7 +626,8 @@ func TestPolicyIsAnswered(t *testing.T) {
 	startController(t)
 	n := newNode(t, 2)
 	n.report(t)
-	p := newPolicy(t, v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2)}})
+	p := newPolicy(t, v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}})
+	p.Spec.GPUSelector = "1 + 1"
 	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": n.name}}
 	if err := api.Create(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -642,9 +643,9 @@ func TestPolicyIsAnswered(t *testing.T) {
 		}
 		return ""
 	}
-	eventually(t, "the plan is refused", func() bool { return answer() == "False PlanNotSupported nodes=0 gpus=0" })
+	eventually(t, "the selector is refused", func() bool { return answer() == "False Invalid nodes=0 gpus=0" })
 
-	change(t, p, func() { p.Spec.Plan = v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}} })
+	change(t, p, func() { p.Spec.GPUSelector = "" })
 	eventually(t, "the plan is in force, nowhere yet", func() bool { return answer() == "True Accepted nodes=0 gpus=0" })
 
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}

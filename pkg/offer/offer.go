@@ -12,6 +12,11 @@
 // can be made at is a device, and shared counters see to it that no two claims
 // get silicon twice. What the numbers are is computed from the GPU's tables.
 //
+// So are MPS shares, and replicas that take turns. Equal shares of a GPU are a
+// device each, and a counter keeps them apart from the whole GPU. Shares of a
+// partition, and those that claims choose the size of, are one device that is
+// given several times.
+//
 // Only the controller, and what measures it, import it.
 package offer
 
@@ -30,13 +35,17 @@ import (
 // domain.
 const Driver = "gpu.nvidia.com"
 
-// Plan is what a GPU is to be offered as. The zero Plan is exclusive: as a
-// whole only.
+// Plan is what a GPU is to be offered as: one of these, at most. The zero Plan
+// is exclusive: as a whole only.
 type Plan struct {
 	// Partitioned cuts the GPU; the zero PartitionedPlan into the default
 	// profiles, wherever they fit, on demand. Nil: exclusive. KeepWarm changes
 	// nothing here.
 	Partitioned *v1alpha1.PartitionedPlan
+	// MPS divides the GPU into MPS shares.
+	MPS *v1alpha1.MPSPlan
+	// TimeSliced offers replicas. Interval changes nothing here.
+	TimeSliced *v1alpha1.TimeSlicedPlan
 }
 
 // Options are what a node's offer depends on besides its GPUs.
@@ -46,13 +55,19 @@ type Options struct {
 	// Allocated are the names of the node's devices that claims have been
 	// given, admin access apart, in any order. None of them leaves the shelf,
 	// whatever the plan. While a claim has a partition that its GPU's tables don't
-	// list, nothing new of the GPU is offered: nobody knows what it takes. A name
-	// that is of no GPU on this node now is ignored.
+	// list, or a share or replica that the plan doesn't offer, or anything else
+	// where the plan offers whole GPUs' shares or replicas, nothing new of the GPU
+	// is offered. A name that is of no GPU on this node now is ignored, and one
+	// that is there several times counts once.
 	Allocated []gpu.DeviceName
 	// Counters says that the server stores shared counters. Without them only
 	// devices that never overlap are offered: whole GPUs, others' instances,
-	// and what a layout fixes.
+	// what a layout fixes, or shares or replicas without the whole.
 	Counters bool
+	// Multiple says that the server stores devices that can be given several
+	// times (consumable capacity). Without it all shares are equal, and there
+	// are shares of partitions only where a layout fixes these.
+	Multiple bool
 }
 
 // GPU is what one physical GPU is offered as. Its devices stay together,
@@ -65,9 +80,9 @@ type GPU struct {
 	// Index is NVML's: GPUs are offered in this order.
 	Index int
 	// Devices in the order in which they should be given away: the scheduler
-	// takes the first that fits. Never more than one ResourceSlice can hold with
-	// counters, 64. Empty where nothing of the GPU can be offered; Problems then
-	// says why.
+	// takes the first that fits. Never more than one ResourceSlice can hold: 64
+	// with Counters, 128 without. Empty where nothing of the GPU can be offered;
+	// Problems then says why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
 	// two of them are in each other's way. Its name is Name.
@@ -94,7 +109,8 @@ type GPU struct {
 // can't use it whole. One whose mode is off is offered whole, and in
 // partitions where this driver may switch the mode. While a change of mode is
 // pending only what exists is offered. Instances that others made are offered
-// as they are, in every plan, and nothing in the space they take.
+// in every plan, as they are or divided into MPS shares, and nothing in the space
+// they take.
 func Build(n gpu.Node, o Options) []GPU {
 	names := nameAll(n.GPUs)
 	allocated := byGPU(names, o.Allocated)
@@ -108,9 +124,9 @@ func Build(n gpu.Node, o Options) []GPU {
 		if o.Plan != nil {
 			p = o.Plan(g)
 		}
-		s := newShelf(g, p, o.Counters, sane(names, g))
-		s.keep(names, allocated[g.UUID], o.Counters)
-		out = append(out, s.offer(n, name, names, o.Counters))
+		s := newShelf(g, p, o, sane(names, g))
+		s.keep(names, allocated[g.UUID])
+		out = append(out, s.offer(n, name, names))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))

@@ -21,8 +21,17 @@ func inOrder(m gpu.MIG, parts []part) []part {
 	}
 	return slices.SortedFunc(slices.Values(parts), func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.Placement.Size, b.Placement.Size), cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances),
-			cmp.Compare(nvml(a), nvml(b)), existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]))
+			cmp.Compare(nvml(a), nvml(b)), existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]),
+			cmp.Compare(a.share(), b.share()))
 	})
+}
+
+// share tells a partition from one that is shared.
+func (p part) share() int {
+	if p.shared {
+		return 1
+	}
+	return 0
 }
 
 func existing(a, b part) int {

@@ -78,7 +78,9 @@ func TestPlans(t *testing.T) {
 		"layout, others made part of it":  {gpu: other("3g.40gb", 4), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "3g40gb-4 3g40gb-0"}},
 		"layout, others are in the way":   {gpu: other("1g.10gb", 0), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "1g10gb-0 3g40gb-4", Problem: "layout[1]"}},
 
-		"claimed: in the plan":                        {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "whole"}, want: offered{Devices: "whole " + small, Counters: counted}},
+		"claimed: in the plan":                        {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "1g10gb-0"}, want: offered{Devices: "whole " + small, Counters: counted}},
+		"claimed: whole, in the plan":                 {plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small, Counters: counted}},
+		"claimed: what can't be had at once":          {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "whole"}, want: offered{Devices: "whole 1g10gb-4", Leftover: "whole 1g10gb-4"}},
 		"claimed: whole, then layout":                 {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, want: offered{Devices: "whole 3g40gb-0 3g40gb-4", Leftover: "whole", Counters: "memory-slices-0-4=2"}},
 		"claimed: whole, then layout, no counters":    {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, bare: true, want: offered{Devices: "whole", Leftover: "whole"}},
 		"claimed: whole, then others switched MIG on": {gpu: on, plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small, Leftover: "whole", Counters: counted}},

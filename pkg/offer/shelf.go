@@ -20,8 +20,20 @@ type part struct {
 	uuid gpu.UUID
 	// exists: others made it.
 	exists bool
+	// shared: several claims can have an MPS share of it. shares is how many there
+	// are; 0 where only a claim keeps it on offer.
+	shared bool
+	shares int
 	// leftover: only a claim keeps it on offer.
 	leftover bool
+}
+
+// device is what claims are given.
+func (p part) device() gpu.Device {
+	if p.shared {
+		return gpu.Share{Of: p.Partition}
+	}
+	return p.Partition
 }
 
 // shelf is what one GPU is offered as, while it is being decided.
@@ -29,39 +41,64 @@ type shelf struct {
 	g gpu.GPU
 	// mig is g's, or an empty one.
 	mig gpu.MIG
+	// server is what the server can do; nothing else is read of it.
+	server Options
 	// room that others leave.
 	room  room
 	whole bool
 	// wholeLeft: only a claim keeps the whole GPU on offer.
 	wholeLeft bool
 	parts     []part
-	missing   []string
-	problems  []string
+	// slots are shares of the GPU, or of partitions that don't overlap, or replicas.
+	// Where a plan has some, it has no parts.
+	slots []slot
+	// step in MiB and number of clients of a share whose size claims choose; 0
+	// where the plan has none.
+	step    int64
+	clients int
+	// frozen: nothing but what claims have is offered.
+	frozen   bool
+	missing  []string
+	problems []string
 }
 
+// How many devices a ResourceSlice has room for, with counters and without.
+const (
+	maxCounted   = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	maxUncounted = resourceapi.ResourceSliceMaxDevices
+)
+
 // newShelf decides what a plan makes of a GPU that nobody has been given.
-func newShelf(g gpu.GPU, p Plan, counters bool, tables error) *shelf {
-	s := &shelf{g: g}
+func newShelf(g gpu.GPU, p Plan, server Options, tables error) *shelf {
+	s := &shelf{g: g, server: server}
 	if g.MIG != nil {
 		s.mig = *g.MIG
 	}
+	s.whole = !s.mig.Enabled && len(s.mig.Instances) == 0
 	if tables != nil {
 		s.problem("It can't be cut, because its MIG tables, as the node's plugin reports them, make no sense: %v.", tables)
-		s.whole = !s.mig.Enabled && len(s.mig.Instances) == 0
-		s.mig, s.room = gpu.MIG{}, newRoom(gpu.MIG{})
-		return s
+		s.mig, p.Partitioned = gpu.MIG{}, nil
 	}
 	s.room = newRoom(s.mig)
 	s.existing()
-	s.whole = !s.mig.Enabled && len(s.mig.Instances) == 0
 	switch {
+	case p.MPS != nil:
+		s.mps(withDefaults(*p.MPS))
+	case p.TimeSliced != nil:
+		s.timeSliced(*p.TimeSliced)
 	case p.Partitioned != nil:
-		s.partition(*p.Partitioned, counters)
-	case !s.whole:
+		s.partition(*p.Partitioned)
+	case !s.whole && tables == nil:
 		s.problem("It is exclusive by its plan, and can't be used whole because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
 	}
 	return s
+}
+
+func withDefaults(plan v1alpha1.MPSPlan) v1alpha1.MPSPlan {
+	spec := v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{MPS: plan.DeepCopy()}}
+	spec.SetDefaults()
+	return *spec.Plan.MPS
 }
 
 func (s *shelf) problem(format string, args ...any) {
@@ -99,25 +136,37 @@ func (s *shelf) profile(name string) (gpu.Profile, bool) {
 
 // partition carries out a partitioned plan as far as the GPU and the server
 // can.
-func (s *shelf) partition(plan v1alpha1.PartitionedPlan, counters bool) {
-	if why := s.uncut(plan); why != "" {
+func (s *shelf) partition(plan v1alpha1.PartitionedPlan) {
+	if why := s.uncut(); why != "" {
 		s.problem("%s", why)
 		return
 	}
 	if len(plan.Layout) > 0 {
 		s.layout(plan.Layout)
+	} else if !s.onDemand(plan) {
 		return
 	}
+	if plan.MPS != nil {
+		s.divide(int(plan.MPS.Shares))
+	}
+}
+
+// onDemand offers profiles wherever they fit, or says why it can't.
+func (s *shelf) onDemand(plan v1alpha1.PartitionedPlan) bool {
 	profiles := s.wanted(plan.Profiles)
-	if len(profiles) == 0 {
+	switch {
+	case len(profiles) == 0:
 		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't cut; it has %s.",
 			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), s.profileNames())
-		return
-	}
-	if !counters {
+		return false
+	case !s.server.Counters:
 		s.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that partitions can't be cut on demand; " +
 			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout.")
-		return
+		return false
+	case plan.MPS != nil && !s.server.Multiple:
+		s.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that partitions that are cut on demand can't be shared; " +
+			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
+		return false
 	}
 	for _, p := range profiles {
 		for _, at := range p.Placements {
@@ -126,15 +175,14 @@ func (s *shelf) partition(plan v1alpha1.PartitionedPlan, counters bool) {
 			}
 		}
 	}
+	return true
 }
 
 // uncut says why a GPU can't be cut; "" if it can.
-func (s *shelf) uncut(plan v1alpha1.PartitionedPlan) string {
+func (s *shelf) uncut() string {
 	switch {
 	case s.g.MIG == nil:
 		return "It has no MIG, and is offered whole."
-	case plan.MPS != nil:
-		return "This version makes no MPS shares of partitions (spec.plan.partitioned.mps), and doesn't cut the GPU."
 	case s.mig.Enabled != s.mig.Pending:
 		return fmt.Sprintf("Its MIG mode is %s and becomes %s with the next GPU reset; until then only what exists is offered.", onOff(s.mig.Enabled), onOff(s.mig.Pending))
 	case !s.mig.Enabled && !s.mig.Switchable:
@@ -181,93 +229,31 @@ func (s *shelf) wanted(names []string) []gpu.Profile {
 	return out
 }
 
-// keep leaves on the shelf what claims have. Without counters, what couldn't
-// exist beside it is taken off instead; and everything is, beside a partition
-// of which nobody knows what it takes.
-func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName, counters bool) {
-	var have []gpu.Device
-	var unknown []string
-	for _, name := range allocated {
-		d, err := names.Device(name)
-		if p, ok := d.(gpu.Partition); err != nil || ok && !s.lists(p) {
-			unknown = append(unknown, string(name))
-			continue
-		}
-		have = append(have, d)
+// lists says whether the partition that a device is, or is of, is one that the
+// GPU's tables have.
+func (s *shelf) lists(d gpu.Device) bool {
+	at, ok := gpu.Base(d).(gpu.Partition)
+	if !ok {
+		return true
 	}
-	if !counters {
-		s.withhold(have)
-	}
-	if len(unknown) > 0 {
-		s.problem("Its MIG tables don't list %s, which a claim has; until the claim is gone, nothing new of it is offered.", strings.Join(unknown, ", "))
-		s.whole = false
-		s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return !slices.Contains(have, gpu.Device(p.Partition)) })
-	}
-	for _, d := range have {
-		switch d := d.(type) {
-		case gpu.Whole:
-			s.wholeLeft = !s.whole
-		case gpu.Partition:
-			if p, ok := s.profile(d.Profile); ok && !s.holds(d) {
-				s.parts = append(s.parts, part{Partition: d, profile: p, leftover: true})
-			}
-		}
-	}
-}
-
-// lists says whether a partition is one that the GPU's tables have.
-func (s *shelf) lists(d gpu.Partition) bool {
-	p, ok := s.profile(d.Profile)
-	return ok && slices.Contains(p.Placements, d.Placement)
-}
-
-func (s *shelf) holds(d gpu.Partition) bool {
-	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d })
-}
-
-// exists says whether a partition is one that others made.
-func (s *shelf) exists(d gpu.Partition) bool {
-	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d && p.exists })
-}
-
-// withhold takes off what overlaps with what claims have, or wants engines of
-// which they leave too few.
-func (s *shelf) withhold(allocated []gpu.Device) {
-	s.whole = s.whole && !s.inTheWay(gpu.Whole{GPU: s.g.UUID}, allocated)
-	s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return s.inTheWay(p.Partition, allocated) })
-	r := s.room
-	for _, a := range allocated {
-		if d, ok := a.(gpu.Partition); ok && !s.exists(d) {
-			if p, ok := s.profile(d.Profile); ok {
-				r = r.without(p, d.Placement)
-			}
-		}
-	}
-	s.parts = slices.DeleteFunc(s.parts, func(p part) bool {
-		if p.exists || slices.Contains(allocated, gpu.Device(p.Partition)) {
-			return false
-		}
-		if !r.has(p.profile, p.Placement) {
-			return true
-		}
-		r = r.without(p.profile, p.Placement)
-		return false
-	})
-}
-
-func (s *shelf) inTheWay(d gpu.Device, allocated []gpu.Device) bool {
-	return slices.ContainsFunc(allocated, func(a gpu.Device) bool { return a != d && gpu.Conflict(a, d) })
+	p, ok := s.profile(at.Profile)
+	return ok && slices.Contains(p.Placements, at.Placement)
 }
 
 // offer puts the devices in order and describes them. The whole GPU is before
-// its partitions, because it is the most usual claim, and costs the others
-// nothing.
-func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names, withCounters bool) GPU {
+// its parts, because it is the most usual claim, and costs the others nothing.
+func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
 	out := GPU{UUID: s.g.UUID, Name: name, Index: s.g.Index, Missing: s.missing, Problems: s.problems}
 	parts := inOrder(s.mig, s.parts)
+	entire := s.whole || s.wholeLeft
 	var counters counters
-	if withCounters {
-		counters = count(s.room, parts, s.whole || s.wholeLeft)
+	last := len(parts)
+	switch {
+	case !s.server.Counters || s.frozen:
+	case len(s.slots) > 0:
+		counters, last = countSlots(s.slots, entire), len(s.slots)
+	default:
+		counters = count(s.room, parts, entire)
 	}
 	out.Counters = counters.set(name)
 	add := func(d resourceapi.Device, at int, leftover bool) {
@@ -280,12 +266,23 @@ func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names, withCou
 			out.Leftover = append(out.Leftover, gpu.DeviceName(d.Name))
 		}
 	}
-	if s.whole || s.wholeLeft {
-		add(whole(n, s.g, name), len(parts), s.wholeLeft)
+	if entire {
+		add(whole(n, s.g, name), last, s.wholeLeft)
 	}
 	for i, p := range parts {
-		partName, _ := names.Name(p.Partition)
-		add(partition(n, s.g, p, partName), i, p.leftover)
+		partName, _ := names.Name(p.device())
+		add(s.part(n, p, partName), i, p.leftover)
+	}
+	for i, x := range s.slots {
+		slotName, _ := names.Name(x.device)
+		add(s.describe(n, x.device, slotName), i, x.leftover)
 	}
 	return out
+}
+
+func (s *shelf) part(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+	if p.shared {
+		return s.divided(n, p, name)
+	}
+	return partition(n, s.g, p, name)
 }

@@ -16,10 +16,16 @@ import (
 // Values of the attribute type, and of the attributes memoryEnforcement and
 // computeEnforcement.
 const (
-	typeGPU             = "gpu"
-	typeMIG             = "mig"
-	typeLeftover        = "leftover"
-	enforcementHardware = "hardware"
+	typeGPU       = "gpu"
+	typeMIG       = "mig"
+	typeMPS       = "mps"
+	typeTimeSlice = "timeslice"
+	typeLeftover  = "leftover"
+
+	enforcementHardware   = "hardware"
+	enforcementPerProcess = "perProcess"
+	enforcementCeiling    = "ceiling"
+	enforcementNone       = "none"
 )
 
 // maxString is how long a string attribute may be on the API server.

@@ -1,5 +1,5 @@
 // Package policy decides which SharingPolicy, and so which plan, each GPU is
-// under, and says which plans this version can carry out.
+// under.
 //
 // It is pure: the answer for a GPU follows from the policies, its node's
 // labels, and its description as a device; it doesn't depend on the order of
@@ -12,7 +12,6 @@ package policy
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"time"
 
@@ -22,8 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-// Policy is a SharingPolicy that takes part: one that is well-formed, and
-// whose plan is Supported.
+// Policy is a SharingPolicy that takes part: one that is well-formed.
 type Policy struct {
 	Name     string
 	Priority int32
@@ -97,27 +95,4 @@ func (p Policy) selects(node labels.Set, gpu resourceapi.Device) (bool, error) {
 
 func precedence(a, b Policy) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
-}
-
-// ErrPlanNotSupported says that this version can't carry out a plan.
-var ErrPlanNotSupported = errors.New("this version can't carry out the plan")
-
-// planError is an ErrPlanNotSupported that says what to do.
-type planError string
-
-func (e planError) Error() string { return string(e) }
-
-func (planError) Is(target error) bool { return target == ErrPlanNotSupported }
-
-// Supported returns an ErrPlanNotSupported, which says what to do, unless this
-// version can carry out the plan.
-func Supported(p v1alpha1.Plan) error {
-	const asIf = "the selected GPUs are offered as if this policy did not exist"
-	switch {
-	case p.Partitioned != nil && p.Partitioned.MPS != nil:
-		return planError("spec.plan.partitioned.mps: this version can't cut partitions into MPS shares; leave mps out; until then " + asIf)
-	case p.Partitioned != nil || p.Exclusive != nil:
-		return nil
-	}
-	return planError("spec.plan: this version can carry out exclusive and partitioned only; " + asIf)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -137,26 +136,5 @@ func mustBeBest(t *testing.T, policies []policy.Policy, v policy.Verdict) {
 		if p.Priority > best.Priority || p.Priority == best.Priority && p.Created.Before(best.Created) {
 			t.Fatalf("%s goes before %s", p.Name, best.Name)
 		}
-	}
-}
-
-func TestSupported(t *testing.T) {
-	for name, tc := range map[string]struct {
-		plan v1alpha1.Plan
-		want string // in the error; empty: none
-	}{
-		"exclusive":             {exclusive, ""},
-		"partitioned":           {partitioned, ""},
-		"layout":                {v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb"}}}, ""},
-		"shares of a partition": {v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}}}, "spec.plan.partitioned.mps"},
-		"mps":                   {v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{}}, "exclusive and partitioned only"},
-		"time-sliced":           {v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{}}, "exclusive and partitioned only"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := policy.Supported(tc.plan)
-			if (got == nil) != (tc.want == "") || got != nil && (!errors.Is(got, policy.ErrPlanNotSupported) || !strings.Contains(got.Error(), tc.want)) {
-				t.Errorf("got %v, want %q in it", got, tc.want)
-			}
-		})
 	}
 }

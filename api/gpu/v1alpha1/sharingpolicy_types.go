@@ -205,8 +205,7 @@ type SharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Problems []PolicyProblem `json:"problems,omitempty"`
-	// conditions. Accepted: the policy is well-formed, and this version can do
-	// what it plans. Applied: its GPUs are offered as it plans; nothing waits, and
+	// conditions. Accepted: the policy is well-formed. Applied: its GPUs are offered as it plans; nothing waits, and
 	// there is no problem.
 	// +optional
 	// +listType=map
@@ -253,9 +252,8 @@ type PolicyProblem struct {
 const (
 	ConditionAccepted = "Accepted"
 
-	ReasonAccepted         = "Accepted"
-	ReasonInvalid          = "Invalid"
-	ReasonPlanNotSupported = "PlanNotSupported"
+	ReasonAccepted = "Accepted"
+	ReasonInvalid  = "Invalid"
 
 	ConditionApplied = "Applied"
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -62,11 +63,12 @@ func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 // cuttable are GPUs of two devices that consume counters.
 func cuttable(n int) []offer.GPU {
 	out := gpus(n)
+	one := map[string]resourceapi.Counter{"slice": {Value: resource.MustParse("1")}}
 	for i := range out {
-		out[i].Counters = &resourceapi.CounterSet{Name: string(out[i].Name), Counters: probeCounters()}
+		out[i].Counters = &resourceapi.CounterSet{Name: string(out[i].Name), Counters: one}
 		part := resourceapi.Device{Name: string(out[i].Name) + "-mig-1g10gb-0"}
 		for _, d := range []*resourceapi.Device{&out[i].Devices[0], &part} {
-			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: string(out[i].Name), Counters: probeCounters()}}
+			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: string(out[i].Name), Counters: one}}
 		}
 		out[i].Devices = append(out[i].Devices, part)
 	}

@@ -41,15 +41,46 @@ func FindServer(d discovery.ServerResourcesInterface) (Server, error) {
 	return Server{}, ErrNoResourceAPI
 }
 
-// Probe finds out in which form the server stores counters, by dry-run
+// Abilities are what a server stores of slices besides plain devices.
+type Abilities struct {
+	Counters Counters
+	// Multiple: devices that can be given several times, and policies for how much
+	// of their capacities claims may ask for.
+	Multiple bool
+}
+
+// Probe finds out what the server stores, and in which form, by dry-run
 // creates, which store nothing. Versions don't tell: gates can be off where
 // they are on by default, and on where they are off. An error means that it
 // could not be found out: the server didn't answer, or it, or an admission
 // webhook or policy, refuses dry runs or changes what is sent.
-func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
-	sets := []resourceapi.CounterSet{{Name: probeName, Counters: probeCounters()}}
+func (p *Publisher) Probe(ctx context.Context) (Abilities, error) {
+	counters, err := p.probeCounters(ctx)
+	if err != nil {
+		return Abilities{}, fmt.Errorf("find out how the API server stores counters: %w", err)
+	}
+	one := *resource.NewQuantity(1, resource.DecimalSI)
+	two := *resource.NewQuantity(2, resource.DecimalSI)
+	multiple, err := p.storesAll(ctx, []resourceapi.ResourceSliceSpec{{Devices: []resourceapi.Device{{
+		Name: probeName, AllowMultipleAllocations: new(true),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"range": {Value: two, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Max: &two, Step: &one},
+			}},
+			"values": {Value: two, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}},
+		},
+	}}}})
+	if err != nil {
+		return Abilities{}, fmt.Errorf("find out whether the API server stores consumable capacity: %w", err)
+	}
+	return Abilities{Counters: counters, Multiple: multiple}, nil
+}
+
+func (p *Publisher) probeCounters(ctx context.Context) (Counters, error) {
+	one := map[string]resourceapi.Counter{probeName: {Value: *resource.NewQuantity(1, resource.DecimalSI)}}
+	sets := []resourceapi.CounterSet{{Name: probeName, Counters: one}}
 	devices := []resourceapi.Device{{Name: probeName, ConsumesCounters: []resourceapi.DeviceCounterConsumption{
-		{CounterSet: probeName, Counters: probeCounters()},
+		{CounterSet: probeName, Counters: one},
 	}}}
 	for _, form := range []struct {
 		is    Counters
@@ -63,7 +94,7 @@ func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
 	} {
 		ok, err := p.storesAll(ctx, form.specs)
 		if err != nil {
-			return NoCounters, fmt.Errorf("find out how the API server stores counters: %w", err)
+			return NoCounters, err
 		}
 		if ok {
 			return form.is, nil
@@ -73,17 +104,13 @@ func (p *Publisher) Probe(ctx context.Context) (Counters, error) {
 }
 
 // ErrProbeRefused says that slices which must be stored on any server aren't, so
-// that nothing could be found out about counters.
-var ErrProbeRefused = errors.New("find out how the API server stores counters: it doesn't store the slice " + probeName +
+// that nothing could be found out.
+var ErrProbeRefused = errors.New("it doesn't store the slice " + probeName +
 	" as it is, not even without counters; look for admission webhooks and policies on resourceslices")
 
 // probeName is the name of everything that a probe is about, the node too:
 // whatever reads the server's log or an admission policy can tell it apart.
 const probeName = "tessera-probe"
-
-func probeCounters() map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{probeName: {Value: *resource.NewQuantity(1, resource.DecimalSI)}}
-}
 
 // storesAll says whether the server would store all of these as they are.
 func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceSliceSpec) (bool, error) {
@@ -105,8 +132,8 @@ func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceS
 }
 
 // Doubtful says whether a failed Write may come from a server that stores
-// counters in another form than it was taken for: it dropped something, or
-// called a slice invalid.
+// something else, or in another form, than it was taken for: it dropped
+// something, or called a slice invalid.
 func Doubtful(err error) bool {
 	var dropped *DroppedFieldsError
 	return errors.As(err, &dropped) || apierrors.IsInvalid(err)

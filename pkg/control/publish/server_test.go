@@ -52,9 +52,19 @@ func TestProbe(t *testing.T) {
 		}
 		return nil
 	}
+	single := func(s *resourceapi.ResourceSlice) error {
+		for i, d := range s.Spec.Devices {
+			s.Spec.Devices[i].AllowMultipleAllocations = nil
+			for name, c := range d.Capacity {
+				c.RequestPolicy = nil
+				d.Capacity[name] = c
+			}
+		}
+		return nil
+	}
 	for name, tc := range map[string]struct {
 		server func(*resourceapi.ResourceSlice) error
-		want   Counters
+		want   Abilities
 		err    bool
 	}{
 		"1.35 and later": {func(s *resourceapi.ResourceSlice) error {
@@ -62,18 +72,25 @@ func TestProbe(t *testing.T) {
 				return invalid
 			}
 			return nil
-		}, SplitCounters, false},
+		}, Abilities{SplitCounters, true}, false},
+		"consumable capacity off": {func(s *resourceapi.ResourceSlice) error {
+			if s.Spec.SharedCounters != nil && s.Spec.Devices != nil {
+				return invalid
+			}
+			return single(s)
+		}, Abilities{SplitCounters, false}, false},
 		"1.33 and 1.34": {func(s *resourceapi.ResourceSlice) error {
-			if len(s.Spec.Devices) > 0 && len(s.Spec.SharedCounters) == 0 {
+			if len(s.Spec.Devices) > 0 && s.Spec.Devices[0].ConsumesCounters != nil && len(s.Spec.SharedCounters) == 0 {
 				return invalid // a device consumes from a set that isn't in its slice
 			}
 			return nil
-		}, JointCounters, false},
-		"gate off, or 1.32": {drop, NoCounters, false},
+		}, Abilities{JointCounters, true}, false},
+		"gate off, or 1.32": {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, Abilities{}, false},
+		"only consumable capacity": {drop, Abilities{NoCounters, true}, false},
 		// An admission policy, say, that has an opinion about slices.
-		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, NoCounters, true},
-		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, NoCounters, true},
-		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, NoCounters, true},
+		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, Abilities{}, true},
+		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, Abilities{}, true},
+		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, Abilities{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := fake.NewClientset()

@@ -1,0 +1,157 @@
+package offer
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// keep leaves on the shelf what claims have. Without counters, what couldn't
+// exist beside it is taken off instead; and everything is, beside a partition
+// of which nobody knows what it takes, and where a change between shares,
+// replicas and others isn't over.
+func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName) {
+	var have []gpu.Device
+	var unknown []string
+	for _, name := range allocated {
+		d, err := names.Device(name)
+		if err != nil || !s.lists(d) {
+			unknown = append(unknown, string(name))
+			continue
+		}
+		have = append(have, d)
+	}
+	if len(unknown) > 0 {
+		s.problem("Its MIG tables don't list %s, which a claim has; until the claim is gone, nothing new of it is offered.", strings.Join(unknown, ", "))
+	}
+	switch {
+	case len(unknown) > 0 || s.changing(have):
+		s.freeze(have)
+	case !s.server.Counters:
+		s.withhold(have)
+	}
+	for _, d := range have {
+		s.hold(d)
+	}
+	s.trim(have)
+}
+
+// changing says whether claims have what no counter would keep apart from what
+// the plan offers, or what they have is in each other's way: the scheduler gives
+// nothing away of a pool that has less than nothing left of a counter.
+func (s *shelf) changing(have []gpu.Device) bool {
+	return slices.ContainsFunc(have, func(d gpu.Device) bool {
+		return inTheWay(d, have) || !s.offers(d) && (len(s.slots) > 0 || isSlot(d))
+	})
+}
+
+// isSlot says whether a device is one of those that are never among parts.
+func isSlot(d gpu.Device) bool {
+	switch d := d.(type) {
+	case gpu.Share:
+		_, ofPartition := d.Of.(gpu.Partition)
+		return !ofPartition || d.Count > 0
+	case gpu.Replica:
+		return true
+	case gpu.Whole, gpu.Partition:
+	}
+	return false
+}
+
+// offers says whether the device is on the shelf.
+func (s *shelf) offers(d gpu.Device) bool {
+	_, whole := d.(gpu.Whole)
+	return whole && (s.whole || s.wholeLeft) ||
+		slices.ContainsFunc(s.parts, func(p part) bool { return p.device() == d }) ||
+		slices.ContainsFunc(s.slots, func(x slot) bool { return x.device == d })
+}
+
+// freeze takes off all that no claim has. What is in the way of something else
+// that claims have isn't to be given away again either.
+func (s *shelf) freeze(have []gpu.Device) {
+	s.frozen = true
+	if whole := gpu.Device(gpu.Whole{GPU: s.g.UUID}); !slices.Contains(have, whole) || inTheWay(whole, have) {
+		s.whole = false
+	}
+	s.parts = slices.DeleteFunc(s.parts, func(p part) bool { return !slices.Contains(have, p.device()) })
+	s.slots = slices.DeleteFunc(s.slots, func(x slot) bool { return !slices.Contains(have, x.device) })
+	for i := range s.parts {
+		s.parts[i].leftover = inTheWay(s.parts[i].device(), have)
+	}
+	for i := range s.slots {
+		s.slots[i].leftover = inTheWay(s.slots[i].device, have)
+	}
+}
+
+// hold puts a device that a claim has on the shelf, if it isn't there.
+func (s *shelf) hold(d gpu.Device) {
+	if s.offers(d) {
+		return
+	}
+	at, ofPartition := gpu.Base(d).(gpu.Partition)
+	switch {
+	case isSlot(d):
+		s.slots = append(s.slots, slot{device: d, leftover: true})
+	case ofPartition:
+		_, shared := d.(gpu.Share)
+		p, _ := s.profile(at.Profile)
+		s.parts = append(s.parts, part{Partition: at, profile: p, shared: shared, leftover: true})
+	default:
+		s.wholeLeft = true
+	}
+}
+
+// exists says whether a partition is one that others made.
+func (s *shelf) exists(d gpu.Partition) bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d && p.exists })
+}
+
+// withhold takes off what overlaps with what claims have, or wants engines of
+// which they leave too few.
+func (s *shelf) withhold(allocated []gpu.Device) {
+	s.whole = s.whole && !inTheWay(gpu.Whole{GPU: s.g.UUID}, allocated)
+	r := s.room
+	for _, a := range allocated {
+		if d, ok := gpu.Base(a).(gpu.Partition); ok && !s.exists(d) {
+			if p, ok := s.profile(d.Profile); ok {
+				r = r.without(p, d.Placement)
+			}
+		}
+	}
+	s.parts = slices.DeleteFunc(s.parts, func(p part) bool {
+		if inTheWay(p.device(), allocated) {
+			return true
+		}
+		if p.exists || slices.Contains(allocated, p.device()) {
+			return false
+		}
+		if !r.has(p.profile, p.Placement) {
+			return true
+		}
+		r = r.without(p.profile, p.Placement)
+		return false
+	})
+}
+
+// inTheWay says whether a device and another one that claims have can't be had
+// at once.
+func inTheWay(d gpu.Device, allocated []gpu.Device) bool {
+	return slices.ContainsFunc(allocated, func(a gpu.Device) bool { return a != d && gpu.Conflict(a, d) })
+}
+
+// trim takes off the last parts that no claim has, where there are more than a
+// ResourceSlice has room for: no product has so many.
+func (s *shelf) trim(have []gpu.Device) {
+	n := len(s.parts) + len(s.slots) + 1 - maxCounted
+	if n <= 0 || len(s.parts) == 0 {
+		return
+	}
+	s.parts = inOrder(s.mig, s.parts)
+	for i, p := range slices.Backward(s.parts) {
+		if n > 0 && !slices.Contains(have, p.device()) {
+			s.parts = slices.Delete(s.parts, i, i+1)
+			n--
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package offer
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// slot is a place on a GPU, or on a partition, that one of several claims can
+// have, or, where it is a share without a number, several of them.
+type slot struct {
+	device   gpu.Device // a Share or a Replica
+	leftover bool
+}
+
+// equalInstead is how many equal shares there are where claims can't say how
+// large a share they want.
+const equalInstead = 4
+
+// mps carries out a plan for MPS shares of the whole GPU.
+func (s *shelf) mps(plan v1alpha1.MPSPlan) {
+	switch {
+	case !s.whole:
+		s.problem("It can't be divided into MPS shares (spec.plan.mps), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
+			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan shares of partitions (spec.plan.partitioned.mps).")
+	case plan.Shares != nil:
+		s.equal(int(*plan.Shares))
+	case plan.Consumable != nil && !s.server.Multiple:
+		s.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that claims can't say how large a share they want; "+
+			"%d equal shares are offered. Plan a number of them in spec.plan.mps.shares.", equalInstead)
+		s.equal(equalInstead)
+	case plan.Consumable != nil:
+		s.consume(*plan.Consumable)
+	}
+}
+
+// equal offers shares of one size.
+func (s *shelf) equal(shares int) {
+	whole := gpu.Whole{GPU: s.g.UUID}
+	if _, err := gpu.EqualShare(s.g, gpu.Share{Of: whole, Count: shares}); err != nil {
+		s.problem("It has too little memory for %d MPS shares, and is offered whole. Plan fewer (spec.plan.mps).", shares)
+		return
+	}
+	for i := range shares {
+		s.slots = append(s.slots, slot{device: gpu.Share{Of: whole, Count: shares, Number: i}})
+	}
+	s.besideSlots("MPS shares")
+}
+
+// consume offers shares of the size that each claim asks for.
+func (s *shelf) consume(plan v1alpha1.ConsumableMPS) {
+	whole := gpu.Whole{GPU: s.g.UUID}
+	all, err := gpu.ShareableMiB(s.g, whole)
+	if err != nil {
+		s.problem("It has too little memory for MPS shares, and is offered whole.")
+		return
+	}
+	step, ok := mebibytes(*plan.MemoryStep, all)
+	if !ok {
+		s.problem("Its memory for MPS shares, %d MiB, is less than spec.plan.mps.consumable.memoryStep, %s, and it is offered whole. Plan smaller steps.",
+			all, plan.MemoryStep.String())
+		return
+	}
+	s.step, s.clients = step, int(*plan.MaxClients)
+	s.slots = append(s.slots, slot{device: gpu.Share{Of: whole}})
+	s.besideSlots("MPS shares")
+}
+
+// mebibytes is a step of memory in whole mebibytes, rounded up: a limit is set
+// in these. It says no if the step is more than all of it.
+func mebibytes(step resource.Quantity, most int64) (int64, bool) {
+	if step.CmpInt64(most<<20) > 0 || step.Sign() <= 0 {
+		return 0, false
+	}
+	n := (step.Value() + 1<<20 - 1) >> 20
+	return n, n <= most
+}
+
+// timeSliced carries out a plan for replicas.
+func (s *shelf) timeSliced(plan v1alpha1.TimeSlicedPlan) {
+	if !s.whole {
+		s.problem("It can't be time-sliced (spec.plan.timeSliced), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
+			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
+		return
+	}
+	for i := range int(plan.Replicas) {
+		s.slots = append(s.slots, slot{device: gpu.Replica{GPU: s.g.UUID, Count: int(plan.Replicas), Number: i}})
+	}
+	s.besideSlots("replicas")
+}
+
+// besideSlots takes the whole GPU off where nothing would keep it apart from
+// them.
+func (s *shelf) besideSlots(what string) {
+	switch {
+	case !s.server.Counters:
+		s.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+
+			"only these are. Leave GPUs that should be given whole to another policy.", what)
+	case len(s.slots) >= maxCounted:
+		s.problem("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.", len(s.slots), what, maxCounted)
+	default:
+		return
+	}
+	s.whole = false
+}
+
+// divide makes MPS shares of all partitions.
+func (s *shelf) divide(shares int) {
+	var small []string
+	s.parts = slices.DeleteFunc(s.parts, func(p part) bool {
+		_, err := gpu.EqualShare(s.g, gpu.Share{Of: p.Partition, Count: shares})
+		if err != nil && !slices.Contains(small, p.Profile) {
+			small = append(small, p.Profile)
+		}
+		return err != nil
+	})
+	for _, profile := range small {
+		s.problem("Profile %s has too little memory for %d MPS shares (spec.plan.partitioned.mps.shares), and isn't offered; plan fewer.", profile, shares)
+	}
+	for i := range s.parts {
+		s.parts[i].shared, s.parts[i].shares = true, shares
+	}
+	if !s.server.Multiple {
+		s.number(shares)
+	}
+}
+
+// number offers each share of each partition as a device of its own, which only
+// partitions that don't overlap can have.
+func (s *shelf) number(shares int) {
+	parts := inOrder(s.mig, s.parts)
+	if n := len(parts) * shares; n > maxUncounted {
+		parts = parts[:maxUncounted/shares]
+		s.problem("It would have %d MPS shares, and a ResourceSlice has room for %d devices; only %d of its partitions are offered. Plan fewer shares (spec.plan.partitioned.mps.shares).",
+			n, maxUncounted, len(parts))
+	}
+	for _, p := range parts {
+		for i := range shares {
+			s.slots = append(s.slots, slot{device: gpu.Share{Of: p.Partition, Count: shares, Number: i}})
+		}
+	}
+	s.parts = nil
+}
+
+// countSlots lets either slots be given or the whole GPU.
+func countSlots(slots []slot, whole bool) counters {
+	if !whole {
+		return nil
+	}
+	c := counter{name: "shares", limit: len(slots), takes: make([]int, len(slots)+1)}
+	if _, ok := slots[0].device.(gpu.Replica); ok {
+		c.name = "replicas"
+	}
+	for i := range slots {
+		c.takes[i] = 1
+	}
+	c.takes[len(slots)] = c.limit
+	return counters{c}
+}
+
+// describe an MPS share or a replica.
+func (s *shelf) describe(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+	share, ok := d.(gpu.Share)
+	switch {
+	case !ok:
+		return s.replica(n, d, name)
+	case share.Count == 0:
+		return s.chosen(s.share(n, share, name))
+	}
+	out := s.share(n, share, name)
+	attributes(out.Attributes).int("shares", share.Count)
+	if l, err := gpu.EqualShare(s.g, share); err == nil {
+		out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			memoryCapacity: {Value: *memory(l.MemoryMiB)},
+			threadCapacity: {Value: *number(l.ThreadPercentage)},
+		}
+	}
+	return out
+}
+
+// Capacities that claims can ask for a part of.
+const (
+	memoryCapacity resourceapi.QualifiedName = "memory"
+	threadCapacity resourceapi.QualifiedName = "threadPercentage"
+	clientCapacity resourceapi.QualifiedName = "clients"
+)
+
+// share describes what all MPS shares have. Both limits are ceilings for each
+// process: MPS doesn't know claims.
+func (s *shelf) share(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
+	a := s.slot(n, typeMPS)
+	if p, ok := share.Of.(gpu.Partition); ok {
+		a.string("profile", p.Profile)
+	}
+	a.string("memoryEnforcement", enforcementPerProcess)
+	a.string("computeEnforcement", enforcementCeiling)
+	return resourceapi.Device{Name: string(name), Attributes: a}
+}
+
+func (s *shelf) replica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+	a := s.slot(n, typeTimeSlice)
+	if r, ok := d.(gpu.Replica); ok {
+		a.int("replicas", r.Count)
+	}
+	a.string("memoryEnforcement", enforcementNone)
+	a.string("computeEnforcement", enforcementNone)
+	return resourceapi.Device{Name: string(name), Attributes: a, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		memoryCapacity: {Value: *resource.NewQuantity(s.g.MemoryBytes, resource.BinarySI)},
+	}}
+}
+
+func (s *shelf) slot(n gpu.Node, kind string) attributes {
+	a := make(attributes)
+	a.model(n, s.g)
+	a.place(s.g)
+	a.string("type", kind)
+	a.string("parentUUID", string(s.g.UUID))
+	return a
+}
+
+// chosen lets claims choose how much of the GPU's memory they want, in steps, and
+// up to how many of its multiprocessors: each up to all of them. Memory is what
+// runs out, and clients.
+func (s *shelf) chosen(d resourceapi.Device) resourceapi.Device {
+	d.AllowMultipleAllocations = &s.server.Multiple
+	if s.step == 0 {
+		return d // only a claim keeps it on offer
+	}
+	all, err := gpu.ShareableMiB(s.g, gpu.Whole{GPU: s.g.UUID})
+	if err != nil {
+		return d
+	}
+	sizes := just(memory(s.step)) // the server wants room for two steps in a range
+	if all/s.step > 1 {
+		sizes = &resourceapi.CapacityRequestPolicy{Default: memory(s.step), ValidRange: &resourceapi.CapacityRequestPolicyRange{
+			Min: memory(s.step), Step: memory(s.step),
+		}}
+	}
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		memoryCapacity: {Value: *memory(all / s.step * s.step), RequestPolicy: sizes},
+		threadCapacity: {Value: *number(100 * s.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: number(100), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: number(1), Max: number(100), Step: number(1)},
+		}},
+		clientCapacity: {Value: *number(s.clients), RequestPolicy: just(number(1))},
+	}
+	return d
+}
+
+// divided describes a partition that several claims get an equal share of.
+func (s *shelf) divided(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+	d := s.share(n, gpu.Share{Of: p.Partition}, name)
+	d.AllowMultipleAllocations = &s.server.Multiple
+	if p.shares == 0 {
+		return d // only a claim keeps it on offer
+	}
+	attributes(d.Attributes).int("shares", p.shares)
+	if l, err := gpu.EqualShare(s.g, gpu.Share{Of: p.Partition, Count: p.shares}); err == nil {
+		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			memoryCapacity: {Value: *memory(l.MemoryMiB * int64(p.shares)), RequestPolicy: just(memory(l.MemoryMiB))},
+			threadCapacity: {Value: *number(l.ThreadPercentage * p.shares), RequestPolicy: just(number(l.ThreadPercentage))},
+		}
+	}
+	return d
+}
+
+// just lets claims have this much and nothing else.
+func just(q *resource.Quantity) *resourceapi.CapacityRequestPolicy {
+	return &resourceapi.CapacityRequestPolicy{Default: q, ValidValues: []resource.Quantity{*q}}
+}
+
+func memory(mib int64) *resource.Quantity { return resource.NewQuantity(mib<<20, resource.BinarySI) }
+
+func number(n int) *resource.Quantity { return resource.NewQuantity(int64(n), resource.DecimalSI) }
