@@ -117,6 +117,23 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
+// Without the supervisor nothing of the chart may see the host's processes.
+func TestWithoutMPS(t *testing.T) {
+	const hostPID = "hostPID: true\n"
+	for set, want := range map[string]int{"mps.enabled=true": 1, "mps.enabled=false": 0} {
+		out, all, err := template(t, "--set", set)
+		if err != nil {
+			t.Fatalf("helm template: %v\n%s", err, all)
+		}
+		if got := strings.Count(out, hostPID); got != want {
+			t.Errorf("%s: %d pods see the host's processes, want %d", set, got, want)
+		}
+		if got := strings.Contains(out, "name: tessera-mps\n"); got != (want == 1) {
+			t.Errorf("%s: supervisor rendered: %t", set, got)
+		}
+	}
+}
+
 // Bad values are refused with words that name the value.
 func TestRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
