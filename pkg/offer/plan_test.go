@@ -287,7 +287,7 @@ func inShort(g offer.GPU) offered {
 		if name == string(g.Name) {
 			return "whole"
 		}
-		return strings.TrimPrefix(name, string(g.Name)+"-mig-")
+		return strings.TrimPrefix(strings.TrimPrefix(name, string(g.Name)+"-"), "mig-")
 	}
 	var devices, leftover []string
 	for _, d := range g.Devices {

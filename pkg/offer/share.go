@@ -226,7 +226,7 @@ func (s *shelf) slot(n gpu.Node, kind string) attributes {
 // up to how many of its multiprocessors: each up to all of them. Memory is what
 // runs out, and clients.
 func (s *shelf) chosen(d resourceapi.Device) resourceapi.Device {
-	d.AllowMultipleAllocations = &s.server.Multiple
+	d.AllowMultipleAllocations = s.multiple()
 	if s.step == 0 {
 		return d // only a claim keeps it on offer
 	}
@@ -253,7 +253,7 @@ func (s *shelf) chosen(d resourceapi.Device) resourceapi.Device {
 // divided describes a partition that several claims get an equal share of.
 func (s *shelf) divided(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
 	d := s.share(n, gpu.Share{Of: p.Partition}, name)
-	d.AllowMultipleAllocations = &s.server.Multiple
+	d.AllowMultipleAllocations = s.multiple()
 	if p.shares == 0 {
 		return d // only a claim keeps it on offer
 	}
@@ -265,6 +265,15 @@ func (s *shelf) divided(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Dev
 		}
 	}
 	return d
+}
+
+// multiple marks a device that can be given several times, where the server
+// stores that.
+func (s *shelf) multiple() *bool {
+	if !s.server.Multiple {
+		return nil
+	}
+	return new(true)
 }
 
 // just lets claims have this much and nothing else.

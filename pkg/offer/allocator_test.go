@@ -1,0 +1,538 @@
+package offer_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// scheduler gives devices to claims with the scheduler's own allocator, from
+// what is offered and published.
+type scheduler struct {
+	t       *testing.T
+	node    gpu.Node
+	options offer.Options
+	// features of the scheduler; they decide which of its allocators is used.
+	features structured.Features
+	claims   map[string]*resourceapi.ResourceClaim
+}
+
+// newScheduler is for a cluster that has everything, with one 80 GiB GPU.
+func newScheduler(t *testing.T, plan offer.Plan) *scheduler {
+	t.Helper()
+	s := &scheduler{
+		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim),
+		features: structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true},
+		options:  offer.Options{Counters: true, Multiple: true},
+	}
+	s.node.GPUs[0].MemoryReservedBytes = 616 << 20
+	s.plan(plan)
+	return s
+}
+
+func (s *scheduler) plan(p offer.Plan) {
+	s.options.Plan = func(gpu.GPU) offer.Plan { return p }
+}
+
+// offered is what is on the shelf now.
+func (s *scheduler) offered() offer.GPU {
+	o := s.options
+	o.Allocated = nil
+	for _, claim := range s.claims {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			o.Allocated = append(o.Allocated, gpu.DeviceName(r.Device))
+		}
+	}
+	return offer.Build(s.node, o)[0]
+}
+
+// request is what a claim asks for: a type, and as much of which capacity.
+type request struct {
+	kind, profile string
+	capacity      map[resourceapi.QualifiedName]string
+}
+
+func (r request) exactly() *resourceapi.ExactDeviceRequest {
+	out := &resourceapi.ExactDeviceRequest{DeviceClassName: r.kind, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
+	if r.profile != "" {
+		out.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf(`device.attributes["gpu.nvidia.com"].?profile.orValue("") == %q`, r.profile),
+		}}}
+	}
+	if r.capacity != nil {
+		out.Capacity = &resourceapi.CapacityRequirements{Requests: make(map[resourceapi.QualifiedName]resource.Quantity)}
+		for name, q := range r.capacity {
+			out.Capacity.Requests[name] = resource.MustParse(q)
+		}
+	}
+	return out
+}
+
+// The classes that the chart makes.
+type classes struct{}
+
+func (classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
+
+func (classes) Get(kind string) (*resourceapi.DeviceClass, error) {
+	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: kind}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf(`device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == %q`, kind),
+		}}},
+	}}, nil
+}
+
+// asks lets a claim ask, and returns what it has of which devices, "" if it has
+// to wait.
+func (s *scheduler) asks(name string, requests ...request) string {
+	s.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u"}}
+	for i, r := range requests {
+		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("r%d", i), Exactly: r.exactly()})
+	}
+	form := publish.NoCounters
+	if s.options.Counters {
+		form = publish.SplitCounters
+	}
+	var pool []*resourceapi.ResourceSlice
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: s.node.Name, UID: "1"}
+	made := publish.Pool(owner, []offer.GPU{s.offered()}, form)
+	for i := range made {
+		made[i].Spec.Pool.Generation = 1
+		pool = append(pool, &made[i])
+	}
+	a, err := structured.NewAllocator(s.t.Context(), s.features, s.allocated(), classes{}, pool, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	results, err := a.Allocate(s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.node.Name}}, []*resourceapi.ResourceClaim{claim})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(results) == 0 {
+		return ""
+	}
+	claim.Status.Allocation = &results[0]
+	s.claims[name] = claim
+	var out []string
+	for _, r := range results[0].Devices.Results {
+		out = append(out, strings.TrimPrefix(strings.TrimPrefix(r.Device, firstGPU), "-")+consumed(r))
+	}
+	return strings.Join(out, " ")
+}
+
+func consumed(r resourceapi.DeviceRequestAllocationResult) string {
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(r.ConsumedCapacity)) {
+		q := r.ConsumedCapacity[name]
+		fmt.Fprintf(&out, " %s=%s", name, q.String())
+	}
+	return out.String()
+}
+
+// allocated is what claims have, as the scheduler gathers it.
+func (s *scheduler) allocated() structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	}
+	for _, claim := range s.claims {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			if r.ConsumedCapacity != nil {
+				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+			}
+		}
+	}
+	return state
+}
+
+func (s *scheduler) gets(name, want string, requests ...request) {
+	s.t.Helper()
+	if got := s.asks(name, requests...); got != want {
+		s.t.Fatalf("claim %s has %q, want %q; offered: %+v", name, got, want, inShort(s.offered()))
+	}
+}
+
+func (s *scheduler) waits(name string, requests ...request) {
+	s.t.Helper()
+	s.gets(name, "", requests...)
+}
+
+func (s *scheduler) leaves(names ...string) {
+	for _, name := range names {
+		delete(s.claims, name)
+	}
+}
+
+var (
+	wholeGPU = request{kind: "gpu"}
+	oneShare = request{kind: "mps"}
+	oneTurn  = request{kind: "timeslice"}
+)
+
+// memory asks for a share of a size, "" for the default one.
+func memory(size string, threads ...string) request {
+	r := request{kind: "mps", capacity: make(map[resourceapi.QualifiedName]string)}
+	if size != "" {
+		r.capacity["memory"] = size
+	}
+	for _, t := range threads {
+		r.capacity["threadPercentage"] = t
+	}
+	return r
+}
+
+func equalShares(n int32) offer.Plan { return offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: &n}} }
+
+func bySize(step string, clients int32) offer.Plan {
+	q := resource.MustParse(step)
+	return offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: &q, MaxClients: &clients}}}
+}
+
+func inTurn(n int32) offer.Plan {
+	return offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: n}}
+}
+
+func sharedParts(shares int32, profiles ...string) offer.Plan {
+	return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
+}
+
+func sharedLayout(shares int32, layout ...string) offer.Plan {
+	return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: layout, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
+}
+
+// A GPU is given whole or in shares, to as many as there are shares.
+func TestClaimsForEqualShares(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan  offer.Plan
+		what  request
+		share string
+	}{
+		"MPS":        {equalShares(4), oneShare, "mps4-%d"},
+		"time slice": {inTurn(4), oneTurn, "ts4-%d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			everyAllocator(t, tc.plan, func(s *scheduler) {
+				for i := range 4 {
+					s.gets(fmt.Sprint(i), fmt.Sprintf(tc.share, i), tc.what)
+					s.waits("whole", wholeGPU)
+				}
+				s.waits("fifth", tc.what)
+				s.leaves("2")
+				s.gets("fifth", fmt.Sprintf(tc.share, 2), tc.what)
+				s.leaves("0", "1", "3")
+				s.waits("whole", wholeGPU)
+				s.leaves("fifth")
+				s.gets("whole", "", wholeGPU) // its short name is empty
+				if s.claims["whole"] == nil {
+					s.t.Fatal("nobody has a share, and the whole GPU isn't to be had")
+				}
+				s.waits("late", tc.what)
+			})
+		})
+	}
+}
+
+// The allocator of Kubernetes with features that are beta there, and the one
+// with those that are alpha too.
+func everyAllocator(t *testing.T, plan offer.Plan, story func(*scheduler)) {
+	t.Helper()
+	for name, alpha := range map[string]bool{"beta": false, "alpha": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, plan)
+			s.features.CompatibilityGroups, s.features.DerivedAttributes = alpha, alpha
+			story(s)
+		})
+	}
+}
+
+// Two shares for one claim; nobody else's are given twice.
+func TestOneClaimForTwoShares(t *testing.T) {
+	everyAllocator(t, equalShares(3), func(s *scheduler) {
+		s.gets("a", "mps3-0 mps3-1", oneShare, oneShare)
+		s.waits("b", oneShare, oneShare)
+		s.gets("c", "mps3-2", oneShare)
+	})
+}
+
+// Claims say how much they want; what is left is for others.
+func TestClaimsForSharesOfASize(t *testing.T) {
+	everyAllocator(t, bySize("1Gi", 16), func(s *scheduler) {
+		s.gets("a", "mps clients=1 memory=10Gi threadPercentage=100", memory("10Gi"))
+		s.gets("b", "mps clients=1 memory=20Gi threadPercentage=25", memory("20Gi", "25"))
+		s.gets("c", "mps clients=1 memory=30Gi threadPercentage=50", memory("30Gi", "50"))
+		s.waits("whole", wholeGPU)
+		s.waits("more than all", memory("100Gi"))
+		s.waits("more than is left", memory("20Gi"))
+		s.waits("too many threads", memory("1Gi", "101"))
+		s.gets("rounded up", "mps clients=1 memory=2Gi threadPercentage=1", memory("1100Mi", "0"))
+		s.gets("default", "mps clients=1 memory=1Gi threadPercentage=100", memory(""))
+		s.gets("rest", "mps clients=1 memory=15Gi threadPercentage=100", memory("15Gi"))
+		s.waits("one more", memory("1Gi"))
+		s.leaves("a")
+		s.gets("one more", "mps clients=1 memory=1Gi threadPercentage=100", memory("1Gi"))
+		s.leaves("b", "c", "rounded up", "default", "rest")
+		s.waits("whole", wholeGPU)
+		s.leaves("one more")
+		if s.asks("whole", wholeGPU); s.claims["whole"] == nil {
+			s.t.Fatal("nobody has a share, and the whole GPU isn't to be had")
+		}
+		s.waits("late", memory("1Gi"))
+	})
+}
+
+// No more clients than the daemon serves.
+func TestClientsRunOut(t *testing.T) {
+	everyAllocator(t, bySize("1Gi", 3), func(s *scheduler) {
+		s.gets("a", "mps clients=1 memory=1Gi threadPercentage=100 mps clients=1 memory=1Gi threadPercentage=100", oneShare, oneShare)
+		s.waits("b", oneShare, oneShare)
+		s.gets("c", "mps clients=1 memory=1Gi threadPercentage=100", oneShare)
+		s.waits("d", oneShare)
+	})
+}
+
+// A step that is as large as the GPU: one claim at a time.
+func TestOneStep(t *testing.T) {
+	everyAllocator(t, bySize("50Gi", 2), func(s *scheduler) {
+		s.gets("a", "mps clients=1 memory=50Gi threadPercentage=100", memory("1Gi"))
+		s.waits("b", oneShare)
+	})
+}
+
+// Shares of one partition are had together; those of partitions that overlap,
+// and the whole GPU, never.
+func TestClaimsForSharesOfPartitions(t *testing.T) {
+	everyAllocator(t, sharedParts(2, "3g.40gb", "4g.40gb", "1g.10gb"), func(s *scheduler) {
+		three, four := request{kind: "mps", profile: "3g.40gb"}, request{kind: "mps", profile: "4g.40gb"}
+		const limits = " memory=20160Mi threadPercentage=50"
+		s.gets("a", "mig-3g40gb-4-mps"+limits, three)
+		s.gets("b", "mig-3g40gb-4-mps"+limits, three)
+		s.waits("whole", wholeGPU)
+		s.gets("c", "mig-4g40gb-0-mps"+limits, four)
+		s.waits("overlaps", three)
+		s.gets("d", "mig-4g40gb-0-mps"+limits, four)
+		s.waits("full", four)
+		s.waits("full", request{kind: "mps", profile: "1g.10gb"})
+		s.leaves("c", "d")
+		s.gets("e", "mig-3g40gb-0-mps"+limits, three)
+		s.waits("overlaps", four)
+		s.leaves("a", "b", "e")
+		if s.asks("whole", wholeGPU); s.claims["whole"] == nil {
+			s.t.Fatal("nobody has a share, and the whole GPU isn't to be had")
+		}
+		s.waits("late", three)
+		s.waits("late", request{kind: "mps", profile: "1g.10gb"})
+	})
+}
+
+// On servers without counters, or without consumable capacity, what is left of
+// the plan keeps devices apart all the same.
+func TestClaimsOnLesserServers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan               offer.Plan
+		counters, multiple bool
+		what               request
+		want               []string // what claims that ask for it have
+		whole              bool     // has to be offered
+	}{
+		"equal, no counters":           {equalShares(2), false, true, oneShare, []string{"mps2-0", "mps2-1"}, false},
+		"by size, no counters":         {bySize("30Gi", 2), false, true, oneShare, []string{"mps clients=1 memory=30Gi threadPercentage=100", "mps clients=1 memory=30Gi threadPercentage=100"}, false},
+		"by size, one at a time":       {bySize("1Gi", 2), true, false, oneShare, []string{"mps4-0", "mps4-1", "mps4-2", "mps4-3"}, true},
+		"by size, neither":             {bySize("1Gi", 2), false, false, oneShare, []string{"mps4-0", "mps4-1", "mps4-2", "mps4-3"}, false},
+		"in turn, no counters":         {inTurn(2), false, false, oneTurn, []string{"ts2-0", "ts2-1"}, false},
+		"of partitions, one at a time": {sharedParts(2, "1g.10gb"), true, false, oneShare, nil, true},
+		"layout": {sharedLayout(2, "3g.40gb", "3g.40gb"), false, false, oneShare,
+			[]string{"mig-3g40gb-0-mps2-0", "mig-3g40gb-0-mps2-1", "mig-3g40gb-4-mps2-0", "mig-3g40gb-4-mps2-1"}, false},
+		"layout, with several at a time": {sharedLayout(2, "3g.40gb"), false, true, oneShare,
+			[]string{"mig-3g40gb-0-mps memory=20160Mi threadPercentage=50", "mig-3g40gb-0-mps memory=20160Mi threadPercentage=50"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, tc.plan)
+			s.options.Counters, s.options.Multiple = tc.counters, tc.multiple
+			s.features.PartitionableDevices, s.features.ConsumableCapacity = tc.counters, tc.multiple
+			s.asks("whole", wholeGPU)
+			if offered := s.claims["whole"] != nil; offered != tc.whole {
+				t.Errorf("the whole GPU was given: %v", offered)
+			}
+			if tc.whole {
+				s.waits("late", tc.what)
+			}
+			s.leaves("whole")
+			for i, want := range tc.want {
+				s.gets(fmt.Sprint(i), want, tc.what)
+			}
+			s.waits("another", tc.what)
+			s.asks("whole", wholeGPU)
+			if s.claims["whole"] != nil && len(tc.want) > 0 {
+				t.Error("the whole GPU was given beside shares of it")
+			}
+		})
+	}
+}
+
+// What claims have never conflicts, whatever is planned meanwhile, whatever the
+// server forgets, and whoever comes and goes; and what a claim has stays.
+func TestNobodyGetsWhatSomebodyHas(t *testing.T) {
+	plans := []offer.Plan{
+		{}, equalShares(2), equalShares(4), bySize("1Gi", 4), bySize("30Gi", 2), inTurn(2), inTurn(3),
+		{Partitioned: only("1g.10gb", "3g.40gb")}, {Partitioned: fix("3g.40gb", "3g.40gb")},
+		sharedParts(2, "1g.10gb", "3g.40gb"), sharedParts(3, "3g.40gb"), sharedLayout(2, "3g.40gb", "1g.10gb"),
+	}
+	asked := []request{
+		wholeGPU, oneShare, oneTurn, memory("20Gi"), {kind: "mig", profile: "1g.10gb"}, {kind: "mig", profile: "3g.40gb"},
+		{kind: "mps", profile: "3g.40gb"}, {kind: "leftover"},
+	}
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		s := newScheduler(t, plans[r.IntN(len(plans))])
+		var log []string
+		for i := range 40 {
+			switch r.IntN(6) {
+			case 0:
+				p := r.IntN(len(plans))
+				s.plan(plans[p])
+				log = append(log, fmt.Sprint("plan ", p))
+			case 1:
+				s.options.Counters, s.options.Multiple = r.IntN(4) > 0, r.IntN(4) > 0
+				log = append(log, fmt.Sprint("server ", s.options.Counters, s.options.Multiple))
+			case 2:
+				for name := range s.claims {
+					s.leaves(name)
+					log = append(log, name+" goes")
+					break
+				}
+			default:
+				what := asked[r.IntN(len(asked)-1)]
+				log = append(log, fmt.Sprintf("%d: %v gets %q", i, what, s.asks(fmt.Sprint(i), what)))
+			}
+			checkHeld(t, s)
+			if t.Failed() {
+				t.Fatalf("seed %d:\n%s", seed, strings.Join(log, "\n"))
+			}
+		}
+	}
+}
+
+func checkHeld(t *testing.T, s *scheduler) {
+	t.Helper()
+	names, err := gpu.NewNames(s.node.GPUs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offered := s.offered()
+	var held []gpu.Device
+	for _, claim := range s.claims {
+		for _, r := range claim.Status.Allocation.Devices.Results {
+			d, err := names.Device(gpu.DeviceName(r.Device))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, h := range held {
+				if gpu.Conflict(d, h) {
+					t.Errorf("claims have %v and %v", d, h)
+				}
+			}
+			held = append(held, d)
+			if !slices.ContainsFunc(offered.Devices, func(d resourceapi.Device) bool { return d.Name == r.Device }) {
+				t.Errorf("%s isn't offered any more", r.Device)
+			}
+		}
+	}
+	checkNotShort(t, s, offered)
+}
+
+// checkNotShort: a counter of which claims have more than there is would keep
+// the scheduler from giving away anything else of the pool.
+func checkNotShort(t *testing.T, s *scheduler, offered offer.GPU) {
+	t.Helper()
+	if offered.Counters == nil {
+		return
+	}
+	left := make(map[string]int64)
+	for name, c := range offered.Counters.Counters {
+		left[name] = c.Value.Value()
+	}
+	state := s.allocated()
+	for _, d := range offered.Devices {
+		id := structured.MakeDeviceID(offer.Driver, s.node.Name, d.Name)
+		shared := slices.ContainsFunc(state.AllocatedSharedDeviceIDs.UnsortedList(), func(x structured.SharedDeviceID) bool {
+			return structured.MakeDeviceID(x.Driver.String(), x.Pool.String(), x.Device.String()) == id
+		})
+		if !shared && !state.AllocatedDevices.Has(id) {
+			continue
+		}
+		for _, u := range d.ConsumesCounters {
+			for name, c := range u.Counters {
+				left[name] -= c.Value.Value()
+			}
+		}
+	}
+	for name, n := range left {
+		if n < 0 {
+			t.Errorf("there is %d left of counter %s", n, name)
+		}
+	}
+}
+
+// TestLeftoversOfOtherCounts: while claims have shares that the plan doesn't
+// offer, nobody gets anything else of the GPU; then everybody does.
+func TestLeftoversOfOtherCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, after offer.Plan
+		what          request
+		want          offered
+	}{
+		"other number":       {equalShares(4), equalShares(2), oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
+		"other number, size": {equalShares(4), bySize("1Gi", 2), oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
+		"size, then number":  {bySize("1Gi", 2), equalShares(4), oneShare, offered{Devices: "mps", Leftover: "mps"}},
+		"size, other step":   {bySize("1Gi", 2), bySize("10Gi", 2), oneShare, offered{Devices: "whole mps", Counters: "shares=1"}},
+		"exclusive":          {equalShares(4), offer.Plan{}, oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
+		"partitioned":        {inTurn(4), offer.Plan{Partitioned: only("3g.40gb")}, oneTurn, offered{Devices: "ts4-0", Leftover: "ts4-0"}},
+		"from partitions":    {offer.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
+		"from whole":         {offer.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
+		"turns, then shares": {inTurn(2), equalShares(2), oneTurn, offered{Devices: "ts2-0", Leftover: "ts2-0"}},
+		"partitions, then shares of them": {offer.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{kind: "mig"},
+			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "memory-slice-0=1 memory-slice-4=1"}},
+		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), offer.Plan{}, oneShare,
+			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps", Counters: "memory-slice-0=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, tc.before)
+			if s.asks("a", tc.what); s.claims["a"] == nil {
+				t.Fatal("nothing was given")
+			}
+			s.plan(tc.after)
+			if diff := cmp.Diff(tc.want, inShort(s.offered())); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			checkLeftover(t, s.offered())
+			s.leaves("a")
+			fresh := newScheduler(t, tc.after)
+			if diff := cmp.Diff(inShort(fresh.offered()), inShort(s.offered())); diff != "" {
+				t.Errorf("when the claim is gone (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
