@@ -400,7 +400,7 @@ func TestSMI(t *testing.T) {
 	}{
 		"summary": {nil, []string{"| NVIDIA-SMI 580.159.04 ", "Driver Version: 580.159.04", "CUDA Version: 13.0", "NVIDIA A100-SXM4-40GB", "0MiB /  40960MiB", "No running processes found"}},
 		"csv":     {[]string{"--query-gpu=index,name,memory.total,mig.mode.current,compute_mode,utilization.gpu,temperature.gpu", "--format=csv"}, []string{"index, name, memory.total [MiB], mig.mode.current, compute_mode, utilization.gpu [%], temperature.gpu\n0, NVIDIA A100-SXM4-40GB, 40960 MiB, Disabled, Default, 0 %, 30\n1, "}},
-		"nounits": {[]string{"--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=" + uuid}, []string{"40960\n"}},
+		"nounits": {[]string{"--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=" + uuid}, []string{"40785\n"}},
 		"query":   {[]string{"-q", "-i", "1"}, []string{"==============NVSMI LOG==============", "Attached GPUs                                     : 2", "    GPU UUID                                      : " + uuid, "    MIG Mode\n        Current                                   : Disabled"}},
 		"xml":     {[]string{"-q", "-x"}, []string{"<nvidia_smi_log>", "<uuid>" + uuid + "</uuid>", "<minor_number>1</minor_number>", "<current_mig>Disabled</current_mig>"}},
 	} {

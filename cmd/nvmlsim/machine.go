@@ -32,11 +32,11 @@ GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
 		SilenceErrors: true,
 	}
 	m := &target{}
-	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), processCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m)}
+	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), processCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m), mpsCommand(m)}
 	for _, c := range machine {
 		c.PersistentFlags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
 	}
-	root.AddCommand(installCommand(), uninstallCommand(), serveCommand(), modelsCommand())
+	root.AddCommand(installCommand(), uninstallCommand(), serveCommand(), modelsCommand(), cudaCommand())
 	root.AddCommand(machine...)
 	return root
 }

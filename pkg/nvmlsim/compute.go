@@ -362,7 +362,7 @@ func (c Compute) MemoryInfo() (MemoryInfo, error) {
 		return MemoryInfo{}, err
 	}
 	info := MemoryInfo{Total: c.in.profile(gi).MemorySizeMB << 20}
-	for _, p := range c.in.g.state().Processes {
+	for _, p := range c.in.g.m.living(c.in.g.state().Processes) {
 		if p.GPUInstance == gi.ID {
 			info.Used += p.UsedMemory
 		}
@@ -377,7 +377,7 @@ func (c Compute) Processes() ([]Process, error) {
 		return nil, err
 	}
 	var own []Process
-	for _, p := range c.in.g.state().Processes {
+	for _, p := range c.in.g.m.living(c.in.g.state().Processes) {
 		if p.GPUInstance == c.in.id && p.ComputeInstance == c.id {
 			own = append(own, p)
 		}

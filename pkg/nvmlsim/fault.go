@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -36,6 +37,42 @@ func callName(s string) string {
 		s = s[:i]
 	}
 	return s
+}
+
+// Meet makes a call that isn't NVML's meet the faults set for it. The stand-ins
+// of CUDA MPS have MPSControl and MPSServer (the start of each) and MPSCommand.
+func (m *Machine) Meet(call string) error { return m.call(call, AnyGPU) }
+
+// MPSKills is how often KillMPS killed what.
+type MPSKills struct {
+	Control uint64 `json:"control,omitempty"`
+	Server  uint64 `json:"server,omitempty"`
+}
+
+// KillMPS kills all MPS control daemons, MPS servers or both of the machine, as
+// SIGKILL does, wherever they run. What is started later lives.
+func (m *Machine) KillMPS(control, server bool) error {
+	return m.update(func(s *State) error {
+		if control {
+			s.MPSKills.Control++
+		}
+		if server {
+			s.MPSKills.Server++
+		}
+		return nil
+	})
+}
+
+// Await returns when the state is as wanted, and at the latest soon after ctx
+// ended. Where the state isn't in reach it never is.
+func (m *Machine) Await(ctx context.Context, wanted func(*State) bool) {
+	for ctx.Err() == nil {
+		generation := m.generation()
+		if st := m.state(); st != nil && wanted(st) {
+			return
+		}
+		m.waitChange(ctx, generation, time.Second)
+	}
 }
 
 func (f Fault) meets(call string, gpu int) bool {

@@ -141,18 +141,18 @@ func parseBusID(s string) (PCI, bool) {
 	return PCI{Domain: n[0], Bus: n[1], Device: n[2]}, true
 }
 
-// MemoryInfo is in bytes. Total includes Reserved.
+// MemoryInfo is in bytes. Total is Reserved, Free and Used together.
 type MemoryInfo struct {
 	Total, Reserved, Free, Used uint64
 }
 
 // MemoryInfo of the whole GPU.
 func (g *GPU) MemoryInfo() (MemoryInfo, error) {
-	info := MemoryInfo{Total: g.model.MemoryBytes()}
-	for _, p := range g.state().Processes {
+	info := MemoryInfo{Total: g.model.MemoryBytes(), Reserved: g.model.ReservedBytes()}
+	for _, p := range g.m.living(g.state().Processes) {
 		info.Used += p.UsedMemory
 	}
-	info.Free = info.Total - min(info.Used, info.Total)
+	info.Free = info.Total - min(info.Used+info.Reserved, info.Total)
 	return value(g, "DeviceGetMemoryInfo", info)
 }
 
@@ -188,12 +188,40 @@ func (g *GPU) ComputeMode() (uint32, error) {
 	return fromState(g, "DeviceGetComputeMode", func(s GPUState) uint32 { return s.ComputeMode })
 }
 
-// SetComputeMode takes 0 default, 2 prohibited, 3 exclusive process.
+// SetComputeMode takes 0 default, 2 prohibited, 3 exclusive process. In MIG mode
+// there is only the default; NotSupported for others. It is forgotten on reboot.
 func (g *GPU) SetComputeMode(mode uint32) error {
 	if mode != 0 && mode != 2 && mode != 3 {
 		return InvalidArgument
 	}
-	return g.change("DeviceSetComputeMode", func(s *GPUState) error { s.ComputeMode = mode; return nil })
+	return g.change("DeviceSetComputeMode", func(s *GPUState) error {
+		if s.MIGCurrent && mode != 0 {
+			return NotSupported
+		}
+		s.ComputeMode = mode
+		return nil
+	})
+}
+
+// TimeSlice is 0 default, 1 short, 2 medium, 3 long. It isn't NVML's: nvidia-smi
+// has a way of its own to it, whose faults are of the call "ComputePolicy".
+func (g *GPU) TimeSlice() (uint32, error) {
+	return fromState(g, "ComputePolicy", func(s GPUState) uint32 { return s.TimeSlice })
+}
+
+// SetTimeSlice is InvalidArgument beyond 3, and in MIG mode NotSupported (assumed).
+// It is forgotten on reboot.
+func (g *GPU) SetTimeSlice(slice uint32) error {
+	if slice > 3 {
+		return InvalidArgument
+	}
+	return g.change("ComputePolicy", func(s *GPUState) error {
+		if s.MIGCurrent {
+			return NotSupported
+		}
+		s.TimeSlice = slice
+		return nil
+	})
 }
 
 func (g *GPU) change(call string, change func(*GPUState) error) error {
@@ -246,7 +274,7 @@ func (g *GPU) SupportedEventTypes() (uint64, error) {
 
 // Processes that compute on the GPU now.
 func (g *GPU) Processes() ([]Process, error) {
-	return fromState(g, "DeviceGetComputeRunningProcesses", func(s GPUState) []Process { return s.Processes })
+	return fromState(g, "DeviceGetComputeRunningProcesses", func(s GPUState) []Process { return g.m.living(s.Processes) })
 }
 
 // CommonAncestor is nvmlGpuTopologyLevel_t of two GPUs: 10 (one switch) where

@@ -26,7 +26,10 @@ type Model struct {
 	// CUDAComputeCapability is "major.minor".
 	CUDAComputeCapability string `json:"cudaComputeCapability"`
 	// MemoryMiB is NVML's total; MIG profile names follow from it.
-	MemoryMiB      uint64  `json:"memoryMiB"`
+	MemoryMiB uint64 `json:"memoryMiB"`
+	// ReservedMiB is what the driver keeps of it for itself; 0 where nobody has
+	// measured it (see ReservedBytes).
+	ReservedMiB    uint64  `json:"reservedMiB,omitempty"`
 	PCIDeviceID    uint32  `json:"pciDeviceID"`
 	PCISubSystemID uint32  `json:"pciSubSystemID"`
 	VBIOSVersion   string  `json:"vbiosVersion,omitempty"`
@@ -87,6 +90,16 @@ type Profile struct {
 
 // MemoryBytes is NVML's memory total.
 func (m *Model) MemoryBytes() uint64 { return m.MemoryMiB << 20 }
+
+// ReservedBytes is NVML's memory reserved. Where it wasn't measured it is taken
+// to be the same part of the whole as on the H200: an estimate.
+func (m *Model) ReservedBytes() uint64 {
+	const h200, h200Reserved = 143771, 616
+	if m.ReservedMiB == 0 {
+		return m.MemoryMiB * h200Reserved / h200 << 20
+	}
+	return m.ReservedMiB << 20
+}
 
 // Models returns all known models, ordered by id.
 func Models() ([]*Model, error) {

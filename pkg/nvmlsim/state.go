@@ -22,6 +22,10 @@ type State struct {
 	// Births numbers the instances ever made, so that a handle can tell its own
 	// from a later one with the same ids.
 	Births uint64 `json:"births"`
+	// Holders numbers the Holders ever made.
+	Holders uint64 `json:"holders,omitempty"`
+	// MPSKills counts how often MPS was killed.
+	MPSKills MPSKills `json:"mpsKills,omitzero"`
 	// EventSeq is the Seq of the newest event, 0 before the first.
 	EventSeq uint64 `json:"eventSeq"`
 	// Events are the newest maxEvents, oldest first.
@@ -42,6 +46,9 @@ type GPUState struct {
 	PersistenceMode bool `json:"persistenceMode,omitempty"`
 	// ComputeMode is nvmlComputeMode_t.
 	ComputeMode uint32 `json:"computeMode,omitempty"`
+	// TimeSlice is how long a process computes before another one's turn: 0
+	// default, 1 short, 2 medium, 3 long.
+	TimeSlice uint32 `json:"timeSlice,omitempty"`
 	// RecoveryAction is the value of field 230.
 	RecoveryAction uint32       `json:"recoveryAction,omitempty"`
 	RemappedRows   RemappedRows `json:"remappedRows,omitzero"`
@@ -93,6 +100,9 @@ type Process struct {
 	// GPUInstance and ComputeInstance are NoInstance without MIG.
 	GPUInstance     uint32 `json:"gpuInstance"`
 	ComputeInstance uint32 `json:"computeInstance"`
+	// Holder is the number of the Holder whose process it is; 0 for one that is
+	// there until it is removed.
+	Holder uint64 `json:"holder,omitempty"`
 }
 
 // NewState is the state of a machine that has just booted.

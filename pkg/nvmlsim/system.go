@@ -220,7 +220,12 @@ func (m *Machine) update(change func(*State) error) error {
 	if m.store == nil {
 		return fmt.Errorf("the machine's state is not in reach here: %w", NoPermission)
 	}
-	return m.store.Update(change)
+	return m.store.Update(func(s *State) error {
+		for i := range s.GPUs {
+			s.GPUs[i].Processes = m.living(s.GPUs[i].Processes)
+		}
+		return change(s)
+	})
 }
 
 func (m *Machine) generation() uint64 {

@@ -19,7 +19,8 @@ type Options struct {
 	Machine nvmlsim.Description
 	// Library is the built libnvidia-ml.so.1.
 	Library string
-	// SMI is the program that becomes nvidia-smi: a static build of nvmlsim.
+	// SMI is the program that becomes nvidia-smi and the programs of CUDA MPS: a
+	// static build of nvmlsim.
 	SMI string
 }
 

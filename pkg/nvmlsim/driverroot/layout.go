@@ -44,16 +44,16 @@ func link(path, target string) entry {
 	}}
 }
 
-// firmware is the state file under the name that gets it into containers.
-func firmware(o Options) entry {
-	return entry{nvmlsim.FirmwareFile(o.Machine.DriverVersion), func(full string) error {
-		state := filepath.Join(o.Root, nvmlsim.StateFile)
+// sameFile is another name of a file under the root, which must be there.
+func sameFile(path, root, as string) entry {
+	return entry{path, func(full string) error {
+		other := filepath.Join(root, as)
 		have, err := os.Stat(full)
-		want, wantErr := os.Stat(state)
+		want, wantErr := os.Stat(other)
 		if err == nil && wantErr == nil && os.SameFile(have, want) {
 			return nil
 		}
-		return swap(full, func(tmp string) error { return os.Link(state, tmp) })
+		return swap(full, func(tmp string) error { return os.Link(other, tmp) })
 	}}
 }
 
@@ -94,7 +94,12 @@ func layout(o Options) ([]entry, error) {
 	entries := deviceEntries(o.Machine)
 	entries = append(entries, procEntries(o.Machine)...)
 	entries = append(entries, sysEntries(o.Machine)...)
-	entries = append(entries, file("usr/bin/nvidia-smi", 0o755, smi), firmware(o))
+	const program = "usr/bin/nvidia-smi"
+	entries = append(entries, file(program, 0o755, smi),
+		sameFile("usr/bin/nvidia-cuda-mps-control", o.Root, program),
+		sameFile("usr/bin/nvidia-cuda-mps-server", o.Root, program),
+		// The state file under the name that gets it into containers.
+		sameFile(nvmlsim.FirmwareFile(o.Machine.DriverVersion), o.Root, nvmlsim.StateFile))
 	return append(entries, libraries...), nil
 }
 

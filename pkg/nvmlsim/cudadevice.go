@@ -1,0 +1,123 @@
+package nvmlsim
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// CUDADevice is what a CUDA program can compute on: a GPU, or a MIG device of
+// one whose mode is on.
+type CUDADevice struct {
+	GPU  *GPU
+	UUID string
+	// GPUInstance and ComputeInstance are NoInstance for a whole GPU.
+	GPUInstance, ComputeInstance uint32
+	Multiprocessors              uint32
+	// Memory in bytes, without what the driver keeps for itself.
+	Memory uint64
+}
+
+// CUDADevices are the devices that a CUDA program sees here, in its order. Of a
+// GPU in MIG mode it sees the first MIG device. visible is CUDA_VISIBLE_DEVICES,
+// nil where that isn't set: indexes, and UUIDs of GPUs and MIG devices or what
+// they begin with; what follows the first that isn't there is not seen.
+func (m *Machine) CUDADevices(visible *string) []CUDADevice {
+	var all, first []CUDADevice
+	for _, g := range m.gpus {
+		of := g.cudaDevices()
+		if all = append(all, of...); len(of) > 0 {
+			first = append(first, of[0])
+		}
+	}
+	return SelectVisible(visible, first, all, func(d CUDADevice) string { return d.UUID })
+}
+
+// SelectVisible does what CUDA_VISIBLE_DEVICES (nil: not set) does to devices:
+// indexes are of first, UUIDs of all.
+func SelectVisible[T any](visible *string, first, all []T, uuid func(T) string) []T {
+	if visible == nil {
+		return first
+	}
+	var picked []T
+	for name := range strings.SplitSeq(*visible, ",") {
+		name = strings.TrimSpace(name)
+		if i, err := strconv.Atoi(name); err == nil {
+			if i < 0 || i >= len(first) {
+				break
+			}
+			picked = append(picked, first[i])
+			continue
+		}
+		at := slices.IndexFunc(all, func(d T) bool { return strings.HasPrefix(uuid(d), name) })
+		if at < 0 || (!strings.HasPrefix(name, "GPU-") && !strings.HasPrefix(name, "MIG-")) {
+			break
+		}
+		picked = append(picked, all[at])
+	}
+	return picked
+}
+
+func (g *GPU) cudaDevices() []CUDADevice {
+	s := g.state()
+	if s.Lost {
+		return nil
+	}
+	if !s.MIGCurrent {
+		return []CUDADevice{{
+			GPU: g, UUID: g.id.UUID, GPUInstance: NoInstance, ComputeInstance: NoInstance,
+			Multiprocessors: g.model.Engines.Multiprocessors, Memory: g.model.MemoryBytes() - g.model.ReservedBytes(),
+		}}
+	}
+	var all []CUDADevice
+	for _, c := range g.migDevices() {
+		p, cp, err := c.Attributes()
+		if err != nil {
+			continue // gone meanwhile
+		}
+		all = append(all, CUDADevice{
+			GPU: g, UUID: c.uuid(), GPUInstance: c.in.id, ComputeInstance: c.id,
+			Multiprocessors: cp.MultiprocessorCount, Memory: p.MemorySizeMB << 20,
+		})
+	}
+	return all
+}
+
+// Admits says whether another program may use so many bytes of the device now:
+// InUse and Memory as Holder.Set.
+func (d CUDADevice) Admits(memory uint64) error {
+	return d.admits(d.GPU.state(), 0, memory)
+}
+
+func (d CUDADevice) admits(s GPUState, holder, memory uint64) error {
+	const prohibited, exclusive = 2, 3
+	others := d.GPU.m.living(s.Processes)
+	if s.Lost {
+		return GPUIsLost
+	}
+	if s.ComputeMode == prohibited {
+		return InUse
+	}
+	if s.ComputeMode == exclusive && slices.ContainsFunc(others, func(p Process) bool { return p.Holder == 0 || p.Holder != holder }) {
+		return InUse
+	}
+	if memory > d.Memory-min(d.used(others), d.Memory) {
+		return Memory
+	}
+	return nil
+}
+
+func (d CUDADevice) used(all []Process) uint64 {
+	sum := uint64(0)
+	for _, p := range all {
+		if p.GPUInstance == d.GPUInstance {
+			sum += p.UsedMemory
+		}
+	}
+	return sum
+}
+
+// Free is how many bytes of the device nobody uses now.
+func (d CUDADevice) Free() uint64 {
+	return d.Memory - min(d.used(d.GPU.m.living(d.GPU.state().Processes)), d.Memory)
+}

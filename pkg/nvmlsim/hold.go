@@ -1,0 +1,96 @@
+package nvmlsim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Holder is a running program's hold on GPUs. What it uses is gone when the
+// program ends, however it ends: each Holder has a byte of the state file
+// locked, which the kernel unlocks then, and processes of a Holder whose byte is
+// free count no more. So it works across containers and PID namespaces.
+type Holder struct {
+	m      *Machine
+	number uint64
+	lock   *os.File
+}
+
+// holderBytes is where the bytes that Holders lock begin: far behind the end of
+// the file, which needn't be there to be locked.
+const holderBytes = 1 << 40
+
+// Hold makes a Holder that uses nothing yet. NoPermission where the state can
+// only be read.
+func (m *Machine) Hold() (*Holder, error) {
+	h := &Holder{m: m}
+	err := m.update(func(s *State) error {
+		s.Holders++
+		h.number = s.Holders
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if h.lock, err = os.Open(m.store.Path()); err != nil {
+		return nil, fmt.Errorf("hold GPUs: %w", err)
+	}
+	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: holderBytes + int64(h.number), Len: 1}
+	if err := unix.FcntlFlock(h.lock.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return nil, errors.Join(fmt.Errorf("hold GPUs: lock %s: %w", m.store.Path(), err), h.lock.Close())
+	}
+	return h, nil
+}
+
+// held says whether the Holder of a number still is.
+func (s *Store) held(number uint64) bool {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: holderBytes + int64(number), Len: 1}
+	err := unix.FcntlFlock(s.file.Fd(), unix.F_OFD_GETLK, &lock)
+	return err != nil || lock.Type != unix.F_UNLCK
+}
+
+// living leaves out the processes whose Holder is no more.
+func (m *Machine) living(all []Process) []Process {
+	if m.store == nil || !slices.ContainsFunc(all, func(p Process) bool { return p.Holder != 0 }) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Holder != 0 && !m.store.held(p.Holder) })
+}
+
+// Use is one process on one CUDA device.
+type Use struct {
+	On     CUDADevice
+	PID    uint32
+	Name   string
+	Memory uint64
+}
+
+// Set makes uses all that the Holder uses, in place of what it used before.
+// Nothing changes when it can't: InUse for a device that its compute mode keeps
+// from the Holder, Memory where a device hasn't as much.
+func (h *Holder) Set(uses []Use) error {
+	return h.m.update(func(s *State) error {
+		for i := range s.GPUs {
+			s.GPUs[i].Processes = slices.DeleteFunc(s.GPUs[i].Processes, func(p Process) bool { return p.Holder == h.number })
+		}
+		for _, u := range uses {
+			if err := u.On.admits(s.GPUs[u.On.GPU.pos], h.number, u.Memory); err != nil {
+				return err
+			}
+			g := &s.GPUs[u.On.GPU.pos]
+			g.Processes = append(g.Processes, Process{
+				PID: u.PID, Name: u.Name, UsedMemory: u.Memory, Holder: h.number,
+				GPUInstance: u.On.GPUInstance, ComputeInstance: u.On.ComputeInstance,
+			})
+		}
+		return nil
+	})
+}
+
+// Close ends the hold and all that was used by it.
+func (h *Holder) Close() error {
+	return errors.Join(h.Set(nil), h.lock.Close())
+}

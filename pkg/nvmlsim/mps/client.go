@@ -1,0 +1,292 @@
+package mps
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// Program is a CUDA program that makes a context, allocates memory, holds it,
+// and may fail. It behaves as CUDA does with its environment.
+type Program struct {
+	// Tag begins each line.
+	Tag string
+	// Device is the index among the devices it sees.
+	Device int
+	// Alloc are amounts of memory, in bytes, to allocate one after the other.
+	Alloc []uint64
+	// Hold is how long it goes on then; until ctx ends if negative.
+	Hold time.Duration
+	// Fault ends it by an illegal memory access.
+	Fault bool
+}
+
+// ParseAlloc reads an amount of memory: a number of MiB, or with K, M or G.
+func ParseAlloc(s string) (uint64, error) {
+	n, ok := parseSize(s)
+	if ok && s != "" && s[len(s)-1] >= '0' && s[len(s)-1] <= '9' {
+		n, ok = parseSize(s + "M")
+	}
+	if !ok {
+		return 0, fmt.Errorf("%q is not an amount of memory such as 2048 (MiB), 200M or 2G", s)
+	}
+	return n, nil
+}
+
+// errNoContext and errLost are why a Program ended early; it has printed the rest.
+var (
+	errNoContext = errors.New("no CUDA context")
+	errLost      = errors.New("the CUDA context was lost")
+)
+
+// gpuContext is a CUDA context. Error texts are "" where all is well.
+type gpuContext interface {
+	describe() reply
+	alloc(n uint64) string
+	fault() string
+	// lost gets the error text when the context is lost.
+	lost() <-chan string
+	close()
+}
+
+// Run runs the program: it prints what it sees and how each step ended. An error
+// where it got no context or lost it; allocations that fail are none.
+func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.Machine, error)) error {
+	began := time.Now()
+	c, problem := p.connect(open)
+	if problem != "" {
+		fmt.Fprintf(out, "%s context %s %d ms\n", p.Tag, problem, time.Since(began).Milliseconds())
+		return errNoContext
+	}
+	defer c.close()
+	fmt.Fprintf(out, "%s context %s %d ms\n", p.Tag, noError, time.Since(began).Milliseconds())
+	d := c.describe()
+	fmt.Fprintf(out, "%s SMs %d free %d total %d MiB\n", p.Tag, d.Multiprocessors, d.Free/mib, d.Total/mib)
+	for _, n := range p.Alloc {
+		fmt.Fprintf(out, "%s alloc %d MiB: %s\n", p.Tag, n/mib, orNoError(c.alloc(n)))
+	}
+	if p.Hold != 0 {
+		if problem := p.hold(ctx, c, out); problem != "" {
+			return errLost
+		}
+	}
+	if p.Fault {
+		fmt.Fprintf(out, "%s fault: %s\n", p.Tag, c.fault())
+		return errLost
+	}
+	return nil
+}
+
+func orNoError(problem string) string {
+	if problem == "" {
+		return noError
+	}
+	return problem
+}
+
+func (p Program) hold(ctx context.Context, c gpuContext, out io.Writer) string {
+	began := time.Now()
+	var over <-chan time.Time
+	if p.Hold > 0 {
+		timer := time.NewTimer(p.Hold)
+		defer timer.Stop()
+		over = timer.C
+	}
+	problem := ""
+	select {
+	case problem = <-c.lost():
+	case <-over:
+	case <-ctx.Done():
+	}
+	fmt.Fprintf(out, "%s held %.1fs: %s\n", p.Tag, time.Since(began).Seconds(), orNoError(problem))
+	return problem
+}
+
+// connect makes the context as CUDA does: by MPS where a control daemon listens
+// in the pipe directory, else directly on the GPU.
+func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, string) {
+	m, err := open()
+	if err != nil || m.Init() != nil {
+		return nil, noDevice
+	}
+	var visible *string
+	if v, set := os.LookupEnv(visibleEnv); set {
+		visible = &v
+	}
+	conn, err := net.Dial("unix", controlSocket())
+	if err != nil {
+		return p.direct(m, visible)
+	}
+	c := &remote{conn: conn, r: bufio.NewReader(conn), replies: make(chan reply), gone: make(chan string, 1)}
+	problem := c.greet(client{
+		Name: os.Args[0], Namespace: pidNamespace(), Visible: visible, Device: p.Device,
+		Memory: os.Getenv(memoryEnv), Threads: os.Getenv(threadsEnv),
+	})
+	if problem == "" && !sees(m, c.about.UUID) {
+		problem = noDevice
+	}
+	if problem != "" {
+		c.close()
+		return nil, problem
+	}
+	return c, ""
+}
+
+// sees says whether the device is there for this program: in a container its
+// device nodes must be.
+func sees(m *nvmlsim.Machine, uuid string) bool {
+	return len(m.CUDADevices(&uuid)) > 0
+}
+
+func pidNamespace() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/pid", &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// remote is a context of an MPS server.
+type remote struct {
+	conn    net.Conn
+	r       *bufio.Reader
+	about   reply
+	replies chan reply
+	gone    chan string
+}
+
+func (c *remote) greet(who client) string {
+	if writeLine(c.conn, greeting{Client: &who}) != nil || readLine(c.r, &c.about) != nil {
+		return notConnected
+	}
+	if c.about.Error == "" {
+		go c.listen()
+	}
+	return c.about.Error
+}
+
+// listen ends with the connection, which is the context's end too.
+func (c *remote) listen() {
+	defer close(c.replies)
+	for {
+		var r reply
+		if readLine(c.r, &r) != nil {
+			c.gone <- rpcFailed
+			return
+		}
+		if r.Lost {
+			c.gone <- r.Error
+			return
+		}
+		c.replies <- r
+	}
+}
+
+func (c *remote) describe() reply { return c.about }
+
+func (c *remote) ask(a ask) string {
+	if writeLine(c.conn, a) != nil {
+		return c.why()
+	}
+	if r, ok := <-c.replies; ok {
+		return r.Error
+	}
+	return c.why()
+}
+
+// why is the error of a context that is lost, which stays to be read.
+func (c *remote) why() string {
+	problem := <-c.gone
+	c.gone <- problem
+	return problem
+}
+
+func (c *remote) alloc(n uint64) string { return c.ask(ask{Alloc: n}) }
+func (c *remote) fault() string         { return c.ask(ask{Fault: true}) }
+func (c *remote) lost() <-chan string   { return c.gone }
+func (c *remote) close()                { _ = c.conn.Close() }
+
+// local is a context without MPS.
+type local struct {
+	machine *nvmlsim.Machine
+	device  nvmlsim.CUDADevice
+	holder  *nvmlsim.Holder // nil where the state can only be read, as in containers
+	used    uint64
+}
+
+func (p Program) direct(m *nvmlsim.Machine, visible *string) (gpuContext, string) {
+	devices := m.CUDADevices(visible)
+	if p.Device < 0 || p.Device >= len(devices) {
+		return nil, noDevice
+	}
+	c := &local{machine: m, device: devices[p.Device]}
+	h, err := m.Hold()
+	if err != nil && !errors.Is(err, nvmlsim.NoPermission) {
+		return nil, unknownError
+	}
+	c.holder = h
+	if err := c.use(contextMemory(c.device.Multiprocessors) + directMemory); err != nil {
+		return nil, errorText(err)
+	}
+	return c, ""
+}
+
+// use takes so much more memory.
+func (c *local) use(n uint64) error {
+	var err error
+	if c.holder == nil {
+		err = c.device.Admits(c.used + n)
+	} else {
+		err = c.holder.Set([]nvmlsim.Use{{On: c.device, PID: uint32(os.Getpid()), Name: os.Args[0], Memory: c.used + n}})
+	}
+	if err == nil {
+		c.used += n
+	}
+	return err
+}
+
+func (c *local) describe() reply {
+	free := c.device.Free()
+	if c.holder == nil {
+		free -= min(c.used, free)
+	}
+	return reply{UUID: c.device.UUID, Multiprocessors: c.device.Multiprocessors, Free: free, Total: c.device.Memory}
+}
+
+func (c *local) alloc(n uint64) string {
+	if err := c.use(n); err != nil {
+		return errorText(err)
+	}
+	return ""
+}
+
+func (c *local) fault() string { return illegalAccess }
+
+// lost hears of a reboot.
+func (c *local) lost() <-chan string {
+	gone := make(chan string, 1)
+	began := c.machine.State()
+	go func() {
+		if began == nil {
+			return
+		}
+		c.machine.Await(context.Background(), func(s *nvmlsim.State) bool { return s.BootID != began.BootID })
+		gone <- unknownError
+	}()
+	return gone
+}
+
+func (c *local) close() {
+	if c.holder != nil {
+		_ = c.holder.Close() // the end of the process does the same
+	}
+}

@@ -1,0 +1,468 @@
+package mps
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+const (
+	pidFile  = "nvidia-cuda-mps-control.pid"
+	lockFile = "control_lock"
+	logPipe  = "log"
+)
+
+var errRunning = errors.New("An instance of this daemon is already running") //nolint:staticcheck // the program's words
+
+// control is the control daemon.
+type control struct {
+	machine   *nvmlsim.Machine // nil where there is none
+	server    string           // its program
+	multiuser bool
+	pipe      string
+	log       journal
+	logFile   *os.File
+	lock      *os.File
+	listeners []net.Listener
+
+	mu       sync.Mutex
+	upcoming bounds // of servers to come
+	running  *child
+	quitting bool
+	ended    chan struct{} // closed when quit is done
+	// talking is held for reading while a command is carried out and answered.
+	talking sync.RWMutex
+}
+
+// child is a server as its control daemon knows it.
+type child struct {
+	pid   uint32
+	uid   uint32
+	link  link
+	ready chan struct{} // closed when it is
+	ended chan struct{} // closed when it is no more
+	limit bounds
+
+	asking  sync.Mutex
+	lists   uint64
+	answers chan report
+}
+
+// newControl takes the pipe directory, where errRunning says that another one
+// has it, and listens there.
+func newControl(program string, open func() (*nvmlsim.Machine, error), multiuser bool) (*control, error) {
+	c := &control{
+		server:    filepath.Join(filepath.Dir(program), serverProgram),
+		multiuser: multiuser, pipe: pipeDirectory(), ended: make(chan struct{}),
+		upcoming: bounds{threads: 100, memory: parseLimits(os.Getenv(memoryEnv))},
+	}
+	if p, ok := parsePercentage(os.Getenv(threadsEnv)); ok {
+		c.upcoming.threads = p
+	}
+	if err := c.take(); err != nil {
+		return nil, err
+	}
+	c.log, c.logFile = openJournal("control.log", "Control")
+	if m, err := open(); err == nil {
+		c.machine = m
+		if err := m.Meet("MPSControl"); err != nil {
+			return nil, fmt.Errorf("Failed to start: %w", err) //nolint:staticcheck // as nvidia's programs speak
+		}
+	}
+	if err := c.listen(); err != nil {
+		return nil, err
+	}
+	c.log.printf("Starting control daemon using socket %s/control", c.pipe)
+	c.log.printf("To connect CUDA applications to this daemon, set env %s=%s", pipeEnv, c.pipe)
+	return c, nil
+}
+
+func (c *control) take() error {
+	if err := os.MkdirAll(c.pipe, 0o755); err != nil {
+		return fmt.Errorf("pipe directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(c.pipe, lockFile), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return fmt.Errorf("pipe directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return errors.Join(errRunning, f.Close())
+	}
+	c.lock = f
+	return f.Chmod(0o666)
+}
+
+// listen makes what a daemon has in its pipe directory, in place of what a dead
+// one left there.
+func (c *control) listen() error {
+	for _, name := range []string{"control", "control_privileged", logPipe, pidFile} {
+		if err := os.Remove(filepath.Join(c.pipe, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("pipe directory: %w", err)
+		}
+	}
+	log := filepath.Join(c.pipe, logPipe)
+	if err := unix.Mkfifo(log, 0o777); err != nil {
+		return fmt.Errorf("make %s: %w", log, err)
+	}
+	pid := filepath.Join(c.pipe, pidFile)
+	if err := os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())), 0o666); err != nil {
+		return fmt.Errorf("pipe directory: %w", err)
+	}
+	for name, mode := range map[string]fs.FileMode{"control_privileged": 0o755, "control": 0o666} {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(c.pipe, name), Net: "unix"})
+		if err != nil {
+			return fmt.Errorf("pipe directory: %w", err)
+		}
+		l.SetUnlinkOnClose(false) // the real one leaves its sockets there
+		c.listeners = append(c.listeners, l)
+		if err := os.Chmod(filepath.Join(c.pipe, name), mode); err != nil {
+			return fmt.Errorf("pipe directory: %w", err)
+		}
+	}
+	// Not what the umask makes of them.
+	return errors.Join(os.Chmod(log, 0o777), os.Chmod(pid, 0o666))
+}
+
+// serve returns after quit.
+func (c *control) serve() {
+	if c.machine != nil {
+		go dieWith(c.machine, func(k nvmlsim.MPSKills) uint64 { return k.Control })
+	}
+	for _, l := range c.listeners {
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return // closed
+				}
+				go c.attend(conn)
+			}
+		}()
+	}
+	<-c.ended
+	c.talking.Lock() // the last answers
+}
+
+// attend serves a connection: of a user's program to its end, of a client until
+// the server has it.
+func (c *control) attend(conn net.Conn) {
+	defer conn.Close()
+	c.log.printf("Accepting connection...")
+	r := bufio.NewReader(conn)
+	var g greeting
+	switch err := readLine(r, &g); {
+	case err != nil:
+		c.log.printf("User did not send valid credentials")
+	case g.UI:
+		c.log.printf("NEW UI")
+		c.converse(r, conn)
+		c.log.printf("UI closed")
+	case g.Client != nil:
+		if problem := c.introduce(conn, *g.Client); problem != "" {
+			_ = writeLine(conn, reply{Error: problem}) // the client sees that the connection ends
+		}
+	}
+}
+
+func (c *control) converse(r *bufio.Reader, conn net.Conn) {
+	for {
+		var text string
+		if readLine(r, &text) != nil {
+			return
+		}
+		c.log.printf("Cmd:%s", text)
+		if c.obey(conn, text) != nil {
+			return
+		}
+	}
+}
+
+// obey carries a command out and answers.
+func (c *control) obey(conn net.Conn, text string) error {
+	c.talking.RLock()
+	defer c.talking.RUnlock()
+	answer := ""
+	if err := c.meet("MPSCommand"); err != nil {
+		answer = err.Error() + "\n"
+	} else {
+		answer = execute(c, text)
+	}
+	return writeLine(conn, answer)
+}
+
+func (c *control) meet(call string) error {
+	if c.machine == nil {
+		return nil
+	}
+	return c.machine.Meet(call)
+}
+
+// introduce hands a client over to the server, which is started if need be, or
+// returns the error text that the client gets.
+func (c *control) introduce(conn net.Conn, who client) string {
+	f, err := conn.(*net.UnixConn).File() //nolint:forcetypeassert // a unix listener made it
+	if err != nil {
+		return notConnected
+	}
+	defer f.Close()
+	peer, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return notConnected
+	}
+	who.PID, who.UID = uint32(peer.Pid), peer.Uid
+	s, problem := c.serverFor(who)
+	if problem != "" {
+		return problem
+	}
+	select {
+	case <-s.ready:
+	case <-s.ended:
+		return notConnected
+	}
+	if s.link.send(order{Client: &who}, f) != nil {
+		return notConnected
+	}
+	return ""
+}
+
+// serverFor is the server of a client, which may not be ready yet.
+func (c *control) serverFor(who client) (*child, string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.quitting:
+		return nil, notReady
+	case c.running == nil:
+		c.log.printf("NEW CLIENT %d from user %d: Server is not ready, push client to pending list", who.PID, who.UID)
+		if err := c.start(who.UID); err != nil {
+			c.log.printf("%v", err)
+			return nil, notConnected
+		}
+	case !c.multiuser && c.running.uid != who.UID:
+		// The real one makes it wait for the other user's last client.
+		return nil, notReady
+	default:
+		c.log.printf("NEW CLIENT %d from user %d: Server already exists", who.PID, who.UID)
+	}
+	return c.running, ""
+}
+
+// start starts a server with the defaults as they are. The caller has the lock.
+func (c *control) start(uid uint32) error {
+	mine, theirs, err := newLink()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	s := &child{
+		uid: uid, link: mine, ready: make(chan struct{}), ended: make(chan struct{}), answers: make(chan report),
+		limit: c.upcoming.clone(),
+	}
+	cmd := exec.Command(c.server)
+	cmd.Args = []string{serverProgram}
+	if c.multiuser {
+		cmd.Args = append(cmd.Args, "-multiuser-server")
+	}
+	cmd.ExtraFiles = []*os.File{theirs}
+	// Where this program is chrooted there may be no /dev/null.
+	if c.logFile != nil {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = c.logFile, c.logFile, c.logFile
+	}
+	if err := cmd.Start(); err != nil {
+		return errors.Join(fmt.Errorf("start server: %w", err), mine.conn.Close())
+	}
+	s.pid = uint32(cmd.Process.Pid)
+	c.log.printf("Starting new server %d for user %d", s.pid, uid)
+	c.running = s
+	go c.follow(s, cmd)
+	return mine.send(order{Threads: s.limit.threads, Memory: s.limit.memory}, nil)
+}
+
+// follow hears a server out, to its end.
+func (c *control) follow(s *child, cmd *exec.Cmd) {
+	for {
+		var r report
+		if _, err := s.link.receive(&r); err != nil {
+			break
+		}
+		if r.Ready {
+			c.log.printf("NEW SERVER %d: Ready", s.pid)
+			close(s.ready)
+		}
+		if r.List > 0 {
+			s.answers <- r
+		}
+	}
+	err := cmd.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.log.printf("Server %d exited with status %d", s.pid, cmd.ProcessState.ExitCode())
+	if err != nil {
+		c.log.printf("Server %d: %v", s.pid, err)
+	}
+	if c.running == s {
+		c.running = nil
+	}
+	_ = s.link.conn.Close() // it has ended
+	close(s.ended)
+}
+
+// clean is the last thing of a daemon. The caller has the lock.
+func (c *control) clean() {
+	for _, l := range c.listeners {
+		_ = l.Close() // nobody new; the sockets stay, as the real one's do
+	}
+	c.listeners = nil
+	for _, name := range []string{logPipe, pidFile} {
+		_ = os.Remove(filepath.Join(c.pipe, name)) // gone is what it shall be
+	}
+	_ = c.lock.Close()
+	c.log.printf("Exit with status 0")
+	close(c.ended)
+}
+
+// What follows is commands.
+
+func (c *control) startServer(uid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running != nil || c.quitting {
+		return
+	}
+	if err := c.start(uid); err != nil {
+		c.log.printf("%v", err)
+	}
+}
+
+func (c *control) quit(seconds int) {
+	c.mu.Lock()
+	c.quitting = true
+	s := c.running
+	c.mu.Unlock()
+	if s != nil {
+		c.log.printf("Try shutting down server %d, backoff is disabled", s.pid)
+		_ = s.link.send(order{Drain: true, Seconds: seconds}, nil) // if it is gone, ended says so
+		<-s.ended
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listeners != nil {
+		c.clean()
+	}
+}
+
+func (c *control) find(pid uint32) *child {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == nil || c.running.pid != pid {
+		return nil
+	}
+	return c.running
+}
+
+func (c *control) servers() []uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == nil {
+		return nil
+	}
+	return []uint32{c.running.pid}
+}
+
+func (c *control) status(pid uint32) (string, bool) {
+	s := c.find(pid)
+	if s == nil {
+		return "", false
+	}
+	select {
+	case <-s.ready:
+		return "ACTIVE", true
+	default:
+		return "INITIALIZING", true
+	}
+}
+
+// list is nil for a server that isn't ready.
+func (c *control) list(pid uint32) []served {
+	s := c.find(pid)
+	if s == nil {
+		return nil
+	}
+	select {
+	case <-s.ready:
+	default:
+		return nil
+	}
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	s.lists++
+	if s.link.send(order{List: s.lists}, nil) != nil {
+		return nil
+	}
+	select {
+	case r := <-s.answers:
+		return r.Devices
+	case <-s.ended:
+		return nil
+	}
+}
+
+func (c *control) terminate(pid, client uint32) bool {
+	s := c.find(pid)
+	return s != nil && s.link.send(order{Terminate: client}, nil) == nil
+}
+
+func (c *control) defaults() bounds {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.upcoming.clone()
+}
+
+func (c *control) setDefaults(change func(*bounds)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.upcoming)
+}
+
+func (c *control) bounds(pid uint32) (bounds, bool) {
+	s := c.find(pid)
+	if s == nil {
+		return bounds{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return s.limit.clone(), true
+}
+
+// setBounds is for clients to come (assumed: those that are there keep theirs).
+func (c *control) setBounds(pid uint32, change func(*bounds)) bool {
+	s := c.find(pid)
+	if s == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&s.limit)
+	return s.link.send(order{Threads: s.limit.threads, Memory: s.limit.memory}, nil) == nil
+}
+
+func (b bounds) clone() bounds { return bounds{threads: b.threads, memory: maps.Clone(b.memory)} }
+
+// say prints what a user is told.
+func say(out io.Writer, err error) int {
+	fmt.Fprintln(out, err)
+	return 1
+}
