@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -13,24 +14,23 @@ import (
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-// cudaProgram is the simulator's CUDA program, as it is in a container that was
-// given a GPU. It prints what a context, its multiprocessors and its memory are
-// like, and how each allocation ends.
-func cudaProgram() []string { return []string{"nvmlsim", "cuda"} }
+// cudaProgram is the simulator's CUDA program in a container that was given a GPU:
+// it is the driver's nvidia-smi under its own name. It prints what a context, its
+// multiprocessors and its memory are like, and how each allocation ends.
+func cudaProgram(args ...string) []string {
+	const script = `ln -sf "$(command -v nvidia-smi)" /tmp/nvmlsim && exec /tmp/nvmlsim cuda "$@"`
+	return append([]string{"sh", "-c", script, "sh"}, args...)
+}
 
 // inContainer is the command that runs the CUDA program:
 //
 //	cuda [NAMESPACE/]POD [VARIABLE=VALUE...] [ARGS...]
 func inContainer(args []string) []string {
-	var env []string
-	for len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		env, args = append(env, args[0]), args[1:]
+	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
+	if n < 0 {
+		n = len(args)
 	}
-	command := append(cudaProgram(), args...)
-	if len(env) > 0 {
-		command = append(append([]string{"env"}, env...), command...)
-	}
-	return command
+	return slices.Concat([]string{"env"}, args[:n], cudaProgram(args[n:]...))
 }
 
 // listDaemons prints a line for each MPS daemon's directory and for each process

@@ -50,7 +50,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3)
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
 		case "client":
-			p.Spec.Containers[0].Command = append(cudaProgram(), "--hold", "1h")
+			p.Spec.Containers[0].Command = cudaProgram("--hold", "forever")
 		default:
 			ts.Fatalf("pod: don't know %q", arg)
 		}
