@@ -28,7 +28,9 @@ const (
 	// BusyboxImage holds a static busybox with all its commands.
 	BusyboxImage = "localhost/tessera/busybox:local"
 	// GlibcImage is the same with the host's C and C++ libraries, dynamic
-	// loader and ldconfig: injected programs that are linked dynamically run.
+	// loader and ldconfig: injected programs that are linked dynamically run. Where
+	// the injected nvidia-smi is the simulator's, nvmlsim is there too: they are one
+	// program, known by its name.
 	GlibcImage = "localhost/tessera/debian:local"
 )
 
@@ -36,7 +38,7 @@ const baseImages = "base-images.tar"
 
 // imagesVersion is part of the cache key: raise it when what is below changes
 // the images' contents.
-const imagesVersion = "2"
+const imagesVersion = "3"
 
 // LoadImage imports an image archive (docker save or OCI layout as tar) into
 // every node.
@@ -288,6 +290,7 @@ func glibcLayer(files []string) (v1.Layer, error) {
 		}
 		l.file(imagePath(path), 0o755, data)
 	}
+	l.link("usr/bin/nvmlsim", "nvidia-smi")
 	l.file("etc/ld.so.conf", 0o644, []byte("include /etc/ld.so.conf.d/*.conf\n"))
 	l.file("etc/ld.so.conf.d/"+triplet+".conf", 0o644, []byte("/lib/"+triplet+"\n/usr/lib/"+triplet+"\n"))
 	return l.close()
