@@ -12,6 +12,7 @@ title() {
     shares) echo "two and then eight pods on equal shares, of different users" ;;
     consumable) echo "shares as large as each claim says: 10 GiB and 20 GiB" ;;
     configured) echo "MPS by the claim's own configuration, two containers of one claim" ;;
+    escape) echo "what a container on a share can do about its limits" ;;
     fault) echo "a client that writes to an illegal address, and what the others see" ;;
     daemon) echo "supervisor, plugin, server and control daemon killed under a client" ;;
     context) echo "time to the first CUDA context with and without MPS" ;;
@@ -101,7 +102,7 @@ spec:
 EOF
 }
 
-logs() { k logs -l metal=mps --all-containers --tail=-1 --max-log-requests=32 2>/dev/null || true; }
+logs() { k logs -l metal=mps --all-containers --tail=-1 --max-log-requests=32 --ignore-errors 2>/dev/null || true; }
 lines() { logs | grep -cE -- "$1" || true; }
 enough() { [ "$(lines "$2")" -ge "$1" ]; }
 
@@ -216,6 +217,47 @@ phase_configured() {
   sm_count two 40
   no_pods
   await 10 "the daemon's end" no_daemon
+}
+
+in_escape() { k exec escape -c main-0 -- "$@" 2>&1 || true; }
+
+# limited WHAT MIB PERCENT COMMAND... runs a client in the pod, which must find
+# the share's limits.
+limited() {
+  local what=$1 memory=$2 percent=$3 out
+  shift 3
+  out=$(in_escape "$@" "alloc=$memory")
+  note "  $what: $(tr '\n' ';' <<<"$out")"
+  check "$what: memory is limited" grep -q "alloc $memory MiB: out of memory" <<<"$out"
+  check "$what: threads are limited" awk -v s="$sms" -v p="$percent" '$2 == "SMs" && $3 < s * p / 100 + 1 {found = 1} END {exit !found}' <<<"$out"
+}
+
+# phase_escape: what the daemon must refuse, and, told but not judged, what is
+# known to be open: a process that names another device's limit, or no daemon.
+phase_escape() {
+  local daemon memory percent command program
+  planned '{mps: {shares: 4}}' mps 4
+  read -r _ _ memory percent < <(devices | awk '$2 == "mps"')
+  memory=$(mib "$memory")
+  pod escape share 0 "$client escape" | k apply -f -
+  await 60 "the client" enough 1 ' user '
+  daemon=$(daemon_pid)
+  in_escape ls -la /tmp/nvidia-mps
+  limited "environment without limits" "$memory" "$percent" env -u CUDA_MPS_PINNED_DEVICE_MEM_LIMIT -u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE "$client" a
+  limited "environment that asks for all" "$memory" "$percent" env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=500G CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 "$client" b
+  limited "pipe directory not said" "$memory" "$percent" env -u CUDA_MPS_PIPE_DIRECTORY "$client" c
+  program=$(command -v nvidia-cuda-mps-control || echo /usr/local/nvidia/bin/nvidia-cuda-mps-control)
+  if cp -L "$program" "$bundle/mps-control" 2>/dev/null; then
+    for command in get_server_list "set_default_device_pinned_mem_limit 0 500G" quit; do
+      note "  root in the container says $command: $(in_escape sh -c "echo '$command' | timeout 5 $bundle/lib/ld-linux-x86-64.so.2 --library-path $bundle/lib $bundle/mps-control" | tr '\n' ';')"
+    done
+  fi
+  sleep 0.5 # what quit would do, it does at once
+  same "the control daemon" "$(daemon_pid)" "$daemon"
+  limited "after that" "$memory" "$percent" env -u CUDA_MPS_PINNED_DEVICE_MEM_LIMIT "$client" d
+  note "  known: limit for another device: $(in_escape env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=500G "$client" e "alloc=$memory" | tr '\n' ';')"
+  note "  known, compute mode unchanged: no daemon named: $(in_escape env CUDA_MPS_PIPE_DIRECTORY=/nonexistent "$client" f "alloc=$memory" | tr '\n' ';')"
+  no_pods
 }
 
 # again POD runs a client in a pod that is there, until it is under MPS with the

@@ -20,8 +20,8 @@ work=/var/tmp/tessera-metal
 bundle=$work/bundle
 summary=$work/summary
 
-on_cluster="whole shares consumable configured fault daemon context timeslice throughput"
-mps="shares consumable configured fault daemon context timeslice throughput prepare"
+on_cluster="whole shares consumable configured escape fault daemon context timeslice throughput"
+mps="shares consumable configured escape fault daemon context timeslice throughput prepare"
 phases="contract $on_cluster prepare bench simulated"
 
 say() { printf '\nmetal: %s\n' "$*"; }
