@@ -1,7 +1,9 @@
 package claim
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -11,63 +13,165 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// checkConfig refuses a result whose configuration this driver can't read or
-// honour. The configurations of the device class come first, then those of
-// the claim; the last one that applies to the result counts. One of the wrong
-// kind for the device is passed over where it is for all requests, since
-// others may be what it means, and refused where it names this request.
-func checkConfig(configs []resourceapi.DeviceAllocationConfiguration, driver string, result resourceapi.DeviceRequestAllocationResult) error {
-	var effective v1beta1.SharingStrategy
-	var from resourceapi.AllocationConfigSource
-	for _, c := range byPrecedence(resourceclaim.ConfigForResult(configs, result)) {
+// MPS is what a configuration with strategy MPS asks for. Limits are of each
+// client; 0: no limit.
+type MPS struct {
+	// ThreadPercentage as in gpu.Limits.
+	ThreadPercentage int
+	// MemoryMiB on every device.
+	MemoryMiB int64
+	// PerDevice is MemoryMiB on single devices, and wins over it. A device is named
+	// by the GPU's UUID, or by its index among the claim's devices that have MPS by
+	// configuration, in the order of the allocation.
+	PerDevice map[string]int64
+	// Source is where the configuration is.
+	Source resourceapi.AllocationConfigSource
+}
+
+// effective is the configuration that counts for a result.
+type effective struct {
+	mps       *MPS
+	timeSlice v1beta1.TimeSliceInterval
+}
+
+// configFor finds the configuration that counts for a result of the
+// allocation, and refuses one that this driver can't read or honour. The
+// configurations of the device class come first, then those of the claim; the
+// last one that applies to the result counts. One of the wrong kind for the
+// device is passed over where it is for all requests, since others may be what it
+// means, and refused where it names this request.
+func configFor(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (effective, error) {
+	var counts effective
+	device := gpu.DeviceName(result.Device)
+	for _, c := range byPrecedence(resourceclaim.ConfigForResult(allocation.Config, result)) {
 		if c.Opaque.Driver != driver {
 			continue
 		}
 		config, err := v1beta1.Decode(c.Opaque.Parameters.Raw)
 		if err != nil {
-			return permanent(c.Source, err)
+			return effective{}, permanent(c.Source, err)
 		}
-		strategy, fits := sharing(config, gpu.DeviceName(result.Device).IsPartition())
+		strategy, right := strategyFor(config, device)
+		problem := impossible(strategy, device)
 		switch {
-		case fits:
-			effective, from = strategy, c.Source
-		case len(c.Requests) > 0:
-			return permanent(c.Source, wrongKind(result))
+		case !right && len(c.Requests) > 0:
+			return effective{}, permanent(c.Source, wrongKind(config, device))
+		case right && problem == nil:
+			counts = read(config, c.Source)
+		case right && (len(c.Requests) > 0 || !meansAnother(allocation, driver, strategy)):
+			return effective{}, permanent(c.Source, fmt.Errorf("sharing.strategy %s isn't for device %q: %w", strategy, device, problem))
 		}
 	}
-	if effective != "" {
-		return permanent(from, fmt.Errorf("sharing.strategy %s isn't supported by this version of the driver; containers and pods that use one claim share its devices without it",
-			effective))
-	}
-	return nil
+	return counts, nil
 }
 
-// sharing returns the strategy that a configuration asks for, empty for none,
-// and whether it is one for this kind of device.
-func sharing(config v1beta1.Config, partition bool) (_ v1beta1.SharingStrategy, fits bool) {
+// strategyFor returns the strategy that a configuration asks for, empty for
+// none, and whether it is one for this kind of device. A share of a partition
+// can be configured as either.
+func strategyFor(config v1beta1.Config, device gpu.DeviceName) (_ v1beta1.SharingStrategy, right bool) {
 	switch config := config.(type) {
 	case *v1beta1.GpuConfig:
-		if config.Sharing != nil && !partition {
-			return config.Sharing.Strategy, true
+		right = !device.IsPartition() || device.IsShare()
+		if config.Sharing != nil {
+			return config.Sharing.Strategy, right
 		}
-		return "", !partition
 	case *v1beta1.MigDeviceConfig:
-		if config.Sharing != nil && partition {
-			return config.Sharing.Strategy, true
+		right = device.IsPartition()
+		if config.Sharing != nil {
+			return config.Sharing.Strategy, right
 		}
-		return "", partition
-	default:
-		return "", false
 	}
+	return "", right
+}
+
+// impossible says why a device can't be shared with a strategy; nil where it
+// can.
+func impossible(strategy v1beta1.SharingStrategy, device gpu.DeviceName) error {
+	switch {
+	case strategy == v1beta1.TimeSlicingStrategy && device.IsShare():
+		return errors.New("it is an MPS share, whose processes run beside those of other claims: leave sharing out, or ask for a whole GPU")
+	case strategy == v1beta1.TimeSlicingStrategy && device.IsReplica():
+		return errors.New("it is one of several replicas of a GPU, which have one time slice together: leave sharing out, and set the interval in the SharingPolicy")
+	case strategy == v1beta1.MPSStrategy && device.IsReplica():
+		return errors.New("it is a time-sliced replica, whose GPU other claims have too: leave sharing out, or ask for an MPS share (DeviceClass mps.gpu.nvidia.com)")
+	default:
+		return nil
+	}
+}
+
+// meansAnother says whether a configuration that is for all requests may mean
+// another device of the claim.
+func meansAnother(allocation resourceapi.DeviceAllocationResult, driver string, strategy v1beta1.SharingStrategy) bool {
+	return slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		device := gpu.DeviceName(r.Device)
+		return r.Driver == driver && !device.IsPartition() && impossible(strategy, device) == nil
+	})
+}
+
+// read takes the parameters out of a configuration that was decoded.
+func read(config v1beta1.Config, source resourceapi.AllocationConfigSource) effective {
+	switch config := config.(type) {
+	case *v1beta1.GpuConfig:
+		s := config.Sharing
+		switch {
+		case s == nil:
+		case s.Strategy == v1beta1.MPSStrategy:
+			return effective{mps: readMPS(s.MpsConfig, source)}
+		case s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil:
+			return effective{timeSlice: *s.TimeSlicingConfig.Interval}
+		}
+	case *v1beta1.MigDeviceConfig:
+		if config.Sharing != nil {
+			return effective{mps: readMPS(config.Sharing.MpsConfig, source)}
+		}
+	}
+	return effective{}
+}
+
+// readMPS: multiUser has nothing to say, since every daemon serves all users.
+func readMPS(c *v1beta1.MpsConfig, source resourceapi.AllocationConfigSource) *MPS {
+	m := &MPS{Source: source}
+	if c == nil {
+		return m
+	}
+	if c.DefaultActiveThreadPercentage != nil {
+		m.ThreadPercentage = *c.DefaultActiveThreadPercentage
+	}
+	if q := c.DefaultPinnedDeviceMemoryLimit; q != nil {
+		m.MemoryMiB = mebibytes(*q)
+	}
+	for device, q := range c.DefaultPerDevicePinnedMemoryLimit {
+		if m.PerDevice == nil {
+			m.PerDevice = map[string]int64{}
+		}
+		m.PerDevice[device] = mebibytes(q)
+	}
+	return m
 }
 
 // wrongKind says which kind of configuration is for which kind of device.
-func wrongKind(result resourceapi.DeviceRequestAllocationResult) error {
-	is, got, want := "a whole GPU", v1beta1.MigDeviceConfigKind, v1beta1.GpuConfigKind
-	if gpu.DeviceName(result.Device).IsPartition() {
-		is, got, want = "a MIG partition", want, got
+func wrongKind(config v1beta1.Config, device gpu.DeviceName) error {
+	got, want := v1beta1.GpuConfigKind, v1beta1.MigDeviceConfigKind
+	if _, ok := config.(*v1beta1.MigDeviceConfig); ok {
+		got, want = want, got
 	}
-	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", got, result.Device, is, want)
+	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", got, device, describeKind(device), want)
+}
+
+// describeKind says what kind of device has the name.
+func describeKind(device gpu.DeviceName) string {
+	switch {
+	case device.IsShare() && device.IsPartition():
+		return "an MPS share of a MIG partition"
+	case device.IsShare():
+		return "an MPS share of a GPU"
+	case device.IsReplica():
+		return "a time-sliced replica of a GPU"
+	case device.IsPartition():
+		return "a MIG partition"
+	default:
+		return "a whole GPU"
+	}
 }
 
 // byPrecedence puts class configurations before claim configurations, and
@@ -91,4 +195,31 @@ func permanent(source resourceapi.AllocationConfigSource, err error) error {
 		where = "DeviceClass"
 	}
 	return fmt.Errorf("%w: configuration in the %s: %w; correct it there and make the claim anew", ErrPermanent, where, err)
+}
+
+// Refuse is the error for a configuration that asks for what the devices of the
+// claim don't have: ErrPermanent, and it says where the configuration is.
+func (m *MPS) Refuse(err error) error { return permanent(m.Source, err) }
+
+// sameMPS says whether the two ask for the same.
+func sameMPS(a, b *MPS) bool {
+	return a.ThreadPercentage == b.ThreadPercentage && a.MemoryMiB == b.MemoryMiB && maps.Equal(a.PerDevice, b.PerDevice)
+}
+
+// checkOneDaemon refuses MPS by configuration where one daemon can't serve all
+// devices of the claim that have it.
+func checkOneDaemon(grants []Grant) error {
+	own := slices.DeleteFunc(slices.Clone(grants), func(g Grant) bool { return g.MPS == nil || g.Device.IsShare() })
+	for _, g := range own[min(1, len(own)):] {
+		first := own[0]
+		if first.Device.IsPartition() || g.Device.IsPartition() {
+			return fmt.Errorf("%w: strategy MPS for %s and for %s: an MPS daemon reaches one MIG device or several whole GPUs, and a claim has one daemon: use a claim for each",
+				ErrPermanent, first.Device, g.Device)
+		}
+		if !sameMPS(first.MPS, g.MPS) {
+			return fmt.Errorf("%w: requests %q and %q have different configurations for MPS, and a claim has one MPS daemon for all its GPUs: use two claims, or one configuration with defaultPerDevicePinnedMemoryLimit",
+				ErrPermanent, first.Request, g.Request)
+		}
+	}
+	return nil
 }

@@ -2,8 +2,9 @@
 // which devices of this driver, for which request, with which configuration.
 //
 // Read is pure: the same claim gives the same grants on every machine. It
-// neither knows whether the devices exist nor who else holds them; that is
-// for pkg/node/prepare, which acts on the grants. Results of other drivers,
+// neither knows whether the devices exist, nor how much of a GPU they are, nor
+// who else holds them; that is for pkg/node/prepare, which acts on the grants.
+// Kinds of devices it tells by their names. Results of other drivers,
 // and of other nodes' pools, are not this node's business and are left out.
 //
 // Configurations are decoded strictly, by the code that the admission webhook

@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
+	"github.com/tessera-dra/tessera/api/resource/v1beta1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -29,6 +31,16 @@ type Grant struct {
 	// ShareID tells several grants of one device apart; empty where the device
 	// can be given only once.
 	ShareID string
+	// Consumed is what of an MPS share that can be given several times is this
+	// grant's: as much as was asked for. Zero for other devices.
+	Consumed gpu.Limits
+	// MPS is what the configuration asks for with strategy MPS; nil where it doesn't.
+	// A share is a client of MPS without it; what it asks for must not be more than
+	// the share has, which isn't known here.
+	MPS *MPS
+	// TimeSlice is the interval that the configuration asks for with strategy
+	// TimeSlicing; empty where it doesn't. Whole GPUs only.
+	TimeSlice v1beta1.TimeSliceInterval
 }
 
 // Read returns what the claim was given from one driver's pool, in the order
@@ -37,7 +49,8 @@ type Grant struct {
 //
 // A claim that isn't allocated, that has nothing from this pool, or whose
 // configuration this driver can't honour is an error; the last of these is
-// ErrPermanent.
+// ErrPermanent. An admin grant has no part in how the device is shared: its
+// configuration is read, and counts for nothing.
 func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated: the scheduler has to give it devices first")
@@ -48,24 +61,72 @@ func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error
 		if result.Driver != driver || result.Pool != pool {
 			continue
 		}
-		if err := checkConfig(allocation.Config, driver, result); err != nil {
+		g, err := grantOf(allocation, driver, result)
+		if err != nil {
 			return nil, fmt.Errorf("request %q: %w", result.Request, err)
 		}
-		grants = append(grants, Grant{
-			Request: result.Request,
-			Device:  gpu.DeviceName(result.Device),
-			Admin:   ptr.Deref(result.AdminAccess, false),
-			ShareID: string(ptr.Deref(result.ShareID, "")),
-		})
+		grants = append(grants, g)
 	}
 	if len(grants) == 0 {
 		return nil, fmt.Errorf("the claim has no device of driver %s in pool %q; it has %s", driver, pool, describe(allocation.Results))
 	}
-	if err := checkTwice(grants); err != nil {
+	if err := errors.Join(checkTwice(grants), checkOneDaemon(grants)); err != nil {
 		return nil, err
 	}
 	return grants, nil
 }
+
+// grantOf reads one result.
+func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (Grant, error) {
+	config, err := configFor(allocation, driver, result)
+	if err != nil {
+		return Grant{}, err
+	}
+	g := Grant{
+		Request: result.Request,
+		Device:  gpu.DeviceName(result.Device),
+		Admin:   ptr.Deref(result.AdminAccess, false),
+		ShareID: string(ptr.Deref(result.ShareID, "")),
+	}
+	if g.Admin {
+		return g, nil
+	}
+	g.MPS, g.TimeSlice = config.mps, config.timeSlice
+	if g.Device.IsShare() {
+		g.Consumed, err = consumed(result.ConsumedCapacity, driver)
+	}
+	if err != nil {
+		return Grant{}, fmt.Errorf("device %q: %w", g.Device, err)
+	}
+	return g, nil
+}
+
+// consumed reads what of a share with multiple allocations was given. Whether
+// there has to be something, the share decides.
+func consumed(capacity map[resourceapi.QualifiedName]resource.Quantity, driver string) (gpu.Limits, error) {
+	var l gpu.Limits
+	for name, q := range capacity {
+		switch resourceapi.QualifiedName(strings.TrimPrefix(string(name), driver+"/")) {
+		case memoryCapacity:
+			l.MemoryMiB = mebibytes(q)
+			if l.MemoryMiB < 1 {
+				return gpu.Limits{}, fmt.Errorf("%w: %s of capacity memory were allocated, and an MPS share has at least 1Mi: ask for more, and make the claim anew", ErrPermanent, q.String())
+			}
+		case threadsCapacity:
+			l.ThreadPercentage = int(min(max(q.Value(), 1), 100))
+		}
+	}
+	return l, nil
+}
+
+// Capacities of an MPS share, as pkg/offer calls them.
+const (
+	memoryCapacity  resourceapi.QualifiedName = "memory"
+	threadsCapacity resourceapi.QualifiedName = "threadPercentage"
+)
+
+// mebibytes rounds down: that is the unit of MPS limits.
+func mebibytes(q resource.Quantity) int64 { return q.Value() >> 20 }
 
 // checkTwice refuses an allocation that gives one device twice, neither as a
 // share nor for an administrator to look at.

@@ -164,19 +164,14 @@ func TestReadRefuses(t *testing.T) {
 			allocated([]resourceapi.DeviceRequestAllocationResult{with(one[0], func(r *resourceapi.DeviceRequestAllocationResult) { r.Pool = "node-b" })}),
 			false, []string{`pool "node-a"`, "gpu.nvidia.com/node-b/gpu-0"},
 		},
-		"nothing":              {allocated(nil), false, []string{"no devices at all"}},
-		"one device twice":     {allocated([]resourceapi.DeviceRequestAllocationResult{result("a", "gpu-0"), result("b", "gpu-0")}), true, []string{`"gpu-0"`, `"a"`, `"b"`}},
-		"time-slicing":         {allocated(one, config(fromClaim, driver, timeSliced)), true, []string{`request "gpu/cheap"`, "TimeSlicing", "ResourceClaim"}},
-		"MPS, by the class":    {allocated(one, config(fromClass, driver, mps)), true, []string{"MPS", "DeviceClass"}},
-		"for the main request": {allocated(one, config(fromClaim, driver, mps, "gpu")), true, []string{"MPS"}},
-		"for the subrequest":   {allocated(one, config(fromClaim, driver, mps, "gpu/cheap")), true, []string{"MPS"}},
-		"unknown field":        {allocated(one, config(fromClaim, driver, misspelt)), true, []string{`"sharign"`}},
+		"nothing":          {allocated(nil), false, []string{"no devices at all"}},
+		"one device twice": {allocated([]resourceapi.DeviceRequestAllocationResult{result("a", "gpu-0"), result("b", "gpu-0")}), true, []string{`"gpu-0"`, `"a"`, `"b"`}},
+		"unknown field":    {allocated(one, config(fromClaim, driver, misspelt)), true, []string{`"sharign"`}},
 		"unknown field, overridden": {
 			allocated(one, config(fromClass, driver, misspelt), config(fromClaim, driver, plain)), true, []string{`"sharign"`, "DeviceClass"},
 		},
 		"for MIG, addressed to a GPU":        {allocated(one, config(fromClaim, driver, mig, "gpu")), true, []string{"MigDeviceConfig", "GpuConfig"}},
 		"for GPUs, addressed to a partition": {allocated(part, config(fromClaim, driver, plain, "part")), true, []string{"GpuConfig", "MigDeviceConfig", partition}},
-		"MPS on a partition":                 {allocated(part, config(fromClass, driver, mig)), true, []string{"MPS", "DeviceClass"}},
 		"time-slicing on a partition":        {allocated(part, config(fromClaim, driver, slicedMIG)), true, []string{"can't be time-sliced"}},
 		"no parameters":                      {allocated(one, config(fromClaim, driver, "")), true, nil},
 	} {
@@ -211,6 +206,7 @@ func FuzzRead(f *testing.F) {
 		}
 		f.Add(data)
 	}
+	f.Add([]byte(`{"allocation":{"devices":{"results":[{"request":"a","driver":"gpu.nvidia.com","pool":"node-a","device":"gpu-0-mps","shareID":"s","consumedCapacity":{"memory":"10Gi","threadPercentage":"25"}}],"config":[{"source":"FromClaim","opaque":{"driver":"gpu.nvidia.com","parameters":` + mpsLimits + `}}]}}}`))
 	f.Add([]byte(`{"allocation":{"devices":{"results":[{"request":"a","driver":"gpu.nvidia.com","pool":"node-a","device":"gpu-0"}],"config":[{"source":"FromClaim"}]}}}`))
 	f.Fuzz(func(t *testing.T, status []byte) {
 		c := &resourceapi.ResourceClaim{}

@@ -113,6 +113,10 @@ func together(a, b Device) bool {
 // Given is a device as a claim was given it.
 type Given struct {
 	Device Device
+	// Name of the device, and what tells this share of it from others where it can
+	// be given several times.
+	Name    DeviceName
+	ShareID string
 	// Instance that the device's Base is, if that is a Partition; zero for a
 	// whole GPU.
 	Instance Instance

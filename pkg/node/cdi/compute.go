@@ -162,8 +162,10 @@ func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
 		return dev.err
 	}
 	edits := dev.edits
-	if _, ok := of.(gpu.Partition); ok {
+	switch of.(type) {
+	case gpu.Partition, gpu.Share:
 		edits = dev.parent()
+	case gpu.Whole, gpu.Replica:
 	}
 	return checkEdits(h, d, &edits, dev.node)
 }

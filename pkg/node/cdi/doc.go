@@ -6,8 +6,8 @@
 // NVIDIA's nvcdi, which takes tens of milliseconds; it is written when the
 // driver is found and when it changes. The other is one small file per claim
 // with the device nodes of the claim's GPUs, or, for MIG partitions, of the GPU
-// and of the two capabilities that open the instance. A container is given both
-// names.
+// and of the two capabilities that open the instance; clients of MPS get the
+// daemon's directories and their limits too. A container is given both names.
 // So a prepare writes some hundred bytes, and a container runtime, which reads
 // the whole directory again after each change, reads the long list once and
 // not once per claim.

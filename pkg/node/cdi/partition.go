@@ -18,19 +18,34 @@ import (
 
 // editsOf are the edits of one device of a claim.
 func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Given) (specs.ContainerEdits, error) {
-	dev := c.devices[given.Device.Parent()]
-	switch given.Device.(type) {
-	case gpu.Whole:
+	edits, err := s.siliconEdits(d, c.devices[given.Device.Parent()], given)
+	if err != nil || given.MPS == nil {
+		return edits, err
+	}
+	mps, err := s.mpsEdits(given.MPS)
+	edits.Env, edits.Mounts = slices.Concat(edits.Env, mps.Env), slices.Concat(edits.Mounts, mps.Mounts)
+	return edits, err
+}
+
+// siliconEdits are those by which a container reaches the GPU or the partition.
+func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Given) (specs.ContainerEdits, error) {
+	switch of := given.Device.(type) {
+	case gpu.Whole, gpu.Replica:
 		return dev.edits, nil
 	case gpu.Partition:
 		return s.partitionEdits(d, dev, given)
+	case gpu.Share:
+		if _, ok := of.Of.(gpu.Partition); ok {
+			return s.partitionEdits(d, dev, given)
+		}
+		return dev.parent(), nil
 	default:
 		return specs.ContainerEdits{}, fmt.Errorf("%T is no device this version knows", given.Device)
 	}
 }
 
-// parent are the edits that a partition needs of its GPU: the node to talk to
-// it. Of the rest, DRM nodes would give the whole GPU away.
+// parent are the edits that a part of a GPU needs of it: the node to talk to it.
+// Of the rest, DRM nodes would give the whole GPU away.
 func (d *device) parent() specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),

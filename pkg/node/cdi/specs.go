@@ -69,9 +69,10 @@ func New(cfg Config) *Specs {
 }
 
 // Write makes the claim's specification and returns, for each of its devices,
-// the CDI names that a container using it needs. When it returns, the file and
-// the common one are complete, and every device node and library that they
-// name is on the host; otherwise the error names what is missing. Capabilities
+// the CDI names that a container using it needs; devices go by names that tell
+// them apart within the claim. When it returns, the file and the common one are
+// complete, and every device node, library and directory that they name is on the
+// host; otherwise the error names what is missing. Capabilities
 // of a partition are read from the driver each time: its instance is another
 // one after it was made again. Writing the same again is cheap and changes
 // nothing.

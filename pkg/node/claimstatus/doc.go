@@ -1,8 +1,9 @@
 // Package claimstatus tells in a ResourceClaim's status.devices which MIG device
 // a partition became: its UUID, which monitoring knows it by, its instance ids,
-// its profile and its place. A device's attributes can't say that, because the
-// partition is made after it was allocated. Of whole GPUs the attributes say it
-// all, and nothing is written.
+// its profile and its place; and of clients of MPS the limits they have, which the
+// claim's configuration may have made stricter. A device's attributes can't say
+// that, because the partition is made after it was allocated. Of other devices the
+// attributes say it all, and nothing is written.
 //
 // Writing is never in the way of a prepare: Tell only remembers, Run asks and
 // writes, again and again while the API server is away. It is no harm if the

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -12,15 +13,25 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// data is what status.devices[].data holds for a MIG device: part of this
-// driver's interface to users and exporters.
+// data is what status.devices[].data holds for a MIG device or an MPS share: part
+// of this driver's interface to users and exporters.
 type data struct {
-	UUID              gpu.UUID  `json:"uuid"`
-	ParentUUID        gpu.UUID  `json:"parentUUID"`
+	// UUID of the MIG device that the device is, or is a share of.
+	UUID       gpu.UUID `json:"uuid,omitempty"`
+	ParentUUID gpu.UUID `json:"parentUUID"`
+	*Instance
+	// MPS is nil for what is no client of an MPS daemon.
+	MPS *mps `json:"mps,omitempty"`
+}
+
+// Instance is the MIG instance that the device is, or is a share of; nil on whole
+// GPUs.
+type Instance struct {
 	Profile           string    `json:"profile"`
 	Placement         placement `json:"placement"`
 	GPUInstanceID     int       `json:"gpuInstanceID"`
@@ -32,39 +43,65 @@ type placement struct {
 	Size  int `json:"size"`
 }
 
+// mps are the limits of each process that uses the device.
+type mps struct {
+	// ThreadPercentage is left out where there is no limit.
+	ThreadPercentage int `json:"threadPercentage,omitempty"`
+	// MemoryMiB has a limit, or 0 for none, for each device of the daemon.
+	MemoryMiB []int64 `json:"memoryMiB,omitempty"`
+}
+
 // status is one element of status.devices; the same in all versions of the API
 // that have it.
 type status struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
 	Device string `json:"device"`
-	Data   data   `json:"data"`
+	// ShareID is there where the device can be given several times, from Kubernetes
+	// 1.34 on.
+	ShareID string `json:"shareID,omitempty"`
+	Data    data   `json:"data"`
 }
 
-// statuses are what the claim's status is to say, of those partitions that it is
-// still allocated, ordered by name: the server takes no others.
+// statuses are what the claim's status is to say, of those partitions and shares
+// that it is still allocated, ordered by name: the server takes no others.
 func (w *Writer) statuses(claim *resourceapi.ResourceClaim, devices map[gpu.DeviceName]gpu.Given) []status {
 	var all []status
-	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		p, ok := devices[name].Device.(gpu.Partition)
-		if !ok || !allocated(claim, w.driver, w.pool, name) {
+	for _, key := range slices.Sorted(maps.Keys(devices)) {
+		given := devices[key]
+		d, tells := dataFor(given)
+		if !tells || !allocated(claim, w.driver, w.pool, given) {
 			continue
 		}
-		i := devices[name].Instance
-		all = append(all, status{Driver: w.driver, Pool: w.pool, Device: string(name), Data: data{
-			UUID: i.UUID, ParentUUID: p.GPU, Profile: p.Profile, Placement: placement(p.Placement),
-			GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID,
-		}})
+		all = append(all, status{Driver: w.driver, Pool: w.pool, Device: string(given.Name), ShareID: given.ShareID, Data: d})
 	}
 	return all
 }
 
-func allocated(claim *resourceapi.ResourceClaim, driver, pool string, name gpu.DeviceName) bool {
+// dataFor is what there is to tell of a device that its attributes don't; false
+// for nothing.
+func dataFor(given gpu.Given) (_ data, tells bool) {
+	d := data{ParentUUID: given.Device.Parent()}
+	if p, ok := gpu.Base(given.Device).(gpu.Partition); ok {
+		i := given.Instance
+		d.UUID, tells = i.UUID, true
+		d.Instance = &Instance{
+			Profile: p.Profile, Placement: placement(p.Placement),
+			GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID,
+		}
+	}
+	if c := given.MPS; c != nil {
+		d.MPS, tells = &mps{ThreadPercentage: c.ThreadPercentage, MemoryMiB: c.MemoryMiB}, true
+	}
+	return d, tells
+}
+
+func allocated(claim *resourceapi.ResourceClaim, driver, pool string, given gpu.Given) bool {
 	if claim.Status.Allocation == nil {
 		return false
 	}
 	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == driver && r.Pool == pool && r.Device == string(name)
+		return r.Driver == driver && r.Pool == pool && r.Device == string(given.Name) && string(ptr.Deref(r.ShareID, "")) == given.ShareID
 	})
 }
 
@@ -72,7 +109,8 @@ func allocated(claim *resourceapi.ResourceClaim, driver, pool string, name gpu.D
 func tells(claim *resourceapi.ResourceClaim, want []status) bool {
 	return !slices.ContainsFunc(want, func(s status) bool {
 		return !slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
-			return d.Driver == s.Driver && d.Pool == s.Pool && d.Device == s.Device && dataOf(d.Data) == s.Data
+			return d.Driver == s.Driver && d.Pool == s.Pool && d.Device == s.Device && ptr.Deref(d.ShareID, "") == s.ShareID &&
+				reflect.DeepEqual(dataOf(d.Data), s.Data)
 		})
 	})
 }

@@ -65,7 +65,7 @@ func New(client kubernetes.Interface, driver, pool string) *Writer {
 	}
 }
 
-// Tell has the status of the claim tell of its partitions soon. It doesn't
+// Tell has the status of the claim tell of its partitions and shares soon. It doesn't
 // block. Of what is told of a claim several times, the last counts.
 func (w *Writer) Tell(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
 	if w.useless.Load() {
@@ -116,7 +116,9 @@ func (w *Writer) next(ctx context.Context) bool {
 		if errors.Is(err, errNotStored) {
 			w.useless.Store(true)
 		}
-		w.said.Do(func() { logger.V(2).Info("Statuses of claims don't tell which MIG devices they have", "err", err) })
+		w.said.Do(func() {
+			logger.V(2).Info("Statuses of claims don't tell which MIG devices and which shares they have", "err", err)
+		})
 		logger.V(4).Info("The claim's status stays as it is", "err", err)
 	}
 	w.finished(uid, t)

@@ -93,12 +93,13 @@ const (
 func partition() map[gpu.DeviceName]gpu.Given {
 	return map[gpu.DeviceName]gpu.Given{
 		device: {
+			Name:   device,
 			Device: gpu.Partition{GPU: parent, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}},
 			Instance: gpu.Instance{
 				UUID: "MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1", Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}, GPUInstanceID: 9,
 			},
 		},
-		"gpu-11111111": {Device: gpu.Whole{GPU: "GPU-11111111-8a10-0135-bada-13f71feaef21"}},
+		"gpu-11111111": {Name: "gpu-11111111", Device: gpu.Whole{GPU: "GPU-11111111-8a10-0135-bada-13f71feaef21"}},
 	}
 }
 

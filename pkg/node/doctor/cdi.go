@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -116,7 +115,7 @@ func (l *look) checkSpecs() {
 	wanted, known := map[string]bool{}, map[string]bool{}
 	for _, r := range l.journal.Claims {
 		for _, g := range r.Grants {
-			device := r.ClaimUID + "-" + string(g.Device)
+			device := r.ClaimUID + "-" + string(g.Name())
 			wanted[device] = true
 			l.checkDevice(r, device)
 		}
@@ -150,17 +149,11 @@ func (l *look) checkDevice(r journal.Record, device string) {
 			Level: Trouble, Check: "cdi-device-empty", Claim: claimName(r), Device: device, Path: d.path,
 			What: "the CDI spec gives the claim's containers no device node", Do: restart,
 		})
-	case !ok && !l.awaitsKubelet(r):
+	case !ok && !r.AwaitsKubelet(l.BootID):
 		l.add(Finding{
 			Level: Trouble, Check: "cdi-device-missing", Claim: claimName(r), Device: device, Path: l.CDI,
 			What: "the claim is prepared, and the CDI directory has no such device: its containers can't start or restart",
 			Do:   restart + "; the plugin's log says what keeps it from doing so",
 		})
 	}
-}
-
-// awaitsKubelet says whether the claim's spec may be missing until the kubelet
-// prepares the claim again: its partitions went with an earlier boot.
-func (l *look) awaitsKubelet(r journal.Record) bool {
-	return !l.holds(r) && slices.ContainsFunc(r.Grants, func(g journal.Grant) bool { return g.Partition != journal.Partition{} })
 }

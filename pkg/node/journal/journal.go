@@ -123,11 +123,22 @@ func (j *Journal) IsLeaving(claimUID string) bool {
 	return ok
 }
 
+// IsStaying says whether the claim has a record, readable or not, and isn't
+// leaving.
+func (j *Journal) IsStaying(claimUID string) bool {
+	if j.IsLeaving(claimUID) {
+		return false
+	}
+	// It may have left since, completely: the record goes first.
+	_, ok := j.claims.get(claimUID)
+	return ok || j.IsUnreadable(claimUID)
+}
+
 // InUse says whether a claim that isn't leaving has any of the silicon that a
 // Whole or a Partition is, alone or together with others. Of several claims that
 // are given up at the same time, the last to ask hears false, whoever asks first.
 func (j *Journal) InUse(base gpu.Device) bool {
-	return slices.ContainsFunc(j.held(), func(r Record) bool { return !j.IsLeaving(r.ClaimUID) && r.Holds(base) })
+	return slices.ContainsFunc(j.held(), func(r Record) bool { return r.Holds(base) && j.IsStaying(r.ClaimUID) })
 }
 
 // held returns all records there are, those made out in unreadable files

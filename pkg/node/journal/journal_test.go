@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -403,5 +404,44 @@ func BenchmarkPut(b *testing.B) {
 				put(b, j, everything("x"))
 			}
 		})
+	}
+}
+
+// TestLastToAskHearsFalse: claims that leave at the same time.
+func TestLastToAskHearsFalse(t *testing.T) {
+	j, err := journal.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	uids := []string{"a", "b", "c"}
+	for range 60 {
+		for _, uid := range uids {
+			if err := j.Put(journal.Record{ClaimUID: uid, Grants: []journal.Grant{{Device: "d", GPU: uuid}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !j.InUse(gpu.Whole{GPU: uuid}) {
+			t.Fatal("not in use")
+		}
+		var unused atomic.Bool
+		var wg sync.WaitGroup
+		for _, uid := range uids {
+			wg.Go(func() {
+				j.SetLeaving(uid, true)
+				if !j.InUse(gpu.Whole{GPU: uuid}) {
+					unused.Store(true)
+				}
+				if err := j.Delete(uid); err != nil {
+					t.Error(err)
+				}
+				j.SetLeaving(uid, false)
+			})
+		}
+		wg.Wait()
+		if !unused.Load() {
+			t.Fatal("all have left, and none has heard that it was the last")
+		}
 	}
 }

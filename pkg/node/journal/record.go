@@ -115,13 +115,50 @@ func (g Grant) Base() gpu.Device {
 	return gpu.Whole{GPU: g.GPU}
 }
 
+// Name tells the grant from the claim's others: the device's name and, where the
+// device can be given several times, the share's ID.
+func (g Grant) Name() gpu.DeviceName {
+	if g.ShareID == "" {
+		return g.Device
+	}
+	return g.Device + "-" + gpu.DeviceName(g.ShareID)
+}
+
+// IsShared says whether the claim has the device together with others, or its
+// processes have it together in a way that has to be set up. An admin grant isn't
+// shared.
+func (g Grant) IsShared() bool {
+	return !g.Admin && (g.Share != nil || g.Replica != nil || g.MPS != nil || g.TimeSlice != "")
+}
+
 // Equal says whether two grants are of the same device, for the same request,
 // with the same limits.
 func (g Grant) Equal(h Grant) bool { return reflect.DeepEqual(g, h) }
 
+// Same says whether two grants are of the same device for the same request,
+// whatever their limits are: those of an allocation never change, but what they
+// are computed from may, with the driver.
+func (g Grant) Same(h Grant) bool {
+	g.MPS, h.MPS = nil, nil
+	return g.Equal(h)
+}
+
 // Holds says whether the record keeps others from being given the device.
 func (r Record) Holds(d gpu.Device) bool {
 	return slices.ContainsFunc(r.Grants, func(g Grant) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
+}
+
+// Shares says whether any of the record's grants is shared.
+func (r Record) Shares() bool { return slices.ContainsFunc(r.Grants, Grant.IsShared) }
+
+// AwaitsKubelet says whether something that the claim was given went with an
+// earlier boot: its partitions, or what was set up to share. None of its
+// containers is running, and what they need is made when the kubelet prepares the
+// claim again.
+func (r Record) AwaitsKubelet(bootID string) bool {
+	return r.BootID != bootID && slices.ContainsFunc(r.Grants, func(g Grant) bool {
+		return g.Partition != Partition{} || g.Share != nil || g.IsShared()
+	})
 }
 
 // OwnDaemon returns the grants whose processes are clients of an MPS daemon of the

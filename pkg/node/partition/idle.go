@@ -9,10 +9,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// holder names who holds the partition in the journal, "" where nobody does. A
-// claim whose file can't be read counts as a holder of all that it may hold.
+// holder names who holds the partition, or a share of it, in the journal, "" where
+// nobody does. A claim whose file can't be read counts as a holder of all that it
+// may hold.
 func (m *Manager) holder(p gpu.Partition) string {
-	exactly := func(g journal.Grant) bool { return !g.Admin && g.Of() == gpu.Device(p) }
+	exactly := func(g journal.Grant) bool { return !g.Admin && g.Base() == gpu.Device(p) }
 	for _, r := range m.Journal.Holders(p, "") {
 		if slices.ContainsFunc(r.Grants, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
 			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)

@@ -164,9 +164,10 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	return found, nil
 }
 
-// Release says that the claim which had the partition uses it no more; the
-// claim's record is deleted after it. One of ours is destroyed, or stays warm.
-// One that others made stays. Idempotent. While processes use the instance it
+// Release says that the claim which had the partition, or a share of it, uses it no
+// more: the claim is leaving (journal.SetLeaving), and its record is deleted after
+// it. One of ours is destroyed, or stays warm. One that others made, or that a claim
+// which isn't leaving has, stays. Idempotent. While processes use the instance it
 // is an error that names them. Where the hardware can't be reached the
 // partition counts as idle from then on, and is destroyed when it can.
 func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {

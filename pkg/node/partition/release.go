@@ -32,6 +32,10 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 		return nil
 	}
 	defer v.plan()
+	if v.m.Journal.InUse(p) { // somebody else has a share of it, or has it again by now
+		v.m.setIdle(p, false)
+		return v.save()
+	}
 	o, ok := v.own(p)
 	if ok && o.whole() && v.m.keep(v.uuid) > 0 {
 		v.m.setIdle(p, true)

@@ -13,26 +13,56 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// realize has the hardware make what the grants of a recorded claim are of:
-// different GPUs at once, one GPU in order. On an error, what was made stays.
-func (p *Preparer) realize(ctx context.Context, grants []journal.Grant) (map[gpu.DeviceName]gpu.Given, error) {
+// realize has the hardware make what the grants of a recorded claim are of, and
+// sets up what they share. On an error, what was made stays.
+func (p *Preparer) realize(ctx context.Context, r journal.Record) (map[gpu.DeviceName]gpu.Given, error) {
+	made, err := p.makeAll(ctx, r.Grants)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := p.join(ctx, r, made)
+	if err != nil {
+		return nil, err
+	}
+	given := make(map[gpu.DeviceName]gpu.Given, len(r.Grants))
+	for _, g := range r.Grants {
+		d := made[g.Device]
+		d.Name, d.ShareID = g.Device, g.ShareID
+		if d.MPS, err = clientOf(r, g, clients[g.Device]); err != nil {
+			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+		}
+		if _, held := given[g.Name()]; !held || !g.Admin {
+			given[g.Name()] = d
+		}
+	}
+	return given, nil
+}
+
+// makeAll has the hardware make what grants are of, by device: different GPUs at
+// once, one GPU in order.
+func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu.DeviceName]gpu.Given, error) {
 	given := make(map[gpu.DeviceName]gpu.Given, len(grants))
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for _, grants := range byGPU(grants) {
 		group.Go(func() error {
+			instances := map[gpu.Device]gpu.Instance{}
 			for _, g := range grants {
 				if err := context.Cause(ctx); err != nil {
 					return err // nobody waits for the rest any more
 				}
-				instance, err := p.realizeOne(ctx, g)
-				if err != nil {
-					return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+				instance, made := instances[g.Base()]
+				if !made {
+					var err error
+					if instance, err = p.makeOne(ctx, g); err != nil {
+						return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+					}
+					instances[g.Base()] = instance
+					p.Step("prepare.made")
 				}
 				mu.Lock()
 				given[g.Device] = gpu.Given{Device: g.Of(), Instance: instance}
 				mu.Unlock()
-				p.Step("prepare.made")
 			}
 			return nil
 		})
@@ -40,9 +70,9 @@ func (p *Preparer) realize(ctx context.Context, grants []journal.Grant) (map[gpu
 	return given, group.Wait()
 }
 
-// realizeOne returns the instance that a partition is; zero for a whole GPU.
-func (p *Preparer) realizeOne(ctx context.Context, g journal.Grant) (gpu.Instance, error) {
-	switch d := g.Of().(type) {
+// makeOne returns the instance that a partition is; zero for a whole GPU.
+func (p *Preparer) makeOne(ctx context.Context, g journal.Grant) (gpu.Instance, error) {
+	switch d := g.Base().(type) {
 	case gpu.Whole:
 		if g.Admin {
 			return gpu.Instance{}, nil
@@ -53,9 +83,57 @@ func (p *Preparer) realizeOne(ctx context.Context, g journal.Grant) (gpu.Instanc
 			return p.Partitions.Find(ctx, d)
 		}
 		return p.Partitions.Make(ctx, d)
+	case gpu.Share, gpu.Replica:
+		return gpu.Instance{}, fmt.Errorf("%T is no silicon", d)
 	default:
 		return gpu.Instance{}, fmt.Errorf("%T is no device this version knows", d)
 	}
+}
+
+// join sets up what the claim shares, if it shares anything.
+func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+	if !r.Shares() {
+		return nil, nil //nolint:nilnil // no clients
+	}
+	clients, err := p.Sharing.Join(ctx, r, made)
+	if err != nil {
+		return nil, fmt.Errorf("set up what the claim shares: %w", err)
+	}
+	p.Step("prepare.joined")
+	return clients, nil
+}
+
+// clientOf is what the claim's containers need to be clients of the grant's MPS
+// daemon, with the grant's limits; nil where the grant has no MPS.
+func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.MPSClient, error) {
+	if g.MPS == nil || g.Admin {
+		return nil, nil //nolint:nilnil // not a client
+	}
+	if reached == nil {
+		return nil, errors.New("it has no MPS daemon")
+	}
+	c := &gpu.MPSClient{PipeDir: reached.PipeDir, ShmDir: reached.ShmDir, ThreadPercentage: g.MPS.ThreadPercentage}
+	if g.Share != nil {
+		c.MemoryMiB = []int64{g.MPS.MemoryMiB}
+		return c, nil
+	}
+	for _, of := range r.OwnDaemon() {
+		c.MemoryMiB = append(c.MemoryMiB, of.MPS.MemoryMiB)
+	}
+	return c, nil
+}
+
+// leave takes down what the leaving claim shared with nobody who stays. What a
+// claim shared whose record can't be read isn't known.
+func (p *Preparer) leave(ctx context.Context, r journal.Record) error {
+	if !r.Shares() && !p.Journal.IsUnreadable(r.ClaimUID) {
+		return nil
+	}
+	if err := p.Sharing.Leave(ctx, r); err != nil {
+		return fmt.Errorf("take down what the claim shared: %w", err)
+	}
+	p.Step("unprepare.left")
+	return nil
 }
 
 // byGPU returns each granted device once, by GPU; on a GPU those that are held
@@ -74,17 +152,17 @@ func byGPU(grants []journal.Grant) map[gpu.UUID][]journal.Grant {
 	return devices
 }
 
-// release gives up the partitions that the claim holds: different GPUs at
-// once, one GPU in order. What one of them runs into stops none of the others;
-// errors name the partition.
-func (p *Preparer) release(ctx context.Context, claimUID string) error {
+// release gives up the partitions that the claim holds, but for those that
+// another claim has a share of: different GPUs at once, one GPU in order. What one
+// of them runs into stops none of the others; errors name the partition.
+func (p *Preparer) release(ctx context.Context, r journal.Record) error {
 	var mu sync.Mutex
 	var errs []error
 	var wg sync.WaitGroup
-	for _, partitions := range p.heldPartitions(claimUID) {
+	for _, partitions := range heldPartitions(r) {
 		wg.Go(func() {
 			for _, d := range partitions {
-				if err := p.Partitions.Release(ctx, d); err != nil {
+				if err := p.releaseOne(ctx, r, d); err != nil {
 					mu.Lock()
 					errs = append(errs, err)
 					mu.Unlock()
@@ -97,37 +175,30 @@ func (p *Preparer) release(ctx context.Context, claimUID string) error {
 	return errors.Join(errs...)
 }
 
-// heldPartitions returns the partitions that the claim's record holds, by GPU.
-// Of a record that can't be read, device names are all there is to go by; what
-// they don't tell is found when nothing holds it any more.
-func (p *Preparer) heldPartitions(claimUID string) map[gpu.UUID][]gpu.Partition {
+func (p *Preparer) releaseOne(ctx context.Context, r journal.Record, d gpu.Partition) error {
+	if p.Journal.InUse(d) {
+		return nil
+	}
+	shared := func(g journal.Grant) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
+	if slices.ContainsFunc(r.Grants, shared) {
+		// Another claim, which stayed when this one left, may be leaving by now. Its MPS
+		// daemon is in the way until it, or this, has been taken down.
+		if err := p.leave(ctx, r); err != nil {
+			return err
+		}
+	}
+	return p.Partitions.Release(ctx, d)
+}
+
+// heldPartitions returns the partitions that the record holds, or holds shares
+// of, by GPU.
+func heldPartitions(r journal.Record) map[gpu.UUID][]gpu.Partition {
 	partitions := map[gpu.UUID][]gpu.Partition{}
-	add := func(d gpu.Device) {
-		part, ok := d.(gpu.Partition)
+	for _, d := range held(r) {
+		part, ok := gpu.Base(d).(gpu.Partition)
 		if ok && !slices.Contains(partitions[part.GPU], part) {
 			partitions[part.GPU] = append(partitions[part.GPU], part)
 		}
 	}
-	if r, ok := p.Journal.Get(claimUID); ok {
-		for _, d := range held(r) {
-			add(d)
-		}
-		return partitions
-	}
-	for _, u := range p.Journal.Unreadable() {
-		for _, g := range u.Record.Grants {
-			if u.ClaimUID != claimUID || g.Admin {
-				continue
-			}
-			if d, _, err := p.Inventory.Device(g.Device); err == nil {
-				add(d)
-			}
-		}
-	}
 	return partitions
-}
-
-// hasPartitions says whether the record has any, held or looked at.
-func hasPartitions(r journal.Record) bool {
-	return slices.ContainsFunc(r.Grants, func(g journal.Grant) bool { return g.Partition != journal.Partition{} })
 }

@@ -30,7 +30,8 @@ const (
 var ErrHeld = errors.New("device held by another claim")
 
 // lockFree takes the locks of the claim and of the GPUs it is to hold, once no
-// other claim holds any of its devices. The locks are given back apart.
+// other claim holds any of its devices, and what shares it has there is memory for.
+// The locks are given back apart.
 func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, unlockGPUs func(), _ error) {
 	var gpus []string
 	for _, uuid := range heldGPUs(want) {
@@ -46,11 +47,17 @@ func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, u
 			return nil, nil, fmt.Errorf("wait for another operation on the claim or its GPUs: %w", err)
 		}
 		holders := p.holders(want)
-		if len(holders) == 0 {
+		full := p.full(want)
+		if len(holders) == 0 && full == nil {
 			return func() { p.locks.unlock(keys[:1]) }, func() { p.locks.unlock(gpus) }, nil
 		}
 		unlockAll()
-		if err := p.waitFor(ctx, w, holders, released); err != nil {
+		if len(holders) > 0 {
+			err = p.waitFor(ctx, w, holders, released)
+		} else {
+			err = p.waitForRoom(ctx, w, full, released)
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}

@@ -78,7 +78,7 @@ func TestGivenIsTold(t *testing.T) {
 		told[c.String()] = devices
 	}
 	mustPrepare(t, f, newClaim("c", part("part", 0, "1g.10gb", 3)))
-	one := gpu.Given{Device: oneSlice(0, 3), Instance: gpu.Instance{
+	one := gpu.Given{Device: oneSlice(0, 3), Name: "gpu-980fb000-mig-1g10gb-3", Instance: gpu.Instance{
 		UUID: "MIG-00000001-8a10-0135-bada-13f71feaef21", Profile: "1g.10gb", Placement: gpu.Placement{Start: 3, Size: 1}, GPUInstanceID: 1,
 	}}
 	want := map[string]map[gpu.DeviceName]gpu.Given{"default/c:c": {"gpu-980fb000-mig-1g10gb-3": one}}

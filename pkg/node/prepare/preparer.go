@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,8 +21,9 @@ import (
 type CDI interface {
 	// Write puts the claim's spec on disk completely (atomically) and returns
 	// the CDI device ids that a container using the device needs: those of what
-	// all claims have in common, and the claim's own. It fails, naming the path,
-	// if a device node or a library in the spec isn't on the host. Idempotent.
+	// all claims have in common, and the claim's own. Devices go by the names of
+	// their grants (journal.Grant.Name). It fails, naming the path, if a device node,
+	// a library or a directory in the spec isn't on the host. Idempotent.
 	Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error)
 	// Remove is idempotent; nil when there is no spec.
 	Remove(claimUID string) error
@@ -33,7 +33,8 @@ type CDI interface {
 
 // Inventory is what the node has now.
 type Inventory interface {
-	// Device resolves a name to a device and its GPU's facts. The error says
+	// Device resolves a name to a device and its GPU's facts, of which memory and
+	// MIG profiles tell how much a share has. The error says
 	// what is wrong: no such GPU now, GPU lost, and so on.
 	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
 }
@@ -49,7 +50,8 @@ type Partitions interface {
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	// Release says that the claim that held the partition needs it no more. One
-	// that isn't there, or that somebody else made, is fine. Idempotent.
+	// that isn't there, or that somebody else made, or has (journal.InUse), is fine.
+	// Idempotent.
 	Release(ctx context.Context, p gpu.Partition) error
 	// Whole makes sure that the GPU can be used as a whole: no partition is left
 	// on it and its MIG mode is off. Idempotent.
@@ -98,8 +100,8 @@ type Options struct {
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
-	// Given, which may be nil, is called after a claim with partitions was given
-	// what it has, in a prepare or in a recovery. It must not block.
+	// Given, which may be nil, is called after a claim with partitions or MPS was
+	// given what it has, in a prepare or in a recovery. It must not block.
 	Given func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
@@ -114,9 +116,7 @@ type Preparer struct {
 	calls *calls
 	// releases tells when a claim has given up what it had.
 	releases *broadcast
-	// leaving are the claims, by UID, that are being taken back, or can't be now.
-	leaving sync.Map
-	metrics *metrics
+	metrics  *metrics
 }
 
 // New builds a Preparer; Recover has to run before the first Prepare.
@@ -150,13 +150,14 @@ func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context
 
 // Prepare gives the claim its devices: one result per grant, in the order of
 // the allocation. When it returns nil, the claim's record is on disk, its
-// partitions exist, its CDI spec is on disk and the spec's device nodes are on
-// the host. It is idempotent: a partition that somebody has destroyed is made
-// again. On an error the claim holds nothing that it did not hold before, unless
+// partitions exist, what it shares with others is set up, its CDI spec is on disk
+// and the spec's device nodes are on the host. It is idempotent: a partition that
+// somebody has destroyed, or an MPS daemon that somebody has ended, is made again. On an error the claim holds nothing that it did not hold before, unless
 // taking it back failed too; then its record stays for the kubelet's next call.
 //
 // A device that another claim holds is waited for, if that claim is on its
-// way out, until shortly before the context's deadline.
+// way out, until shortly before the context's deadline; so is the memory of MPS
+// shares that were allocated more of it than there is.
 func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	start := time.Now()
 	devices, err := p.prepare(ctx, c)
@@ -204,80 +205,56 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	if err != nil {
 		return nil, err
 	}
-	devices, err := p.resolve(grants)
+	want, err := p.record(c, grants)
 	if err != nil {
 		return nil, err
 	}
-	want := p.record(c, grants, devices)
-	before, unlock, err := p.hold(ctx, want)
+	r, before, unlock, err := p.hold(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	p.leaving.Delete(want.ClaimUID)
-	ids, err := p.give(ctx, want, before)
+	ids, err := p.give(ctx, r, before)
 	if errors.Is(context.Cause(ctx), errUnprepared) {
 		return nil, errUnprepared // the unprepare waits for the lock to take back what there is
 	}
 	if err != nil {
 		return nil, err
 	}
-	return p.results(grants, ids), nil
-}
-
-// resolve finds the devices of the grants on this node.
-func (p *Preparer) resolve(grants []claim.Grant) (map[gpu.DeviceName]gpu.Device, error) {
-	devices := make(map[gpu.DeviceName]gpu.Device, len(grants))
-	for _, g := range grants {
-		d, _, err := p.Inventory.Device(g.Device)
-		if err != nil {
-			return nil, fmt.Errorf("request %q was given device %q: %w", g.Request, g.Device, err)
-		}
-		devices[g.Device] = d
-	}
-	return devices, nil
-}
-
-// record is what the journal is to remember of the claim.
-func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant, devices map[gpu.DeviceName]gpu.Device) journal.Record {
-	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID}
-	for _, g := range grants {
-		grant := journal.GrantOf(g.Device, devices[g.Device])
-		grant.Request, grant.Admin, grant.ShareID = g.Request, g.Admin, g.ShareID
-		r.Grants = append(r.Grants, grant)
-	}
-	return r
+	return p.results(r, ids), nil
 }
 
 // hold makes the record durable under the locks of the claim and of the GPUs
 // that it is to hold. The GPUs' are given back then: what follows takes the
 // hardware's time, and the record keeps the devices from others. It returns
-// whether the claim may have been prepared before, and what gives the claim's
-// lock back.
-func (p *Preparer) hold(ctx context.Context, want journal.Record) (before bool, unlock func(), _ error) {
+// the record that is in force, whether the claim may have been prepared before,
+// and what gives the claim's lock back.
+func (p *Preparer) hold(ctx context.Context, want journal.Record) (r journal.Record, before bool, unlock func(), _ error) {
 	unlock, unlockGPUs, err := p.lockFree(ctx, want)
 	if err != nil {
-		return false, nil, err
+		return r, false, nil, err
 	}
 	defer unlockGPUs()
 	p.Step("prepare.locked")
-	if before, err = p.remember(want); err != nil {
+	if r, before, err = p.remember(want); err != nil {
 		unlock()
-		return false, nil, err
+		return r, false, nil, err
 	}
+	p.Journal.SetLeaving(want.ClaimUID, false)
 	p.Step("prepare.recorded")
-	return before, unlock, nil
+	return r, before, unlock, nil
 }
 
-// remember writes the record, unless it is there already.
-func (p *Preparer) remember(want journal.Record) (before bool, _ error) {
+// remember writes the record, unless it is there already, and returns the one
+// that is there.
+func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool, _ error) {
 	have, again := p.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.BootID {
-		if !slices.EqualFunc(have.Grants, want.Grants, journal.Grant.Equal) {
-			return true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
+		if !slices.EqualFunc(have.Grants, want.Grants, journal.Grant.Same) {
+			return have, true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeGrants(want.Grants), describeGrants(have.Grants))
 		}
-		return true, nil
+		return have, true, nil
 	}
 	// It may have been prepared before, too, where its record can't be read.
 	before = again || p.Journal.IsUnreadable(want.ClaimUID)
@@ -286,31 +263,33 @@ func (p *Preparer) remember(want journal.Record) (before bool, _ error) {
 		if !before {
 			err = errors.Join(err, p.drop(want.ClaimUID)) // nothing else has been done yet
 		}
-		return before, err
+		return want, before, err
 	}
 	p.tellSettled(unreadable)
-	return before, nil
+	return want, before, nil
 }
 
 // give has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
-func (p *Preparer) give(ctx context.Context, want journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	devices, err := p.realize(ctx, want.Grants)
+func (p *Preparer) give(ctx context.Context, r journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
+	devices, err := p.realize(ctx, r)
 	if err != nil {
-		return nil, p.undo(ctx, want.ClaimUID, before, err)
+		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
-	ids, err := p.CDI.Write(want.ClaimUID, devices)
+	ids, err := p.CDI.Write(r.ClaimUID, devices)
 	if err != nil {
-		return nil, p.undo(ctx, want.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
+		return nil, p.undo(ctx, r.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
 	p.Step("prepare.written")
-	p.tellGiven(want, devices)
+	p.tellGiven(r, devices)
 	return ids, nil
 }
 
-// tellGiven passes on what a claim with partitions was given.
+// tellGiven passes on what a claim was given whose devices' attributes don't say
+// it all.
 func (p *Preparer) tellGiven(r journal.Record, devices map[gpu.DeviceName]gpu.Given) {
-	if hasPartitions(r) {
+	hasNews := func(g journal.Grant) bool { return g.Partition != journal.Partition{} || g.MPS != nil }
+	if slices.ContainsFunc(r.Grants, hasNews) {
 		p.Given(kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 		}, devices)
@@ -332,14 +311,19 @@ func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// take removes the spec, gives the partitions up, and then drops the record.
+// take removes the spec, takes down what was only shared with claims that leave
+// too, gives the partitions up, and then drops the record.
 func (p *Preparer) take(ctx context.Context, claimUID string) error {
-	p.leaving.Store(claimUID, true)
+	p.Journal.SetLeaving(claimUID, true)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.Step("unprepare.removed")
-	if err := p.release(ctx, claimUID); err != nil {
+	r := p.given(claimUID)
+	if err := p.leave(ctx, r); err != nil {
+		return err
+	}
+	if err := p.release(ctx, r); err != nil {
 		return err
 	}
 	return p.drop(claimUID)
@@ -351,7 +335,7 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.leaving.Delete(claimUID)
+	p.Journal.SetLeaving(claimUID, false)
 	p.releases.tell()
 	p.tellSettled(unreadable)
 	p.Step("unprepare.forgotten")
@@ -376,14 +360,14 @@ func (p *Preparer) unprepare(ctx context.Context, uid types.UID) error {
 }
 
 // results are what the kubelet is told.
-func (p *Preparer) results(grants []claim.Grant, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
-	devices := make([]kubeletplugin.Device, 0, len(grants))
-	for _, g := range grants {
+func (p *Preparer) results(r journal.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
+	devices := make([]kubeletplugin.Device, 0, len(r.Grants))
+	for _, g := range r.Grants {
 		d := kubeletplugin.Device{
 			Requests:     []string{g.Request},
 			PoolName:     p.Pool,
 			DeviceName:   string(g.Device),
-			CDIDeviceIDs: ids[g.Device],
+			CDIDeviceIDs: ids[g.Name()],
 		}
 		if g.ShareID != "" {
 			d.ShareID = new(types.UID(g.ShareID))

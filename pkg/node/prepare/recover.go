@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
-	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // Recover makes what is on the node agree with the journal again: partitions
-// of prepared claims that are gone are made again, the CDI specs of all prepared
-// claims, whose directory may have been wiped or whose writing a crash may have
-// cut off, are written, and the specs of claims that have no record removed.
+// of prepared claims that are gone are made again, what they share is set up, the
+// CDI specs of all prepared claims, whose directory may have been wiped or whose
+// writing a crash may have cut off, are written, and the specs of claims that have
+// no record removed.
 //
-// A claim with partitions that was prepared in an earlier boot has lost them,
-// and its containers have ended; it gets new ones when the kubelet prepares it
-// again.
+// A claim with partitions or shares that was prepared in an earlier boot has lost
+// them, and its containers have ended; it gets new ones when the kubelet prepares
+// it again.
 //
 // It is for the start, before the plugin registers with the kubelet, and may
 // be called again at any time, for instance when the driver has changed. What
@@ -42,13 +42,13 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // prepared or unprepared, and what waits for the kubelet's next call. It is for
 // calling often: where all is well it lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
-	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return p.awaitsKubelet(r) || p.isBusy(r.ClaimUID) })
+	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return r.AwaitsKubelet(p.BootID) || p.isBusy(r.ClaimUID) })
 	specs, err := p.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
 	}
 	isGone := func(d gpu.Device) bool {
-		part, ok := d.(gpu.Partition)
+		part, ok := gpu.Base(d).(gpu.Partition)
 		return ok && gone(part)
 	}
 	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r journal.Record) bool {
@@ -59,13 +59,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 // isBusy says whether something is being done for the claim, or waits for the
 // kubelet's next call because what was given couldn't be taken back.
 func (p *Preparer) isBusy(claimUID string) bool {
-	_, leaving := p.leaving.Load(claimUID)
-	return leaving || p.locks.isTaken(claimKey(claimUID))
-}
-
-// awaitsKubelet says whether the claim's partitions went with an earlier boot.
-func (p *Preparer) awaitsKubelet(r journal.Record) bool {
-	return r.BootID != p.BootID && hasPartitions(r)
+	return p.Journal.IsLeaving(claimUID) || p.locks.isTaken(claimKey(claimUID))
 }
 
 // restoreAtOnce is how many claims are restored side by side: enough for all
@@ -98,16 +92,16 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	}
 	defer unlock()
 	r, ok := p.Journal.Get(claimUID)
-	if !ok {
+	if !ok || p.Journal.IsLeaving(claimUID) {
 		return nil
 	}
-	if p.awaitsKubelet(r) {
+	if r.AwaitsKubelet(p.BootID) {
 		return p.removeSpec(claimUID)
 	}
-	if _, err := p.resolve(grantsOf(r)); err != nil {
+	if err := p.resolvable(r); err != nil {
 		return err
 	}
-	devices, err := p.realize(ctx, r.Grants)
+	devices, err := p.realize(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -128,13 +122,15 @@ func (p *Preparer) removeSpec(claimUID string) error {
 	return nil
 }
 
-// grantsOf returns what the record's claim was given.
-func grantsOf(r journal.Record) []claim.Grant {
-	grants := make([]claim.Grant, 0, len(r.Grants))
+// resolvable is an error where the node doesn't have all of the record's devices
+// now.
+func (p *Preparer) resolvable(r journal.Record) error {
 	for _, g := range r.Grants {
-		grants = append(grants, claim.Grant{Request: g.Request, Device: g.Device, Admin: g.Admin, ShareID: g.ShareID})
+		if _, err := p.resolve(g.Request, g.Device); err != nil {
+			return err
+		}
 	}
-	return grants
+	return nil
 }
 
 // sweep removes specs of claims without a record. A claim whose record can't
