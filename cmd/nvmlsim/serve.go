@@ -33,8 +33,9 @@ func serveCommand() *cobra.Command {
 a driver for as long as this process runs, as a DaemonSet wants it.
 
 As a real driver can't be unloaded while it is in use, the machine stays as it is
-when it still has MIG instances five seconds after the signal: the next serve or
-install goes on with it, and uninstall removes it.
+when it still has MIG instances, MPS servers or other stand-ins of CUDA programs
+five seconds after the signal: the next serve or install goes on with it, and
+uninstall removes it.
 
 The machine may also be given as a directory: then it is the file in it that is
 named after the node, or else the file ` + anyNode + `.`,
@@ -60,11 +61,11 @@ named after the node, or else the file ` + anyNode + `.`,
 	return c
 }
 
-// patience is how long a machine whose MIG instances are in use is waited for.
+// patience is how long a machine that is in use is waited for.
 const patience = 5 * time.Second
 
 // serve installs, says so, waits for ctx to end, and uninstalls, unless MIG
-// instances are left after so long. What a failed installation left is removed
+// instances or stand-ins of CUDA programs are left after so long. What a failed installation left is removed
 // too.
 func serve(ctx context.Context, o driverroot.Options, patience time.Duration, out io.Writer) error {
 	if err := driverroot.Install(o); err != nil {
@@ -72,16 +73,17 @@ func serve(ctx context.Context, o driverroot.Options, patience time.Duration, ou
 	}
 	fmt.Fprintf(out, "driver %s with %d GPUs installed under %s\n", o.Machine.DriverVersion, len(o.Machine.GPUs), o.Root)
 	<-ctx.Done()
-	if partitioned(o.Root, time.Now().Add(patience)) {
-		fmt.Fprintf(out, "the machine has MIG instances, so it stays under %s\n", o.Root)
+	if inUse(o.Root, time.Now().Add(patience)) {
+		fmt.Fprintf(out, "the machine has MIG instances or running CUDA programs, so it stays under %s\n", o.Root)
 		return nil
 	}
 	return driverroot.Uninstall(o.Root)
 }
 
-// partitioned says whether the machine still has MIG instances at the deadline;
-// false as soon as it has none. A machine that can't be read has none.
-func partitioned(root string, deadline time.Time) bool {
+// inUse says whether the machine still has MIG instances or programs that hold
+// its GPUs at the deadline; false as soon as it has none. A machine that can't be
+// read has none.
+func inUse(root string, deadline time.Time) bool {
 	m, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
 	if err != nil {
 		return false
@@ -89,7 +91,7 @@ func partitioned(root string, deadline time.Time) bool {
 	defer m.Close()
 	poll := time.NewTicker(100 * time.Millisecond)
 	defer poll.Stop()
-	for hasInstances(m.State()) {
+	for hasInstances(m.State()) || m.Held() {
 		if time.Now().After(deadline) {
 			return true
 		}

@@ -95,10 +95,11 @@ func (d CUDADevice) admits(s GPUState, holder, memory uint64) error {
 	if s.Lost {
 		return GPUIsLost
 	}
-	if s.ComputeMode == prohibited {
+	whole := d.GPUInstance == NoInstance // MIG devices know no other mode than the default
+	if whole && s.ComputeMode == prohibited {
 		return InUse
 	}
-	if s.ComputeMode == exclusive && slices.ContainsFunc(others, func(p Process) bool { return p.Holder == 0 || p.Holder != holder }) {
+	if whole && s.ComputeMode == exclusive && slices.ContainsFunc(others, func(p Process) bool { return p.Holder == 0 || p.Holder != holder }) {
 		return InUse
 	}
 	if memory > d.Memory-min(d.used(others), d.Memory) {

@@ -60,6 +60,14 @@ func (m *Machine) living(all []Process) []Process {
 	return slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Holder != 0 && !m.store.held(p.Holder) })
 }
 
+// Held says whether any Holder uses a GPU.
+func (m *Machine) Held() bool {
+	s := m.state()
+	return s != nil && slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
+		return slices.ContainsFunc(m.living(g.Processes), func(p Process) bool { return p.Holder != 0 })
+	})
+}
+
 // Use is one process on one CUDA device.
 type Use struct {
 	On     CUDADevice

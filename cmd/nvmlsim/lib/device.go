@@ -132,7 +132,8 @@ func simDeviceGetPciInfoExt(h C.uintptr_t, out *C.nvmlPciInfoExt_v1_t) C.int {
 //export simDeviceGetMemoryInfo
 func simDeviceGetMemoryInfo(h C.uintptr_t, out *C.nvmlMemory_t) C.int {
 	return memory(h, out != nil, func(i nvmlsim.MemoryInfo) {
-		out.total, out.free, out.used = C.ulonglong(i.Total), C.ulonglong(i.Free), C.ulonglong(i.Used)
+		// Unlike the second version's, its used counts what is reserved.
+		out.total, out.free, out.used = C.ulonglong(i.Total), C.ulonglong(i.Free), C.ulonglong(i.Total-i.Free)
 	})
 }
 

@@ -2,6 +2,7 @@ package smi
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -13,11 +14,13 @@ const usage = `NVIDIA System Management Interface, stand-in of a simulated machi
     -L,   --list-gpus           Display a list of GPUs connected to the system.
     -i,   --id=                 Target a specific GPU: index, UUID, PCI bus id or serial.
     -mig 0|1                    Disable or enable MIG mode.
+    -c,   --compute-mode=       Set MODE for compute applications: 0/DEFAULT, 2/PROHIBITED, 3/EXCLUSIVE_PROCESS.
     -r,   --gpu-reset           Reset GPUs: a pending MIG mode is taken, instances are gone.
     -q,   --query               Display GPU info.
     -x,   --xml-format          Produce XML output (with -q).
           --query-gpu=          Information about GPU, as a list of fields.
           --format=             csv[,noheader][,nounits] (with --query-gpu).
+          --query-compute-apps= List of the processes that compute, as a list of fields.
           --help-query-gpu      The fields of --query-gpu.
 `
 
@@ -25,6 +28,8 @@ type options struct {
 	list, query, xml  bool
 	reset             bool
 	mig               string // "0" or "1"
+	mode              *uint32
+	apps              []string
 	ids               []string
 	fields            []string
 	noHeader, noUnits bool
@@ -75,7 +80,7 @@ func (o *options) flag(name string) bool {
 }
 
 func takesValue(name string) bool {
-	return name == "-mig" || name == "-i" || name == "--id" || name == "--query-gpu" || name == "--format"
+	return slices.Contains([]string{"-mig", "-i", "--id", "--query-gpu", "--format", "-c", "--compute-mode", "--query-compute-apps"}, name)
 }
 
 func (o *options) set(name, value string) error {
@@ -86,6 +91,16 @@ func (o *options) set(name, value string) error {
 			return fmt.Errorf("\"%s\" is not a valid value for -mig", value)
 		}
 		o.mig = value
+	case "-c", "--compute-mode":
+		mode, ok := parseComputeMode(value)
+		if !ok {
+			return fmt.Errorf("Invalid value for Compute Mode: %s", value) //nolint:staticcheck // nvidia-smi's words
+		}
+		o.mode = &mode
+	case "--query-compute-apps":
+		for _, p := range parts {
+			o.apps = append(o.apps, strings.TrimSpace(p))
+		}
 	case "-i", "--id":
 		o.ids = parts
 	case "--query-gpu":
@@ -110,7 +125,7 @@ func (o *options) set(name, value string) error {
 }
 
 func (o *options) check() error {
-	if len(o.fields) > 0 && !o.format {
+	if len(o.fields)+len(o.apps) > 0 && !o.format {
 		return fmt.Errorf("Must specify format. Please run 'nvidia-smi -h' for help.") //nolint:staticcheck // nvidia-smi's words
 	}
 	if o.xml && !o.query {

@@ -27,6 +27,10 @@ const (
 
 // Run is nvidia-smi: args without the program's name, the exit code as result.
 func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) int {
+	if len(args) > 0 && args[0] == "compute-policy" && (slices.Contains(args, "-h") || slices.Contains(args, "--help")) {
+		fmt.Fprint(out, policyUsage)
+		return exitOK
+	}
 	if slices.Contains(args, "-h") || slices.Contains(args, "--help") || slices.Contains(args, "--help-query-gpu") {
 		fmt.Fprint(out, usage+migUsage)
 		return exitOK
@@ -59,6 +63,10 @@ func command(args []string) (action, error) {
 		o, err := parseMIG(args[1:])
 		return func(m *nvmlsim.Machine, out io.Writer) (int, error) { return runMIG(o, m, out) }, err
 	}
+	if len(args) > 0 && args[0] == "compute-policy" {
+		o, err := parsePolicy(args[1:])
+		return func(m *nvmlsim.Machine, out io.Writer) (int, error) { return runPolicy(o, m, out) }, err
+	}
 	o, err := parse(args)
 	return func(m *nvmlsim.Machine, out io.Writer) (int, error) { return run(o, m, out) }, err
 }
@@ -88,6 +96,10 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 	switch {
 	case o.mig != "":
 		return setMIGMode(gpus, o.mig == "1", out)
+	case o.mode != nil:
+		return setComputeMode(gpus, *o.mode, out)
+	case len(o.apps) > 0:
+		return queryApps(o, gpus, out)
 	case o.reset:
 		return reset(gpus, out)
 	case o.list:

@@ -16,6 +16,8 @@ func FuzzRun(f *testing.F) {
 		"", "-L", "-q -x", "--query-gpu=uuid,mig.mode.current --format=csv,noheader", "-mig 1 -i 0", "-mig 2", "--gpu-reset -i 1", "-r",
 		"mig", "mig -lgip", "mig -lgipp -i 0", "mig -lgi", "mig -lci", "mig -cgi 1g.10gb:4,19 -C", "mig -cgi 3g.40gb:4294967296", "mig -cgi ,", "mig -cgi :",
 		"mig -cci 0,1c.3g.40gb -gi 2", "mig -cci", "mig -dci -ci 0 -gi 2,7", "mig -dgi -gi", "mig -i 9 -lgi", "mig -cgi 20 -i GPU-0", "mig -C",
+		"compute-policy", "compute-policy -h", "compute-policy -l -i 0", "compute-policy -i 1 --set-timeslice=3", "compute-policy --set-timeslice 4294967297", "compute-policy -i",
+		"-c 3 -i 1", "-c EXCLUSIVE_PROCESS", "-c 9", "-c", "--query-compute-apps=pid,process_name,used_gpu_memory --format=csv", "--query-compute-apps= --format=csv",
 	} {
 		f.Add(line)
 	}
