@@ -183,6 +183,11 @@ const (
 	StateUnreadable ConditionType = "StateUnreadable"
 	// Unreadable: NVML did not answer for this GPU.
 	Unreadable ConditionType = "Unreadable"
+	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet.
+	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
+	// TimeSliceUnsupported: the length of a time slice that is asked for can't be
+	// set.
+	TimeSliceUnsupported ConditionType = "TimeSliceUnsupported"
 )
 
 // Blocks says whether a GPU with this condition must not be given to anybody.

@@ -27,11 +27,23 @@ type Config struct {
 	KubeletRoot, DataDir, CDIDir string
 	// CDIHook is nvidia-cdi-hook as it came with the plugin.
 	CDIHook string
+	// MPSSocket is where the node's MPS supervisor listens. Its directory has the
+	// same path here and on the host.
+	MPSSocket string
+	// MPSComputeMode is what becomes of the compute mode of a GPU with an MPS daemon:
+	// "exclusive-process" or "unchanged".
+	MPSComputeMode string
 	// MetricsAddress to serve /metrics, /healthz and /readyz on; empty: none.
 	MetricsAddress string
 	// Version of the plugin, for the report.
 	Version string
 }
+
+// What --mps-compute-mode may be.
+const (
+	mpsExclusiveProcess = "exclusive-process"
+	mpsUnchanged        = "unchanged"
+)
 
 // AddFlags registers the flags with their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
@@ -43,6 +55,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and what containers need from this plugin; same path here and on the host")
 	fs.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specifications; same path here and on the host")
 	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
+	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
+	fs.StringVar(&c.MPSComputeMode, "mps-compute-mode", mpsExclusiveProcess, "compute mode of a whole GPU while it has an MPS daemon: exclusive-process, so that nothing but the daemon's clients can use it, or unchanged")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics, /healthz and /readyz on; empty serves none")
 }
 
@@ -56,7 +70,7 @@ func (c *Config) Validate() error {
 	}
 	for flag, path := range map[string]string{
 		"--host-root": c.HostRoot, "--kubelet-root": c.KubeletRoot,
-		"--data-dir": c.DataDir, "--cdi-dir": c.CDIDir, "--cdi-hook": c.CDIHook,
+		"--data-dir": c.DataDir, "--cdi-dir": c.CDIDir, "--cdi-hook": c.CDIHook, "--mps-socket": c.MPSSocket,
 	} {
 		if !filepath.IsAbs(path) {
 			errs = append(errs, fmt.Errorf("%s: %q is not an absolute path", flag, path))
@@ -65,6 +79,15 @@ func (c *Config) Validate() error {
 	if c.DriverRoot != "" && !filepath.IsAbs(c.DriverRoot) {
 		errs = append(errs, fmt.Errorf("--driver-root: %q is not an absolute path", c.DriverRoot))
 	}
+	if c.MPSComputeMode != mpsExclusiveProcess && c.MPSComputeMode != mpsUnchanged {
+		errs = append(errs, fmt.Errorf("--mps-compute-mode: %q is neither %s nor %s", c.MPSComputeMode, mpsExclusiveProcess, mpsUnchanged))
+	}
+	return errors.Join(append(errs, c.validateHost())...)
+}
+
+// validateHost reports what is wrong with what must be there.
+func (c *Config) validateHost() error {
+	var errs []error
 	if err := isDir(c.HostRoot); err != nil {
 		errs = append(errs, fmt.Errorf("--host-root: %w", err))
 	}

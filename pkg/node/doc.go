@@ -3,7 +3,7 @@
 // in when the plugin starts and stops; what they do is theirs.
 //
 // Start: lock the data directory, open the journal, install the hook program,
-// look for the driver, recover MIG partitions and what was prepared, report, and
+// look for the driver, recover MPS daemons, MIG partitions and what was prepared, report, and
 // only then register with the kubelet. None of this waits for a driver: without one, the
 // plugin refuses to prepare, and still unprepares. Registration waits for the
 // first report, for a while, and as long as another driver serves the GPUs.
@@ -15,6 +15,7 @@
 //	  events    waits in NVML for events, wakes hardware
 //	  nodes     waits for device nodes to come and go, wakes hardware
 //	partitions  destroys idle MIG partitions in time
+//	sharing     follows the MPS daemons, tries again what failed
 //	statuses    tells in claims' statuses which MIG devices they have
 //	report      writes the GPUInventory
 //	  watches   of the GPUInventory and the Node, one each

@@ -14,11 +14,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
-	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -44,6 +45,7 @@ type hardware struct {
 	specs      *cdi.Specs
 	reporter   *report.Reporter
 	partitions *partition.Manager
+	sharing    *sharing.Manager
 	// conditions known from elsewhere, by GPU.
 	conditions func() map[gpu.UUID][]gpu.Condition
 	// arrived is called when a driver that works has come, or has been
@@ -154,6 +156,8 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	}
 	h.partitions.SetHardware(session)
 	defer h.partitions.SetHardware(nil) // after what is under way; nor must this
+	h.sharing.SetHardware(session, nvidiaSMI(h.host, root))
+	defer h.sharing.SetHardware(nil, nil)
 	defer h.leave(ctx)
 	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", h.nodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))

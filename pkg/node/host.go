@@ -18,11 +18,12 @@ import (
 
 // What the plugin keeps in its data directory.
 const (
-	lockFile   = "lock"
-	journalDir = "claims"
-	gpuDir     = "gpus" // of the journal
-	hookFile   = "bin/nvidia-cdi-hook"
-	hookTemp   = hookFile + ".tmp" // while it is installed
+	lockFile    = "lock"
+	journalDir  = "claims"
+	gpuDir      = "gpus"     // of the journal
+	settingsDir = "settings" // of the journal
+	hookFile    = "bin/nvidia-cdi-hook"
+	hookTemp    = hookFile + ".tmp" // while it is installed
 )
 
 // lockPoll is how often the data directory's lock is tried.
@@ -157,6 +158,7 @@ func leave(dataDir string) error {
 		removeIfThere(filepath.Join(dataDir, hookTemp)),
 		removeIfEmpty(filepath.Join(dataDir, filepath.Dir(hookFile))),
 		removeIfEmpty(filepath.Join(dataDir, journalDir, gpuDir)),
+		removeIfEmpty(filepath.Join(dataDir, journalDir, settingsDir)),
 		removeIfEmpty(filepath.Join(dataDir, journalDir)),
 		removeIfThere(filepath.Join(dataDir, lockFile)),
 	)

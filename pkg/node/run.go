@@ -16,16 +16,18 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
-	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
 // DriverName is the DRA driver's name: that of NVIDIA's driver, so that what
@@ -65,6 +67,7 @@ type plugin struct {
 	specs      *cdi.Specs
 	reporter   *report.Reporter
 	partitions *partition.Manager
+	sharing    *sharing.Manager
 	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
 	hardware   *hardware
@@ -101,15 +104,24 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
 		ConditionsChanged: p.hardware.Wake, Step: failpoint.Step(),
 	})
+	daemons, err := mps.Dial(cfg.MPSSocket)
+	if err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
+	p.sharing = sharing.New(sharing.Options{
+		Journal: p.journal, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
+		Remains: mpsRemains(cfg.MPSSocket), Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs, Step: failpoint.Step(),
+	})
 	p.reporter, err = report.New(report.Config{
-		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api, KeepWarm: p.partitions.SetKeepWarm,
+		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
+		KeepWarm: p.partitions.SetKeepWarm, TimeSlices: p.sharing.SetTimeSlices,
 	})
 	if err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
-	p.hardware.reporter, p.hardware.partitions = p.reporter, p.partitions
+	p.hardware.reporter, p.hardware.partitions, p.hardware.sharing = p.reporter, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
-		Journal: p.journal, CDI: p.specs, Inventory: p.reporter, Partitions: p.partitions,
+		Journal: p.journal, CDI: p.specs, Inventory: p.reporter, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), p.client.CoreV1(), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell,
@@ -128,6 +140,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { return p.hardware.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
+	group.Go(func() error { p.sharing.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	group.Go(func() error {
 		if err := p.mayRegister(ctx); err != nil {
@@ -174,19 +187,26 @@ func (p *plugin) serveKubelet(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// conditions are what the journal knows to be wrong with GPUs.
+// conditions are what the journal knows to be wrong with GPUs, and what is with
+// that through which they are shared.
 func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
 	all := p.partitions.Conditions()
-	for uuid, more := range p.preparer.Conditions() {
-		all[uuid] = append(all[uuid], more...)
+	for _, some := range []map[gpu.UUID][]gpu.Condition{p.preparer.Conditions(), p.sharing.Conditions()} {
+		for uuid, more := range some {
+			all[uuid] = append(all[uuid], more...)
+		}
 	}
 	return all
 }
 
-// recover makes the node agree with the journal: first what GPUs are divided
-// into, then what claims have of it. What can't be mended now, for want of a
+// recover makes the node agree with the journal: first MPS daemons that nobody
+// needs are stopped, for they use what GPUs are divided into, which comes then;
+// at last what claims have of it. What can't be mended now, for want of a
 // driver say, is tried again when a driver has arrived.
 func (p *plugin) recover(ctx context.Context) {
+	if err := p.sharing.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some GPUs aren't shared as they should be; it is tried again", "node", p.cfg.NodeName)
+	}
 	if err := p.partitions.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some MIG partitions aren't as they should be; it is tried again", "node", p.cfg.NodeName)
 	}
@@ -207,6 +227,9 @@ func (p *plugin) ready() error {
 func (p *plugin) leaveHardware(ctx context.Context) {
 	if p.claims() > 0 {
 		return
+	}
+	if err := p.sharing.LeaveHost(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some GPUs' settings, or MPS daemons, stay as claims needed them", "node", p.cfg.NodeName)
 	}
 	if err := p.partitions.Leave(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some MIG partitions stay on the node's GPUs", "node", p.cfg.NodeName)

@@ -43,6 +43,9 @@ type Config struct {
 	// idle partitions of single GPUs to stay, whenever the inventory is seen. It
 	// must not block.
 	KeepWarm func(map[gpu.UUID]time.Duration)
+	// TimeSlices, which may be nil, is called likewise with the interval of turns
+	// that SharingPolicies want for replicas of single GPUs.
+	TimeSlices func(map[gpu.UUID]string)
 }
 
 // Reporter holds what is known of the node and keeps its GPUInventory so. Its
@@ -81,6 +84,9 @@ func New(cfg Config) (*Reporter, error) {
 	}
 	if cfg.KeepWarm == nil {
 		cfg.KeepWarm = func(map[gpu.UUID]time.Duration) {}
+	}
+	if cfg.TimeSlices == nil {
+		cfg.TimeSlices = func(map[gpu.UUID]string) {}
 	}
 	return &Reporter{cfg: cfg, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
 }
@@ -225,6 +231,7 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 		}
 		r.inventory = inv
 		r.cfg.KeepWarm(keepWarm(inv))
+		r.cfg.TimeSlices(timeSlices(inv))
 	})
 }
 
@@ -246,6 +253,16 @@ func keepWarm(inv *v1alpha1.GPUInventory) map[gpu.UUID]time.Duration {
 		}
 	}
 	return keep
+}
+
+func timeSlices(inv *v1alpha1.GPUInventory) map[gpu.UUID]string {
+	intervals := map[gpu.UUID]string{}
+	for _, g := range inv.Spec.GPUs {
+		if g.TimeSlice != "" {
+			intervals[gpu.UUID(g.UUID)] = string(g.TimeSlice)
+		}
+	}
+	return intervals
 }
 
 // resourceNVIDIA is what NVIDIA's device plugin offers GPUs as.

@@ -1,0 +1,241 @@
+package sharing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	gpu0 = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	gpu1 = gpu.UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
+)
+
+// machine is what lies under a Manager and outlives it: the supervisor, the
+// GPUs' settings and nvidia-smi. It notes what must never be.
+type machine struct {
+	mu        sync.Mutex
+	away      bool // the supervisor
+	daemons   map[string]mps.State
+	modes     map[gpu.UUID]nvml.ComputeMode
+	intervals map[gpu.UUID]string
+	watchers  map[chan struct{}]bool
+	calls     []string
+	faults    []string
+	// exclusive says that no daemon may have a whole GPU in another mode.
+	exclusive bool
+	// step is called after each change, as deep inside a call as it happens.
+	step func(string)
+	// fault, which may be nil, is asked before each call.
+	fault func(call string) error
+}
+
+func newMachine() *machine {
+	return &machine{
+		daemons: map[string]mps.State{}, watchers: map[chan struct{}]bool{}, step: func(string) {}, exclusive: true,
+		modes:     map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeDefault, gpu1: nvml.ComputeDefault},
+		intervals: map[gpu.UUID]string{gpu0: "Default", gpu1: "Default"},
+	}
+}
+
+func (m *machine) enter(call string) error {
+	m.mu.Lock()
+	m.calls = append(m.calls, call)
+	fault := m.fault
+	m.mu.Unlock()
+	if fault == nil {
+		return nil
+	}
+	return fault(call)
+}
+
+// do changes the machine and tells the watchers.
+func (m *machine) do(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
+	for w := range m.watchers {
+		select {
+		case w <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (m *machine) wrong(format string, args ...any) {
+	m.faults = append(m.faults, fmt.Sprintf(format, args...))
+}
+
+func (m *machine) asked(ctx context.Context, call string) error {
+	if err := m.enter(call); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.away {
+		return fmt.Errorf("%s: %w", call, mps.ErrUnavailable)
+	}
+	return ctx.Err()
+}
+
+func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
+	if err := errors.Join(m.asked(ctx, "ensure "+d.Name), d.Validate()); err != nil {
+		return mps.State{}, err
+	}
+	s := mps.State{Daemon: d, PipeDir: "/run/d/" + d.Name + "/pipe", Phase: mps.Running}
+	m.do(func() {
+		for _, uuid := range d.Devices {
+			if mode, whole := m.modes[uuid]; whole && m.exclusive && mode != nvml.ComputeExclusiveProcess {
+				m.wrong("daemon %s is started with GPU %s in mode %s", d.Name, uuid, mode)
+			}
+			for _, other := range m.daemons {
+				if other.Name != d.Name && slices.Contains(other.Devices, uuid) {
+					m.wrong("daemons %s and %s are both on %s", d.Name, other.Name, uuid)
+				}
+			}
+		}
+		if have, ok := m.daemons[d.Name]; ok && !slices.Equal(have.Devices, d.Devices) {
+			m.wrong("daemon %s is started anew on other devices: %v, it has %v", d.Name, d.Devices, have.Devices)
+		}
+		m.daemons[d.Name] = s
+	})
+	m.step("machine.ensured")
+	return s, nil
+}
+
+func (m *machine) Stop(ctx context.Context, name string) error {
+	if err := m.asked(ctx, "stop "+name); err != nil {
+		return err
+	}
+	m.do(func() { delete(m.daemons, name) })
+	m.step("machine.stopped")
+	return nil
+}
+
+func (m *machine) List(ctx context.Context) ([]mps.State, error) {
+	if err := m.asked(ctx, "list"); err != nil {
+		return nil, err
+	}
+	return m.states(), nil
+}
+
+func (m *machine) states() []mps.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.daemons))
+}
+
+func (m *machine) Watch(ctx context.Context, f func([]mps.State)) error {
+	if err := m.asked(ctx, "watch"); err != nil {
+		return err
+	}
+	changed := make(chan struct{}, 1)
+	m.mu.Lock()
+	m.watchers[changed] = true
+	m.mu.Unlock()
+	defer m.do(func() { delete(m.watchers, changed) })
+	for {
+		f(m.states())
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		m.mu.Lock()
+		away := m.away
+		m.mu.Unlock()
+		if away {
+			return mps.ErrUnavailable
+		}
+	}
+}
+
+func (m *machine) remains() ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.daemons)), nil
+}
+
+func (m *machine) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
+	if err := m.enter("mode " + string(uuid)); err != nil {
+		return "", err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.modes[uuid], nil
+}
+
+func (m *machine) SetComputeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
+	if err := m.enter("set mode " + string(uuid)); err != nil {
+		return err
+	}
+	m.do(func() {
+		for _, d := range m.daemons {
+			if mode != nvml.ComputeExclusiveProcess && slices.Contains(d.Devices, uuid) {
+				m.wrong("GPU %s is set to %s while it has daemon %s", uuid, mode, d.Name)
+			}
+		}
+		m.modes[uuid] = mode
+	})
+	m.step("machine.mode")
+	return nil
+}
+
+// smi is nvidia-smi, as far as it is for compute policies.
+func (m *machine) smi(_ context.Context, args ...string) (string, error) {
+	call := strings.Join(args[3:], " ")
+	uuid := gpu.UUID(args[2])
+	if err := m.enter(call); err != nil {
+		return "Failed to set timeslice policy for GPU 0 : Not Supported", err
+	}
+	names := []string{"Default", "Short", "Medium", "Long"}
+	if args[3] == "--set-timeslice" {
+		m.do(func() { m.intervals[uuid] = names[args[4][0]-'0'] })
+		m.step("machine.interval")
+		return "Successfully set timeslice policy with value " + args[4] + " for GPU 0\n", nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return list(m.intervals[uuid]), nil
+}
+
+// list is how nvidia-smi prints the policies of one GPU (driver 580).
+func list(interval string) string {
+	return "+-------------------------------------+\n" +
+		"| GPU compute policies:               |\n" +
+		"| GPU     Name           Value        |\n" +
+		"|=====================================|\n" +
+		fmt.Sprintf("|   0   Timeslice       %-14s|\n", interval) +
+		"+-------------------------------------+\n"
+}
+
+// reboot forgets all that a reboot makes the machine forget.
+func (m *machine) reboot() {
+	m.do(func() {
+		clear(m.daemons)
+		for uuid := range m.modes {
+			m.modes[uuid], m.intervals[uuid] = nvml.ComputeDefault, "Default"
+		}
+	})
+}
+
+// count returns how often calls with that beginning were made.
+func (m *machine) count(call string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, c := range m.calls {
+		if strings.HasPrefix(c, call) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,187 @@
+package sharing
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// claimPrefix starts the name of a daemon that is one claim's.
+const claimPrefix = "claim-"
+
+// shareInfix ends what a share's name has of its base's.
+const shareInfix = "-mps"
+
+// plan is what claims need, by the journal.
+type plan struct {
+	daemons map[string]*wanted
+	// slices are the intervals that claims ask for, by GPU.
+	slices map[gpu.UUID]string
+	// replicas are the GPUs that claims have replicas of.
+	replicas map[gpu.UUID]bool
+	// unknown says what claims may need whose records can't be read.
+	unknown unknown
+}
+
+// wanted is a daemon that claims need.
+type wanted struct {
+	// devices it has, in the order of its indexes, and the bound of each.
+	devices []gpu.Device
+	bounds  []int64
+	// threads is the upper bound of every client; 0: none.
+	threads int
+}
+
+// unknown is what may be needed for the sake of unreadable records.
+type unknown struct {
+	all  bool
+	gpus map[gpu.UUID]bool
+	// daemons by name
+	daemons map[string]bool
+}
+
+// plan reads the journal.
+func (m *Manager) plan() plan {
+	p := plan{
+		daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
+		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
+	}
+	for _, r := range m.Journal.All() {
+		if r.BootID == m.BootID && m.Journal.IsStaying(r.ClaimUID) {
+			p.add(r)
+		}
+	}
+	for _, u := range m.Journal.Unreadable() {
+		if m.Journal.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.BootID) {
+			p.addUnknown(u.Record)
+		}
+	}
+	return p
+}
+
+func (p *plan) add(r journal.Record) {
+	for _, g := range r.Grants {
+		if g.Admin {
+			continue
+		}
+		if name := daemonOf(r, g); name != "" {
+			p.addDaemon(name, g)
+		}
+		if g.TimeSlice != "" {
+			p.slices[g.GPU] = g.TimeSlice
+		}
+		if g.Replica != nil {
+			p.replicas[g.GPU] = true
+		}
+	}
+}
+
+// daemonOf is the name of the daemon that the grant needs; empty where it needs
+// none.
+func daemonOf(r journal.Record, g journal.Grant) string {
+	switch {
+	case g.MPS == nil || g.Admin:
+		return ""
+	case g.Share == nil:
+		return claimPrefix + r.ClaimUID
+	default:
+		name := string(g.Device)
+		return name[:max(0, strings.LastIndex(name, shareInfix))]
+	}
+}
+
+// addDaemon takes a grant into the plan of its daemon. Each bound is the loosest
+// of the limits that claims have there.
+func (p *plan) addDaemon(name string, g journal.Grant) {
+	w, base := p.daemons[name], g.Base()
+	if w == nil {
+		w = &wanted{threads: g.MPS.ThreadPercentage}
+		p.daemons[name] = w
+	}
+	w.threads = loosest(w.threads, g.MPS.ThreadPercentage)
+	if i := slices.Index(w.devices, base); i >= 0 {
+		w.bounds[i] = loosest(w.bounds[i], g.MPS.MemoryMiB)
+		return
+	}
+	w.devices, w.bounds = append(w.devices, base), append(w.bounds, g.MPS.MemoryMiB)
+}
+
+// loosest of two limits; 0 is none.
+func loosest[N int | int64](a, b N) N {
+	if a == 0 || b == 0 {
+		return 0
+	}
+	return max(a, b)
+}
+
+func (p *plan) addUnknown(r journal.Record) {
+	p.unknown.daemons[claimPrefix+r.ClaimUID] = true
+	p.unknown.all = p.unknown.all || len(r.Grants) == 0
+	for _, g := range r.Grants {
+		p.unknown.gpus[g.GPU] = true
+		if i := strings.LastIndex(string(g.Device), shareInfix); i >= 0 {
+			p.unknown.daemons[string(g.Device)[:i]] = true
+		}
+	}
+}
+
+// wants says whether the daemon is needed, or may be.
+func (p *plan) wants(daemon string) bool {
+	return p.daemons[daemon] != nil || p.unknown.all || p.unknown.daemons[daemon]
+}
+
+// mayUse says whether a claim whose record can't be read may have something of
+// the GPU.
+func (p *plan) mayUse(uuid gpu.UUID) bool { return p.unknown.all || p.unknown.gpus[uuid] }
+
+// hasWhole says whether claims need a daemon for the whole GPU.
+func (p *plan) hasWhole(uuid gpu.UUID) bool {
+	for _, w := range p.daemons {
+		if slices.Contains(w.devices, gpu.Device(gpu.Whole{GPU: uuid})) {
+			return true
+		}
+	}
+	return false
+}
+
+// gpus that the daemon has something of, in ascending order.
+func (w *wanted) gpus() []gpu.UUID {
+	uuids := make([]gpu.UUID, 0, len(w.devices))
+	for _, d := range w.devices {
+		uuids = append(uuids, d.Parent())
+	}
+	slices.Sort(uuids)
+	return slices.Compact(uuids)
+}
+
+// together returns the GPUs that have to be looked after at once with a GPU:
+// those that one daemon has together. In ascending order.
+func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
+	group := []gpu.UUID{uuid}
+	for _, w := range p.daemons {
+		if on := w.gpus(); slices.Contains(on, uuid) {
+			group = append(group, on...)
+		}
+	}
+	slices.Sort(group)
+	return slices.Compact(group)
+}
+
+// touched are all GPUs that claims need something of, in no order.
+func (p *plan) touched() map[gpu.UUID]bool {
+	uuids := map[gpu.UUID]bool{}
+	for _, w := range p.daemons {
+		for _, uuid := range w.gpus() {
+			uuids[uuid] = true
+		}
+	}
+	for uuid := range p.slices {
+		uuids[uuid] = true
+	}
+	for uuid := range p.replicas {
+		uuids[uuid] = true
+	}
+	return uuids
+}

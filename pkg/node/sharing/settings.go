@@ -1,0 +1,139 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// settings is what is remembered of a GPU's settings. Where that can't be read,
+// they count as found as the driver starts with them.
+func (v *visit) settings(uuid gpu.UUID) journal.Settings {
+	if s, ok := v.m.Journal.Settings(uuid); ok && s.BootID == v.m.BootID {
+		return s
+	}
+	s := journal.Settings{GPU: uuid, BootID: v.m.BootID}
+	if slices.ContainsFunc(v.m.Journal.UnreadableSettings(), func(u journal.UnreadableGPU) bool { return u.GPU == uuid }) {
+		s.ComputeModeBefore, s.TimeSliceBefore = string(nvml.ComputeDefault), intervalDefault
+	}
+	return s
+}
+
+// save writes what is to be remembered. A GPU whose settings are as they were
+// found has nothing.
+func (v *visit) save(s journal.Settings) error {
+	if s.ComputeModeBefore == "" && s.TimeSliceBefore == "" {
+		return v.m.Journal.DeleteSettings(s.GPU)
+	}
+	return v.m.Journal.PutSettings(s)
+}
+
+// settleMode has the GPU's compute mode as claims need it.
+func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
+	switch {
+	case v.m.ExclusiveProcess && v.plan.hasWhole(uuid):
+		return v.setMode(ctx, uuid)
+	case v.settings(uuid).ComputeModeBefore == "":
+		return nil
+	case v.plan.mayUse(uuid): // a claim whose record can't be read
+		return nil
+	default:
+		return v.putModeBack(ctx, uuid)
+	}
+}
+
+// setMode has the GPU take one process, the daemon's server.
+func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
+	mode, err := v.mode(uuid)
+	if errors.Is(err, nvml.ErrNotSupported) {
+		klog.FromContext(ctx).Info("The GPU has no compute modes: processes that aren't clients of its MPS daemon can use it too, without limits", "gpu", uuid)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case nvml.ComputeExclusiveProcess, nvml.ComputeExclusiveThread:
+		return nil
+	case nvml.ComputeProhibited:
+		return fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, uuid)
+	case nvml.ComputeDefault:
+	}
+	s := v.settings(uuid)
+	if s.ComputeModeBefore == "" {
+		s.ComputeModeBefore = string(mode)
+		if err := v.save(s); err != nil {
+			return err
+		}
+	}
+	v.m.Step("sharing.modeIntended")
+	err = v.m.call("mode", func() error { return v.m.hw.SetComputeMode(uuid, nvml.ComputeExclusiveProcess) })
+	if err != nil {
+		return err
+	}
+	v.m.Step("sharing.modeSet")
+	klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", uuid, "mode", nvml.ComputeExclusiveProcess, "before", mode)
+	return nil
+}
+
+// mode reads the GPU's compute mode.
+func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
+	if v.m.hw == nil {
+		return "", errNoDriver
+	}
+	err = v.m.call("mode", func() error {
+		mode, err = v.m.hw.ComputeMode(uuid)
+		return err
+	})
+	return mode, err
+}
+
+// putModeBack puts the compute mode back, unless somebody has changed it since.
+func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
+	if err := v.m.knowDaemons(ctx); err != nil {
+		return err // one may be there that nobody needs, and it goes first
+	}
+	s := v.settings(uuid)
+	mode, err := v.mode(uuid)
+	if err != nil && !errors.Is(err, nvml.ErrNotSupported) {
+		return err
+	}
+	if before := nvml.ComputeMode(s.ComputeModeBefore); mode == nvml.ComputeExclusiveProcess && mode != before {
+		err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(uuid, before) })
+		if err != nil {
+			return err
+		}
+		v.m.Step("sharing.modeBack")
+		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
+	}
+	s.ComputeModeBefore = ""
+	if err := v.save(s); err != nil {
+		return err
+	}
+	v.m.Step("sharing.modeForgotten")
+	return nil
+}
+
+// knowDaemons finds out, once, which daemons there are.
+func (m *Manager) knowDaemons(ctx context.Context) error {
+	m.mu.Lock()
+	listed := m.listed
+	m.mu.Unlock()
+	if listed {
+		return nil
+	}
+	if err := m.list(ctx); err != nil {
+		if m.nothingRemains(err) {
+			return nil
+		}
+		return err
+	}
+	return m.stopOrphans(ctx)
+}

@@ -1,0 +1,888 @@
+package sharing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+var (
+	_ sharing.Hardware = (*nvml.Session)(nil)
+	_ sharing.Daemons  = (*mps.Client)(nil)
+	_ prepare.Sharing  = (*sharing.Manager)(nil)
+)
+
+// node is a plugin's Manager with the journal and the machine below.
+type node struct {
+	*sharing.Manager
+	machine *machine
+	journal *journal.Journal
+	dir     string
+	boot    string
+}
+
+func newNode(t testing.TB, m *machine) *node {
+	return start(t, m, t.TempDir(), "boot-1", nil)
+}
+
+func start(t testing.TB, m *machine, dir, boot string, step func(string)) *node {
+	t.Helper()
+	return startWith(t, m, dir, boot, sharing.Options{Step: step, ExclusiveProcess: m.exclusive})
+}
+
+func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Options) *node {
+	t.Helper()
+	j, err := journal.Open(dir, o.Step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	o.Journal, o.BootID, o.Daemons, o.Remains, o.Registerer = j, boot, m, m.remains, prometheus.NewRegistry()
+	n := &node{machine: m, journal: j, dir: dir, boot: boot, Manager: sharing.New(o)}
+	n.SetHardware(m, m.smi)
+	return n
+}
+
+// restart is what a new start of the plugin does.
+func (n *node) restart(t testing.TB, boot string) *node {
+	t.Helper()
+	n.journal.Close()
+	again := start(t, n.machine, n.dir, boot, nil)
+	again.recover(t)
+	return again
+}
+
+// recover is Recover, and then what prepare's Recover does.
+func (n *node) recover(t testing.TB) {
+	t.Helper()
+	if err := n.Recover(t.Context()); err != nil {
+		t.Errorf("recover: %v", err)
+	}
+	for _, r := range n.journal.All() {
+		if r.BootID == n.boot {
+			if _, err := n.Join(t.Context(), r, given(r)); err != nil {
+				t.Errorf("join %s: %v", r.ClaimUID, err)
+			}
+		}
+	}
+}
+
+// given is the answer of the partitions' Manager.
+func given(r journal.Record) map[gpu.DeviceName]gpu.Given {
+	all := map[gpu.DeviceName]gpu.Given{}
+	for _, g := range r.Grants {
+		if p, ok := g.Base().(gpu.Partition); ok {
+			uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))
+			all[g.Device] = gpu.Given{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
+		}
+	}
+	return all
+}
+
+// hold is the first half of a prepare: the claim's record.
+func (n *node) hold(t testing.TB, r journal.Record) journal.Record {
+	t.Helper()
+	n.journal.SetLeaving(r.ClaimUID, false)
+	r.BootID = n.boot
+	if err := n.journal.Put(r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (n *node) prepare(t testing.TB, r journal.Record) map[gpu.DeviceName]*gpu.MPSClient {
+	t.Helper()
+	r = n.hold(t, r)
+	clients, err := n.Join(t.Context(), r, given(r))
+	if err != nil {
+		t.Fatalf("join %s: %v", r.ClaimUID, err)
+	}
+	return clients
+}
+
+func (n *node) unprepare(t testing.TB, uid string) {
+	t.Helper()
+	if err := n.giveUp(t.Context(), uid); err != nil {
+		t.Errorf("leave %s: %v", uid, err)
+	}
+}
+
+func (n *node) giveUp(ctx context.Context, uid string) error {
+	r, _ := n.journal.Get(uid)
+	n.journal.SetLeaving(uid, true)
+	if err := n.Leave(ctx, r); err != nil {
+		return err
+	}
+	err := n.journal.Delete(uid)
+	n.journal.SetLeaving(uid, false)
+	return err
+}
+
+// claim is a record without its boot.
+func claim(uid string, grants ...journal.Grant) journal.Record {
+	return journal.Record{ClaimUID: uid, Namespace: "default", Name: uid, Grants: grants}
+}
+
+func name(uuid gpu.UUID) string { return "gpu-" + string(uuid[4:12]) }
+
+// share is number n of four of a GPU.
+func share(uuid gpu.UUID, n int) journal.Grant {
+	return journal.Grant{
+		Device: gpu.DeviceName(fmt.Sprintf("%s-mps4-%d", name(uuid), n)), GPU: uuid,
+		Share: &journal.Part{Count: 4, Number: n}, MPS: &journal.MPS{ThreadPercentage: 25, MemoryMiB: 1000},
+	}
+}
+
+// some is part of a GPU as a claim asked for it.
+func some(uuid gpu.UUID, threads int, mib int64) journal.Grant {
+	return journal.Grant{
+		Device: gpu.DeviceName(name(uuid) + "-mps"), GPU: uuid,
+		Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: threads, MemoryMiB: mib},
+	}
+}
+
+// ofPartition is a share of the partition at a memory slice.
+func ofPartition(uuid gpu.UUID, at int) journal.Grant {
+	return journal.Grant{
+		Device: gpu.DeviceName(fmt.Sprintf("%s-mig-1g18gb-%d-mps", name(uuid), at)), GPU: uuid, Partition: journal.Partition{Profile: "1g.18gb", Start: at, Size: 1},
+		Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: 50, MemoryMiB: 500},
+	}
+}
+
+func whole(uuid gpu.UUID) journal.Grant {
+	return journal.Grant{Device: gpu.DeviceName(name(uuid)), GPU: uuid}
+}
+
+func wholeMPS(uuid gpu.UUID, mib int64) journal.Grant {
+	g := whole(uuid)
+	g.MPS = &journal.MPS{ThreadPercentage: 50, MemoryMiB: mib}
+	return g
+}
+
+func wholeSlice(uuid gpu.UUID, interval string) journal.Grant {
+	g := whole(uuid)
+	g.TimeSlice = interval
+	return g
+}
+
+func replica(uuid gpu.UUID, n int) journal.Grant {
+	return journal.Grant{Device: gpu.DeviceName(fmt.Sprintf("%s-ts4-%d", name(uuid), n)), GPU: uuid, Replica: &journal.Part{Count: 4, Number: n}}
+}
+
+func admin(g journal.Grant) journal.Grant {
+	g.Admin = true
+	return g
+}
+
+// is is how a machine is to be.
+type is struct {
+	Daemons   []mps.Daemon
+	Modes     map[gpu.UUID]nvml.ComputeMode // other than the default
+	Intervals map[gpu.UUID]string           // other than the default
+	Settings  []journal.Settings
+}
+
+func (n *node) check(t testing.TB, want is) {
+	t.Helper()
+	n.machine.mu.Lock()
+	got := is{Modes: map[gpu.UUID]nvml.ComputeMode{}, Intervals: map[gpu.UUID]string{}, Settings: n.journal.AllSettings()}
+	for _, name := range slices.Sorted(maps.Keys(n.machine.daemons)) {
+		got.Daemons = append(got.Daemons, n.machine.daemons[name].Daemon)
+	}
+	for uuid, mode := range n.machine.modes {
+		if mode != nvml.ComputeDefault {
+			got.Modes[uuid] = mode
+		}
+	}
+	for uuid, interval := range n.machine.intervals {
+		if interval != "Default" {
+			got.Intervals[uuid] = interval
+		}
+	}
+	faults := n.machine.faults
+	n.machine.mu.Unlock()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("the machine (-want +got):\n%s", diff)
+	}
+	for _, f := range faults {
+		t.Error(f)
+	}
+}
+
+func changedMode(uuid gpu.UUID) journal.Settings {
+	return journal.Settings{GPU: uuid, BootID: "boot-1", ComputeModeBefore: "default"}
+}
+
+func changedSlice(uuid gpu.UUID, before string) journal.Settings {
+	return journal.Settings{GPU: uuid, BootID: "boot-1", TimeSliceBefore: before}
+}
+
+var exclusive0 = map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeExclusiveProcess}
+
+func wantError(t testing.TB, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %q doesn't say %q", err, part)
+		}
+	}
+}
+
+// TestWanted: what claims have → what there is; and nothing once they are gone.
+func TestWanted(t *testing.T) {
+	both := map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeExclusiveProcess, gpu1: nvml.ComputeExclusiveProcess}
+	for name, tc := range map[string]struct {
+		claims []journal.Record
+		policy map[gpu.UUID]string
+		want   is
+	}{
+		"nothing":   {},
+		"whole GPU": {claims: []journal.Record{claim("a", whole(gpu0))}},
+		"equal shares of four claims": {
+			claims: []journal.Record{claim("a", share(gpu0, 0)), claim("b", share(gpu0, 1)), claim("c", share(gpu0, 2)), claim("d", share(gpu0, 3))},
+			want: is{
+				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
+				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			},
+		},
+		"the loosest limit binds the daemon": {
+			claims: []journal.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 50, 20480)), claim("c", some(gpu0, 20, 5))},
+			want: is{
+				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 50, MemoryMiB: []int64{20480}}},
+				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			},
+		},
+		"no limit is the loosest": {
+			claims: []journal.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 0, 0))},
+			want: is{
+				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}}},
+				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			},
+		},
+		"shares of two GPUs": {
+			claims: []journal.Record{claim("a", share(gpu0, 0), share(gpu1, 0))},
+			want: is{
+				Daemons: []mps.Daemon{
+					{Name: "gpu-11111111", Devices: []gpu.UUID{gpu1}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
+					{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
+				},
+				Modes: both, Settings: []journal.Settings{changedMode(gpu1), changedMode(gpu0)},
+			},
+		},
+		"shares of partitions leave the mode alone": {
+			claims: []journal.Record{claim("a", ofPartition(gpu0, 0)), claim("b", ofPartition(gpu0, 0)), claim("c", ofPartition(gpu0, 3))},
+			want: is{Daemons: []mps.Daemon{
+				{Name: "gpu-980fb007-mig-1g18gb-0", Devices: []gpu.UUID{"MIG-980fb007-0"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
+				{Name: "gpu-980fb007-mig-1g18gb-3", Devices: []gpu.UUID{"MIG-980fb007-3"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
+			}},
+		},
+		"MPS of one claim over two GPUs, in its order": {
+			claims: []journal.Record{claim("a", wholeMPS(gpu0, 100), wholeMPS(gpu1, 0))},
+			want: is{
+				Daemons: []mps.Daemon{{Name: "claim-a", Devices: []gpu.UUID{gpu0, gpu1}, ThreadPercentage: 50, MemoryMiB: []int64{100, 0}}},
+				Modes:   both, Settings: []journal.Settings{changedMode(gpu1), changedMode(gpu0)},
+			},
+		},
+		"admin access needs nothing": {claims: []journal.Record{claim("a", admin(share(gpu0, 0)), admin(wholeSlice(gpu1, "Long")))}},
+		"a claim's time slice": {
+			claims: []journal.Record{claim("a", wholeSlice(gpu0, "Long"))},
+			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Long"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}},
+		},
+		"a claim's default":         {claims: []journal.Record{claim("a", wholeSlice(gpu0, "Default"))}},
+		"replicas without a policy": {claims: []journal.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))}},
+		"replicas": {
+			claims: []journal.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))},
+			policy: map[gpu.UUID]string{gpu0: "Short", gpu1: "Long"},
+			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}},
+		},
+		"a policy's default": {claims: []journal.Record{claim("a", replica(gpu0, 0))}, policy: map[gpu.UUID]string{gpu0: "Default"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newMachine())
+			n.SetTimeSlices(tc.policy)
+			for range 2 {
+				for _, r := range tc.claims {
+					n.prepare(t, r)
+				}
+				n.check(t, tc.want)
+			}
+			n = n.restart(t, "boot-1")
+			n.SetTimeSlices(tc.policy)
+			n.check(t, tc.want)
+			for _, r := range tc.claims {
+				n.unprepare(t, r.ClaimUID)
+			}
+			n.check(t, is{})
+			if got, _ := filepath.Glob(filepath.Join(n.dir, "settings", "*")); len(got) > 0 {
+				t.Errorf("files left: %v", got)
+			}
+		})
+	}
+}
+
+func TestClients(t *testing.T) {
+	n := newNode(t, newMachine())
+	r := claim("a", share(gpu0, 1), ofPartition(gpu1, 0), admin(share(gpu1, 2)))
+	want := map[gpu.DeviceName]*gpu.MPSClient{
+		"gpu-980fb007-mps4-1":           {PipeDir: "/run/d/gpu-980fb007/pipe"},
+		"gpu-11111111-mig-1g18gb-0-mps": {PipeDir: "/run/d/gpu-11111111-mig-1g18gb-0/pipe"},
+	}
+	if diff := cmp.Diff(want, n.prepare(t, r)); diff != "" {
+		t.Errorf("clients (-want +got):\n%s", diff)
+	}
+	if got := n.prepare(t, claim("b", whole(gpu1))); len(got) > 0 {
+		t.Errorf("clients of a whole GPU: %v", got)
+	}
+}
+
+// TestBoundsFollowTheClaims while some come and go.
+func TestBoundsFollowTheClaims(t *testing.T) {
+	n := newNode(t, newMachine())
+	bound := func() mps.Daemon {
+		n.machine.mu.Lock()
+		defer n.machine.mu.Unlock()
+		return n.machine.daemons["gpu-980fb007"].Daemon
+	}
+	n.prepare(t, claim("a", some(gpu0, 30, 100)))
+	n.prepare(t, claim("b", some(gpu0, 60, 50)))
+	if got := bound(); got.ThreadPercentage != 60 || got.MemoryMiB[0] != 100 {
+		t.Errorf("two claims: %+v", got)
+	}
+	n.unprepare(t, "b")
+	if got := bound(); got.ThreadPercentage != 30 || got.MemoryMiB[0] != 100 {
+		t.Errorf("one claim: %+v", got)
+	}
+	before := n.machine.count("ensure")
+	n.prepare(t, claim("c", some(gpu0, 10, 10)))
+	n.machine.do(func() { n.machine.away = true })
+	n.unprepare(t, "c") // the daemon stays as it is: nobody has to be asked
+	if got := n.machine.count("ensure") - before; got != 1 {
+		t.Errorf("asked the supervisor %d times, want once", got)
+	}
+}
+
+// TestFoundSettings: what others have set before.
+func TestFoundSettings(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode     nvml.ComputeMode
+		interval string
+		claim    journal.Record
+		during   is
+	}{
+		"exclusive already": {
+			mode: nvml.ComputeExclusiveProcess, interval: "Default", claim: claim("a", wholeMPS(gpu0, 0)),
+			during: is{Modes: exclusive0},
+		},
+		"long, and the claim wants short": {
+			mode: nvml.ComputeDefault, interval: "Long", claim: claim("a", wholeSlice(gpu0, "Short")),
+			during: is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []journal.Settings{changedSlice(gpu0, "Long")}},
+		},
+		"long already": {
+			mode: nvml.ComputeDefault, interval: "Long", claim: claim("a", wholeSlice(gpu0, "Long")),
+			during: is{Intervals: map[gpu.UUID]string{gpu0: "Long"}},
+		},
+		"long, and the claim wants the default": {
+			mode: nvml.ComputeDefault, interval: "Long", claim: claim("a", wholeSlice(gpu0, "Default")),
+			during: is{Intervals: map[gpu.UUID]string{gpu0: "Long"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine()
+			m.modes[gpu0], m.intervals[gpu0] = tc.mode, tc.interval
+			n := newNode(t, m)
+			n.prepare(t, tc.claim)
+			m.do(func() { clear(m.daemons) })
+			n.check(t, tc.during)
+			n.unprepare(t, "a")
+			if m.modes[gpu0] != tc.mode || m.intervals[gpu0] != tc.interval || len(n.journal.AllSettings()) > 0 {
+				t.Errorf("afterwards: %s, %s, %v", m.modes[gpu0], m.intervals[gpu0], n.journal.AllSettings())
+			}
+		})
+	}
+}
+
+func TestProhibited(t *testing.T) {
+	m := newMachine()
+	m.modes[gpu0] = nvml.ComputeProhibited
+	n := newNode(t, m)
+	_, err := n.Join(t.Context(), n.hold(t, claim("a", share(gpu0, 0))), nil)
+	wantError(t, err, "prohibited", "nvidia-smi -i "+string(gpu0), string(gpu0))
+	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
+	n.unprepare(t, "a")
+	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
+}
+
+// TestChangedMeanwhile: what somebody else sets while a daemon runs stays.
+func TestChangedMeanwhile(t *testing.T) {
+	n := newNode(t, newMachine())
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.machine.do(func() { n.machine.modes[gpu0] = nvml.ComputeProhibited })
+	n.unprepare(t, "a")
+	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
+}
+
+// TestModeUnchanged: --mps-compute-mode=unchanged, also where it was another before.
+func TestModeUnchanged(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.journal.Close()
+	m.exclusive = false
+	m.faults = nil
+	n = startWith(t, m, n.dir, "boot-1", sharing.Options{})
+	n.recover(t)
+	m.faults = nil // the mode is put back beside the daemon: that is what is asked for
+	n.check(t, is{Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}}})
+	n.unprepare(t, "a")
+	n.prepare(t, claim("b", share(gpu0, 0)))
+	if m.modes[gpu0] != nvml.ComputeDefault {
+		t.Errorf("mode: %s", m.modes[gpu0])
+	}
+	n.unprepare(t, "b")
+	n.check(t, is{})
+}
+
+func TestWithoutComputeModes(t *testing.T) {
+	m := newMachine()
+	m.exclusive = false // can't be
+	m.fault = func(call string) error {
+		if strings.HasPrefix(call, "mode") {
+			return nvml.ErrNotSupported
+		}
+		return nil
+	}
+	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true})
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.unprepare(t, "a")
+	n.check(t, is{})
+}
+
+// TestFaultsOfTheMachine: a call fails once; the next attempt does it.
+func TestFaultsOfTheMachine(t *testing.T) {
+	for _, broken := range []string{"mode", "set mode", "ensure", "--list", "--set-timeslice"} {
+		t.Run(broken, func(t *testing.T) {
+			m := newMachine()
+			n := newNode(t, m)
+			n.SetTimeSlices(map[gpu.UUID]string{gpu1: "Long"})
+			r := n.hold(t, claim("a", share(gpu0, 0), replica(gpu1, 0)))
+			fail := errors.New("broken")
+			m.fault = func(call string) error {
+				if strings.HasPrefix(call, broken) {
+					return fail
+				}
+				return nil
+			}
+			if _, err := n.Join(t.Context(), r, nil); !errors.Is(err, fail) && !strings.Contains(fmt.Sprint(err), "Not Supported") {
+				t.Errorf("got %v", err)
+			}
+			m.fault = nil
+			n.prepare(t, r)
+			n.unprepare(t, "a")
+			n.check(t, is{})
+		})
+	}
+}
+
+// TestPutBackLater: a claim may go although the GPU doesn't answer; a claim that
+// comes waits for what isn't put back, and Run does it without any.
+func TestPutBackLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		m.fault = func(call string) error {
+			if strings.HasPrefix(call, "mode") {
+				return nvml.ErrLost
+			}
+			return nil
+		}
+		n.unprepare(t, "a")
+		n.check(t, is{Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
+		_, err := n.Join(t.Context(), n.hold(t, claim("b", whole(gpu0))), nil)
+		if !errors.Is(err, nvml.ErrLost) {
+			t.Errorf("a whole GPU that isn't as it was: got %v", err)
+		}
+		end := n.run(t)
+		time.Sleep(time.Minute)
+		m.mu.Lock()
+		m.fault = nil
+		m.mu.Unlock()
+		time.Sleep(2 * time.Minute)
+		end()
+		n.check(t, is{})
+	})
+}
+
+// run runs Run until the returned function is called.
+func (n *node) run(t *testing.T) (end func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.Run(ctx) })
+	return func() { cancel(); wg.Wait() }
+}
+
+// TestSupervisorAway: claims fail with what to do, those that are there go on,
+// and when it is back everything is as it should be.
+func TestSupervisorAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.prepare(t, claim("b", ofPartition(gpu1, 0)))
+		m.do(func() { m.away = true })
+		_, err := n.Join(t.Context(), n.hold(t, claim("c", share(gpu0, 1))), nil)
+		if !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("join: got %v", err)
+		}
+		n.unprepare(t, "c") // others need the daemon
+		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("leave: got %v", err)
+		}
+		n.journal.SetLeaving("a", false)
+		end := n.run(t)
+		time.Sleep(time.Minute)
+		m.do(func() {
+			m.away = false
+			clear(m.daemons) // its run directory was wiped
+			m.daemons["gpu-22222222"] = mps.State{Daemon: mps.Daemon{Name: "gpu-22222222", Devices: []gpu.UUID{"GPU-2"}}}
+			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: []gpu.UUID{"MIG-2"}}}
+		})
+		time.Sleep(2 * time.Minute)
+		n.check(t, is{
+			Daemons: []mps.Daemon{
+				{Name: "gpu-11111111-mig-1g18gb-0", Devices: []gpu.UUID{"MIG-11111111-0"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
+				{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
+			},
+			Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+		})
+		end()
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestNoSupervisorAtAll: on a node without one, nothing that doesn't need it
+// fails, and what was begun in vain can be given up.
+func TestNoSupervisorAtAll(t *testing.T) {
+	m := newMachine()
+	m.away = true
+	n := newNode(t, m)
+	if err := n.Recover(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.prepare(t, claim("a", whole(gpu0)))
+	n.unprepare(t, "a")
+	_, err := n.Join(t.Context(), n.hold(t, claim("b", share(gpu0, 0))), nil)
+	wantError(t, err, "tessera-mps")
+	n.unprepare(t, "b")
+	n.check(t, is{})
+	_, _ = n.Join(t.Context(), n.hold(t, claim("c", share(gpu0, 0))), nil)
+	n = n.restartAway(t)
+	n.unprepare(t, "c")
+	if err := n.LeaveHost(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.check(t, is{})
+}
+
+// restartAway is restart without the supervisor.
+func (n *node) restartAway(t *testing.T) *node {
+	n.journal.Close()
+	again := start(t, n.machine, n.dir, "boot-1", nil)
+	if err := again.Recover(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
+		t.Errorf("recover without a supervisor that is needed: got %v", err)
+	}
+	return again
+}
+
+func TestDaemonFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		changes := 0
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, ConditionsChanged: func() { changes++ }})
+		n.prepare(t, claim("a", wholeMPS(gpu0, 0), wholeMPS(gpu1, 0)))
+		end := n.run(t)
+		defer end()
+		set := func(phase mps.Phase, restarts int) {
+			m.do(func() {
+				s := m.daemons["claim-a"]
+				s.Phase, s.Restarts, s.Message = phase, restarts, "out of luck"
+				m.daemons["claim-a"] = s
+			})
+			synctest.Wait()
+		}
+		synctest.Wait()
+		for i, step := range []struct {
+			phase    mps.Phase
+			restarts int
+			want     bool
+		}{{mps.Starting, 0, false}, {mps.Running, 0, false}, {mps.Failed, 0, true}, {mps.Starting, 1, true}, {mps.Running, 1, false}} {
+			set(step.phase, step.restarts)
+			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+				got := n.Conditions()[uuid]
+				if (len(got) == 1) != step.want {
+					t.Errorf("step %d: conditions %v", i, got)
+				}
+				for _, c := range got {
+					if c.Type != gpu.MPSDaemonFailed || c.Blocks() || !strings.Contains(c.Message, "out of luck") {
+						t.Errorf("condition %+v", c)
+					}
+				}
+			}
+		}
+		if changes != 2 {
+			t.Errorf("told of %d changes, want 2", changes)
+		}
+		set(mps.Failed, 2)
+		n.unprepare(t, "a")
+		if got := n.Conditions(); len(got) > 0 {
+			t.Errorf("after the claim: %v", got)
+		}
+	})
+}
+
+func TestTimeSliceUnsupported(t *testing.T) {
+	m := newMachine()
+	changes := 0
+	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ConditionsChanged: func() { changes++ }})
+	n.SetTimeSlices(map[gpu.UUID]string{gpu0: "Long"})
+	m.fault = func(call string) error {
+		if strings.HasPrefix(call, "--set") {
+			return errors.New("exit status 2")
+		}
+		return nil
+	}
+	for range 2 {
+		_, err := n.Join(t.Context(), n.hold(t, claim("a", replica(gpu0, 0))), nil)
+		wantError(t, err, "can't be set on this GPU", "Not Supported")
+		n.unprepare(t, "a")
+		if got := n.Conditions()[gpu0]; len(got) != 1 || got[0].Type != gpu.TimeSliceUnsupported || got[0].Blocks() {
+			t.Errorf("conditions: %v", got)
+		}
+	}
+	n.SetTimeSlices(map[gpu.UUID]string{gpu0: "Default"})
+	if got := n.Conditions(); len(got) > 0 {
+		t.Errorf("after the policy asks for the default: %v", got)
+	}
+	n.prepare(t, claim("a", replica(gpu0, 0)))
+	if changes != 2 {
+		t.Errorf("told of %d changes, want 2", changes)
+	}
+	n.unprepare(t, "a")
+	n.check(t, is{})
+}
+
+// TestPolicyChanges while claims have replicas.
+func TestPolicyChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		n.prepare(t, claim("a", replica(gpu0, 0)))
+		for _, want := range []string{"Long", "Short", "Default", "Medium"} {
+			n.SetTimeSlices(map[gpu.UUID]string{gpu0: want})
+			synctest.Wait()
+			m.mu.Lock()
+			if got := m.intervals[gpu0]; got != want {
+				t.Errorf("interval: got %s, want %s", got, want)
+			}
+			m.mu.Unlock()
+		}
+		runs := m.count("--")
+		n.prepare(t, claim("b", replica(gpu0, 1)))
+		if got := m.count("--"); got != runs {
+			t.Errorf("nvidia-smi ran %d times for nothing", got-runs)
+		}
+		end()
+		n = n.restart(t, "boot-1") // what policies want isn't known yet
+		n.check(t, is{Intervals: map[gpu.UUID]string{gpu0: "Medium"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}})
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestAnotherBoot: what is remembered of it counts for nothing.
+func TestAnotherBoot(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.prepare(t, claim("b", wholeSlice(gpu1, "Long")))
+	m.reboot()
+	m.modes[gpu0], m.intervals[gpu1] = nvml.ComputeExclusiveProcess, "Short" // set by others since
+	n = n.restart(t, "boot-2")
+	others := is{Modes: exclusive0, Intervals: map[gpu.UUID]string{gpu1: "Short"}}
+	n.check(t, others)
+	m.do(func() { m.away = true })
+	n.unprepare(t, "a") // there can't be a daemon any more
+	n.unprepare(t, "b")
+	n.check(t, others)
+}
+
+// TestUnreadable records keep what they may need.
+func TestUnreadable(t *testing.T) {
+	for name, contents := range map[string]string{"nothing can be made out": "{", "the device can be": `"device":"gpu-980fb007-mps4-0","gpu":"` + string(gpu0) + `","request":"r"`} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine()
+			n := newNode(t, m)
+			n.prepare(t, claim("a", share(gpu0, 0)))
+			want := is{
+				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
+				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			}
+			n.journal.Close()
+			if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte(contents), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n = n.restart(t, "boot-1")
+			n.check(t, want)
+			u := n.journal.Unreadable()
+			if len(u) != 1 {
+				t.Fatalf("unreadable: %v", u)
+			}
+			n.journal.SetLeaving("a", true)
+			if err := n.Leave(t.Context(), u[0].Record); err != nil {
+				t.Error(err)
+			}
+			if err := n.journal.Delete("a"); err != nil {
+				t.Error(err)
+			}
+			n.recover(t) // at the latest
+			n.check(t, is{})
+		})
+	}
+}
+
+// TestUnreadableSettings count as what a driver starts with.
+func TestUnreadableSettings(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.prepare(t, claim("b", wholeSlice(gpu1, "Long")))
+	n.journal.Close()
+	for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+		if err := os.WriteFile(filepath.Join(n.dir, "settings", string(uuid)+".json"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n = n.restart(t, "boot-1")
+	n.unprepare(t, "a")
+	n.unprepare(t, "b")
+	n.check(t, is{})
+	if got := n.journal.UnreadableSettings(); len(got) > 0 {
+		t.Errorf("unreadable: %v", got)
+	}
+}
+
+// TestBlocked: a GPU on which a call hangs keeps nobody else waiting, and who
+// waits for it stops when the time is up.
+func TestBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		unblock := make(chan struct{})
+		m.fault = func(call string) error {
+			if call == "ensure gpu-980fb007-mig-1g18gb-0" {
+				<-unblock
+			}
+			return nil
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { n.prepare(t, claim("a", ofPartition(gpu0, 0))) })
+		synctest.Wait()
+		n.prepare(t, claim("b", share(gpu1, 0)))
+		n.unprepare(t, "b")
+		n.prepare(t, claim("c", journal.Grant{Device: "gpu-980fb007-mig-1g18gb-5", GPU: gpu0, Partition: journal.Partition{Profile: "1g.18gb", Start: 5, Size: 1}}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		d := n.hold(t, claim("d", ofPartition(gpu0, 3)))
+		_, err := n.Join(ctx, d, given(d))
+		wantError(t, err, "wait for another operation")
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		close(unblock)
+		wg.Wait()
+		n.unprepare(t, "a")
+		n.unprepare(t, "c")
+		n.unprepare(t, "d")
+		n.check(t, is{})
+	})
+}
+
+// TestManyAtOnce: claims of all kinds come and go at the same time.
+func TestManyAtOnce(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	end := n.run(t)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for range 8 {
+				uid := fmt.Sprintf("claim-%d", i)
+				r := claim(uid, some(gpu0, 10+i, int64(100+i)))
+				switch i % 4 {
+				case 1:
+					r.Grants = append(r.Grants, ofPartition(gpu1, i%3))
+				case 2:
+					r.Grants = []journal.Grant{ofPartition(gpu1, 4)}
+				}
+				n.prepare(t, r)
+				n.unprepare(t, uid)
+			}
+		})
+	}
+	wg.Wait()
+	end()
+	n.check(t, is{})
+}
+
+// TestLastTwoLeaveTogether: the daemon goes, and no sooner than both have left.
+func TestLastTwoLeaveTogether(t *testing.T) {
+	for range 50 {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		var wg sync.WaitGroup
+		for _, uid := range []string{"a", "b"} {
+			wg.Go(func() { n.unprepare(t, uid) })
+		}
+		wg.Wait()
+		n.check(t, is{})
+	}
+}
+
+func TestTwoPartitionsInOneDaemon(t *testing.T) {
+	n := newNode(t, newMachine())
+	g, h := ofPartition(gpu0, 0), ofPartition(gpu0, 1)
+	g.Share, h.Share = nil, nil
+	r := n.hold(t, claim("a", g, h))
+	_, err := n.Join(t.Context(), r, given(r))
+	wantError(t, err, "one claim for each partition")
+}

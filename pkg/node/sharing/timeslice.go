@@ -1,0 +1,220 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// intervalDefault is the interval that a driver starts with.
+const intervalDefault = "Default"
+
+// errNoTimeSlices says that this GPU, or its driver, has no intervals to set.
+var errNoTimeSlices = errors.New("the length of a time slice can't be set on this GPU with this driver: ask for interval Default, or for none")
+
+// intervalNumber is what nvidia-smi calls an interval.
+func intervalNumber(interval string) (int, bool) {
+	switch interval {
+	case intervalDefault:
+		return 0, true
+	case "Short":
+		return 1, true
+	case "Medium":
+		return 2, true
+	case "Long":
+		return 3, true
+	default:
+		return 0, false
+	}
+}
+
+// settleSlice has the interval of the GPU's turns as claims need it. The default
+// is nothing that is needed: then it stays, or is put back, as it was found.
+func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
+	want, known := v.interval(uuid)
+	s := v.settings(uuid)
+	switch {
+	case !known || want == "" && s.TimeSliceBefore == "":
+		return nil
+	case want == "" && v.plan.mayUse(uuid): // a claim whose record can't be read
+		return nil
+	case want == "":
+		return v.putSliceBack(ctx, uuid)
+	default:
+		err := v.setSlice(ctx, uuid, want)
+		v.m.setUnsupported(uuid, err)
+		return err
+	}
+}
+
+// interval is the interval that the GPU needs, "" for the default; known is
+// false while it isn't known what policies want.
+func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
+	want = v.plan.slices[uuid]
+	if want == "" && v.plan.replicas[uuid] {
+		v.m.mu.Lock()
+		defer v.m.mu.Unlock()
+		if v.m.intervals == nil {
+			return "", false
+		}
+		want = v.m.intervals[uuid]
+	}
+	if want == intervalDefault {
+		want = ""
+	}
+	return want, true
+}
+
+// setUnsupported takes in how setting an interval has ended. A failure of another
+// kind says nothing of it.
+func (m *Manager) setUnsupported(uuid gpu.UUID, err error) {
+	if err != nil && !errors.Is(err, errNoTimeSlices) {
+		return
+	}
+	m.change(func() {
+		delete(m.unsupported, uuid)
+		if err != nil {
+			m.unsupported[uuid] = err.Error()
+		}
+	})
+}
+
+func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error {
+	v.m.mu.Lock()
+	same := v.m.set[uuid] == want
+	v.m.mu.Unlock()
+	if same {
+		return nil
+	}
+	found, err := v.slice(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	if found != want {
+		s := v.settings(uuid)
+		if s.TimeSliceBefore == "" {
+			s.TimeSliceBefore = found
+			if err := v.save(s); err != nil {
+				return err
+			}
+		}
+		v.m.Step("sharing.sliceIntended")
+		if err := v.runSetSlice(ctx, uuid, want); err != nil {
+			return err
+		}
+		v.m.Step("sharing.sliceSet")
+	}
+	v.m.mu.Lock()
+	defer v.m.mu.Unlock()
+	v.m.set[uuid] = want
+	return nil
+}
+
+// putSliceBack puts the interval back.
+func (v *visit) putSliceBack(ctx context.Context, uuid gpu.UUID) error {
+	v.m.mu.Lock()
+	delete(v.m.set, uuid)
+	v.m.mu.Unlock()
+	s := v.settings(uuid)
+	found, err := v.slice(ctx, uuid)
+	if err != nil && !errors.Is(err, errNoTimeSlices) {
+		return err
+	}
+	if err == nil && found != s.TimeSliceBefore {
+		if err := v.runSetSlice(ctx, uuid, s.TimeSliceBefore); err != nil {
+			return err
+		}
+		v.m.Step("sharing.sliceBack")
+	}
+	s.TimeSliceBefore = ""
+	if err := v.save(s); err != nil {
+		return err
+	}
+	v.m.Step("sharing.sliceForgotten")
+	return nil
+}
+
+// slice reads the GPU's interval.
+func (v *visit) slice(ctx context.Context, uuid gpu.UUID) (string, error) {
+	if v.m.smi == nil {
+		return "", errNoDriver
+	}
+	var found string
+	err := v.m.call("timeslice", func() (err error) {
+		found, err = ReadTimeSlice(ctx, v.m.smi, uuid)
+		return err
+	})
+	return found, err
+}
+
+func (v *visit) runSetSlice(ctx context.Context, uuid gpu.UUID, interval string) error {
+	n, ok := intervalNumber(interval)
+	if !ok {
+		return fmt.Errorf("there is no time slice %q", interval)
+	}
+	err := v.m.call("timeslice", func() error {
+		out, err := v.m.smi(ctx, "compute-policy", "-i", string(uuid), "--set-timeslice", strconv.Itoa(n))
+		return explainSMI(uuid, out, err)
+	})
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Time slice set", "gpu", uuid, "interval", interval)
+	}
+	return err
+}
+
+// ReadTimeSlice asks nvidia-smi for the interval of a GPU's turns: "Default",
+// "Short", "Medium" or "Long". The error says so where the GPU has none.
+func ReadTimeSlice(ctx context.Context, smi SMI, uuid gpu.UUID) (string, error) {
+	out, err := smi(ctx, "compute-policy", "-i", string(uuid), "--list")
+	if err != nil {
+		return "", explainSMI(uuid, out, err)
+	}
+	return parseTimeSlice(out)
+}
+
+// policyLine is a line of the list of one GPU's compute policies:
+// "|   0   Timeslice       Default       |".
+var policyLine = regexp.MustCompile(`(?m)^\|\s+\d+\s+Timeslice\s+(\S[^|\n]*?)\s*\|\s*$`)
+
+// parseTimeSlice reads the list of compute policies of one GPU.
+func parseTimeSlice(out string) (string, error) {
+	lines := policyLine.FindAllStringSubmatch(out, -1)
+	if len(lines) != 1 {
+		return "", fmt.Errorf("nvidia-smi compute-policy --list tells of %d time slices, not of one: %s", len(lines), oneLine(out))
+	}
+	interval := lines[0][1]
+	if _, ok := intervalNumber(interval); !ok {
+		return "", fmt.Errorf("%w (nvidia-smi says that it is %q)", errNoTimeSlices, interval)
+	}
+	return interval, nil
+}
+
+// explainSMI tells a GPU that can't from everything else that may be wrong.
+func explainSMI(uuid gpu.UUID, out string, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, cannot := range []string{"not supported", "not recognized", "unrecognized", "invalid combination"} {
+		if strings.Contains(strings.ToLower(out), cannot) {
+			return fmt.Errorf("%w (nvidia-smi compute-policy says: %s)", errNoTimeSlices, oneLine(out))
+		}
+	}
+	return fmt.Errorf("nvidia-smi compute-policy -i %s: %w: %s", uuid, err, oneLine(out))
+}
+
+// oneLine is a program's output as an error tells it.
+func oneLine(out string) string {
+	const most = 300
+	s := strings.Join(strings.Fields(out), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,252 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
+
+// visit is one operation on GPUs whose locks are held.
+type visit struct {
+	m     *Manager
+	uuids []gpu.UUID
+	plan  plan
+}
+
+// visit does something on GPUs, in ascending order, with their locks held.
+func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
+	unlock, err := lockAll(ctx, m.locks, uuids)
+	if err != nil {
+		return fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
+	}
+	defer unlock()
+	m.use.RLock()
+	defer m.use.RUnlock()
+	if err := do(&visit{m: m, uuids: uuids, plan: m.plan()}); err != nil {
+		return fmt.Errorf("share GPU %s: %w", uuids[0], err)
+	}
+	return nil
+}
+
+// join has everything as claims need it, and the daemons of one of them run.
+func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+	if err := v.stopUnwanted(ctx, nil); err != nil {
+		return nil, err
+	}
+	if err := v.settle(ctx); err != nil {
+		return nil, err
+	}
+	clients, states := map[gpu.DeviceName]*gpu.MPSClient{}, map[string]mps.State{}
+	for _, g := range r.Grants {
+		name := daemonOf(r, g)
+		if name == "" || !slices.Contains(v.uuids, g.GPU) {
+			continue
+		}
+		s, ok := states[name]
+		if !ok {
+			var err error
+			if s, err = v.m.ensure(ctx, name); err != nil {
+				return nil, err
+			}
+			states[name] = s
+		}
+		clients[g.Device] = &gpu.MPSClient{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
+	}
+	return clients, nil
+}
+
+// leave takes down what only leaving claims had. What is to be looser or put back
+// but can't be now is done later; a daemon that has to go goes.
+func (v *visit) leave(ctx context.Context, r journal.Record) error {
+	var names []string
+	for _, g := range r.Grants {
+		name := daemonOf(r, g)
+		if name != "" && r.BootID == v.m.BootID && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
+			names = append(names, name) // those of another boot are gone
+		}
+	}
+	if err := v.stopUnwanted(ctx, names); err != nil {
+		return err
+	}
+	err := v.settle(ctx)
+	for _, name := range names {
+		if v.plan.daemons[name] != nil {
+			err = errors.Join(err, v.adjust(ctx, name))
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A GPU isn't as the claims that are left need it; it is tried again", "gpu", v.uuids[0])
+		for _, uuid := range v.uuids {
+			v.m.lookAgain(uuid)
+		}
+	}
+	return nil
+}
+
+// tidy has everything as claims need it, daemons too where it is known which
+// devices they have.
+func (v *visit) tidy(ctx context.Context) error {
+	if err := v.stopUnwanted(ctx, nil); err != nil {
+		return err
+	}
+	if err := v.settle(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for name, w := range v.plan.daemons {
+		if slices.ContainsFunc(w.gpus(), func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }) {
+			errs = append(errs, v.adjust(ctx, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stopUnwanted stops those of the named daemons, and of those that are known to
+// be on the GPUs, that nobody needs.
+func (v *visit) stopUnwanted(ctx context.Context, names []string) error {
+	v.m.mu.Lock()
+	for name, s := range v.m.found {
+		on := func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }
+		if slices.ContainsFunc(v.m.gpusOf(s.Daemon), on) && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	v.m.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		if !v.plan.wants(name) {
+			errs = append(errs, v.m.stop(ctx, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// settle has the settings of the GPUs as claims need them.
+func (v *visit) settle(ctx context.Context) error {
+	var errs []error
+	for _, uuid := range v.uuids {
+		errs = append(errs, v.settleMode(ctx, uuid), v.settleSlice(ctx, uuid))
+	}
+	return errors.Join(errs...)
+}
+
+// adjust has a daemon that is needed run with the bounds of now, where it
+// doesn't and it is known which devices it has.
+func (v *visit) adjust(ctx context.Context, name string) error {
+	want, err := v.m.daemon(name)
+	if err != nil {
+		return nil //nolint:nilerr // Join finds out, or fails
+	}
+	v.m.mu.Lock()
+	have, ok := v.m.found[name]
+	v.m.mu.Unlock()
+	if ok && equal(have.Daemon, want) {
+		return nil
+	}
+	_, err = v.m.ensure(ctx, name)
+	return err
+}
+
+func equal(a, b mps.Daemon) bool {
+	return slices.Equal(a.Devices, b.Devices) && a.ThreadPercentage == b.ThreadPercentage && slices.Equal(a.MemoryMiB, b.MemoryMiB)
+}
+
+// ensure has a daemon run with the bounds that claims need now.
+func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
+	unlock, err := lockAll(ctx, m.locks, []string{lockKey(name)})
+	if err != nil {
+		return mps.State{}, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
+	}
+	defer unlock()
+	d, err := m.daemon(name)
+	if err != nil {
+		return mps.State{}, err
+	}
+	var s mps.State
+	err = m.call("ensure", func() (err error) {
+		s, err = m.Daemons.Ensure(ctx, d)
+		return err
+	})
+	if err != nil {
+		return mps.State{}, err
+	}
+	m.change(func() { m.found[name] = s })
+	m.Step("sharing.ensured")
+	klog.FromContext(ctx).V(2).Info("MPS daemon runs", "daemon", name, "threads", d.ThreadPercentage, "memoryMiB", d.MemoryMiB)
+	return s, nil
+}
+
+// stop stops a daemon, unless somebody needs it by now.
+func (m *Manager) stop(ctx context.Context, name string) error {
+	unlock, err := lockAll(ctx, m.locks, []string{lockKey(name)})
+	if err != nil {
+		return fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
+	}
+	defer unlock()
+	if p := m.plan(); p.wants(name) {
+		return nil
+	}
+	err = m.call("stop", func() error { return m.Daemons.Stop(ctx, name) })
+	if err != nil && !m.nothingRemains(err, name) {
+		return err
+	}
+	m.change(func() { delete(m.found, name) })
+	m.Step("sharing.stopped")
+	klog.FromContext(ctx).V(2).Info("MPS daemon stopped", "daemon", name)
+	return nil
+}
+
+// nothingRemains says whether the supervisor doesn't answer, and has left nothing
+// of the daemons, or of any where none is named: then none runs.
+func (m *Manager) nothingRemains(err error, daemons ...string) bool {
+	if !errors.Is(err, mps.ErrUnavailable) {
+		return false
+	}
+	remains, err := m.Remains()
+	asked := func(name string) bool { return len(daemons) == 0 || slices.Contains(daemons, name) }
+	return err == nil && !slices.ContainsFunc(remains, asked)
+}
+
+// lockKey is the key of a daemon's lock: after all GPUs' keys.
+func lockKey(daemon string) string { return "daemon " + daemon }
+
+// daemon is what the supervisor is to be asked for.
+func (m *Manager) daemon(name string) (mps.Daemon, error) {
+	p := m.plan()
+	w := p.daemons[name]
+	if w == nil {
+		return mps.Daemon{}, fmt.Errorf("no claim needs MPS daemon %s any more", name)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := mps.Daemon{Name: name, ThreadPercentage: w.threads}
+	for _, base := range w.devices {
+		switch base := base.(type) {
+		case gpu.Whole:
+			d.Devices = append(d.Devices, base.GPU)
+		case gpu.Partition:
+			if len(w.devices) > 1 {
+				return mps.Daemon{}, errors.New("one MPS daemon can serve several whole GPUs, or one MIG partition, and nothing else: use one claim for each partition")
+			}
+			if m.instances[base] == "" {
+				return mps.Daemon{}, fmt.Errorf("which MIG device %s on GPU %s is isn't known yet", base.Profile, base.GPU)
+			}
+			d.Devices = append(d.Devices, m.instances[base])
+		case gpu.Share, gpu.Replica:
+			return mps.Daemon{}, fmt.Errorf("a %T has no MPS daemon", base)
+		}
+	}
+	if slices.Max(w.bounds) > 0 {
+		d.MemoryMiB = w.bounds
+	}
+	return d, nil
+}
