@@ -22,8 +22,8 @@ func TestWhatClaimsHaveStays(t *testing.T) {
 				n := node(t, m.ID, 1)
 				meddle(r, &n.GPUs[0])
 				have := someDevices(r, n.GPUs[0])
-				o := offer.Options{Counters: r.IntN(2) == 0}
-				plan := offer.Plan{Partitioned: somePlan(r, m)}
+				o := offer.Options{Counters: r.IntN(2) == 0, Multiple: r.IntN(2) == 0}
+				plan := somePlan(r, m)
 				o.Plan = func(gpu.GPU) offer.Plan { return plan }
 				for _, d := range have {
 					o.Allocated = append(o.Allocated, name(t, n, d))
@@ -36,7 +36,7 @@ func TestWhatClaimsHaveStays(t *testing.T) {
 					}
 				}
 				if t.Failed() {
-					t.Fatalf("seed %d: %+v, plan %+v, claims have %v, counters %s", seed, *n.GPUs[0].MIG, plan.Partitioned, o.Allocated, counterText(g))
+					t.Fatalf("seed %d: %+v, plan %+v, claims have %v, counters %s", seed, *n.GPUs[0].MIG, plan, o.Allocated, counterText(g))
 				}
 			}
 		})
@@ -77,13 +77,27 @@ func meddle(r *rand.Rand, g *gpu.GPU) {
 
 // someDevices that don't overlap; of others' instances too.
 func someDevices(r *rand.Rand, g gpu.GPU) []gpu.Device {
-	if r.IntN(5) == 0 {
-		return []gpu.Device{gpu.Whole{GPU: g.UUID}}
+	whole := gpu.Whole{GPU: g.UUID}
+	switch r.IntN(8) {
+	case 0:
+		return []gpu.Device{whole}
+	case 1:
+		return []gpu.Device{gpu.Share{Of: whole, Count: 4, Number: 1}, gpu.Share{Of: whole, Count: 4, Number: 2}}
+	case 2:
+		return []gpu.Device{gpu.Share{Of: whole}}
+	case 3:
+		return []gpu.Device{gpu.Replica{GPU: g.UUID, Count: 2, Number: 1}}
 	}
 	var have []gpu.Device
 	for range r.IntN(5) {
 		p := g.MIG.Profiles[r.IntN(len(g.MIG.Profiles))]
-		d := gpu.Partition{GPU: g.UUID, Profile: p.Name, Placement: p.Placements[r.IntN(len(p.Placements))]}
+		var d gpu.Device = gpu.Partition{GPU: g.UUID, Profile: p.Name, Placement: p.Placements[r.IntN(len(p.Placements))]}
+		switch r.IntN(4) {
+		case 0:
+			d = gpu.Share{Of: d}
+		case 1:
+			d = gpu.Share{Of: d, Count: 2, Number: r.IntN(2)}
+		}
 		if !slices.ContainsFunc(have, func(h gpu.Device) bool { return gpu.Conflict(h, d) }) {
 			have = append(have, d)
 		}
@@ -91,10 +105,13 @@ func someDevices(r *rand.Rand, g gpu.GPU) []gpu.Device {
 	return have
 }
 
-func somePlan(r *rand.Rand, m *nvmlsim.Model) *v1alpha1.PartitionedPlan {
+func somePlan(r *rand.Rand, m *nvmlsim.Model) offer.Plan {
 	var profiles []string
 	for range 1 + r.IntN(4) {
 		profiles = append(profiles, m.MIG.Profiles[r.IntN(len(m.MIG.Profiles))].Name)
 	}
-	return []*v1alpha1.PartitionedPlan{nil, {}, only(profiles...), fix(profiles...)}[r.IntN(4)]
+	return []offer.Plan{
+		{}, {Partitioned: &v1alpha1.PartitionedPlan{}}, {Partitioned: only(profiles...)}, {Partitioned: fix(profiles...)},
+		sharedParts(2, profiles...), sharedLayout(2, profiles...), equalShares(4), equalShares(2), bySize("1Gi", 16), inTurn(2), inTurn(64),
+	}[r.IntN(11)]
 }

@@ -259,7 +259,7 @@ func hardwareSums(m *nvmlsim.Model, others []gpu.Instance, devices []gpu.Device)
 		}
 	}
 	for _, d := range devices {
-		p, ok := d.(gpu.Partition)
+		p, ok := gpu.Base(d).(gpu.Partition)
 		if !ok || slices.ContainsFunc(others, func(i gpu.Instance) bool { return i.Profile == p.Profile && i.Placement == p.Placement }) {
 			s.takes = append(s.takes, make([]int, len(s.limits)))
 			continue

@@ -67,13 +67,21 @@ func FuzzTables(f *testing.F) {
 		p.Placements = append(p.Placements, gpu.Placement{Start: start, Size: size})
 		mig.Instances = []gpu.Instance{{UUID: "MIG-1", Profile: p.Name, Placement: gpu.Placement{Start: otherStart, Size: otherSize}}}
 		mig.Enabled, mig.Pending = what&1 != 0, what&1 != 0
-		for _, plan := range []*v1alpha1.PartitionedPlan{nil, {}, only(p.Name), fix(p.Name, p.Name, "1g.10gb")} {
-			gpus := offer.Build(n, offer.Options{Counters: what&2 != 0, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: plan} }})
+		n.GPUs[0].MemoryReservedBytes, p.MemoryBytes = int64(start)<<32, int64(engines)<<20
+		for _, plan := range []offer.Plan{
+			{}, {Partitioned: &v1alpha1.PartitionedPlan{}}, {Partitioned: only(p.Name)}, {Partitioned: fix(p.Name, p.Name, "1g.10gb")},
+			sharedParts(2, p.Name), sharedLayout(48, p.Name, "1g.10gb", "1g.10gb", "3g.40gb"), equalShares(48), bySize("1", 48), inTurn(64),
+		} {
+			gpus := offer.Build(n, offer.Options{
+				Counters: what&2 != 0, Multiple: what&4 != 0, Plan: func(gpu.GPU) offer.Plan { return plan },
+				Allocated: []gpu.DeviceName{"gpu-00000001-mps4-1", "gpu-00000001-mig-1g10gb-0-mps", "gpu-00000002-mig-1g10gb-0-mps"},
+			})
 			if len(gpus) != 2 {
 				t.Fatalf("%d GPUs", len(gpus))
 			}
 			var names []string
 			for _, g := range gpus {
+				checkRoom(t, g)
 				for _, d := range g.Devices {
 					checkLimits(t, d)
 					names = append(names, d.Name)
@@ -82,6 +90,41 @@ func FuzzTables(f *testing.F) {
 			slices.Sort(names)
 			if len(slices.Compact(names)) != len(names) {
 				t.Errorf("names %v", names)
+			}
+		}
+	})
+}
+
+// FuzzShares: whatever memory a GPU has, and however claims are to share it,
+// what is offered is something that the server stores, and the shares together
+// are no more than the GPU.
+func FuzzShares(f *testing.F) {
+	f.Add(int64(80<<30), int64(616<<20), int64(1<<30), int32(4), true)
+	f.Add(int64(0), int64(0), int64(1), int32(48), true)
+	f.Add(int64(1<<62), int64(-1), int64(1<<62), int32(2), false)
+	f.Add(int64(200<<20), int64(0), int64(40<<20), int32(2), true)
+	f.Fuzz(func(t *testing.T, all, reserved, step int64, shares int32, multiple bool) {
+		if all < 0 || step < 1 || shares < 2 || shares > 48 { // no server stores that
+			return
+		}
+		n := node(t, "l4", 1)
+		n.GPUs[0].MemoryBytes, n.GPUs[0].MemoryReservedBytes = all, max(0, reserved)
+		for _, plan := range []offer.Plan{equalShares(shares), bySize(fmt.Sprint(step), shares), inTurn(shares), sharedParts(shares)} {
+			g := offer.Build(n, offer.Options{Counters: true, Multiple: multiple, Plan: func(gpu.GPU) offer.Plan { return plan }})[0]
+			checkRoom(t, g)
+			sum := int64(0)
+			for _, d := range g.Devices {
+				checkLimits(t, d)
+				if *d.Attributes["type"].StringValue == "mps" {
+					m := d.Capacity["memory"].Value
+					sum += m.Value()
+				}
+			}
+			if sum > max(0, all) {
+				t.Errorf("shares of %d bytes of %d", sum, all)
+			}
+			if len(g.Devices) == 0 || len(g.Devices) == 1 && len(g.Problems) == 0 {
+				t.Errorf("%d devices, problems %v", len(g.Devices), g.Problems)
 			}
 		}
 	})

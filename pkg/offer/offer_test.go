@@ -50,6 +50,7 @@ func TestGolden(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			for _, g := range gpus {
+				checkRoom(t, g)
 				for _, d := range g.Devices {
 					checkLimits(t, d)
 				}
@@ -73,16 +74,22 @@ func readOptions(t *testing.T, file string) offer.Options {
 	t.Helper()
 	var o struct {
 		Partitioned *v1alpha1.PartitionedPlan `json:"partitioned"`
+		MPS         *v1alpha1.MPSPlan         `json:"mps"`
+		TimeSliced  *v1alpha1.TimeSlicedPlan  `json:"timeSliced"`
 		Allocated   []gpu.DeviceName          `json:"allocated"`
 		Counters    bool                      `json:"counters"`
+		Multiple    bool                      `json:"multiple"`
 	}
 	if _, err := os.Stat(file); err == nil {
 		read(t, file, &o)
 	}
 	return offer.Options{
-		Plan:      func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: o.Partitioned} },
+		Plan: func(gpu.GPU) offer.Plan {
+			return offer.Plan{Partitioned: o.Partitioned, MPS: o.MPS, TimeSliced: o.TimeSliced}
+		},
 		Allocated: o.Allocated,
 		Counters:  o.Counters,
+		Multiple:  o.Multiple,
 	}
 }
 
@@ -112,6 +119,7 @@ func golden(t *testing.T, gpus []offer.GPU) string {
 			line("    ", "attributes", d.Attributes)
 			line("    ", "capacity", d.Capacity)
 			line("    ", "consumesCounters", d.ConsumesCounters)
+			line("    ", "allowMultipleAllocations", d.AllowMultipleAllocations)
 		}
 	}
 	return out.String()
@@ -126,11 +134,52 @@ func checkLimits(t *testing.T, d resourceapi.Device) {
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("device %s: %d attributes and capacities", d.Name, n)
 	}
+	checkRequests(t, d)
 	for name, a := range d.Attributes {
 		for _, s := range []*string{a.StringValue, a.VersionValue} {
 			if s != nil && (*s == "" || len(*s) > resourceapi.DeviceAttributeMaxValueLength) {
 				t.Errorf("device %s: attribute %s has %d bytes", d.Name, name, len(*s))
 			}
+		}
+	}
+}
+
+// checkRoom: a GPU's devices are in one slice.
+func checkRoom(t *testing.T, g offer.GPU) {
+	t.Helper()
+	most := resourceapi.ResourceSliceMaxDevices
+	if g.Counters != nil {
+		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	}
+	if len(g.Devices) > most {
+		t.Errorf("%d devices, and room for %d", len(g.Devices), most)
+	}
+}
+
+// checkRequests: what claims may ask for has to make sense to the server.
+func checkRequests(t *testing.T, d resourceapi.Device) {
+	t.Helper()
+	for name, c := range d.Capacity {
+		if c.Value.Sign() < 0 {
+			t.Errorf("device %s has %s %s", d.Name, c.Value.String(), name)
+		}
+		p := c.RequestPolicy
+		if p == nil {
+			continue
+		}
+		ok := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations && p.Default.Sign() > 0
+		switch {
+		case p.ValidRange != nil:
+			r := p.ValidRange
+			two := r.Min.DeepCopy()
+			two.Add(*r.Step)
+			ok = ok && p.ValidValues == nil && p.Default.Cmp(*r.Min) >= 0 && two.Cmp(c.Value) <= 0 && r.Step.Sign() > 0 &&
+				(p.Default.Value()-r.Min.Value())%r.Step.Value() == 0 && (r.Max == nil || r.Max.Cmp(c.Value) <= 0 && p.Default.Cmp(*r.Max) <= 0)
+		default:
+			ok = ok && len(p.ValidValues) == 1 && p.ValidValues[0].Cmp(*p.Default) == 0 && p.Default.Cmp(c.Value) <= 0
+		}
+		if !ok {
+			t.Errorf("device %s: %s of %s: policy %+v", d.Name, c.Value.String(), name, p)
 		}
 	}
 }

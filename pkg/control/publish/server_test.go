@@ -85,7 +85,7 @@ func TestProbe(t *testing.T) {
 			}
 			return nil
 		}, Abilities{JointCounters, true}, false},
-		"gate off, or 1.32": {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, Abilities{}, false},
+		"gate off, or 1.32":        {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, Abilities{}, false},
 		"only consumable capacity": {drop, Abilities{NoCounters, true}, false},
 		// An admission policy, say, that has an opinion about slices.
 		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, Abilities{}, true},
