@@ -14,12 +14,11 @@ import (
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-// cudaProgram is the simulator's CUDA program in a container that was given a GPU:
-// it is the driver's nvidia-smi under its own name. It prints what a context, its
-// multiprocessors and its memory are like, and how each allocation ends.
+// cudaProgram is the simulator's CUDA program, as the test image has it. It prints
+// what a context, its multiprocessors and its memory are like, and how each
+// allocation ends.
 func cudaProgram(args ...string) []string {
-	const script = `ln -sf "$(command -v nvidia-smi)" /tmp/nvmlsim && exec /tmp/nvmlsim cuda "$@"`
-	return append([]string{"sh", "-c", script, "sh"}, args...)
+	return append([]string{"nvmlsim", "cuda"}, args...)
 }
 
 // inContainer is the command that runs the CUDA program:
