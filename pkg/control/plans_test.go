@@ -221,6 +221,35 @@ func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 	}
 }
 
+// The time slice is told as long as claims have replicas, also those of a policy
+// that is gone: their pods go on.
+func TestNodeIsToldTheTimeSlice(t *testing.T) {
+	s := newScene(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	told := func(want ...v1alpha1.GPUSpec) {
+		t.Helper()
+		s.mustReconcile()
+		if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
+			t.Errorf("spec.gpus (-want +got):\n%s", diff)
+		}
+	}
+	first := v1alpha1.GPUSpec{UUID: "GPU-00000000-0000-0000-0000-000000000000", TimeSlice: v1alpha1.LongTimeSlice}
+	second := v1alpha1.GPUSpec{UUID: "GPU-00000001-0000-0000-0000-000000000000", TimeSlice: v1alpha1.LongTimeSlice}
+	s.sharing("p", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2, Interval: v1alpha1.LongTimeSlice}})
+	told(first, second)
+	s.claims["n"] = []allocation{{"gpu-00000001-ts2-0", "ns/c"}}
+	s.sharing("p", exclusive())
+	told(second)
+	s.sharing("p", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 3, Interval: v1alpha1.ShortTimeSlice}})
+	first.TimeSlice, second.TimeSlice = v1alpha1.ShortTimeSlice, v1alpha1.ShortTimeSlice
+	told(first, second)
+	s.sharing("p", exclusive())
+	told(second)
+	delete(s.claims, "n")
+	told()
+}
+
 func TestWhichClaimsConcernANode(t *testing.T) {
 	s := newScene(t)
 	s.server.form = publish.SplitCounters
