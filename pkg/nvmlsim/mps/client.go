@@ -126,19 +126,41 @@ func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, str
 	if err != nil {
 		return p.direct(m, visible)
 	}
-	c := &remote{conn: conn, r: bufio.NewReader(conn), replies: make(chan reply), gone: make(chan string, 1)}
-	problem := c.greet(client{
+	c, problem := meetServer(conn, client{
 		Name: os.Args[0], Namespace: pidNamespace(), Visible: visible, Device: p.Device,
 		Memory: os.Getenv(memoryEnv), Threads: os.Getenv(threadsEnv),
 	})
 	if problem == "" && !sees(m, c.about.UUID) {
+		c.close()
 		problem = noDevice
 	}
 	if problem != "" {
-		c.close()
 		return nil, problem
 	}
 	return c, ""
+}
+
+// meetServer tries once more where the server was killed just when it got the
+// connection.
+func meetServer(conn net.Conn, who client) (*remote, string) {
+	for range 2 {
+		c := &remote{conn: conn, r: bufio.NewReader(conn), replies: make(chan reply), gone: make(chan string, 1)}
+		switch err := c.greet(who); {
+		case err == nil && c.about.Error == "":
+			go c.listen()
+			return c, ""
+		case err == nil:
+			c.close()
+			return nil, c.about.Error
+		}
+		c.close()
+		var err error
+		if conn, err = net.Dial("unix", controlSocket()); err != nil {
+			return nil, notConnected
+		}
+	}
+	_ = conn.Close() // it has said nothing
+	return nil, notConnected
 }
 
 // sees says whether the device is there for this program: in a container its
@@ -164,14 +186,11 @@ type remote struct {
 	gone    chan string
 }
 
-func (c *remote) greet(who client) string {
-	if writeLine(c.conn, greeting{Client: &who}) != nil || readLine(c.r, &c.about) != nil {
-		return notConnected
+func (c *remote) greet(who client) error {
+	if err := writeLine(c.conn, greeting{Client: &who}); err != nil {
+		return err
 	}
-	if c.about.Error == "" {
-		go c.listen()
-	}
-	return c.about.Error
+	return readLine(c.r, &c.about)
 }
 
 // listen ends with the connection, which is the context's end too.

@@ -223,19 +223,21 @@ func (c *control) introduce(conn net.Conn, who client) string {
 		return notConnected
 	}
 	who.PID, who.UID = uint32(peer.Pid), peer.Uid
-	s, problem := c.serverFor(who)
-	if problem != "" {
-		return problem
+	for {
+		s, problem := c.serverFor(who)
+		if problem != "" {
+			return problem
+		}
+		select {
+		case <-s.ready:
+		case <-s.ended:
+			return notConnected
+		}
+		if s.link.send(order{Client: &who}, f) == nil {
+			return ""
+		}
+		<-s.ended // it was killed, and the client gets another one
 	}
-	select {
-	case <-s.ready:
-	case <-s.ended:
-		return notConnected
-	}
-	if s.link.send(order{Client: &who}, f) != nil {
-		return notConnected
-	}
-	return ""
 }
 
 // serverFor is the server of a client, which may not be ready yet.
