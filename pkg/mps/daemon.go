@@ -33,10 +33,18 @@ var (
 // bound at all once there was one.
 const MaxMemoryMiB = 1 << 24
 
+// ValidateName says what can't be the name of a daemon.
+func ValidateName(name string) error {
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("%q can't be an MPS daemon's name", name)
+	}
+	return nil
+}
+
 // Validate says what no supervisor can do.
 func (d Daemon) Validate() error {
-	if !namePattern.MatchString(d.Name) {
-		return fmt.Errorf("%q can't be an MPS daemon's name", d.Name)
+	if err := ValidateName(d.Name); err != nil {
+		return err
 	}
 	if len(d.Devices) == 0 {
 		return errors.New("an MPS daemon needs a device")

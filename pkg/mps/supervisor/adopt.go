@@ -1,0 +1,116 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+// adopt takes over the daemon whose directory was found at the start. What it
+// can't put right at once goes on beside the calls.
+func (s *Supervisor) adopt(ctx context.Context, name string) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "daemon", name)
+	ctx = klog.NewContext(ctx, logger)
+	unlock, err := s.locks.lock(ctx, name)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	at := s.cfg.place(name)
+	r, err := readRecord(at.record(), name)
+	if err != nil {
+		s.abandon(ctx, name, err)
+		return
+	}
+	if r.Stopping {
+		logger.Info("MPS daemon was being stopped")
+		s.discard(ctx, name)
+		return
+	}
+	if found, ok := s.recognise(ctx, r); ok {
+		s.takeOver(ctx, found)
+		return
+	}
+	if r.PID == 0 && r.Restarts == 0 {
+		logger.Info("MPS daemon had not been started completely, nobody has it")
+		s.discard(ctx, name)
+		return
+	}
+	logger.Info("MPS daemon died while there was no supervisor, or doesn't answer", "pid", r.PID)
+	s.revive(ctx, r, "the control daemon ended while there was no supervisor")
+}
+
+// revive has a daemon started again beside the calls.
+func (s *Supervisor) revive(ctx context.Context, r record, why string) {
+	r.PID, r.Start = 0, 0
+	s.set(r.Daemon.Name, func(d *daemon) { d.record, d.phase, d.message = r, mps.Starting, why })
+	s.keepTrying(ctx, r.Daemon.Name)
+}
+
+// takeOver watches over a daemon that runs. It gets its limits again: the crash
+// may have come before they were set.
+func (s *Supervisor) takeOver(ctx context.Context, r record) {
+	at := s.cfg.place(r.Daemon.Name)
+	err := writeRecord(at.record(), r)
+	if err == nil {
+		s.cfg.Step("adopt.known")
+		err = s.driver.change(ctx, r.Daemon, at)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "MPS daemon can't be taken over and is started anew")
+		s.revive(ctx, r, err.Error())
+		return
+	}
+	s.cfg.Step("adopt.limited")
+	s.running(ctx, r)
+}
+
+// abandon ends a daemon of which it isn't known what it is. Its record, if there
+// is one, is kept beside the directory.
+func (s *Supervisor) abandon(ctx context.Context, name string, why error) {
+	at := s.cfg.place(name)
+	logger := klog.FromContext(ctx)
+	logger.Error(why, "MPS daemon is not known and is stopped; its record, if there is one, is put aside", "to", at.aside())
+	if err := os.Rename(at.record(), at.aside()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		logger.Error(err, "Can't put the record aside")
+		return
+	}
+	s.cfg.Step("adopt.aside")
+	s.discard(ctx, name)
+}
+
+// discard removes a daemon that nobody wants. If it can't, the daemon is listed,
+// so that it is stopped again.
+func (s *Supervisor) discard(ctx context.Context, name string) {
+	if err := s.remove(ctx, name); err != nil {
+		klog.FromContext(ctx).Error(err, "Can't remove what is left of an MPS daemon")
+		s.set(name, func(d *daemon) {
+			d.record.Daemon.Name, d.phase, d.message = name, mps.Failed, err.Error()
+		})
+	}
+}
+
+// recognise says whether the daemon of the record runs. If it was started and
+// never written down, the record that is returned says which process it is.
+func (s *Supervisor) recognise(ctx context.Context, r record) (record, bool) {
+	at := s.cfg.place(r.Daemon.Name)
+	if r.PID == 0 {
+		data, err := os.ReadFile(at.pidFile())
+		if err != nil {
+			return r, false
+		}
+		pid, err := parsePID(data)
+		if err != nil || !slices.Contains(users(at.pipe()), pid) {
+			return r, false
+		}
+		r.PID, r.BootID = pid, s.boot
+		r.Start, _ = startOf(pid)
+	}
+	return r, r.BootID == s.boot && alive(r.PID, r.Start) && s.driver.answers(ctx, at)
+}

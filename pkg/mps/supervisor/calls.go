@@ -1,0 +1,126 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
+)
+
+// calls are what clients ask of a supervisor.
+type calls struct {
+	mpspb.UnimplementedSupervisorServer
+
+	s *Supervisor
+}
+
+// Ensure implements mpspb.SupervisorServer.
+func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, error) {
+	want := mps.FromWire(w)
+	if err := want.Validate(); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	var state mps.State
+	err := c.s.work(ctx, "start", want.Name, func(ctx context.Context) error {
+		if err := c.s.ensure(ctx, want); err != nil {
+			return err
+		}
+		d, _ := c.s.get(want.Name)
+		state = c.s.state(d)
+		return nil
+	})
+	if err != nil {
+		return nil, asStatus(err)
+	}
+	return mps.StateToWire(state), nil
+}
+
+// Stop implements mpspb.SupervisorServer.
+func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResponse, error) {
+	name := r.GetName()
+	if err := mps.ValidateName(name); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := c.s.work(ctx, "stop", name, func(ctx context.Context) error { return c.s.stop(ctx, name) }); err != nil {
+		return nil, asStatus(err)
+	}
+	return &mpspb.StopResponse{}, nil
+}
+
+// List implements mpspb.SupervisorServer.
+func (c *calls) List(context.Context, *mpspb.ListRequest) (*mpspb.States, error) {
+	return statesToWire(c.s.list()), nil
+}
+
+// Watch implements mpspb.SupervisorServer.
+func (c *calls) Watch(_ *mpspb.ListRequest, stream grpc.ServerStreamingServer[mpspb.States]) error {
+	for {
+		states, changed := c.s.watch()
+		if err := stream.Send(statesToWire(states)); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case <-c.s.ended:
+			return nil
+		}
+	}
+}
+
+func statesToWire(states []mps.State) *mpspb.States {
+	w := &mpspb.States{}
+	for _, state := range states {
+		w.States = append(w.States, mps.StateToWire(state))
+	}
+	return w
+}
+
+// work does something with a daemon under the lock of its name. What is begun
+// goes on when the caller has gone: its next call finds it done.
+func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context.Context) error) error {
+	logger := klog.LoggerWithValues(s.logger, "daemon", name)
+	unlock, err := s.locks.lock(ctx, name)
+	if err != nil {
+		return fmt.Errorf("wait until something else is done with the MPS daemon: %w", err)
+	}
+	done := make(chan error, 1)
+	s.tasks.Go(func() {
+		defer unlock()
+		err := f(klog.NewContext(context.WithoutCancel(ctx), logger))
+		if err != nil {
+			logger.Error(err, "Can't do what was asked with the MPS daemon", "verb", verb)
+		}
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("it is still being done: %w", ctx.Err())
+	}
+}
+
+// asStatus says of an error whether trying again is of any use.
+func asStatus(err error) error {
+	_, noProgram := errors.AsType[*driverroot.NoProgramError](err)
+	_, noDriver := errors.AsType[*driverroot.NotFoundError](err)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case noProgram, noDriver:
+		return status.Error(codes.FailedPrecondition, err.Error())
+	default:
+		return status.Error(codes.Internal, err.Error())
+	}
+}

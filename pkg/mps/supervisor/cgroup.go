@@ -1,0 +1,228 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// group is a cgroup that a daemon of a name may have, in one hierarchy.
+type group struct {
+	// parent is a directory that no container ends with.
+	parent string
+	// cpuset: a new cgroup has no processors and no memory nodes until it is given
+	// some (version 1).
+	cpuset bool
+}
+
+const groupName = "tessera-mps"
+
+func (g group) dir(name string) string { return filepath.Join(g.parent, groupName, name) }
+
+// groups returns in which cgroups daemons go: beside those of the pods, in each
+// hierarchy. None where this process isn't in a pod: then its own cgroup is as
+// good.
+func groups() ([]group, error) {
+	membership, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("read which cgroups this process is in: %w", err)
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read where cgroups are mounted: %w", err)
+	}
+	return parseGroups(string(membership), string(mounts))
+}
+
+// parseGroups takes the texts of /proc/PID/cgroup and /proc/PID/mountinfo.
+func parseGroups(membership, mountinfo string) ([]group, error) {
+	mounts := parseMounts(mountinfo)
+	var found []group
+	for line := range strings.Lines(membership) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		outside, ok := abovePods(parts[2])
+		if !ok {
+			continue
+		}
+		dir, ok := mounts.find(parts[1], outside)
+		if !ok {
+			return nil, fmt.Errorf("the cgroup %s (%s) is mounted nowhere here: mount the host's /sys/fs/cgroup, or daemons would end with this container",
+				outside, parts[1])
+		}
+		found = append(found, group{parent: dir, cpuset: slices.Contains(strings.Split(parts[1], ","), "cpuset")})
+	}
+	return found, nil
+}
+
+// abovePods returns the cgroup that the one of all pods is in.
+func abovePods(path string) (string, bool) {
+	elements := strings.Split(path, "/")
+	i := slices.IndexFunc(elements, func(e string) bool { return strings.HasPrefix(e, "kubepods") })
+	if i < 0 {
+		return "", false
+	}
+	return filepath.Clean("/" + strings.Join(elements[:i], "/")), true
+}
+
+// mount is a cgroup file system.
+type mount struct {
+	// root is the cgroup that is seen at point.
+	root, point string
+	// controllers of the hierarchy; none: version 2.
+	controllers []string
+}
+
+type mounts []mount
+
+func parseMounts(mountinfo string) mounts {
+	var all mounts
+	for line := range strings.Lines(mountinfo) {
+		left, right, found := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		own, super := strings.Fields(left), strings.Fields(right)
+		if !found || len(own) < 6 || len(super) < 3 || slices.Contains(strings.Split(own[5], ","), "ro") {
+			continue
+		}
+		m := mount{root: unescape(own[3]), point: unescape(own[4])}
+		switch super[0] {
+		case "cgroup2":
+		case "cgroup":
+			m.controllers = strings.Split(super[2], ",")
+		default:
+			continue
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// find returns the directory of a cgroup of the hierarchy with these
+// controllers, as /proc/PID/cgroup names them.
+func (m mounts) find(controllers, cgroup string) (string, bool) {
+	for _, one := range slices.Backward(m) { // a later one may hide an earlier one
+		if !one.has(controllers) {
+			continue
+		}
+		if rel, err := filepath.Rel(one.root, cgroup); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return filepath.Join(one.point, rel), true
+		}
+	}
+	return "", false
+}
+
+func (m mount) has(controllers string) bool {
+	if controllers == "" {
+		return m.controllers == nil
+	}
+	for c := range strings.SplitSeq(controllers, ",") {
+		if !slices.Contains(m.controllers, c) {
+			return false
+		}
+	}
+	return true
+}
+
+// unescape undoes how mountinfo writes spaces and such.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// enter moves this process into the daemon's cgroup, made first.
+func (g group) enter(name string) error {
+	for _, dir := range []string{filepath.Join(g.parent, groupName), g.dir(name)} {
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make the cgroup of the MPS daemon: %w", err)
+		}
+		if g.cpuset {
+			if err := inheritCPUs(dir); err != nil {
+				return fmt.Errorf("give the cgroup of the MPS daemon processors: %w", err)
+			}
+		}
+	}
+	if err := writeControl(filepath.Join(g.dir(name), "cgroup.procs"), "0"); err != nil {
+		return fmt.Errorf("leave the container's cgroup: %w", err)
+	}
+	return nil
+}
+
+// inheritCPUs gives a new cpuset of version 1 what its parent has.
+func inheritCPUs(dir string) error {
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		own, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(own)) != "" {
+			continue
+		}
+		theirs, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
+		if err != nil {
+			return err
+		}
+		if err := writeControl(filepath.Join(dir, file), strings.TrimSpace(string(theirs))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeControl writes to a file of the kernel's, which takes it at once or not
+// at all.
+func writeControl(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// joinHostCgroups makes the calling thread see cgroups as the host does: the
+// runtime may have given the container a namespace in which its own cgroup is the
+// top. It needs the host's PID view; without it all stays as it is.
+func joinHostCgroups() {
+	fd, err := unix.Open("/proc/1/ns/cgroup", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_ = unix.Setns(fd, unix.CLONE_NEWCGROUP)
+}
+
+// hostGroups is groups as the host sees them.
+func hostGroups() ([]group, error) {
+	type answer struct {
+		groups []group
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		// Never unlocked: the thread in the other namespace ends with the goroutine.
+		runtime.LockOSThread()
+		joinHostCgroups()
+		found, err := groups()
+		done <- answer{found, err}
+	}()
+	a := <-done
+	return a.groups, a.err
+}
+
+// removeGroups removes the cgroups of a daemon that has ended.
+func removeGroups(all []group, name string) error {
+	var errs []error
+	for _, g := range all {
+		if err := os.Remove(g.dir(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove the cgroup of the MPS daemon: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,359 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+const (
+	// program controls MPS: with -d it becomes the daemon, otherwise it hands the
+	// daemon commands.
+	program = "nvidia-cuda-mps-control"
+
+	pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+	logVariable  = "CUDA_MPS_LOG_DIRECTORY"
+
+	// commandTime is what a daemon that works never needs for a command.
+	commandTime = 3 * time.Second
+)
+
+// driver runs the programs of the host's NVIDIA driver.
+type driver struct {
+	host driverroot.Host
+	cfg  *Config
+
+	mu   sync.Mutex
+	root driverroot.Root // as found last
+	// abilities of the program that has this identity.
+	abilities abilities
+	of        string
+}
+
+// abilities are what a version of the program can do.
+type abilities struct {
+	// multiUser: one daemon can serve several users (-M).
+	multiUser bool
+	// staticPartitions of multiprocessors (-S, from CUDA 13.1). Not used.
+	staticPartitions bool
+}
+
+var optionPattern = regexp.MustCompile(`(?m)^\s+(-[A-Za-z])\b`)
+
+// parseHelp reads what the program prints for --help.
+func parseHelp(help string) abilities {
+	var a abilities
+	for _, m := range optionPattern.FindAllStringSubmatch(help, -1) {
+		switch m[1] {
+		case "-M":
+			a.multiUser = true
+		case "-S":
+			a.staticPartitions = true
+		}
+	}
+	return a
+}
+
+// find returns the program as it is now: drivers appear and move while a node
+// runs.
+func (d *driver) find() (driverroot.Program, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.root.Library == "" || !d.exists(d.root.Library) {
+		root, err := driverroot.Find(d.host, d.cfg.DriverRoot)
+		if err != nil {
+			return driverroot.Program{}, err
+		}
+		d.root = root
+	}
+	return d.root.Program(d.host, program)
+}
+
+func (d *driver) exists(hostPath string) bool {
+	_, err := os.Stat(d.host.Path(hostPath))
+	return err == nil
+}
+
+// able returns what the program can do, asking it once.
+func (d *driver) able(ctx context.Context, p driverroot.Program) (abilities, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	id := d.identity(p)
+	if d.of == id {
+		return d.abilities, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	out, err := p.Command(ctx, d.host, "--help").CombinedOutput()
+	if err != nil && len(out) == 0 {
+		return abilities{}, fmt.Errorf("ask %s what it can do: %w", p.Path, err)
+	}
+	d.abilities, d.of = parseHelp(string(out)), id
+	klog.FromContext(ctx).Info("Found the MPS control program", "path", d.host.Path(p.Root)+p.Path,
+		"driverVersion", version(d.root.Library), "multiUser", d.abilities.multiUser, "staticPartitions", d.abilities.staticPartitions)
+	return d.abilities, nil
+}
+
+// identity changes when the driver is replaced.
+func (d *driver) identity(p driverroot.Program) string {
+	id := d.root.Library + " " + p.Root + " " + p.Path
+	if info, err := os.Stat(d.host.Path(d.root.Library)); err == nil {
+		id += info.ModTime().String()
+	}
+	return id
+}
+
+// sharesMemory says whether clients need the server's /dev/shm: since driver 580
+// the shared memory has no name there.
+func (d *driver) sharesMemory() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	major, _, _ := strings.Cut(version(d.root.Library), ".")
+	number, err := strconv.Atoi(major)
+	return err == nil && number < 580
+}
+
+// version of the driver, from the name of its library; "" where that doesn't
+// tell.
+func version(library string) string {
+	_, v, _ := strings.Cut(library, "libnvidia-ml.so.")
+	if !strings.Contains(v, ".") {
+		return ""
+	}
+	return v
+}
+
+// environ is the environment of a daemon, and of whoever gives it commands.
+func environ(p driverroot.Program, at place, devices []gpu.UUID) []string {
+	names := make([]string, len(devices))
+	for i, uuid := range devices {
+		names[i] = string(uuid)
+	}
+	return append(slices.Clip(p.Env),
+		"CUDA_VISIBLE_DEVICES="+strings.Join(names, ","), pipeVariable+"="+at.pipe(), logVariable+"="+at.log())
+}
+
+// start returns when the daemon takes commands, with its process id.
+func (d *driver) start(ctx context.Context, want mps.Daemon, at place) (int, error) {
+	p, err := d.find()
+	if err != nil {
+		return 0, err
+	}
+	able, err := d.able(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	args := []string{"-d"}
+	if able.multiUser {
+		args = append(args, "-M")
+	}
+	l := launch{HostRoot: d.cfg.HostRoot, Program: p, Args: args, Place: at, Group: want.Name}
+	cmd, err := l.command(ctx, d.cfg.Launcher, environ(p, at, want.Devices))
+	if err != nil {
+		return 0, err
+	}
+	if err := runInto(cmd, at.startLog()); err != nil {
+		return 0, fmt.Errorf("%s refused to start: %w", program, withLog(err, at))
+	}
+	data, err := os.ReadFile(at.pidFile())
+	if err != nil {
+		return 0, fmt.Errorf("%s started and left no pid file: %w", program, withLog(err, at))
+	}
+	return parsePID(data)
+}
+
+// runInto runs a command whose output goes to a file and not through a pipe,
+// which the daemon would keep open.
+func runInto(cmd *exec.Cmd, path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd.Stdout, cmd.Stderr = f, f
+	return cmd.Run()
+}
+
+// withLog adds to an error what the daemon said about it.
+func withLog(err error, at place) error {
+	for _, path := range []string{at.startLog(), at.log() + "/control.log"} {
+		if text := tail(path); text != "" {
+			return fmt.Errorf("%w: %s", err, text)
+		}
+	}
+	return err
+}
+
+// tail returns the last lines of a short log as one.
+func tail(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	text := strings.Join(lines[max(0, len(lines)-3):], "; ")
+	return strings.ToValidUTF8(text[max(0, len(text)-500):], "")
+}
+
+// errNoDaemon says that nothing answers at the pipe directory.
+var errNoDaemon = errors.New("the MPS control daemon does not answer")
+
+// command gives a daemon some commands in one session and returns what it
+// printed.
+func (d *driver) command(ctx context.Context, at place, commands ...string) (string, error) {
+	p, err := d.find()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	env := environ(p, at, nil)
+	cmd := p.Command(ctx, d.host)
+	cmd.Env = env
+	if p.Root != "/" { // the daemon's directory is seen there by the launched only
+		l := launch{HostRoot: d.cfg.HostRoot, Program: p, Place: at}
+		if cmd, err = l.command(ctx, d.cfg.Launcher, env); err != nil {
+			return "", err
+		}
+	}
+	var out bytes.Buffer
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))
+	}
+	return out.String(), nil
+}
+
+// answers says whether a daemon takes commands at the pipe directory.
+func (d *driver) answers(ctx context.Context, at place) bool {
+	_, err := d.command(ctx, at, "get_default_active_thread_percentage")
+	return err == nil
+}
+
+// limits sets what holds for servers that start from now on, and has one start
+// unless one is there.
+func (d *driver) limits(ctx context.Context, want mps.Daemon, at place) error {
+	out, err := d.command(ctx, at, append(defaults(want), "start_server -uid 0")...)
+	if err != nil {
+		return err
+	}
+	return checkDefaults(want, out)
+}
+
+// change sets the limits of a daemon whose server may run already.
+func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
+	out, err := d.command(ctx, at, append(defaults(want), "get_server_list")...)
+	if err != nil {
+		return err
+	}
+	if err := checkDefaults(want, out); err != nil {
+		return err
+	}
+	commands := []string{}
+	for _, pid := range parseServers(out) {
+		commands = append(commands, fmt.Sprintf("set_active_thread_percentage %d %d", pid, percentage(want)))
+		for i, limit := range memory(want) {
+			commands = append(commands, fmt.Sprintf("set_device_pinned_mem_limit %d %d %dM", pid, i, limit))
+		}
+	}
+	if len(commands) == 0 {
+		commands = []string{"start_server -uid 0"}
+	}
+	_, err = d.command(ctx, at, commands...)
+	return err
+}
+
+// defaults are the commands that set the limits and ask for them again.
+func defaults(want mps.Daemon) []string {
+	commands := []string{fmt.Sprintf("set_default_active_thread_percentage %d", percentage(want))}
+	for i, limit := range memory(want) {
+		commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit),
+			fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
+	}
+	return commands
+}
+
+func percentage(want mps.Daemon) int {
+	if want.ThreadPercentage == 0 {
+		return 100
+	}
+	return want.ThreadPercentage
+}
+
+// memory returns a limit for each device that has one or had one.
+func memory(want mps.Daemon) []int64 {
+	limits := make([]int64, len(want.MemoryMiB))
+	for i, limit := range want.MemoryMiB {
+		if limits[i] = limit; limit == 0 {
+			limits[i] = mps.MaxMemoryMiB
+		}
+	}
+	return limits
+}
+
+var (
+	percentagePattern = regexp.MustCompile(`^\d+\.\d+$`)
+	memoryPattern     = regexp.MustCompile(`^(\d+)([KMG])B?$`)
+	serverPattern     = regexp.MustCompile(`^\d+$`)
+)
+
+// checkDefaults compares what the daemon says its limits are with what they
+// should be: it prints nothing about what it doesn't like.
+func checkDefaults(want mps.Daemon, out string) error {
+	threads := -1.0
+	var limits []float64
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if percentagePattern.MatchString(line) {
+			threads, _ = strconv.ParseFloat(line, 64)
+		}
+		if m := memoryPattern.FindStringSubmatch(line); m != nil {
+			n, _ := strconv.ParseFloat(m[1], 64)
+			limits = append(limits, n*map[string]float64{"K": 1. / 1024, "M": 1, "G": 1024}[m[2]])
+		}
+	}
+	asked := memory(want)
+	ok := math.Abs(threads-float64(percentage(want))) < 0.5 && len(limits) == len(asked)
+	for i := 0; ok && i < len(asked); i++ {
+		ok = limits[i] == float64(asked[i])
+	}
+	if !ok {
+		return fmt.Errorf("the MPS control daemon didn't take the limits (%d %% of the threads, %v MiB); it answered %q", percentage(want), asked, out)
+	}
+	return nil
+}
+
+// parseServers finds the process ids that get_server_list prints among other
+// answers.
+func parseServers(out string) []int {
+	var pids []int
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if pid, err := parsePID([]byte(line)); err == nil && serverPattern.MatchString(line) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// quit asks the daemon to end when its clients have, or soon without them.
+func (d *driver) quit(ctx context.Context, at place) {
+	_, _ = d.command(ctx, at, "quit -t 1") // who doesn't listen is killed
+}

@@ -1,0 +1,333 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+const (
+	// startTime is the most that a daemon may take to start.
+	startTime = 20 * time.Second
+	// quitTime is what a daemon and its clients get to end by themselves, killTime
+	// what the kernel gets to end them.
+	quitTime = 2500 * time.Millisecond
+	killTime = 2 * time.Second
+	// steadyTime is how long a daemon has to live for its next death to be its
+	// first.
+	steadyTime = time.Minute
+)
+
+// ensure is Client.Ensure, with the name's lock held.
+func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
+	d, ok := s.get(want.Name)
+	if ok && !slices.Equal(d.record.Daemon.Devices, want.Devices) {
+		if err := s.stop(ctx, want.Name); err != nil {
+			return err
+		}
+		d, ok = daemon{}, false
+	}
+	switch {
+	case !ok:
+		return s.startFirst(ctx, want)
+	case d.phase != mps.Running || !alive(d.record.PID, d.record.Start):
+		return s.restart(ctx, want)
+	case equalLimits(d.record.Daemon, want):
+		return nil
+	default:
+		return s.changeLimits(ctx, d.record, want)
+	}
+}
+
+func equalLimits(a, b mps.Daemon) bool {
+	return percentage(a) == percentage(b) && slices.Equal(a.MemoryMiB, b.MemoryMiB)
+}
+
+// changeLimits gives the new limits to a daemon that runs. The record comes
+// first: whoever adopts the daemon gives it the same.
+func (s *Supervisor) changeLimits(ctx context.Context, r record, want mps.Daemon) error {
+	if len(want.MemoryMiB) < len(r.Daemon.MemoryMiB) { // lift what is no longer said
+		want.MemoryMiB = append(slices.Clone(want.MemoryMiB), make([]int64, len(r.Daemon.MemoryMiB)-len(want.MemoryMiB))...)
+	}
+	r.Daemon = want
+	at := s.cfg.place(want.Name)
+	if err := writeRecord(at.record(), r); err != nil {
+		return err
+	}
+	s.cfg.Step("change.recorded")
+	if err := s.driver.change(ctx, want, at); err != nil {
+		return fmt.Errorf("set its limits: %w", err)
+	}
+	s.cfg.Step("change.set")
+	s.set(want.Name, func(d *daemon) { d.record = r })
+	return nil
+}
+
+// startFirst starts a daemon that there was none of; nothing is left if it can't
+// be.
+func (s *Supervisor) startFirst(ctx context.Context, want mps.Daemon) error {
+	err := s.start(ctx, record{Daemon: want})
+	if err == nil {
+		return nil
+	}
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTime+killTime)
+	defer cancel()
+	return errors.Join(err, s.remove(clean, want.Name))
+}
+
+// restart starts a daemon again that has ended, or could not be started again
+// before. It stays on the list if it can't be.
+func (s *Supervisor) restart(ctx context.Context, want mps.Daemon) error {
+	d, _ := s.get(want.Name)
+	d.unwatch()
+	r := record{Daemon: want, Restarts: d.record.Restarts + 1}
+	err := s.start(ctx, r)
+	if err != nil {
+		s.set(want.Name, func(d *daemon) {
+			d.record, d.phase, d.message = r, mps.Failed, err.Error()
+		})
+		s.keepTrying(ctx, want.Name)
+	}
+	return err
+}
+
+// start starts the daemon in a directory that it makes clean. On failure its
+// processes are gone.
+func (s *Supervisor) start(ctx context.Context, r record) error {
+	name := r.Daemon.Name
+	s.set(name, func(d *daemon) { d.record, d.phase, d.message = r, mps.Starting, "" })
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	at := s.cfg.place(name)
+	err := s.launch(ctx, &r, at)
+	if err == nil {
+		if err = s.driver.limits(ctx, r.Daemon, at); err == nil {
+			s.cfg.Step("start.limited")
+			s.running(ctx, r)
+			return nil
+		}
+	}
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	return errors.Join(err, killUsers(clean, at.pipe()))
+}
+
+// launch has the daemon run, and its process in the record.
+func (s *Supervisor) launch(ctx context.Context, r *record, at place) error {
+	if err := os.MkdirAll(string(at), 0o755); err != nil {
+		return fmt.Errorf("make the daemon's directory: %w", err)
+	}
+	s.cfg.Step("start.made")
+	if err := writeRecord(at.record(), *r); err != nil {
+		return err
+	}
+	s.cfg.Step("start.recorded")
+	if err := clean(ctx, at); err != nil {
+		return err
+	}
+	s.cfg.Step("start.cleaned")
+	pid, err := s.driver.start(ctx, r.Daemon, at)
+	if err != nil {
+		return err
+	}
+	s.cfg.Step("start.launched")
+	start, ok := startOf(pid)
+	if !ok {
+		return withLog(errors.New("it ended as soon as it had started"), at)
+	}
+	r.PID, r.Start, r.BootID = pid, start, s.boot
+	if err := writeRecord(at.record(), *r); err != nil {
+		return err
+	}
+	s.cfg.Step("start.known")
+	return nil
+}
+
+// clean ends what is left of a daemon and gives the next one empty directories.
+func clean(ctx context.Context, at place) error {
+	if err := killUsers(ctx, at.pipe()); err != nil {
+		return err
+	}
+	for _, dir := range []string{at.pipe(), at.shm()} {
+		if err := empty(dir); err != nil {
+			return fmt.Errorf("clean up after an earlier daemon: %w", err)
+		}
+	}
+	for dir, mode := range map[string]fs.FileMode{at.pipe(): 0o755, at.log(): 0o755, at.shm(): 0o777 | fs.ModeSticky} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the daemon's directories: %w", err)
+		}
+		if err := os.Chmod(dir, mode); err != nil {
+			return fmt.Errorf("make the daemon's directories: %w", err)
+		}
+	}
+	for _, log := range []string{"control.log", "server.log"} {
+		if err := os.Truncate(at.log()+"/"+log, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("shorten the daemon's log: %w", err)
+		}
+	}
+	return nil
+}
+
+// empty removes what is in a directory, and not the directory: containers of
+// clients have it mounted, and find the next daemon there.
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(dir + "/" + e.Name()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// running notes that the daemon runs, and watches over it.
+func (s *Supervisor) running(ctx context.Context, r record) {
+	name := r.Daemon.Name
+	watching, cancel := s.outlive(ctx)
+	s.set(name, func(d *daemon) {
+		d.unwatch()
+		d.record, d.phase, d.message, d.unwatch, d.since = r, mps.Running, "", cancel, time.Now()
+	})
+	klog.FromContext(ctx).Info("MPS daemon runs", "devices", r.Daemon.Devices, "pid", r.PID, "restarts", r.Restarts)
+	s.tasks.Go(func() {
+		defer cancel()
+		if err := awaitExit(watching, r.PID, r.Start); err != nil {
+			if watching.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Can't watch an MPS daemon")
+			}
+			return
+		}
+		s.died(watching, name, r)
+	})
+}
+
+// died notes that the daemon has ended by itself, and starts it again.
+func (s *Supervisor) died(ctx context.Context, name string, r record) {
+	unlock, err := s.locks.lock(ctx, name)
+	if err != nil {
+		return // it isn't watched any more
+	}
+	defer unlock()
+	if d, ok := s.get(name); !ok || d.record.PID != r.PID || d.record.Start != r.Start || d.phase != mps.Running {
+		return
+	}
+	klog.FromContext(ctx).Info("MPS daemon died, its clients have failed", "pid", r.PID, "log", tail(s.cfg.place(name).log()+"/control.log"))
+	s.set(name, func(d *daemon) {
+		d.phase, d.message = mps.Starting, "the control daemon ended by itself"
+		d.record.PID, d.record.Start = 0, 0
+		if time.Since(d.since) > steadyTime {
+			d.failures = 0
+		}
+	})
+	s.keepTrying(ctx, name)
+}
+
+// keepTrying starts a daemon again, beside the calls, until it runs or isn't
+// wanted any more. The name's lock is held.
+func (s *Supervisor) keepTrying(ctx context.Context, name string) {
+	d, _ := s.get(name)
+	trying, cancel := s.outlive(ctx)
+	s.set(name, func(d *daemon) { d.unwatch = cancel })
+	s.tasks.Go(func() {
+		defer cancel()
+		timer := time.NewTimer(s.pause(d.failures))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-trying.Done():
+			return
+		}
+		unlock, err := s.locks.lock(trying, name)
+		if err != nil {
+			return
+		}
+		defer unlock()
+		d, ok := s.get(name)
+		if trying.Err() != nil || !ok {
+			return
+		}
+		// Counted as a failure until it has lived for a while.
+		s.set(name, func(d *daemon) { d.failures++ })
+		if err := s.restart(context.WithoutCancel(trying), d.record.Daemon); err != nil {
+			klog.FromContext(ctx).Error(err, "MPS daemon could not be started again, trying again")
+		}
+	})
+}
+
+// stop is Client.Stop, with the name's lock held.
+func (s *Supervisor) stop(ctx context.Context, name string) error {
+	at := s.cfg.place(name)
+	if d, ok := s.get(name); ok {
+		d.unwatch()
+		d.record.Stopping = true
+		if err := writeRecord(at.record(), d.record); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		s.cfg.Step("stop.recorded")
+	}
+	if err := s.remove(ctx, name); err != nil {
+		return err
+	}
+	if err := os.Remove(at.aside()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove what the daemon had: %w", err)
+	}
+	return nil
+}
+
+// remove ends a daemon, known or not, and removes all that is its own, but for a
+// record that was put aside.
+func (s *Supervisor) remove(ctx context.Context, name string) error {
+	at := s.cfg.place(name)
+	if err := s.end(ctx, at); err != nil {
+		return err
+	}
+	s.cfg.Step("stop.ended")
+	all, err := hostGroups()
+	if err != nil {
+		return err
+	}
+	if err := removeGroups(all, name); err != nil {
+		return err
+	}
+	s.cfg.Step("stop.ungrouped")
+	if err := os.RemoveAll(string(at)); err != nil {
+		return fmt.Errorf("remove what the daemon had: %w", err)
+	}
+	s.cfg.Step("stop.removed")
+	s.forget(name)
+	return nil
+}
+
+// end ends the processes of a daemon: those that work end by themselves, the
+// others are killed.
+func (s *Supervisor) end(ctx context.Context, at place) error {
+	if pids := users(at.pipe()); len(pids) > 0 {
+		patient, cancel := context.WithTimeout(ctx, quitTime)
+		defer cancel()
+		s.driver.quit(patient, at)
+		for _, pid := range pids {
+			start, ok := startOf(pid)
+			if ok && awaitExit(patient, pid, start) != nil {
+				break
+			}
+		}
+	}
+	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	return killUsers(hard, at.pipe())
+}

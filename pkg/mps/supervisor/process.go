@@ -1,0 +1,158 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// startOf returns when a process was started, in the clock ticks since boot that
+// /proc/PID/stat has; false where there is no such process, or only its exit
+// status is left.
+func startOf(pid int) (uint64, bool) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	return parseStat(string(data))
+}
+
+// parseStat reads a line of /proc/PID/stat. The command's name in it may hold
+// anything.
+func parseStat(line string) (uint64, bool) {
+	end := strings.LastIndexByte(line, ')')
+	if end < 0 {
+		return 0, false
+	}
+	// After the name come state (field 3) and what follows; the start is field 22.
+	fields := strings.Fields(line[end+1:])
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return 0, false
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	return start, err == nil
+}
+
+// alive says whether the process is there and is the one that was started then.
+func alive(pid int, start uint64) bool {
+	now, ok := startOf(pid)
+	return ok && pid > 0 && now == start
+}
+
+// parsePID reads a pid file.
+func parsePID(data []byte) (int, error) {
+	pid, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 32)
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("%q is no process id", data)
+	}
+	return int(pid), nil
+}
+
+// awaitExit returns nil when the process has ended, whosever child it is, and
+// ctx's error if that ends first.
+func awaitExit(ctx context.Context, pid int, start uint64) error {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	if !alive(pid, start) {
+		return nil
+	}
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := conn.Read(exited); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// exited says whether the process of a pidfd has ended.
+func exited(fd uintptr) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+// users lists the processes that work with a pipe directory: the daemon, its
+// server, and who is about to become them. Clients in containers know it by
+// another path.
+func users(pipe string) []int {
+	own, err := os.Stat(pipe)
+	if err != nil {
+		return nil
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	variable := []byte(pipeVariable + "=" + pipe)
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		environ, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if err != nil || !slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) }) {
+			continue
+		}
+		// Other nodes may live on this machine, with the same paths.
+		theirs, err := os.Stat(filepath.Join("/proc", e.Name(), "root", pipe))
+		if err == nil && os.SameFile(own, theirs) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// killUsers ends the processes that work with a pipe directory, and waits until
+// they have ended.
+func killUsers(ctx context.Context, pipe string) error {
+	for range 5 { // one may have started another meanwhile
+		pids := users(pipe)
+		if len(pids) == 0 {
+			return nil
+		}
+		if err := kill(ctx, pids); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("processes that use %s keep coming back", pipe)
+}
+
+func kill(ctx context.Context, pids []int) error {
+	starts := map[int]uint64{}
+	for _, pid := range pids {
+		if start, ok := startOf(pid); ok {
+			starts[pid] = start
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+		}
+	}
+	for pid, start := range starts {
+		if err := awaitExit(ctx, pid, start); err != nil {
+			return fmt.Errorf("process %d doesn't end though it was killed (does the driver hold it? look at the kernel's log): %w", pid, err)
+		}
+	}
+	return nil
+}

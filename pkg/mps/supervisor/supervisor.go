@@ -1,0 +1,280 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
+)
+
+// Supervisor has the MPS daemons of one node.
+type Supervisor struct {
+	cfg    Config
+	driver *driver
+	boot   string
+	locks  *locks
+	// pause before the restart that follows so many failures.
+	pause func(failures int) time.Duration
+	// tasks are what goes on beside the calls.
+	tasks sync.WaitGroup
+	// ended is closed when Run ends.
+	ended  chan struct{}
+	logger klog.Logger
+
+	mu      sync.Mutex
+	daemons map[string]*daemon
+	changed chan struct{} // closed with each change
+}
+
+// daemon is what is known of one; its supervisor's mutex guards it, and only who
+// has the lock of its name changes it.
+type daemon struct {
+	record   record
+	phase    mps.Phase
+	message  string
+	failures int       // in a row, of starting it
+	since    time.Time // when it was started or adopted
+	unwatch  context.CancelFunc
+}
+
+// New returns a supervisor that does nothing until Run.
+func New(cfg Config) (*Supervisor, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Step == nil {
+		cfg.Step = func(string) {}
+	}
+	s := &Supervisor{
+		cfg: cfg, boot: boot, locks: newLocks(), pause: pause,
+		daemons: map[string]*daemon{}, changed: make(chan struct{}), ended: make(chan struct{}),
+	}
+	s.driver = &driver{host: driverroot.NewHost(cfg.HostRoot), cfg: &s.cfg}
+	return s, nil
+}
+
+// pause grows from nothing over a second to half a minute.
+func pause(failures int) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	return min(time.Second<<min(failures-1, 5), 30*time.Second)
+}
+
+// Run adopts the daemons that are there and serves until ctx ends; it leaves the
+// daemons running. It waits while another supervisor has the run directory.
+func (s *Supervisor) Run(ctx context.Context) error {
+	s.logger = klog.FromContext(ctx)
+	defer s.tasks.Wait()
+	end := sync.OnceFunc(func() { close(s.ended) })
+	defer end()
+	defer context.AfterFunc(ctx, end)() // before the calls have ended: some wait for it
+	if err := os.MkdirAll(filepath.Join(s.cfg.RunDir, "d"), 0o755); err != nil {
+		return fmt.Errorf("make the run directory: %w", err)
+	}
+	unlock, err := s.claimRunDir(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s.report(ctx)
+	if err := s.adoptAll(ctx); err != nil {
+		return err
+	}
+	return s.serve(ctx)
+}
+
+// claimRunDir keeps a second supervisor out of the run directory.
+func (s *Supervisor) claimRunDir(ctx context.Context) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.cfg.RunDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the run directory: %w", err)
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()
+	select {
+	case err = <-locked:
+	case <-ctx.Done():
+		err = ctx.Err() // the process ends, and with it the wait
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the run directory, which another supervisor may have: %w", err)
+	}
+	return func() { _ = f.Close() }, nil // closing unlocks
+}
+
+// report logs what daemons would be started with.
+func (s *Supervisor) report(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	all, err := hostGroups()
+	switch {
+	case err != nil:
+		logger.Error(err, "MPS daemons can't leave this container's cgroup, and so can't be started")
+	case len(all) == 0:
+		logger.Info("Not in a pod, MPS daemons stay in this process's cgroup")
+	default:
+		logger.Info("MPS daemons have cgroups of their own", "parent", all[0].parent)
+	}
+	p, err := s.driver.find()
+	if err == nil {
+		_, err = s.driver.able(ctx, p)
+	}
+	if err != nil {
+		logger.Info("MPS daemons can't be started yet", "reason", err.Error())
+	}
+}
+
+// outlive returns a context for what goes on after the call that begins it, until
+// Run ends.
+func (s *Supervisor) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	// Not a child of the call's: daemons that die again and again would make a
+	// longer and longer chain.
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.FromContext(ctx)))
+	s.tasks.Go(func() {
+		select {
+		case <-s.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, cancel
+}
+
+// serve answers calls until ctx ends.
+func (s *Supervisor) serve(ctx context.Context) error {
+	socket := Socket(s.cfg.RunDir)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the socket of an earlier supervisor: %w", err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("protect the socket: %w", err), l.Close())
+	}
+	server := grpc.NewServer()
+	mpspb.RegisterSupervisorServer(server, &calls{s: s})
+	stop := context.AfterFunc(ctx, server.GracefulStop)
+	defer stop()
+	klog.FromContext(ctx).Info("Serving", "socket", socket, "daemons", len(s.list()))
+	if err := server.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	server.GracefulStop() // waits for the calls
+	return nil
+}
+
+// get returns the daemon of a name.
+func (s *Supervisor) get(name string) (daemon, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, ok := s.daemons[name]
+	if !ok {
+		return daemon{}, false
+	}
+	return *d, true
+}
+
+// set changes what is known of a daemon, and tells the watchers.
+func (s *Supervisor) set(name string, change func(*daemon)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.daemons[name] == nil {
+		s.daemons[name] = &daemon{unwatch: func() {}}
+	}
+	change(s.daemons[name])
+	s.tell()
+}
+
+// forget drops the daemon, and tells the watchers.
+func (s *Supervisor) forget(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.daemons[name]; d != nil {
+		d.unwatch()
+		delete(s.daemons, name)
+		s.tell()
+	}
+}
+
+func (s *Supervisor) tell() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// list returns all daemons, ordered by name, and what is closed when that is no
+// longer right.
+func (s *Supervisor) list() []mps.State {
+	states, _ := s.watch()
+	return states
+}
+
+func (s *Supervisor) watch() ([]mps.State, <-chan struct{}) {
+	s.mu.Lock()
+	changed := s.changed
+	all := make(map[string]daemon, len(s.daemons))
+	for name, d := range s.daemons {
+		all[name] = *d
+	}
+	s.mu.Unlock()
+	var states []mps.State
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		states = append(states, s.state(all[name]))
+	}
+	return states, changed
+}
+
+func (s *Supervisor) state(d daemon) mps.State {
+	at := s.cfg.place(d.record.Daemon.Name)
+	state := mps.State{
+		Daemon: d.record.Daemon, PID: d.record.PID, PipeDir: at.pipe(),
+		Phase: d.phase, Message: d.message, Restarts: d.record.Restarts,
+	}
+	if s.driver.sharesMemory() || !isEmpty(at.shm()) {
+		state.ShmDir = at.shm()
+	}
+	return state
+}
+
+func isEmpty(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return err != nil || len(entries) == 0
+}
+
+// adoptAll takes over what is in the run directory. What can't be taken over as
+// it is, is put right beside the calls.
+func (s *Supervisor) adoptAll(ctx context.Context) error {
+	entries, err := os.ReadDir(filepath.Join(s.cfg.RunDir, "d"))
+	if err != nil {
+		return fmt.Errorf("list the run directory: %w", err)
+	}
+	var each sync.WaitGroup
+	for _, e := range entries {
+		if !e.IsDir() || strings.HasSuffix(e.Name(), asideSuffix) {
+			continue
+		}
+		each.Go(func() { s.adopt(ctx, e.Name()) })
+	}
+	each.Wait()
+	return nil
+}
