@@ -5,6 +5,7 @@ package control_test
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -77,15 +80,19 @@ func (n *node) governs(t *testing.T, plan v1alpha1.Plan) *v1alpha1.SharingPolicy
 	return p
 }
 
-// devices counts what is offered by kind: "gpu", or a profile.
+// devices counts what is offered by kind: "gpu", a profile, "mps", "timeslice",
+// or "leftover" where it isn't a partition.
 func (n *node) devices(t *testing.T) map[string]int {
 	t.Helper()
 	out := make(map[string]int)
 	for _, s := range n.pool(t) {
 		for _, d := range s.Spec.Devices {
-			kind := "gpu"
+			kind := *d.Attributes["type"].StringValue
 			if p := d.Attributes["profile"].StringValue; p != nil {
 				kind = *p
+			}
+			if d.AllowMultipleAllocations != nil {
+				kind += " for several"
 			}
 			out[kind]++
 		}
@@ -257,6 +264,93 @@ func TestKeepWarmReachesTheNode(t *testing.T) {
 	eventually(t, "nothing is to be kept warm", func() bool { return len(warm()) == 0 })
 }
 
+// Shares are offered as the policy plans them, and its status says what became
+// of it, while claims come and go.
+func TestSharesAreOffered(t *testing.T) {
+	startController(t)
+	n := newMIGNode(t, 2)
+	n.report(t)
+	n.startPlugin(t)
+	p := n.governs(t, v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](4)}})
+	n.waitForDevices(t, map[string]int{"gpu": 2, "mps": 8})
+	applied(t, p, v1alpha1.ReasonApplied)
+	if p.Status.GPUs != 2 || p.Status.Nodes != 1 {
+		t.Errorf("got %+v", p.Status)
+	}
+	claim := n.give(t, "gpu-00000001-mps4-3")
+	change(t, p, func() {
+		p.Spec.Plan = v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}
+	})
+	n.waitForDevices(t, map[string]int{"gpu": 1, "mps for several": 1, "leftover": 1})
+	if got := applied(t, p, v1alpha1.ReasonWaiting); !strings.Contains(got, "gpu-00000001-mps4-3 of node "+n.name+", which claim default/"+claim.Name+" has") {
+		t.Errorf("got %q", got)
+	}
+	release(t, claim)
+	n.waitForDevices(t, map[string]int{"gpu": 2, "mps for several": 2})
+	applied(t, p, v1alpha1.ReasonApplied)
+	change(t, p, func() {
+		p.Spec.Plan = v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"3g.40gb"}, MPS: &v1alpha1.PartitionMPS{Shares: 2}}}
+	})
+	n.waitForDevices(t, map[string]int{"gpu": 2, "3g.40gb for several": 4})
+	applied(t, p, v1alpha1.ReasonApplied)
+}
+
+func TestTimeSliceReachesTheNode(t *testing.T) {
+	startController(t)
+	n := newMIGNode(t, 2)
+	n.report(t)
+	n.startPlugin(t)
+	p := n.governs(t, v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 3, Interval: v1alpha1.LongTimeSlice}})
+	told := func() (out []string) {
+		for _, g := range n.inventory(t).Spec.GPUs {
+			out = append(out, g.UUID[:12]+" "+string(g.TimeSlice))
+		}
+		return out
+	}
+	n.waitForDevices(t, map[string]int{"gpu": 2, "timeslice": 6})
+	applied(t, p, v1alpha1.ReasonApplied)
+	if diff := cmp.Diff([]string{"GPU-00000000 Long", "GPU-00000001 Long"}, told()); diff != "" {
+		t.Errorf("what the node is told (-want +got):\n%s", diff)
+	}
+	claim := n.give(t, "gpu-00000001-ts3-0")
+	if err := api.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	n.waitForDevices(t, map[string]int{"gpu": 1, "leftover": 1, "1g.10gb": 7, "3g.40gb": 2})
+	eventually(t, "only the GPU with a replica has a time slice", func() bool { return cmp.Equal(told(), []string{"GPU-00000001 Long"}) })
+	release(t, claim)
+	n.waitForDevices(t, map[string]int{"gpu": 2, "1g.10gb": 14, "3g.40gb": 4})
+	eventually(t, "the time slice is nobody's business", func() bool { return len(told()) == 0 })
+}
+
+// Without the feature gate the server drops what makes a device one for several.
+func TestServerWithoutConsumableCapacity(t *testing.T) {
+	anotherServer(t, "", "feature-gates=DRAConsumableCapacity=false")
+	startController(t)
+	n := newMIGNode(t, 1)
+	n.report(t)
+	n.startPlugin(t)
+	p := n.governs(t, v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}})
+	n.waitForDevices(t, map[string]int{"gpu": 1, "mps": 4})
+	if got := applied(t, p, v1alpha1.ReasonProblems); !strings.Contains(got, "DRAConsumableCapacity") || !strings.Contains(got, "spec.plan.mps.shares") {
+		t.Errorf("got %q, want the gate's name in it, and what to do", got)
+	}
+	change(t, p, func() { p.Spec.Plan.MPS = &v1alpha1.MPSPlan{Shares: ptr.To[int32](2)} })
+	n.waitForDevices(t, map[string]int{"gpu": 1, "mps": 2})
+	applied(t, p, v1alpha1.ReasonApplied)
+	mps := &v1alpha1.PartitionMPS{Shares: 2}
+	change(t, p, func() { p.Spec.Plan = v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: mps}} })
+	n.waitForDevices(t, map[string]int{"gpu": 1})
+	if got := applied(t, p, v1alpha1.ReasonProblems); !strings.Contains(got, "spec.plan.partitioned.layout") {
+		t.Errorf("got %q, want what to do", got)
+	}
+	change(t, p, func() {
+		p.Spec.Plan = v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "1g.10gb"}, MPS: mps}}
+	})
+	n.waitForDevices(t, map[string]int{"3g.40gb": 2, "1g.10gb": 2})
+	applied(t, p, v1alpha1.ReasonApplied)
+}
+
 // Without the feature gate the server drops counters: whole GPUs, and layouts.
 func TestServerWithoutCounters(t *testing.T) {
 	anotherServer(t, "", "feature-gates=DRAPartitionableDevices=false")
@@ -275,11 +369,16 @@ func TestServerWithoutCounters(t *testing.T) {
 		p.Spec.Plan = v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "1g.10gb", "1g.10gb"}}}
 	})
 	// The first GPU is taken as a whole: nothing else of it can be offered.
-	n.waitForDevices(t, map[string]int{"gpu": 1, "3g.40gb": 1, "1g.10gb": 2})
+	n.waitForDevices(t, map[string]int{"leftover": 1, "3g.40gb": 1, "1g.10gb": 2})
 	applied(t, p, v1alpha1.ReasonWaiting)
 	release(t, claim)
 	n.waitForDevices(t, map[string]int{"3g.40gb": 2, "1g.10gb": 4})
 	applied(t, p, v1alpha1.ReasonApplied)
+	change(t, p, func() { p.Spec.Plan = v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2)}} })
+	n.waitForDevices(t, map[string]int{"mps": 4})
+	if got := applied(t, p, v1alpha1.ReasonProblems); !strings.Contains(got, "the whole GPU can't be offered beside its MPS shares") {
+		t.Errorf("got %q, want that it isn't offered whole", got)
+	}
 }
 
 func TestServerOfTheFirstBeta(t *testing.T) {
@@ -295,10 +394,46 @@ func TestServerOfTheFirstBeta(t *testing.T) {
 	applied(t, p, v1alpha1.ReasonWaiting)
 	release(t, claim)
 	n.waitForDevices(t, map[string]int{"gpu": 2})
+	change(t, p, func() {
+		p.Spec.Plan = v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}
+	})
+	n.waitForDevices(t, map[string]int{"gpu": 2, "mps for several": 2})
+	for _, s := range n.pool(t) {
+		for _, d := range s.Spec.Devices {
+			if p := d.Capacity["memory"].RequestPolicy; d.AllowMultipleAllocations != nil && (p == nil || p.ValidRange == nil || p.ValidRange.Step.String() != "1Gi") {
+				t.Errorf("device %s: requests for memory are %+v", d.Name, p)
+			}
+		}
+	}
+}
+
+type namedPlan struct {
+	name string
+	plan offer.Plan
+}
+
+// offers are all kinds of plans, with counters and without.
+func offers() iter.Seq2[namedPlan, publish.Counters] {
+	return func(yield func(namedPlan, publish.Counters) bool) {
+		for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
+			for _, p := range []namedPlan{
+				{"partitioned", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}},
+				{"shares of partitions", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
+				{"equal shares", offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
+				{"shares by size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
+				{"shares of one size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: ptr.To(resource.MustParse("50G"))}}}},
+				{"replicas", offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
+			} {
+				if !yield(p, form) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Whatever inventory pkg/offer is tested with: the server stores what is made
-// of it, as it is, with counters and without.
+// of it, as it is, by all kinds of plans, with counters and without.
 func TestServerStoresEveryOffer(t *testing.T) {
 	files, err := filepath.Glob("../offer/testdata/*.in.yaml")
 	if err != nil || len(files) == 0 {
@@ -313,11 +448,11 @@ func TestServerStoresEveryOffer(t *testing.T) {
 		if err := yaml.UnmarshalStrict(raw, inv); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
-			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+form.String(), func(t *testing.T) {
+		for what, form := range offers() {
+			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+what.name+"/"+form.String(), func(t *testing.T) {
 				offered := offer.Build(inventory.Node(inv), offer.Options{
-					Counters: form != publish.NoCounters,
-					Plan:     func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{}} },
+					Counters: form != publish.NoCounters, Multiple: true,
+					Plan: func(gpu.GPU) offer.Plan { return what.plan },
 				})
 				pool := publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form)
 				for i := range pool {
