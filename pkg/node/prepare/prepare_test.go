@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -69,6 +70,7 @@ type fixture struct {
 	node    *preparetest.Node
 	journal *journal.Journal
 	holders *holders
+	sharing *preparetest.Sharing
 	changes int
 }
 
@@ -81,10 +83,10 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f := &fixture{node: node, journal: j, holders: newHolders()}
-	node.Step, node.BootID = step, bootID
+	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j)}
+	node.Step, node.BootID, node.InUse = step, bootID, j.InUse
 	f.Preparer = prepare.New(prepare.Options{
-		Journal: j, CDI: node, Inventory: node, Partitions: node, Holders: f.holders,
+		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
@@ -184,14 +186,14 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 	checkPartitions(t, f)
 }
 
-// checkPartitions checks that the partitions there are, and no others, are held
-// by claims that were prepared in this boot.
+// checkPartitions checks that the partitions, MPS daemons and time slices there
+// are, and no others, are held by claims that were prepared in this boot.
 func checkPartitions(t testing.TB, f *fixture) {
 	t.Helper()
 	held := []gpu.Partition{}
 	for _, r := range f.Prepared() {
 		for _, g := range r.Grants {
-			if p, ok := g.Of().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID {
+			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID && !slices.Contains(held, p) {
 				held = append(held, p)
 			}
 		}
@@ -199,6 +201,13 @@ func checkPartitions(t testing.TB, f *fixture) {
 	preparetest.SortPartitions(held)
 	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
 		t.Errorf("partitions (-held +there):\n%s", diff)
+	}
+	daemons, intervals := preparetest.Wanted(f.journal, f.BootID)
+	if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
+		t.Errorf("MPS daemons (-wanted +there):\n%s", diff)
+	}
+	if diff := cmp.Diff(intervals, f.node.Intervals()); diff != "" {
+		t.Errorf("time slices (-wanted +there):\n%s", diff)
 	}
 }
 

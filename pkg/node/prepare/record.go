@@ -258,6 +258,9 @@ func (p *Preparer) given(claimUID string) journal.Record {
 			if d, _, err := p.Inventory.Device(g.Device); err == nil {
 				r.Grants[i] = journal.GrantOf(g.Device, d)
 				r.Grants[i].Request, r.Grants[i].Admin = g.Request, g.Admin
+				if r.Grants[i].Share != nil {
+					r.Grants[i].MPS = &journal.MPS{} // which every share has
+				}
 			}
 		}
 		return r

@@ -37,14 +37,20 @@ type Node struct {
 	// Working, which may be nil, is called before a partition is made or given
 	// up; an error is what the hardware answers.
 	Working func(ctx context.Context, p gpu.Partition) error
+	// InUse, which may be nil, says whether a claim that stays has something of a
+	// partition, which isn't released then (journal.InUse).
+	InUse func(gpu.Device) bool
 
 	names   *gpu.Names
 	indexes map[gpu.UUID]int
+	gpus    []gpu.GPU
 
 	mu        sync.Mutex
 	lost      map[gpu.UUID]bool
 	instances map[gpu.Partition]gpu.Instance
 	made      int // partitions ever, for ids that differ
+	daemons   map[string]Daemon
+	intervals map[gpu.UUID]string // time slices that were set
 }
 
 // UUID is that of the node's n-th GPU.
@@ -60,14 +66,17 @@ func NewNode(dir string, gpus int) (*Node, error) {
 	n := &Node{
 		Node: stateIn(dir, ""), Root: filepath.Join(dir, "root"),
 		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{}, instances: map[gpu.Partition]gpu.Instance{},
+		daemons: map[string]Daemon{}, intervals: map[gpu.UUID]string{},
 	}
-	var all []gpu.GPU
 	for i := range gpus {
-		all = append(all, gpu.GPU{UUID: UUID(i), MIG: &gpu.MIG{Switchable: true, Profiles: profiles()}})
+		n.gpus = append(n.gpus, gpu.GPU{
+			UUID: UUID(i), Minor: i, MIG: &gpu.MIG{Switchable: true, Profiles: profiles()},
+			MemoryBytes: (ShareableMiB + reservedMiB + serverMiB) << 20, MemoryReservedBytes: reservedMiB << 20,
+		})
 		n.indexes[UUID(i)] = i
 	}
 	var err error
-	if n.names, err = gpu.NewNames(all); err != nil {
+	if n.names, err = gpu.NewNames(n.gpus); err != nil {
 		return nil, err
 	}
 	for _, d := range []string{n.Journal, n.CDI, filepath.Join(n.Root, "dev")} {
@@ -113,7 +122,7 @@ func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	if n.lost[d.Parent()] {
 		return nil, gpu.GPU{}, fmt.Errorf("GPU %s is lost", d.Parent())
 	}
-	return d, gpu.GPU{UUID: d.Parent(), Minor: n.indexes[d.Parent()]}, nil
+	return d, n.gpus[n.indexes[d.Parent()]], nil
 }
 
 // Write implements prepare.CDI.
@@ -126,7 +135,7 @@ func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map
 			return nil, err
 		}
 		nodes := []*specs.DeviceNode{{Path: node}}
-		if p, ok := d.Device.(gpu.Partition); ok {
+		if p, ok := gpu.Base(d.Device).(gpu.Partition); ok {
 			if now, ok := n.instance(p); !ok || now != d.Instance {
 				return nil, fmt.Errorf("%s is to be %+v and is %+v", name, d.Instance, now)
 			}
@@ -136,7 +145,12 @@ func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map
 		}
 		device := claimUID + "-" + string(name)
 		ids[name] = []string{claimKind + "=" + device}
-		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: specs.ContainerEdits{DeviceNodes: nodes}})
+		edits, err := n.mps(d.MPS)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		edits.DeviceNodes = nodes
+		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: edits})
 	}
 	data, err := json.Marshal(spec)
 	if err != nil {
@@ -194,7 +208,8 @@ func (n *Node) Crash(dir string) (*Node, error) {
 	defer n.mu.Unlock()
 	return &Node{
 		Node: stateIn(dir, n.BootID), Root: filepath.Join(dir, "root"),
-		names: n.names, indexes: n.indexes, lost: map[gpu.UUID]bool{}, instances: maps.Clone(n.instances), made: n.made,
+		names: n.names, indexes: n.indexes, gpus: n.gpus, lost: map[gpu.UUID]bool{}, instances: maps.Clone(n.instances), made: n.made,
+		daemons: maps.Clone(n.daemons), intervals: maps.Clone(n.intervals),
 	}, err
 }
 

@@ -12,14 +12,14 @@ import (
 
 // profiles are three of an H100's.
 func profiles() []gpu.Profile {
-	one := gpu.Profile{Name: "1g.10gb", ID: 19, MaxInstances: 7}
+	one := gpu.Profile{Name: "1g.10gb", ID: 19, MaxInstances: 7, MemoryBytes: (ShareableMiB/8 + serverMiB) << 20}
 	for start := range one.MaxInstances {
 		one.Placements = append(one.Placements, gpu.Placement{Start: start, Size: 1})
 	}
 	return []gpu.Profile{
 		one,
-		{Name: "3g.40gb", ID: 9, MaxInstances: 2, Placements: []gpu.Placement{{Start: 0, Size: 4}, {Start: 4, Size: 4}}},
-		{Name: "7g.80gb", ID: 0, MaxInstances: 1, Placements: []gpu.Placement{{Start: 0, Size: 8}}},
+		{Name: "3g.40gb", ID: 9, MaxInstances: 2, MemoryBytes: (ShareableMiB/2 + serverMiB) << 20, Placements: []gpu.Placement{{Start: 0, Size: 4}, {Start: 4, Size: 4}}},
+		{Name: "7g.80gb", ID: 0, MaxInstances: 1, MemoryBytes: (ShareableMiB + serverMiB) << 20, Placements: []gpu.Placement{{Start: 0, Size: 8}}},
 	}
 }
 
@@ -84,9 +84,31 @@ func (n *Node) Release(ctx context.Context, p gpu.Partition) error {
 	if err := n.working(ctx, p); err != nil {
 		return fmt.Errorf("release %v: %w", p, err)
 	}
-	n.Destroy(p)
-	n.step("partition.destroyed")
+	gone, err := n.destroyUnused(p)
+	if err != nil {
+		return fmt.Errorf("release %v: %w", p, err)
+	}
+	if gone {
+		n.step("partition.destroyed")
+	}
 	return nil
+}
+
+// destroyUnused says whether the partition was destroyed. MPS daemons keep it from
+// that, as processes do.
+func (n *Node) destroyUnused(p gpu.Partition) (gone bool, _ error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.InUse != nil && n.InUse(p) {
+		return false, nil
+	}
+	for name, d := range n.daemons {
+		if slices.Contains(d.On, gpu.Device(p)) {
+			return false, fmt.Errorf("in use by the server of MPS daemon %s", name)
+		}
+	}
+	delete(n.instances, p)
+	return true, nil
 }
 
 // Whole implements prepare.Partitions.
@@ -106,11 +128,13 @@ func (n *Node) Destroy(p gpu.Partition) {
 	delete(n.instances, p)
 }
 
-// Reboot takes all partitions away.
+// Reboot takes all partitions, MPS daemons and settings away.
 func (n *Node) Reboot() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.instances)
+	clear(n.daemons)
+	clear(n.intervals)
 }
 
 // Instances are the partitions that exist, by GPU and place.
