@@ -277,9 +277,35 @@ func TestLibraryProfilesAndModes(t *testing.T) {
 	if n, r := h200.GetMaxMigDeviceCount(); r != nvml.SUCCESS || n != 0 {
 		t.Errorf("max MIG devices %d, %v", n, r)
 	}
+	checkComputeModes(t, h200)
+	v, r := h200.GetMemoryInfo()
+	ok(t, r)
+	w, r := h200.GetMemoryInfo_v2()
+	ok(t, r)
+	const mib = 1 << 20
+	if v.Total != 143771*mib || v.Used != 616*mib || v.Free != 143155*mib || w.Total != v.Total || w.Reserved != 616*mib || w.Used != 0 || w.Free != v.Free {
+		t.Errorf("memory %+v, %+v", v, w)
+	}
 	if mode, r := h200.GetAddressingMode(); r != nvml.SUCCESS || mode.Value != 0 {
 		t.Errorf("addressing mode %v, %v", mode, r)
 	}
+}
+
+func checkComputeModes(t *testing.T, d nvml.Device) {
+	t.Helper()
+	for _, mode := range []nvml.ComputeMode{nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.COMPUTEMODE_PROHIBITED, nvml.COMPUTEMODE_DEFAULT} {
+		ok(t, d.SetComputeMode(mode))
+		if got, r := d.GetComputeMode(); r != nvml.SUCCESS || got != mode {
+			t.Errorf("compute mode %v, %v, want %v", got, r, mode)
+		}
+	}
+	_, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	ok(t, r)
+	if r := d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS); r != nvml.ERROR_NOT_SUPPORTED {
+		t.Errorf("exclusive in MIG mode: %v", r)
+	}
+	_, r = d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
+	ok(t, r)
 }
 
 func second[T any](_ T, r nvml.Return) nvml.Return { return r }

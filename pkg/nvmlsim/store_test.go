@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -67,7 +68,25 @@ func helper(role, path string) error {
 		fmt.Println(e.GPU, e.Data)
 		return err
 	}
-	return errors.New("unknown role")
+	return holdOn(m, role)
+}
+
+// holdOn uses the first GPU until the process is killed.
+func holdOn(m *nvmlsim.Machine, role string) error {
+	if role != "hold" {
+		return errors.New("unknown role")
+	}
+	h, err := m.Hold()
+	if err != nil {
+		return err
+	}
+	if err := h.Set([]nvmlsim.Use{{On: m.CUDADevices(nil)[0], PID: uint32(os.Getpid()), Memory: 1 << 20}}); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	err = unix.Pause()
+	runtime.KeepAlive(h) // it lets go when it is collected
+	return err
 }
 
 // raise makes a change that can be told from a torn one: all GPUs get the same
