@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"path/filepath"
 
 	"google.golang.org/grpc"
@@ -105,9 +106,14 @@ func (c *Client) Watch(ctx context.Context, f func([]State)) error {
 	return fmt.Errorf("watch the MPS daemons: %w", err)
 }
 
+func (c *Client) connect(ctx context.Context, _ string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+}
+
 // call connects for one call and says in our own words what went wrong.
 func (c *Client) call(ctx context.Context, f func(mpspb.SupervisorClient) error) error {
-	conn, err := grpc.NewClient("unix://"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///mps-supervisor", // the path may not be a URL
+		grpc.WithContextDialer(c.connect), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", c.socket, err)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 func TestNoSupervisor(t *testing.T) {
-	client, err := mps.Dial(filepath.Join(t.TempDir(), "supervisor.sock"))
+	client, err := mps.Dial(filepath.Join(t.TempDir(), "no #1?.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -105,7 +106,7 @@ func (d *driver) able(ctx context.Context, p driverroot.Program) (abilities, err
 		return abilities{}, fmt.Errorf("ask %s what it can do: %w", p.Path, err)
 	}
 	d.abilities, d.of = parseHelp(string(out)), id
-	klog.FromContext(ctx).Info("Found the MPS control program", "path", d.host.Path(p.Root)+p.Path,
+	klog.FromContext(ctx).Info("Found the MPS control program", "path", filepath.Join(p.Root, p.Path),
 		"driverVersion", version(d.root.Library), "multiUser", d.abilities.multiUser, "staticPartitions", d.abilities.staticPartitions)
 	return d.abilities, nil
 }

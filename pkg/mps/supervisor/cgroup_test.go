@@ -1,0 +1,157 @@
+package supervisor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseGroups(t *testing.T) {
+	const unified = "36 35 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+	for name, tc := range map[string]struct {
+		membership, mounts string
+		want               []string
+	}{
+		"version 2, systemd": {
+			membership: "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-containerd-2.scope\n",
+			mounts:     unified,
+			want:       []string{"/sys/fs/cgroup"},
+		},
+		"version 2, the kubelet's own": {
+			membership: "0::/kubelet/kubepods/burstable/pod1/2\n",
+			mounts:     unified,
+			want:       []string{"/sys/fs/cgroup/kubelet"},
+		},
+		"the container's own mount shows only itself, or can't be written": {
+			membership: "0::/node1/kubepods/pod1/2\n",
+			mounts: "30 35 0:30 /node1 /host/sys/fs/cgroup rw - cgroup2 cgroup2 rw\n" +
+				"36 35 0:30 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n" +
+				"37 35 0:30 /node1/kubepods/pod1/2 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+			want: []string{"/host/sys/fs/cgroup"},
+		},
+		"version 1": {
+			membership: "3:cpuset:/kubepods/pod1/2\n2:cpu,cpuacct:/kubepods/pod1/2\n1:name=systemd:/kubepods/pod1/2\n0::/system.slice/containerd.service\n",
+			mounts: "31 30 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n" +
+				"32 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" +
+				"33 30 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n" +
+				"34 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+			want: []string{"/sys/fs/cgroup/cpuset", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd"},
+		},
+		"no pod": {
+			membership: "0::/user.slice\n",
+			mounts:     unified,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found, err := parseGroups(tc.membership, tc.mounts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, g := range found {
+				got = append(got, g.parent)
+				if g.cpuset != strings.HasSuffix(g.parent, "cpuset") {
+					t.Errorf("%+v", g)
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	if _, err := parseGroups("0::/kubepods/pod1/2\n", "30 35 0:30 / /proc rw - proc proc rw\n"); err == nil {
+		t.Error("a daemon would stay in its container's cgroup, and nobody is told")
+	}
+}
+
+// podCgroup makes a cgroup as a pod has it, in every hierarchy that this
+// process is in and may change, and returns its directories.
+func podCgroup(t *testing.T) []string {
+	t.Helper()
+	membership, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := parseMounts(string(text))
+	var dirs []string
+	for line := range strings.Lines(string(membership)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		dir, ok := all.find(parts[1], parts[2])
+		if !ok {
+			continue
+		}
+		top := filepath.Join(dir, "tessera-test-"+itoa(os.Getpid()))
+		t.Cleanup(func() { removeTree(t, top) })
+		pod := top
+		for _, element := range []string{"", "kubepods", "pod1", "container1"} {
+			pod = filepath.Join(pod, element)
+			if err := os.Mkdir(pod, 0o755); err != nil {
+				t.Skipf("no cgroups here: %v", err)
+			}
+			if strings.Contains(parts[1], "cpuset") {
+				if err := inheritCPUs(pod); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		dirs = append(dirs, pod)
+	}
+	if len(dirs) == 0 {
+		t.Skip("no cgroups here")
+	}
+	return dirs
+}
+
+// removeTree removes a cgroup and those below, the deepest first.
+func removeTree(t *testing.T, dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			removeTree(t, filepath.Join(dir, e.Name()))
+		}
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// A supervisor in a pod's cgroup: its daemons are in others, which outlive the
+// pod, and are removed with the daemon.
+func TestDaemonLeavesThePodsCgroup(t *testing.T) {
+	n := newNode(t)
+	n.cgroups = podCgroup(t)
+	n.start("")
+	state := n.ensure(one("a"))
+	var left []string
+	for _, pod := range n.cgroups {
+		procs, err := os.ReadFile(filepath.Join(pod, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := strings.TrimSpace(string(procs)), itoa(n.running.Process.Pid); got != want {
+			t.Errorf("in %s: %q, want only the supervisor, %s", pod, got, want)
+		}
+		own := filepath.Join(pod, "../../..", groupName, "a")
+		procs, err = os.ReadFile(filepath.Join(own, "cgroup.procs"))
+		if err != nil || !strings.Contains("\n"+string(procs), "\n"+itoa(state.PID)+"\n") {
+			t.Errorf("in %s: %q, want the daemon, %d; %v", own, procs, state.PID, err)
+		}
+		left = append(left, own)
+	}
+	if err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range left {
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s is left", dir)
+		}
+	}
+	n.kill()
+}

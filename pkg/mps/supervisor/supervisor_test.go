@@ -1,0 +1,370 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestEnsureAndStop(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	first := n.ensure(one("gpu-980fb007"))
+	want := mps.State{Daemon: one("gpu-980fb007"), PID: first.PID, PipeDir: n.at("gpu-980fb007").pipe(), Phase: mps.Running}
+	if diff := cmp.Diff(want, first); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if again := n.ensure(one("gpu-980fb007")); again.PID != first.PID {
+		t.Errorf("a second call started another: %d, then %d", first.PID, again.PID)
+	}
+	if diff := cmp.Diff([]mps.State{want}, n.list()); diff != "" {
+		t.Errorf("listed (-want +got):\n%s", diff)
+	}
+	if got := n.ask("gpu-980fb007", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3072M\n" {
+		t.Errorf("limits: %q", got)
+	}
+	if len(parseServers(n.ask("gpu-980fb007", "get_server_list"))) != 1 {
+		t.Error("no server was started for the first client")
+	}
+	environ, err := os.ReadFile("/proc/" + itoa(first.PID) + "/environ")
+	if err != nil || !strings.Contains(string(environ), "CUDA_VISIBLE_DEVICES=GPU-28933e90-dc02-c686-9dc4-c13a6a380b41\x00") {
+		t.Errorf("environment of the daemon: %q, %v", environ, err)
+	}
+	if log, _ := os.ReadFile(n.at("gpu-980fb007").log() + "/control.log"); !strings.Contains(string(log), "-d -M") {
+		t.Errorf("started as %q, this driver knows -M", log)
+	}
+	for range 2 {
+		if err := n.Stop(t.Context(), "gpu-980fb007"); err != nil {
+			t.Fatal(err)
+		}
+		n.gone("gpu-980fb007")
+	}
+	if left := n.list(); len(left) > 0 {
+		t.Errorf("still listed: %+v", left)
+	}
+}
+
+// The daemon's /dev/shm is its own; nobody else's changes.
+func TestPrivateMemory(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	state := n.ensure(one("a"))
+	inside := filepath.Join("/proc", itoa(state.PID), "root/dev/shm/mark")
+	if err := os.WriteFile(inside, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(n.at("a").shm() + "/mark"); err != nil {
+		t.Errorf("the daemon's /dev/shm is not its directory: %v", err)
+	}
+	if listed := n.list(); listed[0].ShmDir != n.at("a").shm() {
+		t.Errorf("the daemon uses its shared memory, clients aren't told: %+v", listed)
+	}
+}
+
+func TestOldDriverNeedsSharedMemory(t *testing.T) {
+	n := newNode(t)
+	n.drop("lib64/libnvidia-ml.so.1")
+	n.put("lib64/libnvidia-ml.so.570.1", "")
+	n.link("libnvidia-ml.so.570.1", "lib64/libnvidia-ml.so.1")
+	n.start("")
+	if state := n.ensure(one("a")); state.ShmDir != n.at("a").shm() {
+		t.Errorf("%+v", state)
+	}
+}
+
+func TestLimitsOfARunningDaemonChange(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	d := one("claim-1")
+	d.Devices = append(d.Devices, "GPU-2")
+	d.MemoryMiB = []int64{1024, 2048}
+	before := n.ensure(d)
+	d.ThreadPercentage, d.MemoryMiB = 50, []int64{4096}
+	after := n.ensure(d)
+	if after.PID != before.PID {
+		t.Error("the daemon was started anew")
+	}
+	server := strings.TrimSpace(n.ask("claim-1", "get_server_list"))
+	got := n.ask("claim-1", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0",
+		"get_default_device_pinned_mem_limit 1", "get_active_thread_percentage "+server)
+	want := "50.0\n4096M\n16777216M\n50 4096M 16777216M\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+	if again := n.ensure(d); again.PID != before.PID {
+		t.Error("the daemon was started anew")
+	}
+}
+
+func TestOtherDevicesNeedAnotherDaemon(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	d := one("claim-1")
+	before := n.ensure(d)
+	d.Devices = []gpu.UUID{"GPU-2"}
+	after := n.ensure(d)
+	if after.PID == before.PID || after.Restarts != 0 {
+		t.Errorf("%+v, then %+v", before, after)
+	}
+	if controls := n.controls("claim-1"); !slices.Equal(controls, []int{after.PID}) {
+		t.Errorf("daemons %v", controls)
+	}
+}
+
+func TestDaemonDies(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	before := n.ensure(one("a"))
+	server := parseServers(n.ask("a", "get_server_list"))[0]
+	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	after := n.until(func(states []mps.State) bool {
+		return len(states) == 1 && states[0].Phase == mps.Running && states[0].PID != before.PID
+	})[0]
+	if after.Restarts != 1 {
+		t.Errorf("restarts: %+v", after)
+	}
+	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3072M\n" {
+		t.Errorf("limits of the new one: %q", got)
+	}
+	if _, ok := startOf(server); ok && slices.Contains(users(n.at("a").pipe()), server) {
+		t.Errorf("the old server %d is still there", server)
+	}
+}
+
+// One that can't be started again is on the list with the reason, and is tried
+// again; who asks for it gets it at once when it can be.
+func TestDaemonDiesForAWhile(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	before := n.ensure(one("a"))
+	n.put("refuse", "no MPS today\n")
+	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	failed := n.until(func(states []mps.State) bool { return len(states) == 1 && states[0].Phase == mps.Failed })[0]
+	if !strings.Contains(failed.Message, "no MPS today") || failed.PID != 0 {
+		t.Errorf("%+v", failed)
+	}
+	n.drop("refuse")
+	if after := n.ensure(one("a")); after.Phase != mps.Running || after.Restarts == 0 {
+		t.Errorf("%+v", after)
+	}
+	if controls := n.controls("a"); len(controls) != 1 {
+		t.Errorf("daemons %v", controls)
+	}
+}
+
+func TestRefusalReachesTheCaller(t *testing.T) {
+	for name, tc := range map[string]struct {
+		damage func(*node)
+		want   string
+	}{
+		"it says why":      {func(n *node) { n.put("refuse", "An instance of this daemon is already running\n") }, "already running"},
+		"no program":       {func(n *node) { n.drop("bin/" + program) }, "this driver installation has no nvidia-cuda-mps-control"},
+		"no driver":        {func(n *node) { n.drop("lib64/libnvidia-ml.so.1") }, "no NVIDIA driver at the --driver-root"},
+		"limits not taken": {func(n *node) { n.put("limitless", "") }, "didn't take the limits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			tc.damage(n)
+			n.start("")
+			_, err := n.Ensure(t.Context(), one("a"))
+			if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, mps.ErrUnavailable) {
+				t.Errorf("got %v, want one with %q", err, tc.want)
+			}
+			if left := n.list(); len(left) > 0 {
+				t.Errorf("listed: %+v", left)
+			}
+			n.gone("a")
+		})
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	if _, err := n.Ensure(t.Context(), mps.Daemon{Name: "..", Devices: []gpu.UUID{"GPU-1"}}); err == nil {
+		t.Error("a daemon named .. was started")
+	}
+	if err := n.Stop(t.Context(), ".."); err == nil {
+		t.Error("a daemon named .. was stopped")
+	}
+}
+
+func TestStopDoesNotWaitForClients(t *testing.T) {
+	for _, quirk := range []string{"clients", "deaf"} {
+		t.Run(quirk, func(t *testing.T) {
+			n := newNode(t)
+			n.start("")
+			n.ensure(one("a"))
+			n.put(quirk, "")
+			if err := n.Stop(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			n.gone("a")
+		})
+	}
+}
+
+// A daemon that takes long to start holds up nobody who wants another one, and
+// is there for who asks again after having given up.
+func TestDaemonsDoNotWaitForEachOther(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	n.ensure(one("quick")) // so that --help was asked
+	slow := filepath.Join(n.cfg.DriverRoot, "slow")
+	if err := unix.Mkfifo(slow, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		if _, err := n.Ensure(ctx, one("slow")); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+	n.until(func(states []mps.State) bool {
+		return len(states) == 2 && states[1].Phase == mps.Starting
+	})
+	n.ensure(one("quick"))
+	if err := n.Stop(t.Context(), "quick"); err != nil {
+		t.Fatal(err)
+	}
+	giveUp()
+	waiting.Wait()
+	f, err := os.OpenFile(slow, os.O_WRONLY, 0) // waits for who reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(slow); err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	if state := n.ensure(one("slow")); state.Phase != mps.Running || len(n.controls("slow")) != 1 {
+		t.Errorf("%+v, daemons %v", state, n.controls("slow"))
+	}
+}
+
+func TestSupervisorLeavesDaemonsRunning(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	before := n.ensure(one("a"))
+	if err := n.running.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	n.crashed()
+	if _, err := n.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+	n.start("")
+	if diff := cmp.Diff([]mps.State{before}, n.list()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	// It is watched again.
+	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until(func(states []mps.State) bool {
+		return len(states) == 1 && states[0].Phase == mps.Running && states[0].Restarts == 1
+	})
+}
+
+func TestDaemonDiesWithoutSupervisor(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	before := n.ensure(one("a"))
+	n.kill()
+	if err := kill(t.Context(), []int{before.PID}); err != nil {
+		t.Fatal(err)
+	}
+	n.start("")
+	after := n.until(func(states []mps.State) bool { return len(states) == 1 && states[0].Phase == mps.Running })[0]
+	if after.Restarts != 1 || after.PID == before.PID {
+		t.Errorf("%+v", after)
+	}
+	if got := n.ask("a", "get_default_device_pinned_mem_limit 0"); got != "3072M\n" {
+		t.Errorf("limit %q", got)
+	}
+}
+
+func TestUnreadableRecord(t *testing.T) {
+	for name, damage := range map[string]func(*testing.T, string){
+		"torn": func(t *testing.T, path string) {
+			if err := os.Truncate(path, 20); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"missing": func(t *testing.T, path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.start("")
+			before, other := n.ensure(one("a")), n.ensure(one("b"))
+			n.kill()
+			damage(t, n.at("a").record())
+			n.start("")
+			if states := n.list(); len(states) != 1 || states[0].PID != other.PID {
+				t.Errorf("listed: %+v", states)
+			}
+			if alive(before.PID, before2(before.PID)) {
+				t.Error("the unknown daemon still runs")
+			}
+			if _, err := os.Stat(n.at("a").aside()); (err == nil) != (name == "torn") {
+				t.Errorf("the record put aside: %v", err)
+			}
+			n.ensure(one("a"))
+			if err := n.Stop(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			n.gone("a")
+		})
+	}
+}
+
+func before2(pid int) uint64 { start, _ := startOf(pid); return start }
+
+func TestSecondSupervisorWaits(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	s, err := New(n.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := s.Run(ctx); err == nil || !strings.Contains(err.Error(), "another supervisor") {
+		t.Errorf("got %v", err)
+	}
+	n.ensure(one("a"))
+}
+
+func TestPause(t *testing.T) {
+	var got []time.Duration
+	for failures := range 8 {
+		got = append(got, pause(failures)/time.Second)
+	}
+	if diff := cmp.Diff([]time.Duration{0, 1, 2, 4, 8, 16, 30, 30}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
