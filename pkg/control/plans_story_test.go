@@ -421,7 +421,7 @@ func offers() iter.Seq2[namedPlan, publish.Counters] {
 				{"shares of partitions", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
 				{"equal shares", offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
 				{"shares by size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
-				{"shares of one size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: ptr.To(resource.MustParse("50G"))}}}},
+				{"shares of one size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
 				{"replicas", offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
 			} {
 				if !yield(p, form) {
