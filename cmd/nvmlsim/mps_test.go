@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +26,7 @@ type mpsNode struct {
 
 func newMPSNode(t *testing.T, machine string) *mpsNode {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mps") // the name of a socket can't be long
+	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // the name of a socket can't be long
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,9 +227,7 @@ func TestMPSFiles(t *testing.T) {
 	n.daemon(t)
 	left := map[string]string{"control": "Srw-rw-rw-", "control_lock": "-rw-rw-rw-", "control_privileged": "Srwxr-xr-x"}
 	all := map[string]string{"log": "prwxrwxrwx", "nvidia-cuda-mps-control.pid": "-rw-rw-rw-"}
-	for name, mode := range left {
-		all[name] = mode
-	}
+	maps.Copy(all, left)
 	if diff := cmp.Diff(all, list()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
