@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -216,13 +218,28 @@ func hostGroups() ([]group, error) {
 	return a.groups, a.err
 }
 
-// removeGroups removes the cgroups of a daemon that has ended.
-func removeGroups(all []group, name string) error {
+// removeGroups removes the cgroups of a daemon that has ended. A process is in
+// its cgroup for a moment longer than it can be seen to live.
+func removeGroups(ctx context.Context, all []group, name string) error {
 	var errs []error
 	for _, g := range all {
-		if err := os.Remove(g.dir(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := removeEmptied(ctx, g.dir(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove the cgroup of the MPS daemon: %w", err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func removeEmptied(ctx context.Context, dir string) error {
+	for {
+		err := os.Remove(dir)
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
 }

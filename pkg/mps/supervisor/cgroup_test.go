@@ -1,12 +1,17 @@
 package supervisor
 
 import (
+	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestParseGroups(t *testing.T) {
@@ -154,4 +159,36 @@ func TestDaemonLeavesThePodsCgroup(t *testing.T) {
 		}
 	}
 	n.kill()
+}
+
+// A cgroup is removed once its last process has left it, and not given up while
+// there is one.
+func TestCgroupThatEmptiesLate(t *testing.T) {
+	dirs := podCgroup(t)
+	process := exec.Command("sleep", "1000")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	end := sync.OnceFunc(func() {
+		_ = process.Process.Kill()
+		go func() { ended <- process.Wait() }()
+	})
+	defer func() { end(); <-ended }()
+	for _, dir := range dirs {
+		if err := writeControl(filepath.Join(dir, "cgroup.procs"), itoa(process.Process.Pid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := removeEmptied(over, dirs[0]); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("with a process in it: %v", err)
+	}
+	end()
+	for _, dir := range dirs {
+		if err := removeEmptied(t.Context(), dir); err != nil {
+			t.Error(err)
+		}
+	}
 }

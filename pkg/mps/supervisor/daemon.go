@@ -21,6 +21,8 @@ const (
 	// what the kernel gets to end them.
 	quitTime = 2500 * time.Millisecond
 	killTime = 2 * time.Second
+	// emptyTime is what processes that have ended get to leave their cgroups.
+	emptyTime = 500 * time.Millisecond
 	// steadyTime is how long a daemon has to live for its next death to be its
 	// first.
 	steadyTime = time.Minute
@@ -301,7 +303,9 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := removeGroups(all, name); err != nil {
+	emptied, cancel := context.WithTimeout(context.WithoutCancel(ctx), emptyTime)
+	defer cancel()
+	if err := removeGroups(emptied, all, name); err != nil {
 		return err
 	}
 	s.cfg.Step("stop.ungrouped")
