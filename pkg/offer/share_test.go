@@ -1,0 +1,81 @@
+package offer_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// TestSharesThatCannotBe goes through what of plans for shares and replicas
+// can't be carried out, and expects to read why, and what to do.
+func TestSharesThatCannotBe(t *testing.T) {
+	poor := func(mib int64) func(*gpu.GPU) { return func(g *gpu.GPU) { g.MemoryBytes = mib << 20 } }
+	for name, tc := range map[string]struct {
+		gpu       func(*gpu.GPU) // from an H100 that nobody has touched
+		plan      offer.Plan
+		single    bool // a server without consumable capacity
+		allocated []string
+		want      offered
+	}{
+		"MPS, others switched MIG on":                {gpu: on, plan: equalShares(2), want: offered{Problem: "(spec.plan.partitioned.mps)"}},
+		"MPS, others made an instance":               {gpu: other("3g.40gb", 4), plan: bySize("1Gi", 2), want: offered{Devices: "3g40gb-4", Problem: "others have put it into MIG mode"}},
+		"in turn, others made an instance":           {gpu: other("3g.40gb", 4), plan: inTurn(2), want: offered{Devices: "3g40gb-4", Problem: "can't be time-sliced"}},
+		"MPS, no MIG":                                {gpu: func(g *gpu.GPU) { g.MIG = nil }, plan: equalShares(2), want: offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
+		"MPS, tables that make no sense":             {gpu: func(g *gpu.GPU) { g.MIG.Profiles[3].MaxInstances = -1 }, plan: equalShares(2), want: offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2", Problem: "make no sense"}},
+		"too little memory":                          {gpu: poor(130), plan: equalShares(4), want: offered{Devices: "whole", Problem: "Plan fewer (spec.plan.mps)"}},
+		"too little memory, by size":                 {gpu: poor(128), plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "too little memory"}},
+		"less memory than a step":                    {gpu: poor(1000), plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "is less than spec.plan.mps.consumable.memoryStep, 1Gi"}},
+		"a step of one byte":                         {gpu: poor(130), plan: bySize("1", 2), want: offered{Devices: "whole mps", Counters: "shares=1"}},
+		"a step that is rounded up beyond all of it": {gpu: poor(129), plan: bySize("1048577", 2), want: offered{Devices: "whole", Problem: "memoryStep"}},
+		"more replicas than there is room for":       {plan: inTurn(64), want: offered{Devices: strings.Join(numbered("ts64-%d", 64), " "), Problem: "beside 64 replicas"}},
+		"as many replicas as there is room for":      {plan: inTurn(63), want: offered{Devices: "whole " + strings.Join(numbered("ts63-%d", 63), " "), Counters: "replicas=63"}},
+		"partitions, no MIG":                         {gpu: func(g *gpu.GPU) { g.MIG = nil }, plan: sharedParts(2), want: offered{Devices: "whole", Problem: "no MIG"}},
+		"partitions with too little memory": {gpu: func(g *gpu.GPU) { g.MIG.Profiles[0].MemoryBytes = 130 << 20 }, plan: sharedParts(4, "1g.10gb", "3g.40gb"),
+			want: offered{Devices: "whole 3g40gb-0-mps 3g40gb-4-mps", Counters: "memory-slices-0-4=2", Problem: "Profile 1g.10gb has too little memory for 4 MPS shares"}},
+		"others' instances are shared too": {gpu: other("3g.40gb", 4), plan: sharedParts(2, "3g.40gb"), want: offered{Devices: "3g40gb-4-mps 3g40gb-0-mps"}},
+		"on demand, one at a time":         {plan: sharedParts(2, "3g.40gb"), single: true, want: offered{Devices: "whole", Problem: "DRAConsumableCapacity"}},
+		"layout, more shares than there is room for": {plan: sharedLayout(48, "1g.10gb", "1g.10gb", "3g.40gb"), single: true,
+			want: offered{Devices: strings.Join(append(numbered("1g10gb-4-mps48-%d", 48), numbered("1g10gb-5-mps48-%d", 48)...), " "), Problem: "144 MPS shares"}},
+		"a share of a partition that isn't listed": {plan: equalShares(2), allocated: []string{"1g18gb-0-mps"}, want: offered{Problem: "gpu-00000001-mig-1g18gb-0-mps, which a claim has"}},
+		"a share that claims have, then one at a time": {plan: sharedParts(2, "3g.40gb"), single: true, allocated: []string{"3g40gb-4-mps"},
+			want: offered{Devices: "whole 3g40gb-4-mps", Leftover: "3g40gb-4-mps", Counters: "memory-slice-4=1", Problem: "DRAConsumableCapacity"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node(t, "h100-80gb", 1)
+			if tc.gpu != nil {
+				tc.gpu(&n.GPUs[0])
+			}
+			o := offer.Options{Counters: true, Multiple: !tc.single, Plan: func(gpu.GPU) offer.Plan { return tc.plan }}
+			for _, a := range tc.allocated {
+				o.Allocated = append(o.Allocated, long(a))
+			}
+			got := offer.Build(n, o)[0]
+			checkProblem(t, got.Problems, tc.want.Problem)
+			tc.want.Problem = ""
+			checkLeftover(t, got)
+			checkRoom(t, got)
+			for _, d := range got.Devices {
+				checkLimits(t, d)
+				if tc.single && d.AllowMultipleAllocations != nil {
+					t.Errorf("device %s: the server would drop that it can be given several times", d.Name)
+				}
+			}
+			if diff := cmp.Diff(tc.want, inShort(got)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func numbered(format string, n int) []string {
+	var out []string
+	for i := range n {
+		out = append(out, fmt.Sprintf(format, i))
+	}
+	return out
+}
