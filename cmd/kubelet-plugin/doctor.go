@@ -19,8 +19,9 @@ import (
 )
 
 const doctorHelp = `Compare what this node's plugin has written down (the journal), what container
-runtimes read (the CDI directory) and what is there (the GPUs and their MIG
-instances), and say what doesn't fit, where, and what to do about it.
+runtimes read (the CDI directory) and what is there (the GPUs, their MIG
+instances and settings, and MPS daemons), and say what doesn't fit, where, and
+what to do about it.
 
 It changes nothing and disturbs nobody: run it whenever you like, whether the
 plugin runs or not. What a pod that is just starting or ending leaves
@@ -71,7 +72,7 @@ func doctorCommand() *cobra.Command {
 	plugin := pflag.NewFlagSet("kubelet-plugin", pflag.ContinueOnError)
 	cfg.AddFlags(plugin)
 	adopt(plugin, commandLine(1))
-	for _, name := range []string{"host-root", "driver-root", "data-dir", "cdi-dir"} {
+	for _, name := range []string{"host-root", "driver-root", "data-dir", "cdi-dir", "mps-socket"} {
 		cmd.Flags().AddFlag(plugin.Lookup(name))
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
@@ -113,7 +114,7 @@ func writeReport(w io.Writer, r doctor.Report, format string) error {
 	for _, f := range r.Findings {
 		writeFinding(&b, f)
 	}
-	fmt.Fprintf(&b, "%s, %s, %s made by this driver: ", count(r.GPUs, "GPU"), count(r.Claims, "claim"), count(r.Instances, "MIG instance"))
+	fmt.Fprintf(&b, "%s, %s, %s and %s made by this driver: ", count(r.GPUs, "GPU"), count(r.Claims, "claim"), count(r.Instances, "MIG instance"), count(r.Daemons, "MPS daemon"))
 	if r.Healthy {
 		b.WriteString("nothing is wrong.\n")
 	} else {

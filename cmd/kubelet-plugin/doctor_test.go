@@ -42,7 +42,7 @@ func TestAdopt(t *testing.T) {
 }
 
 func TestWriteReport(t *testing.T) {
-	report := doctor.Report{Looks: 3, Claims: 1, GPUs: 2, Instances: 1, Findings: []doctor.Finding{
+	report := doctor.Report{Looks: 3, Claims: 1, GPUs: 2, Instances: 1, Daemons: 2, Findings: []doctor.Finding{
 		{Level: doctor.Trouble, Check: "two-holders", What: "it is so", Do: "mend it", Claim: "default/trainer", GPU: "GPU-1"},
 		{Level: doctor.Note, Check: "instance-of-others", What: "so it is", Path: "/a/file"},
 	}}
@@ -53,13 +53,14 @@ func TestWriteReport(t *testing.T) {
           do      mend it
 NOTE      instance-of-others: so it is
           file    /a/file
-2 GPUs, 1 claim, 1 MIG instance made by this driver: the same trouble in each of 3 looks (if pods start or end here just now, ask again).
+2 GPUs, 1 claim, 1 MIG instance and 2 MPS daemons made by this driver: the same trouble in each of 3 looks (if pods start or end here just now, ask again).
 `,
 		"json": `{
   "healthy": false,
   "looks": 3,
   "claims": 1,
   "instances": 1,
+  "daemons": 2,
   "gpus": 2,
   "findings": [
     {

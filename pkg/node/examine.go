@@ -10,12 +10,13 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Examine compares the journal, the CDI directory and the hardware of the node
+// Examine compares the journal, the CDI directory, the MPS daemons and the hardware of the node
 // whose plugin has the configuration's directories and roots; nothing else of
 // it is used. It changes nothing and doesn't disturb a plugin that runs.
 func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, error) {
@@ -25,9 +26,15 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
 	n := doctor.Node{Journal: filepath.Join(cfg.DataDir, journalDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID}
+	daemons, err := mps.Dial(cfg.MPSSocket)
+	if err != nil {
+		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)
+	}
+	shared := shared{ctx: ctx, daemons: daemons, socket: cfg.MPSSocket}
+	n.MPSDir = filepath.Join(filepath.Dir(cfg.MPSSocket), mpsDaemonsDir)
 	root, session, err := openDriver(host, cfg.DriverRoot)
 	if err != nil {
-		n.NoHardware = err
+		n.NoHardware, n.Sharing = err, shared
 		return doctor.Examine(ctx, n, o)
 	}
 	defer func() {
@@ -36,6 +43,8 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 		}
 	}()
 	n.Hardware, n.Capabilities = session, filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities")
+	shared.session, shared.smi = session, nvidiaSMI(host, root)
+	n.Sharing = shared
 	return doctor.Examine(ctx, n, o)
 }
 

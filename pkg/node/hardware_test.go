@@ -13,14 +13,15 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
-	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
 var installed nodetest.Driver
@@ -53,6 +54,7 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 	h = &hardware{
 		nodeName: "node-0", host: host, reporter: reporter,
 		partitions: partition.New(partition.Options{Journal: j, BootID: "boot"}),
+		sharing:    sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
 		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
 		arrived:    func(context.Context) { arrivals <- struct{}{} },

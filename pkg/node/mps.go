@@ -6,9 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // nvidiaSMI runs the driver's nvidia-smi as the host would.
@@ -41,4 +45,41 @@ func mpsRemains(socket string) func() ([]string, error) {
 		}
 		return names, nil
 	}
+}
+
+// shared is what GPUs are shared through, as the doctor asks for it.
+type shared struct {
+	ctx     context.Context //nolint:containedctx // of one examination
+	daemons sharing.Daemons
+	socket  string
+	// session and smi are nil where there is no driver.
+	session *nvml.Session
+	smi     sharing.SMI
+}
+
+// askWithin bounds each question.
+const askWithin = 10 * time.Second
+
+func (s shared) Daemons() ([]mps.State, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, askWithin)
+	defer cancel()
+	return s.daemons.List(ctx)
+}
+
+func (s shared) Remains() ([]string, error) { return mpsRemains(s.socket)() }
+
+func (s shared) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
+	if s.session == nil {
+		return "", nvml.ErrDriverNotLoaded
+	}
+	return s.session.ComputeMode(uuid)
+}
+
+func (s shared) TimeSlice(uuid gpu.UUID) (string, error) {
+	if s.smi == nil {
+		return "", nvml.ErrDriverNotLoaded
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, askWithin)
+	defer cancel()
+	return sharing.ReadTimeSlice(ctx, s.smi, uuid)
 }

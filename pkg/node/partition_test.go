@@ -17,13 +17,15 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
-	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -37,9 +39,10 @@ func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
 // divided is a plugin without a kubelet and an API server, on the pretended host.
 type divided struct {
 	*plugin
-	ctx    context.Context
-	cdi    string
-	reread chan struct{} // one for each reading of the facts after the first
+	ctx     context.Context
+	cdi     string
+	daemons *nodetest.Daemons
+	reread  chan struct{} // one for each reading of the facts after the first
 }
 
 // startDivided runs the plugin's parts that have to do with hardware. end ends
@@ -48,7 +51,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Helper()
 	h, _ := newHardware(t)
 	_, ctx := ktesting.NewTestContext(t)
-	d = &divided{cdi: t.TempDir(), reread: make(chan struct{}, 1000)}
+	d = &divided{cdi: t.TempDir(), daemons: nodetest.NewDaemons(h.host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000)}
 	dir := t.TempDir()
 	j, err := journal.Open(dir, nil)
 	if err != nil {
@@ -56,10 +59,11 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	}
 	t.Cleanup(func() { j.Close() })
 	h.partitions = partition.New(partition.Options{Journal: j, BootID: "boot"})
+	h.sharing = sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true})
 	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
-	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, hardware: h, cfg: Config{DataDir: dir}}
+	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, sharing: h.sharing, hardware: h, cfg: Config{DataDir: dir}}
 	d.preparer = prepare.New(prepare.Options{
-		Journal: d.journal, CDI: d.specs, Inventory: h.reporter, Partitions: d.partitions, Holders: leaving{},
+		Journal: d.journal, CDI: d.specs, Inventory: h.reporter, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
 		Driver: DriverName, Pool: "node-0", BootID: "boot",
 	})
 	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware
@@ -75,6 +79,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		}
 	})
 	parts.Go(func() { d.partitions.Run(running) })
+	parts.Go(func() { d.sharing.Run(running) })
 	end = sync.OnceFunc(func() { cancel(); parts.Wait() })
 	t.Cleanup(end)
 	<-h.first
@@ -136,7 +141,8 @@ func (d *divided) checkWithDoctor(t *testing.T) {
 	root, session := d.another(t)
 	r, err := doctor.Check(doctor.Node{
 		Journal: d.cfg.DataDir, CDI: d.cdi, Host: hostFS{d.hardware.host}, BootID: "boot", Hardware: session,
-		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"),
+		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: d.daemons.Dir,
+		Sharing: shared{ctx: d.ctx, daemons: d.daemons, socket: filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir), "s"), session: session, smi: nvidiaSMI(d.hardware.host, root)},
 	})
 	if err != nil {
 		t.Fatal(err)

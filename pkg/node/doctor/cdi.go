@@ -25,8 +25,9 @@ const restart = "restart the plugin's pod on this node: at its start it writes a
 
 // specDevice is a CDI device of a claim.
 type specDevice struct {
-	path  string // of the spec
-	nodes []*specs.DeviceNode
+	path   string // of the spec
+	nodes  []*specs.DeviceNode
+	mounts []*specs.Mount
 }
 
 // readSpecs reads this driver's specs, and tells what is wrong in each alone.
@@ -67,7 +68,7 @@ func (l *look) readSpec(path string) error {
 	for _, d := range spec.Devices {
 		l.checkPaths(path, d.Name, &d.ContainerEdits)
 		if spec.Kind == claimKind {
-			l.specs[d.Name] = specDevice{path: path, nodes: d.ContainerEdits.DeviceNodes}
+			l.specs[d.Name] = specDevice{path: path, nodes: d.ContainerEdits.DeviceNodes, mounts: d.ContainerEdits.Mounts}
 		}
 	}
 	return nil

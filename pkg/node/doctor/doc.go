@@ -1,6 +1,6 @@
 // Package doctor looks at a node from outside and says what isn't as it must
-// always be (docs/state.md): the journal, the CDI directory and the hardware
-// are compared with each other, each way. Every finding says what it is, where,
+// always be (docs/state.md): the journal, the CDI directory, the MPS daemons and the
+// hardware are compared with each other, each way. Every finding says what it is, where,
 // and what to do about it.
 //
 // It changes nothing, takes no lock and needs no running plugin, so it can be

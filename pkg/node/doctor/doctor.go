@@ -34,6 +34,10 @@ type Node struct {
 	// Capabilities is the directory of the driver's MIG capabilities on the host,
 	// such as /proc/driver/nvidia/capabilities.
 	Capabilities string
+	// Sharing is nil where nothing is shared; MPSDir is the directory with one for
+	// each MPS daemon.
+	Sharing Sharing
+	MPSDir  string
 }
 
 // Options say how sure Examine makes itself.
@@ -85,11 +89,13 @@ func Check(n Node) (Report, error) {
 	l.checkHolders()
 	l.checkSpecs()
 	l.checkHardware()
+	l.checkSharing()
 	slices.SortFunc(l.findings, order)
 	r := Report{Claims: len(l.journal.Claims), GPUs: len(l.gpus), Findings: slices.Compact(l.findings)}
 	for _, g := range l.journal.GPUs {
 		r.Instances += len(g.Partitions)
 	}
+	r.Daemons = l.daemons
 	if r.Findings == nil {
 		r.Findings = []Finding{}
 	}
@@ -106,6 +112,7 @@ type look struct {
 	gpus     []gpu.GPU
 	migs     map[gpu.UUID]gpu.MIG // of the GPUs that have MIG
 	names    *gpu.Names           // nil where no GPU answers
+	daemons  int                  // of MPS
 	findings []Finding
 }
 

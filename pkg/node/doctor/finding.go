@@ -68,9 +68,11 @@ type Report struct {
 	Healthy bool `json:"healthy"`
 	// Looks is how often it took to be sure.
 	Looks int `json:"looks"`
-	// Claims and Instances in the journal, and GPUs that answered.
+	// Claims and Instances in the journal, MPS daemons that the supervisor has, and
+	// GPUs that answered.
 	Claims    int `json:"claims"`
 	Instances int `json:"instances"`
+	Daemons   int `json:"daemons"`
 	GPUs      int `json:"gpus"`
 	// Findings, those that matter most first.
 	Findings []Finding `json:"findings"`

@@ -195,7 +195,7 @@ func (p *gpuLook) checkClaims() {
 				continue
 			}
 			base := Finding{Level: Trouble, GPU: g.GPU, Claim: claimName(r), Device: string(g.Device)}
-			if want, ok := g.Of().(gpu.Partition); ok {
+			if want, ok := g.Base().(gpu.Partition); ok {
 				p.checkHeld(base, r, g, want)
 			} else if p.mig.Enabled && !g.Admin {
 				base.Check, base.What = "whole-gpu-in-mig-mode", "a claim holds the whole GPU, which is in MIG mode: CUDA doesn't work there"
@@ -219,7 +219,7 @@ func (p *gpuLook) checkHeld(base Finding, r journal.Record, g journal.Grant, wan
 		}
 		return
 	}
-	if d, ok := p.specs[r.ClaimUID+"-"+string(g.Device)]; ok && p.mig.Instances[at].UUID != "" {
+	if d, ok := p.specs[r.ClaimUID+"-"+string(g.Name())]; ok && p.mig.Instances[at].UUID != "" {
 		p.checkCapabilities(base, d, p.mig.Instances[at])
 	}
 }
@@ -241,11 +241,11 @@ func (p *gpuLook) checkMode() {
 	p.add(f)
 }
 
-// holder is a claim that holds exactly the partition now.
+// holder is a claim that has exactly the partition now, or a share of it.
 func (p *gpuLook) holder(d gpu.Partition) (string, bool) {
 	for _, r := range p.journal.Claims {
 		for _, g := range r.Grants {
-			if !g.Admin && g.Of() == gpu.Device(d) && p.holds(r) {
+			if !g.Admin && g.Base() == gpu.Device(d) && p.holds(r) {
 				return claimName(r), true
 			}
 		}

@@ -118,6 +118,12 @@ func (s *scanned[R]) add(dir, name string) error {
 	return nil
 }
 
+// SettingsFile is where the journal in dir has the GPU's settings, if there are
+// some.
+func SettingsFile(dir string, uuid gpu.UUID) string {
+	return filepath.Join(dir, settingsDir, string(uuid)+recordSuffix)
+}
+
 // GPUFile is where the journal in dir has the GPU's record, if there is one.
 func GPUFile(dir string, uuid gpu.UUID) string {
 	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)

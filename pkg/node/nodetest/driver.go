@@ -49,18 +49,27 @@ func fail(err error) int {
 	return 1
 }
 
-// Build builds the simulator's library in a directory under dir.
+// program is beside the library what becomes nvidia-smi.
+const program = "nvmlsim"
+
+// Build builds the simulator's library, and its program beside it, in a directory
+// under dir.
 func Build(dir string) (string, error) {
 	library := filepath.Join(dir, "build", "libnvidia-ml.so.1")
 	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", library, "github.com/tessera-dra/tessera/cmd/nvmlsim/lib")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the library: %w\n%s", err, out)
 	}
+	build = exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(library), program), "github.com/tessera-dra/tessera/cmd/nvmlsim")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs with the pretended host as its root
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the program: %w\n%s", err, out)
+	}
 	return library, nil
 }
 
 // Install lays a machine out on a pretended host. Machines of one name have the
-// same GPUs.
+// same GPUs. The library is as Build has made it.
 func Install(host, library, machine, name string) (Driver, error) {
 	d := Driver{Host: host, Root: "/run/nvidia/driver"}
 	spec, err := nvmlsim.ParseSpec([]byte(machine))
@@ -70,10 +79,7 @@ func Install(host, library, machine, name string) (Driver, error) {
 	if d.Machine, err = nvmlsim.Describe(spec, name); err != nil {
 		return d, err
 	}
-	smi, err := os.Executable() // nobody runs it here
-	if err != nil {
-		return d, err
-	}
+	smi := filepath.Join(filepath.Dir(library), program)
 	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, d.Root), Machine: d.Machine, Library: library, SMI: smi})
 }
 

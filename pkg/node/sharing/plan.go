@@ -2,17 +2,10 @@ package sharing
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
-
-// claimPrefix starts the name of a daemon that is one claim's.
-const claimPrefix = "claim-"
-
-// shareInfix ends what a share's name has of its base's.
-const shareInfix = "-mps"
 
 // plan is what claims need, by the journal.
 type plan struct {
@@ -66,7 +59,7 @@ func (p *plan) add(r journal.Record) {
 		if g.Admin {
 			continue
 		}
-		if name := daemonOf(r, g); name != "" {
+		if name := r.Daemon(g); name != "" {
 			p.addDaemon(name, g)
 		}
 		if g.TimeSlice != "" {
@@ -75,20 +68,6 @@ func (p *plan) add(r journal.Record) {
 		if g.Replica != nil {
 			p.replicas[g.GPU] = true
 		}
-	}
-}
-
-// daemonOf is the name of the daemon that the grant needs; empty where it needs
-// none.
-func daemonOf(r journal.Record, g journal.Grant) string {
-	switch {
-	case g.MPS == nil || g.Admin:
-		return ""
-	case g.Share == nil:
-		return claimPrefix + r.ClaimUID
-	default:
-		name := string(g.Device)
-		return name[:max(0, strings.LastIndex(name, shareInfix))]
 	}
 }
 
@@ -117,13 +96,11 @@ func loosest[N int | int64](a, b N) N {
 }
 
 func (p *plan) addUnknown(r journal.Record) {
-	p.unknown.daemons[claimPrefix+r.ClaimUID] = true
+	p.unknown.daemons[r.OwnDaemonName()] = true
 	p.unknown.all = p.unknown.all || len(r.Grants) == 0
 	for _, g := range r.Grants {
 		p.unknown.gpus[g.GPU] = true
-		if i := strings.LastIndex(string(g.Device), shareInfix); i >= 0 {
-			p.unknown.daemons[string(g.Device)[:i]] = true
-		}
+		p.unknown.daemons[g.SharedDaemonName()] = true
 	}
 }
 

@@ -47,7 +47,7 @@ func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]
 	}
 	clients, states := map[gpu.DeviceName]*gpu.MPSClient{}, map[string]mps.State{}
 	for _, g := range r.Grants {
-		name := daemonOf(r, g)
+		name := r.Daemon(g)
 		if name == "" || !slices.Contains(v.uuids, g.GPU) {
 			continue
 		}
@@ -69,7 +69,7 @@ func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]
 func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	var names []string
 	for _, g := range r.Grants {
-		name := daemonOf(r, g)
+		name := r.Daemon(g)
 		if name != "" && r.BootID == v.m.BootID && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
 			names = append(names, name) // those of another boot are gone
 		}

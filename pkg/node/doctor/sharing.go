@@ -1,0 +1,331 @@
+package doctor
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// Sharing answers for what GPUs are shared through.
+type Sharing interface {
+	// Daemons that the node's MPS supervisor has.
+	Daemons() ([]mps.State, error)
+	// Remains are the names of the daemons that the supervisor has a directory of.
+	Remains() ([]string, error)
+	// ComputeMode of a GPU as it is now; an error where it has none.
+	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
+	// TimeSlice of a GPU as it is now; an error where it has none.
+	TimeSlice(uuid gpu.UUID) (string, error)
+}
+
+// defaultTimeSlice is the interval that a driver starts with.
+const defaultTimeSlice = "Default"
+
+// What to do about what the plugin looks after by itself.
+const (
+	askPlugin     = "the plugin tries it again within a minute, and its log says what stands against it"
+	askSupervisor = "look at the node's pod of the DaemonSet tessera-mps: it starts the daemons"
+)
+
+// sharingLook is what is known of what GPUs are shared through.
+type sharingLook struct {
+	*look
+	// needed are the daemons that claims need, by name.
+	needed  map[string]*neededDaemon
+	daemons map[string]mps.State
+	// intervals that claims ask for, and GPUs that claims have replicas of.
+	intervals map[gpu.UUID]string
+	replicas  map[gpu.UUID]bool
+	// unsure: a claim whose record can't be read may need anything.
+	unsure bool
+}
+
+// neededDaemon is a daemon that claims need.
+type neededDaemon struct {
+	claims  []string
+	devices []gpu.Device
+	threads int
+	memory  []int64
+}
+
+// checkSharing compares the claims' records with the daemons and the GPUs'
+// settings, both ways.
+func (l *look) checkSharing() {
+	if l.Sharing == nil {
+		return
+	}
+	s := sharingLook{
+		look: l, needed: map[string]*neededDaemon{}, daemons: map[string]mps.State{},
+		intervals: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}, unsure: len(l.journal.Unreadable) > 0,
+	}
+	for _, r := range l.journal.Claims {
+		if l.holds(r) {
+			s.need(r)
+		}
+	}
+	if s.readDaemons() {
+		l.daemons = len(s.daemons)
+		s.checkDaemons()
+		s.checkReached()
+	}
+	for _, u := range l.journal.UnreadableSettings {
+		l.add(Finding{
+			Level: Leftover, Check: "settings-record-unreadable", GPU: u.GPU, Path: u.Path,
+			What: fmt.Sprintf("what the GPU's compute mode and time slice were before claims needed others can't be read (%v); they will be put back to what a driver starts with", u.Err),
+		})
+	}
+	for _, g := range l.gpus {
+		s.checkSettings(g.UUID)
+	}
+}
+
+func (s *sharingLook) need(r journal.Record) {
+	for _, g := range r.Grants {
+		if g.Admin {
+			continue
+		}
+		if g.TimeSlice != "" {
+			s.intervals[g.GPU] = g.TimeSlice
+		}
+		s.replicas[g.GPU] = s.replicas[g.GPU] || g.Replica != nil
+		name := r.Daemon(g)
+		if name == "" {
+			continue
+		}
+		d := s.needed[name]
+		if d == nil {
+			d = &neededDaemon{threads: g.MPS.ThreadPercentage}
+			s.needed[name] = d
+		}
+		d.take(claimName(r), g)
+	}
+}
+
+// take takes a grant into what is needed.
+func (d *neededDaemon) take(claim string, g journal.Grant) {
+	loosest := func(a, b int64) int64 {
+		if a == 0 || b == 0 {
+			return 0
+		}
+		return max(a, b)
+	}
+	if !slices.Contains(d.claims, claim) {
+		d.claims = append(d.claims, claim)
+	}
+	d.threads = int(loosest(int64(d.threads), int64(g.MPS.ThreadPercentage)))
+	if i := slices.Index(d.devices, g.Base()); i >= 0 {
+		d.memory[i] = loosest(d.memory[i], g.MPS.MemoryMiB)
+		return
+	}
+	d.devices, d.memory = append(d.devices, g.Base()), append(d.memory, g.MPS.MemoryMiB)
+}
+
+// readDaemons says whether the supervisor has answered.
+func (s *sharingLook) readDaemons() bool {
+	states, err := s.Sharing.Daemons()
+	if err == nil {
+		for _, d := range states {
+			s.daemons[d.Name] = d
+		}
+		return true
+	}
+	if len(s.needed) > 0 {
+		s.add(Finding{
+			Level: Trouble, Check: "mps-supervisor-away", Path: s.MPSDir, Do: askSupervisor,
+			What: fmt.Sprintf("claims need MPS daemons (%s), and nobody looks after them: %v; those that run go on", strings.Join(slices.Sorted(maps.Keys(s.needed)), ", "), err),
+		})
+	}
+	remains, _ := s.Sharing.Remains()
+	for _, name := range remains {
+		if s.needed[name] == nil && !s.unsure {
+			s.add(Finding{
+				Level: Trouble, Check: "mps-daemon-without-claim", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name), Do: askSupervisor,
+				What: "an MPS daemon that no claim needs may be running, and the supervisor, which could stop it, doesn't answer",
+			})
+		}
+	}
+	return false
+}
+
+func (s *sharingLook) checkDaemons() {
+	for name, need := range s.needed {
+		base := Finding{Level: Trouble, GPU: need.devices[0].Parent(), Device: name, Claim: need.claims[0], Path: filepath.Join(s.MPSDir, name)}
+		have, ok := s.daemons[name]
+		switch {
+		case !ok:
+			base.Check, base.What, base.Do = "mps-daemon-missing", "the claim's containers need an MPS daemon that isn't there: CUDA fails in them", askPlugin
+			s.add(base)
+		case have.Phase != mps.Running:
+			base.Check, base.Do = "mps-daemon-failed", askSupervisor+", and its log says why this one doesn't run"
+			base.What = fmt.Sprintf("the MPS daemon that the claim's containers need is %s: %s", strings.ToLower(string(have.Phase)), have.Message)
+			s.add(base)
+		default:
+			s.checkDaemon(base, *need, have)
+		}
+	}
+	for name := range s.daemons {
+		if s.needed[name] == nil && !s.unsure {
+			s.add(Finding{
+				Level: Trouble, Check: "mps-daemon-without-claim", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name),
+				What: "an MPS daemon runs that no claim needs", Do: "restart the plugin's pod on this node: it has it stopped",
+			})
+		}
+	}
+	remains, _ := s.Sharing.Remains()
+	for _, name := range remains {
+		if _, ok := s.daemons[name]; !ok {
+			s.add(Finding{
+				Level: Trouble, Check: "mps-directory-left", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name),
+				What: "there is a directory of an MPS daemon that the supervisor doesn't know", Do: "restart the node's pod of the DaemonSet tessera-mps: it stops what it may belong to, and removes it",
+			})
+		}
+	}
+}
+
+// checkDaemon compares a daemon that runs with what claims need of it.
+func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.State) {
+	if _, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(have.PipeDir), "/")); err != nil {
+		base.Check, base.Path, base.Do = "mps-pipe-missing", have.PipeDir, "delete the claim's pods, and those of all claims on the GPU: the daemon is started anew"
+		base.What = "the directory by which containers reach the MPS daemon isn't there, and yet the daemon runs: somebody has removed it"
+		s.add(base)
+	}
+	var want []gpu.UUID
+	for _, d := range need.devices {
+		want = append(want, s.uuidOf(d))
+	}
+	if !slices.Contains(want, "") && !slices.Equal(want, have.Devices) {
+		base.Check, base.Do = "mps-daemon-differs", "delete the claim's pods: the daemon is started anew for the next"
+		base.What = fmt.Sprintf("the claim's containers need an MPS daemon of %v, and this one has %v", want, have.Devices)
+		s.add(base)
+	}
+	if !slices.ContainsFunc(need.memory, func(m int64) bool { return m > 0 }) {
+		need.memory = nil
+	}
+	if threads := func(n int) int { return n % 100 }; threads(have.ThreadPercentage) != threads(need.threads) || !slices.Equal(have.MemoryMiB, need.memory) {
+		base.Level, base.Check, base.Do = Leftover, "mps-limits-differ", ""
+		base.What = fmt.Sprintf("the MPS daemon bounds its clients to %d %% of the threads and %v MiB, and its claims to %d %% and %v", have.ThreadPercentage, have.MemoryMiB, need.threads, need.memory)
+		s.add(base)
+	}
+}
+
+// checkReached tells of claims whose containers don't get the directory of their
+// MPS daemon.
+func (s *sharingLook) checkReached() {
+	for _, r := range s.journal.Claims {
+		for _, g := range r.Grants {
+			daemon, ok := s.daemons[r.Daemon(g)]
+			device, known := s.specs[r.ClaimUID+"-"+string(g.Name())]
+			if !ok || !known || !s.holds(r) || slices.ContainsFunc(device.mounts, func(m *specs.Mount) bool { return m.HostPath == daemon.PipeDir }) {
+				continue
+			}
+			s.add(Finding{
+				Level: Trouble, Check: "cdi-mps-missing", Claim: claimName(r), GPU: g.GPU, Device: string(g.Device), Path: device.path,
+				What: fmt.Sprintf("the CDI spec lacks %s, by which the claim's containers reach their MPS daemon", daemon.PipeDir), Do: restart + "; then delete the claim's pods",
+			})
+		}
+	}
+}
+
+// uuidOf is what a daemon sees of a device; empty where it isn't there.
+func (s *sharingLook) uuidOf(d gpu.Device) gpu.UUID {
+	p, ok := d.(gpu.Partition)
+	if !ok {
+		return d.Parent()
+	}
+	instances := s.migs[p.GPU].Instances
+	if i := slices.IndexFunc(instances, func(i gpu.Instance) bool { return sits(i, p) }); i >= 0 {
+		return instances[i].UUID
+	}
+	return ""
+}
+
+// gpuOf is the GPU that a daemon is named by, if it is.
+func (s *sharingLook) gpuOf(daemon string) gpu.UUID {
+	if s.names == nil {
+		return ""
+	}
+	uuid, _ := s.names.Parent(gpu.DeviceName(daemon))
+	return uuid
+}
+
+// settings is what is remembered of a GPU's settings.
+func (s *sharingLook) settings(uuid gpu.UUID) (journal.Settings, bool) {
+	i := slices.IndexFunc(s.journal.Settings, func(r journal.Settings) bool { return r.GPU == uuid })
+	if i < 0 {
+		return journal.Settings{}, false
+	}
+	return s.journal.Settings[i], true
+}
+
+// checkSettings compares a GPU's settings with what is remembered of them and
+// with what claims need.
+func (s *sharingLook) checkSettings(uuid gpu.UUID) {
+	r, recorded := s.settings(uuid)
+	if recorded && r.BootID != s.BootID {
+		s.add(Finding{
+			Level: Leftover, Check: "settings-record-of-earlier-boot", GPU: uuid, Path: journal.SettingsFile(s.Journal, uuid),
+			What: "the journal remembers settings from before the last reboot, which the driver has forgotten; the plugin drops it at its start",
+		})
+		r = journal.Settings{}
+	}
+	s.checkMode(uuid, r.ComputeModeBefore)
+	s.checkTimeSlice(uuid, r.TimeSliceBefore)
+}
+
+func (s *sharingLook) checkMode(uuid gpu.UUID, before string) {
+	needed := false
+	for _, d := range s.needed {
+		needed = needed || slices.Contains(d.devices, gpu.Device(gpu.Whole{GPU: uuid}))
+	}
+	mode, err := s.Sharing.ComputeMode(uuid)
+	f := Finding{GPU: uuid, Level: Leftover}
+	switch {
+	case before != "" && !needed && !s.unsure:
+		f.Check, f.Path = "compute-mode-for-nothing", journal.SettingsFile(s.Journal, uuid)
+		f.What = fmt.Sprintf("the compute mode was changed for claims that are gone; it is %s, was %s, and is about to be put back", mode, before)
+	case err != nil:
+		return
+	case needed && before != "" && mode != nvml.ComputeExclusiveProcess:
+		f.Level, f.Check, f.Do = Trouble, "compute-mode-changed", fmt.Sprintf("have whoever set it leave it alone, and set it again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", uuid)
+		f.What = fmt.Sprintf("the GPU has an MPS daemon, and somebody has set its compute mode to %s: programs that aren't the daemon's clients aren't kept off it any more", mode)
+	case before == "" && mode != nvml.ComputeDefault:
+		f.Level, f.Check = Note, "compute-mode-of-others"
+		f.What = fmt.Sprintf("somebody else has set the compute mode to %s; it is left so", mode)
+	default:
+		return
+	}
+	s.add(f)
+}
+
+func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
+	want := s.intervals[uuid]
+	needed := want != "" || s.replicas[uuid]
+	now, err := s.Sharing.TimeSlice(uuid)
+	f := Finding{GPU: uuid, Level: Leftover}
+	switch {
+	case before != "" && !needed && !s.unsure:
+		f.Check, f.Path = "time-slice-for-nothing", journal.SettingsFile(s.Journal, uuid)
+		f.What = fmt.Sprintf("the time slice was changed for claims that are gone; it is %q, was %q, and is about to be put back", now, before)
+	case err != nil:
+		return
+	case want != "" && want != defaultTimeSlice && now != want:
+		f.Level, f.Check, f.Do = Trouble, "time-slice-changed", "delete the claim's pods: it is set again for the next; and have whoever set it leave it alone"
+		f.What = fmt.Sprintf("a claim asks for the time slice %q, and it is %q", want, now)
+	case before == "" && now != defaultTimeSlice && !needed:
+		f.Level, f.Check = Note, "time-slice-of-others"
+		f.What = fmt.Sprintf("somebody else has set the time slice to %q; it is left so where claims ask for the default", now)
+	default:
+		return
+	}
+	s.add(f)
+}

@@ -1,0 +1,276 @@
+package doctor_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// shared is what the node's GPUs are shared through.
+type shared struct {
+	daemons map[string]mps.State
+	away    error
+	remains []string
+	modes   map[gpu.UUID]nvml.ComputeMode
+	slices  map[gpu.UUID]string
+}
+
+func (s *shared) Daemons() ([]mps.State, error) {
+	var all []mps.State
+	for _, d := range s.daemons {
+		all = append(all, d)
+	}
+	return all, s.away
+}
+
+func (s *shared) Remains() ([]string, error) { return s.remains, nil }
+
+func (s *shared) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
+	if s.modes[uuid] == "" {
+		return nvml.ComputeDefault, nil
+	}
+	return s.modes[uuid], nil
+}
+
+func (s *shared) TimeSlice(uuid gpu.UUID) (string, error) {
+	switch s.slices[uuid] {
+	case "":
+		return "Default", nil
+	case "none":
+		return "", errors.New("no time slices")
+	default:
+		return s.slices[uuid], nil
+	}
+}
+
+// sharedNode is a node as it should be: two claims share the first GPU, one has a
+// share of a partition of the other.
+type sharedNode struct {
+	*node
+	shared   *shared
+	settings []journal.Settings
+}
+
+func newSharedNode(t *testing.T) *sharedNode {
+	n := &sharedNode{node: newNode(t), shared: &shared{
+		daemons: map[string]mps.State{}, modes: map[gpu.UUID]nvml.ComputeMode{first: nvml.ComputeExclusiveProcess}, slices: map[gpu.UUID]string{},
+	}}
+	clear(n.claims)
+	n.specs = map[string]specs.Spec{"k8s.gpu.nvidia.com-driver.json": n.specs["k8s.gpu.nvidia.com-driver.json"]}
+	n.Sharing, n.MPSDir = n.shared, "/run/mps/d"
+	n.settings = []journal.Settings{{GPU: first, BootID: boot, ComputeModeBefore: "default"}}
+	n.run(mps.Daemon{Name: "gpu-980fb000", Devices: []gpu.UUID{first}, ThreadPercentage: 50, MemoryMiB: []int64{1000}})
+	n.run(mps.Daemon{Name: partName, Devices: []gpu.UUID{"MIG-9"}, ThreadPercentage: 50, MemoryMiB: []int64{100}})
+	share := func(device gpu.DeviceName, uuid gpu.UUID, mib int64) journal.Grant {
+		return journal.Grant{Device: device, GPU: uuid, Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: 50, MemoryMiB: mib}}
+	}
+	n.claim("a", "gpu-980fb000", edits("/dev/nvidia0"), share("gpu-980fb000-mps", first, 500))
+	n.claim("b", "gpu-980fb000", edits("/dev/nvidia0"), share("gpu-980fb000-mps", first, 1000))
+	part := share(partName+"-mps", other, 100)
+	part.Partition = journal.Partition{Profile: "1g.10gb", Start: 2, Size: 1}
+	n.claim("c", partName, withCaps(edits("/dev/nvidia1"), 21, 22), part)
+	return n
+}
+
+// run has a daemon run.
+func (n *sharedNode) run(d mps.Daemon) {
+	n.shared.daemons[d.Name] = mps.State{Daemon: d, Phase: mps.Running, PipeDir: "/run/mps/d/" + d.Name + "/pipe"}
+	n.shared.remains = append(n.shared.remains, d.Name)
+	n.host["run/mps/d/"+d.Name+"/pipe"] = &fstest.MapFile{Mode: os.ModeDir}
+}
+
+// claim has a claim prepared, as a client of a daemon.
+func (n *sharedNode) claim(uid, daemon string, e specs.ContainerEdits, g journal.Grant) {
+	n.claims[uid] = journal.Record{ClaimUID: uid, Namespace: "default", Name: uid, BootID: boot, Grants: []journal.Grant{g}}
+	if daemon != "" {
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: "/run/mps/d/" + daemon + "/pipe", ContainerPath: "/tmp/nvidia-mps"})
+	}
+	n.specs["k8s.gpu.nvidia.com-claim_"+uid+".json"] = claimSpec(uid+"-"+string(g.Device), e)
+}
+
+// unprepare forgets the claim.
+func (n *sharedNode) unprepare(uids ...string) {
+	for _, uid := range uids {
+		delete(n.claims, uid)
+		delete(n.specs, "k8s.gpu.nvidia.com-claim_"+uid+".json")
+	}
+}
+
+func (n *sharedNode) stop(name string) {
+	delete(n.shared.daemons, name)
+	n.shared.remains = nil
+	for name := range n.shared.daemons {
+		n.shared.remains = append(n.shared.remains, name)
+	}
+}
+
+func (n *sharedNode) writeSettings() {
+	n.t.Helper()
+	j, err := journal.Open(n.Journal, nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, s := range n.settings {
+		err = errors.Join(err, j.PutSettings(s))
+	}
+	if err = errors.Join(err, j.Close()); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func TestCheckSharing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before func(n *sharedNode) // changes what is written
+		after  func(t *testing.T, n *sharedNode)
+		want   []string
+	}{
+		"as it should be":        {before: func(*sharedNode) {}, want: []string{}},
+		"nobody asks about MPS":  {before: func(n *sharedNode) { n.Sharing, n.settings = nil, nil }, want: []string{}},
+		"a daemon without claim": {before: func(n *sharedNode) { n.run(mps.Daemon{Name: "claim-x", Devices: []gpu.UUID{other}}) }, want: []string{"trouble mps-daemon-without-claim "}},
+		"daemons of claims that have left": {
+			before: func(n *sharedNode) { n.unprepare("a", "b", "c") },
+			want:   []string{"leftover compute-mode-for-nothing ", "leftover instance-idle ", "trouble mps-daemon-without-claim ", "trouble mps-daemon-without-claim "},
+		},
+		"a daemon that isn't there": {before: func(n *sharedNode) { n.stop(partName) }, want: []string{"trouble mps-daemon-missing default/c"}},
+		"a daemon that failed": {
+			before: func(n *sharedNode) {
+				s := n.shared.daemons[partName]
+				s.Phase = mps.Failed
+				n.shared.daemons[partName] = s
+			},
+			want: []string{"trouble mps-daemon-failed default/c"},
+		},
+		"a daemon of another instance": {
+			before: func(n *sharedNode) {
+				n.stop(partName)
+				n.run(mps.Daemon{Name: partName, Devices: []gpu.UUID{"MIG-8"}, ThreadPercentage: 50, MemoryMiB: []int64{100}})
+			},
+			want: []string{"trouble mps-daemon-differs default/c"},
+		},
+		"other limits": {
+			before: func(n *sharedNode) {
+				n.stop(partName)
+				n.run(mps.Daemon{Name: partName, Devices: []gpu.UUID{"MIG-9"}, MemoryMiB: []int64{100}})
+			},
+			want: []string{"leftover mps-limits-differ default/c"},
+		},
+		"no pipe directory": {
+			before: func(n *sharedNode) { delete(n.host, "run/mps/d/"+partName+"/pipe") },
+			want:   []string{"trouble cdi-path-missing ", "trouble mps-pipe-missing default/c"},
+		},
+		"a directory that nobody knows": {before: func(n *sharedNode) { n.shared.remains = append(n.shared.remains, "gpu-980fb001") }, want: []string{"trouble mps-directory-left "}},
+		"a spec without the pipe": {
+			before: func(n *sharedNode) {
+				n.specs["k8s.gpu.nvidia.com-claim_a.json"] = claimSpec("a-gpu-980fb000-mps", edits("/dev/nvidia0"))
+			},
+			want: []string{"trouble cdi-mps-missing default/a"},
+		},
+		"no supervisor": {
+			before: func(n *sharedNode) { n.shared.away = mps.ErrUnavailable },
+			want:   []string{"trouble mps-supervisor-away "},
+		},
+		"no supervisor, and nobody needs one": {
+			before: func(n *sharedNode) {
+				n.unprepare("a", "b", "c")
+				n.shared.away, n.shared.remains, n.settings, n.shared.modes = mps.ErrUnavailable, nil, nil, nil
+			},
+			want: []string{"leftover instance-idle "},
+		},
+		"no supervisor, and something left": {
+			before: func(n *sharedNode) { n.unprepare("c"); n.shared.away = mps.ErrUnavailable },
+			want:   []string{"leftover instance-idle ", "trouble mps-daemon-without-claim ", "trouble mps-supervisor-away "},
+		},
+		"compute mode set by others": {
+			before: func(n *sharedNode) { n.shared.modes[other] = nvml.ComputeProhibited },
+			want:   []string{"note compute-mode-of-others "},
+		},
+		"compute mode changed by others": {
+			before: func(n *sharedNode) { n.shared.modes[first] = nvml.ComputeDefault },
+			want:   []string{"trouble compute-mode-changed "},
+		},
+		"compute mode found exclusive": {
+			before: func(n *sharedNode) { n.settings = nil },
+			want:   []string{"note compute-mode-of-others "},
+		},
+		"of an earlier boot": {
+			before: func(n *sharedNode) {
+				n.settings = append(n.settings, journal.Settings{GPU: other, BootID: "boot-1", TimeSliceBefore: "Long"})
+			},
+			want: []string{"leftover settings-record-of-earlier-boot "},
+		},
+		"time slice for nothing": {
+			before: func(n *sharedNode) {
+				n.settings = append(n.settings, journal.Settings{GPU: other, BootID: boot, TimeSliceBefore: "Default"})
+				n.shared.slices[other] = "Short"
+			},
+			want: []string{"leftover time-slice-for-nothing "},
+		},
+		"time slice of others": {before: func(n *sharedNode) { n.shared.slices[other] = "Short" }, want: []string{"note time-slice-of-others "}},
+		"no time slices":       {before: func(n *sharedNode) { n.shared.slices[other] = "none" }, want: []string{}},
+		"a claim's time slice": {
+			before: func(n *sharedNode) {
+				n.withSlice("Short")
+				n.shared.slices[first] = "Short"
+			},
+			want: []string{},
+		},
+		"a claim's time slice, changed": {
+			before: func(n *sharedNode) { n.withSlice("Short") },
+			want:   []string{"trouble time-slice-changed "},
+		},
+		"settings damaged": {
+			before: func(*sharedNode) {},
+			after:  func(t *testing.T, n *sharedNode) { truncate(t, journal.SettingsFile(n.Journal, first)) },
+			want:   []string{"leftover settings-record-unreadable ", "note compute-mode-of-others "},
+		},
+		"a claim's file damaged": {
+			before: func(*sharedNode) {},
+			after:  func(t *testing.T, n *sharedNode) { truncate(t, filepath.Join(n.Journal, "c.json")) },
+			want:   []string{"leftover instance-idle ", "trouble claim-record-unreadable c"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newSharedNode(t)
+			tc.before(n)
+			n.write()
+			n.writeSettings()
+			if tc.after != nil {
+				tc.after(t, n)
+			}
+			if diff := cmp.Diff(tc.want, found(t, n.Node)); diff != "" {
+				t.Errorf("findings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// withSlice has the first GPU be given whole with a time slice.
+func (n *sharedNode) withSlice(interval string) {
+	n.unprepare("a", "b")
+	n.stop("gpu-980fb000")
+	n.shared.modes = nil
+	n.settings = []journal.Settings{{GPU: first, BootID: boot, TimeSliceBefore: "Default"}}
+	n.claim("w", "", edits("/dev/nvidia0"), journal.Grant{Device: wholeName, GPU: first, TimeSlice: interval})
+}
+
+func TestReportCountsDaemons(t *testing.T) {
+	n := newSharedNode(t)
+	n.write()
+	n.writeSettings()
+	r, err := doctor.Check(n.Node)
+	if err != nil || r.Daemons != 2 {
+		t.Error(fmt.Errorf("%d daemons: %w", r.Daemons, err))
+	}
+}

@@ -1,0 +1,127 @@
+package nodetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+// Daemons is an MPS supervisor whose daemons are entries in memory, and
+// directories. Its methods are those of *mps.Client.
+type Daemons struct {
+	// Dir has a directory for each daemon; a path of the pretended host, which is at
+	// Host.
+	Host, Dir string
+
+	mu       sync.Mutex
+	away     bool
+	all      map[string]mps.State
+	watchers map[chan struct{}]bool
+}
+
+// NewDaemons makes a supervisor with no daemons.
+func NewDaemons(host, dir string) *Daemons {
+	return &Daemons{Host: host, Dir: dir, all: map[string]mps.State{}, watchers: map[chan struct{}]bool{}}
+}
+
+// SetAway has the supervisor answer no more, or again.
+func (d *Daemons) SetAway(away bool) { _ = d.change(func() error { d.away = away; return nil }) }
+
+// Ensure has the daemon run.
+func (d *Daemons) Ensure(_ context.Context, want mps.Daemon) (mps.State, error) {
+	if err := want.Validate(); err != nil {
+		return mps.State{}, err
+	}
+	s := mps.State{Daemon: want, PID: 1, PipeDir: filepath.Join(d.Dir, want.Name, "pipe"), Phase: mps.Running}
+	return s, d.change(func() error {
+		if d.away {
+			return mps.ErrUnavailable
+		}
+		d.all[want.Name] = s
+		return os.MkdirAll(filepath.Join(d.Host, s.PipeDir), 0o755)
+	})
+}
+
+// Stop stops the daemon.
+func (d *Daemons) Stop(_ context.Context, name string) error {
+	return d.change(func() error {
+		if d.away {
+			return mps.ErrUnavailable
+		}
+		delete(d.all, name)
+		return os.RemoveAll(filepath.Join(d.Host, d.Dir, name))
+	})
+}
+
+// List returns all daemons.
+func (d *Daemons) List(context.Context) ([]mps.State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.away {
+		return nil, mps.ErrUnavailable
+	}
+	var all []mps.State
+	for _, name := range slices.Sorted(maps.Keys(d.all)) {
+		all = append(all, d.all[name])
+	}
+	return all, nil
+}
+
+// Watch tells of all daemons, at once and after each change.
+func (d *Daemons) Watch(ctx context.Context, f func([]mps.State)) error {
+	changed := make(chan struct{}, 1)
+	d.mu.Lock()
+	d.watchers[changed] = true
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.watchers, changed)
+	}()
+	for {
+		all, err := d.List(ctx)
+		if err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		f(all)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Remains are the names of the daemons that have a directory.
+func (d *Daemons) Remains() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(d.Host, d.Dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
+func (d *Daemons) change(f func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := f()
+	for w := range d.watchers {
+		select {
+		case w <- struct{}{}:
+		default:
+		}
+	}
+	return err
+}
