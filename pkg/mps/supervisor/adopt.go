@@ -24,6 +24,11 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 	defer unlock()
 	at := s.cfg.place(name)
 	r, err := readRecord(at.record(), name)
+	if errors.Is(err, fs.ErrNotExist) {
+		logger.Info("MPS daemon had only a directory, nobody has it")
+		s.discard(ctx, name)
+		return
+	}
 	if err != nil {
 		s.abandon(ctx, name, err)
 		return
@@ -71,13 +76,13 @@ func (s *Supervisor) takeOver(ctx context.Context, r record) {
 	s.running(ctx, r)
 }
 
-// abandon ends a daemon of which it isn't known what it is. Its record, if there
-// is one, is kept beside the directory.
+// abandon ends a daemon of which it isn't known what it is. Its record is kept
+// beside the directory.
 func (s *Supervisor) abandon(ctx context.Context, name string, why error) {
 	at := s.cfg.place(name)
 	logger := klog.FromContext(ctx)
-	logger.Error(why, "MPS daemon is not known and is stopped; its record, if there is one, is put aside", "to", at.aside())
-	if err := os.Rename(at.record(), at.aside()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	logger.Error(why, "MPS daemon is not known and is stopped; its record is put aside", "to", at.aside())
+	if err := os.Rename(at.record(), at.aside()); err != nil {
 		logger.Error(err, "Can't put the record aside")
 		return
 	}

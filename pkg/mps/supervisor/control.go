@@ -27,6 +27,8 @@ const (
 	// program controls MPS: with -d it becomes the daemon, otherwise it hands the
 	// daemon commands.
 	program = "nvidia-cuda-mps-control"
+	// programPrefix is what the daemon's and its server's names begin with.
+	programPrefix = "nvidia-cuda-mps-"
 
 	pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 	logVariable  = "CUDA_MPS_LOG_DIRECTORY"
@@ -170,7 +172,7 @@ func (d *driver) start(ctx context.Context, want mps.Daemon, at place) (int, err
 		return 0, err
 	}
 	if err := runInto(cmd, at.startLog()); err != nil {
-		return 0, fmt.Errorf("%s refused to start: %w", program, withLog(err, at))
+		return 0, fmt.Errorf("%s refused to start for %v: %w", program, want.Devices, withLog(err, at))
 	}
 	data, err := os.ReadFile(at.pidFile())
 	if err != nil {
@@ -198,7 +200,7 @@ func withLog(err error, at place) error {
 			return fmt.Errorf("%w: %s", err, text)
 		}
 	}
-	return err
+	return fmt.Errorf("%w, and it said nothing: are the devices there, and does nvidia-smi see them?", err)
 }
 
 // tail returns the last lines of a short log as one.

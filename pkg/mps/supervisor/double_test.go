@@ -121,8 +121,7 @@ func daemonize(args []string) int {
 	if err != nil {
 		return 1
 	}
-	child := exec.Command("/proc/self/exe", append([]string{"serve"}, args...)...)
-	child.Args[0] = os.Args[0]
+	child := exec.Command(os.Args[0], append([]string{"serve"}, args...)...)
 	child.ExtraFiles = []*os.File{write}
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
@@ -221,7 +220,7 @@ func (d *double) startServer() {
 	if d.server != nil {
 		return
 	}
-	d.server = exec.Command("/proc/self/exe")
+	d.server = exec.Command("/proc/self/exe") // its environment has the pipe directory
 	d.server.Args[0] = "nvidia-cuda-mps-server"
 	_, _ = d.server.StdinPipe()
 	_ = d.server.Start()

@@ -19,7 +19,7 @@ import (
 
 // launch is what a launcher process is told.
 type launch struct {
-	HostRoot string             `json:"hostRoot"`
+	HostRoot string             `json:"launchHostRoot"`
 	Program  driverroot.Program `json:"program"`
 	Args     []string           `json:"args,omitempty"`
 	// Place is the daemon's directory on the host.
@@ -27,6 +27,9 @@ type launch struct {
 	// Group is the name of the cgroup that the program gets; empty: this one.
 	Group string `json:"group,omitempty"`
 }
+
+// launchPrefix is how the text of a launch begins, and no other's.
+const launchPrefix = `{"launchHostRoot":`
 
 // command returns what runs the program through the launcher. The environment is
 // the program's from the beginning: that tells whose process it is.

@@ -94,9 +94,9 @@ func exited(fd uintptr) bool {
 	return err == nil && n > 0
 }
 
-// users lists the processes that work with a pipe directory: the daemon, its
-// server, and who is about to become them. Clients in containers know it by
-// another path.
+// users lists the processes that work behind a pipe directory: the daemon, its
+// server, and who is about to become them. Clients are not among them, nor is the
+// shell of somebody who looks at the daemon.
 func users(pipe string) []int {
 	own, err := os.Stat(pipe)
 	if err != nil {
@@ -117,6 +117,10 @@ func users(pipe string) []int {
 		if err != nil || !slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) }) {
 			continue
 		}
+		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || !isOurs(string(cmdline)) {
+			continue
+		}
 		// Other nodes may live on this machine, with the same paths.
 		theirs, err := os.Stat(filepath.Join("/proc", e.Name(), "root", pipe))
 		if err == nil && os.SameFile(own, theirs) {
@@ -124,6 +128,17 @@ func users(pipe string) []int {
 		}
 	}
 	return pids
+}
+
+// isOurs says whether the words of a command, each ended by a zero byte, are those
+// of a launcher or of what it becomes.
+func isOurs(cmdline string) bool {
+	words := strings.Split(cmdline, "\x00")
+	if strings.HasPrefix(filepath.Base(words[0]), programPrefix) {
+		return true
+	}
+	// The last word is a launcher's only argument.
+	return len(words) > 2 && strings.HasPrefix(words[len(words)-2], launchPrefix)
 }
 
 // killUsers ends the processes that work with a pipe directory, and waits until

@@ -1,0 +1,158 @@
+package supervisor
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+func TestParseHelp(t *testing.T) {
+	for name, tc := range map[string]struct {
+		help string
+		want abilities
+	}{
+		"driver 580":    {help, abilities{multiUser: true}},
+		"an older one":  {"OPTIONS:\n  -d                Setup the daemon in the background\n", abilities{}},
+		"CUDA 13.1":     {"  -M,--multiuser-server    Enable\n  -S,--static-partitioning    Enable\n", abilities{multiUser: true, staticPartitions: true}},
+		"in a sentence": {"  use it with -M or -S\n", abilities{}},
+	} {
+		if got := parseHelp(tc.help); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
+}
+
+func TestCheckDefaults(t *testing.T) {
+	two := mps.Daemon{Devices: []gpu.UUID{"GPU-1", "GPU-2"}, ThreadPercentage: 25, MemoryMiB: []int64{3072, 100}}
+	for name, tc := range map[string]struct {
+		want mps.Daemon
+		out  string
+		ok   bool
+	}{
+		"as driver 580 says it":       {two, "25.0\n3G\n100M\n", true},
+		"with more than asked for":    {two, "Setting it\n25.0\n3G\n100M\n513\n", true},
+		"no limits":                   {mps.Daemon{}, "100.0\n", true},
+		"other threads":               {two, "100.0\n3G\n100M\n", false},
+		"other memory":                {two, "25.0\n3G\n3G\n", false},
+		"a limit isn't there":         {two, "25.0\n3G\n", false},
+		"the command isn't there":     {two, "Unknown command \"set_default_active_thread_percentage\"\n3G\n100M\n", false},
+		"in kilobytes, with a letter": {two, "25.0\n3145728KB\n100MB\n", true},
+	} {
+		if err := checkDefaults(tc.want, tc.out); (err == nil) != tc.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestParseServers(t *testing.T) {
+	if diff := cmp.Diff([]int{519, 675}, parseServers("25.0\n3G\n519\n 675\n-1\n0\n99999999999999\n")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start, ok := parseStat(string(stat))
+	if !ok || start == 0 {
+		t.Errorf("%s: %d", stat, start)
+	}
+	odd := strings.Replace(string(stat), "(", "(a) Z (", 1)
+	if got, ok := parseStat(odd); !ok || got != start {
+		t.Errorf("%s: %d, want %d", odd, got, start)
+	}
+	dead := stat[:strings.LastIndexByte(string(stat), ')')]
+	if _, ok := parseStat(string(dead) + ") Z" + string(stat[len(dead)+3:])); ok {
+		t.Error("an exit status is taken for a process")
+	}
+}
+
+// Who has the pipe directory in the environment, and is no daemon, is left alone.
+func TestUsersAreNotClients(t *testing.T) {
+	at := place(t.TempDir())
+	if err := os.MkdirAll(at.pipe(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	sleeper := func(name string) *exec.Cmd {
+		cmd := exec.Command("/bin/sleep", "1000")
+		cmd.Args[0] = name
+		cmd.Env = []string{pipeVariable + "=" + at.pipe()}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		return cmd
+	}
+	sleeper("python3")
+	server := sleeper("/usr/bin/nvidia-cuda-mps-server")
+	if got := users(at.pipe()); !slices.Equal(got, []int{server.Process.Pid}) {
+		t.Errorf("got %v, want %d", got, server.Process.Pid)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	data, err := encode(record{Daemon: one("a"), PID: 1, Start: 2, BootID: "b"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add(data[:20])
+	f.Add([]byte(`{"version":1,"crc32":2745614147,"body":{}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decode("a", data)
+		if err != nil {
+			return
+		}
+		if err := r.Daemon.Validate(); err != nil {
+			t.Errorf("a record that no supervisor writes is taken: %v", err)
+		}
+		again, err := encode(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := decode("a", again); err != nil || !cmp.Equal(back, r) {
+			t.Errorf("%+v, then %+v, %v", r, back, err)
+		}
+	})
+}
+
+func FuzzParseGroups(f *testing.F) {
+	f.Add("0::/kubepods/pod1\n", "36 35 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+	f.Add("3:cpuset:/kubepods.slice\n", "36 35 0:30 /.. /sys rw - cgroup cgroup rw,cpuset\n")
+	f.Fuzz(func(t *testing.T, membership, mountinfo string) {
+		found, err := parseGroups(membership, mountinfo)
+		if err != nil {
+			return
+		}
+		for _, g := range found {
+			if strings.Contains(g.parent, "kubepods") && !strings.Contains(mountinfo, "kubepods") {
+				t.Errorf("%q is a pod's", g.parent)
+			}
+		}
+	})
+}
+
+func FuzzAnswers(f *testing.F) {
+	f.Add("25.0\n3G\n519\n")
+	f.Fuzz(func(t *testing.T, out string) {
+		_ = checkDefaults(mps.Daemon{MemoryMiB: []int64{3072}}, out)
+		parseHelp(out)
+		for _, pid := range parseServers(out) {
+			if pid <= 0 {
+				t.Errorf("process %d", pid)
+			}
+		}
+		if start, ok := parseStat(out); ok && strings.Count(out, " ") < 20 {
+			t.Errorf("start %d", start)
+		}
+	})
+}
