@@ -316,12 +316,14 @@ apply_all() {
 	done
 }
 
-# finish removes a scenario. (A SharingPolicy is in no namespace.)
+# finish removes a scenario. (A SharingPolicy is in no namespace.) Of those that
+# share GPUs it waits until nothing is left, for the next one to begin without.
 finish() {
 	stop_watcher
 	[ ! -e "demo/$1/policy.yaml" ] || kubectl delete -f "demo/$1/policy.yaml" >/dev/null
 	# shellcheck disable=SC2086 # several namespaces
 	kubectl delete namespace $spaces --wait=false >/dev/null
+	case $1 in mps/* | timeslicing/*) unshared node-0 && unshared node-1 ;; esac
 	echo "  ($((SECONDS - began)) s)"
 }
 
@@ -377,6 +379,7 @@ mps_whole_gpu() {
 	await "$name" "--for=condition=Ready pod/two-in-one"
 	check "$name" 2 1 "H100"
 	for container in first second; do
+		echo "  container $container"
 		limits "$container" "$(kubectl logs -n "$spaces" two-in-one -c "$container")" 20Gi 50
 	done
 	look
@@ -396,7 +399,7 @@ look() {
 # slices, MPS daemons with their processes.
 shared() {
 	smi "$1" --query-gpu=index,name,compute_mode --format=csv,noheader | grep -v 'Default$' || true
-	smi "$1" compute-policy --list | grep -E 'Short|Medium|Long' || true
+	smi "$1" compute-policy --list | sed -nE 's/^\|( +[0-9]+ .*(Short|Medium|Long)) *\|$/\1/p'
 	daemons "$1"
 }
 
@@ -438,14 +441,14 @@ unpartitioned() {
 	echo "$1 has no MIG instance left, and MIG mode is off again"
 }
 
-# unshared waits until nothing of MPS and time slices is left on a node.
+# unshared waits until nothing of MPS and time slices is there on a node.
 unshared() {
 	local end=$((SECONDS + 30)) left
-	while left=$(shared "$1") && [ -n "$left" ]; do
+	while left=$(shared "$1") || fail "can't look at $1" && [ -n "$left" ]; do
 		[ $SECONDS -lt $end ] || fail "after 30 s $1 still has"$'\n'"$left"
 		sleep 0.5
 	done
-	echo "$1 has no MPS daemon left, and compute modes and time slices are as they were"
+	echo "  $1 has no MPS daemon, and compute modes and time slices are as before"
 }
 
 # everything lists every object in the cluster but those that come and go by
@@ -525,6 +528,4 @@ scenario timeslicing/replicas "--for=condition=Available deployment/notebooks" 3
 scenario timeslicing/whole-gpu "--for=condition=Ready pod/taking-turns" 2 1 "H100"
 settle
 unpartitioned node-0
-unshared node-0
-unshared node-1
 [ "$KEEP" = 1 ] || uninstall
