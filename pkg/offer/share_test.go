@@ -2,10 +2,12 @@ package offer_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
@@ -78,4 +80,32 @@ func numbered(format string, n int) []string {
 		out = append(out, fmt.Sprintf(format, i))
 	}
 	return out
+}
+
+// A claim's partition comes on top of as many as there is room for: no product
+// has so many, but a node's report might.
+func TestNoMoreDevicesThanThereIsRoomFor(t *testing.T) {
+	n := node(t, "h100-80gb", 1)
+	m := n.GPUs[0].MIG
+	m.Profiles = nil
+	for i := range 21 {
+		p := gpu.Profile{Name: fmt.Sprintf("%dg.1gb", i+1), MaxInstances: 3, MemoryBytes: 1 << 30}
+		for j := range 3 {
+			p.Placements = append(p.Placements, gpu.Placement{Start: (i + 8*j) % 24, Size: 1})
+		}
+		m.Profiles = append(m.Profiles, p)
+	}
+	var all []string
+	for _, p := range m.Profiles {
+		all = append(all, p.Name)
+	}
+	plan := sharedParts(2, all...)
+	o := offer.Options{Counters: true, Multiple: true, Plan: func(gpu.GPU) offer.Plan { return plan }, Allocated: []gpu.DeviceName{long("21g1gb-20"), long("21g1gb-4-mps")}}
+	g := offer.Build(n, o)[0]
+	checkRoom(t, g)
+	for _, d := range o.Allocated {
+		if !slices.ContainsFunc(g.Devices, func(have resourceapi.Device) bool { return have.Name == string(d) }) {
+			t.Errorf("%s is gone", d)
+		}
+	}
 }
