@@ -103,9 +103,10 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	return s.serve(ctx)
 }
 
-// claimRunDir keeps a second supervisor out of the run directory.
+// claimRunDir keeps a second supervisor out of the run directory. The lock is on
+// the directory itself, so that no file stays behind.
 func (s *Supervisor) claimRunDir(ctx context.Context) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(s.cfg.RunDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.Open(s.cfg.RunDir)
 	if err != nil {
 		return nil, fmt.Errorf("lock the run directory: %w", err)
 	}
