@@ -68,8 +68,8 @@ func memoryOf(r journal.Record, of gpu.Device) int64 {
 }
 
 // waitForRoom returns nil when it is worth looking again whether there is room by
-// now. It returns an error at once if none of the sharers is on its way out, and
-// when the time is up.
+// now. It returns an error at once if none of the sharers is on its way out, or the
+// claim couldn't have as much if they all were, and when the time is up.
 func (p *Preparer) waitForRoom(ctx context.Context, w *wait, f *full, released <-chan struct{}) error {
 	var unknown error
 	var leaving []journal.Record
@@ -85,7 +85,7 @@ func (p *Preparer) waitForRoom(ctx context.Context, w *wait, f *full, released <
 			leaving = append(leaving, h)
 		}
 	}
-	if len(leaving) == 0 {
+	if len(leaving) == 0 || f.wanted > f.there {
 		return f.refuse()
 	}
 	return w.sleep(leaving[0], unknown, released)
