@@ -72,7 +72,8 @@ diagnose() {
   k get pods -A -o wide || true
   k get events -A --sort-by=.lastTimestamp | tail -n 20 || true
   k -n tessera-system logs -l app.kubernetes.io/name=tessera --all-containers --tail 40 --prefix --max-log-requests 20 || true
-  k get sharingpolicies,gpuinventories -o yaml | grep -v '^ *uid:' | head -n 150 || true
+  k get sharingpolicies -o yaml | sed -n '/^  *status:/,$p' || true
+  k get gpuinventories -o jsonpath='{range .items[*]}{.status.conditions}{"\n"}{range .status.gpus[*]}{.conditions}{"\n"}{end}{end}' || true
   on_node 'for f in /run/tessera/mps/d/*/log/*.log; do echo "$f"; tail -n 15 "$f"; done' || true
 }
 
@@ -191,7 +192,7 @@ phase_uninstall() {
   "$helm" uninstall tessera --namespace tessera-system --wait
   await 60 "slices gone" no_slices
   same "slices and classes that uninstalling left" "$(k get resourceslices,deviceclasses -o name)" ""
-  same "MPS processes left" "$(mps_processes)" ""
+  same "MPS processes left" "$(mps_processes)" "$mps_before"
 }
 
 phase_prepare() { "$bundle/bench" -bundle "$bundle" -real -only journal,prepare,mps | summarised; }
@@ -208,7 +209,8 @@ phase_clean() {
   local left
   same "the GPU's settings" "$(settings)" "$before"
   same "its time slice" "$(time_slice)" "$slice_before"
-  left=$(for p in /proc/[0-9]*; do tr '\0' ' ' <"$p/cmdline" 2>/dev/null || true; echo; done | grep -E '^[^ ]*(kube-apiserver|containerd|kubelet|machine-init|nvidia-cuda-mps)' || true)
+  left=$(for p in /proc/[0-9]*; do tr '\0' ' ' <"$p/cmdline" 2>/dev/null || true; echo; done | grep -E '^[^ ]*(kube-apiserver|containerd|kubelet|machine-init)' || true)
   same "processes left" "$left" ""
+  same "MPS processes left" "$(mps_processes)" "$mps_before"
   same "mounts left" "$(grep -E 'localcluster|tessera' /proc/mounts || true)" ""
 }

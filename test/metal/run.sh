@@ -65,6 +65,7 @@ nvidia-smi -L
 settings() { nvidia-smi --query-gpu=uuid,compute_mode,mig.mode.current,persistence_mode --format=csv,noheader; }
 before=$(settings)
 slice_before=$(time_slice)
+mps_before=$(mps_processes)
 echo "$before, time slice $slice_before"
 
 # end takes down what an interrupted run left, and puts the time slice back.
