@@ -251,7 +251,8 @@ func TestMPSFiles(t *testing.T) {
 func TestMPSLimits(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t, "CUDA_VISIBLE_DEVICES=0")
-	n.command(t, "set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 3G", "start_server -uid 0")
+	n.command(t, "set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 3G")
+	n.cuda(t, nil) // from now on there is a server
 	for name, c := range map[string]struct {
 		env   []string
 		alloc []string

@@ -232,7 +232,18 @@ func (c *remote) why() string {
 func (c *remote) alloc(n uint64) string { return c.ask(ask{Alloc: n}) }
 func (c *remote) fault() string         { return c.ask(ask{Fault: true}) }
 func (c *remote) lost() <-chan string   { return c.gone }
-func (c *remote) close()                { _ = c.conn.Close() }
+
+// close returns when the server has let go of what the context had, or after a
+// second.
+func (c *remote) close() {
+	defer c.conn.Close()
+	u, ok := c.conn.(*net.UnixConn)
+	if !ok || c.about.UUID == "" || u.CloseWrite() != nil || u.SetReadDeadline(time.Now().Add(time.Second)) != nil {
+		return
+	}
+	for range c.replies { // closed by listen, when the server has closed
+	}
+}
 
 // local is a context without MPS.
 type local struct {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -190,8 +189,10 @@ func converse(in io.Reader, out io.Writer) int {
 	}
 	defer conn.Close()
 	r := bufio.NewReader(conn)
-	if err := writeLine(conn, greeting{UI: true}); err != nil {
-		return say(out, err)
+	// What the daemon doesn't answer, it didn't live to.
+	gone := errors.New(noControlDaemon)
+	if writeLine(conn, greeting{UI: true}) != nil {
+		return say(out, gone)
 	}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -200,14 +201,11 @@ func converse(in io.Reader, out io.Writer) int {
 			continue
 		}
 		var answer string
-		if err := errors.Join(writeLine(conn, lines.Text())); err != nil {
-			return say(out, errors.New("the control daemon has died"))
-		}
-		if err := readLine(r, &answer); err != nil {
-			return say(out, errors.New("the control daemon has died"))
+		if writeLine(conn, lines.Text()) != nil || readLine(r, &answer) != nil {
+			return say(out, gone)
 		}
 		fmt.Fprint(out, answer)
-		if slices.Equal(words[:1], []string{"quit"}) && answer == "" {
+		if words[0] == "quit" && answer == "" {
 			return 0
 		}
 	}

@@ -132,12 +132,14 @@ func (s *server) hold() error {
 
 // serve does what the control daemon orders until it is gone or says quit.
 func (s *server) serve() int {
-	for {
-		if err := s.receive(); err != nil {
-			s.log.printf("Exiting")
-			return 0
-		}
+	for s.receive() == nil {
 	}
+	s.log.printf("Exiting")
+	// The GPUs before the clients, which may look at them as soon as they hear.
+	if err := s.holder.Close(); err != nil {
+		s.log.printf("%v", err)
+	}
+	return 0
 }
 
 // receive carries out one order.
@@ -212,7 +214,7 @@ func (s *server) drain(patience time.Duration) {
 	}
 }
 
-// exit makes serve return; what the server holds goes with its process.
+// exit makes serve return.
 func (s *server) exit() {
 	_ = s.control.conn.Close() // it may have ended already
 }
