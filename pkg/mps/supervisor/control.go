@@ -33,8 +33,11 @@ const (
 	pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 	logVariable  = "CUDA_MPS_LOG_DIRECTORY"
 
-	// commandTime is what a daemon that works never needs for a command.
-	commandTime = 3 * time.Second
+	// commandTime is what a daemon that works never needs for a command; one about a
+	// server waits until that has started.
+	commandTime = 10 * time.Second
+	// answerTime is the same for a command about nothing but the daemon.
+	answerTime = 3 * time.Second
 )
 
 // driver runs the programs of the host's NVIDIA driver.
@@ -101,7 +104,7 @@ func (d *driver) able(ctx context.Context, p driverroot.Program) (abilities, err
 	if d.of == id {
 		return d.abilities, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	out, err := p.Command(ctx, d.host, "--help").CombinedOutput()
 	if err != nil && len(out) == 0 {
@@ -246,6 +249,8 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 
 // answers says whether a daemon takes commands at the pipe directory.
 func (d *driver) answers(ctx context.Context, at place) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	_, err := d.command(ctx, at, "get_default_active_thread_percentage")
 	return err == nil
 }
@@ -257,7 +262,7 @@ func (d *driver) limits(ctx context.Context, want mps.Daemon, at place) error {
 	if err != nil {
 		return err
 	}
-	return checkDefaults(want, out)
+	return checkLimits(want, out)
 }
 
 // change sets the limits of a daemon whose server may run already.
@@ -266,21 +271,34 @@ func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
 	if err != nil {
 		return err
 	}
-	if err := checkDefaults(want, out); err != nil {
+	if err := checkLimits(want, out); err != nil {
 		return err
 	}
-	commands := []string{}
-	for _, pid := range parseServers(out) {
-		commands = append(commands, fmt.Sprintf("set_active_thread_percentage %d %d", pid, percentage(want)))
-		for i, limit := range memory(want) {
-			commands = append(commands, fmt.Sprintf("set_device_pinned_mem_limit %d %d %dM", pid, i, limit))
+	servers := parseServers(out)
+	for _, pid := range servers {
+		out, err := d.command(ctx, at, ofServer(want, pid)...)
+		if err != nil {
+			return err
+		}
+		if err := checkLimits(want, out); err != nil {
+			return fmt.Errorf("server %d: %w", pid, err)
 		}
 	}
-	if len(commands) == 0 {
-		commands = []string{"start_server -uid 0"}
+	if len(servers) == 0 {
+		_, err = d.command(ctx, at, "start_server -uid 0")
 	}
-	_, err = d.command(ctx, at, commands...)
 	return err
+}
+
+// ofServer are the commands that set the limits of a server that runs, and ask
+// for them again.
+func ofServer(want mps.Daemon, pid int) []string {
+	commands := []string{fmt.Sprintf("set_active_thread_percentage %d %d", pid, percentage(want)), fmt.Sprintf("get_active_thread_percentage %d", pid)}
+	for i, limit := range memory(want) {
+		commands = append(commands, fmt.Sprintf("set_device_pinned_mem_limit %d %d %dM", pid, i, limit),
+			fmt.Sprintf("get_device_pinned_mem_limit %d %d", pid, i))
+	}
+	return commands
 }
 
 // defaults are the commands that set the limits and ask for them again.
@@ -317,9 +335,9 @@ var (
 	serverPattern     = regexp.MustCompile(`^\d+$`)
 )
 
-// checkDefaults compares what the daemon says its limits are with what they
-// should be: it prints nothing about what it doesn't like.
-func checkDefaults(want mps.Daemon, out string) error {
+// checkLimits compares what the daemon says the limits are with what they should
+// be: of some things that it doesn't like it says nothing.
+func checkLimits(want mps.Daemon, out string) error {
 	threads := -1.0
 	var limits []float64
 	for line := range strings.Lines(out) {

@@ -200,9 +200,15 @@ func (d *double) do(w io.Writer, words []string) {
 		d.memory["threads of "+words[1]] = words[2]
 		fmt.Fprintln(w, words[2]+".0")
 	case "set_device_pinned_mem_limit":
-		d.memory[words[1]+" "+words[2]] = words[3]
-	case "get_active_thread_percentage": // the double's own
-		fmt.Fprintln(w, d.memory["threads of "+words[1]], d.memory[words[1]+" 0"], d.memory[words[1]+" 1"])
+		if _, err := os.Stat(quirk("limitless")); err != nil {
+			d.memory[words[1]+" "+words[2]] = words[3]
+		}
+	case "get_active_thread_percentage":
+		fmt.Fprintln(w, d.memory["threads of "+words[1]]+".0")
+	case "get_device_pinned_mem_limit":
+		if limit := d.memory[words[1]+" "+words[2]]; limit != "" {
+			fmt.Fprintln(w, limit)
+		}
 	case "start_server":
 		d.startServer()
 	case "get_server_list":

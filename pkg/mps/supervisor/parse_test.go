@@ -29,7 +29,7 @@ func TestParseHelp(t *testing.T) {
 	}
 }
 
-func TestCheckDefaults(t *testing.T) {
+func TestCheckLimits(t *testing.T) {
 	two := mps.Daemon{Devices: []gpu.UUID{"GPU-1", "GPU-2"}, ThreadPercentage: 25, MemoryMiB: []int64{3072, 100}}
 	for name, tc := range map[string]struct {
 		want mps.Daemon
@@ -45,7 +45,7 @@ func TestCheckDefaults(t *testing.T) {
 		"the command isn't there":     {two, "Unknown command \"set_default_active_thread_percentage\"\n3G\n100M\n", false},
 		"in kilobytes, with a letter": {two, "25.0\n3145728KB\n100MB\n", true},
 	} {
-		if err := checkDefaults(tc.want, tc.out); (err == nil) != tc.ok {
+		if err := checkLimits(tc.want, tc.out); (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -144,7 +144,7 @@ func FuzzParseGroups(f *testing.F) {
 func FuzzAnswers(f *testing.F) {
 	f.Add("25.0\n3G\n519\n")
 	f.Fuzz(func(t *testing.T, out string) {
-		_ = checkDefaults(mps.Daemon{MemoryMiB: []int64{3072}}, out)
+		_ = checkLimits(mps.Daemon{MemoryMiB: []int64{3072}}, out)
 		parseHelp(out)
 		for _, pid := range parseServers(out) {
 			if pid <= 0 {

@@ -101,13 +101,19 @@ func TestLimitsOfARunningDaemonChange(t *testing.T) {
 	}
 	server := strings.TrimSpace(n.ask("claim-1", "get_server_list"))
 	got := n.ask("claim-1", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0",
-		"get_default_device_pinned_mem_limit 1", "get_active_thread_percentage "+server)
-	want := "50.0\n4096M\n16777216M\n50 4096M 16777216M\n"
+		"get_default_device_pinned_mem_limit 1", "get_active_thread_percentage "+server,
+		"get_device_pinned_mem_limit "+server+" 0", "get_device_pinned_mem_limit "+server+" 1")
+	want := "50.0\n4096M\n16777216M\n50.0\n4096M\n16777216M\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("limits (-want +got):\n%s", diff)
 	}
 	if again := n.ensure(d); again.PID != before.PID {
 		t.Error("the daemon was started anew")
+	}
+	n.put("limitless", "")
+	d.MemoryMiB[0] = 512
+	if _, err := n.Ensure(t.Context(), d); err == nil || !strings.Contains(err.Error(), "didn't take the limits") {
+		t.Errorf("a daemon that keeps the old limits: %v", err)
 	}
 }
 
