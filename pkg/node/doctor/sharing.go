@@ -282,50 +282,66 @@ func (s *sharingLook) checkSettings(uuid gpu.UUID) {
 	s.checkTimeSlice(uuid, r.TimeSliceBefore)
 }
 
-func (s *sharingLook) checkMode(uuid gpu.UUID, before string) {
-	needed := false
+// hasWhole says whether claims need a daemon of the whole GPU.
+func (s *sharingLook) hasWhole(uuid gpu.UUID) bool {
 	for _, d := range s.needed {
-		needed = needed || slices.Contains(d.devices, gpu.Device(gpu.Whole{GPU: uuid}))
+		if slices.Contains(d.devices, gpu.Device(gpu.Whole{GPU: uuid})) {
+			return true
+		}
 	}
+	return false
+}
+
+// forNothing tells of a setting that was changed and that no claim needs.
+func (s *sharingLook) forNothing(check, what string, uuid gpu.UUID, now, before string) {
+	s.add(Finding{
+		Level: Leftover, Check: check, GPU: uuid, Path: journal.SettingsFile(s.Journal, uuid),
+		What: fmt.Sprintf("the %s was changed for claims that are gone; it is %q, was %q, and is about to be put back", what, now, before),
+	})
+}
+
+func (s *sharingLook) checkMode(uuid gpu.UUID, before string) {
+	needed := s.hasWhole(uuid)
 	mode, err := s.Sharing.ComputeMode(uuid)
-	f := Finding{GPU: uuid, Level: Leftover}
 	switch {
 	case before != "" && !needed && !s.unsure:
-		f.Check, f.Path = "compute-mode-for-nothing", journal.SettingsFile(s.Journal, uuid)
-		f.What = fmt.Sprintf("the compute mode was changed for claims that are gone; it is %s, was %s, and is about to be put back", mode, before)
+		s.forNothing("compute-mode-for-nothing", "compute mode", uuid, string(mode), before)
 	case err != nil:
-		return
 	case needed && before != "" && mode != nvml.ComputeExclusiveProcess:
-		f.Level, f.Check, f.Do = Trouble, "compute-mode-changed", fmt.Sprintf("have whoever set it leave it alone, and set it again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", uuid)
-		f.What = fmt.Sprintf("the GPU has an MPS daemon, and somebody has set its compute mode to %s: programs that aren't the daemon's clients aren't kept off it any more", mode)
+		s.add(Finding{
+			Level: Trouble, Check: "compute-mode-changed", GPU: uuid,
+			What: fmt.Sprintf("the GPU has an MPS daemon, and somebody has set its compute mode to %s: programs that aren't the daemon's clients aren't kept off it any more", mode),
+			Do:   fmt.Sprintf("have whoever set it leave it alone, and set it again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", uuid),
+		})
 	case before == "" && mode != nvml.ComputeDefault:
-		f.Level, f.Check = Note, "compute-mode-of-others"
-		f.What = fmt.Sprintf("somebody else has set the compute mode to %s; it is left so", mode)
-	default:
-		return
+		s.add(Finding{
+			Level: Note, Check: "compute-mode-of-others", GPU: uuid,
+			What: fmt.Sprintf("somebody else has set the compute mode to %s; it is left so", mode),
+		})
 	}
-	s.add(f)
 }
 
 func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
 	want := s.intervals[uuid]
 	needed := want != "" || s.replicas[uuid]
+	if want == defaultTimeSlice {
+		want = ""
+	}
 	now, err := s.Sharing.TimeSlice(uuid)
-	f := Finding{GPU: uuid, Level: Leftover}
 	switch {
 	case before != "" && !needed && !s.unsure:
-		f.Check, f.Path = "time-slice-for-nothing", journal.SettingsFile(s.Journal, uuid)
-		f.What = fmt.Sprintf("the time slice was changed for claims that are gone; it is %q, was %q, and is about to be put back", now, before)
+		s.forNothing("time-slice-for-nothing", "time slice", uuid, now, before)
 	case err != nil:
-		return
-	case want != "" && want != defaultTimeSlice && now != want:
-		f.Level, f.Check, f.Do = Trouble, "time-slice-changed", "delete the claim's pods: it is set again for the next; and have whoever set it leave it alone"
-		f.What = fmt.Sprintf("a claim asks for the time slice %q, and it is %q", want, now)
+	case want != "" && now != want:
+		s.add(Finding{
+			Level: Trouble, Check: "time-slice-changed", GPU: uuid,
+			What: fmt.Sprintf("a claim asks for the time slice %q, and it is %q", want, now),
+			Do:   "delete the claim's pods: it is set again for the next; and have whoever set it leave it alone",
+		})
 	case before == "" && now != defaultTimeSlice && !needed:
-		f.Level, f.Check = Note, "time-slice-of-others"
-		f.What = fmt.Sprintf("somebody else has set the time slice to %q; it is left so where claims ask for the default", now)
-	default:
-		return
+		s.add(Finding{
+			Level: Note, Check: "time-slice-of-others", GPU: uuid,
+			What: fmt.Sprintf("somebody else has set the time slice to %q; it is left so where claims ask for the default", now),
+		})
 	}
-	s.add(f)
 }

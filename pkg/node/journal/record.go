@@ -85,6 +85,7 @@ func PartitionOf(d gpu.Device) Partition {
 func GrantOf(name gpu.DeviceName, d gpu.Device) Grant {
 	g := Grant{Device: name, GPU: d.Parent(), Partition: PartitionOf(d)}
 	switch d := d.(type) {
+	case gpu.Whole, gpu.Partition:
 	case gpu.Share:
 		g.Share = &Part{Count: d.Count, Number: d.Number}
 	case gpu.Replica:
