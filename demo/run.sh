@@ -408,7 +408,7 @@ daemons() {
 	"$localcluster" exec --name "$cluster" "$1" -- sh -c '
 		ls /run/tessera/mps/d 2>/dev/null
 		for p in /proc/[0-9]*; do
-			name=$(tr "\0" " " <"$p/cmdline" 2>/dev/null) || continue
+			name=$({ tr "\0" " " <"$p/cmdline"; } 2>/dev/null) || continue
 			case ${name%% *} in *nvidia-cuda-mps-*) echo "$name" ;; esac
 		done'
 }
