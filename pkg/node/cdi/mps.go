@@ -32,7 +32,7 @@ func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 		if dir.host == "" && dir.container == shmInContainer {
 			continue
 		}
-		if info, err := os.Stat(s.cfg.Host.Path(dir.host)); err != nil || !info.IsDir() {
+		if info, err := os.Stat(s.cfg.Host.Path(dir.host)); dir.host == "" || err != nil || !info.IsDir() {
 			return specs.ContainerEdits{}, fmt.Errorf("directory %q of the MPS daemon isn't on the host: the daemon has just ended, or another program has removed it; it is started again with the next try (the MPS supervisor's log says more)", dir.host)
 		}
 		edits.Mounts = append(edits.Mounts, &specs.Mount{

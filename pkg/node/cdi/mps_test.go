@@ -1,0 +1,129 @@
+package cdi_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+)
+
+// daemonDir makes a directory of an MPS daemon on the host, for the test.
+func daemonDir(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join("/run/tessera/mps/d", name)
+	if err := os.MkdirAll(filepath.Join(installed.Host, dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(filepath.Join(installed.Host, "run/tessera")) })
+	return dir
+}
+
+// shared returns what a test of shares gives: edits are computed.
+func shared(t *testing.T) (*cdi.Specs, *cdi.Driver, string) {
+	t.Helper()
+	s, driver, dir := setUp(t)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	return s, driver, dir
+}
+
+func TestSharedSpecifications(t *testing.T) {
+	whole := func(d *cdi.Driver, n int) gpu.Device { return gpu.Whole{GPU: d.GPUs[n].UUID} }
+	for golden, build := range map[string]func(*testing.T, *cdi.Driver) []gpu.Given{
+		"share": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+			return []gpu.Given{{
+				Device: gpu.Share{Of: whole(d, 0), Count: 4, Number: 2},
+				MPS:    &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm"), ThreadPercentage: 25, MemoryMiB: []int64{20000}},
+			}}
+		},
+		"share-in-partition": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+			p := partition(t, d, 1, 0)
+			return []gpu.Given{{
+				Device: gpu.Share{Of: p.Device}, Instance: p.Instance,
+				MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "mig/pipe"), ThreadPercentage: 100, MemoryMiB: []int64{4000}},
+			}}
+		},
+		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+			client := &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), ThreadPercentage: 40, MemoryMiB: []int64{1024, 2048}}
+			return []gpu.Given{{Device: whole(d, 0), MPS: client}, {Device: whole(d, 3), MPS: client}}
+		},
+		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+			return []gpu.Given{{Device: whole(d, 0), MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), MemoryMiB: []int64{0}}}}
+		},
+		"replica": func(_ *testing.T, d *cdi.Driver) []gpu.Given {
+			return []gpu.Given{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
+		},
+	} {
+		t.Run(golden, func(t *testing.T) {
+			s, driver, dir := shared(t)
+			checkGolden(t, s, dir, given(t, driver, build(t, driver)...), filepath.Join("testdata", golden+".json"))
+		})
+	}
+	t.Run("time slices change nothing in a container", func(t *testing.T) {
+		s, driver, dir := shared(t)
+		checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+	})
+}
+
+// TestContainerOfAShare gets the GPU's node and no other, its limits, and one
+// mount, also where it has two shares of the same daemon.
+func TestContainerOfAShare(t *testing.T) {
+	s, driver, dir := shared(t)
+	client := &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ThreadPercentage: 50, MemoryMiB: []int64{40000}}
+	share := func(n int) gpu.Given {
+		return gpu.Given{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: client}
+	}
+	ids, err := s.Write("claim-1", given(t, driver, share(0), share(3)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, of := range ids {
+		all = append(all, of...)
+	}
+	spec := inject(t, dir, all)
+	if diff := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidiactl"}, paths(spec)); diff != "" {
+		t.Errorf("device nodes (-want +got):\n%s", diff)
+	}
+	for _, want := range []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40000M"} {
+		if !slices.Contains(spec.Process.Env, want) {
+			t.Errorf("environment %v lacks %s", spec.Process.Env, want)
+		}
+	}
+	mounts := 0
+	for _, m := range spec.Mounts {
+		if m.Destination == "/tmp/nvidia-mps" || m.Destination == "/dev/shm" {
+			mounts++
+		}
+	}
+	if mounts != 1 {
+		t.Errorf("%d mounts of the daemon's directories, want 1", mounts)
+	}
+}
+
+func TestDaemonsDirectoryIsMissing(t *testing.T) {
+	s, driver, _ := shared(t)
+	there := daemonDir(t, "gpu/pipe")
+	for name, client := range map[string]gpu.MPSClient{
+		"pipe":                 {PipeDir: "/run/tessera/mps/d/gone/pipe"},
+		"shared memory":        {PipeDir: there, ShmDir: "/run/tessera/mps/d/gone/shm"},
+		"pipe that isn't said": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := s.Write("claim-1", given(t, driver, gpu.Given{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &client}))
+			if name != "pipe that isn't said" && (err == nil || !strings.Contains(err.Error(), "/run/tessera/mps/d/gone")) || err == nil {
+				t.Errorf("got %v, want an error that names the directory", err)
+			}
+			if claims, _ := s.Claims(); len(claims) != 0 {
+				t.Errorf("a failed write left specifications of %v", claims)
+			}
+		})
+	}
+}
