@@ -22,6 +22,7 @@ func nvidiaSMI(host driverroot.Host, root driverroot.Root) sharing.SMI {
 		if err != nil {
 			return "", err
 		}
+		cmd.WaitDelay = time.Second // it may hang in the driver, and not be to be killed
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}

@@ -146,6 +146,8 @@ func (v *visit) slice(ctx context.Context, uuid gpu.UUID) (string, error) {
 	if v.m.smi == nil {
 		return "", errNoDriver
 	}
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
 	var found string
 	err := v.m.call("timeslice", func() (err error) {
 		found, err = ReadTimeSlice(ctx, v.m.smi, uuid)
@@ -159,6 +161,8 @@ func (v *visit) runSetSlice(ctx context.Context, uuid gpu.UUID, interval string)
 	if !ok {
 		return fmt.Errorf("there is no time slice %q", interval)
 	}
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
 	err := v.m.call("timeslice", func() error {
 		out, err := v.m.smi(ctx, "compute-policy", "-i", string(uuid), "--set-timeslice", strconv.Itoa(n))
 		return explainSMI(uuid, out, err)

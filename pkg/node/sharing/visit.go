@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,6 +15,10 @@ import (
 )
 
 var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
+
+// callWithin bounds what a supervisor or a program takes that doesn't come to an
+// end.
+const callWithin = 30 * time.Second
 
 // visit is one operation on GPUs whose locks are held.
 type visit struct {
@@ -171,6 +176,8 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	if err != nil {
 		return mps.State{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
 	var s mps.State
 	err = m.call("ensure", func() (err error) {
 		s, err = m.Daemons.Ensure(ctx, d)
@@ -195,6 +202,8 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	if p := m.plan(); p.wants(name) {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
 	err = m.call("stop", func() error { return m.Daemons.Stop(ctx, name) })
 	if err != nil && !m.nothingRemains(err, name) {
 		return err
