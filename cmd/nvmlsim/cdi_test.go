@@ -51,6 +51,8 @@ func TestCDI(t *testing.T) {
 		"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04",
 		"/usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.580.159.04",
 		"/usr/bin/nvidia-smi",
+		"/usr/bin/nvidia-cuda-mps-control",
+		"/usr/bin/nvidia-cuda-mps-server",
 		"/lib/firmware/nvidia/580.159.04/gsp_nvmlsim.bin",
 	} {
 		if !slices.Contains(mounts, want) {

@@ -122,6 +122,8 @@ func TestInstallLooksLikeADriver(t *testing.T) {
 		libraries + "libnvidia-ml.so.580.159.04": "-rwxr-xr-x",
 		libraries + "libnvidia-ml.so.1":          "L",
 		"usr/bin/nvidia-smi":                     "-rwxr-xr-x",
+		"usr/bin/nvidia-cuda-mps-control":        "-rwxr-xr-x",
+		"usr/bin/nvidia-cuda-mps-server":         "-rwxr-xr-x",
 		"proc/devices":                           "-r--r--r--",
 		"proc/driver/nvidia/version":             "-r--r--r--",
 		"proc/driver/nvidia/params":              "-r--r--r--",

@@ -88,7 +88,22 @@ func TestServeLeavesMachineInUse(t *testing.T) {
 		}
 		return string(last)
 	}
+	var program *running
 	last := serve(func() {
+		c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), "cuda", "--hold", "forever", "--root", root)
+		c.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
+		program = startHolding(t, c)
+	})
+	if !strings.Contains(last, "or running CUDA programs") {
+		t.Errorf("with a CUDA program serve ends with %q", last)
+	}
+	last = serve(func() {
+		if err := program.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if got := program.end(t); got != "no error" {
+			t.Errorf("the program has not lived until now: %q", got)
+		}
 		smi(t, root, "-mig", "1")
 		smi(t, root, "mig", "-cgi", "3g.40gb", "-C")
 	})

@@ -21,6 +21,9 @@
 // identities come from the description that installing appended to the library
 // and nvidia-smi (Embed), and they count as healthy and idle.
 //
+// Programs that use a GPU are Holders: what they use ends with them. CUDA MPS and
+// a CUDA program are pretended in package mps.
+//
 // It is not a CUDA: nothing runs on these GPUs. The package imports neither
 // go-nvml nor any other package of this module.
 package nvmlsim

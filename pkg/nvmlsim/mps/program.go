@@ -190,7 +190,7 @@ func converse(in io.Reader, out io.Writer) int {
 	defer conn.Close()
 	r := bufio.NewReader(conn)
 	// What the daemon doesn't answer, it didn't live to.
-	gone := errors.New(noControlDaemon)
+	gone := errors.New(noControlDaemon) //nolint:staticcheck // the program's words
 	if writeLine(conn, greeting{UI: true}) != nil {
 		return say(out, gone)
 	}
