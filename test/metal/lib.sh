@@ -69,6 +69,7 @@ no_pods() { k delete pods --all --ignore-not-found --wait --timeout=60s; }
 
 diagnose() {
   [ -e "$work/up" ] || return 0
+  logs
   k get pods -A -o wide || true
   k get events -A --sort-by=.lastTimestamp | tail -n 20 || true
   k -n tessera-system logs -l app.kubernetes.io/name=tessera --all-containers --tail 40 --prefix --max-log-requests 20 || true
@@ -99,6 +100,8 @@ build_cuda() {
       -Xlinker --dynamic-linker="$bundle/lib/ld-linux-x86-64.so.2" -Xlinker -rpath="$bundle/lib" \
       -o "$bundle/$program" "$bundle/$program.cu" || fail "nvcc can't compile $program.cu"
   done
+  # What a container could bring along to talk to an MPS daemon.
+  cp -L "$(PATH=$PATH:/usr/local/nvidia/bin command -v nvidia-cuda-mps-control)" "$bundle/mps-control" || true
   chmod -R a+rX "$work"
 }
 

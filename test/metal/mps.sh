@@ -4,7 +4,9 @@
 # (client.cu), so that the logs of all pods can be read together.
 
 client=$bundle/client
-go=$bundle/go
+# Directory of files that clients wait for. It is the node's own: a node doesn't
+# see every file that is made in the host's directories later.
+go=/run/tessera-metal
 
 title() {
   case $1 in
@@ -67,6 +69,7 @@ spec:
   resourceClaims: [{name: gpu, resourceClaimTemplateName: $2}]
   volumes:
   - {name: metal, hostPath: {path: $bundle}}
+  - {name: go, hostPath: {path: $go, type: DirectoryOrCreate}}
   containers:
 EOF
   shift 3
@@ -77,7 +80,7 @@ EOF
     image: localhost/tessera/debian:local
     command: [sh, -c, "$command; exec sleep 1000"]
     resources: {claims: [{name: gpu}]}
-    volumeMounts: [{name: metal, mountPath: $bundle, readOnly: true}]
+    volumeMounts: [{name: metal, mountPath: $bundle, readOnly: true}, {name: go, mountPath: $go, readOnly: true}]
 EOF
     i=$((i + 1))
   done
@@ -101,6 +104,10 @@ spec:
           capacity: {requests: {memory: $2$percent}}
 EOF
 }
+
+# closed makes clients wait, open lets those go that wait for NAME.
+closed() { on_node "mkdir -p $go; rm -f $go/*"; }
+open() { on_node "touch $go/$1"; }
 
 logs() { k logs -l metal=mps --all-containers --tail=-1 --max-log-requests=32 --ignore-errors 2>/dev/null || true; }
 lines() { logs | grep -cE -- "$1" || true; }
@@ -143,16 +150,16 @@ equal_shares() {
   devices
   read -r _ _ memory percent < <(devices | awk '$2 == "mps"')
   memory=$(mib "$memory")
-  rm -f "$go"
+  closed
   start=$(now)
   for i in $(seq "$n"); do
-    pod "share-$i" share $((1000 + i)) "$client share-$i alloc=$((memory - 512)) alloc=512 wait=$go hold=1"
+    pod "share-$i" share $((1000 + i)) "$client share-$i alloc=$((memory - 512)) alloc=512 wait=$go/go hold=1"
   done | k apply -f -
   await 60 "$n clients" enough "$n" ' alloc 512 MiB: '
   note "  $n pods at their limits in $(since "$start") from creation"
   what_runs
   doctor
-  touch "$go"
+  open go
   await 20 "$n clients" enough "$n" ' held '
   logs | sort
   said "clients that got $((memory - 512)) of $memory MiB" "$n" " alloc $((memory - 512)) MiB: no error"
@@ -171,19 +178,19 @@ phase_consumable() {
   planned '{mps: {consumable: {memoryStep: 1Gi, maxClients: 16}}}' mps 1
   devices
   all=$(mib "$(devices | awk '$2 == "mps" {print $3}')")
-  rm -f "$go"
+  closed
   {
     share_of 10 10Gi 30
     share_of 20 20Gi 60
-    pod c10 share-10 1010 "$client c10 alloc=$((10 * 1024 - 512)) alloc=512 wait=$go hold=1"
-    pod c20 share-20 1020 "$client c20 alloc=$((20 * 1024 - 512)) alloc=512 wait=$go hold=1"
+    pod c10 share-10 1010 "$client c10 alloc=$((10 * 1024 - 512)) alloc=512 wait=$go/go hold=1"
+    pod c20 share-20 1020 "$client c20 alloc=$((20 * 1024 - 512)) alloc=512 wait=$go/go hold=1"
   } | k apply -f -
   await 60 "both clients" enough 2 ' alloc 512 MiB: '
   what_runs
   share_of rest "$((all / 1024 - 20))Gi" | k apply -f -
   pod rest share-rest 1030 "$client rest" | k apply -f -
   await 20 "the third pod found without room" unschedulable rest
-  touch "$go"
+  open go
   await 20 "both clients" enough 2 ' held '
   logs | sort
   said "clients that got what they asked for, less 512 MiB" 2 ' alloc (9728|19968) MiB: no error'
@@ -202,12 +209,12 @@ unschedulable() { k get pod "$1" -o jsonpath='{.status.conditions[?(@.type=="Pod
 phase_configured() {
   k delete sharingpolicies --all --wait=true
   await 30 "the whole GPU" offers gpu 1
-  rm -f "$go"
+  closed
   pod configured configured 1040 \
-    "$client one alloc=7680 alloc=512 wait=$go hold=1" "$client two alloc=7680 alloc=512 wait=$go hold=1" | k apply -f -
+    "$client one alloc=7680 alloc=512 wait=$go/go hold=1" "$client two alloc=7680 alloc=512 wait=$go/go hold=1" | k apply -f -
   await 60 "both clients" enough 2 ' alloc 512 MiB: '
   what_runs
-  touch "$go"
+  open go
   await 20 "both clients" enough 2 ' held '
   logs | sort
   said "clients that got 7.5 of 8 GiB" 2 ' alloc 7680 MiB: no error'
@@ -235,7 +242,7 @@ limited() {
 # phase_escape: what the daemon must refuse, and, told but not judged, what is
 # known to be open: a process that names another device's limit, or no daemon.
 phase_escape() {
-  local daemon memory percent command program
+  local daemon memory percent command
   planned '{mps: {shares: 4}}' mps 4
   read -r _ _ memory percent < <(devices | awk '$2 == "mps"')
   memory=$(mib "$memory")
@@ -246,8 +253,7 @@ phase_escape() {
   limited "environment without limits" "$memory" "$percent" env -u CUDA_MPS_PINNED_DEVICE_MEM_LIMIT -u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE "$client" a
   limited "environment that asks for all" "$memory" "$percent" env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=500G CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 "$client" b
   limited "pipe directory not said" "$memory" "$percent" env -u CUDA_MPS_PIPE_DIRECTORY "$client" c
-  program=$(command -v nvidia-cuda-mps-control || echo /usr/local/nvidia/bin/nvidia-cuda-mps-control)
-  if cp -L "$program" "$bundle/mps-control" 2>/dev/null; then
+  if [ -e "$bundle/mps-control" ]; then
     for command in get_server_list "set_default_device_pinned_mem_limit 0 500G" quit; do
       note "  root in the container says $command: $(in_escape sh -c "echo '$command' | timeout 5 $bundle/lib/ld-linux-x86-64.so.2 --library-path $bundle/lib $bundle/mps-control" | tr '\n' ';')"
     done
@@ -284,15 +290,15 @@ again() {
 phase_fault() {
   local daemon
   planned '{mps: {shares: 4}}' mps 4
-  rm -f "$go"
+  closed
   {
     pod bystander-1 share 1001 "$client bystander-1 hold=60"
     pod bystander-2 share 1002 "$client bystander-2 hold=60"
-    pod faulty share 1003 "$client faulty wait=$go fault"
+    pod faulty share 1003 "$client faulty wait=$go/go fault"
   } | k apply -f -
   await 60 "three clients" enough 3 ' user '
   daemon=$(daemon_pid)
-  touch "$go"
+  open go
   await 20 "the fault" enough 1 '^faulty fault'
   await 20 "what the others see" enough 2 'bystander-. held '
   logs | grep -E ' (fault|held)' | sort | while read -r line; do note "  $line"; done
@@ -398,15 +404,15 @@ phase_timeslice() {
   same "time slice before" "$(time_slice)" "$slice_before"
   planned '{timeSliced: {replicas: 2, interval: Long}}' timeslice 2
   devices
-  rm -f "$go"
+  closed
   for i in 1 2; do
-    pod "replica-$i" replica $((1000 + i)) "$client replica-$i wait=$go hold=1"
+    pod "replica-$i" replica $((1000 + i)) "$client replica-$i wait=$go/go hold=1"
   done | k apply -f -
   await 60 "both clients" enough 2 ' user '
   nvidia-smi compute-policy --list
   same "time slice while replicas are claimed" "$(time_slice)" Long
   doctor
-  touch "$go"
+  open go
   await 20 "both clients" enough 2 ' held '
   logs | sort
   said "clients that computed in turns" 2 ' held .*: no error'
@@ -426,15 +432,15 @@ phase_timeslice() {
 side_by_side() {
   local i
   planned "$2" "$3" "$5"
-  rm -f "$go".*
+  closed
   for i in $(seq "$5"); do
-    pod "$1-$5-$i" "$4" $((1000 + i)) "$client $1-$5-$i wait=$go.small work=small:1.5 wait=$go.full work=full:1.5"
+    pod "$1-$5-$i" "$4" $((1000 + i)) "$client $1-$5-$i wait=$go/small work=small:1.5 wait=$go/full work=full:1.5"
   done | k apply -f -
   await 60 "$5 clients" enough "$5" ' user '
   sleep 0.5 # the kubelet and the runtime come to rest
-  touch "$go.small"
+  open small
   await 20 "$5 clients" enough "$5" ' work small '
-  touch "$go.full"
+  open full
   await 20 "$5 clients" enough "$5" ' work full '
   logs | tee -a "$work/throughput"
   no_pods
