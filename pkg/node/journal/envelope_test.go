@@ -13,6 +13,14 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(whole)
 	f.Add(whole[:len(whole)/2])
+	shares, err := encode(Record{ClaimUID: "a", Grants: []Grant{
+		{Device: "gpu-980fb007-mps4-2", GPU: "GPU-980fb007-8a10-0135-bada-13f71feaef21", Share: &Part{Count: 4, Number: 2}, MPS: &MPS{ThreadPercentage: 25, MemoryMiB: 1}},
+		{Device: "gpu-980fb007-ts4-2", Replica: &Part{Count: 4}, TimeSlice: "Long", ShareID: "s"},
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(shares)
 	f.Add([]byte(`{"version":2,"crc32":0,"body":null}`))
 	f.Add([]byte(`{"version":1,"crc32":0}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -62,6 +70,32 @@ func FuzzDecodeGPU(f *testing.F) {
 		}
 		if back, err := decode[GPURecord](uuid, again); err != nil || !cmp.Equal(r, back) {
 			t.Errorf("%v is written and read as %v, %v", r, back, err)
+		}
+	})
+}
+
+func FuzzDecodeSettings(f *testing.F) {
+	const uuid = "GPU-980fb007-8a10-0135-bada-13f71feaef21"
+	whole, err := encode(Settings{GPU: uuid, BootID: "b", ComputeModeBefore: "Default", TimeSliceBefore: "Default"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	f.Add(whole[:len(whole)/2])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := decode[Settings](uuid, data)
+		if err != nil {
+			if s != (Settings{}) {
+				t.Errorf("settings in spite of %v: %v", err, s)
+			}
+			return
+		}
+		again, err := encode(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := decode[Settings](uuid, again); err != nil || s != back {
+			t.Errorf("%v is written and read as %v, %v", s, back, err)
 		}
 	})
 }

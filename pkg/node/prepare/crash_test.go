@@ -49,13 +49,22 @@ type operation struct {
 	settled [][]string
 }
 
-// operations are done with whole GPUs, and with partitions beside others.
+// operations are done with whole GPUs, with partitions beside others, with shares
+// of the same as others have, and with ones that nobody else has.
 func operations() map[string]operation {
 	all := operationsWith("", newClaim("a", result("gpu", 0), result("gpu", 1)), newClaim("b", result("gpu", 2)), newClaim("old", result("gpu", 0)))
 	maps.Copy(all, operationsWith("partitions: ",
 		newClaim("a", part("parts", 0, "1g.10gb", 1), part("parts", 0, "1g.10gb", 3), part("part", 1, "3g.40gb", 4), adminPart("look", 0, "1g.10gb", 3)),
 		newClaim("b", part("part", 0, "3g.40gb", 4), part("part", 1, "1g.10gb", 0)),
 		newClaim("old", part("part", 0, "3g.40gb", 0))))
+	maps.Copy(all, operationsWith("shares: ",
+		configured(newClaim("a", share("s", 0, 4, 1), shareOf("p", 1, "3g.40gb", 4, 2, 0), replica("r", 2, 2, 1)), `{"strategy":"MPS"}`),
+		newClaim("b", share("s", 0, 4, 2), shareOf("p", 1, "3g.40gb", 4, 2, 1), replica("r", 2, 2, 0)),
+		newClaim("old", share("s", 0, 4, 1), shareOf("p", 1, "3g.40gb", 4, 2, 0))))
+	maps.Copy(all, operationsWith("alone on what is shared: ",
+		configured(newClaim("a", asked("s", gpu0, "s1", "10Gi", "50"), asked("t", gpu0, "s2", "10Gi", "50"), result("g", 1)), `{"strategy":"MPS"}`, "g"),
+		configured(newClaim("b", result("g", 2)), `{"strategy":"TimeSlicing"}`),
+		newClaim("old", shareOf("s", 0, "1g.10gb", 1, 2, 0), replica("r", 1, 2, 0))))
 	return all
 }
 

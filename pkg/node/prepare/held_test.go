@@ -140,9 +140,12 @@ func TestAfterAReboot(t *testing.T) {
 
 // TestLateUnprepareWins lets an unprepare arrive after each step of a prepare.
 func TestLateUnprepareWins(t *testing.T) {
-	for _, step := range []string{"prepare.locked", "journal.put.created", "journal.put.renamed", "prepare.recorded", "cdi.renamed", "prepare.written"} {
+	whole, shared := newClaim("c", result("gpu", 0)), newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
+	for step, c := range map[string]*resourceapi.ResourceClaim{
+		"prepare.locked": whole, "journal.put.created": whole, "journal.put.renamed": whole, "prepare.recorded": whole, "cdi.renamed": whole, "prepare.written": whole,
+		"partition.made": shared, "prepare.made": shared, "mps.started": shared, "prepare.joined": shared, "cdi.written": shared,
+	} {
 		t.Run(step, func(t *testing.T) {
-			c := newClaim("c", result("gpu", 0))
 			reached, goOn := make(chan struct{}), make(chan struct{})
 			f := start(t, newNode(t, 1), "boot-1", func(s string) {
 				if s == step {
