@@ -212,7 +212,7 @@ phase_clean() {
   local left
   same "the GPU's settings" "$(settings)" "$before"
   same "its time slice" "$(time_slice)" "$slice_before"
-  left=$(for p in /proc/[0-9]*; do tr '\0' ' ' <"$p/cmdline" 2>/dev/null || true; echo; done | grep -E '^[^ ]*(kube-apiserver|containerd|kubelet|machine-init)' || true)
+  left=$(for p in /proc/[0-9]*; do tr '\0' ' ' 2>/dev/null <"$p/cmdline" || true; echo; done | grep -E '^[^ ]*(kube-apiserver|containerd|kubelet|machine-init)' || true)
   same "processes left" "$left" ""
   same "MPS processes left" "$(mps_processes)" "$mps_before"
   same "mounts left" "$(grep -E 'localcluster|tessera' /proc/mounts || true)" ""

@@ -126,7 +126,7 @@ sm_count() {
 
 on_pipe() { on_node "PATH=\$PATH:/usr/local/nvidia/bin; for d in /run/tessera/mps/d/*/pipe; do export CUDA_MPS_PIPE_DIRECTORY=\$d; echo $1 | nvidia-cuda-mps-control; done"; }
 daemon_pid() { on_node 'cat /run/tessera/mps/d/*/pipe/nvidia-cuda-mps-control.pid' 2>/dev/null || true; }
-mps_processes() { for p in /proc/[0-9]*; do tr '\0' ' ' <"$p/cmdline" 2>/dev/null || true; echo; done | grep '^[^ ]*nvidia-cuda-mps' || true; }
+mps_processes() { for p in /proc/[0-9]*; do tr '\0' ' ' 2>/dev/null <"$p/cmdline" || true; echo; done | grep '^[^ ]*nvidia-cuda-mps' || true; }
 no_daemon() { on_node '! ls -d /run/tessera/mps/d/*' >/dev/null 2>&1; }
 
 # what_runs shows the daemon's and the driver's view of the clients.
