@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 )
 
@@ -31,6 +32,10 @@ type operation struct {
 	// wipe: try each step with the CDI directory wiped before the next start,
 	// too.
 	wipe bool
+	// mps: a supervisor runs on the node, and outlives the plugin.
+	mps bool
+	// config is what the claim says of how its devices are shared.
+	config string
 }
 
 func first(n *node) []string  { return []string{n.whole(0)} }
@@ -106,7 +111,10 @@ func testOperations(t *testing.T, operations map[string]operation) {
 func (op operation) begin(t *testing.T) (n *node, other, c *resourceapi.ResourceClaim) {
 	t.Helper()
 	n = newNode(t)
-	other, c = n.newClaim(t, op.other(n)...), n.newClaim(t, op.claim(n)...)
+	if op.mps {
+		n.supervise(t)
+	}
+	other, c = n.newClaim(t, op.other(n)...), n.newConfigured(t, op.config, op.claim(n)...)
 	p := n.start(t, "")
 	n.register(t, p)
 	p.mustPrepare(t, other)
@@ -147,6 +155,7 @@ func (op operation) mustHave(t *testing.T, steps []string) {
 // crash kills at one step.
 func (op operation) crash(t *testing.T, step string, wipe bool) {
 	n, other, c := op.begin(t)
+	before := n.controls(t, other)
 	p := n.start(t, step)
 	if !op.starting {
 		n.register(t, p)
@@ -177,8 +186,11 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 	n.check(t, "after a prepare")
 	p.mustUnprepare(t, c)
 	p.mustPrepare(t, c)
+	if diff := cmp.Diff(before, n.controls(t, other)); diff != "" {
+		t.Errorf("the other claim's MPS daemon is another one (-before +after):\n%s", diff)
+	}
 	p.mustUnprepare(t, other)
 	p.mustUnprepare(t, c)
-	n.keepWarm(t, 0)
+	n.ask(t, nil)
 	n.checkEmpty(t)
 }

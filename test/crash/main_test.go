@@ -34,12 +34,13 @@ const (
 )
 
 // world is what all tests share: a real API server, the real plugin built with
-// failpoints, and the simulator's library.
+// failpoints, the real MPS supervisor, and the simulator's library.
 type world struct {
 	api        kubernetes.Interface
 	objects    client.Client // for this driver's own kinds
 	kubeconfig string
 	program    string
+	supervisor string
 	library    string
 }
 
@@ -73,10 +74,10 @@ func fail(err error) int {
 }
 
 func prepareWorld(dir string) (stop func(), err error) {
-	shared.program = filepath.Join(dir, "kubelet-plugin")
-	build := exec.Command("go", "build", "-tags", "failpoints", "-o", shared.program, "../../cmd/kubelet-plugin")
+	shared.program, shared.supervisor = filepath.Join(dir, "kubelet-plugin"), filepath.Join(dir, "mps-supervisor")
+	build := exec.Command("go", "build", "-tags", "failpoints", "-o", dir, "../../cmd/kubelet-plugin", "../../cmd/mps-supervisor")
 	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build the plugin: %w\n%s", err, out)
+		return nil, fmt.Errorf("build the programs: %w\n%s", err, out)
 	}
 	if shared.library, err = nodetest.Build(dir); err != nil {
 		return nil, err

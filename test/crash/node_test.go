@@ -43,7 +43,9 @@ type node struct {
 	host               nodetest.Driver
 	hardware           *nvmlsim.Machine
 	kubelet, data, cdi string
-	kubeconfig         string
+	// run is the MPS supervisor's directory.
+	run        string
+	kubeconfig string
 	// passing are claims that an operation has prepared and unprepared again.
 	passing []*resourceapi.ResourceClaim
 	// bootID, if not empty, is a file that stands for the kernel's.
@@ -63,6 +65,7 @@ func newNode(t *testing.T, machine ...string) *node {
 	n := &node{
 		name: fmt.Sprintf("node-%d", nodes.Add(1)), kubeconfig: shared.kubeconfig,
 		kubelet: filepath.Join(dir, "kubelet"), data: filepath.Join(dir, "data"), cdi: filepath.Join(dir, "cdi"),
+		run: filepath.Join(dir, "run"),
 	}
 	if len(machine) == 0 {
 		machine = []string{"2xh100-80gb"}
@@ -71,6 +74,9 @@ func newNode(t *testing.T, machine ...string) *node {
 		t.Fatal(err)
 	}
 	if n.hardware, err = n.host.Hardware(); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.layRun(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.hardware.Close() })
@@ -102,7 +108,7 @@ func (n *node) command(args ...string) *exec.Cmd {
 		all = append([]string{"unshare", "--mount", "sh", "-c", script, n.bootID}, all...)
 	}
 	cmd := exec.Command(all[0], all[1:]...)
-	cmd.Args = append(cmd.Args, "--host-root", n.host.Host, "--driver-root", n.host.Root, "--data-dir", n.data, "--cdi-dir", n.cdi)
+	cmd.Args = append(cmd.Args, "--host-root", n.host.Host, "--driver-root", n.host.Root, "--data-dir", n.data, "--cdi-dir", n.cdi, "--mps-socket", n.socket())
 	return cmd
 }
 
@@ -170,7 +176,12 @@ func (n *node) start(t *testing.T, step string) *plugin {
 // the second time as "step#2".
 func (p *plugin) ran(t *testing.T) []string {
 	t.Helper()
-	data, err := os.ReadFile(p.steps)
+	return readSteps(t, p.steps)
+}
+
+func readSteps(t *testing.T, path string) []string {
+	t.Helper()
+	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -272,6 +283,12 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 // newClaim is a claim that the scheduler has given the devices.
 func (n *node) newClaim(t *testing.T, devices ...string) *resourceapi.ResourceClaim {
 	t.Helper()
+	return n.newConfigured(t, "", devices...)
+}
+
+// newConfigured is a claim with a configuration, if that isn't empty.
+func (n *node) newConfigured(t *testing.T, config string, devices ...string) *resourceapi.ResourceClaim {
+	t.Helper()
 	claims := shared.api.ResourceV1().ResourceClaims("default")
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
@@ -283,8 +300,12 @@ func (n *node) newClaim(t *testing.T, devices ...string) *resourceapi.ResourceCl
 	}
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, d := range devices {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
-			resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: driver, Pool: n.name, Device: d})
+		result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: driver, Pool: n.name, Device: d}
+		consume(&result)
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+	}
+	if config != "" {
+		c.Status.Allocation.Devices.Config = configured(config)
 	}
 	if c, err = claims.UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -406,7 +427,7 @@ func (n *node) checkEmpty(t *testing.T) {
 	if r := n.doctor(t, "--strict", "--looks", "30", "--pause", "1s"); !r.Healthy || len(r.Findings) > 0 {
 		t.Errorf("at the end the doctor finds %s", findings(r))
 	}
-	for _, pattern := range []string{"claims/*.json", "claims/gpus/*", "claims/*.corrupt"} {
+	for _, pattern := range []string{"claims/*.json", "claims/gpus/*", "claims/settings/*", "claims/*.corrupt"} {
 		if left, _ := filepath.Glob(filepath.Join(n.data, pattern)); len(left) > 0 {
 			t.Errorf("left over: %v", left)
 		}
@@ -414,6 +435,7 @@ func (n *node) checkEmpty(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(n.cdi, "*claim_*")); len(left) > 0 {
 		t.Errorf("left over: %v", left)
 	}
+	n.checkUnshared(t)
 	for i, g := range n.hardware.State().GPUs {
 		if len(g.Instances) > 0 || g.MIGCurrent || g.MIGPending {
 			t.Errorf("GPU %d has instances %+v, its MIG mode is %t", i, g.Instances, g.MIGCurrent)

@@ -153,6 +153,12 @@ func evict(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error
 // keepWarm is what a SharingPolicy would ask of the second GPU.
 func (n *node) keepWarm(t *testing.T, d time.Duration) {
 	t.Helper()
+	n.ask(t, &v1alpha1.GPUSpec{KeepWarm: &metav1.Duration{Duration: d}})
+}
+
+// ask is what SharingPolicies ask of the second GPU; nil: nothing.
+func (n *node) ask(t *testing.T, spec *v1alpha1.GPUSpec) {
+	t.Helper()
 	inventory := &v1alpha1.GPUInventory{}
 	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		if err := shared.objects.Get(ctx, client.ObjectKey{Name: n.name}, inventory); err != nil {
@@ -160,8 +166,9 @@ func (n *node) keepWarm(t *testing.T, d time.Duration) {
 		}
 		before := inventory.DeepCopy()
 		inventory.Spec.GPUs = nil
-		if d > 0 {
-			inventory.Spec.GPUs = []v1alpha1.GPUSpec{{UUID: n.host.Machine.GPUs[1].UUID, KeepWarm: &metav1.Duration{Duration: d}}}
+		if spec != nil {
+			spec.UUID = n.host.Machine.GPUs[1].UUID
+			inventory.Spec.GPUs = []v1alpha1.GPUSpec{*spec}
 		}
 		return true, shared.objects.Patch(ctx, inventory, client.MergeFrom(before))
 	})
