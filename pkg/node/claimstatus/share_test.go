@@ -1,0 +1,54 @@
+package claimstatus
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestStatusOfShares: limits, whose GPU it is, and the share's ID where there is
+// one.
+func TestStatusOfShares(t *testing.T) {
+	inPartition := gpu.Partition{GPU: parent, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
+	devices := map[gpu.DeviceName]gpu.Given{
+		"gpu-980fb007-mps4-2": {
+			Name: "gpu-980fb007-mps4-2", Device: gpu.Share{Of: gpu.Whole{GPU: parent}, Count: 4, Number: 2},
+			MPS: &gpu.MPSClient{PipeDir: "/run/x", ThreadPercentage: 25, MemoryMiB: []int64{35756}},
+		},
+		"gpu-980fb007-mig-3g71gb-0-mps-s1": {
+			Name: "gpu-980fb007-mig-3g71gb-0-mps", ShareID: "s1", Device: gpu.Share{Of: inPartition},
+			Instance: gpu.Instance{UUID: "MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1", GPUInstanceID: 2},
+			MPS:      &gpu.MPSClient{MemoryMiB: []int64{1024}},
+		},
+		"gpu-980fb007-mig-3g71gb-0-mps-s9": {
+			Name: "gpu-980fb007-mig-3g71gb-0-mps", ShareID: "s9", Device: gpu.Share{Of: inPartition}, MPS: &gpu.MPSClient{},
+		},
+		"gpu-980fb007-ts4-2": {Name: "gpu-980fb007-ts4-2", Device: gpu.Replica{GPU: parent, Count: 4, Number: 2}},
+	}
+	c := claimed()
+	for name, id := range map[string]string{"gpu-980fb007-mps4-2": "", "gpu-980fb007-mig-3g71gb-0-mps": "s1", "gpu-980fb007-ts4-2": ""} {
+		r := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: "gpu.nvidia.com", Pool: "node-a", Device: name}
+		if id != "" {
+			r.ShareID = new(types.UID(id))
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, r)
+	}
+	s := &server{version: "v1", claim: c}
+	w := start(t, s)
+	for range 2 { // the second time, the claim tells already
+		w.Tell(ref("uid-1"), devices)
+		idle(t, w)
+	}
+	const want = `"status":{"devices":[{"driver":"gpu.nvidia.com","pool":"node-a","device":"gpu-980fb007-mig-3g71gb-0-mps","shareID":"s1","data":{` +
+		`"uuid":"MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1","parentUUID":"GPU-980fb007-8a10-0135-bada-13f71feaef21","profile":"3g.71gb",` +
+		`"placement":{"start":0,"size":4},"gpuInstanceID":2,"computeInstanceID":0,"mps":{"memoryMiB":[1024]}}},` +
+		`{"driver":"gpu.nvidia.com","pool":"node-a","device":"gpu-980fb007-mps4-2","data":{` +
+		`"parentUUID":"GPU-980fb007-8a10-0135-bada-13f71feaef21","mps":{"threadPercentage":25,"memoryMiB":[35756]}}}]}}`
+	if len(s.written) != 1 || !strings.HasSuffix(s.written[0], want) {
+		t.Errorf("got  %v\nwant one that ends in %s", s.written, want)
+	}
+}
