@@ -34,6 +34,9 @@ func newMPSNode(t *testing.T, machine string) *mpsNode {
 	n.env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+n.pipe, "CUDA_MPS_LOG_DIRECTORY="+n.log)
 	t.Cleanup(func() {
 		nvmlsim(t, "mps", "kill", "all", "--root", n.root)
+		for code := 0; code == 0; {
+			_, code = n.control(nil, "get_server_list\n") // until no daemon is left
+		}
 		if t.Failed() {
 			for _, name := range []string{"control.log", "server.log"} {
 				b, _ := os.ReadFile(filepath.Join(n.log, name))

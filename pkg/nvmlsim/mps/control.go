@@ -78,9 +78,12 @@ func newControl(program string, open func() (*nvmlsim.Machine, error), multiuser
 	c.log, c.logFile = openJournal("control.log", "Control")
 	if m, err := open(); err == nil {
 		c.machine = m
+		// Before it is ready, so that it can be killed from then on.
+		began := m.State()
 		if err := m.Meet("MPSControl"); err != nil {
 			return nil, fmt.Errorf("Failed to start: %w", err) //nolint:staticcheck // as nvidia's programs speak
 		}
+		go dieWith(m, began, func(k nvmlsim.MPSKills) uint64 { return k.Control })
 	}
 	if err := c.listen(); err != nil {
 		return nil, err
@@ -138,9 +141,6 @@ func (c *control) listen() error {
 
 // serve returns after quit.
 func (c *control) serve() {
-	if c.machine != nil {
-		go dieWith(c.machine, func(k nvmlsim.MPSKills) uint64 { return k.Control })
-	}
 	for _, l := range c.listeners {
 		go func() {
 			for {

@@ -75,11 +75,12 @@ func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
 		return fmt.Errorf("hear from control daemon: %w", err)
 	}
 	s.log.printf("Initializing server process")
-	time.Sleep(startTime)
 	m, err := open()
 	if err != nil {
 		return err
 	}
+	go dieWith(m, m.State(), func(k nvmlsim.MPSKills) uint64 { return k.Server })
+	time.Sleep(startTime)
 	if err := errors.Join(m.Init(), m.Meet("MPSServer")); err != nil {
 		return err
 	}
@@ -99,15 +100,14 @@ func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
 	for i, d := range s.devices {
 		s.log.printf("Creating server context on device %d (%s)", i, d.GPU.Model().ProductName)
 	}
-	go dieWith(m, func(k nvmlsim.MPSKills) uint64 { return k.Server })
 	s.log.printf("Active Threads Percentage set to %.1f", s.threads)
 	s.log.printf("Server has started")
 	return s.control.send(report{Ready: true}, nil)
 }
 
-// dieWith kills this process when the machine is rebooted, or when MPS is killed.
-func dieWith(m *nvmlsim.Machine, kills func(nvmlsim.MPSKills) uint64) {
-	began := m.State()
+// dieWith kills this process when the machine is rebooted, or when MPS is killed,
+// after the state was as it began.
+func dieWith(m *nvmlsim.Machine, began *nvmlsim.State, kills func(nvmlsim.MPSKills) uint64) {
 	if began == nil {
 		return // the machine's state is not in reach here
 	}
