@@ -3,10 +3,11 @@
 // change of the plugin's version.
 //
 // There is one file per claim, named by the claim's UID, so that the cost of
-// a write doesn't depend on how many claims there are; and, in a directory of
-// their own, one per GPU on which MIG partitions were made. Reads are served
-// from memory; a claim's record is on disk, data and name, when its write
-// returns; a GPU's needn't survive the machine. A file is written beside its
+// a write doesn't depend on how many claims there are; and, in directories of
+// their own, one per GPU on which MIG partitions were made, and one per GPU whose
+// compute mode or time slice isn't as it was found. Reads are served from memory; a
+// claim's record is on disk, data and name, when its write returns; a GPU's, of
+// either kind, needn't survive the machine. A file is written beside its
 // place and renamed, so that a crash leaves the old record or the new one. A
 // file that can't be read is put aside, never overwritten, and its claim or GPU
 // stays in the list of what is unreadable until another record takes its place
@@ -20,6 +21,6 @@
 //
 // The journal knows nothing of Kubernetes objects, CDI or hardware. Only
 // pkg/node/prepare, which writes claims' records, pkg/node/partition, which
-// writes GPUs', pkg/node/doctor, which looks from outside, and what wires the
-// plugin import it.
+// writes GPUs', pkg/node/sharing, which writes settings, pkg/node/doctor, which
+// looks from outside, and what wires the plugin import it.
 package journal

@@ -1,23 +1,27 @@
 // Package prepare gives an allocated claim its devices, and takes them back.
 //
 // A prepare writes one durable journal record, has the claim's MIG partitions
-// made, and then writes the claim's CDI spec. The record comes first and holds
-// everything that the rest is made from: after a crash in between, Recover goes
-// forward. So one record does for what would otherwise be an intent and a
-// result; what a partition needs beyond that is remembered by who makes it. An
-// unprepare goes the other way: spec, partitions, record.
+// made, has set up what it shares (MPS daemons, time slices), and then writes the
+// claim's CDI spec. The record comes first and holds everything that the rest is
+// made from, limits included: after a crash in between, Recover goes forward. So
+// one record does for what would otherwise be an intent and a result; what a
+// partition or a GPU's setting needs beyond that is remembered by who makes it. An
+// unprepare goes the other way: spec, what is shared, partitions, record.
 //
 // Who holds a device is computed from the journal each time, under the lock
 // of the GPU; no lock is shared by all. A GPU's lock is given back as soon as
 // the record is on disk, a claim's lock when all is done: the hardware works
 // for the claims of one GPU in turn, and for GPUs side by side. A device of
 // another claim, or one that needs some of the same silicon, is never
-// given away. Where the other claim is on its way out, Prepare waits for the
+// given away; shares and replicas of the same are meant to be. A claim that is on
+// its way out says so before it gives anything up (journal.SetLeaving): what it
+// shared goes with the last that leaves, in whatever order they come to it. Where
+// the other claim is on its way out, Prepare waits for the
 // kubelet to unprepare it, because the kubelet's next try comes a minute
 // later. An unprepare wins over every prepare of the same claim that began
 // before it.
 //
-// The package declares what it needs of the node (CDI, Inventory, Partitions)
-// and of the cluster (Holders); it imports pkg/node/journal and no other
+// The package declares what it needs of the node (CDI, Inventory, Partitions,
+// Sharing) and of the cluster (Holders); it imports pkg/node/journal and no other
 // sibling.
 package prepare

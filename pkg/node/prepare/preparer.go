@@ -124,9 +124,6 @@ func New(o Options) *Preparer {
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
-	if o.Sharing == nil {
-		o.Sharing = noSharing{}
-	}
 	if o.Given == nil {
 		o.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) {}
 	}

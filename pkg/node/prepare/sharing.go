@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"context"
-	"errors"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -27,12 +26,3 @@ type Sharing interface {
 	// claims had is left on them: their partitions may be destroyed. Idempotent.
 	Leave(ctx context.Context, r journal.Record) error
 }
-
-// noSharing is Sharing where there is none.
-type noSharing struct{}
-
-func (noSharing) Join(context.Context, journal.Record, map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error) {
-	return nil, errors.New("this version of the kubelet plugin can't share GPUs; install one that can")
-}
-
-func (noSharing) Leave(context.Context, journal.Record) error { return nil }
