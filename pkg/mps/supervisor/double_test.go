@@ -39,7 +39,26 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, supervise(os.Args[2]))
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(run(m))
+}
+
+// plain is this program without the race detector, which takes a second to
+// start: what the supervisor starts is started hundreds of times.
+var plain = os.Args[0]
+
+func run(m *testing.M) int {
+	if raced {
+		dir, err := os.MkdirTemp("", "plain")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		plain = filepath.Join(dir, "plain.test")
+		if out, err := exec.Command("go", "test", "-c", "-o", plain, ".").CombinedOutput(); err != nil {
+			panic(fmt.Sprintf("build: %v: %s", err, out))
+		}
+	}
+	return m.Run()
 }
 
 // supervise runs a supervisor that kills itself after the step that

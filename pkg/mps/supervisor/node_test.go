@@ -45,7 +45,7 @@ func newNode(t *testing.T) *node {
 	}
 	dir := t.TempDir()
 	n := &node{t: t, cfg: Config{RunDir: filepath.Join(dir, "run"), HostRoot: "/", DriverRoot: filepath.Join(dir, "driver")}}
-	self, err := os.Executable()
+	self, err := filepath.Abs(plain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func (n *node) start(failpoint string) {
 	if failpoint != "" && !strings.Contains(failpoint, "#") {
 		failpoint += "#1"
 	}
-	n.running = exec.Command(n.cfg.Launcher[0], "supervise", string(text))
+	n.running = exec.Command("/proc/self/exe", "supervise", string(text))
 	n.running.Env = append(os.Environ(), "TEST_FAILPOINT="+failpoint)
 	stdin, err := n.running.StdinPipe() // it begins when this is closed
 	if err != nil {
