@@ -20,7 +20,7 @@ type Limits struct {
 // MPSClient is what a container needs to be a client of an MPS daemon. Paths are
 // the host's.
 type MPSClient struct {
-	// PipeDir has the daemon's sockets (CUDA_MPS_PIPE_DIRECTORY).
+	// PipeDir has the daemon's sockets for clients (CUDA_MPS_PIPE_DIRECTORY).
 	PipeDir string
 	// ShmDir has to be the container's /dev/shm; empty where the driver's MPS does
 	// without.

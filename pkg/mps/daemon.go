@@ -92,7 +92,8 @@ type State struct {
 	// PID of the control daemon, as the host counts; 0 where there is none.
 	PID int
 	// PipeDir is the host's path of the directory that clients must see as their
-	// CUDA_MPS_PIPE_DIRECTORY.
+	// CUDA_MPS_PIPE_DIRECTORY; they needn't be able to write there. The socket that
+	// root needs to change the daemon isn't in it.
 	PipeDir string
 	// ShmDir is the host's path of what must be the clients' /dev/shm; empty where
 	// they need none.

@@ -67,6 +67,9 @@ func (s *Supervisor) takeOver(ctx context.Context, r record) {
 		s.cfg.Step("adopt.known")
 		err = s.driver.change(ctx, r.Daemon, at)
 	}
+	if err == nil {
+		err = at.admit()
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "MPS daemon can't be taken over and is started anew")
 		s.revive(ctx, r, err.Error())

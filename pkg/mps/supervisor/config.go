@@ -58,6 +58,7 @@ func (c *Config) place(name string) place { return place(filepath.Join(c.RunDir,
 
 func (p place) record() string  { return filepath.Join(string(p), "daemon.json") }
 func (p place) pipe() string    { return filepath.Join(string(p), "pipe") }
+func (p place) clients() string { return filepath.Join(string(p), "clients") }
 func (p place) log() string     { return filepath.Join(string(p), "log") }
 func (p place) shm() string     { return filepath.Join(string(p), "shm") }
 func (p place) pidFile() string { return filepath.Join(p.pipe(), program+".pid") }

@@ -111,11 +111,16 @@ func (s *Supervisor) start(ctx context.Context, r record) error {
 	at := s.cfg.place(name)
 	err := s.launch(ctx, &r, at)
 	if err == nil {
-		if err = s.driver.limits(ctx, r.Daemon, at); err == nil {
-			s.cfg.Step("start.limited")
-			s.running(ctx, r)
-			return nil
-		}
+		err = s.driver.limits(ctx, r.Daemon, at)
+	}
+	if err == nil {
+		s.cfg.Step("start.limited")
+		err = at.admit() // not before it has its limits
+	}
+	if err == nil {
+		s.cfg.Step("start.admitted")
+		s.running(ctx, r)
+		return nil
 	}
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
@@ -158,12 +163,14 @@ func clean(ctx context.Context, at place) error {
 	if err := killUsers(ctx, at.pipe()); err != nil {
 		return err
 	}
-	for _, dir := range []string{at.pipe(), at.shm()} {
+	for _, dir := range []string{at.clients(), at.pipe(), at.shm()} {
 		if err := empty(dir); err != nil {
 			return fmt.Errorf("clean up after an earlier daemon: %w", err)
 		}
 	}
-	for dir, mode := range map[string]fs.FileMode{at.pipe(): 0o755, at.log(): 0o755, at.shm(): 0o777 | fs.ModeSticky} {
+	for dir, mode := range map[string]fs.FileMode{
+		at.pipe(): 0o755, at.clients(): 0o755, at.log(): 0o755, at.shm(): 0o777 | fs.ModeSticky,
+	} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}

@@ -4,7 +4,8 @@
 // Each daemon has a directory in the run directory, named after it:
 //
 //	d/<name>/daemon.json  what is wanted, and which process it is
-//	d/<name>/pipe         the sockets: CUDA_MPS_PIPE_DIRECTORY
+//	d/<name>/pipe         the sockets: the daemon's CUDA_MPS_PIPE_DIRECTORY
+//	d/<name>/clients      those of them that clients may see, as hard links
 //	d/<name>/log          control.log and server.log, and what starting it said
 //	d/<name>/shm          its /dev/shm
 //

@@ -180,6 +180,7 @@ func serveDouble(pipe string) {
 	if err != nil {
 		os.Exit(1) //nolint:revive // this is the main function of the double
 	}
+	_ = os.WriteFile(filepath.Join(pipe, privileged), nil, 0o755)
 	_ = os.WriteFile(filepath.Join(pipe, program+".pid"), []byte(strconv.Itoa(os.Getpid())), 0o666)
 	_ = os.WriteFile(filepath.Join(os.Getenv(logVariable), "control.log"), []byte(strings.Join(os.Args, " ")+"\n"), 0o644)
 	ready := os.NewFile(3, "ready")

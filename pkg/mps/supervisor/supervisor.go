@@ -248,7 +248,7 @@ func (s *Supervisor) watch() ([]mps.State, <-chan struct{}) {
 func (s *Supervisor) state(d daemon) mps.State {
 	at := s.cfg.place(d.record.Daemon.Name)
 	state := mps.State{
-		Daemon: d.record.Daemon, PID: d.record.PID, PipeDir: at.pipe(),
+		Daemon: d.record.Daemon, PID: d.record.PID, PipeDir: at.clients(),
 		Phase: d.phase, Message: d.message, Restarts: d.record.Restarts,
 	}
 	if s.driver.sharesMemory() || !isEmpty(at.shm()) {

@@ -25,7 +25,7 @@ func TestEnsureAndStop(t *testing.T) {
 	n := newNode(t)
 	n.start("")
 	first := n.ensure(one("gpu-980fb007"))
-	want := mps.State{Daemon: one("gpu-980fb007"), PID: first.PID, PipeDir: n.at("gpu-980fb007").pipe(), Phase: mps.Running}
+	want := mps.State{Daemon: one("gpu-980fb007"), PID: first.PID, PipeDir: n.at("gpu-980fb007").clients(), Phase: mps.Running}
 	if diff := cmp.Diff(want, first); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -57,6 +57,40 @@ func TestEnsureAndStop(t *testing.T) {
 	if left := n.list(); len(left) > 0 {
 		t.Errorf("still listed: %+v", left)
 	}
+}
+
+// Root in a container must not be able to change or end the daemon. A daemon that
+// comes after another is behind the same directory.
+func TestClientsSeeNoPrivilegedSocket(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	first := n.ensure(one("a"))
+	sees := func() {
+		t.Helper()
+		for name, want := range map[string]bool{"control": true, privileged: false} {
+			inside, pipeErr := os.Stat(filepath.Join(n.at("a").pipe(), name))
+			if pipeErr != nil {
+				t.Fatalf("the daemon has no %s: %v", name, pipeErr)
+			}
+			seen, err := os.Stat(filepath.Join(first.PipeDir, name))
+			if got := err == nil && os.SameFile(inside, seen); got != want {
+				t.Errorf("clients see %s of this daemon: %t, want %t", name, got, want)
+			}
+		}
+	}
+	sees()
+	if err := unix.Kill(first.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until(func(all []mps.State) bool { return all[0].Phase == mps.Running && all[0].Restarts == 1 })
+	sees()
+	if err := os.RemoveAll(first.PipeDir + "/control"); err != nil {
+		t.Fatal(err)
+	}
+	n.kill()
+	n.start("")
+	n.until(func(all []mps.State) bool { return len(all) == 1 && all[0].Phase == mps.Running })
+	sees()
 }
 
 // The daemon's /dev/shm is its own; nobody else's changes.

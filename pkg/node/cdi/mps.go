@@ -28,7 +28,7 @@ func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 	if limits := memoryLimits(c.MemoryMiB); limits != "" {
 		edits.Env = append(edits.Env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+limits)
 	}
-	for _, dir := range []struct{ host, container string }{{c.PipeDir, pipeInContainer}, {c.ShmDir, shmInContainer}} {
+	for _, dir := range []struct{ host, container, access string }{{c.PipeDir, pipeInContainer, "ro"}, {c.ShmDir, shmInContainer, "rw"}} {
 		if dir.host == "" && dir.container == shmInContainer {
 			continue
 		}
@@ -36,7 +36,7 @@ func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 			return specs.ContainerEdits{}, fmt.Errorf("directory %q of the MPS daemon isn't on the host: the daemon has just ended, or another program has removed it; it is started again with the next try (the MPS supervisor's log says more)", dir.host)
 		}
 		edits.Mounts = append(edits.Mounts, &specs.Mount{
-			HostPath: dir.host, ContainerPath: dir.container, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"},
+			HostPath: dir.host, ContainerPath: dir.container, Options: []string{dir.access, "bind", "nosuid", "nodev", "noexec"},
 		})
 	}
 	return edits, nil
