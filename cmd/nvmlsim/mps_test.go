@@ -251,6 +251,38 @@ func TestMPSFiles(t *testing.T) {
 	n.daemon(t) // in place of what is left
 }
 
+// Who reaches the socket for everybody alone, as containers do, may ask, and set
+// the percentage of a server that runs; root too.
+func TestMPSPrivileges(t *testing.T) {
+	n := newMPSNode(t, "h200")
+	n.daemon(t)
+	n.command(t, "set_default_active_thread_percentage 25", "start_server -uid 0")
+	server := n.server(t)
+	inside := *n
+	inside.pipe = filepath.Join(filepath.Dir(n.pipe), "clients")
+	inside.env = append(slices.Clone(n.env), "CUDA_MPS_PIPE_DIRECTORY="+inside.pipe)
+	if err := os.Mkdir(inside.pipe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(filepath.Join(n.pipe, "control"), filepath.Join(inside.pipe, "control")); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 0 20G", "quit"} {
+		if got := inside.command(t, command); !strings.Contains(got, "privilege") {
+			t.Errorf("%s: %q", command, got)
+		}
+	}
+	if got := inside.command(t, "get_default_active_thread_percentage"); got != "25.0\n" {
+		t.Errorf("the default: %q", got)
+	}
+	if got := inside.command(t, fmt.Sprintf("set_active_thread_percentage %d 50", server)); got != "50.0\n" {
+		t.Errorf("the server's: %q", got)
+	}
+	if got := inside.cuda(t, nil); !strings.Contains(got, "SMs 66") {
+		t.Errorf("a client: %q", got)
+	}
+}
+
 func TestMPSLimits(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t, "CUDA_VISIBLE_DEVICES=0")

@@ -60,6 +60,23 @@ func execute(c commands, line string) string {
 	return fmt.Sprintf("Unknown command \"%s\"\n", name)
 }
 
+// refuse is what a command gets that came by the socket for everybody, where only
+// those by the other one change the daemon; false where it is carried out. That
+// start_server and those about a server are is assumed, but for
+// set_active_thread_percentage.
+func refuse(line string, uid uint32) (string, bool) {
+	words := strings.Fields(line)
+	switch {
+	case len(words) == 0:
+		return "", false
+	case words[0] == "quit":
+		return "Not enough privilege to execute quit command\n", true
+	case strings.HasPrefix(words[0], "set_default_"):
+		return fmt.Sprintf("Insufficient privileges for UID %d. Control deamon settings can only be modified by the user who started it or by the root user.\n", uid), true
+	}
+	return "", false
+}
+
 type command func(c commands, args []string) string
 
 //nolint:gochecknoglobals // constant

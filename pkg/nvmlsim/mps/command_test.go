@@ -111,6 +111,25 @@ func TestExecute(t *testing.T) {
 	}
 }
 
+// The answers are those that user 65534 got on an H200.
+func TestRefuse(t *testing.T) {
+	const settings = "Insufficient privileges for UID 65534. Control deamon settings can only be modified by the user who started it or by the root user.\n"
+	for line, want := range map[string]string{
+		"":                                     "",
+		"get_server_list":                      "",
+		"get_default_active_thread_percentage": "",
+		"set_active_thread_percentage 650 10":  "",
+		"set_default_active_thread_percentage 77":   settings,
+		"set_default_device_pinned_mem_limit 0 20G": settings,
+		"quit":      "Not enough privilege to execute quit command\n",
+		"quit -t 1": "Not enough privilege to execute quit command\n",
+	} {
+		if got, refused := refuse(line, 65534); got != want || refused != (want != "") {
+			t.Errorf("%q: %q, refused %t", line, got, refused)
+		}
+	}
+}
+
 // Whatever is typed, the daemon says whole lines, and limits stay possible ones.
 func FuzzExecute(f *testing.F) {
 	for _, line := range []string{

@@ -111,7 +111,7 @@ func (c *control) take() error {
 // listen makes what a daemon has in its pipe directory, in place of what a dead
 // one left there.
 func (c *control) listen() error {
-	for _, name := range []string{"control", "control_privileged", logPipe, pidFile} {
+	for _, name := range []string{publicName, privilegedName, logPipe, pidFile} {
 		if err := os.Remove(filepath.Join(c.pipe, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("pipe directory: %w", err)
 		}
@@ -124,7 +124,7 @@ func (c *control) listen() error {
 	if err := os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())), 0o666); err != nil {
 		return fmt.Errorf("pipe directory: %w", err)
 	}
-	for name, mode := range map[string]fs.FileMode{"control_privileged": 0o755, "control": 0o666} {
+	for name, mode := range map[string]fs.FileMode{privilegedName: 0o755, publicName: 0o666} {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(c.pipe, name), Net: "unix"})
 		if err != nil {
 			return fmt.Errorf("pipe directory: %w", err)
@@ -194,10 +194,13 @@ func (c *control) converse(r *bufio.Reader, conn net.Conn) {
 func (c *control) obey(conn net.Conn, text string) error {
 	c.talking.RLock()
 	defer c.talking.RUnlock()
-	answer := ""
+	answer, refused := "", false
+	if filepath.Base(conn.LocalAddr().String()) != privilegedName {
+		answer, refused = refuse(text, uidOf(conn))
+	}
 	if err := c.meet("MPSCommand"); err != nil {
 		answer = err.Error() + "\n"
-	} else {
+	} else if !refused {
 		answer = execute(c, text)
 	}
 	return writeLine(conn, answer)
@@ -210,18 +213,40 @@ func (c *control) meet(call string) error {
 	return c.machine.Meet(call)
 }
 
+// peerOf is the other side of a connection, and the connection as a file, which
+// the caller closes.
+func peerOf(conn net.Conn) (*os.File, *unix.Ucred, error) {
+	f, err := conn.(*net.UnixConn).File() //nolint:forcetypeassert // a unix listener made it
+	if err != nil {
+		return nil, nil, fmt.Errorf("connection: %w", err)
+	}
+	peer, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("connection: %w", err), f.Close())
+	}
+	return f, peer, nil
+}
+
+// uidOf is the user on the other side; nobody where that can't be told.
+func uidOf(conn net.Conn) uint32 {
+	f, peer, err := peerOf(conn)
+	if err != nil {
+		return nobody
+	}
+	_ = f.Close()
+	return peer.Uid
+}
+
+const nobody = 65534
+
 // introduce hands a client over to the server, which is started if need be, or
 // returns the error text that the client gets.
 func (c *control) introduce(conn net.Conn, who client) string {
-	f, err := conn.(*net.UnixConn).File() //nolint:forcetypeassert // a unix listener made it
+	f, peer, err := peerOf(conn)
 	if err != nil {
 		return notConnected
 	}
 	defer f.Close()
-	peer, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return notConnected
-	}
 	who.PID, who.UID = uint32(peer.Pid), peer.Uid
 	for {
 		s, problem := c.serverFor(who)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -182,7 +183,10 @@ func background(program string, o options, open func() (*nvmlsim.Machine, error)
 
 // converse has the running daemon carry out commands.
 func converse(in io.Reader, out io.Writer) int {
-	conn, err := net.Dial("unix", controlSocket())
+	conn, err := net.Dial("unix", filepath.Join(pipeDirectory(), privilegedName))
+	if err != nil { // not for this user, or not in this container
+		conn, err = net.Dial("unix", controlSocket())
+	}
 	if err != nil {
 		fmt.Fprintln(out, noControlDaemon)
 		return 1

@@ -47,7 +47,13 @@ func setting(name, without string) string {
 
 func pipeDirectory() string { return setting(pipeEnv, defaultPipe) }
 
-func controlSocket() string { return filepath.Join(pipeDirectory(), "control") }
+// Sockets of the control daemon: for everybody, and for who started it and root.
+const (
+	publicName     = "control"
+	privilegedName = "control_privileged"
+)
+
+func controlSocket() string { return filepath.Join(pipeDirectory(), publicName) }
 
 // greeting is the first line of a connection to the control daemon.
 type greeting struct {
