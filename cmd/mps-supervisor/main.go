@@ -53,7 +53,8 @@ then with growing pauses; the programs that were its clients have failed by then
 Each daemon has a directory, RUN-DIR/d/NAME:
 
     daemon.json   what is wanted, and which process it is
-    pipe          its sockets, which clients have as CUDA_MPS_PIPE_DIRECTORY
+    pipe          its sockets: its own CUDA_MPS_PIPE_DIRECTORY
+    clients       those of them that containers see, as theirs
     log           control.log and server.log; start.log if it refused to start
     shm           its /dev/shm
 
