@@ -156,7 +156,7 @@ func limitsOfShare(g journal.Grant, read claim.Grant, on gpu.GPU) (gpu.Limits, e
 	}
 	l := read.Consumed
 	if l.MemoryMiB == 0 {
-		return l, fmt.Errorf("%w: the allocation doesn't say how much memory of it is the claim's (consumedCapacity): the API server has to have DRAConsumableCapacity; delete the claim and let it be allocated anew",
+		return l, fmt.Errorf("%w: the allocation doesn't say how much memory of it is the claim's (consumedCapacity): API server and scheduler have to have the feature gate DRAConsumableCapacity; delete the claim and let it be allocated anew",
 			claim.ErrPermanent)
 	}
 	if l.ThreadPercentage == 0 {
