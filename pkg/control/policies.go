@@ -218,7 +218,7 @@ func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus
 	for _, name := range first(slices.Sorted(maps.Keys(o.lost)), v1alpha1.MaxConflicts) {
 		status.Conflicts = append(status.Conflicts, v1alpha1.PolicyConflict{Policy: name, GPUs: o.lost[name]})
 	}
-	status.WaitingDevices, status.Waiting = int32(len(o.waiting)), first(o.waiting, v1alpha1.MaxWaitingDevices)
+	status.WaitingDevices, status.Waiting = int32(countDevices(o.waiting)), first(o.waiting, v1alpha1.MaxWaitingDevices)
 	problems := o.misspelt()
 	for _, message := range slices.Sorted(maps.Keys(o.problems)) {
 		problems = append(problems, *o.problems[message])
@@ -226,6 +226,12 @@ func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus
 	status.Problems = first(problems, v1alpha1.MaxProblems)
 	applied(&status, s)
 	return status
+}
+
+// countDevices counts each device once, however many claims have it: they are
+// next to each other.
+func countDevices(waiting []v1alpha1.WaitingDevice) int {
+	return len(slices.CompactFunc(slices.Clone(waiting), func(a, b v1alpha1.WaitingDevice) bool { return a.Node == b.Node && a.Device == b.Device }))
 }
 
 // applied says whether all is as planned.

@@ -273,6 +273,23 @@ func TestStatusNamesWhomItServes(t *testing.T) {
 	}
 }
 
+// A device that several claims have is one device, and each claim is named.
+func TestStatusNamesAllClaimsOfADevice(t *testing.T) {
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0), h100(1)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f.claims["n"] = []allocation{{"gpu-00000000-mps", "ns/one"}, {"gpu-00000000-mps", "ns/two"}, {"gpu-00000001-mps", "ns/one"}}
+	got := f.statuses(t)["p"]
+	want := []v1alpha1.WaitingDevice{
+		{Node: "n", Device: "gpu-00000000-mps", Claim: "ns/one"}, {Node: "n", Device: "gpu-00000000-mps", Claim: "ns/two"},
+		{Node: "n", Device: "gpu-00000001-mps", Claim: "ns/one"},
+	}
+	if diff := cmp.Diff(want, got.Waiting); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got.WaitingDevices != 2 {
+		t.Errorf("%d devices wait, want 2", got.WaitingDevices)
+	}
+}
+
 // The same facts must not be told in other words each time, because each time
 // would be a write.
 func TestJudgeSaysTheSameAgain(t *testing.T) {

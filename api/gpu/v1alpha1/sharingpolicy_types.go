@@ -195,7 +195,7 @@ type SharingPolicyStatus struct {
 	// claims that have them, although this policy's plan wants others.
 	// +optional
 	WaitingDevices int32 `json:"waitingDevices,omitempty"`
-	// waiting are these devices.
+	// waiting are these devices, each once for every claim that has it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -230,7 +230,7 @@ type PolicyConflict struct {
 	GPUs int32 `json:"gpus"`
 }
 
-// WaitingDevice is a device that goes when its claim goes.
+// WaitingDevice is a device that goes when its claims go.
 type WaitingDevice struct {
 	Node   string `json:"node"`
 	Device string `json:"device"`
