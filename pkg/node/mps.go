@@ -42,7 +42,9 @@ func mpsRemains(socket string) func() ([]string, error) {
 		}
 		names := make([]string, 0, len(entries))
 		for _, e := range entries {
-			names = append(names, e.Name())
+			if e.IsDir() { // a record that was put aside is a file
+				names = append(names, e.Name())
+			}
 		}
 		return names, nil
 	}

@@ -103,6 +103,20 @@ func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.Devi
 	return clients, nil
 }
 
+// settle has the GPUs that the claim has to itself as they were before others
+// shared them: what could not be put back when those left would be in the way of
+// the claim's processes.
+func (p *Preparer) settle(ctx context.Context, r journal.Record) error {
+	alone := func(g journal.Grant) bool { return !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) }
+	if r.Shares() || !slices.ContainsFunc(r.Grants, alone) { // what shares was joined
+		return nil
+	}
+	if _, err := p.Sharing.Join(ctx, r, nil); err != nil {
+		return fmt.Errorf("wait until claims that shared the GPU have left it as it was: %w", err)
+	}
+	return nil
+}
+
 // clientOf is what the claim's containers need to be clients of the grant's MPS
 // daemon, with the grant's limits; nil where the grant has no MPS.
 func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.MPSClient, error) {

@@ -270,6 +270,9 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 // claim's lock is held.
 func (p *Preparer) give(ctx context.Context, r journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
 	devices, err := p.realize(ctx, r)
+	if err == nil {
+		err = p.settle(ctx, r)
+	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}

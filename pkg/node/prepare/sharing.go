@@ -18,7 +18,9 @@ type Sharing interface {
 	// each of the record's devices: its instance where it is, or is a share of, a
 	// partition. It returns how the containers reach the MPS daemon of each device
 	// whose grant has MPS: the directories; the limits in the answer don't count,
-	// those of the record do. A grant without MPS has no entry. Idempotent. After an
+	// those of the record do. A grant without MPS has no entry. Of a claim that has GPUs
+	// to itself, it sets up nothing, and is an error while something that others shared
+	// them through is still there. Idempotent. After an
 	// error, what was set up is known, and taken down by Leave.
 	Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error)
 	// Leave takes down what no claim needs any more on the GPUs of a record that is

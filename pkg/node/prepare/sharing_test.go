@@ -432,6 +432,26 @@ func TestJoinFails(t *testing.T) {
 	checkHeld(t, f, "c")
 }
 
+// TestNotAsItWas: a GPU that isn't as it was before others shared it is given to
+// nobody as a whole; what runs there already stays.
+func TestNotAsItWas(t *testing.T) {
+	f := newFixture(t, 2)
+	c, p := newClaim("c", result("gpu", 0)), newClaim("p", part("p", 1, "3g.40gb", 4))
+	exclusive := errors.New("its compute mode can't be put back")
+	f.sharing.Fail = func(context.Context, string, journal.Record) error { return exclusive }
+	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, exclusive) {
+		t.Errorf("got %v, want %v", err, exclusive)
+	}
+	mustPrepare(t, f, p)
+	mustPrepare(t, f, newClaim("look", adminResult("gpu", 0)))
+	checkHeld(t, f, "look", "p")
+	f.sharing.Fail = nil
+	mustPrepare(t, f, c)
+	checkHeld(t, f, "c", "look", "p")
+	f.sharing.Fail = func(context.Context, string, journal.Record) error { return exclusive }
+	mustUnprepare(t, f, c)
+}
+
 // TestLeaveFails: the record stays, and the partition, until the next try.
 func TestLeaveFails(t *testing.T) {
 	f := newFixture(t, 1)

@@ -778,6 +778,31 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// TestUnreadableLeaves: a daemon that a claim may have had whose record can't be
+// read is not left behind where there is nobody to stop it.
+func TestUnreadableLeaves(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	g := ofPartition(gpu0, 0)
+	n.prepare(t, claim("a", g))
+	n.journal.Close()
+	if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.away = true
+	n = start(t, m, n.dir, "boot-1", nil)
+	n.journal.SetLeaving("a", true)
+	r := claim("a", g) // by the device's name; not which boot it is of
+	if err := n.Leave(t.Context(), r); !errors.Is(err, mps.ErrUnavailable) {
+		t.Errorf("leave: got %v", err)
+	}
+	m.away = false
+	if err := n.Leave(t.Context(), r); err != nil {
+		t.Error(err)
+	}
+	n.check(t, is{})
+}
+
 // TestUnreadableSettings count as what a driver starts with.
 func TestUnreadableSettings(t *testing.T) {
 	m := newMachine()

@@ -75,7 +75,8 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	var names []string
 	for _, g := range r.Grants {
 		name := r.Daemon(g)
-		if name != "" && r.BootID == v.m.BootID && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
+		old := r.BootID != "" && r.BootID != v.m.BootID // "": it can't be read
+		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
 			names = append(names, name) // those of another boot are gone
 		}
 	}
