@@ -285,7 +285,9 @@ func (s *Supervisor) stop(ctx context.Context, name string) error {
 		d.unwatch()
 		d.record.Stopping = true
 		if err := writeRecord(at.record(), d.record); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+			// Where there is no room left, to stop makes some. After a crash now the daemon is
+			// taken over, and whoever asked asks again.
+			klog.FromContext(ctx).Error(err, "Can't note that an MPS daemon is being stopped")
 		}
 		s.cfg.Step("stop.recorded")
 	}
@@ -302,7 +304,7 @@ func (s *Supervisor) stop(ctx context.Context, name string) error {
 // record that was put aside.
 func (s *Supervisor) remove(ctx context.Context, name string) error {
 	at := s.cfg.place(name)
-	if err := s.end(ctx, at); err != nil {
+	if err := s.end(ctx, name); err != nil {
 		return err
 	}
 	s.cfg.Step("stop.ended")
@@ -319,6 +321,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 	if err := os.RemoveAll(string(at)); err != nil {
 		return fmt.Errorf("remove what the daemon had: %w", err)
 	}
+	s.driver.unfurnish(at)
 	s.cfg.Step("stop.removed")
 	s.forget(name)
 	return nil
@@ -326,7 +329,8 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 
 // end ends the processes of a daemon: those that work end by themselves, the
 // others are killed.
-func (s *Supervisor) end(ctx context.Context, at place) error {
+func (s *Supervisor) end(ctx context.Context, name string) error {
+	at := s.cfg.place(name)
 	if pids := users(at.pipe()); len(pids) > 0 {
 		patient, cancel := context.WithTimeout(ctx, quitTime)
 		defer cancel()
@@ -340,5 +344,9 @@ func (s *Supervisor) end(ctx context.Context, at place) error {
 	}
 	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
-	return killUsers(hard, at.pipe())
+	err := killUsers(hard, at.pipe())
+	if d, ok := s.get(name); ok && alive(d.record.PID, d.record.Start) { // somebody has removed its directory
+		err = errors.Join(err, kill(hard, []int{d.record.PID}))
+	}
+	return err
 }

@@ -120,6 +120,15 @@ func (l launch) furnish() error {
 	return bind(l.Place.shm(), filepath.Join(l.Program.Root, "dev/shm"))
 }
 
+// unfurnish removes the place that furnish has made, when nothing is shown there
+// any more.
+func (d *driver) unfurnish(at place) {
+	p, err := d.find()
+	if err == nil && p.Root != "/" {
+		_ = os.Remove(d.host.Path(filepath.Join(p.Root, string(at)))) // empty, or not ours
+	}
+}
+
 // bind shows a directory at another path, if that is there.
 func bind(source, target string) error {
 	if _, err := os.Stat(target); errors.Is(err, fs.ErrNotExist) {

@@ -104,6 +104,44 @@ func TestLaunchedInTheHost(t *testing.T) {
 	}
 }
 
+// In a driver root that is a system of its own nothing is left of a daemon.
+func TestUnfurnish(t *testing.T) {
+	n := newNode(t)
+	n.drop("bin/" + program)
+	elf, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.put("bin/"+program, string(elf))
+	loader, err := exec.CommandContext(t.Context(), "sh", "-c", "ldd /bin/sleep | grep -o '/[^ ]*/ld-[^ ]*'").Output()
+	if err != nil {
+		t.Skip("no loader")
+	}
+	inside := filepath.Join(n.cfg.DriverRoot, strings.TrimSpace(string(loader)))
+	if err := os.MkdirAll(filepath.Dir(inside), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(inside, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := driver{host: hostOf(n.cfg), cfg: &n.cfg}
+	p, err := d.find()
+	if err != nil || p.Root != n.cfg.DriverRoot {
+		t.Fatalf("found %+v, %v", p, err)
+	}
+	shown := filepath.Join(p.Root, string(n.at("a")))
+	if err := os.MkdirAll(shown, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.start("")
+	if err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(shown); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", shown, err)
+	}
+}
+
 func TestLaunchSaysWhatIsWrong(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

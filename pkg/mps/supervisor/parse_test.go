@@ -1,13 +1,17 @@
 package supervisor
 
 import (
+	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -96,6 +100,50 @@ func TestUsersAreNotClients(t *testing.T) {
 	server := sleeper("/usr/bin/nvidia-cuda-mps-server")
 	if got := users(at.pipe()); !slices.Equal(got, []int{server.Process.Pid}) {
 		t.Errorf("got %v, want %d", got, server.Process.Pid)
+	}
+}
+
+// A link in a container to where the host has the daemon's directory makes no
+// process there the daemon's.
+func TestUsersAreNotInContainers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, container := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(container, filepath.Dir(dir)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(dir, filepath.Join(container, dir)); err != nil {
+		t.Fatal(err)
+	}
+	var own unix.Stat_t
+	if err := unix.Stat(dir, &own); err != nil {
+		t.Fatal(err)
+	}
+	thread, looked := make(chan int), make(chan struct{})
+	var enter func()
+	enter = func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the others go by this one
+			defer runtime.UnlockOSThread()
+			go enter()
+			<-looked
+			return
+		}
+		err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chroot(container)) // the thread ends with this
+		if err != nil {
+			t.Error(err)
+		}
+		thread <- unix.Gettid()
+		<-looked
+	}
+	go enter()
+	defer close(looked)
+	if tid := <-thread; sees(tid, dir, own) {
+		t.Error("the thread in the container passes for one that sees the directory")
+	}
+	if !sees(os.Getpid(), dir, own) {
+		t.Error("this process doesn't see the directory")
 	}
 }
 

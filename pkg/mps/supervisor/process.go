@@ -98,8 +98,8 @@ func exited(fd uintptr) bool {
 // server, and who is about to become them. Clients are not among them, nor is the
 // shell of somebody who looks at the daemon.
 func users(pipe string) []int {
-	own, err := os.Stat(pipe)
-	if err != nil {
+	var own unix.Stat_t
+	if err := unix.Stat(pipe, &own); err != nil {
 		return nil
 	}
 	entries, err := os.ReadDir("/proc")
@@ -122,12 +122,30 @@ func users(pipe string) []int {
 			continue
 		}
 		// Other nodes may live on this machine, with the same paths.
-		theirs, err := os.Stat(filepath.Join("/proc", e.Name(), "root", pipe))
-		if err == nil && os.SameFile(own, theirs) {
+		if sees(pid, pipe, own) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// sees says whether a process has the directory at the same path. Links count as
+// they do for that process: with one in a container nobody passes for a daemon.
+func sees(pid int, path string, directory unix.Stat_t) bool {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	var theirs unix.Stat_t
+	switch {
+	case errors.Is(err, unix.ENOSYS): // before Linux 5.6
+		err = unix.Stat(fmt.Sprintf("/proc/%d/root%s", pid, path), &theirs)
+	case err == nil:
+		err = errors.Join(unix.Fstat(fd, &theirs), unix.Close(fd))
+	}
+	return err == nil && theirs.Dev == directory.Dev && theirs.Ino == directory.Ino
 }
 
 // isOurs says whether the words of a command, each ended by a zero byte, are those

@@ -382,6 +382,40 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
+// What somebody does to a daemon's files doesn't keep it from being stopped.
+func TestStopWithoutItsFiles(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, at place){
+		"no directory": func(t *testing.T, at place) {
+			if err := os.RemoveAll(string(at)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the record can't be written": func(t *testing.T, at place) {
+			if err := os.Remove(at.record()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(at.record()+"/x", 0o755); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.start("")
+			first := n.ensure(one("a"))
+			start, _ := startOf(first.PID)
+			damage(t, n.at("a"))
+			if err := n.Stop(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			if alive(first.PID, start) {
+				t.Error("the daemon still runs")
+			}
+			n.gone("a")
+		})
+	}
+}
+
 func before2(pid int) uint64 { start, _ := startOf(pid); return start }
 
 func TestSecondSupervisorWaits(t *testing.T) {
