@@ -331,34 +331,55 @@ func memory(want mps.Daemon) []int64 {
 
 var (
 	percentagePattern = regexp.MustCompile(`^\d+\.\d+$`)
-	memoryPattern     = regexp.MustCompile(`^(\d+)([KMG])B?$`)
+	memoryPattern     = regexp.MustCompile(`^(\d+)([KMGT])B?$`)
 	serverPattern     = regexp.MustCompile(`^\d+$`)
 )
 
 // checkLimits compares what the daemon says the limits are with what they should
-// be: of some things that it doesn't like it says nothing.
+// be: of some things that it doesn't like it says nothing. It says a memory limit
+// in the largest unit of which there is one, rounded down: 71513M is "69G".
 func checkLimits(want mps.Daemon, out string) error {
 	threads := -1.0
-	var limits []float64
+	var limits []memoryLimit
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
 		if percentagePattern.MatchString(line) {
 			threads, _ = strconv.ParseFloat(line, 64)
 		}
 		if m := memoryPattern.FindStringSubmatch(line); m != nil {
-			n, _ := strconv.ParseFloat(m[1], 64)
-			limits = append(limits, n*map[string]float64{"K": 1. / 1024, "M": 1, "G": 1024}[m[2]])
+			n, _ := strconv.ParseInt(m[1], 10, 64)
+			limits = append(limits, memoryLimit{n, m[2]})
 		}
 	}
 	asked := memory(want)
 	ok := math.Abs(threads-float64(percentage(want))) < 0.5 && len(limits) == len(asked)
 	for i := 0; ok && i < len(asked); i++ {
-		ok = limits[i] == float64(asked[i])
+		ok = limits[i].says(asked[i])
 	}
 	if !ok {
 		return fmt.Errorf("the MPS control daemon didn't take the limits (%d %% of the threads, %v MiB); it answered %q", percentage(want), asked, out)
 	}
 	return nil
+}
+
+// memoryLimit is how the daemon says one.
+type memoryLimit struct {
+	n    int64
+	unit string
+}
+
+// says whether this may be how the daemon says so many MiB.
+func (l memoryLimit) says(mib int64) bool {
+	switch l.unit {
+	case "K":
+		return l.n == mib*1024
+	case "G":
+		return l.n == mib>>10
+	case "T":
+		return l.n == mib>>20
+	default:
+		return l.n == mib
+	}
 }
 
 // parseServers finds the process ids that get_server_list prints among other

@@ -121,7 +121,7 @@ func killedAt(t *testing.T, sc scenario, step string) {
 	if sc.keeps && !slices.Equal(ran, []int{state.PID}) {
 		t.Errorf("the daemon %v was replaced by %d", ran, state.PID)
 	}
-	limits := fmt.Sprintf("%d.0\n%dM\n", sc.want.ThreadPercentage, sc.want.MemoryMiB[0])
+	limits := fmt.Sprintf("%d.0\n%dG\n", sc.want.ThreadPercentage, sc.want.MemoryMiB[0]/1024)
 	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != limits {
 		t.Errorf("limits %q, want %q", got, limits)
 	}

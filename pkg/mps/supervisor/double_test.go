@@ -200,6 +200,15 @@ func serveDouble(pipe string) {
 	}
 }
 
+// rounded says a limit in the largest unit, rounded down.
+func rounded(limit string) string {
+	mib, err := strconv.Atoi(strings.TrimSuffix(limit, "M"))
+	if err != nil || mib < 1024 {
+		return limit
+	}
+	return fmt.Sprintf("%dG", mib/1024)
+}
+
 func (d *double) do(w io.Writer, words []string) {
 	switch words = append(words, "", "", "", ""); words[0] {
 	case "set_default_active_thread_percentage":
@@ -214,7 +223,7 @@ func (d *double) do(w io.Writer, words []string) {
 		}
 	case "get_default_device_pinned_mem_limit":
 		if limit := d.memory["default "+words[1]]; limit != "" {
-			fmt.Fprintln(w, limit)
+			fmt.Fprintln(w, rounded(limit))
 		}
 	case "set_active_thread_percentage":
 		d.memory["threads of "+words[1]] = words[2]
@@ -227,7 +236,7 @@ func (d *double) do(w io.Writer, words []string) {
 		fmt.Fprintln(w, d.memory["threads of "+words[1]]+".0")
 	case "get_device_pinned_mem_limit":
 		if limit := d.memory[words[1]+" "+words[2]]; limit != "" {
-			fmt.Fprintln(w, limit)
+			fmt.Fprintln(w, rounded(limit))
 		}
 	case "start_server":
 		d.startServer()

@@ -42,6 +42,8 @@ func TestCheckLimits(t *testing.T) {
 	}{
 		"as driver 580 says it":       {two, "25.0\n3G\n100M\n", true},
 		"with more than asked for":    {two, "Setting it\n25.0\n3G\n100M\n513\n", true},
+		"rounded down, by driver 580": {mps.Daemon{ThreadPercentage: 50, MemoryMiB: []int64{71513}}, "50.0\n69G\n", true},
+		"rounded to another":          {mps.Daemon{ThreadPercentage: 50, MemoryMiB: []int64{71513}}, "50.0\n70G\n", false},
 		"no limits":                   {mps.Daemon{}, "100.0\n", true},
 		"other threads":               {two, "100.0\n3G\n100M\n", false},
 		"other memory":                {two, "25.0\n3G\n3G\n", false},
@@ -143,7 +145,10 @@ func TestUsersAreNotInContainers(t *testing.T) {
 		t.Error("the thread in the container passes for one that sees the directory")
 	}
 	if !sees(os.Getpid(), dir, own) {
-		t.Error("this process doesn't see the directory")
+		a, _ := os.Readlink("/proc/self/root"); b, _ := os.Readlink("/proc/thread-self/root"); st, _ := os.ReadFile("/proc/self/status")
+		root, err := unix.Open("/proc/self/root", unix.O_PATH|unix.O_CLOEXEC, 0)
+		_, err2 := unix.Openat2(root, dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+		t.Error("this process doesn't see the directory", a, b, string(st)[:200], root, err, err2)
 	}
 }
 

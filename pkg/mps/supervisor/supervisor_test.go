@@ -35,7 +35,7 @@ func TestEnsureAndStop(t *testing.T) {
 	if diff := cmp.Diff([]mps.State{want}, n.list()); diff != "" {
 		t.Errorf("listed (-want +got):\n%s", diff)
 	}
-	if got := n.ask("gpu-980fb007", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3072M\n" {
+	if got := n.ask("gpu-980fb007", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3G\n" {
 		t.Errorf("limits: %q", got)
 	}
 	if len(parseServers(n.ask("gpu-980fb007", "get_server_list"))) != 1 {
@@ -137,7 +137,7 @@ func TestLimitsOfARunningDaemonChange(t *testing.T) {
 	got := n.ask("claim-1", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0",
 		"get_default_device_pinned_mem_limit 1", "get_active_thread_percentage "+server,
 		"get_device_pinned_mem_limit "+server+" 0", "get_device_pinned_mem_limit "+server+" 1")
-	want := "50.0\n4096M\n16777216M\n50.0\n4096M\n16777216M\n"
+	want := "50.0\n4G\n16384G\n50.0\n4G\n16384G\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("limits (-want +got):\n%s", diff)
 	}
@@ -180,7 +180,7 @@ func TestDaemonDies(t *testing.T) {
 	if after.Restarts != 1 {
 		t.Errorf("restarts: %+v", after)
 	}
-	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3072M\n" {
+	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3G\n" {
 		t.Errorf("limits of the new one: %q", got)
 	}
 	if _, ok := startOf(server); ok && slices.Contains(users(n.at("a").pipe()), server) {
@@ -339,7 +339,7 @@ func TestDaemonDiesWithoutSupervisor(t *testing.T) {
 	if after.Restarts != 1 || after.PID == before.PID {
 		t.Errorf("%+v", after)
 	}
-	if got := n.ask("a", "get_default_device_pinned_mem_limit 0"); got != "3072M\n" {
+	if got := n.ask("a", "get_default_device_pinned_mem_limit 0"); got != "3G\n" {
 		t.Errorf("limit %q", got)
 	}
 }

@@ -119,7 +119,7 @@ var limiters = map[string]command{
 		if len(args) != 1 {
 			return invalidArguments
 		}
-		return line(c.defaults().memory[args[0]])
+		return line(said(c.defaults().memory[args[0]]))
 	},
 	"set_default_device_pinned_mem_limit": func(c commands, args []string) string {
 		return withSize(args, 1, func(value string) string {
@@ -133,7 +133,7 @@ var limiters = map[string]command{
 		}
 		return withServer(args, func(pid uint32) (string, bool) {
 			b, ok := c.bounds(pid)
-			return line(b.memory[args[1]]), ok
+			return line(said(b.memory[args[1]])), ok
 		})
 	},
 	"set_device_pinned_mem_limit": func(c commands, args []string) string {

@@ -92,6 +92,8 @@ func TestExecute(t *testing.T) {
 		{"set_default_device_pinned_mem_limit 0 3G", "", ""},
 		{"get_default_device_pinned_mem_limit 0", "3G\n", ""},
 		{"get_default_device_pinned_mem_limit 1", "", ""},
+		{"set_default_device_pinned_mem_limit 0 71513M", "", ""},
+		{"get_default_device_pinned_mem_limit 0", "69G\n", ""},
 		{"set_default_device_pinned_mem_limit 0 much", invalidArguments, ""},
 		{"set_default_device_pinned_mem_limit 0", invalidArguments, ""},
 		{"set_device_pinned_mem_limit 42 0 512M", "", ""},

@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -48,6 +49,21 @@ func parseSize(s string) (uint64, bool) {
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
 	return n << shift, err == nil && n <= math.MaxUint64>>shift
+}
+
+// said is how a limit is told when it is asked for: in the largest unit of which
+// there is one, rounded down. 71513M is "69G" (measured).
+func said(limit string) string {
+	n, ok := parseSize(limit)
+	if !ok {
+		return limit
+	}
+	for i, unit := range []string{"G", "M", "K"} {
+		if shift := 30 - 10*i; n>>shift > 0 {
+			return fmt.Sprintf("%d%s", n>>shift, unit)
+		}
+	}
+	return limit
 }
 
 // limits are memory limits by device, as they were given: "0" → "3G". Only those
