@@ -2,6 +2,7 @@ package driverroot
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -59,14 +60,47 @@ type thread struct {
 // as the simulator's, doesn't survive the end of a thread that it was called on.
 func (t *thread) do(f func()) {
 	t.start.Do(func() {
-		go func() {
-			runtime.LockOSThread()
+		go onThread(func() {
 			for f := range t.calls {
 				f()
 			}
-		}()
+		})
 	})
 	t.calls <- f
+}
+
+// look is Do for an f that calls no library, and for a Host that is used once: the
+// thread ends with it.
+func (h Host) look(f func() error) error {
+	if h.mount == "/" {
+		return f()
+	}
+	done := make(chan error)
+	go onThread(func() {
+		err := h.enter()
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	})
+	return <-done
+}
+
+// onThread calls f on a thread that ends with the calling goroutine, and that isn't
+// the first one: others know this process by the first one's root directory.
+func onThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		f()
+		return
+	}
+	defer runtime.UnlockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onThread(f) // another, since this one is taken
+	}()
+	<-done
 }
 
 // enter gives the calling thread a root directory of its own, unless it has it.

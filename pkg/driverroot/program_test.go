@@ -114,3 +114,34 @@ func TestCommandRunsInTheHost(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// Programs are looked for with each command: nothing of it may stay, and it may
+// not be seen from outside.
+func TestProgramKeepsNoThread(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	put(t, dir, "driver/usr/lib64/libnvidia-ml.so.1")
+	host, root := driverroot.NewHost("/"), driverroot.Root{Path: filepath.Join(dir, "driver"), Library: filepath.Join(dir, "driver/usr/lib64/libnvidia-ml.so.1")}
+	threads := func() int {
+		entries, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	before := threads()
+	const times = 100
+	for range times {
+		if _, err := root.Program(host, "nvidia-smi"); err == nil {
+			t.Fatal("there is no such program")
+		}
+	}
+	if after := threads(); after >= before+times/2 {
+		t.Errorf("%d threads, there were %d", after, before)
+	}
+	if seen, err := os.Readlink("/proc/self/root"); err != nil || seen != "/" {
+		t.Errorf("the process's root directory is seen as %q, %v", seen, err)
+	}
+}
