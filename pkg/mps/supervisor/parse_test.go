@@ -145,10 +145,7 @@ func TestUsersAreNotInContainers(t *testing.T) {
 		t.Error("the thread in the container passes for one that sees the directory")
 	}
 	if !sees(os.Getpid(), dir, own) {
-		a, _ := os.Readlink("/proc/self/root"); b, _ := os.Readlink("/proc/thread-self/root"); st, _ := os.ReadFile("/proc/self/status")
-		root, err := unix.Open("/proc/self/root", unix.O_PATH|unix.O_CLOEXEC, 0)
-		_, err2 := unix.Openat2(root, dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-		t.Error("this process doesn't see the directory", a, b, string(st)[:200], root, err, err2)
+		t.Error("this process doesn't see the directory")
 	}
 }
 
