@@ -67,6 +67,10 @@ func (s *Supervisor) takeOver(ctx context.Context, r record) {
 		s.cfg.Step("adopt.known")
 		err = s.driver.change(ctx, r.Daemon, at)
 	}
+	if isAway(err) {
+		klog.FromContext(ctx).Error(err, "MPS daemon runs, and can't be asked whether it has its limits")
+		err = nil
+	}
 	if err == nil {
 		err = at.admit()
 	}
@@ -120,5 +124,11 @@ func (s *Supervisor) recognise(ctx context.Context, r record) (record, bool) {
 		r.PID, r.BootID = pid, s.boot
 		r.Start, _ = startOf(pid)
 	}
-	return r, r.BootID == s.boot && alive(r.PID, r.Start) && s.driver.answers(ctx, at)
+	if r.BootID != s.boot || !alive(r.PID, r.Start) {
+		return r, false
+	}
+	if _, err := s.driver.find(); isAway(err) {
+		return r, true // nobody can ask it, nor start another
+	}
+	return r, s.driver.answers(ctx, at)
 }

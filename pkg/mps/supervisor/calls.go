@@ -113,14 +113,20 @@ func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context
 
 // asStatus says of an error whether trying again is of any use.
 func asStatus(err error) error {
-	_, noProgram := errors.AsType[*driverroot.NoProgramError](err)
-	_, noDriver := errors.AsType[*driverroot.NotFoundError](err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return status.Error(codes.DeadlineExceeded, err.Error())
-	case noProgram, noDriver:
+	case isAway(err):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	default:
 		return status.Error(codes.Internal, err.Error())
 	}
+}
+
+// isAway says whether an error is that the driver, or its program for MPS, isn't
+// there.
+func isAway(err error) bool {
+	_, noProgram := errors.AsType[*driverroot.NoProgramError](err)
+	_, noDriver := errors.AsType[*driverroot.NotFoundError](err)
+	return noProgram || noDriver
 }

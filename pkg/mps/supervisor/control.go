@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -206,15 +207,24 @@ func withLog(err error, at place) error {
 	return fmt.Errorf("%w, and it said nothing: are the devices there, and does nvidia-smi see them?", err)
 }
 
-// tail returns the last lines of a short log as one.
+// tail returns the last lines of a log as one. The log may be of any size: each
+// client makes it longer.
 func tail(path string) string {
-	data, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const most = 500
+	if info, err := f.Stat(); err == nil {
+		_, _ = f.Seek(max(0, info.Size()-most), io.SeekStart)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most))
 	if err != nil {
 		return ""
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	text := strings.Join(lines[max(0, len(lines)-3):], "; ")
-	return strings.ToValidUTF8(text[max(0, len(text)-500):], "")
+	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-3):], "; "), "")
 }
 
 // errNoDaemon says that nothing answers at the pipe directory.

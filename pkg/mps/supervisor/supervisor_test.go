@@ -326,6 +326,27 @@ func TestSupervisorLeavesDaemonsRunning(t *testing.T) {
 	})
 }
 
+// A driver whose files aren't there for a moment is no reason to end what runs.
+func TestDriverAwayWhenTheSupervisorStarts(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	first := n.ensure(one("a"))
+	n.kill()
+	n.drop("bin/" + program)
+	n.start("")
+	if states := n.list(); len(states) != 1 || states[0].PID != first.PID || states[0].Phase != mps.Running {
+		t.Errorf("listed: %+v", states)
+	}
+	if again := n.ensure(one("a")); again.PID != first.PID {
+		t.Errorf("started anew: %+v", again)
+	}
+	n.link(plain, "bin/"+program)
+	if err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	n.gone("a")
+}
+
 func TestDaemonDiesWithoutSupervisor(t *testing.T) {
 	n := newNode(t)
 	n.start("")
