@@ -7,9 +7,12 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -39,10 +42,12 @@ func Dial(socket string) (*Client, error) {
 // with other limits gets these, one that has other devices is stopped and
 // started anew. Idempotent.
 //
-// A daemon that can't be started is not kept; the error says why.
+// A daemon that can't be started is not kept; the error says why. A supervisor
+// that isn't there is waited for, since it may be starting anew: the kubelet's
+// next try would come a minute later.
 func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 	var state State
-	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+	err := c.call(ctx, patience, func(s mpspb.SupervisorClient) error {
 		answer, err := s.Ensure(ctx, ToWire(d))
 		state = StateFromWire(answer)
 		return err
@@ -56,7 +61,7 @@ func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 // Stop has nothing left of the daemon when it returns nil. Clients get a moment
 // to end, then they lose it; it takes 5 seconds at most. Idempotent.
 func (c *Client) Stop(ctx context.Context, name string) error {
-	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
 		_, err := s.Stop(ctx, &mpspb.StopRequest{Name: name})
 		return err
 	})
@@ -69,7 +74,7 @@ func (c *Client) Stop(ctx context.Context, name string) error {
 // List returns all daemons, ordered by name.
 func (c *Client) List(ctx context.Context) ([]State, error) {
 	var states []State
-	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
 		answer, err := s.List(ctx, &mpspb.ListRequest{})
 		states = statesFromWire(answer)
 		return err
@@ -84,7 +89,7 @@ func (c *Client) List(ctx context.Context) ([]State, error) {
 // follow close on each other may be told together. It returns ctx's error when
 // that ends, and ErrUnavailable when the supervisor is gone.
 func (c *Client) Watch(ctx context.Context, f func([]State)) error {
-	err := c.call(ctx, func(s mpspb.SupervisorClient) error {
+	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
 		stream, err := s.Watch(ctx, &mpspb.ListRequest{})
 		if err != nil {
 			return err
@@ -110,14 +115,40 @@ func (c *Client) connect(ctx context.Context, _ string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
 }
 
-// call connects for one call and says in our own words what went wrong.
-func (c *Client) call(ctx context.Context, f func(mpspb.SupervisorClient) error) error {
+const (
+	// patience is how long a supervisor that isn't there is waited for.
+	patience = 10 * time.Second
+	// firstRetry and lastRetry are between two looks for it.
+	firstRetry = 20 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
+)
+
+// ready returns when the supervisor has answered, or won't any more.
+func ready(ctx context.Context, conn *grpc.ClientConn, wait time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conn.Connect()
+	for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
+		if !conn.WaitForStateChange(ctx, s) {
+			return
+		}
+	}
+}
+
+// call connects for one call, waiting that long for somebody to answer, and says
+// in our own words what went wrong.
+func (c *Client) call(ctx context.Context, wait time.Duration, f func(mpspb.SupervisorClient) error) error {
+	again := backoff.Config{BaseDelay: firstRetry, Multiplier: 1.6, Jitter: 0.2, MaxDelay: lastRetry}
 	conn, err := grpc.NewClient("passthrough:///mps-supervisor", // the path may not be a URL
-		grpc.WithContextDialer(c.connect), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		grpc.WithContextDialer(c.connect), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: time.Second}))
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", c.socket, err)
 	}
 	defer conn.Close()
+	if wait > 0 {
+		ready(ctx, conn, wait)
+	}
 	err = f(mpspb.NewSupervisorClient(conn))
 	if ctx.Err() != nil && err != nil {
 		return ctx.Err()

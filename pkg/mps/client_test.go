@@ -9,6 +9,7 @@ import (
 )
 
 func TestNoSupervisor(t *testing.T) {
+	t.Parallel() // it takes as long as a supervisor is waited for
 	client, err := mps.Dial(filepath.Join(t.TempDir(), "no #1?.sock"))
 	if err != nil {
 		t.Fatal(err)

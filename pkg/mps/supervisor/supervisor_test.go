@@ -439,6 +439,22 @@ func TestStopWithoutItsFiles(t *testing.T) {
 
 func before2(pid int) uint64 { start, _ := startOf(pid); return start }
 
+// A supervisor that starts anew doesn't fail the claims of that moment.
+func TestEnsureWaitsForSupervisor(t *testing.T) {
+	n := newNode(t)
+	begun, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		_, err := n.Ensure(t.Context(), one("a"))
+		done <- err
+	}()
+	<-begun
+	n.start("")
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSecondSupervisorWaits(t *testing.T) {
 	n := newNode(t)
 	n.start("")
