@@ -178,12 +178,7 @@ func clean(ctx context.Context, at place) error {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}
 	}
-	for _, log := range []string{"control.log", "server.log"} {
-		if err := os.Truncate(at.log()+"/"+log, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("shorten the daemon's log: %w", err)
-		}
-	}
-	return nil
+	return at.shorten(0)
 }
 
 // empty removes what is in a directory, and not the directory: containers of

@@ -17,6 +17,29 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
+func TestShorten(t *testing.T) {
+	at := place(t.TempDir())
+	if err := at.shorten(0); err != nil {
+		t.Errorf("no logs: %v", err)
+	}
+	if err := os.Mkdir(at.log(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range map[string]int{"control.log": 100, "server.log": 101} {
+		if err := os.WriteFile(filepath.Join(at.log(), name), make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := at.shorten(100); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int64{"control.log": 100, "server.log": 0} {
+		if info, err := os.Stat(filepath.Join(at.log(), name)); err != nil || info.Size() != want {
+			t.Errorf("%s: %v, %v, want %d bytes", name, info, err, want)
+		}
+	}
+}
+
 func TestParseHelp(t *testing.T) {
 	for name, tc := range map[string]struct {
 		help string

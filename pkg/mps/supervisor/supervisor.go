@@ -177,6 +177,7 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	mpspb.RegisterSupervisorServer(server, &calls{s: s})
 	stop := context.AfterFunc(ctx, server.GracefulStop)
 	defer stop()
+	s.tasks.Go(func() { s.keepLogsShort(ctx) })
 	klog.FromContext(ctx).Info("Serving", "socket", socket, "daemons", len(s.list()))
 	if err := server.Serve(l); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve: %w", err)
