@@ -105,9 +105,9 @@ func together(a, b Device) bool {
 	case Replica:
 		b, ok := b.(Replica)
 		return ok && a.Count == b.Count && a.Number != b.Number
-	default:
-		return false
+	case Whole, Partition:
 	}
+	return false
 }
 
 // Given is a device as a claim was given it.

@@ -173,7 +173,7 @@ func (n *Names) share(name, of DeviceName, which string) (Device, error) {
 	}
 	switch base.(type) {
 	case Whole, Partition:
-	default:
+	case Share, Replica:
 		return nil, fmt.Errorf("device %q: %s has no MPS shares", name, of)
 	}
 	if which == "" {

@@ -53,9 +53,9 @@ func ShareableMiB(g GPU, d Device) (int64, error) {
 			}
 		}
 		return 0, fmt.Errorf("GPU %s has no MIG profile %s", g.UUID, d.Profile)
-	default:
-		return 0, fmt.Errorf("a %T can't be divided into MPS shares", d)
+	case Share, Replica:
 	}
+	return 0, fmt.Errorf("a %T can't be divided into MPS shares", d)
 }
 
 // errNoMemory says that there is too little memory to share.

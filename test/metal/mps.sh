@@ -347,7 +347,7 @@ phase_daemon() {
   k -n tessera-system rollout status daemonset/tessera-node --timeout=60s
   await 60 "the supervisor" supervisor_ready
   pod third share 1003 "$client third alloc=200" | k apply -f -
-  await 60 "a share beside" enough 1 '^third alloc'
+  await 120 "a share beside" enough 1 '^third alloc'
   same "the control daemon" "$(daemon_pid)" "$daemon"
   if ended holder; then miss "the first client ended: $(logs | grep '^holder held')"; else note "  the first client never noticed"; fi
 
