@@ -17,7 +17,7 @@ import (
 func (s *Supervisor) adopt(ctx context.Context, name string) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "daemon", name)
 	ctx = klog.NewContext(ctx, logger)
-	unlock, err := s.locks.lock(ctx, name)
+	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
 		return
 	}

@@ -90,7 +90,7 @@ func statesToWire(states []mps.State) *mpspb.States {
 // goes on when the caller has gone: its next call finds it done.
 func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context.Context) error) error {
 	logger := klog.LoggerWithValues(s.logger, "daemon", name)
-	unlock, err := s.locks.lock(ctx, name)
+	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
 		return fmt.Errorf("wait until something else is done with the MPS daemon: %w", err)
 	}

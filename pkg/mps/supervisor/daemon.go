@@ -222,7 +222,7 @@ func (s *Supervisor) running(ctx context.Context, r record) {
 
 // died notes that the daemon has ended by itself, and starts it again.
 func (s *Supervisor) died(ctx context.Context, name string, r record) {
-	unlock, err := s.locks.lock(ctx, name)
+	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
 		return // it isn't watched any more
 	}
@@ -256,7 +256,7 @@ func (s *Supervisor) keepTrying(ctx context.Context, name string) {
 		case <-trying.Done():
 			return
 		}
-		unlock, err := s.locks.lock(trying, name)
+		unlock, err := s.locks.Lock(trying, name)
 		if err != nil {
 			return
 		}

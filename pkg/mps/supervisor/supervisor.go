@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
 )
@@ -27,7 +28,7 @@ type Supervisor struct {
 	cfg    Config
 	driver *driver
 	boot   string
-	locks  *locks
+	locks  keylock.Locks[string]
 	// pause before the restart that follows so many failures.
 	pause func(failures int) time.Duration
 	// tasks are what goes on beside the calls.
@@ -65,7 +66,7 @@ func New(cfg Config) (*Supervisor, error) {
 		cfg.Step = func(string) {}
 	}
 	s := &Supervisor{
-		cfg: cfg, boot: boot, locks: newLocks(), pause: pause,
+		cfg: cfg, boot: boot, pause: pause,
 		daemons: map[string]*daemon{}, changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.driver = &driver{host: driverroot.NewHost(cfg.HostRoot), cfg: &s.cfg}

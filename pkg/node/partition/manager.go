@@ -10,7 +10,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -49,7 +51,8 @@ type Options struct {
 // context ends.
 type Manager struct {
 	Options
-	locks   *locks
+	locks   keylock.Locks[gpu.UUID]
+	agenda  *agenda.Agenda[gpu.UUID]
 	metrics *metrics
 
 	// use is held for reading by every operation on the hardware.
@@ -60,13 +63,9 @@ type Manager struct {
 	keepWarm map[gpu.UUID]time.Duration
 	// idle says since when partitions of ours are known to be held by no claim,
 	// and empty since when GPUs whose mode we switched have none of ours.
-	idle  map[gpu.Partition]time.Time
-	empty map[gpu.UUID]time.Time
-	// due says when Run is to look at a GPU; wake tells it of a change.
-	due      map[gpu.UUID]time.Time
-	failures map[gpu.UUID]int
-	wake     chan struct{}
-	watches  map[*watch]bool
+	idle    map[gpu.Partition]time.Time
+	empty   map[gpu.UUID]time.Time
+	watches map[*watch]bool
 	// switching is how many MIG modes are being switched, switched how many were
 	// begun to be.
 	switching, switched int
@@ -81,9 +80,9 @@ func New(o Options) *Manager {
 		o.ConditionsChanged = func() {}
 	}
 	return &Manager{
-		Options: o, locks: newLocks(), metrics: newMetrics(o.Registerer, o.Journal),
+		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
-		due: map[gpu.UUID]time.Time{}, failures: map[gpu.UUID]int{}, wake: make(chan struct{}, 1), watches: map[*watch]bool{},
+		watches: map[*watch]bool{},
 	}
 }
 
@@ -108,7 +107,7 @@ func (m *Manager) SetKeepWarm(keep map[gpu.UUID]time.Duration) {
 		return
 	}
 	for _, r := range m.Journal.GPUs() {
-		m.plan(r.GPU, time.Now())
+		m.agenda.At(r.GPU, time.Now())
 	}
 }
 
@@ -231,12 +230,10 @@ func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) 
 		return nil // Recover comes with the driver
 	}
 	if err != nil {
-		m.planAgain(uuid)
+		m.agenda.Failed(uuid)
 		return fmt.Errorf("tidy the MIG partitions of GPU %s: %w", uuid, err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.failures, uuid)
+	m.agenda.Succeeded(uuid)
 	return nil
 }
 

@@ -28,7 +28,7 @@ type limits struct {
 func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 	if err := v.lookForRelease(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "A MIG partition isn't needed any more, but the GPU can't be reached; it is destroyed when it can", "gpu", v.uuid, "profile", p.Profile, "start", p.Placement.Start)
-		v.m.planAgain(v.uuid)
+		v.m.agenda.Failed(v.uuid)
 		return nil
 	}
 	defer v.plan()

@@ -45,7 +45,7 @@ func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
 // visit does something on a GPU with its lock held, and plans what Run is to
 // do there next.
 func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
-	unlock, err := m.locks.lock(ctx, uuid)
+	unlock, err := m.locks.Lock(ctx, uuid)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the GPU: %w", err)
 	}

@@ -12,7 +12,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -65,8 +67,12 @@ type Options struct {
 // those that wait for a GPU's lock stop waiting when their context ends.
 type Manager struct {
 	Options
-	locks   *locks
-	metrics *metrics
+	// GPUs have a lock each, of which several are taken in ascending order, and
+	// daemons by name, which are taken after those of GPUs.
+	gpuLocks    keylock.Locks[gpu.UUID]
+	daemonLocks keylock.Locks[string]
+	agenda      *agenda.Agenda[gpu.UUID]
+	metrics     *metrics
 
 	// use is held for reading by every operation on the hardware.
 	use sync.RWMutex
@@ -86,10 +92,6 @@ type Manager struct {
 	set map[gpu.UUID]string
 	// unsupported says why a GPU's interval can't be set.
 	unsupported map[gpu.UUID]string
-	// due says when Run is to look at a GPU; wake tells it of a change.
-	due      map[gpu.UUID]time.Time
-	failures map[gpu.UUID]int
-	wake     chan struct{}
 }
 
 // New builds a Manager without hardware.
@@ -104,10 +106,9 @@ func New(o Options) *Manager {
 		o.Remains = func() ([]string, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		Options: o, locks: newLocks(),
+		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast),
 		found: map[string]mps.State{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, unsupported: map[gpu.UUID]string{},
-		due: map[gpu.UUID]time.Time{}, failures: map[gpu.UUID]int{}, wake: make(chan struct{}, 1),
 	}
 	m.metrics = newMetrics(o.Registerer, m)
 	return m
@@ -144,7 +145,7 @@ func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	})
 	p := m.plan()
 	for uuid := range p.replicas {
-		m.look(uuid, time.Now())
+		m.agenda.At(uuid, time.Now())
 	}
 }
 
@@ -432,11 +433,9 @@ func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
 		return nil // Recover comes with the driver
 	}
 	if err != nil {
-		m.lookAgain(uuid)
+		m.agenda.Failed(uuid)
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.failures, uuid)
+	m.agenda.Succeeded(uuid)
 	return nil
 }

@@ -2,7 +2,6 @@ package sharing
 
 import (
 	"context"
-	"math/bits"
 	"sync"
 	"time"
 
@@ -29,21 +28,7 @@ func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.follow(ctx) })
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-m.wake:
-		}
-		due, next := m.takeDue(time.Now())
-		for _, uuid := range due {
-			wg.Go(func() { m.sweep(ctx, uuid) })
-		}
-		timer.Reset(next)
-	}
+	m.agenda.Run(ctx, m.sweep)
 }
 
 // follow watches the daemons. The first word of a supervisor that answers again
@@ -87,7 +72,7 @@ func (m *Manager) compare(ctx context.Context) {
 	}
 	m.mu.Unlock()
 	for _, uuid := range differ {
-		m.look(uuid, time.Now())
+		m.agenda.At(uuid, time.Now())
 	}
 	if !orphans {
 		return
@@ -99,54 +84,7 @@ func (m *Manager) compare(ctx context.Context) {
 
 func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {
 	err := m.tidy(ctx, uuid)
-	if err != nil && ctx.Err() == nil && m.isNews(uuid) {
+	if err != nil && ctx.Err() == nil && m.agenda.IsNews(uuid) {
 		klog.FromContext(ctx).Error(err, "A GPU isn't as claims need it; it is tried again", "gpu", uuid)
 	}
-}
-
-// isNews says whether a failure on the GPU is worth a line: the first ones are,
-// and then fewer and fewer.
-func (m *Manager) isNews(uuid gpu.UUID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return bits.OnesCount(uint(m.failures[uuid])) == 1
-}
-
-// takeDue returns the GPUs that are due and after which time the next one is.
-func (m *Manager) takeDue(now time.Time) (due []gpu.UUID, next time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	next = time.Hour
-	for uuid, at := range m.due {
-		if wait := at.Sub(now); wait > 0 {
-			next = min(next, wait)
-			continue
-		}
-		due = append(due, uuid)
-		delete(m.due, uuid)
-	}
-	return due, next
-}
-
-// look has Run look at the GPU at that time, or before.
-func (m *Manager) look(uuid gpu.UUID, at time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if before, ok := m.due[uuid]; ok && before.Before(at) {
-		return
-	}
-	m.due[uuid] = at
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
-}
-
-// lookAgain has Run look at the GPU after a failure.
-func (m *Manager) lookAgain(uuid gpu.UUID) {
-	m.mu.Lock()
-	wait := min(retryFirst<<min(m.failures[uuid], 10), retryLast)
-	m.failures[uuid]++
-	m.mu.Unlock()
-	m.look(uuid, time.Now().Add(wait))
 }

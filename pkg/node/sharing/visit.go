@@ -29,7 +29,7 @@ type visit struct {
 
 // visit does something on GPUs, in ascending order, with their locks held.
 func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
-	unlock, err := lockAll(ctx, m.locks, uuids)
+	unlock, err := m.gpuLocks.Lock(ctx, uuids...)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
 	}
@@ -92,7 +92,7 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A GPU isn't as the claims that are left need it; it is tried again", "gpu", v.uuids[0])
 		for _, uuid := range v.uuids {
-			v.m.lookAgain(uuid)
+			v.m.agenda.Failed(uuid)
 		}
 	}
 	return nil
@@ -168,7 +168,7 @@ func equal(a, b mps.Daemon) bool {
 
 // ensure has a daemon run with the bounds that claims need now.
 func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
-	unlock, err := lockAll(ctx, m.locks, []string{lockKey(name)})
+	unlock, err := m.daemonLocks.Lock(ctx, name)
 	if err != nil {
 		return mps.State{}, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
 	}
@@ -195,7 +195,7 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 
 // stop stops a daemon, unless somebody needs it by now.
 func (m *Manager) stop(ctx context.Context, name string) error {
-	unlock, err := lockAll(ctx, m.locks, []string{lockKey(name)})
+	unlock, err := m.daemonLocks.Lock(ctx, name)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
 	}
@@ -225,9 +225,6 @@ func (m *Manager) nothingRemains(err error, daemons ...string) bool {
 	asked := func(name string) bool { return len(daemons) == 0 || slices.Contains(daemons, name) }
 	return err == nil && !slices.ContainsFunc(remains, asked)
 }
-
-// lockKey is the key of a daemon's lock: after all GPUs' keys.
-func lockKey(daemon string) string { return "daemon " + daemon }
 
 // daemon is what the supervisor is to be asked for.
 func (m *Manager) daemon(name string) (mps.Daemon, error) {

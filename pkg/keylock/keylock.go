@@ -1,0 +1,78 @@
+// Package keylock has locks by name: what is done to one thing is done in turn,
+// to different things at the same time, and waiting ends with a context.
+//
+// It imports nothing of this project, and everybody may import it.
+package keylock
+
+import (
+	"context"
+	"sync"
+)
+
+// Locks are one lock a key. The zero value is ready; it must not be copied. A key
+// that nobody has or waits for takes no memory.
+type Locks[K comparable] struct {
+	mu sync.Mutex
+	of map[K]*lock
+}
+
+type lock struct {
+	token chan struct{}
+	users int // who has it or waits for it
+}
+
+// Lock takes the locks of the keys, one after the other: whoever takes several
+// names them in an order that all keep. The error is the context's cause; no lock
+// is held then.
+func (l *Locks[K]) Lock(ctx context.Context, keys ...K) (unlock func(), _ error) {
+	var held []func()
+	unlock = func() {
+		for _, giveBack := range held {
+			giveBack()
+		}
+	}
+	for _, key := range keys {
+		giveBack, err := l.lock(ctx, key)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		held = append(held, giveBack)
+	}
+	return unlock, nil
+}
+
+func (l *Locks[K]) lock(ctx context.Context, key K) (unlock func(), _ error) {
+	one := l.use(key)
+	select {
+	case one.token <- struct{}{}:
+		return func() {
+			<-one.token
+			l.leave(key, one)
+		}, nil
+	case <-ctx.Done():
+		l.leave(key, one)
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (l *Locks[K]) use(key K) *lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of == nil {
+		l.of = map[K]*lock{}
+	}
+	if l.of[key] == nil {
+		l.of[key] = &lock{token: make(chan struct{}, 1)}
+	}
+	l.of[key].users++
+	return l.of[key]
+}
+
+func (l *Locks[K]) leave(key K, one *lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if one.users--; one.users == 0 {
+		delete(l.of, key)
+	}
+}
