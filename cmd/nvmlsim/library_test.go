@@ -363,6 +363,30 @@ func TestLibraryHealthAndEvents(t *testing.T) {
 	}
 }
 
+// A call that hangs blocks its own thread only.
+func TestLibraryHang(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "2xh100-80gb")
+	l := open(t, root)
+	gone, there := device(t, l, 0), device(t, l, 1)
+	nvmlsim(t, "fault", "*", "--gpu", "0", "--hang", "--root", root)
+	hung := make(chan nvml.Return, 1)
+	go func() { hung <- second(gone.GetUUID()) }()
+	for range 100 {
+		ok(t, second(there.GetUUID()))
+		ok(t, second(l.DeviceGetCount()))
+	}
+	select {
+	case r := <-hung:
+		t.Fatalf("the call has returned: %v", r)
+	default:
+	}
+	nvmlsim(t, "fault", "--clear", "--root", root)
+	ok(t, <-hung)
+}
+
 func TestLibraryWithoutDriver(t *testing.T) {
 	if !ownProcess(t) {
 		return

@@ -92,13 +92,15 @@ func faultCommand(t *target) *cobra.Command {
 	var code int32
 	var clear bool
 	c := &cobra.Command{
-		Use:   "fault CALL --root DIR [--gpu GPU] [--code N] [--delay-ms N] [--count N]",
-		Short: "Make NVML calls fail or take long",
-		Long: `Makes calls of an NVML function fail, take long, or both, until used up or cleared:
+		Use:   "fault CALL --root DIR [--gpu GPU] [--code N] [--delay-ms N] [--count N] [--hang]",
+		Short: "Make NVML calls fail, take long or never return",
+		Long: `Makes calls of an NVML function fail, take long, or both, until used up or cleared,
+or keeps them from returning until cleared:
 
     nvmlsim fault DeviceGetUUID --gpu 3 --code 15 --root DIR        # GPU is lost
     nvmlsim fault EventSetWait --code 999 --count 1 --root DIR      # once, unknown error
     nvmlsim fault '*' --delay-ms 200 --root DIR                     # everything is slow
+    nvmlsim fault '*' --gpu 3 --hang --root DIR                     # no call for this GPU returns
     nvmlsim fault --clear --root DIR
 
 CALL is the function's name without nvml and version; '*' is every one.`,
@@ -126,6 +128,7 @@ CALL is the function's name without nvml and version; '*' is every one.`,
 	c.Flags().Int32Var(&code, "code", 0, "NVML return code; 0 delays only")
 	c.Flags().IntVar(&f.DelayMS, "delay-ms", 0, "milliseconds to wait before the call does anything")
 	c.Flags().IntVar(&f.Count, "count", 0, "how many calls meet it; 0 is all, until cleared")
+	c.Flags().BoolVar(&f.Hang, "hang", false, "keep calls from returning until cleared")
 	c.Flags().BoolVar(&clear, "clear", false, "take all faults away, and load the driver")
 	return c
 }

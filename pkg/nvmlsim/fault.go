@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -12,7 +13,7 @@ import (
 const AnyGPU = -1
 
 // Fault is a failure, a delay or both that calls meet until it is used up or
-// cleared.
+// cleared, or keeps them from ever returning.
 type Fault struct {
 	// Call is the name of an NVML function, with or without "nvml" and version
 	// suffix ("DeviceGetUUID"), or "*".
@@ -26,6 +27,9 @@ type Fault struct {
 	// Count of calls still to meet it; 0 means all, until cleared. Where the
 	// state file is read-only, meeting it doesn't count.
 	Count int `json:"count,omitempty"`
+	// Hang keeps the call from returning until the fault is cleared or the
+	// session is closed. It goes with no code, delay or count.
+	Hang bool `json:"hang,omitempty"`
 	// Latency: set by SetLatency, which replaces it.
 	Latency bool `json:"latency,omitempty"`
 }
@@ -83,6 +87,9 @@ func (f Fault) meets(call string, gpu int) bool {
 func (m *Machine) Fault(f Fault) error {
 	if f.Call == "" || f.DelayMS < 0 || f.Count < 0 {
 		return fmt.Errorf("fault %+v: call, delay or count: %w", f, InvalidArgument)
+	}
+	if f.Hang && (f.Code != Success || f.DelayMS != 0 || f.Count != 0) {
+		return fmt.Errorf("fault %+v: a call that never returns has no code, delay or count: %w", f, InvalidArgument)
 	}
 	return m.update(func(s *State) error {
 		if f.GPU != AnyGPU && (f.GPU < 0 || f.GPU >= len(s.GPUs)) {
@@ -185,12 +192,15 @@ func (m *Machine) updateGPU(gpu int, change func(*State, *GPUState) error) error
 // call is what every NVML function goes through first: it meets the faults
 // set for it, and a lost GPU.
 func (m *Machine) call(name string, gpu int) error {
+	if err := m.hang(name, gpu); err != nil {
+		return err
+	}
 	st := m.state()
 	if st == nil {
 		return nil
 	}
 	for _, f := range st.Faults {
-		if !f.meets(name, gpu) {
+		if f.Hang || !f.meets(name, gpu) {
 			continue
 		}
 		if f.Count > 0 && !m.useUp(f) {
@@ -208,6 +218,20 @@ func (m *Machine) call(name string, gpu int) error {
 		return GPUIsLost
 	}
 	return nil
+}
+
+// hang blocks while a fault keeps the call from returning. Uninitialized once
+// the session is closed, which is noticed within a second.
+func (m *Machine) hang(name string, gpu int) error {
+	for !m.closed.Load() {
+		generation := m.generation()
+		st := m.state()
+		if st == nil || !slices.ContainsFunc(st.Faults, func(f Fault) bool { return f.Hang && f.meets(name, gpu) }) {
+			return nil
+		}
+		m.waitChange(context.Background(), generation, time.Second)
+	}
+	return Uninitialized
 }
 
 // useUp counts a fault down; false if others had used it up meanwhile.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,7 @@ type Machine struct {
 	store       *Store // nil where the state file isn't in reach
 	gpus        []*GPU // those that are visible here, by index
 	container   string // the container's root directory, "" on the node
+	closed      atomic.Bool
 }
 
 // Open opens the machine with this state file and sees all its GPUs.
@@ -177,8 +179,9 @@ func (m *Machine) Init() error {
 	return nil
 }
 
-// Close ends the session. The machine goes on.
+// Close ends the session, and calls of it that hang. The machine goes on.
 func (m *Machine) Close() error {
+	m.closed.Store(true)
 	if m.store == nil {
 		return nil
 	}

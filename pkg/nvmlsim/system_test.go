@@ -80,6 +80,36 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// A call that hangs keeps nobody else waiting, and ends with the fault or the
+// session that it was made in.
+func TestHang(t *testing.T) {
+	m := create(t, "2xl4")
+	other, err := nvmlsim.Open(m.StatePath())
+	check(t, err)
+	check(t, m.Fault(nvmlsim.Fault{Call: "*", GPU: 0, Hang: true}))
+	hung, closed := make(chan error, 1), make(chan error, 1)
+	go func() { hung <- second(m.GPUs()[0].UUID()) }()
+	go func() { closed <- second(other.GPUs()[0].Name()) }()
+	for range 100 {
+		get(t, m.GPUs()[1].UUID)
+		get(t, m.Count)
+	}
+	check(t, other.Close())
+	if err := <-closed; err != nvmlsim.Uninitialized {
+		t.Errorf("a call that hung when its session was closed: %v", err)
+	}
+	select {
+	case err := <-hung:
+		t.Fatalf("the call has returned: %v", err)
+	default:
+	}
+	check(t, m.ClearFaults())
+	check(t, <-hung)
+	if err := m.Fault(nvmlsim.Fault{Call: "*", GPU: 0, Hang: true, Count: 1}); nvmlsim.Code(err) != nvmlsim.InvalidArgument {
+		t.Errorf("a hang that is counted: %v", err)
+	}
+}
+
 func TestDelayIsWaited(t *testing.T) {
 	m := create(t, "l4")
 	check(t, m.Fault(nvmlsim.Fault{Call: "DeviceGetUUID", GPU: 0, DelayMS: 30, Count: 1}))
