@@ -118,11 +118,12 @@ func (s *Supervisor) recognise(ctx context.Context, r record) (record, bool) {
 			return r, false
 		}
 		pid, err := parsePID(data)
-		if err != nil || !slices.Contains(users(at.pipe()), pid) {
+		found := users(at.pipe())
+		i := slices.IndexFunc(found, func(p process) bool { return p.pid == pid })
+		if err != nil || i < 0 {
 			return r, false
 		}
-		r.PID, r.BootID = pid, s.boot
-		r.Start, _ = startOf(pid)
+		r.PID, r.Start, r.BootID = pid, found[i].start, s.boot
 	}
 	if r.BootID != s.boot || !alive(r.PID, r.Start) {
 		return r, false

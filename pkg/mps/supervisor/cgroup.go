@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,23 +29,28 @@ const groupName = "tessera-mps"
 
 func (g group) dir(name string) string { return filepath.Join(g.parent, groupName, name) }
 
-// groups returns in which cgroups daemons go: beside those of the pods, in each
-// hierarchy. None where this process isn't in a pod: then its own cgroup is as
-// good.
+// groups returns the cgroups for daemons: beside those of the pods, in each
+// hierarchy. None where this process isn't in a container: then its own cgroup is
+// as good. errNoPod where it is in a container that isn't a pod's.
 func groups() ([]group, error) {
 	membership, err := os.ReadFile("/proc/thread-self/cgroup")
 	if err != nil {
 		return nil, fmt.Errorf("read which cgroups this process is in: %w", err)
 	}
+	first, err := os.ReadFile("/proc/1/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("read which cgroups the host's first process is in: %w", err)
+	}
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("read where cgroups are mounted: %w", err)
 	}
-	return parseGroups(string(membership), string(mounts))
+	return parseGroups(string(membership), string(first), string(mounts))
 }
 
-// parseGroups takes the texts of /proc/PID/cgroup and /proc/PID/mountinfo.
-func parseGroups(membership, mountinfo string) ([]group, error) {
+// parseGroups takes the texts of /proc/PID/cgroup of this process and of the
+// host's first, and of /proc/PID/mountinfo.
+func parseGroups(membership, first, mountinfo string) ([]group, error) {
 	mounts := parseMounts(mountinfo)
 	var found []group
 	for line := range strings.Lines(membership) {
@@ -63,13 +69,29 @@ func parseGroups(membership, mountinfo string) ([]group, error) {
 		}
 		found = append(found, group{parent: dir, cpuset: slices.Contains(strings.Split(parts[1], ","), "cpuset")})
 	}
+	if id := containerPattern.FindString(membership); len(found) == 0 && id != "" && !strings.Contains(first, id) {
+		return nil, errNoPod
+	}
 	return found, nil
 }
+
+// errNoPod refuses to start what would end with the container.
+var errNoPod = errors.New("this process is in a container whose cgroup is below none of the kubelet's for pods (named kubepods, or ending in -kubepods), and MPS daemons would end with the container: " +
+	"have the kubelet make cgroups for pods (cgroupsPerQOS: true, its default), or run mps-supervisor as a service of the host")
+
+var (
+	// containerPattern is the id of a container, which every runtime has in the name
+	// of its cgroup.
+	containerPattern = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+	// podsPattern is the name of the cgroup of all pods: with the systemd driver and a
+	// --cgroup-root it begins with that.
+	podsPattern = regexp.MustCompile(`(^|-)kubepods`)
+)
 
 // abovePods returns the cgroup that the one of all pods is in.
 func abovePods(path string) (string, bool) {
 	elements := strings.Split(path, "/")
-	i := slices.IndexFunc(elements, func(e string) bool { return strings.HasPrefix(e, "kubepods") })
+	i := slices.IndexFunc(elements, podsPattern.MatchString)
 	if i < 0 {
 		return "", false
 	}

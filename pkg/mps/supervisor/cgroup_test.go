@@ -16,9 +16,10 @@ import (
 
 func TestParseGroups(t *testing.T) {
 	const unified = "36 35 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+	id := strings.Repeat("0123456789abcdef", 4)
 	for name, tc := range map[string]struct {
-		membership, mounts string
-		want               []string
+		membership, first, mounts string
+		want                      []string
 	}{
 		"version 2, systemd": {
 			membership: "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-containerd-2.scope\n",
@@ -45,13 +46,28 @@ func TestParseGroups(t *testing.T) {
 				"34 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
 			want: []string{"/sys/fs/cgroup/cpuset", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd"},
 		},
+		"version 2, systemd below a --cgroup-root": {
+			membership: "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1.slice/cri-containerd-" + id + ".scope\n",
+			mounts:     unified,
+			want:       []string{"/sys/fs/cgroup/kubelet.slice"},
+		},
+		"version 2, guaranteed pods, which have no cgroup of their class": {
+			membership: "0::/custom/kubepods/pod1/" + id + "\n",
+			mounts:     unified,
+			want:       []string{"/sys/fs/cgroup/custom"},
+		},
 		"no pod": {
 			membership: "0::/user.slice\n",
 			mounts:     unified,
 		},
+		"all of this machine is a container": {
+			membership: "0::/docker/" + id + "/user\n",
+			first:      "0::/docker/" + id + "/init\n",
+			mounts:     unified,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			found, err := parseGroups(tc.membership, tc.mounts)
+			found, err := parseGroups(tc.membership, tc.first, tc.mounts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +83,13 @@ func TestParseGroups(t *testing.T) {
 			}
 		})
 	}
-	if _, err := parseGroups("0::/kubepods/pod1/2\n", "30 35 0:30 / /proc rw - proc proc rw\n"); err == nil {
+	// Without the kubelet's cgroups for pods containers are where the runtime puts them.
+	for _, membership := range []string{"0::/system.slice/cri-containerd-" + id + ".scope\n", "3:cpuset:/k8s.io/" + id + "\n0::/\n"} {
+		if found, err := parseGroups(membership, "0::/init.scope\n", unified); !errors.Is(err, errNoPod) {
+			t.Errorf("in %q daemons would end with the container: got %v, %v", membership, found, err)
+		}
+	}
+	if _, err := parseGroups("0::/kubepods/pod1/2\n", "0::/init.scope\n", "30 35 0:30 / /proc rw - proc proc rw\n"); err == nil {
 		t.Error("a daemon would stay in its container's cgroup, and nobody is told")
 	}
 }

@@ -304,7 +304,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 	}
 	s.cfg.Step("stop.ended")
 	all, err := hostGroups()
-	if err != nil {
+	if err != nil && !errors.Is(err, errNoPod) { // then none was made
 		return err
 	}
 	emptied, cancel := context.WithTimeout(context.WithoutCancel(ctx), emptyTime)
@@ -326,13 +326,12 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 // others are killed.
 func (s *Supervisor) end(ctx context.Context, name string) error {
 	at := s.cfg.place(name)
-	if pids := users(at.pipe()); len(pids) > 0 {
+	if found := users(at.pipe()); len(found) > 0 {
 		patient, cancel := context.WithTimeout(ctx, quitTime)
 		defer cancel()
 		s.driver.quit(patient, at)
-		for _, pid := range pids {
-			start, ok := startOf(pid)
-			if ok && awaitExit(patient, pid, start) != nil {
+		for _, p := range found {
+			if awaitExit(patient, p.pid, p.start) != nil {
 				break
 			}
 		}
@@ -341,7 +340,7 @@ func (s *Supervisor) end(ctx context.Context, name string) error {
 	defer cancel()
 	err := killUsers(hard, at.pipe())
 	if d, ok := s.get(name); ok && alive(d.record.PID, d.record.Start) { // somebody has removed its directory
-		err = errors.Join(err, kill(hard, []int{d.record.PID}))
+		err = errors.Join(err, kill(hard, []process{{d.record.PID, d.record.Start}}))
 	}
 	return err
 }

@@ -212,10 +212,18 @@ func (n *node) ask(name string, commands ...string) string {
 
 // controls lists the control daemons of a name that run.
 func (n *node) controls(name string) []int {
-	return slices.DeleteFunc(users(n.at(name).pipe()), func(pid int) bool {
+	return slices.DeleteFunc(pidsOf(users(n.at(name).pipe())), func(pid int) bool {
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
 		return !strings.Contains(string(cmdline), program)
 	})
+}
+
+func pidsOf(all []process) []int {
+	var pids []int
+	for _, p := range all {
+		pids = append(pids, p.pid)
+	}
+	return pids
 }
 
 // until watches until the daemons are as they should be.

@@ -123,8 +123,42 @@ func TestUsersAreNotClients(t *testing.T) {
 	}
 	sleeper("python3")
 	server := sleeper("/usr/bin/nvidia-cuda-mps-server")
-	if got := users(at.pipe()); !slices.Equal(got, []int{server.Process.Pid}) {
+	if got := pidsOf(users(at.pipe())); !slices.Equal(got, []int{server.Process.Pid}) {
 		t.Errorf("got %v, want %d", got, server.Process.Pid)
+	}
+}
+
+// A process that has got the id of one that has ended is not killed in its place.
+func TestKillSparesAnotherProcessOfTheSameID(t *testing.T) {
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	start, ok := startOf(cmd.Process.Pid)
+	if !ok {
+		t.Fatal("the process isn't there")
+	}
+	if err := kill(t.Context(), []process{{cmd.Process.Pid, start - 1}}); err != nil {
+		t.Error(err)
+	}
+	_, err = in.Write([]byte("x"))
+	if n, readErr := out.Read(make([]byte, 1)); n != 1 {
+		t.Fatalf("another process was killed: %v, %v", err, readErr)
+	}
+	if err := kill(t.Context(), []process{{cmd.Process.Pid, start}}); err != nil {
+		t.Error(err)
+	}
+	if alive(cmd.Process.Pid, start) {
+		t.Error("the process lives")
 	}
 }
 
@@ -202,7 +236,7 @@ func FuzzParseGroups(f *testing.F) {
 	f.Add("0::/kubepods/pod1\n", "36 35 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	f.Add("3:cpuset:/kubepods.slice\n", "36 35 0:30 /.. /sys rw - cgroup cgroup rw,cpuset\n")
 	f.Fuzz(func(t *testing.T, membership, mountinfo string) {
-		found, err := parseGroups(membership, mountinfo)
+		found, err := parseGroups(membership, "", mountinfo)
 		if err != nil {
 			return
 		}

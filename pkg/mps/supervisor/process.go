@@ -94,10 +94,17 @@ func exited(fd uintptr) bool {
 	return err == nil && n > 0
 }
 
+// process is one process of the host. A process id is used again; with the time
+// of the start it isn't.
+type process struct {
+	pid   int
+	start uint64
+}
+
 // users lists the processes that work behind a pipe directory: the daemon, its
 // server, and who is about to become them. Clients are not among them, nor is the
 // shell of somebody who looks at the daemon.
-func users(pipe string) []int {
+func users(pipe string) []process {
 	var own unix.Stat_t
 	if err := unix.Stat(pipe, &own); err != nil {
 		return nil
@@ -106,11 +113,15 @@ func users(pipe string) []int {
 	if err != nil {
 		return nil
 	}
-	var pids []int
+	var found []process
 	variable := []byte(pipeVariable + "=" + pipe)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		start, ok := startOf(pid) // before what identifies it, so that kill notices another process
+		if !ok {
 			continue
 		}
 		environ, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
@@ -123,10 +134,10 @@ func users(pipe string) []int {
 		}
 		// Other nodes may live on this machine, with the same paths.
 		if sees(pid, pipe, own) {
-			pids = append(pids, pid)
+			found = append(found, process{pid, start})
 		}
 	}
-	return pids
+	return found
 }
 
 // sees says whether a process has the directory at the same path. Links count as
@@ -163,29 +174,49 @@ func isOurs(cmdline string) bool {
 // they have ended.
 func killUsers(ctx context.Context, pipe string) error {
 	for range 5 { // one may have started another meanwhile
-		pids := users(pipe)
-		if len(pids) == 0 {
+		found := users(pipe)
+		if len(found) == 0 {
 			return nil
 		}
-		if err := kill(ctx, pids); err != nil {
+		if err := kill(ctx, found); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("processes that use %s keep coming back", pipe)
 }
 
-func kill(ctx context.Context, pids []int) error {
-	starts := map[int]uint64{}
-	for _, pid := range pids {
-		if start, ok := startOf(pid); ok {
-			starts[pid] = start
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
+// kill ends processes and waits until they have ended. Another process that has
+// got one of their ids meanwhile is left alone.
+func kill(ctx context.Context, all []process) error {
+	for _, p := range all {
+		if err := p.kill(); err != nil {
+			return fmt.Errorf("kill process %d: %w", p.pid, err)
 		}
 	}
-	for pid, start := range starts {
-		if err := awaitExit(ctx, pid, start); err != nil {
-			return fmt.Errorf("process %d doesn't end though it was killed (does the driver hold it? look at the kernel's log): %w", pid, err)
+	for _, p := range all {
+		if err := awaitExit(ctx, p.pid, p.start); err != nil {
+			return fmt.Errorf("process %d doesn't end though it was killed (does the driver hold it? look at the kernel's log): %w", p.pid, err)
 		}
+	}
+	return nil
+}
+
+// kill sends SIGKILL to the process, and to no other: the pidfd stays that of one
+// process, and the start is compared when the id can't change its owner any more.
+func (p process) kill() error {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if !alive(p.pid, p.start) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); !errors.Is(err, unix.ESRCH) {
+		return err
 	}
 	return nil
 }

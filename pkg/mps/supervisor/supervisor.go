@@ -130,9 +130,9 @@ func (s *Supervisor) report(ctx context.Context) {
 	all, err := hostGroups()
 	switch {
 	case err != nil:
-		logger.Error(err, "MPS daemons can't leave this container's cgroup, and so can't be started")
+		logger.Error(err, "MPS daemons can't leave this container's cgroup and can't be started")
 	case len(all) == 0:
-		logger.Info("Not in a pod, MPS daemons stay in this process's cgroup")
+		logger.Info("Not in a container, MPS daemons stay in this process's cgroup")
 	default:
 		logger.Info("MPS daemons have cgroups of their own", "parent", all[0].parent)
 	}

@@ -183,7 +183,7 @@ func TestDaemonDies(t *testing.T) {
 	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3G\n" {
 		t.Errorf("limits of the new one: %q", got)
 	}
-	if _, ok := startOf(server); ok && slices.Contains(users(n.at("a").pipe()), server) {
+	if _, ok := startOf(server); ok && slices.Contains(pidsOf(users(n.at("a").pipe())), server) {
 		t.Errorf("the old server %d is still there", server)
 	}
 }
@@ -352,7 +352,8 @@ func TestDaemonDiesWithoutSupervisor(t *testing.T) {
 	n.start("")
 	before := n.ensure(one("a"))
 	n.kill()
-	if err := kill(t.Context(), []int{before.PID}); err != nil {
+	start, _ := startOf(before.PID)
+	if err := kill(t.Context(), []process{{before.PID, start}}); err != nil {
 		t.Fatal(err)
 	}
 	n.start("")
