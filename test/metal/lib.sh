@@ -105,18 +105,23 @@ build_cuda() {
   chmod -R a+rX "$work"
 }
 
-# time_slice is how long the first GPU's turns are: Default, Short, Medium, Long;
-# nothing where that can't be told.
-time_slice() { nvidia-smi compute-policy --list 2>/dev/null | awk '/Timeslice/ && !seen++ {print $(NF-1)}' || true; }
+# time_slice is how long each GPU's turns are, in the order of the GPUs: Default,
+# Short, Medium, Long; nothing where the driver doesn't tell.
+time_slice() { nvidia-smi compute-policy --list 2>/dev/null | awk '/Timeslice/ {printf "%s%s", sep, $(NF-1); sep = " "}' || true; }
 
+# restore_time_slice SLICES sets time slices that time_slice printed before.
 restore_time_slice() {
-  local i=0 name
+  local id=0 i name slice
   [ "$(time_slice)" != "$1" ] || return 0
-  for name in Default Short Medium Long; do
-    if [ "$name" = "$1" ]; then
-      nvidia-smi compute-policy -i 0 --set-timeslice $i
-    fi
-    i=$((i + 1))
+  for slice in $1; do
+    i=0
+    for name in Default Short Medium Long; do
+      if [ "$name" = "$slice" ]; then
+        nvidia-smi compute-policy -i $id --set-timeslice $i
+      fi
+      i=$((i + 1))
+    done
+    id=$((id + 1))
   done
 }
 
@@ -139,12 +144,11 @@ cluster_up() {
     broken=1
   fi
   note "chart installed in $(since "$start")"
-  await 20 "slices" has_slices || diagnose
+  await 20 "$gpus GPUs offered" offers gpu "$gpus" || diagnose
   k get gpuinventories
-  k apply -f "$bundle/templates.yaml"
+  sed "s/FIRST_GPU/$gpu/" "$bundle/templates.yaml" | k apply -f -
 }
 
-has_slices() { [ -n "$(k get resourceslices -o name)" ]; }
 no_slices() { [ -z "$(k get resourceslices -o name)" ]; }
 
 phase_contract() {

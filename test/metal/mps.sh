@@ -20,12 +20,22 @@ title() {
     context) echo "time to the first CUDA context with and without MPS" ;;
     timeslice) echo "time slices by policy and by the claim's configuration" ;;
     throughput) echo "throughput on shares, time-sliced, and in turn" ;;
+    torch) echo "the host's PyTorch multiplies matrices in a pod and on four shares, and on the host" ;;
+    pair) echo "all GPUs in one claim reduce over NCCL; one GPU in shares beside whole ones" ;;
   esac
 }
 
-# policy PLAN applies a SharingPolicy for all GPUs; PLAN is YAML in one line.
+# policy PLAN applies a SharingPolicy for the first GPU; PLAN is YAML in one line.
+# The host's other GPUs stay whole.
 policy() {
-  printf '{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: metal}, spec: {plan: %s}}\n' "$1" | k apply -f -
+  cat <<EOF | k apply -f -
+apiVersion: gpu.tessera.dev/v1alpha1
+kind: SharingPolicy
+metadata: {name: metal}
+spec:
+  gpuSelector: device.attributes["gpu.nvidia.com"].uuid == "$gpu"
+  plan: $1
+EOF
 }
 
 # devices lists what is offered: name, type, memory and thread percentage.
@@ -208,7 +218,7 @@ unschedulable() { k get pod "$1" -o jsonpath='{.status.conditions[?(@.type=="Pod
 
 phase_configured() {
   k delete sharingpolicies --all --wait=true
-  await 30 "the whole GPU" offers gpu 1
+  await 30 "$gpus whole GPUs" offers gpu "$gpus"
   closed
   pod configured configured 1040 \
     "$client one alloc=7680 alloc=512 wait=$go/go hold=1" "$client two alloc=7680 alloc=512 wait=$go/go hold=1" | k apply -f -
@@ -399,6 +409,9 @@ phase_context() {
 
 slice_is() { [ "$(time_slice)" = "$1" ]; }
 
+# first_slice SLICE is the list of time slices with another one for the first GPU.
+first_slice() { awk -v s="$1" '{$1 = s; print}' <<<"$slice_before"; }
+
 phase_timeslice() {
   local i
   same "time slice before" "$(time_slice)" "$slice_before"
@@ -410,7 +423,7 @@ phase_timeslice() {
   done | k apply -f -
   await 60 "both clients" enough 2 ' user '
   nvidia-smi compute-policy --list
-  same "time slice while replicas are claimed" "$(time_slice)" Long
+  same "time slices while replicas of the first GPU are claimed" "$(time_slice)" "$(first_slice Long)"
   doctor
   open go
   await 20 "both clients" enough 2 ' held '
@@ -422,7 +435,7 @@ phase_timeslice() {
 
   pod short short 1001 "$client short" | k apply -f -
   await 60 "the client" enough 1 ' user '
-  same "time slice while a claim with GpuConfig TimeSlicing Short is prepared" "$(time_slice)" Short
+  same "time slices while a claim with GpuConfig TimeSlicing Short is prepared" "$(time_slice)" "$(first_slice Short)"
   no_pods
   await 10 "the time slice as before" slice_is "$slice_before"
   note "  put back to $slice_before"

@@ -9,18 +9,21 @@
 #
 #   ./run.sh                       everything
 #   ONLY=mps ./run.sh              MPS and time slices, in less than six minutes
+#   ONLY=torch,pair ./run.sh       the host's PyTorch in pods, and several GPUs
 #   ONLY=shares,daemon ./run.sh    these phases; a phase that fails doesn't keep
 #                                  the others from running
 #   ./run.sh phases                what phases there are
 #
-# FIGURES, PODS and IDLE are passed to the benchmark (-only, -pods, -idle).
+# A host may have any number of GPUs: phases about one use the first. FIGURES,
+# PODS and IDLE are passed to the benchmark (-only, -pods, -idle). PYTHON is an
+# interpreter that has PyTorch, python3 if it isn't set.
 set -euo pipefail
 parts=$(cd "$(dirname "$0")" && pwd)
 work=/var/tmp/tessera-metal
 bundle=$work/bundle
 summary=$work/summary
 
-on_cluster="whole shares consumable configured escape fault daemon context timeslice throughput"
+on_cluster="whole shares consumable configured escape fault daemon context timeslice throughput torch pair"
 mps="shares consumable configured escape fault daemon context timeslice throughput prepare"
 phases="contract $on_cluster prepare bench simulated"
 
@@ -56,12 +59,19 @@ helm=$bundle/bin/helm
 . "$bundle/lib.sh"
 # shellcheck source=mps.sh
 . "$bundle/mps.sh"
+# shellcheck source=pytorch.sh
+. "$bundle/pytorch.sh"
 
 say "the host"
 uname -sr
 nproc
 cat /proc/driver/nvidia/version
 nvidia-smi -L
+nvidia-smi -q | grep -E 'Addressing Mode|Fabric|CliqueId|ClusterUUID' | sort | uniq -c || true
+nvidia-smi topo -m || true
+nvidia-smi nvlink -R | head -n 24 || true
+gpus=$(nvidia-smi -L | wc -l)
+gpu=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | head -1)
 settings() { nvidia-smi --query-gpu=uuid,compute_mode,mig.mode.current,persistence_mode --format=csv,noheader; }
 before=$(settings)
 slice_before=$(time_slice)
@@ -83,6 +93,9 @@ build_cuda
 "$bundle/vectoradd"
 "$bundle/client" host | tee "$work/host"
 sms=$(awk '$2 == "SMs" {print $3}' "$work/host")
+if wanted torch || wanted pair; then
+  describe_pytorch
+fi
 
 if wanted contract; then
   phase contract "the hardware port's contract on this GPU"
@@ -112,7 +125,7 @@ fi
 phase clean "nothing is left, and the GPU's settings are as before"
 restore_time_slice "$slice_before" || true
 
-say "summary ($(date -u +%F), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1), $(uname -r), $(nproc) cores)"
+say "summary ($(date -u +%F), $gpus × $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1), $(uname -r), $(nproc) cores)"
 cat "$summary"
 trap - EXIT
 [ -z "$failed" ] || fail "phases that failed:$failed"
