@@ -183,7 +183,8 @@ const (
 	StateUnreadable ConditionType = "StateUnreadable"
 	// Unreadable: NVML did not answer for this GPU.
 	Unreadable ConditionType = "Unreadable"
-	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet.
+	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet,
+	// doesn't answer, or has no server.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
 	// TimeSliceUnsupported: the length of a time slice that is asked for can't be
 	// set.

@@ -37,14 +37,16 @@ func Dial(socket string) (*Client, error) {
 	return &Client{socket: socket}, nil
 }
 
-// Ensure has the daemon run with its limits when it returns nil; its MPS server
-// may take another moment, which clients wait for by themselves. One that runs
-// with other limits gets these, one that has other devices is stopped and
-// started anew. Idempotent.
+// Ensure has the daemon run with its limits when it returns nil. Its MPS server
+// may take another moment, which clients wait for by themselves; that it does
+// start is seen to afterwards, and State.Trouble says where it doesn't. One that
+// runs with other limits gets these, one that has other devices is stopped and
+// started again. A daemon of this name that is being stopped is waited for.
+// Idempotent.
 //
 // A daemon that can't be started is not kept; the error says why. A supervisor
-// that isn't there is waited for, since it may be starting anew: the kubelet's
-// next try would come a minute later.
+// that isn't there is waited for, since it may be starting: the kubelet's next try
+// would come a minute later.
 func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 	var state State
 	err := c.call(ctx, patience, func(s mpspb.SupervisorClient) error {
@@ -61,14 +63,27 @@ func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 // Stop has nothing left of the daemon when it returns nil. Clients get a moment
 // to end, then they lose it; it takes 5 seconds at most. Idempotent.
 func (c *Client) Stop(ctx context.Context, name string) error {
-	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
-		_, err := s.Stop(ctx, &mpspb.StopRequest{Name: name})
+	_, err := c.stop(ctx, &mpspb.StopRequest{Name: name})
+	return err
+}
+
+// BeginStop is Stop that returns as soon as the end has begun and is written down:
+// no crash keeps it from being finished. The daemon is Ending until then. ended
+// says that nothing is left of it already.
+func (c *Client) BeginStop(ctx context.Context, name string) (ended bool, err error) {
+	return c.stop(ctx, &mpspb.StopRequest{Name: name, Background: true})
+}
+
+func (c *Client) stop(ctx context.Context, r *mpspb.StopRequest) (ended bool, err error) {
+	err = c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
+		answer, err := s.Stop(ctx, r)
+		ended = answer.GetEnded()
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("stop the MPS daemon %s: %w", name, err)
+		return false, fmt.Errorf("stop the MPS daemon %s: %w", r.GetName(), err)
 	}
-	return nil
+	return ended, nil
 }
 
 // List returns all daemons, ordered by name.

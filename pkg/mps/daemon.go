@@ -83,6 +83,8 @@ const (
 	// Failed: it ended and could not be started again yet; it is tried again and
 	// again.
 	Failed Phase = "Failed"
+	// Ending: it is being stopped.
+	Ending Phase = "Ending"
 )
 
 // State is a daemon that the supervisor has.
@@ -103,4 +105,10 @@ type State struct {
 	Message string
 	// Restarts since it was first wanted.
 	Restarts int
+	// ServerPID is the daemon's MPS server, which has the GPUs, as the host counts; 0
+	// until one is known to serve.
+	ServerPID int
+	// Trouble says why clients may not be served though the daemon is Running: it
+	// doesn't answer, or its server doesn't start. Empty where all is well.
+	Trouble string
 }

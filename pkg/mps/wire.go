@@ -28,6 +28,7 @@ func StateToWire(s State) *mpspb.State {
 	return &mpspb.State{
 		Daemon: ToWire(s.Daemon), Pid: int32(s.PID), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
 		Phase: phaseToWire(s.Phase), Message: s.Message, Restarts: int32(s.Restarts),
+		ServerPid: int32(s.ServerPID), Trouble: s.Trouble,
 	}
 }
 
@@ -36,6 +37,7 @@ func StateFromWire(w *mpspb.State) State {
 	return State{
 		Daemon: FromWire(w.GetDaemon()), PID: int(w.GetPid()), PipeDir: w.GetPipeDir(), ShmDir: w.GetShmDir(),
 		Phase: phaseFromWire(w.GetPhase()), Message: w.GetMessage(), Restarts: int(w.GetRestarts()),
+		ServerPID: int(w.GetServerPid()), Trouble: w.GetTrouble(),
 	}
 }
 
@@ -55,6 +57,8 @@ func phaseToWire(p Phase) mpspb.Phase {
 		return mpspb.Phase_PHASE_STARTING
 	case Failed:
 		return mpspb.Phase_PHASE_FAILED
+	case Ending:
+		return mpspb.Phase_PHASE_ENDING
 	default:
 		return mpspb.Phase_PHASE_UNSPECIFIED
 	}
@@ -67,6 +71,8 @@ func phaseFromWire(p mpspb.Phase) Phase {
 		return Running
 	case mpspb.Phase_PHASE_FAILED:
 		return Failed
+	case mpspb.Phase_PHASE_ENDING:
+		return Ending
 	default:
 		return Starting
 	}

@@ -32,6 +32,7 @@ const (
 	Phase_PHASE_RUNNING     Phase = 1
 	Phase_PHASE_STARTING    Phase = 2
 	Phase_PHASE_FAILED      Phase = 3
+	Phase_PHASE_ENDING      Phase = 4
 )
 
 // Enum value maps for Phase.
@@ -41,12 +42,14 @@ var (
 		1: "PHASE_RUNNING",
 		2: "PHASE_STARTING",
 		3: "PHASE_FAILED",
+		4: "PHASE_ENDING",
 	}
 	Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED": 0,
 		"PHASE_RUNNING":     1,
 		"PHASE_STARTING":    2,
 		"PHASE_FAILED":      3,
+		"PHASE_ENDING":      4,
 	}
 )
 
@@ -153,11 +156,15 @@ type State struct {
 	Daemon *Daemon                `protobuf:"bytes,1,opt,name=daemon,proto3" json:"daemon,omitempty"`
 	Pid    int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	// Paths of the host.
-	PipeDir       string `protobuf:"bytes,3,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
-	ShmDir        string `protobuf:"bytes,4,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
-	Phase         Phase  `protobuf:"varint,5,opt,name=phase,proto3,enum=tessera.mps.v1.Phase" json:"phase,omitempty"`
-	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
-	Restarts      int32  `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	PipeDir  string `protobuf:"bytes,3,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
+	ShmDir   string `protobuf:"bytes,4,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
+	Phase    Phase  `protobuf:"varint,5,opt,name=phase,proto3,enum=tessera.mps.v1.Phase" json:"phase,omitempty"`
+	Message  string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	Restarts int32  `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// 0: none is known to run.
+	ServerPid int32 `protobuf:"varint,8,opt,name=server_pid,json=serverPid,proto3" json:"server_pid,omitempty"`
+	// Why clients may not be served though the daemon runs.
+	Trouble       string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -241,6 +248,20 @@ func (x *State) GetRestarts() int32 {
 	return 0
 }
 
+func (x *State) GetServerPid() int32 {
+	if x != nil {
+		return x.ServerPid
+	}
+	return 0
+}
+
+func (x *State) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
 type States struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	States        []*State               `protobuf:"bytes,1,rep,name=states,proto3" json:"states,omitempty"`
@@ -286,8 +307,10 @@ func (x *States) GetStates() []*State {
 }
 
 type StopRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Answer as soon as the end has begun and is written down.
+	Background    bool `protobuf:"varint,2,opt,name=background,proto3" json:"background,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -329,8 +352,17 @@ func (x *StopRequest) GetName() string {
 	return ""
 }
 
+func (x *StopRequest) GetBackground() bool {
+	if x != nil {
+		return x.Background
+	}
+	return false
+}
+
 type StopResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nothing is left of the daemon.
+	Ended         bool `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -363,6 +395,13 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
 	return file_pkg_mps_mpspb_mps_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *StopResponse) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
 }
 
 type ListRequest struct {
@@ -411,7 +450,7 @@ const file_pkg_mps_mpspb_mps_proto_rawDesc = "" +
 	"\adevices\x18\x02 \x03(\tR\adevices\x12+\n" +
 	"\x11thread_percentage\x18\x03 \x01(\x05R\x10threadPercentage\x12\x1d\n" +
 	"\n" +
-	"memory_mib\x18\x04 \x03(\x03R\tmemoryMib\"\xe0\x01\n" +
+	"memory_mib\x18\x04 \x03(\x03R\tmemoryMib\"\x99\x02\n" +
 	"\x05State\x12.\n" +
 	"\x06daemon\x18\x01 \x01(\v2\x16.tessera.mps.v1.DaemonR\x06daemon\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
@@ -419,18 +458,26 @@ const file_pkg_mps_mpspb_mps_proto_rawDesc = "" +
 	"\ashm_dir\x18\x04 \x01(\tR\x06shmDir\x12+\n" +
 	"\x05phase\x18\x05 \x01(\x0e2\x15.tessera.mps.v1.PhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12\x1a\n" +
-	"\brestarts\x18\a \x01(\x05R\brestarts\"7\n" +
+	"\brestarts\x18\a \x01(\x05R\brestarts\x12\x1d\n" +
+	"\n" +
+	"server_pid\x18\b \x01(\x05R\tserverPid\x12\x18\n" +
+	"\atrouble\x18\t \x01(\tR\atrouble\"7\n" +
 	"\x06States\x12-\n" +
-	"\x06states\x18\x01 \x03(\v2\x15.tessera.mps.v1.StateR\x06states\"!\n" +
+	"\x06states\x18\x01 \x03(\v2\x15.tessera.mps.v1.StateR\x06states\"A\n" +
 	"\vStopRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x0e\n" +
-	"\fStopResponse\"\r\n" +
-	"\vListRequest*W\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"background\x18\x02 \x01(\bR\n" +
+	"background\"$\n" +
+	"\fStopResponse\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\"\r\n" +
+	"\vListRequest*i\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_RUNNING\x10\x01\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x02\x12\x10\n" +
-	"\fPHASE_FAILED\x10\x032\x85\x02\n" +
+	"\fPHASE_FAILED\x10\x03\x12\x10\n" +
+	"\fPHASE_ENDING\x10\x042\x85\x02\n" +
 	"\n" +
 	"Supervisor\x127\n" +
 	"\x06Ensure\x12\x16.tessera.mps.v1.Daemon\x1a\x15.tessera.mps.v1.State\x12A\n" +

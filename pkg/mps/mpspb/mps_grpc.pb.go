@@ -35,7 +35,8 @@ const (
 type SupervisorClient interface {
 	// Ensure starts the daemon if it isn't running, and gives it these limits.
 	Ensure(ctx context.Context, in *Daemon, opts ...grpc.CallOption) (*State, error)
-	// Stop removes the daemon and all that is its own.
+	// Stop removes the daemon and all that is its own. An Ensure of the same name
+	// waits for its end.
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopResponse, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*States, error)
 	// Watch sends all daemons at once, and again whenever one changes.
@@ -105,7 +106,8 @@ type Supervisor_WatchClient = grpc.ServerStreamingClient[States]
 type SupervisorServer interface {
 	// Ensure starts the daemon if it isn't running, and gives it these limits.
 	Ensure(context.Context, *Daemon) (*State, error)
-	// Stop removes the daemon and all that is its own.
+	// Stop removes the daemon and all that is its own. An Ensure of the same name
+	// waits for its end.
 	Stop(context.Context, *StopRequest) (*StopResponse, error)
 	List(context.Context, *ListRequest) (*States, error)
 	// Watch sends all daemons at once, and again whenever one changes.

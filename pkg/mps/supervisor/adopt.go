@@ -38,7 +38,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 		s.discard(ctx, name)
 		return
 	}
-	if found, ok := s.recognise(ctx, r); ok {
+	if found, ok := s.recognise(r); ok {
 		s.takeOver(ctx, found)
 		return
 	}
@@ -47,7 +47,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 		s.discard(ctx, name)
 		return
 	}
-	logger.Info("MPS daemon died while there was no supervisor, or doesn't answer", "pid", r.PID)
+	logger.Info("MPS daemon died while there was no supervisor", "pid", r.PID)
 	s.revive(ctx, r, "the control daemon ended while there was no supervisor")
 }
 
@@ -58,28 +58,17 @@ func (s *Supervisor) revive(ctx context.Context, r record, why string) {
 	s.keepTrying(ctx, r.Daemon.Name)
 }
 
-// takeOver watches over a daemon that runs. It gets its limits again: the crash
-// may have come before they were set.
+// takeOver watches over a daemon that runs. That its process is the one of the
+// record is all that counts: it may be slow to answer, and its clients compute. It
+// gets its limits again beside the calls, since the crash may have come before they
+// were set.
 func (s *Supervisor) takeOver(ctx context.Context, r record) {
 	at := s.cfg.place(r.Daemon.Name)
-	err := writeRecord(at.record(), r)
-	if err == nil {
-		s.cfg.Step("adopt.known")
-		err = s.driver.change(ctx, r.Daemon, at)
+	if err := writeRecord(at.record(), r); err != nil {
+		klog.FromContext(ctx).Error(err, "MPS daemon runs, and its record can't be written", "pid", r.PID)
 	}
-	if isAway(err) {
-		klog.FromContext(ctx).Error(err, "MPS daemon runs, and can't be asked whether it has its limits")
-		err = nil
-	}
-	if err == nil {
-		err = at.admit()
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "MPS daemon can't be taken over and is started anew")
-		s.revive(ctx, r, err.Error())
-		return
-	}
-	s.cfg.Step("adopt.limited")
+	s.cfg.Step("adopt.known")
+	s.set(r.Daemon.Name, func(d *daemon) { d.unsure = true })
 	s.running(ctx, r)
 }
 
@@ -110,7 +99,7 @@ func (s *Supervisor) discard(ctx context.Context, name string) {
 
 // recognise says whether the daemon of the record runs. If it was started and
 // never written down, the record that is returned says which process it is.
-func (s *Supervisor) recognise(ctx context.Context, r record) (record, bool) {
+func (s *Supervisor) recognise(r record) (record, bool) {
 	at := s.cfg.place(r.Daemon.Name)
 	if r.PID == 0 {
 		data, err := os.ReadFile(at.pidFile())
@@ -125,11 +114,5 @@ func (s *Supervisor) recognise(ctx context.Context, r record) (record, bool) {
 		}
 		r.PID, r.Start, r.BootID = pid, found[i].start, s.boot
 	}
-	if r.BootID != s.boot || !alive(r.PID, r.Start) {
-		return r, false
-	}
-	if _, err := s.driver.find(); isAway(err) {
-		return r, true // nobody can ask it, nor start another
-	}
-	return r, s.driver.answers(ctx, at)
+	return r, r.BootID == s.boot && alive(r.PID, r.Start)
 }

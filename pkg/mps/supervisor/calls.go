@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,7 +32,7 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	var state mps.State
-	err := c.s.work(ctx, "start", want.Name, func(ctx context.Context) error {
+	done, err := c.s.work(ctx, "start", want.Name, func(ctx context.Context) error {
 		if err := c.s.ensure(ctx, want); err != nil {
 			return err
 		}
@@ -38,6 +40,9 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 		state = c.s.state(d)
 		return nil
 	})
+	if err == nil {
+		err = await(ctx, done)
+	}
 	if err != nil {
 		return nil, asStatus(err)
 	}
@@ -50,10 +55,26 @@ func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResp
 	if err := mps.ValidateName(name); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := c.s.work(ctx, "stop", name, func(ctx context.Context) error { return c.s.stop(ctx, name) }); err != nil {
+	begun := make(chan struct{})
+	done, err := c.s.work(ctx, "stop", name, func(ctx context.Context) error {
+		return c.s.stop(ctx, name, sync.OnceFunc(func() { close(begun) }))
+	})
+	if err != nil {
 		return nil, asStatus(err)
 	}
-	return &mpspb.StopResponse{}, nil
+	if r.GetBackground() {
+		select {
+		case <-begun:
+			return &mpspb.StopResponse{}, nil
+		case err = <-done:
+		}
+	} else {
+		err = await(ctx, done)
+	}
+	if err != nil {
+		return nil, asStatus(err)
+	}
+	return &mpspb.StopResponse{Ended: true}, nil
 }
 
 // List implements mpspb.SupervisorServer.
@@ -86,23 +107,30 @@ func statesToWire(states []mps.State) *mpspb.States {
 	return w
 }
 
-// work does something with a daemon under the lock of its name. What is begun
-// goes on when the caller has gone: its next call finds it done.
-func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context.Context) error) error {
+// work begins something with a daemon under the lock of its name, and returns a
+// channel for how it ends. It goes on when the caller has gone: the next call
+// finds it done.
+func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context.Context) error) (<-chan error, error) {
 	logger := klog.LoggerWithValues(s.logger, "daemon", name)
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
-		return fmt.Errorf("wait until something else is done with the MPS daemon: %w", err)
+		return nil, fmt.Errorf("wait until something else is done with the MPS daemon: %w", err)
 	}
 	done := make(chan error, 1)
 	s.tasks.Go(func() {
 		defer unlock()
+		began := time.Now()
 		err := f(klog.NewContext(context.WithoutCancel(ctx), logger))
+		s.metrics.observe(verb, began, err)
 		if err != nil {
 			logger.Error(err, "Can't do what was asked with the MPS daemon", "verb", verb)
 		}
 		done <- err
 	})
+	return done, nil
+}
+
+func await(ctx context.Context, done <-chan error) error {
 	select {
 	case err := <-done:
 		return err

@@ -155,7 +155,8 @@ func TestDaemonLeavesThePodsCgroup(t *testing.T) {
 	n := newNode(t)
 	n.cgroups = podCgroup(t)
 	n.start("")
-	state := n.ensure(one("a"))
+	n.ensure(one("a"))
+	state := n.serving()[0]
 	var left []string
 	for _, pod := range n.cgroups {
 		procs, err := os.ReadFile(filepath.Join(pod, "cgroup.procs"))

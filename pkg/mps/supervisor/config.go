@@ -17,6 +17,8 @@ type Config struct {
 	HostRoot string
 	// DriverRoot is the host's directory that the driver is under; empty: found.
 	DriverRoot string
+	// MetricsAddress is where metrics and health are served; empty: nowhere.
+	MetricsAddress string
 	// Launcher is the command that calls Launch with its one further argument.
 	Launcher []string
 	// Step, when set, is called after each effect that a crash could leave alone;
@@ -28,6 +30,7 @@ type Config struct {
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.RunDir, "run-dir", "/run/tessera/mps", "`directory` for the socket and the daemons' files: on a tmpfs of the host, and here at the same path")
 	fs.StringVar(&c.HostRoot, "host-root", "/", "`directory` where the host's file system is mounted")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", "", "`address` to serve /metrics, /healthz and /readyz on, such as :8081 (default: nowhere)")
 	fs.StringVar(&c.DriverRoot, "driver-root", "", "`directory` on the host that the NVIDIA driver is installed under (default: found)")
 }
 

@@ -39,6 +39,11 @@ const (
 	commandTime = 10 * time.Second
 	// answerTime is the same for a command about nothing but the daemon.
 	answerTime = 3 * time.Second
+	// serverTime is the most that a server may take to start, or to be clean again
+	// after a client's fault.
+	serverTime = 20 * time.Second
+	// firstServerPause is between two questions whether it has; it doubles.
+	firstServerPause = 50 * time.Millisecond
 )
 
 // driver runs the programs of the host's NVIDIA driver.
@@ -257,14 +262,6 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	return out.String(), nil
 }
 
-// answers says whether a daemon takes commands at the pipe directory.
-func (d *driver) answers(ctx context.Context, at place) bool {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
-	defer cancel()
-	_, err := d.command(ctx, at, "get_default_active_thread_percentage")
-	return err == nil
-}
-
 // limits sets what holds for servers that start from now on, and has one start
 // unless one is there.
 func (d *driver) limits(ctx context.Context, want mps.Daemon, at place) error {
@@ -284,8 +281,7 @@ func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
 	if err := checkLimits(want, out); err != nil {
 		return err
 	}
-	servers := parseServers(out)
-	for _, pid := range servers {
+	for _, pid := range parseServers(out) {
 		out, err := d.command(ctx, at, ofServer(want, pid)...)
 		if err != nil {
 			return err
@@ -294,8 +290,59 @@ func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
 			return fmt.Errorf("server %d: %w", pid, err)
 		}
 	}
+	return nil
+}
+
+// serve returns the process id of the daemon's server when that takes clients. It
+// starts one where there is none.
+func (d *driver) serve(ctx context.Context, at place) (int, error) {
+	out, err := d.command(ctx, at, "get_server_list")
+	if err == nil && len(parseServers(out)) == 0 {
+		out, err = d.command(ctx, at, "start_server -uid 0", "get_server_list")
+	}
+	if err != nil {
+		return 0, err
+	}
+	servers := parseServers(out)
 	if len(servers) == 0 {
-		_, err = d.command(ctx, at, "start_server -uid 0")
+		return 0, withServerLog(errNoServer, at)
+	}
+	return servers[0], d.awaitServer(ctx, at, servers[0])
+}
+
+// awaitServer returns nil when the server takes clients.
+func (d *driver) awaitServer(ctx context.Context, at place, pid int) error {
+	ctx, cancel := context.WithTimeout(ctx, serverTime)
+	defer cancel()
+	for pause := firstServerPause; ; pause *= 2 {
+		out, err := d.command(ctx, at, fmt.Sprintf("get_server_status %d", pid))
+		if err != nil {
+			return err
+		}
+		_, lives := startOf(pid)
+		switch {
+		case !lives:
+			return withServerLog(errServerEnded, at)
+		case !strings.Contains(out, "INITIALIZING") && !strings.Contains(out, "FAULT"):
+			return nil // ACTIVE, or a driver that has no such command
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return withServerLog(fmt.Errorf("the MPS server %d takes no clients yet, it is %s", pid, strings.TrimSpace(out)), at)
+		}
+	}
+}
+
+var (
+	errNoServer    = errors.New("the control daemon has no MPS server and starts none")
+	errServerEnded = errors.New("the MPS server ended as soon as it had started: another process may have the GPU")
+)
+
+// withServerLog adds to an error the server's last words.
+func withServerLog(err error, at place) error {
+	if text := tail(at.log() + "/server.log"); text != "" {
+		return fmt.Errorf("%w; %s/server.log ends with: %s", err, at.log(), text)
 	}
 	return err
 }

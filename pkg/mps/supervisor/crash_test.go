@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -37,7 +38,19 @@ func scenarios() map[string]scenario {
 		"changed":       {before: has(one("a")), act: ensure(changed), want: changed, keeps: true},
 		"other devices": {before: has(one("a")), act: ensure(moved), want: moved},
 		"stop":          {before: has(one("a")), act: func(n *node) { _ = n.Stop(n.t.Context(), "a") }, want: one("a")},
-		"adoption":      {before: has(one("a")), act: nothing, want: one("a"), keeps: true},
+		"adoption": {
+			before: has(one("a")),
+			act: func(n *node) {
+				ctx, cancel := context.WithCancel(n.t.Context())
+				defer cancel()
+				_ = n.Watch(ctx, func(all []mps.State) { // or until it is killed
+					if len(all) == 1 && all[0].ServerPID != 0 {
+						cancel()
+					}
+				})
+			},
+			want: one("a"), keeps: true,
+		},
 		"death": {
 			before: has(one("a")),
 			act: func(n *node) {

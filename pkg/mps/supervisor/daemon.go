@@ -32,7 +32,7 @@ const (
 func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
 	d, ok := s.get(want.Name)
 	if ok && !slices.Equal(d.record.Daemon.Devices, want.Devices) {
-		if err := s.stop(ctx, want.Name); err != nil {
+		if err := s.stop(ctx, want.Name, func() {}); err != nil {
 			return err
 		}
 		d, ok = daemon{}, false
@@ -42,10 +42,16 @@ func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
 		return s.startFirst(ctx, want)
 	case d.phase != mps.Running || !alive(d.record.PID, d.record.Start):
 		return s.restart(ctx, want)
-	case equalLimits(d.record.Daemon, want):
+	case !equalLimits(d.record.Daemon, want):
+		return s.changeLimits(ctx, d.record, want)
+	case !d.unsure:
 		return nil
 	default:
-		return s.changeLimits(ctx, d.record, want)
+		err := s.changeLimits(ctx, d.record, want)
+		if isAway(err) { // it was started with these, and nobody can ask it
+			return nil
+		}
+		return err
 	}
 }
 
@@ -69,7 +75,7 @@ func (s *Supervisor) changeLimits(ctx context.Context, r record, want mps.Daemon
 		return fmt.Errorf("set its limits: %w", err)
 	}
 	s.cfg.Step("change.set")
-	s.set(want.Name, func(d *daemon) { d.record = r })
+	s.set(want.Name, func(d *daemon) { d.record, d.unsure = r, false })
 	return nil
 }
 
@@ -90,6 +96,7 @@ func (s *Supervisor) startFirst(ctx context.Context, want mps.Daemon) error {
 func (s *Supervisor) restart(ctx context.Context, want mps.Daemon) error {
 	d, _ := s.get(want.Name)
 	d.unwatch()
+	s.metrics.restarts.Inc()
 	r := record{Daemon: want, Restarts: d.record.Restarts + 1}
 	err := s.start(ctx, r)
 	if err != nil {
@@ -105,19 +112,21 @@ func (s *Supervisor) restart(ctx context.Context, want mps.Daemon) error {
 // processes are gone.
 func (s *Supervisor) start(ctx context.Context, r record) error {
 	name := r.Daemon.Name
-	s.set(name, func(d *daemon) { d.record, d.phase, d.message = r, mps.Starting, "" })
+	s.set(name, func(d *daemon) { d.record, d.phase, d.message, d.server, d.unsure = r, mps.Starting, "", 0, false })
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	at := s.cfg.place(name)
-	err := s.launch(ctx, &r, at)
+	at, watch := s.cfg.place(name), s.metrics.stopwatch()
+	err := s.launch(ctx, &r, at, watch)
 	if err == nil {
 		err = s.driver.limits(ctx, r.Daemon, at)
 	}
 	if err == nil {
+		watch.done("limits")
 		s.cfg.Step("start.limited")
 		err = at.admit() // not before it has its limits
 	}
 	if err == nil {
+		watch.done("admit")
 		s.cfg.Step("start.admitted")
 		s.running(ctx, r)
 		return nil
@@ -128,7 +137,7 @@ func (s *Supervisor) start(ctx context.Context, r record) error {
 }
 
 // launch has the daemon run, and its process in the record.
-func (s *Supervisor) launch(ctx context.Context, r *record, at place) error {
+func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *stopwatch) error {
 	if err := os.MkdirAll(string(at), 0o755); err != nil {
 		return fmt.Errorf("make the daemon's directory: %w", err)
 	}
@@ -136,15 +145,18 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place) error {
 	if err := writeRecord(at.record(), *r); err != nil {
 		return err
 	}
+	watch.done("record")
 	s.cfg.Step("start.recorded")
 	if err := clean(ctx, at); err != nil {
 		return err
 	}
+	watch.done("clean")
 	s.cfg.Step("start.cleaned")
 	pid, err := s.driver.start(ctx, r.Daemon, at)
 	if err != nil {
 		return err
 	}
+	watch.done("launch")
 	s.cfg.Step("start.launched")
 	start, ok := startOf(pid)
 	if !ok {
@@ -178,7 +190,7 @@ func clean(ctx context.Context, at place) error {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}
 	}
-	return at.shorten(0)
+	return errors.Join(at.mountShm(), at.shorten(0))
 }
 
 // empty removes what is in a directory, and not the directory: containers of
@@ -199,7 +211,8 @@ func empty(dir string) error {
 	return nil
 }
 
-// running notes that the daemon runs, and watches over it.
+// running notes that the daemon runs, watches over its process, and sees to its
+// server.
 func (s *Supervisor) running(ctx context.Context, r record) {
 	name := r.Daemon.Name
 	watching, cancel := s.outlive(ctx)
@@ -218,6 +231,7 @@ func (s *Supervisor) running(ctx context.Context, r record) {
 		}
 		s.died(watching, name, r)
 	})
+	s.tasks.Go(func() { s.attend(watching, r) })
 }
 
 // died notes that the daemon has ended by itself, and starts it again.
@@ -232,7 +246,7 @@ func (s *Supervisor) died(ctx context.Context, name string, r record) {
 	}
 	klog.FromContext(ctx).Info("MPS daemon died, its clients have failed", "pid", r.PID, "log", tail(s.cfg.place(name).log()+"/control.log"))
 	s.set(name, func(d *daemon) {
-		d.phase, d.message = mps.Starting, "the control daemon ended by itself"
+		d.phase, d.message, d.server = mps.Starting, "the control daemon ended by itself", 0
 		d.record.PID, d.record.Start = 0, 0
 		if time.Since(d.since) > steadyTime {
 			d.failures = 0
@@ -273,20 +287,29 @@ func (s *Supervisor) keepTrying(ctx context.Context, name string) {
 	})
 }
 
-// stop is Client.Stop, with the name's lock held.
-func (s *Supervisor) stop(ctx context.Context, name string) error {
+// stop is Client.Stop, with the name's lock held. begun is called when a crash
+// can't undo any more that the daemon is stopped.
+func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error {
 	at := s.cfg.place(name)
 	if d, ok := s.get(name); ok {
 		d.unwatch()
 		d.record.Stopping = true
-		if err := writeRecord(at.record(), d.record); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			// Where there is no room left, to stop makes some. After a crash now the daemon is
-			// taken over, and whoever asked asks again.
+		err := writeRecord(at.record(), d.record)
+		s.set(name, func(one *daemon) {
+			one.record, one.phase, one.message, one.trouble, one.server = d.record, mps.Ending, "", "", 0
+		})
+		switch {
+		case err == nil:
+			s.cfg.Step("stop.recorded")
+			begun()
+		case !errors.Is(err, fs.ErrNotExist):
+			// Where there is no room left, stopping makes some. After a crash now the daemon
+			// is adopted, and whoever asked asks again.
 			klog.FromContext(ctx).Error(err, "Can't note that an MPS daemon is being stopped")
 		}
-		s.cfg.Step("stop.recorded")
 	}
 	if err := s.remove(ctx, name); err != nil {
+		s.set(name, func(d *daemon) { d.record.Daemon.Name, d.phase, d.message = name, mps.Failed, err.Error() })
 		return err
 	}
 	if err := os.Remove(at.aside()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -313,6 +336,9 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 		return err
 	}
 	s.cfg.Step("stop.ungrouped")
+	if err := at.unmountShm(); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(string(at)); err != nil {
 		return fmt.Errorf("remove what the daemon had: %w", err)
 	}

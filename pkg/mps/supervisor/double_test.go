@@ -87,6 +87,7 @@ func supervise(text string) error {
 	if err != nil {
 		return err
 	}
+	s.attendPause = func(int) time.Duration { return 20 * time.Millisecond }
 	return s.Run(klog.NewContext(signalled(), klog.Background()))
 }
 
@@ -105,7 +106,8 @@ COMMAND:
 // control is the double. Files beside its directory say what goes wrong:
 // "refuse" is what it says instead of starting, "slow" is a pipe that it reads
 // before it starts, "clients" make it wait when it has to quit, "deaf" makes it
-// ignore that.
+// ignore that, "serverless" keeps it from starting a server, "garbled" makes it say limits as no
+// driver does.
 func control(args []string) int {
 	switch {
 	case len(args) == 0:
@@ -171,7 +173,19 @@ type double struct {
 	pipe    string
 	threads string
 	memory  map[string]string
-	server  *exec.Cmd
+
+	mu     sync.Mutex
+	server *exec.Cmd // nil where there is none
+}
+
+// pid of the server; 0 where there is none.
+func (d *double) pid() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.server == nil {
+		return 0
+	}
+	return d.server.Process.Pid
 }
 
 func serveDouble(pipe string) {
@@ -214,6 +228,10 @@ func (d *double) do(w io.Writer, words []string) {
 	case "set_default_active_thread_percentage":
 		n, _ := strconv.ParseFloat(words[1], 64)
 		d.threads = fmt.Sprintf("%.1f", n)
+		if _, err := os.Stat(quirk("garbled")); err == nil {
+			fmt.Fprintln(w, "one quarter")
+			return
+		}
 		fmt.Fprintln(w, d.threads)
 	case "get_default_active_thread_percentage":
 		fmt.Fprintln(w, d.threads)
@@ -241,8 +259,14 @@ func (d *double) do(w io.Writer, words []string) {
 	case "start_server":
 		d.startServer()
 	case "get_server_list":
-		if d.server != nil {
-			fmt.Fprintln(w, d.server.Process.Pid)
+		if pid := d.pid(); pid != 0 {
+			fmt.Fprintln(w, pid)
+		}
+	case "get_server_status":
+		if pid := d.pid(); strconv.Itoa(pid) == words[1] {
+			fmt.Fprintln(w, "ACTIVE")
+		} else {
+			fmt.Fprintf(w, "Server %s not found\n", words[1])
 		}
 	case "quit":
 		d.quit()
@@ -252,13 +276,22 @@ func (d *double) do(w io.Writer, words []string) {
 }
 
 func (d *double) startServer() {
-	if d.server != nil {
+	if _, err := os.Stat(quirk("serverless")); err == nil || d.pid() != 0 {
 		return
 	}
-	d.server = exec.Command("/proc/self/exe") // its environment has the pipe directory
-	d.server.Args[0] = "nvidia-cuda-mps-server"
-	_, _ = d.server.StdinPipe()
-	_ = d.server.Start()
+	server := exec.Command("/proc/self/exe") // its environment has the pipe directory
+	server.Args[0] = "nvidia-cuda-mps-server"
+	_, _ = server.StdinPipe()
+	_ = server.Start()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.server = server
+	go func() {
+		_ = server.Wait()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.server = nil
+	}()
 }
 
 func (d *double) quit() {
@@ -268,9 +301,11 @@ func (d *double) quit() {
 	if _, err := os.Stat(quirk("clients")); err == nil {
 		time.Sleep(time.Second) // -t 1
 	}
-	if d.server != nil {
-		_ = d.server.Process.Kill()
-		_ = d.server.Wait()
+	if pid := d.pid(); pid != 0 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		for d.pid() != 0 {
+			time.Sleep(time.Millisecond)
+		}
 	}
 	_ = os.Remove(filepath.Join(d.pipe, program+".pid"))
 	os.Exit(0) //nolint:revive // as above

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -69,7 +70,7 @@ func (n *node) cleanUp() {
 	n.kill()
 	places, _ := filepath.Glob(filepath.Join(n.cfg.RunDir, "d", "*"))
 	for _, at := range places {
-		if err := killUsers(context.Background(), place(at).pipe()); err != nil {
+		if err := errors.Join(killUsers(context.Background(), place(at).pipe()), place(at).unmountShm()); err != nil {
 			n.t.Error(err)
 		}
 	}
@@ -197,6 +198,14 @@ func (n *node) list() []mps.State {
 	return states
 }
 
+// serving waits until all daemons have a server.
+func (n *node) serving() []mps.State {
+	n.t.Helper()
+	return n.until(func(all []mps.State) bool {
+		return len(all) > 0 && !slices.ContainsFunc(all, func(s mps.State) bool { return s.Phase != mps.Running || s.ServerPID == 0 })
+	})
+}
+
 func (n *node) at(name string) place { return n.cfg.place(name) }
 
 // ask gives the daemon commands.
@@ -214,7 +223,7 @@ func (n *node) ask(name string, commands ...string) string {
 func (n *node) controls(name string) []int {
 	return slices.DeleteFunc(pidsOf(users(n.at(name).pipe())), func(pid int) bool {
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
-		return !strings.Contains(string(cmdline), program)
+		return !strings.Contains(string(cmdline), program+"\x00serve\x00") // not who gives it commands
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,11 +32,16 @@ type Supervisor struct {
 	locks  keylock.Locks[string]
 	// pause before the restart that follows so many failures.
 	pause func(failures int) time.Duration
+	// attendPause is before the next look at a daemon without a server, after so many.
+	attendPause func(failures int) time.Duration
 	// tasks are what goes on beside the calls.
 	tasks sync.WaitGroup
 	// ended is closed when Run ends.
 	ended  chan struct{}
 	logger klog.Logger
+	// serving is set while calls are answered.
+	serving atomic.Bool
+	metrics *metrics
 
 	mu      sync.Mutex
 	daemons map[string]*daemon
@@ -48,6 +54,9 @@ type daemon struct {
 	record   record
 	phase    mps.Phase
 	message  string
+	trouble  string    // why its clients may not be served though it runs
+	server   int       // process id of its server; 0 where none is known
+	unsure   bool      // whether it has its limits: an earlier supervisor may not have set them
 	failures int       // in a row, of starting it
 	since    time.Time // when it was started or adopted
 	unwatch  context.CancelFunc
@@ -66,10 +75,11 @@ func New(cfg Config) (*Supervisor, error) {
 		cfg.Step = func(string) {}
 	}
 	s := &Supervisor{
-		cfg: cfg, boot: boot, pause: pause,
+		cfg: cfg, boot: boot, pause: pause, attendPause: attendPause,
 		daemons: map[string]*daemon{}, changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.driver = &driver{host: driverroot.NewHost(cfg.HostRoot), cfg: &s.cfg}
+	s.metrics = newMetrics(s)
 	return s, nil
 }
 
@@ -89,6 +99,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	end := sync.OnceFunc(func() { close(s.ended) })
 	defer end()
 	defer context.AfterFunc(ctx, end)() // before the calls have ended: some wait for it
+	healthy, stop := context.WithCancel(ctx)
+	defer stop()
+	if err := s.serveHealth(healthy); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(filepath.Join(s.cfg.RunDir, "d"), 0o755); err != nil {
 		return fmt.Errorf("make the run directory: %w", err)
 	}
@@ -180,6 +195,8 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	defer stop()
 	s.tasks.Go(func() { s.keepLogsShort(ctx) })
 	klog.FromContext(ctx).Info("Serving", "socket", socket, "daemons", len(s.list()))
+	s.serving.Store(true)
+	defer s.serving.Store(false)
 	if err := server.Serve(l); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -252,6 +269,7 @@ func (s *Supervisor) state(d daemon) mps.State {
 	state := mps.State{
 		Daemon: d.record.Daemon, PID: d.record.PID, PipeDir: at.clients(),
 		Phase: d.phase, Message: d.message, Restarts: d.record.Restarts,
+		ServerPID: d.server, Trouble: d.trouble,
 	}
 	if s.driver.sharesMemory() || !isEmpty(at.shm()) {
 		state.ShmDir = at.shm()

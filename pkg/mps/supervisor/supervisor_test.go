@@ -3,6 +3,8 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -26,20 +30,23 @@ func TestEnsureAndStop(t *testing.T) {
 	n.start("")
 	first := n.ensure(one("gpu-980fb007"))
 	want := mps.State{Daemon: one("gpu-980fb007"), PID: first.PID, PipeDir: n.at("gpu-980fb007").clients(), Phase: mps.Running}
+	first.ServerPID = 0 // it may be known already
 	if diff := cmp.Diff(want, first); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if again := n.ensure(one("gpu-980fb007")); again.PID != first.PID {
 		t.Errorf("a second call started another: %d, then %d", first.PID, again.PID)
 	}
-	if diff := cmp.Diff([]mps.State{want}, n.list()); diff != "" {
+	listed := n.serving()
+	want.ServerPID = listed[0].ServerPID
+	if diff := cmp.Diff([]mps.State{want}, listed); diff != "" {
 		t.Errorf("listed (-want +got):\n%s", diff)
 	}
 	if got := n.ask("gpu-980fb007", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != "25.0\n3G\n" {
 		t.Errorf("limits: %q", got)
 	}
-	if len(parseServers(n.ask("gpu-980fb007", "get_server_list"))) != 1 {
-		t.Error("no server was started for the first client")
+	if servers := parseServers(n.ask("gpu-980fb007", "get_server_list")); !slices.Equal(servers, []int{want.ServerPID}) {
+		t.Errorf("servers %v run, known is %d", servers, want.ServerPID)
 	}
 	environ, err := os.ReadFile("/proc/" + itoa(first.PID) + "/environ")
 	if err != nil || !strings.Contains(string(environ), "CUDA_VISIBLE_DEVICES=GPU-28933e90-dc02-c686-9dc4-c13a6a380b41\x00") {
@@ -89,7 +96,7 @@ func TestClientsSeeNoPrivilegedSocket(t *testing.T) {
 	}
 	n.kill()
 	n.start("")
-	n.until(func(all []mps.State) bool { return len(all) == 1 && all[0].Phase == mps.Running })
+	n.serving()
 	sees()
 }
 
@@ -107,6 +114,46 @@ func TestPrivateMemory(t *testing.T) {
 	}
 	if listed := n.list(); listed[0].ShmDir != n.at("a").shm() {
 		t.Errorf("the daemon uses its shared memory, clients aren't told: %+v", listed)
+	}
+}
+
+// What clients write to the daemon's /dev/shm doesn't fill the host's /run. It is
+// the same file system for a daemon that was started again and for a supervisor
+// that was, and goes with the daemon.
+func TestSharedMemoryIsBounded(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	first := n.ensure(one("a"))
+	shm := n.at("a").shm()
+	var run, own, again unix.Statfs_t
+	var before, after unix.Stat_t
+	if err := errors.Join(unix.Statfs(n.cfg.RunDir, &run), unix.Statfs(shm, &own), unix.Stat(shm, &before)); err != nil {
+		t.Fatal(err)
+	}
+	if own.Type != unix.TMPFS_MAGIC || own.Blocks*uint64(own.Bsize) != shmSize || own.Files != shmInodes || before.Mode&0o7777 != 0o1777 {
+		t.Errorf("its /dev/shm: type %x, %d bytes, %d inodes, mode %o", own.Type, own.Blocks*uint64(own.Bsize), own.Files, before.Mode&0o7777)
+	}
+	if err := os.WriteFile(filepath.Join(shm, "left"), make([]byte, 1<<20), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(first.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until(func(all []mps.State) bool { return all[0].Phase == mps.Running && all[0].Restarts == 1 })
+	n.kill()
+	n.start("")
+	if err := errors.Join(unix.Stat(shm, &after), unix.Statfs(shm, &again)); err != nil {
+		t.Fatal(err)
+	}
+	if after.Dev != before.Dev || again.Bfree != own.Bfree {
+		t.Errorf("containers have another file system than the daemon (%d, %d), or what the first daemon's clients left is still there", before.Dev, after.Dev)
+	}
+	if err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	n.gone("a")
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), shm) {
+		t.Errorf("still mounted: %v\n%s", err, mounts)
 	}
 }
 
@@ -408,7 +455,7 @@ func TestUnreadableRecord(t *testing.T) {
 func TestStopWithoutItsFiles(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, at place){
 		"no directory": func(t *testing.T, at place) {
-			if err := os.RemoveAll(string(at)); err != nil {
+			if err := errors.Join(at.unmountShm(), os.RemoveAll(string(at))); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -478,5 +525,161 @@ func TestPause(t *testing.T) {
 	}
 	if diff := cmp.Diff([]time.Duration{0, 1, 2, 4, 8, 16, 30, 30}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A daemon whose process is the recorded one is adopted, however slow it is: its
+// clients compute. It gets its limits when it answers again.
+func TestAdoptsADaemonThatDoesNotAnswer(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	n.ensure(one("a"))
+	before := n.serving()[0]
+	n.kill()
+	if err := unix.Kill(before.PID, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	n.start("")
+	if adopted := n.list(); len(adopted) != 1 || adopted[0].PID != before.PID || adopted[0].Phase != mps.Running {
+		t.Fatalf("adopted: %+v, want daemon %d", adopted, before.PID)
+	}
+	stuck := n.until(func(all []mps.State) bool { return all[0].Trouble != "" })[0]
+	if !strings.Contains(stuck.Trouble, "does not answer") || stuck.PID != before.PID || stuck.Restarts != 0 {
+		t.Errorf("a daemon that doesn't answer: %+v", stuck)
+	}
+	if err := unix.Kill(before.PID, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if after := n.serving()[0]; after.PID != before.PID || after.ServerPID != before.ServerPID || after.Restarts != 0 {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
+// The same holds for one that answers what the supervisor doesn't understand.
+func TestAdoptsADaemonThatTakesNoLimits(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	n.ensure(one("a"))
+	before := n.serving()[0]
+	n.kill()
+	n.put("garbled", "")
+	n.start("")
+	odd := n.until(func(all []mps.State) bool { return len(all) == 1 && all[0].Trouble != "" })[0]
+	if !strings.Contains(odd.Trouble, "didn't take the limits") || odd.PID != before.PID || odd.Restarts != 0 {
+		t.Errorf("%+v, before %+v", odd, before)
+	}
+	if _, ok := startOf(before.ServerPID); !ok {
+		t.Error("the server was killed, and its clients with it")
+	}
+	n.drop("garbled")
+	if after := n.serving()[0]; after.PID != before.PID || after.ServerPID != before.ServerPID {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
+// A server that dies is followed by another before a client asks for it.
+func TestServerDies(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	n.ensure(one("a"))
+	before := n.serving()[0]
+	if err := unix.Kill(before.ServerPID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	after := n.until(func(all []mps.State) bool { return all[0].ServerPID != 0 && all[0].ServerPID != before.ServerPID })[0]
+	if after.PID != before.PID || after.Restarts != 0 {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
+// A daemon without a server is in trouble, is started again after a while, and is
+// well as soon as it has one.
+func TestNoServer(t *testing.T) {
+	n := newNode(t)
+	n.put("serverless", "")
+	n.start("")
+	before := n.ensure(one("a"))
+	if before.ServerPID != 0 || before.Phase != mps.Running {
+		t.Errorf("%+v", before)
+	}
+	n.until(func(all []mps.State) bool { return strings.Contains(all[0].Trouble, "has no MPS server") })
+	n.until(func(all []mps.State) bool {
+		return all[0].Phase == mps.Running && all[0].Restarts > 0 && all[0].Trouble != ""
+	})
+	n.drop("serverless")
+	if after := n.serving()[0]; after.Trouble != "" {
+		t.Errorf("%+v", after)
+	}
+}
+
+// Nobody has to wait for the end of a daemon but who wants the next one, and no
+// crash keeps it from ending.
+func TestBeginStop(t *testing.T) {
+	n := newNode(t)
+	n.put("clients", "")
+	n.start("")
+	before := n.ensure(one("a"))
+	if ended, err := n.BeginStop(t.Context(), "a"); ended || err != nil {
+		t.Fatalf("a daemon with clients: ended %t, %v", ended, err)
+	}
+	if listed := n.list(); len(listed) != 1 || listed[0].Phase != mps.Ending {
+		t.Errorf("listed: %+v", listed)
+	}
+	after := n.ensure(one("a"))
+	if after.PID == before.PID || after.Restarts != 0 {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+	if _, err := n.BeginStop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	n.kill()
+	n.drop("clients")
+	n.start("")
+	n.gone("a")
+	if listed := n.list(); len(listed) > 0 {
+		t.Errorf("listed: %+v", listed)
+	}
+	if ended, err := n.BeginStop(t.Context(), "a"); !ended || err != nil {
+		t.Errorf("a daemon that isn't there: ended %t, %v", ended, err)
+	}
+}
+
+// Health is that of who answers the plugin.
+func TestHealth(t *testing.T) {
+	s, err := New(Config{RunDir: t.TempDir(), HostRoot: "/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(s.healthHandler())
+	defer server.Close()
+	check := func(path string, want int) {
+		t.Helper()
+		answer, err := http.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("%s: %s, want %d", path, answer.Status, want)
+		}
+	}
+	check("/readyz", http.StatusServiceUnavailable)
+	check("/healthz", http.StatusOK) // it waits for another one
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	for !s.serving.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	check("/readyz", http.StatusOK)
+	check("/healthz", http.StatusOK)
+	check("/metrics", http.StatusOK)
+	s.mu.Lock() // nobody gets an answer any more
+	check("/healthz", http.StatusServiceUnavailable)
+	s.mu.Unlock()
+	check("/healthz", http.StatusOK)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -173,13 +174,8 @@ func (s *sharingLook) checkDaemons() {
 			s.checkDaemon(base, *need, have)
 		}
 	}
-	for name := range s.daemons {
-		if s.needed[name] == nil && !s.unsure {
-			s.add(Finding{
-				Level: Trouble, Check: "mps-daemon-without-claim", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name),
-				What: "an MPS daemon runs that no claim needs", Do: "restart the plugin's pod on this node: it has it stopped",
-			})
-		}
+	if !s.unsure {
+		s.checkUnneeded()
 	}
 	remains, _ := s.Sharing.Remains()
 	for _, name := range remains {
@@ -192,6 +188,22 @@ func (s *sharingLook) checkDaemons() {
 	}
 }
 
+// checkUnneeded reports daemons that no claim needs.
+func (s *sharingLook) checkUnneeded() {
+	for name, have := range s.daemons {
+		if s.needed[name] != nil {
+			continue
+		}
+		f := Finding{Level: Trouble, GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name)}
+		f.Check, f.What, f.Do = "mps-daemon-without-claim", "an MPS daemon runs that no claim needs", "restart the plugin's pod on this node: it has it stopped"
+		if have.Phase == mps.Ending {
+			f.Level, f.Check, f.Do = Leftover, "mps-daemon-ending", ""
+			f.What = "an MPS daemon that no claim needs is being stopped; the next claim of the GPU waits for it"
+		}
+		s.add(f)
+	}
+}
+
 // checkDaemon compares a daemon that runs with what claims need of it.
 func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.State) {
 	if _, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(have.PipeDir), "/")); err != nil {
@@ -199,6 +211,7 @@ func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.Stat
 		base.What = "the directory by which containers reach the MPS daemon isn't there, and yet the daemon runs: somebody has removed it"
 		s.add(base)
 	}
+	s.checkServed(base, have)
 	var want []gpu.UUID
 	for _, d := range need.devices {
 		want = append(want, s.uuidOf(d))
@@ -216,6 +229,41 @@ func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.Stat
 		base.What = fmt.Sprintf("the MPS daemon bounds its clients to %d %% of the threads and %v MiB, and its claims to %d %% and %v", have.ThreadPercentage, have.MemoryMiB, need.threads, need.memory)
 		s.add(base)
 	}
+}
+
+// checkServed looks whether a daemon that runs takes clients, and whether what they
+// write to its /dev/shm is bounded.
+func (s *sharingLook) checkServed(base Finding, have mps.State) {
+	if have.Trouble != "" {
+		base.Check, base.Do = "mps-daemon-failed", "if it stays like this, delete the pods of all claims on the GPU: the daemon ends with the last of them"
+		base.What = "the MPS daemon that the claim's containers need runs and takes no clients: " + have.Trouble
+		s.add(base)
+	}
+	if have.ShmDir == "" {
+		return
+	}
+	own, ok := s.fileSystem(have.ShmDir)
+	around, _ := s.fileSystem(filepath.Dir(have.ShmDir))
+	if ok && own == around {
+		base.Check, base.Path = "mps-shm-unbounded", have.ShmDir
+		base.What = "the daemon's /dev/shm, which its clients write to, is no file system of its own here: they can fill the host's /run"
+		base.Do = "see that the pod of the DaemonSet tessera-mps has the volume run with mountPropagation Bidirectional; then delete the pods of all claims on the GPU"
+		s.add(base)
+	}
+}
+
+// fileSystem is the number of the file system that a path of the host is on; false
+// where that can't be told.
+func (s *sharingLook) fileSystem(path string) (uint64, bool) {
+	info, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(path), "/"))
+	if err != nil {
+		return 0, false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return stat.Dev, true
 }
 
 // checkReached tells of claims whose containers don't get the directory of their

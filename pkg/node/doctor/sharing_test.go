@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -152,6 +153,25 @@ func TestCheckSharing(t *testing.T) {
 			},
 			want: []string{"trouble mps-daemon-failed default/c"},
 		},
+		"a daemon that takes no clients": {
+			before: func(n *sharedNode) {
+				s := n.shared.daemons[partName]
+				s.Trouble = "it has no server"
+				n.shared.daemons[partName] = s
+			},
+			want: []string{"trouble mps-daemon-failed default/c"},
+		},
+		"a daemon that is being stopped": {
+			before: func(n *sharedNode) {
+				n.run(mps.Daemon{Name: "claim-x", Devices: []gpu.UUID{other}})
+				s := n.shared.daemons["claim-x"]
+				s.Phase = mps.Ending
+				n.shared.daemons["claim-x"] = s
+			},
+			want: []string{"leftover mps-daemon-ending "},
+		},
+		"shared memory with a file system of its own": {before: func(n *sharedNode) { n.withSharedMemory(2) }, want: []string{}},
+		"shared memory on the host's":                 {before: func(n *sharedNode) { n.withSharedMemory(1) }, want: []string{"trouble mps-shm-unbounded default/c"}},
 		"a daemon of another instance": {
 			before: func(n *sharedNode) {
 				n.stop(partName)
@@ -254,6 +274,16 @@ func TestCheckSharing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withSharedMemory has clients of the partition's daemon see its /dev/shm, which is
+// on a file system of this number.
+func (n *sharedNode) withSharedMemory(fileSystem uint64) {
+	s := n.shared.daemons[partName]
+	s.ShmDir = "/run/mps/d/" + partName + "/shm"
+	n.shared.daemons[partName] = s
+	n.host["run/mps/d/"+partName] = &fstest.MapFile{Mode: os.ModeDir, Sys: &syscall.Stat_t{Dev: 1}}
+	n.host["run/mps/d/"+partName+"/shm"] = &fstest.MapFile{Mode: os.ModeDir, Sys: &syscall.Stat_t{Dev: fileSystem}}
 }
 
 // withSlice has the first GPU be given whole with a time slice.

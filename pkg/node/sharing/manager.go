@@ -163,11 +163,10 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
 	all := map[gpu.UUID][]gpu.Condition{}
 	for _, name := range slices.Sorted(maps.Keys(p.daemons)) {
-		s, ok := m.found[name]
-		if !ok || s.Phase == mps.Running || s.Phase == mps.Starting && s.Restarts == 0 {
+		message := trouble(m.found[name])
+		if message == "" {
 			continue
 		}
-		message := fmt.Sprintf("MPS daemon %s has ended; the supervisor starts it again: %s", name, s.Message)
 		for _, uuid := range p.daemons[name].gpus() {
 			all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.MPSDaemonFailed, Message: message})
 		}
@@ -176,6 +175,20 @@ func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
 		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.TimeSliceUnsupported, Message: why})
 	}
 	return all
+}
+
+// trouble says why clients of a daemon that claims need fail or wait; empty where
+// they don't, and while it is started for the first time.
+func trouble(s mps.State) string {
+	switch {
+	case s.Phase == mps.Running && s.Trouble != "":
+		return fmt.Sprintf("MPS daemon %s runs, and its clients may wait or fail: %s. It is left alone, for there may be clients that compute; "+
+			"if it stays like this, delete the pods that share the GPU: the daemon ends with the last of them", s.Name, s.Trouble)
+	case s.Phase == mps.Failed, s.Phase == mps.Starting && s.Restarts > 0:
+		return fmt.Sprintf("MPS daemon %s has ended; the supervisor starts it again: %s", s.Name, s.Message)
+	default:
+		return ""
+	}
 }
 
 // change changes what the Manager knows, and passes on if that changes the

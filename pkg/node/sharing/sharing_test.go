@@ -658,6 +658,16 @@ func TestDaemonFails(t *testing.T) {
 		if changes != 2 {
 			t.Errorf("told of %d changes, want 2", changes)
 		}
+		m.do(func() {
+			s := m.daemons["claim-a"]
+			s.Trouble = "it has no server"
+			m.daemons["claim-a"] = s
+		})
+		synctest.Wait()
+		if got := n.Conditions()[gpu1]; len(got) != 1 || got[0].Type != gpu.MPSDaemonFailed ||
+			!strings.Contains(got[0].Message, "it has no server") || !strings.Contains(got[0].Message, "delete the pods") {
+			t.Errorf("a daemon without a server: %v", got)
+		}
 		set(mps.Failed, 2)
 		n.unprepare(t, "a")
 		if got := n.Conditions(); len(got) > 0 {

@@ -1,0 +1,154 @@
+package supervisor
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+const (
+	// attendEvery is how often a daemon whose server runs is asked for it.
+	attendEvery = time.Minute
+	// troubleFrom is the failure in a row from which on there is trouble, and
+	// replaceFrom that from which on a daemon that has no server is replaced. A server
+	// can't start at first while its GPU is kept closed after a daemon's death.
+	troubleFrom = 5
+	replaceFrom = 10
+)
+
+// attend sees to it that a daemon that runs has its limits and a server that takes
+// clients, until ctx ends. A daemon that doesn't answer is never killed for that:
+// its clients may compute. State.Trouble says what is wrong with it.
+func (s *Supervisor) attend(ctx context.Context, r record) {
+	name, failures := r.Daemon.Name, 0
+	for ctx.Err() == nil {
+		began := time.Now()
+		pid, err := s.attendOnce(ctx, name)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			failures = 0
+			s.serves(ctx, name, pid)
+			s.awaitServerExit(ctx, name, pid)
+			continue
+		}
+		failures++
+		s.troubled(ctx, name, err, failures >= troubleFrom || time.Since(began) >= answerTime)
+		if failures >= replaceFrom && s.replace(ctx, r) {
+			return
+		}
+		select {
+		case <-time.After(s.attendPause(failures)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// attendPause grows from a quarter of a second over a second to half a minute.
+func attendPause(failures int) time.Duration {
+	if failures <= replaceFrom {
+		return min(250*time.Millisecond<<(failures-1), time.Second)
+	}
+	return min(time.Second<<min(failures-replaceFrom, 5), 30*time.Second)
+}
+
+func (s *Supervisor) attendOnce(ctx context.Context, name string) (server int, err error) {
+	if err := s.setLimits(ctx, name); err != nil {
+		return 0, err
+	}
+	return s.driver.serve(ctx, s.cfg.place(name))
+}
+
+// setLimits gives an adopted daemon its limits, and lets clients in.
+func (s *Supervisor) setLimits(ctx context.Context, name string) error {
+	unlock, err := s.locks.Lock(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, ok := s.get(name)
+	if !ok || !d.unsure || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	short, cancel := context.WithTimeout(ctx, answerTime) // somebody may want to stop it
+	defer cancel()
+	at := s.cfg.place(name)
+	if err := s.driver.change(short, d.record.Daemon, at); err != nil {
+		return err
+	}
+	if err := at.admit(); err != nil {
+		return err
+	}
+	s.cfg.Step("adopt.limited")
+	s.set(name, func(d *daemon) { d.unsure = false })
+	return nil
+}
+
+// serves notes that the daemon has a server that takes clients.
+func (s *Supervisor) serves(ctx context.Context, name string, server int) {
+	d, ok := s.get(name)
+	if !ok || d.server == server && d.trouble == "" {
+		return
+	}
+	klog.FromContext(ctx).Info("MPS server takes clients", "daemon", name, "server", server)
+	s.set(name, func(d *daemon) { d.server, d.trouble = server, "" })
+}
+
+// troubled notes that the daemon has no server that takes clients, and if that
+// lasts, why. The first reason stays until there is one.
+func (s *Supervisor) troubled(ctx context.Context, name string, err error, lasts bool) {
+	d, ok := s.get(name)
+	news := lasts && d.trouble == ""
+	if !ok || d.server == 0 && !news {
+		return
+	}
+	if news {
+		klog.FromContext(ctx).Error(err, "MPS daemon runs and takes no clients", "daemon", name)
+	}
+	s.set(name, func(d *daemon) {
+		if d.server = 0; news {
+			d.trouble = err.Error()
+		}
+	})
+}
+
+// awaitServerExit returns when the server has ended, or after a while.
+func (s *Supervisor) awaitServerExit(ctx context.Context, name string, pid int) {
+	ctx, cancel := context.WithTimeout(ctx, attendEvery)
+	defer cancel()
+	start, ok := startOf(pid)
+	if !ok {
+		return
+	}
+	if err := awaitExit(ctx, pid, start); err == nil {
+		klog.FromContext(ctx).Info("MPS server ended, its clients have failed", "daemon", name, "server", pid)
+	} else if ctx.Err() == nil {
+		<-ctx.Done() // it can't be watched
+	}
+}
+
+// replace has a control daemon started again that gets no server, unless a server
+// is there: then clients may be, too.
+func (s *Supervisor) replace(ctx context.Context, r record) bool {
+	name := r.Daemon.Name
+	unlock, err := s.locks.Lock(ctx, name)
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	d, ok := s.get(name)
+	if !ok || d.record.PID != r.PID || d.record.Start != r.Start || d.phase != mps.Running {
+		return false
+	}
+	others := slices.DeleteFunc(users(s.cfg.place(name).pipe()), func(p process) bool { return p.pid == r.PID })
+	if len(others) > 0 {
+		return false
+	}
+	klog.FromContext(ctx).Info("MPS daemon gets no server and is started again", "daemon", name, "pid", r.PID)
+	return process{r.PID, r.Start}.kill() == nil // died starts it again
+}

@@ -1,0 +1,74 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+// healthTime is what a supervisor that works never needs to answer.
+const healthTime = 3 * time.Second
+
+// serveHealth answers on the metrics address until ctx ends; on none if that is
+// empty.
+func (s *Supervisor) serveHealth(ctx context.Context) error {
+	if s.cfg.MetricsAddress == "" {
+		return nil
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.MetricsAddress)
+	if err != nil {
+		return fmt.Errorf("--metrics-address: %w", err)
+	}
+	server := &http.Server{Handler: s.healthHandler(), ReadHeaderTimeout: 10 * time.Second}
+	s.tasks.Go(func() { _ = server.Serve(l) }) // returns when it is closed
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	return nil
+}
+
+func (s *Supervisor) healthHandler() http.Handler {
+	answer := func(check func(context.Context) error) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if err := check(r.Context()); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("/healthz", answer(s.healthy))
+	mux.Handle("/readyz", answer(s.ready))
+	return mux
+}
+
+// ready says what is missing for daemons to be started.
+func (s *Supervisor) ready(ctx context.Context) error {
+	if !s.serving.Load() {
+		return errors.New("not serving yet: another supervisor has the run directory, or the daemons that are there are being adopted")
+	}
+	return s.healthy(ctx)
+}
+
+// healthy asks as the plugin does, over the socket. While the supervisor waits for
+// another one to end, it is well.
+func (s *Supervisor) healthy(ctx context.Context) error {
+	if !s.serving.Load() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, healthTime)
+	defer cancel()
+	client, err := mps.Dial(Socket(s.cfg.RunDir))
+	if err != nil {
+		return err
+	}
+	_, err = client.List(ctx)
+	return err
+}
