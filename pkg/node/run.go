@@ -122,7 +122,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	p.hardware.reporter, p.hardware.partitions, p.hardware.sharing = p.reporter, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
 		Journal: p.journal, CDI: p.specs, Inventory: p.reporter, Partitions: p.partitions, Sharing: p.sharing,
-		Holders: prepare.NewCluster(draclient.New(p.client), p.client.CoreV1(), DriverName, cfg.NodeName),
+		Holders: prepare.NewCluster(draclient.New(p.client), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell,
 		Step: failpoint.Step(),

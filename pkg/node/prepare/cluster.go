@@ -5,27 +5,24 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // Cluster answers questions about holders with GETs to the API server. It
-// needs the right to get ResourceClaims and Pods.
+// needs the right to get ResourceClaims.
 type Cluster struct {
 	claims       resourceclient.ResourceClaimsGetter
-	pods         corev1client.PodsGetter
 	driver, pool string
 }
 
 // NewCluster builds a Cluster for one node's pool.
-func NewCluster(claims resourceclient.ResourceClaimsGetter, pods corev1client.PodsGetter, driver, pool string) *Cluster {
-	return &Cluster{claims: claims, pods: pods, driver: driver, pool: pool}
+func NewCluster(claims resourceclient.ResourceClaimsGetter, driver, pool string) *Cluster {
+	return &Cluster{claims: claims, driver: driver, pool: pool}
 }
 
 // Look implements Holders.
@@ -40,7 +37,19 @@ func (c *Cluster) Look(ctx context.Context, holder Holder) (Standing, error) {
 	if reason := leaving(claim, holder, c.driver, c.pool); reason != "" {
 		return Standing{Leaving: true, Reason: reason}, nil
 	}
-	return c.lookAtPods(ctx, claim)
+	return Standing{Reason: user(claim) + " uses it"}, nil
+}
+
+// user names what the claim is reserved for: the first, where there are more.
+// It isn't asked for: a claim is deallocated, and its device allocated to
+// another, only after nothing that is left uses it, so an allocated claim with a
+// user keeps its device.
+func user(claim *resourceapi.ResourceClaim) string {
+	ref := claim.Status.ReservedFor[0]
+	if ref.APIGroup == "" && ref.Resource == "pods" {
+		return fmt.Sprintf("pod %s/%s", claim.Namespace, ref.Name)
+	}
+	return ref.Resource + " " + ref.Name
 }
 
 // leaving says in words why the claim has no right to its devices any more;
@@ -65,27 +74,4 @@ func stillAllocated(allocation *resourceapi.AllocationResult, devices []gpu.Devi
 	return slices.ContainsFunc(allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == driver && r.Pool == pool && slices.Contains(devices, gpu.DeviceName(r.Device))
 	})
-}
-
-// lookAtPods asks for the pods that the claim is reserved for.
-func (c *Cluster) lookAtPods(ctx context.Context, claim *resourceapi.ResourceClaim) (Standing, error) {
-	for _, ref := range claim.Status.ReservedFor {
-		if ref.APIGroup != "" || ref.Resource != "pods" {
-			return Standing{Reason: fmt.Sprintf("%s %s uses it", ref.Resource, ref.Name)}, nil
-		}
-		pod, err := c.pods.Pods(claim.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && (pod.UID != ref.UID || done(pod)) {
-			continue
-		}
-		if err != nil {
-			return Standing{}, fmt.Errorf("pod %s/%s: %w", claim.Namespace, ref.Name, err)
-		}
-		return Standing{Reason: fmt.Sprintf("pod %s/%s uses it", pod.Namespace, pod.Name)}, nil
-	}
-	return Standing{Leaving: true, Reason: "its pods are gone or ending"}, nil
-}
-
-// done says whether the pod is over, or on its way there.
-func done(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

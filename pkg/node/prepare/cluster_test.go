@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -27,34 +26,24 @@ func TestClusterLook(t *testing.T) {
 		return c
 	}
 	as := func(*resourceapi.ResourceClaim) {}
-	pod := func(change func(*corev1.Pod)) *corev1.Pod {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "trainer", UID: "pod-uid"}}
-		change(p)
-		return p
-	}
-	running := pod(func(*corev1.Pod) {})
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
 		want    prepare.Standing
 	}{
-		"deleted":           {nil, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
-		"made anew":         {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" }), running}, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
-		"being deleted":     {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.DeletionTimestamp, c.Finalizers = &now, []string{"x"} }), running}, prepare.Standing{Leaving: true, Reason: "the claim is being deleted"}},
-		"deallocated":       {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil }), running}, prepare.Standing{Leaving: true, Reason: "the claim was deallocated"}},
-		"allocated anew":    {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) }), running}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
-		"on another node":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node-b" }), running}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
-		"unused":            {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }), running}, prepare.Standing{Leaving: true, Reason: "no pod uses the claim any more"}},
-		"pod gone":          {[]runtime.Object{claim(as)}, prepare.Standing{Leaving: true, Reason: "its pods are gone or ending"}},
-		"pod made anew":     {[]runtime.Object{claim(as), pod(func(p *corev1.Pod) { p.UID = "another" })}, prepare.Standing{Leaving: true, Reason: "its pods are gone or ending"}},
-		"pod being deleted": {[]runtime.Object{claim(as), pod(func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"x"} })}, prepare.Standing{Leaving: true, Reason: "its pods are gone or ending"}},
-		"pod over":          {[]runtime.Object{claim(as), pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, prepare.Standing{Leaving: true, Reason: "its pods are gone or ending"}},
-		"in use":            {[]runtime.Object{claim(as), running}, prepare.Standing{Reason: "pod default/trainer uses it"}},
+		"deleted":         {nil, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
+		"made anew":       {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" })}, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
+		"being deleted":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.DeletionTimestamp, c.Finalizers = &now, []string{"x"} })}, prepare.Standing{Leaving: true, Reason: "the claim is being deleted"}},
+		"deallocated":     {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil })}, prepare.Standing{Leaving: true, Reason: "the claim was deallocated"}},
+		"allocated anew":  {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
+		"on another node": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node-b" })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
+		"unused":          {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })}, prepare.Standing{Leaving: true, Reason: "no pod uses the claim any more"}},
+		"in use":          {[]runtime.Object{claim(as)}, prepare.Standing{Reason: "pod default/trainer uses it"}},
 		"in use by something else": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "podgroups" })},
 			prepare.Standing{Reason: "podgroups trainer uses it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(tc.objects...)
-			c := prepare.NewCluster(client.ResourceV1(), client.CoreV1(), driver, pool)
+			c := prepare.NewCluster(client.ResourceV1(), driver, pool)
 			got, err := c.Look(testContext(t), prepare.Holder{UID: "old", Namespace: "default", Name: "old", Devices: []gpu.DeviceName{preparetest.Device(0)}})
 			if err != nil {
 				t.Fatal(err)
@@ -62,13 +51,18 @@ func TestClusterLook(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
+			for _, a := range client.Actions() {
+				if a.GetResource().Resource != "resourceclaims" {
+					t.Errorf("%s %s: the plugin may get claims and nothing else", a.GetVerb(), a.GetResource().Resource)
+				}
+			}
 		})
 	}
 	t.Run("API server away", func(t *testing.T) {
 		client := fake.NewClientset()
 		away := errors.New("connection refused")
 		client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, away })
-		c := prepare.NewCluster(client.ResourceV1(), client.CoreV1(), driver, pool)
+		c := prepare.NewCluster(client.ResourceV1(), driver, pool)
 		if _, err := c.Look(testContext(t), prepare.Holder{UID: "old", Namespace: "default", Name: "old"}); !errors.Is(err, away) {
 			t.Errorf("got %v, want %v", err, away)
 		}
