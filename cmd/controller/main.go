@@ -35,7 +35,7 @@ GPU and those that shared counters need. Devices that claims have stay on offer
 until the claims are gone, whatever the policies say now. Any number may run: the
 holder of the Lease tessera-controller works, the others wait.
 
-/metrics, /healthz and /readyz are served on the metrics address.`,
+/metrics is served on the metrics address, /healthz and /readyz on the health address.`,
 		Example: `  # in a pod of the cluster
   controller
   # on a desk
@@ -55,7 +55,8 @@ holder of the Lease tessera-controller works, the others wait.
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which cluster to work for; default: the cluster this pod runs in")
 	flags.StringVar(&c.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "`namespace` of the Lease; default: $POD_NAMESPACE")
 	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; false only where nobody else can be running")
-	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics and health; 0 turns them off")
+	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 turns them off")
+	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 turns them off")
 	logsapi.AddFlags(logs, flags)
 	return cmd
 }

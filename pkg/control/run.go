@@ -40,8 +40,10 @@ type Config struct {
 	Namespace string
 	// LeaderElect is false only where nobody else can be running.
 	LeaderElect bool
-	// MetricsAddress serves /metrics, /healthz and /readyz; "0" serves nothing.
+	// MetricsAddress serves /metrics; "0" serves nothing.
 	MetricsAddress string
+	// HealthAddress serves /healthz and /readyz; "0" serves nothing.
+	HealthAddress string
 }
 
 const (
@@ -126,16 +128,6 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	// The handlers outlive this function and ask the manager made below.
-	var mgr manager.Manager
-	ready := func(r *http.Request) error {
-		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
-		defer cancel()
-		if !mgr.GetCache().WaitForCacheSync(ctx) {
-			return errors.New("the caches are not filled yet")
-		}
-		return nil
-	}
 	mgr, err := ctrl.NewManager(withLimits(c.REST), manager.Options{
 		Scheme:                        scheme,
 		Logger:                        logger,
@@ -147,18 +139,28 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		LeaseDuration:                 new(leaseDuration),
 		RenewDeadline:                 new(renewDeadline),
 		RetryPeriod:                   new(retryPeriod),
-		Metrics: metricsserver.Options{
-			BindAddress: c.MetricsAddress,
-			ExtraHandlers: map[string]http.Handler{
-				"/healthz": healthz.CheckHandler{Checker: healthz.Ping},
-				"/readyz":  healthz.CheckHandler{Checker: ready},
-			},
-		},
+		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
+		HealthProbeBindAddress:        c.HealthAddress,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up the controller: %w", err)
 	}
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", ready(mgr))); err != nil {
+		return nil, fmt.Errorf("set up the probes: %w", err)
+	}
 	return mgr, nil
+}
+
+// ready returns a check that fails until the manager's caches are filled.
+func ready(mgr manager.Manager) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+		defer cancel()
+		if !mgr.GetCache().WaitForCacheSync(ctx) {
+			return errors.New("the caches are not filled yet")
+		}
+		return nil
+	}
 }
 
 // addNodes makes the manager run one reconciliation a node, whenever something

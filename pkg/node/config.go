@@ -33,8 +33,10 @@ type Config struct {
 	// MPSComputeMode is what becomes of the compute mode of a GPU with an MPS daemon:
 	// "exclusive-process" or "unchanged".
 	MPSComputeMode string
-	// MetricsAddress to serve /metrics, /healthz and /readyz on; empty: none.
+	// MetricsAddress to serve /metrics on; empty: none.
 	MetricsAddress string
+	// HealthAddress to serve /healthz and /readyz on; empty: none.
+	HealthAddress string
 	// Version of the plugin, for the report.
 	Version string
 }
@@ -57,7 +59,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
 	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
 	fs.StringVar(&c.MPSComputeMode, "mps-compute-mode", mpsExclusiveProcess, "compute mode of a whole GPU while it has an MPS daemon: exclusive-process, so that nothing but the daemon's clients can use it, or unchanged")
-	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics, /healthz and /readyz on; empty serves none")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics on; empty serves none")
+	fs.StringVar(&c.HealthAddress, "health-address", "", "address to serve /healthz and /readyz on; empty serves none")
 }
 
 // Validate reports everything that is wrong, each with its flag.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+
+	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
 // valid is a configuration without mistakes.
@@ -243,13 +247,58 @@ func TestMetricsAddressInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	err = serve(t.Context(), l.Addr().String(), newRegistry(), func() error { return nil })
+	err = serve(t.Context(), "--metrics-address", l.Addr().String(), metricsHandler(newRegistry()))
 	if err == nil || !strings.Contains(err.Error(), "--metrics-address: ") {
 		t.Errorf("got %v, want an error that names --metrics-address", err)
 	}
 }
 
-func TestProbes(t *testing.T) {
+// Metrics and probes have addresses of their own, so that metrics can be turned
+// off, or kept to the pod, while the kubelet still probes.
+func TestMetricsAndProbesAreServedApart(t *testing.T) {
+	notReady := func() error { return os.ErrDeadlineExceeded }
+	for name, c := range map[string]struct {
+		handler http.Handler
+		want    map[string]int
+	}{
+		"metrics": {metricsHandler(newRegistry()), map[string]int{"/healthz": 404, "/readyz": 404, "/metrics": 200}},
+		"health":  {healthHandler(notReady), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := map[string]int{}
+			for path := range c.want {
+				answer := httptest.NewRecorder()
+				c.handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+				got[path] = answer.Code
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("status codes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A plugin that the kubelet doesn't register stops a rollout; a node without a
+// driver doesn't.
+func TestReadyOnceRegistered(t *testing.T) {
+	reporter, err := report.New(report.Config{NodeName: "node-a", REST: &rest.Config{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &plugin{reporter: reporter}
+	if reporter.Trouble() == nil {
+		t.Fatal("a reporter that has seen no driver knows of no trouble")
+	}
+	if err := p.ready(); err == nil {
+		t.Error("ready before the kubelet has registered it")
+	}
+	p.registered.Store(true)
+	if err := p.ready(); err != nil {
+		t.Errorf("registered, without a driver: %v, want ready", err)
+	}
+}
+
+func TestServe(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -258,22 +307,22 @@ func TestProbes(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
-	go func() { served <- serve(ctx, address, newRegistry(), func() error { return os.ErrDeadlineExceeded }) }()
-	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200} {
-		var resp *http.Response
-		for range 100 { // until it listens
-			if resp, err = http.Get("http://" + address + path); err == nil {
-				break
-			}
-			<-time.After(10 * time.Millisecond)
+	go func() {
+		served <- serve(ctx, "--health-address", address, healthHandler(func() error { return nil }))
+	}()
+	var resp *http.Response
+	for range 100 { // until it listens
+		if resp, err = http.Get("http://" + address + "/readyz"); err == nil {
+			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
-		}
+		<-time.After(10 * time.Millisecond)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("/readyz: %d, want 200", resp.StatusCode)
 	}
 	cancel()
 	if err := <-served; err != nil {

@@ -20,18 +20,17 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// serve answers on address until ctx ends; on none if it is empty. ready says
-// what is not ready yet, nil when all is.
-func serve(ctx context.Context, address string, gatherer prometheus.Gatherer, ready func() error) error {
-	if address == "" {
-		return nil
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("--metrics-address: %w", err)
-	}
+// metricsHandler serves /metrics.
+func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// healthHandler serves /healthz and /readyz. ready returns an error that names
+// what is not ready yet, nil when all is.
+func healthHandler(ready func() error) http.Handler {
+	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {
@@ -40,11 +39,24 @@ func serve(ctx context.Context, address string, gatherer prometheus.Gatherer, re
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return mux
+}
+
+// serve answers on address, which the flag of that name gave, until ctx ends;
+// it returns at once if the address is empty.
+func serve(ctx context.Context, flag, address string, handler http.Handler) error {
+	if address == "" {
+		return nil
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
+		return fmt.Errorf("%s: serve %s: %w", flag, address, err)
 	}
 	return nil
 }

@@ -136,7 +136,10 @@ func (p *plugin) run(ctx context.Context) error {
 		klog.FromContext(ctx).Error(err, "Temporary files stay in the CDI directory", "node", p.cfg.NodeName)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serve(ctx, p.cfg.MetricsAddress, p.metrics, p.ready) })
+	group.Go(func() error {
+		return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, metricsHandler(p.metrics))
+	})
+	group.Go(func() error { return serve(ctx, "--health-address", p.cfg.HealthAddress, healthHandler(p.ready)) })
 	group.Go(func() error { return p.hardware.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
@@ -215,12 +218,15 @@ func (p *plugin) recover(ctx context.Context) {
 	}
 }
 
-// ready says what is missing for claims to be prepared.
+// ready returns an error until the kubelet has registered the plugin, which is as
+// far as a plugin can come by itself: a rollout stops at one that doesn't. A node
+// without a driver, or with a broken one, must not stop it; its GPUInventory says
+// what is wrong there.
 func (p *plugin) ready() error {
 	if !p.registered.Load() {
 		return errors.New("not registered with the kubelet yet")
 	}
-	return p.reporter.Trouble()
+	return nil
 }
 
 // leaveHardware takes back what was done to GPUs, if nothing is prepared.
