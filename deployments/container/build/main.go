@@ -63,7 +63,8 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 		return err
 	}
 	written, err := image.Write(*output, *name, entries, v1.Config{
-		Env: []string{"PATH=/usr/bin"},
+		Env:    []string{"PATH=/usr/bin"},
+		Labels: labels(version),
 	})
 	if err != nil {
 		return err
@@ -74,6 +75,18 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	}
 	fmt.Fprintf(log, "%s: %s %s\n", *name, *output, state)
 	return nil
+}
+
+// labels are those of the OCI image specification, as the Dockerfile has them.
+func labels(version string) map[string]string {
+	const prefix = "org.opencontainers.image."
+	return map[string]string{
+		prefix + "title":       "Tessera",
+		prefix + "description": "A Kubernetes DRA driver for NVIDIA GPUs",
+		prefix + "source":      "https://github.com/tessera-dra/tessera",
+		prefix + "licenses":    "Apache-2.0",
+		prefix + "version":     version,
+	}
 }
 
 // checkout finds the repository's root above the working directory, and the

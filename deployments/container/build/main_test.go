@@ -4,8 +4,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -41,21 +43,90 @@ func TestCheckoutFindsTheChart(t *testing.T) {
 	}
 }
 
-// Both ways to build the image must build the same programs.
+// Both ways to build the image must build the same programs, with the same flags:
+// without -static a hook doesn't run on a host with another C library.
 func TestDockerfileBuildsTheSame(t *testing.T) {
-	data, err := os.ReadFile("../Dockerfile")
+	_, version, err := checkout()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var missing []string
-	for _, p := range programs("1") {
-		if !strings.Contains(string(data), "-o /out"+p.path+" "+p.pkg) {
-			missing = append(missing, p.path+" from "+p.pkg)
+	got := readDockerfile(t, "../Dockerfile")
+	want := dockerfile{version: version, labels: labels("${VERSION}"), programs: map[string]goBuild{}}
+	for _, p := range programs("${VERSION}") {
+		want.programs[p.path] = goBuild{p.cgo, p.args("/out" + p.path)}
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(dockerfile{}, goBuild{})); diff != "" {
+		t.Errorf("the Dockerfile (+) isn't what this package builds (-):\n%s", diff)
+	}
+}
+
+// dockerfile is what a Dockerfile builds, without the variables' values.
+type dockerfile struct {
+	version  string // VERSION's default
+	labels   map[string]string
+	programs map[string]goBuild // by path in the image
+}
+
+// goBuild is one call of go build.
+type goBuild struct {
+	cgo  bool
+	args []string
+}
+
+func readDockerfile(t *testing.T, file string) dockerfile {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := dockerfile{labels: map[string]string{}, programs: map[string]goBuild{}}
+	var goflags []string
+	for line := range strings.Lines(strings.ReplaceAll(string(data), "\\\n", " ")) {
+		words := splitWords(line)
+		switch {
+		case len(words) < 2:
+		case words[0] == "ARG" && strings.HasPrefix(words[1], "VERSION="):
+			d.version = strings.TrimPrefix(words[1], "VERSION=")
+		case words[0] == "ENV" && strings.HasPrefix(words[1], "GOFLAGS="):
+			goflags = strings.Fields(strings.TrimPrefix(words[1], "GOFLAGS="))
+		case words[0] == "LABEL":
+			for _, label := range words[1:] {
+				key, value, _ := strings.Cut(label, "=")
+				d.labels[key] = value
+			}
+		case words[0] == "RUN" && len(words) > 4 && words[2] == "go" && words[3] == "build":
+			args := words[4:]
+			if i := slices.Index(args, "&&"); i >= 0 {
+				args = args[:i]
+			}
+			path := strings.TrimPrefix(args[slices.Index(args, "-o")+1], "/out")
+			d.programs[path] = goBuild{words[1] == "CGO_ENABLED=1", slices.Concat(goflags, args)}
 		}
 	}
-	if diff := cmp.Diff([]string(nil), missing); diff != "" {
-		t.Errorf("the Dockerfile lacks (-want +got):\n%s", diff)
+	return d
+}
+
+// splitWords splits a line as a shell does that knows double quotes only.
+func splitWords(line string) []string {
+	var words []string
+	quoted, open := false, false
+	for _, r := range line {
+		switch {
+		case r == '"':
+			quoted = !quoted
+			if !open {
+				words, open = append(words, ""), true
+			}
+		case !quoted && unicode.IsSpace(r):
+			open = false
+		default:
+			if !open {
+				words, open = append(words, ""), true
+			}
+			words[len(words)-1] += string(r)
+		}
 	}
+	return words
 }
 
 func TestInspect(t *testing.T) {

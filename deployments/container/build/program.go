@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 )
 
 // program is one Go build that goes into the image.
@@ -38,11 +39,15 @@ func programs(version string) []program {
 	}
 }
 
-// build compiles the program into file. Version control's state stays out of
-// it, so that a commit without a change to the program changes nothing.
+// args returns the arguments of go build. Version control's state stays out of the
+// program, so that a commit without a change to it changes nothing.
+func (p program) args(file string) []string {
+	return slices.Concat([]string{"-trimpath", "-buildvcs=false"}, p.flags, []string{"-o", file, p.pkg})
+}
+
+// build compiles the program into file.
 func (p program) build(ctx context.Context, root, file string) error {
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", file}, p.flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, p.pkg)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, p.args(file)...)...)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if p.cgo {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
