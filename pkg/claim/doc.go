@@ -7,8 +7,8 @@
 // Kinds of devices it tells by their names. Results of other drivers,
 // and of other nodes' pools, are not this node's business and are left out.
 //
-// Configurations are decoded strictly, by the code that the admission webhook
-// runs too, so that what was accepted there is accepted here.
+// Configurations are decoded strictly: a field that isn't known is an error, not
+// a wish that is passed over.
 //
 // Everybody may import it; it imports the API types and pkg/gpu only.
 package claim

@@ -8,7 +8,7 @@
 // publishing conversation, boot id, plugin version, the node's conditions)
 // belong to the callers and are left alone.
 //
-// Plugin, controller and command line import it.
+// The plugin and the controller import it.
 package inventory
 
 import (

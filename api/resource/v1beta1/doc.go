@@ -3,7 +3,7 @@
 // fields are those of NVIDIA's DRA driver, so that a manifest written for it
 // means the same here.
 //
-// Decode is the only way in. The kubelet plugin and the admission webhook both
-// use it, so that what one accepts the other accepts too. Whether a node can do
+// Decode reads a configuration; the kubelet plugin uses it when it prepares a
+// claim, which is the first time that anybody checks one. Whether a node can do
 // what a configuration asks for isn't decided here: see pkg/claim.
 package v1beta1
