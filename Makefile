@@ -92,8 +92,8 @@ test-unit: prepare ## Run the tests that need no cluster, under the race detecto
 	$(GO) test -race -count 1 -timeout 30m $(UNIT)
 
 .PHONY: test-integration
-test-integration: cluster-build ## Run the controller, and a kubelet plugin that is killed at every step, against a real API server; needs root
-	$(GO) test -tags integration -count 1 -timeout 30m -v -p 1 ./pkg/control ./test/crash
+test-integration: cluster-build ## Run the chart, the controller, and a kubelet plugin that is killed at every step, against a real API server; needs root
+	$(GO) test -tags integration -count 1 -timeout 30m -v -p 1 ./deployments/helm/test ./pkg/control ./test/crash
 
 .PHONY: test-e2e
 test-e2e: cluster-build ## Run the stories on a real cluster with simulated GPUs, and the local cluster's own; needs root

@@ -24,6 +24,9 @@ const (
 	TestImage = cluster.GlibcImage
 	// DriverRoot is where the simulated driver is on a node.
 	DriverRoot = "/var/lib/tessera-simulator/driver"
+
+	// imageRepository is the name that deployments/container/build gives the image.
+	imageRepository = "localhost/tessera"
 )
 
 // Options say what stack is wanted.
@@ -116,7 +119,7 @@ func buildImage(ctx context.Context, root string, out io.Writer) (string, error)
 func (s *Stack) install(ctx context.Context, chart string, o Options) error {
 	args := []string{
 		"upgrade", "--install", "tessera", chart, "--namespace", Namespace, "--create-namespace",
-		"--set", fmt.Sprintf("simulator.enabled=%t", len(o.Machines) > 0), "--wait", "--timeout", "3m",
+		"--set", "image.repository=" + imageRepository, "--set", fmt.Sprintf("simulator.enabled=%t", len(o.Machines) > 0), "--wait", "--timeout", "3m",
 	}
 	for _, v := range o.Values {
 		args = append(args, "--set", v)

@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	flags := flag.NewFlagSet("build", flag.ContinueOnError)
 	flags.SetOutput(log)
 	output := flags.String("output", filepath.Join(root, "_output/images/tessera.tar"), "archive to write")
-	name := flags.String("image", "docker.io/tessera-dra/tessera:"+version, "name of the image; as the chart has it by default")
+	name := flags.String("image", "localhost/tessera:"+version, "name of the image, for the chart's image.repository and image.tag")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("flags: %w", err)
 	}

@@ -8,10 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/test/cluster"
 )
@@ -35,7 +41,13 @@ func helm(t *testing.T, args ...string) (out, all string, err error) {
 	return stdout.String(), stdout.String() + stderr.String(), err
 }
 
+// template renders the chart with the one value that has no default.
 func template(t *testing.T, args ...string) (out, all string, err error) {
+	t.Helper()
+	return templateAsIs(t, append([]string{"--set=image.repository=registry.example.com/tessera"}, args...)...)
+}
+
+func templateAsIs(t *testing.T, args ...string) (out, all string, err error) {
 	t.Helper()
 	return helm(t, append([]string{"template", "tessera", chart, "--namespace", "tessera"}, args...)...)
 }
@@ -101,8 +113,8 @@ func TestCRDs(t *testing.T) {
 		args       []string
 		crds, kept int
 	}{
-		"part of the release": {crds: len(files)},
-		"kept":                {args: []string{"--set=crds.keep=true"}, crds: len(files), kept: len(files)},
+		"kept by default":     {crds: len(files), kept: len(files)},
+		"part of the release": {args: []string{"--set=crds.keep=false"}, crds: len(files)},
 		"left out":            {args: []string{"--set=crds.install=false"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,6 +126,156 @@ func TestCRDs(t *testing.T) {
 				t.Errorf("%d CRDs, %d kept, want %d and %d", crds, kept, c.crds, c.kept)
 			}
 		})
+	}
+}
+
+// Nobody owns a default repository, so whoever registered its name would run
+// privileged on the nodes of everybody who forgot to set one.
+func TestImage(t *testing.T) {
+	_, all, err := templateAsIs(t)
+	if want := "image.repository is not set: there are no published images, so build one"; err == nil || !strings.Contains(all, want) {
+		t.Errorf("without a repository: error %v, want %q in:\n%s", err, want, all)
+	}
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for name, c := range map[string]struct {
+		set  []string
+		want string
+	}{
+		"the chart's version": {want: "registry.example.com/tessera:0.1.0"},
+		"a tag":               {[]string{"--set=image.tag=v1"}, "registry.example.com/tessera:v1"},
+		"a digest":            {[]string{"--set=image.digest=" + digest}, "registry.example.com/tessera@" + digest},
+		"a tag and a digest":  {[]string{"--set=image.tag=v1", "--set=image.digest=" + digest}, "registry.example.com/tessera@" + digest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, all, err := template(t, append(c.set, "--set=simulator.enabled=true")...)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			images := regexp.MustCompile(`(?m)^ +image: (.*)$`).FindAllStringSubmatch(out, -1)
+			if len(images) != 4 {
+				t.Errorf("%d containers, want one for each part", len(images))
+			}
+			for _, image := range images {
+				if image[1] != c.want {
+					t.Errorf("image %s, want %s", image[1], c.want)
+				}
+			}
+		})
+	}
+}
+
+// Without Node Feature Discovery there is no label to go by, and a driver that
+// runs nowhere by default says nothing; with it, nodes without a GPU are spared
+// privileged pods.
+func TestWhichNodes(t *testing.T) {
+	const seen, nvidia = "feature.node.kubernetes.io/kernel-version.full", "nvidia.com/gpu.present"
+	byDefault := map[string]bool{"": true, seen: false, nvidia: true, seen + " " + nvidia: true}
+	for _, device := range []string{"pci-10de", "pci-0300_10de", "pci-0302_10de"} {
+		byDefault[seen+" feature.node.kubernetes.io/"+device+".present"] = true
+	}
+	byDefault[seen+" feature.node.kubernetes.io/pci-0300_1002.present"] = false
+	own := "node.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
+	for name, c := range map[string]struct {
+		set  string
+		want map[string]bool
+	}{
+		"by default":           {"node.logVerbosity=2", byDefault},
+		"an affinity of yours": {own + ".key=gpus," + own + ".operator=Exists", map[string]bool{"": false, "gpus": true, nvidia: false}},
+		"no affinity":          {"node.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", map[string]bool{"": true, seen: true}},
+		"simulated GPUs":       {"simulator.enabled=true", map[string]bool{"": true, seen: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, all, err := template(t, "--set", c.set)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			for _, set := range daemonSets(t, out) {
+				for node, want := range c.want {
+					nodeLabels := labels.Set{}
+					for l := range strings.FieldsSeq(node) {
+						nodeLabels[l] = "true"
+					}
+					if got := runsOn(t, set.Spec.Template.Spec.Affinity, nodeLabels); got != want {
+						t.Errorf("%s on a node with the labels %q: %t, want %t", set.Name, node, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// daemonSets finds the DaemonSets in what Helm rendered.
+func daemonSets(t *testing.T, rendered string) []appsv1.DaemonSet {
+	t.Helper()
+	var sets []appsv1.DaemonSet
+	for doc := range strings.SplitSeq(rendered, "\n---\n") {
+		if !strings.Contains(doc, "\nkind: DaemonSet\n") {
+			continue
+		}
+		var set appsv1.DaemonSet
+		if err := yaml.UnmarshalStrict([]byte(doc), &set); err != nil {
+			t.Fatal(err)
+		}
+		sets = append(sets, set)
+	}
+	if len(sets) < 2 {
+		t.Fatalf("%d DaemonSets, want at least those of plugin and supervisor", len(sets))
+	}
+	return sets
+}
+
+// runsOn judges the required node affinity as the DaemonSet controller does: one
+// term must match with all of its expressions.
+func runsOn(t *testing.T, affinity *corev1.Affinity, node labels.Set) bool {
+	t.Helper()
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return true
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		all := labels.NewSelector()
+		for _, e := range term.MatchExpressions {
+			operator := map[corev1.NodeSelectorOperator]selection.Operator{
+				corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+			}[e.Operator]
+			requirement, err := labels.NewRequirement(e.Key, operator, e.Values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = all.Add(*requirement)
+		}
+		if all.Matches(node) {
+			return true
+		}
+	}
+	return false
+}
+
+// With metrics off nothing listens for them, and probes go on.
+func TestMetricsOff(t *testing.T) {
+	out, all, err := template(t, "--set=metrics.enabled=false,metrics.service.enabled=true,metrics.podMonitor.enabled=true")
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, all)
+	}
+	for text, want := range map[string]int{
+		"- --metrics-address=0\n": 1, "- --metrics-address=\n": 2, "name: metrics": 0, "kind: PodMonitor": 0, "kind: Service\n": 0,
+		"path: /healthz, port: health": 3, "path: /readyz, port: health": 3,
+	} {
+		if got := strings.Count(out, text); got != want {
+			t.Errorf("%q: %d times, want %d", text, got, want)
+		}
+	}
+}
+
+// helm template has no server to ask which version of the API it has.
+func TestResourceAPIVersion(t *testing.T) {
+	for set, want := range map[string]string{"": "v1", "v1beta2": "v1beta2", "v1beta1": "v1beta1"} {
+		out, all, err := template(t, "--kube-version=1.37.1", "--set", "resourceAPIVersion="+set)
+		if err != nil {
+			t.Fatalf("helm template: %v\n%s", err, all)
+		}
+		if classes := strings.Count(out, "apiVersion: resource.k8s.io/"+want+"\nkind: DeviceClass"); classes != 4 {
+			t.Errorf("resourceAPIVersion %q: %d classes in %s, want 4", set, classes, want)
+		}
 	}
 }
 
@@ -153,6 +315,10 @@ func TestRefusals(t *testing.T) {
 		"compute mode":                 {"node.mpsComputeMode=default", []string{"/node/mpsComputeMode", "'exclusive-process', 'unchanged'"}},
 		"part of the supervisor":       {"mps.nodeSelector.pool=gpu", []string{"/mps", "'nodeSelector' not allowed"}},
 		"class name":                   {"deviceClasses.extra.H100.expression=x", []string{"invalid propertyName 'H100'"}},
+		"digest":                       {"image.digest=latest", []string{"/image/digest", "sha256:"}},
+		"a second plugin on a node":    {"node.updateStrategy.rollingUpdate.maxSurge=1", []string{"/node/updateStrategy/rollingUpdate", "'maxSurge' not allowed"}},
+		"an upgrade of nothing":        {"node.updateStrategy.rollingUpdate.maxUnavailable=0", []string{"/node/updateStrategy/rollingUpdate/maxUnavailable"}},
+		"resource API":                 {"resourceAPIVersion=v1alpha3", []string{"/resourceAPIVersion", "'v1beta2'"}},
 		"no machine":                   {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
 		"two drivers":                  {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
 		"extended resource":            {"deviceClasses.extendedResourceName=gpu", []string{"/deviceClasses/extendedResourceName"}},

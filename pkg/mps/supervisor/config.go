@@ -17,8 +17,10 @@ type Config struct {
 	HostRoot string
 	// DriverRoot is the host's directory that the driver is under; empty: found.
 	DriverRoot string
-	// MetricsAddress is where metrics and health are served; empty: nowhere.
+	// MetricsAddress is where /metrics is served; empty: nowhere.
 	MetricsAddress string
+	// HealthAddress is where /healthz and /readyz are served; empty: nowhere.
+	HealthAddress string
 	// Launcher is the command that calls Launch with its one further argument.
 	Launcher []string
 	// Step, when set, is called after each effect that a crash could leave alone;
@@ -30,7 +32,8 @@ type Config struct {
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.RunDir, "run-dir", "/run/tessera/mps", "`directory` for the socket and the daemons' files: on a tmpfs of the host, and here at the same path")
 	fs.StringVar(&c.HostRoot, "host-root", "/", "`directory` where the host's file system is mounted")
-	fs.StringVar(&c.MetricsAddress, "metrics-address", "", "`address` to serve /metrics, /healthz and /readyz on, such as :8081 (default: nowhere)")
+	fs.StringVar(&c.MetricsAddress, "metrics-address", "", "`address` to serve /metrics on, such as :8081 (default: nowhere)")
+	fs.StringVar(&c.HealthAddress, "health-address", "", "`address` to serve /healthz and /readyz on, such as :8082 (default: nowhere)")
 	fs.StringVar(&c.DriverRoot, "driver-root", "", "`directory` on the host that the NVIDIA driver is installed under (default: found)")
 }
 

@@ -16,20 +16,34 @@ import (
 // healthTime is what a supervisor that works never needs to answer.
 const healthTime = 3 * time.Second
 
-// serveHealth answers on the metrics address until ctx ends; on none if that is
-// empty.
-func (s *Supervisor) serveHealth(ctx context.Context) error {
-	if s.cfg.MetricsAddress == "" {
+// serveHTTP answers on the metrics and the health address until ctx ends; not on
+// one that is empty.
+func (s *Supervisor) serveHTTP(ctx context.Context) error {
+	return errors.Join(
+		s.listen(ctx, "--metrics-address", s.cfg.MetricsAddress, s.metricsHandler()),
+		s.listen(ctx, "--health-address", s.cfg.HealthAddress, s.healthHandler()),
+	)
+}
+
+// listen has handler answer on the address that the flag of that name gave.
+func (s *Supervisor) listen(ctx context.Context, flag, address string, handler http.Handler) error {
+	if address == "" {
 		return nil
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.MetricsAddress)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Errorf("--metrics-address: %w", err)
+		return fmt.Errorf("%s: %w", flag, err)
 	}
-	server := &http.Server{Handler: s.healthHandler(), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	s.tasks.Go(func() { _ = server.Serve(l) }) // returns when it is closed
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	return nil
+}
+
+func (s *Supervisor) metricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	return mux
 }
 
 func (s *Supervisor) healthHandler() http.Handler {
@@ -43,7 +57,6 @@ func (s *Supervisor) healthHandler() http.Handler {
 		}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
 	mux.Handle("/healthz", answer(s.healthy))
 	mux.Handle("/readyz", answer(s.ready))
 	return mux

@@ -101,7 +101,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, end)() // before the calls have ended: some wait for it
 	healthy, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := s.serveHealth(healthy); err != nil {
+	if err := s.serveHTTP(healthy); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(s.cfg.RunDir, "d"), 0o755); err != nil {

@@ -644,6 +644,20 @@ func TestBeginStop(t *testing.T) {
 	}
 }
 
+func TestMetricsAreServed(t *testing.T) {
+	s, err := New(Config{RunDir: t.TempDir(), HostRoot: "/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]int{"/metrics": http.StatusOK, "/healthz": http.StatusNotFound} {
+		answer := httptest.NewRecorder()
+		s.metricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+		if answer.Code != want {
+			t.Errorf("%s: %d, want %d", path, answer.Code, want)
+		}
+	}
+}
+
 // Health is that of who answers the plugin.
 func TestHealth(t *testing.T) {
 	s, err := New(Config{RunDir: t.TempDir(), HostRoot: "/"})
@@ -673,7 +687,7 @@ func TestHealth(t *testing.T) {
 	}
 	check("/readyz", http.StatusOK)
 	check("/healthz", http.StatusOK)
-	check("/metrics", http.StatusOK)
+	check("/metrics", http.StatusNotFound) // it has an address of its own
 	s.mu.Lock() // nobody gets an answer any more
 	check("/healthz", http.StatusServiceUnavailable)
 	s.mu.Unlock()

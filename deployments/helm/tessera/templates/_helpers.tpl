@@ -27,15 +27,76 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "tessera.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image -}}
+{{- if not .repository -}}
+{{- fail "image.repository is not set: there are no published images, so build one from deployments/container, push it to a registry that your nodes can reach, and give its name: --set image.repository=REGISTRY/tessera --set image.tag=TAG (or image.digest=sha256:...)" -}}
+{{- end -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* --metrics-address for a port; call with (dict "root" $ "port" PORT "off" WHAT-TURNS-IT-OFF). */}}
+{{- define "tessera.metricsAddress" -}}
+{{- with .root.Values.metrics -}}
+{{- if .enabled -}}
+{{ ternary (printf "[%s]" .bindAddress) .bindAddress (contains ":" .bindAddress) }}:{{ $.port }}
+{{- else -}}
+{{ $.off }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A DaemonSet's update strategy. The chart's rollingUpdate means nothing beside OnDelete. */}}
+{{- define "tessera.updateStrategy" -}}
+{{- if eq .type "OnDelete" -}}
+type: OnDelete
+{{- else -}}
+{{- toYaml . -}}
+{{- end -}}
 {{- end -}}
 
 {{/*
-The newest resource.k8s.io version that the server has. Without a server (helm
-template) Helm claims all versions that it knows; the Kubernetes version then
-decides.
+The affinity of pods that work with a node's GPUs. The chart's own leaves out nodes
+on which Node Feature Discovery looked and found no NVIDIA device, and no others: a
+cluster without it has no label to go by. Each term is one reason to run on a node.
+*/}}
+{{- define "tessera.affinity" -}}
+{{- if .Values.node.affinity -}}
+{{- toYaml .Values.node.affinity -}}
+{{- else if not .Values.simulator.enabled -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+    # Node Feature Discovery hasn't looked at the node.
+    - matchExpressions:
+      - {key: feature.node.kubernetes.io/kernel-version.full, operator: DoesNotExist}
+    # It found an NVIDIA device: by vendor, as NVIDIA's own charts configure it, or by
+    # class and vendor, its default (VGA controller, 3D controller).
+    - matchExpressions:
+      - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+    - matchExpressions:
+      - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+    - matchExpressions:
+      - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+    # Somebody says so: GPU Operator, GPU Feature Discovery, an admin.
+    - matchExpressions:
+      - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+{{- end -}}
+{{- end -}}
+
+{{/*
+The newest resource.k8s.io version that the server has, unless a value names one.
+Without a server (helm template) Helm claims all versions that it knows; the
+Kubernetes version then decides.
 */}}
 {{- define "tessera.resourceAPI" -}}
+{{- if .Values.resourceAPIVersion -}}
+resource.k8s.io/{{ .Values.resourceAPIVersion }}
+{{- else -}}
 {{- $since := dict "v1beta1" ">=1.32.0-0" "v1beta2" ">=1.33.0-0" "v1" ">=1.34.0-0" -}}
 {{- $found := "" -}}
 {{- range list "v1beta1" "v1beta2" "v1" -}}
@@ -47,6 +108,7 @@ decides.
 {{- fail (printf "this cluster (Kubernetes %s) serves none of resource.k8s.io v1, v1beta2, v1beta1: Dynamic Resource Allocation is off. It is on by default from Kubernetes 1.34; on 1.32 and 1.33, the feature gate DynamicResourceAllocation and --runtime-config=resource.k8s.io/v1beta1=true turn it on" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 resource.k8s.io/{{ $found }}
+{{- end -}}
 {{- end -}}
 
 {{/* "true" where extended resource names are to be written. */}}

@@ -1,0 +1,337 @@
+//go:build integration
+
+package test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+// driver is the name under which Tessera publishes devices.
+const driver = "gpu.nvidia.com"
+
+// server is a real API server without controllers and nodes: Helm installs into
+// it, and nothing runs.
+type server struct {
+	config *rest.Config
+	admin  client.Client
+	helm   func(args ...string) (string, error)
+}
+
+func startServer(t *testing.T) *server {
+	t.Helper()
+	log.SetLogger(klog.Background())
+	dir := t.TempDir()
+	if err := cluster.Build(t.Context(), "1.37", dir, os.Stderr); err != nil {
+		t.Fatal(err)
+	}
+	env := envtest.Environment{BinaryAssetsDirectory: dir}
+	// From 1.36 on the server checks by itself, before admission, who may change
+	// which part of a claim's status. Older ones leave it to the chart's policy.
+	env.ControlPlane.GetAPIServer().Configure().Append("feature-gates", "DRAResourceClaimGranularStatusAuthorization=false")
+	config, err := env.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			t.Errorf("stop the API server: %v", err)
+		}
+	})
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, env.KubeConfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program, err := cluster.Tool(t.Context(), "helm", os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{config: config, helm: func(args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Env = append(os.Environ(), "HOME="+dir, "KUBECONFIG="+kubeconfig)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}}
+	if s.admin, err = client.New(config, client.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *server) mustHelm(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := s.helm(args...); err != nil {
+		t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// install installs or upgrades the release tessera in the namespace tessera.
+func (s *server) install(t *testing.T, args ...string) {
+	t.Helper()
+	s.mustHelm(t, append([]string{
+		"upgrade", "--install", "tessera", chart, "--namespace", "tessera", "--create-namespace",
+		"--set=image.repository=registry.example.com/tessera",
+	}, args...)...)
+}
+
+// as is a client with the rights of a ServiceAccount of the chart, on a node if
+// that is not empty.
+func (s *server) as(t *testing.T, account, node string) client.Client {
+	t.Helper()
+	config := rest.CopyConfig(s.config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:tessera:tessera-" + account,
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:tessera", "system:authenticated"},
+	}
+	if node != "" {
+		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
+	}
+	c, err := client.New(config, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestServer is one test because a server takes seconds to start.
+func TestServer(t *testing.T) {
+	s := startServer(t)
+	t.Run("every object is accepted", func(t *testing.T) { acceptsAll(t, s) })
+	t.Run("CRDs are kept", func(t *testing.T) { keepsCRDs(t, s) })
+	s.install(t)
+	t.Run("the controller writes its driver's slices", func(t *testing.T) { controllerSlices(t, s) })
+	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
+	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
+}
+
+// acceptsAll creates what every golden file has, without leaving any of it. An
+// unknown field is an error.
+func acceptsAll(t *testing.T, s *server) {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "tessera"}}
+	if err := s.admin.Create(t.Context(), namespace); err != nil {
+		t.Fatal(err)
+	}
+	strict := client.WithFieldValidation(s.admin, metav1.FieldValidationStrict)
+	files, err := filepath.Glob("testdata/*.golden.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		if strings.Contains(file, "kubernetes-1.32") {
+			continue // in a version that this server doesn't have
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(t, string(data)) {
+			if object.GetKind() == "PodMonitor" {
+				continue // not a kind of Kubernetes'
+			}
+			if err := strict.Create(t.Context(), object, client.DryRunAll); err != nil {
+				t.Errorf("%s: %s %s: %v", file, object.GetKind(), object.GetName(), err)
+			}
+		}
+	}
+}
+
+func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
+	t.Helper()
+	var all []*unstructured.Unstructured
+	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(rendered), 4096); ; {
+		object := &unstructured.Unstructured{}
+		if err := decoder.Decode(object); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if object.Object != nil {
+			all = append(all, object)
+		}
+	}
+}
+
+// keepsCRDs installs, turns crds.install off and on again, uninstalls, and
+// installs anew, under another name too. A policy that somebody wrote outlives all
+// of it.
+func keepsCRDs(t *testing.T, s *server) {
+	s.install(t)
+	policy := &unstructured.Unstructured{}
+	policy.SetGroupVersionKind(schema.GroupVersionKind{Group: "gpu.tessera.dev", Version: "v1alpha1", Kind: "SharingPolicy"})
+	policy.SetName("mine")
+	policy.Object["spec"] = map[string]any{"plan": map[string]any{"exclusive": map[string]any{}}}
+	// The server serves a new kind a moment after its definition is there.
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return s.admin.Create(ctx, policy.DeepCopy()) == nil, nil
+	})
+	if err != nil {
+		t.Fatal("no SharingPolicy can be created")
+	}
+	still := func(after string) {
+		t.Helper()
+		if err := s.admin.Get(t.Context(), client.ObjectKeyFromObject(policy), policy.DeepCopy()); err != nil {
+			t.Fatalf("after %s: %v", after, err)
+		}
+	}
+	s.install(t, "--set=crds.install=false")
+	still("an upgrade with crds.install=false")
+	s.install(t)
+	still("an upgrade with crds.install=true again")
+	s.mustHelm(t, "uninstall", "tessera", "--namespace", "tessera")
+	still("helm uninstall")
+	s.install(t)
+	still("the next install")
+	s.mustHelm(t, "uninstall", "tessera", "--namespace", "tessera")
+
+	other := []string{"install", "gpus", chart, "--namespace", "gpus", "--create-namespace", "--set=image.repository=registry.example.com/tessera"}
+	if out, err := s.helm(other...); err == nil || !strings.Contains(out, "gpuinventories.gpu.tessera.dev") || !strings.Contains(out, "meta.helm.sh/release-name") {
+		t.Errorf("an install under another name: error %v, want one that names the CRD and its owner:\n%s", err, out)
+	}
+	s.mustHelm(t, append(other, "--take-ownership")...)
+	still("an install under another name")
+	s.mustHelm(t, "uninstall", "gpus", "--namespace", "gpus")
+	s.install(t, "--take-ownership", "--set=crds.keep=false")
+	s.mustHelm(t, "uninstall", "tessera", "--namespace", "tessera")
+	err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		return s.admin.Get(ctx, client.ObjectKeyFromObject(policy), policy.DeepCopy()) != nil, nil
+	})
+	if err != nil {
+		t.Error("crds.keep=false keeps them all the same")
+	}
+}
+
+// denied waits until act is forbidden with these words: a policy takes effect a
+// moment after it is there.
+func denied(t *testing.T, want string, act func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		last = act(ctx)
+		return apierrors.IsForbidden(last) && strings.Contains(last.Error(), want), nil
+	})
+	if err != nil {
+		t.Errorf("got %v, want it forbidden with %q", last, want)
+	}
+}
+
+func slice(name, of string) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: of, NodeName: new("node-a"),
+			Pool:    resourceapi.ResourcePool{Name: "node-a", Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{{Name: "device"}},
+		},
+	}
+}
+
+func controllerSlices(t *testing.T, s *server) {
+	const only = "the controller may write ResourceSlices of the driver gpu.nvidia.com only"
+	ctx, controller := t.Context(), s.as(t, "controller", "")
+	theirs := slice("theirs", "gpu.example.com")
+	if err := s.admin.Create(ctx, theirs); err != nil {
+		t.Fatal(err)
+	}
+	denied(t, only, func(ctx context.Context) error {
+		return controller.Create(ctx, slice("new", "gpu.example.com"), client.DryRunAll)
+	})
+	denied(t, only, func(ctx context.Context) error {
+		change := theirs.DeepCopy()
+		change.Spec.Devices = nil
+		return controller.Update(ctx, change, client.DryRunAll)
+	})
+	denied(t, only, func(ctx context.Context) error { return controller.Delete(ctx, theirs.DeepCopy()) })
+	ours := slice("ours", driver)
+	if err := controller.Create(ctx, ours); err != nil {
+		t.Fatalf("create a slice of its own driver: %v", err)
+	}
+	ours.Spec.Pool.Generation++
+	if err := controller.Update(ctx, ours); err != nil {
+		t.Errorf("update a slice of its own driver: %v", err)
+	}
+	if err := controller.Delete(ctx, ours); err != nil {
+		t.Errorf("delete a slice of its own driver: %v", err)
+	}
+}
+
+// allocated creates a claim that has one device of node-a.
+func allocated(t *testing.T, s *server) *resourceapi.ResourceClaim {
+	t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim"}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}
+	if err := s.admin.Create(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	claim.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "gpu", Driver: driver, Pool: "node-a", Device: "gpu-0"},
+		}},
+		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-a"}}}},
+		}},
+	}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "1"}}
+	if err := s.admin.Status().Update(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	return claim
+}
+
+func pluginStatuses(t *testing.T, s *server) {
+	ctx, claim := t.Context(), allocated(t, s)
+	patch := func(c client.Client, status string) error {
+		return c.Status().Patch(ctx, claim.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status": `+status+`}`)))
+	}
+	const device = `{"devices": [{"driver": "gpu.nvidia.com", "pool": "node-a", "device": "gpu-0", "data": {"uuid": "GPU-1"}}]}`
+	own, other := s.as(t, "node", "node-a"), s.as(t, "node", "node-b")
+	denied(t, `the plugin of node "node-b" may report only devices of its own node`, func(context.Context) error { return patch(other, device) })
+	for _, status := range []string{
+		`{"reservedFor": null}`,
+		`{"reservedFor": [{"resource": "pods", "name": "another", "uid": "2"}]}`,
+		`{"allocation": null, "reservedFor": null, "devices": null}`,
+	} {
+		denied(t, "the plugin may write status.devices only", func(context.Context) error { return patch(own, status) })
+	}
+	if err := patch(own, device); err != nil {
+		t.Errorf("status.devices of its own node: %v", err)
+	}
+}
+
+func pluginReads(t *testing.T, s *server) {
+	plugin := s.as(t, "node", "node-a")
+	for _, kind := range []string{"Pod", "Secret", "ConfigMap", "Node"} {
+		object := &unstructured.Unstructured{}
+		object.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
+		key := types.NamespacedName{Namespace: "default", Name: "any"}
+		if kind == "Node" {
+			key.Namespace = ""
+		}
+		if err := plugin.Get(t.Context(), key, object); !apierrors.IsForbidden(err) {
+			t.Errorf("get a %s: %v, want it forbidden", kind, err)
+		}
+	}
+}
