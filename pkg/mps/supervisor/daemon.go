@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -147,7 +148,7 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 	}
 	watch.done("record")
 	s.cfg.Step("start.recorded")
-	if err := clean(ctx, at); err != nil {
+	if err := clean(ctx, s.cfg.HostRoot, at); err != nil {
 		return err
 	}
 	watch.done("clean")
@@ -171,7 +172,7 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 }
 
 // clean ends what is left of a daemon and gives the next one empty directories.
-func clean(ctx context.Context, at place) error {
+func clean(ctx context.Context, hostRoot string, at place) error {
 	if err := killUsers(ctx, at.pipe()); err != nil {
 		return err
 	}
@@ -190,7 +191,15 @@ func clean(ctx context.Context, at place) error {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}
 	}
-	return errors.Join(at.mountShm(), at.shorten(0))
+	if err := errors.Join(at.mountShm(), at.shorten(0)); err != nil {
+		return err
+	}
+	for _, dir := range []string{at.clients(), at.pipe(), at.shm()} {
+		if err := labelForContainers(hostRoot, dir, unix.Setxattr); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // empty removes what is in a directory, and not the directory: containers of
