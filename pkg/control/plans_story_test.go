@@ -451,7 +451,7 @@ func TestServerStoresEveryOffer(t *testing.T) {
 		for what, form := range offers() {
 			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+what.name+"/"+form.String(), func(t *testing.T) {
 				offered := offer.Build(inventory.Node(inv), offer.Options{
-					Counters: form != publish.NoCounters, Multiple: true,
+					Counters: form != publish.NoCounters, Multiple: true, Charged: true,
 					Plan: func(gpu.GPU) offer.Plan { return what.plan },
 				})
 				pool := publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form)

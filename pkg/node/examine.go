@@ -7,7 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -25,7 +28,7 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 		return doctor.Report{}, err
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	n := doctor.Node{Journal: filepath.Join(cfg.DataDir, journalDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID}
+	n := doctor.Node{Journal: filepath.Join(cfg.DataDir, journalDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID, Kubernetes: kubernetesVersion(ctx)}
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)
@@ -47,6 +50,29 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 	n.Sharing = shared
 	return doctor.Examine(ctx, n, o)
 }
+
+// kubernetesVersion asks the API server of the pod that this runs in; empty
+// where there is none or it doesn't answer.
+func kubernetesVersion(ctx context.Context) string {
+	cfg, err := rest.InClusterConfig()
+	if err != nil {
+		return ""
+	}
+	cfg.Timeout = serverPatience
+	client, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		return ""
+	}
+	info, err := client.ServerVersionWithContext(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Asking the API server for its version", "err", err)
+		return ""
+	}
+	return info.GitVersion
+}
+
+// serverPatience is how long the API server has to answer.
+const serverPatience = 5 * time.Second
 
 func openDriver(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
 	root, err := driverroot.Find(host, path)

@@ -40,7 +40,7 @@ func newScheduler(t *testing.T, plan offer.Plan) *scheduler {
 	s := &scheduler{
 		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim),
 		features: structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true},
-		options:  offer.Options{Counters: true, Multiple: true},
+		options:  offer.Options{Counters: true, Multiple: true, Charged: true},
 	}
 	s.node.GPUs[0].MemoryReservedBytes = 616 << 20
 	s.plan(plan)
@@ -115,6 +115,10 @@ func (s *scheduler) asks(name string, requests ...request) string {
 	made := publish.Pool(owner, []offer.GPU{s.offered()}, form)
 	for i := range made {
 		made[i].Spec.Pool.Generation = 1
+		if !s.options.Charged {
+			checkApart(s.t, made[i])
+			forgetShared(&made[i])
+		}
 		pool = append(pool, &made[i])
 	}
 	a, err := structured.NewAllocator(s.t.Context(), s.features, s.allocated(), classes{}, pool, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
@@ -135,6 +139,27 @@ func (s *scheduler) asks(name string, requests ...request) string {
 		out = append(out, strings.TrimPrefix(strings.TrimPrefix(r.Device, firstGPU), "-")+consumed(r))
 	}
 	return strings.Join(out, " ")
+}
+
+// forgetShared makes the allocator one of Kubernetes before 1.36.2, which
+// doesn't charge counters for devices that are allocated several times.
+func forgetShared(s *resourceapi.ResourceSlice) {
+	for i, d := range s.Spec.Devices {
+		if d.AllowMultipleAllocations != nil {
+			s.Spec.Devices[i].ConsumesCounters = nil
+		}
+	}
+}
+
+// checkApart: what is published for such an allocator has no device that is
+// allocated several times and consumes counters.
+func checkApart(t *testing.T, s resourceapi.ResourceSlice) {
+	t.Helper()
+	for _, d := range s.Spec.Devices {
+		if d.AllowMultipleAllocations != nil && d.ConsumesCounters != nil {
+			t.Errorf("%s is allocated several times and consumes counters", d.Name)
+		}
+	}
 }
 
 func consumed(r resourceapi.DeviceRequestAllocationResult) string {
@@ -416,7 +441,8 @@ func TestNobodyGetsWhatSomebodyHas(t *testing.T) {
 				log = append(log, fmt.Sprint("plan ", p))
 			case 1:
 				s.options.Counters, s.options.Multiple = r.IntN(4) > 0, r.IntN(4) > 0
-				log = append(log, fmt.Sprint("server ", s.options.Counters, s.options.Multiple))
+				s.options.Charged = r.IntN(2) > 0
+				log = append(log, fmt.Sprint("server ", s.options.Counters, s.options.Multiple, s.options.Charged))
 			case 2:
 				for name := range s.claims {
 					s.leaves(name)
@@ -534,5 +560,63 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 				t.Errorf("when the claim is gone (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAllocatorThatDoesNotCharge: on Kubernetes before 1.36.2 nobody gets a GPU,
+// or a part of it, beside shares of it, and people read why less is offered.
+func TestAllocatorThatDoesNotCharge(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan      offer.Plan
+		share     request
+		shared    bool // a share is given
+		uncharged bool // something is left out
+	}{
+		"by size":               {bySize("1Gi", 4), memory("20Gi"), true, true},
+		"equal":                 {equalShares(4), oneShare, true, false},
+		"in turn":               {inTurn(4), oneTurn, true, false},
+		"of partitions":         {sharedParts(2, "1g.10gb", "3g.40gb"), oneShare, false, true},
+		"of a layout":           {sharedLayout(2, "3g.40gb", "3g.40gb"), oneShare, true, false},
+		"partitions, no shares": {offer.Plan{Partitioned: only("1g.10gb")}, request{kind: "mig"}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, tc.plan)
+			s.options.Charged, s.options.Version = false, "v1.36.1"
+			if got := s.asks("share", tc.share) != ""; got != tc.shared {
+				t.Errorf("a share was given: %v", got)
+			}
+			if s.asks("whole", wholeGPU) != "" && tc.shared {
+				t.Error("the whole GPU was given beside a share of it")
+			}
+			checkHeld(t, s)
+			g := s.offered()
+			told := strings.Contains(strings.Join(g.Problems, " "), "Kubernetes v1.36.1 can allocate the same part of a GPU twice")
+			if g.Uncharged != tc.uncharged || told != tc.uncharged {
+				t.Errorf("uncharged: %v, problems %q", g.Uncharged, g.Problems)
+			}
+		})
+	}
+}
+
+// TestSharesOfBefore: shares that were allocated while they consumed counters,
+// under an earlier release, hold back all else of their GPU.
+func TestSharesOfBefore(t *testing.T) {
+	for name, plan := range map[string]offer.Plan{
+		"by size": bySize("1Gi", 4), "of partitions": sharedParts(2, "1g.10gb", "3g.40gb"),
+	} {
+		for now, after := range map[string]offer.Plan{"same plan": plan, "partitioned": {Partitioned: only("1g.10gb", "3g.40gb")}, "exclusive": {}} {
+			t.Run(name+", "+now, func(t *testing.T) {
+				s := newScheduler(t, plan)
+				if s.asks("share", oneShare) == "" {
+					t.Fatal("nothing was given")
+				}
+				s.options.Charged = false
+				s.plan(after)
+				for _, what := range []request{wholeGPU, {kind: "mig", profile: "1g.10gb"}, {kind: "mig", profile: "3g.40gb"}} {
+					s.waits("other "+what.kind+what.profile, what)
+				}
+				checkHeld(t, s)
+			})
+		}
 	}
 }

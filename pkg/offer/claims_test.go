@@ -22,7 +22,7 @@ func TestWhatClaimsHaveStays(t *testing.T) {
 				n := node(t, m.ID, 1)
 				meddle(r, &n.GPUs[0])
 				have := someDevices(r, n.GPUs[0])
-				o := offer.Options{Counters: r.IntN(2) == 0, Multiple: r.IntN(2) == 0}
+				o := offer.Options{Counters: r.IntN(2) == 0, Multiple: r.IntN(2) == 0, Charged: r.IntN(2) == 0}
 				plan := somePlan(r, m)
 				o.Plan = func(gpu.GPU) offer.Plan { return plan }
 				for _, d := range have {

@@ -73,7 +73,7 @@ func FuzzTables(f *testing.F) {
 			sharedParts(2, p.Name), sharedLayout(48, p.Name, "1g.10gb", "1g.10gb", "3g.40gb"), equalShares(48), bySize("1", 48), inTurn(64),
 		} {
 			gpus := offer.Build(n, offer.Options{
-				Counters: what&2 != 0, Multiple: what&4 != 0, Plan: func(gpu.GPU) offer.Plan { return plan },
+				Counters: what&2 != 0, Multiple: what&4 != 0, Charged: what&8 != 0, Plan: func(gpu.GPU) offer.Plan { return plan },
 				Allocated: []gpu.DeviceName{"gpu-00000001-mps4-1", "gpu-00000001-mig-1g10gb-0-mps", "gpu-00000002-mig-1g10gb-0-mps"},
 			})
 			if len(gpus) != 2 {
@@ -110,7 +110,7 @@ func FuzzShares(f *testing.F) {
 		n := node(t, "l4", 1)
 		n.GPUs[0].MemoryBytes, n.GPUs[0].MemoryReservedBytes = all, max(0, reserved)
 		for _, plan := range []offer.Plan{equalShares(shares), bySize(fmt.Sprint(step), shares), inTurn(shares), sharedParts(shares)} {
-			g := offer.Build(n, offer.Options{Counters: true, Multiple: multiple, Plan: func(gpu.GPU) offer.Plan { return plan }})[0]
+			g := offer.Build(n, offer.Options{Counters: true, Multiple: multiple, Charged: true, Plan: func(gpu.GPU) offer.Plan { return plan }})[0]
 			checkRoom(t, g)
 			sum := int64(0)
 			for _, d := range g.Devices {

@@ -42,8 +42,18 @@ func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName) {
 // nothing away of a pool that has less than nothing left of a counter.
 func (s *shelf) changing(have []gpu.Device) bool {
 	return slices.ContainsFunc(have, func(d gpu.Device) bool {
-		return inTheWay(d, have) || !s.offers(d) && (len(s.slots) > 0 || isSlot(d))
+		return inTheWay(d, have) || !s.offers(d) && (len(s.slots) > 0 || isSlot(d)) || s.escapes(d)
 	})
+}
+
+// escapes reports whether counters don't see that a claim has the device.
+func (s *shelf) escapes(d gpu.Device) bool {
+	share, ok := d.(gpu.Share)
+	if !ok || share.Count > 0 || !s.server.Multiple || s.charged() {
+		return false
+	}
+	_, ofPartition := share.Of.(gpu.Partition)
+	return ofPartition
 }
 
 // isSlot says whether a device is one of those that are never among parts.

@@ -68,6 +68,12 @@ type Options struct {
 	// times (consumable capacity). Without it all shares are equal, and there
 	// are shares of partitions only where a layout fixes these.
 	Multiple bool
+	// Charged says that the scheduler charges counters for devices that can be
+	// given several times (pkg/allocator). Without it no such device consumes
+	// counters.
+	Charged bool
+	// Version of Kubernetes, for Problems; empty where it isn't known.
+	Version string
 }
 
 // GPU is what one physical GPU is offered as. Its devices stay together,
@@ -99,6 +105,9 @@ type GPU struct {
 	// Problems say what of the plan can't be carried out, why, and what to do:
 	// whole sentences without the GPU's name, in a fixed order.
 	Problems []string
+	// Uncharged says that less than the plan is offered because the scheduler
+	// doesn't charge counters for shares; Problems explains it.
+	Uncharged bool
 }
 
 // Build returns what the node offers, by index. A GPU that must not be given
@@ -111,7 +120,11 @@ type GPU struct {
 // pending only what exists is offered. Instances that others made are offered
 // in every plan, as they are or divided into MPS shares, and nothing in the space
 // they take.
+//
+// Of a node that reports more than maxGPUs, as no server lets it, the rest is
+// left out.
 func Build(n gpu.Node, o Options) []GPU {
+	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	names := nameAll(n.GPUs)
 	allocated := byGPU(names, o.Allocated)
 	var out []GPU

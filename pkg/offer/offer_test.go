@@ -79,6 +79,7 @@ func readOptions(t *testing.T, file string) offer.Options {
 		Allocated   []gpu.DeviceName          `json:"allocated"`
 		Counters    bool                      `json:"counters"`
 		Multiple    bool                      `json:"multiple"`
+		Charged     bool                      `json:"charged"`
 	}
 	if _, err := os.Stat(file); err == nil {
 		read(t, file, &o)
@@ -90,6 +91,7 @@ func readOptions(t *testing.T, file string) offer.Options {
 		Allocated: o.Allocated,
 		Counters:  o.Counters,
 		Multiple:  o.Multiple,
+		Charged:   o.Charged,
 	}
 }
 
@@ -181,5 +183,20 @@ func checkRequests(t *testing.T, d resourceapi.Device) {
 		if !ok {
 			t.Errorf("device %s: %s of %s: policy %+v", d.Name, c.Value.String(), name, p)
 		}
+	}
+}
+
+// A plugin that reports thousands of GPUs must not flood the cluster with
+// slices.
+func TestNodeThatReportsTooManyGPUs(t *testing.T) {
+	n := node(t, "l4", 1)
+	g := n.GPUs[0]
+	n.GPUs = nil
+	for i := range 7000 {
+		g.UUID, g.Index = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, i)), i
+		n.GPUs = append(n.GPUs, g)
+	}
+	if got := len(offer.Build(n, offer.Options{})); got != 128 {
+		t.Errorf("%d GPUs are offered, want 128", got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 // writes; whatever it writes must not cost the controller its memory, nor the
 // node its other GPUs.
 const (
+	maxGPUs   = 128 // as in the schema of GPUInventory; real nodes have up to 16
 	maxSlices = 24
 	maxPlaces = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - 1 // and the whole GPU
 	maxUnits  = 10000

@@ -100,6 +100,8 @@ func (s *shelf) besideSlots(what string) {
 	case !s.server.Counters:
 		s.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+
 			"only these are. Leave GPUs that should be given whole to another policy.", what)
+	case s.step > 0 && !s.charged():
+		s.unsafe("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
 	case len(s.slots) >= maxCounted:
 		s.problem("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.", len(s.slots), what, maxCounted)
 	default:
@@ -124,7 +126,7 @@ func (s *shelf) divide(shares int) {
 	for i := range s.parts {
 		s.parts[i].shared, s.parts[i].shares = true, shares
 	}
-	if !s.server.Multiple {
+	if !s.server.Multiple || !s.charged() {
 		s.number(shares)
 	}
 }

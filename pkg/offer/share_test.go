@@ -52,7 +52,7 @@ func TestSharesThatCannotBe(t *testing.T) {
 			if tc.gpu != nil {
 				tc.gpu(&n.GPUs[0])
 			}
-			o := offer.Options{Counters: true, Multiple: !tc.single, Plan: func(gpu.GPU) offer.Plan { return tc.plan }}
+			o := offer.Options{Counters: true, Multiple: !tc.single, Charged: true, Plan: func(gpu.GPU) offer.Plan { return tc.plan }}
 			for _, a := range tc.allocated {
 				o.Allocated = append(o.Allocated, long(a))
 			}
@@ -100,7 +100,7 @@ func TestNoMoreDevicesThanThereIsRoomFor(t *testing.T) {
 		all = append(all, p.Name)
 	}
 	plan := sharedParts(2, all...)
-	o := offer.Options{Counters: true, Multiple: true, Plan: func(gpu.GPU) offer.Plan { return plan }, Allocated: []gpu.DeviceName{long("21g1gb-20"), long("21g1gb-4-mps")}}
+	o := offer.Options{Counters: true, Multiple: true, Charged: true, Plan: func(gpu.GPU) offer.Plan { return plan }, Allocated: []gpu.DeviceName{long("21g1gb-20"), long("21g1gb-4-mps")}}
 	g := offer.Build(n, o)[0]
 	checkRoom(t, g)
 	for _, d := range o.Allocated {

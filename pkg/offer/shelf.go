@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -57,9 +58,11 @@ type shelf struct {
 	step    int64
 	clients int
 	// frozen: nothing but what claims have is offered.
-	frozen   bool
-	missing  []string
-	problems []string
+	frozen bool
+	// uncharged: the plan is cut back for the sake of GPU.Uncharged.
+	uncharged bool
+	missing   []string
+	problems  []string
 }
 
 // How many devices a ResourceSlice has room for, with counters and without.
@@ -103,6 +106,16 @@ func withDefaults(plan v1alpha1.MPSPlan) v1alpha1.MPSPlan {
 
 func (s *shelf) problem(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
+}
+
+// charged reports whether a device that is given several times may consume
+// counters.
+func (s *shelf) charged() bool { return s.server.Charged || !s.server.Counters }
+
+// unsafe adds a problem that the scheduler's version causes.
+func (s *shelf) unsafe(consequence string) {
+	s.uncharged = true
+	s.problem("%s %s", allocator.Explain(s.server.Version), consequence)
 }
 
 // existing offers others' instances as they are.
@@ -166,6 +179,10 @@ func (s *shelf) onDemand(plan v1alpha1.PartitionedPlan) bool {
 	case plan.MPS != nil && !s.server.Multiple:
 		s.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that partitions that are cut on demand can't be shared; " +
 			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
+		return false
+	case plan.MPS != nil && !s.charged():
+		s.unsafe("Partitions that are cut on demand aren't shared; only the whole GPU, or what others made of it, is offered. " +
+			"Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
 		return false
 	}
 	for _, p := range profiles {
@@ -243,7 +260,7 @@ func (s *shelf) lists(d gpu.Device) bool {
 // offer puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
 func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
-	out := GPU{UUID: s.g.UUID, Name: name, Index: s.g.Index, Missing: s.missing, Problems: s.problems}
+	out := GPU{UUID: s.g.UUID, Name: name, Index: s.g.Index, Missing: s.missing, Problems: s.problems, Uncharged: s.uncharged}
 	parts := inOrder(s.mig, s.parts)
 	entire := s.whole || s.wholeLeft
 	var counters counters

@@ -38,6 +38,8 @@ type Node struct {
 	// each MPS daemon.
 	Sharing Sharing
 	MPSDir  string
+	// Kubernetes is the version of the API server; empty where it isn't known.
+	Kubernetes string
 }
 
 // Options say how sure Examine makes itself.
@@ -90,6 +92,7 @@ func Check(n Node) (Report, error) {
 	l.checkSpecs()
 	l.checkHardware()
 	l.checkSharing()
+	l.checkServer()
 	slices.SortFunc(l.findings, order)
 	r := Report{Claims: len(l.journal.Claims), GPUs: len(l.gpus), Findings: slices.Compact(l.findings)}
 	for _, g := range l.journal.GPUs {

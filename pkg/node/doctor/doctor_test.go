@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -450,5 +451,23 @@ func TestLeavesJournalAlone(t *testing.T) {
 	}
 	if _, err := journal.Open(n.Journal, nil); err == nil {
 		t.Error("the journal isn't locked any more")
+	}
+}
+
+// TestServer: a note, since nothing on the node is wrong.
+func TestServer(t *testing.T) {
+	n := newNode(t)
+	n.write()
+	for version, noted := range map[string]bool{"v1.36.1": true, "v1.34.13": true, "v1.36.2": false, "v1.37.1": false, "": false} {
+		look := n.Node
+		look.Kubernetes = version
+		r, err := doctor.Check(look)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(r.Findings, func(f doctor.Finding) bool { return f.Check == "scheduler-allocates-twice" })
+		if !r.Healthy || noted != (i >= 0) || noted && !strings.Contains(r.Findings[i].What, version) {
+			t.Errorf("%q: got %+v", version, r)
+		}
 	}
 }

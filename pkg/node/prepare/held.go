@@ -39,6 +39,7 @@ func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, u
 	}
 	keys := append([]string{claimKey(want.ClaimUID)}, gpus...)
 	w := newWait(ctx)
+	w.want = want
 	defer w.cancel()
 	for {
 		released := p.releases.next()
@@ -99,6 +100,7 @@ func (p *Preparer) holders(want journal.Record) []journal.Record {
 
 // wait is the state of one call's wait for devices.
 type wait struct {
+	want    journal.Record
 	start   time.Time
 	ctx     context.Context // ends a margin before the call's deadline
 	cancel  context.CancelFunc
@@ -128,8 +130,8 @@ func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []journal.Recor
 			continue
 		}
 		if !standing.Leaving {
-			return fmt.Errorf("%w: %s, and %s; a device is never given to two claims: delete that claim's pods, or delete this pod so that its claim is allocated anew",
-				ErrHeld, describeHolder(h), standing.Reason)
+			return fmt.Errorf("%w: %s, and %s; a device is never given to two claims: delete that claim's pods, or delete this pod so that its claim is allocated anew%s",
+				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
 		}
 		if h.BootID != p.BootID {
 			return p.forget(ctx, h)

@@ -1,0 +1,54 @@
+// Package allocator knows what the scheduler's allocator of a Kubernetes
+// version does wrong, and where that is fixed.
+//
+// Controller and plugin both import it: one offers less on such a version, the
+// other explains why it refuses a claim.
+package allocator
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// A device that consumes shared counters and can be allocated several times is
+// not charged for them by older allocators: they charge what is allocated once.
+// The scheduler then allocates the same silicon again, through another device
+// of the same counters.
+const (
+	// Issue is where Kubernetes tracks it.
+	Issue = "kubernetes/kubernetes#139034"
+	// Fixed is the first version that charges every device.
+	Fixed = "1.36.2"
+)
+
+// ChargesShared reports whether the allocator of a version, as the API server's
+// /version spells it, charges counters for devices that are allocated several
+// times. A version that can't be read doesn't.
+//
+// A version whose suffix says that it precedes the fixed release, or that is a
+// vendor's build of exactly that release, doesn't count as fixed: what a vendor
+// built it from isn't known. Pre-releases of 1.37.0 don't either, because the
+// early ones lack the fix.
+func ChargesShared(gitVersion string) bool {
+	v, err := version.ParseSemantic(gitVersion)
+	if err != nil || v.LessThan(version.MustParseSemantic(Fixed)) {
+		return false
+	}
+	if v.Major() == 1 && v.Minor() == 37 && v.Patch() == 0 {
+		stage, _, _ := strings.Cut(v.PreRelease(), ".")
+		return stage != "alpha" && stage != "beta" && stage != "rc"
+	}
+	return true
+}
+
+// Explain is a sentence about a version that doesn't: why it matters and what
+// to do. The version may be empty.
+func Explain(gitVersion string) string {
+	if gitVersion == "" {
+		gitVersion = "of an unknown version"
+	}
+	return fmt.Sprintf("Kubernetes %s can allocate the same part of a GPU twice where shares that are allocated several times consume counters (%s); "+
+		"Kubernetes %s, 1.37.0 and later are fixed.", gitVersion, Issue, Fixed)
+}
