@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,8 +26,8 @@ import (
 
 // slicePublisher is what a node's reconciliation needs of publish.Publisher.
 type slicePublisher interface {
-	Cached(node string) ([]*resourceapi.ResourceSlice, error)
-	Live(ctx context.Context, node string) ([]*resourceapi.ResourceSlice, error)
+	Cached(node string) (publish.Found, error)
+	Live(ctx context.Context, node string) (publish.Found, error)
 	Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error
 	Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error
 }
@@ -38,25 +39,39 @@ type nodes struct {
 	live   client.Reader
 	slices slicePublisher
 	plans  *plans
+	kinds  kinds
 
 	// failures holds back nodes that could not be published. The work queue's
 	// rate limiter can't: what a failed attempt did write wakes the controller.
 	failures *flowcontrol.Backoff
 
+	// contests paces the attempts to delete the slices of a driver that writes them
+	// again.
+	contests *flowcontrol.Backoff
+
 	mu    sync.Mutex
 	asked map[string]request
+	// evicted is when foreign slices of a node were last deleted.
+	evicted map[string]time.Time
 }
 
 // request is a publishRequest that was raised and not yet made use of.
 type request struct {
 	inventory types.UID
 	number    int64
+	raised    time.Time
 }
 
-func newNodes(c client.Client, live client.Reader, p slicePublisher, plans *plans) *nodes {
+// answerWithin is how long a plugin that is registered takes to answer a
+// publishRequest, at most. It watches its inventory: usual are milliseconds.
+const answerWithin = 30 * time.Second
+
+func newNodes(c client.Client, live client.Reader, p slicePublisher, plans *plans, kinds kinds) *nodes {
 	return &nodes{
-		client: c, live: live, slices: p, plans: plans,
-		failures: flowcontrol.NewBackOff(firstRetryDelay, maxRetryDelay), asked: make(map[string]request),
+		client: c, live: live, slices: p, plans: plans, kinds: kinds,
+		failures: flowcontrol.NewBackOff(firstRetryDelay, maxRetryDelay),
+		contests: flowcontrol.NewBackOff(firstContest, maxContest),
+		asked:    make(map[string]request), evicted: make(map[string]time.Time),
 	}
 }
 
@@ -77,25 +92,35 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	if len(want) == 0 {
-		n.forget(r.Name)
-		n.failures.Reset(r.Name)
-	}
 	cached, err := n.slices.Cached(r.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if publish.Equal(cached, want) {
+	equal := publish.Equal(cached.Ours, want)
+	n.plans.sawPublished(r.Name, equal && len(want) > 0)
+	if contested(inv) {
+		return n.contest(ctx, inv, cached)
+	}
+	if len(want) == 0 {
+		n.forget(r.Name)
+		n.failures.Reset(r.Name)
+	}
+	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
 		return reconcile.Result{}, nil
 	}
-	if len(want) > 0 && n.failures.IsInBackOffSinceUpdate(r.Name, n.failures.Clock.Now()) {
-		return reconcile.Result{RequeueAfter: n.failures.Get(r.Name)}, nil
+	return n.act(ctx, r.Name, inv, want)
+}
+
+// act looks at the live slices and settles them, unless that failed just now.
+func (n *nodes) act(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+	if len(want) > 0 && n.failures.IsInBackOffSinceUpdate(node, n.failures.Clock.Now()) {
+		return reconcile.Result{RequeueAfter: n.failures.Get(node)}, nil
 	}
-	current, err := n.slices.Live(ctx, r.Name)
+	current, err := n.slices.Live(ctx, node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, n.settle(ctx, inv, current, want)
+	return n.settle(ctx, inv, current, want)
 }
 
 // publishable says whether a node should have a pool: not without an
@@ -129,6 +154,14 @@ func (n *nodes) wanted(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resou
 	return publish.Pool(node, d.gpus, d.form), nil
 }
 
+// withdraw deletes what is ours of a node.
+func (n *nodes) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice) error {
+	if len(ours) > 0 {
+		klog.FromContext(ctx).Info("Withdrawing the node's devices", "slices", len(ours))
+	}
+	return n.slices.Delete(ctx, ours)
+}
+
 // tell writes into the inventory what the policies ask of the node, if it
 // isn't there. The patch says nothing about the rest of the spec.
 func (n *nodes) tell(ctx context.Context, inv *v1alpha1.GPUInventory, requests []v1alpha1.GPUSpec) error {
@@ -145,32 +178,37 @@ func (n *nodes) tell(ctx context.Context, inv *v1alpha1.GPUInventory, requests [
 }
 
 // settle makes the live slices what is wanted, now or after the plugin's
-// answer.
-func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
-	logger := klog.FromContext(ctx)
+// answer. Foreign slices go with the plugin's answer: it is the one that the
+// kubelet has registered.
+func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+	alone := len(current.Foreign) == 0
 	switch {
-	case publish.Equal(current, want):
-		return nil
 	case len(want) == 0:
-		logger.Info("Withdrawing the node's devices", "slices", len(current))
-		return n.slices.Delete(ctx, current)
-	case publish.Complete(current) || n.answered(inv):
+		return reconcile.Result{}, n.withdraw(ctx, current.Ours)
+	case alone && publish.Equal(current.Ours, want):
+		return reconcile.Result{}, nil
+	case !alone && n.cameBack(inv.Name):
+		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))
+	case alone && publish.Complete(current.Ours) || n.answered(inv):
 		// An answer serves one attempt: if this one fails, who knows what became
 		// of the plugin by the next.
 		n.forget(inv.Name)
-		logger.Info("Publishing the node's devices", "slices", len(want), "before", len(current))
-		return n.write(ctx, inv.Name, current, want)
+		if err := n.evict(ctx, inv.Name, current.Foreign); err != nil {
+			return reconcile.Result{}, err
+		}
+		klog.FromContext(ctx).Info("Publishing the node's devices", "slices", len(want), "before", len(current.Ours))
+		return reconcile.Result{}, n.write(ctx, inv.Name, current, want)
 	default:
-		if err := n.slices.Delete(ctx, current); err != nil {
-			return err
+		if err := n.slices.Delete(ctx, current.Ours); err != nil {
+			return reconcile.Result{}, err
 		}
 		return n.ask(ctx, inv)
 	}
 }
 
 // write publishes, and keeps count of failures.
-func (n *nodes) write(ctx context.Context, node string, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
-	if err := n.slices.Write(ctx, current, want); err != nil {
+func (n *nodes) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
+	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
 		n.failures.Next(node, n.failures.Clock.Now())
 		if publish.Doubtful(err) {
 			err = errors.Join(err, n.plans.server.doubt(ctx))
@@ -181,10 +219,15 @@ func (n *nodes) write(ctx context.Context, node string, current []*resourceapi.R
 	return nil
 }
 
-// ask raises the node's publishRequest, unless one is under way.
-func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) error {
-	if n.underWay(inv) != 0 {
-		return nil
+// ask raises the node's publishRequest, unless one is under way. One that isn't
+// answered in time makes the inventory say so.
+func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
+	now := n.failures.Clock.Now()
+	if r, ok := n.underWay(inv); ok {
+		if left := answerWithin - now.Sub(r.raised); left > 0 {
+			return reconcile.Result{RequeueAfter: left}, nil
+		}
+		return reconcile.Result{}, n.setSilent(ctx, inv, r.number)
 	}
 	number := max(inv.Spec.PublishRequest, inv.Status.PublishResponse) + 1
 	raised := inv.DeepCopy()
@@ -193,33 +236,59 @@ func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) error {
 	// controller before this one.
 	err := n.client.Patch(ctx, raised, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // gone or changed since; word of it is on its way here
+		return reconcile.Result{}, nil // gone or changed since; word of it is on its way here
 	}
 	if err != nil {
-		return fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
+		return reconcile.Result{}, fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.asked[inv.Name] = request{inventory: inv.UID, number: number}
+	n.asked[inv.Name] = request{inventory: inv.UID, number: number, raised: now}
+	return reconcile.Result{RequeueAfter: answerWithin}, nil
+}
+
+// setSilent writes into the inventory that the node's plugin doesn't answer. The
+// plugin itself takes that back. Why it wasn't ready before, it knows better.
+func (n *nodes) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, number int64) error {
+	if !meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionReady) {
+		return nil
+	}
+	return n.setCondition(ctx, inv, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPluginSilent,
+		Message: fmt.Sprintf("The node's plugin didn't answer publishRequest %d within %s, and nothing of the node is offered until it does: "+
+			"look at the plugin's pod on the node, and at the kubelet.", number, answerWithin),
+	})
+}
+
+// setCondition writes one condition of an inventory, unless somebody else has
+// changed the inventory: word of that is on its way here.
+func (n *nodes) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c metav1.Condition) error {
+	changed := inv.DeepCopy()
+	if !meta.SetStatusCondition(&changed.Status.Conditions, c) {
+		return nil
+	}
+	err := n.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("write condition %s of GPUInventory %s: %w", c.Type, inv.Name, err)
+	}
+	klog.FromContext(ctx).Info("Wrote a condition of the node's inventory", "condition", c.Type, "status", c.Status, "reason", c.Reason)
 	return nil
 }
 
 // answered says whether the plugin has answered the request under way.
 func (n *nodes) answered(inv *v1alpha1.GPUInventory) bool {
-	number := n.underWay(inv)
-	return number != 0 && inv.Status.PublishResponse >= number
+	r, ok := n.underWay(inv)
+	return ok && inv.Status.PublishResponse >= r.number
 }
 
-// underWay is the number of the request under way, or 0. One that was made of
-// an inventory that has since been deleted and made anew counts no more.
-func (n *nodes) underWay(inv *v1alpha1.GPUInventory) int64 {
+// underWay is the request under way, if there is one. One that was made of an
+// inventory that has since been deleted and made anew counts no more.
+func (n *nodes) underWay(inv *v1alpha1.GPUInventory) (request, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if r := n.asked[inv.Name]; r.inventory == inv.UID {
-		return r.number
-	}
-	return 0
+	r, ok := n.asked[inv.Name]
+	return r, ok && r.inventory == inv.UID
 }
 
 func (n *nodes) forget(node string) {
@@ -229,7 +298,8 @@ func (n *nodes) forget(node string) {
 }
 
 // inventory returns the node's GPUInventory, or nil where there is none. That
-// there is none decides about deleting slices, so the server is asked.
+// there is none decides about deleting slices, so the server is asked, and it
+// is an error where no node can have one.
 func (n *nodes) inventory(ctx context.Context, node string) (*v1alpha1.GPUInventory, error) {
 	inv := &v1alpha1.GPUInventory{}
 	key := types.NamespacedName{Name: node}
@@ -239,6 +309,9 @@ func (n *nodes) inventory(ctx context.Context, node string) (*v1alpha1.GPUInvent
 	}
 	switch {
 	case apierrors.IsNotFound(err):
+		if err := n.kinds.served(ctx, inventories); err != nil {
+			return nil, err
+		}
 		n.plans.forget(node)
 		return nil, nil //nolint:nilnil // no inventory is an answer, not an error
 	case err != nil:

@@ -22,15 +22,20 @@ import (
 
 // shelf holds one node's slices in memory.
 type shelf struct {
-	slices []*resourceapi.ResourceSlice
-	writes int
-	broken error // what Write returns, after half of its work
+	slices  []*resourceapi.ResourceSlice
+	foreign []*resourceapi.ResourceSlice
+	// rewrites is a driver that writes foreign slices again when they are deleted.
+	rewrites bool
+	writes   int
+	broken   error // what Write returns, after half of its work
 }
 
-func (s *shelf) Cached(string) ([]*resourceapi.ResourceSlice, error) { return s.slices, nil }
+func (s *shelf) Cached(string) (publish.Found, error) {
+	return publish.Found{Ours: s.slices, Foreign: s.foreign}, nil
+}
 
-func (s *shelf) Live(context.Context, string) ([]*resourceapi.ResourceSlice, error) {
-	return slices.Clone(s.slices), nil
+func (s *shelf) Live(context.Context, string) (publish.Found, error) {
+	return publish.Found{Ours: slices.Clone(s.slices), Foreign: slices.Clone(s.foreign)}, nil
 }
 
 func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
@@ -48,9 +53,13 @@ func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []
 
 func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
 	s.writes++
-	s.slices = slices.DeleteFunc(s.slices, func(have *resourceapi.ResourceSlice) bool {
+	deleted := func(have *resourceapi.ResourceSlice) bool {
 		return slices.ContainsFunc(current, func(d *resourceapi.ResourceSlice) bool { return d.Name == have.Name })
-	})
+	}
+	s.slices = slices.DeleteFunc(s.slices, deleted)
+	if !s.rewrites {
+		s.foreign = slices.DeleteFunc(s.foreign, deleted)
+	}
 	return nil
 }
 
@@ -61,8 +70,23 @@ type scene struct {
 	shelf  *shelf
 	claims fakeClaims
 	server *fakeServer
+	kinds  *fakeKinds
 	nodes  *nodes
 	clock  *testingclock.FakeClock
+}
+
+// fakeKinds is a server that serves all kinds but those that are gone.
+type fakeKinds struct {
+	gone  []string
+	asked int
+}
+
+func (k *fakeKinds) served(_ context.Context, resource string) error {
+	k.asked++
+	if slices.Contains(k.gone, resource) {
+		return errKindGone
+	}
+	return nil
 }
 
 // newAPI is an API server in memory.
@@ -75,7 +99,7 @@ func newAPI(t *testing.T, objects ...client.Object) client.Client {
 		}
 	}
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).Build()
+		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).WithReturnManagedFields().Build()
 }
 
 // fakeClaims are allocations by pool.
@@ -87,18 +111,19 @@ func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil 
 type fakeServer struct {
 	form     publish.Counters
 	multiple bool
+	charged  bool
 	err      error
 	asked    int
 }
 
 func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	s.asked++
-	return publish.Abilities{Counters: s.form, Multiple: s.multiple}, s.err
+	return publish.Abilities{Counters: s.form, Multiple: s.multiple, Charged: s.charged, Version: "v1.36.1"}, s.err
 }
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{t: t, shelf: &shelf{}, claims: make(fakeClaims), server: &fakeServer{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
+	s := &scene{t: t, shelf: &shelf{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
 	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})
@@ -109,8 +134,8 @@ func newScene(t *testing.T) *scene {
 func (s *scene) restart() {
 	form := newServer(s.server)
 	form.clock = s.clock
-	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form))
-	s.nodes.failures.Clock = s.clock
+	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form, s.kinds), s.kinds)
+	s.nodes.failures.Clock, s.nodes.contests.Clock = s.clock, s.clock
 }
 
 // report makes the node's inventory anew, as changed.

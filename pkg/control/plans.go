@@ -47,17 +47,19 @@ type plans struct {
 	server *server
 
 	// judgeAgain tells when on some node something else waits for claims than
-	// before, or can't be done: claims change that, and nobody else tells of them.
+	// before, can't be done, or is published: nobody else tells of that.
 	judgeAgain chan event.GenericEvent
 
 	mu   sync.Mutex
 	last map[string]account // by node
+	// published is whether each node's slices were last seen to be as planned.
+	published map[string]bool
 }
 
-func newPlans(c client.Reader, claims allocated, s *server) *plans {
+func newPlans(c client.Reader, claims allocated, s *server, k kinds) *plans {
 	return &plans{
-		client: c, book: &rulebook{client: c}, claims: claims, server: s,
-		judgeAgain: make(chan event.GenericEvent, 1), last: make(map[string]account),
+		client: c, book: &rulebook{client: c, kinds: k}, claims: claims, server: s,
+		judgeAgain: make(chan event.GenericEvent, 1), last: make(map[string]account), published: make(map[string]bool),
 	}
 }
 
@@ -73,7 +75,9 @@ type decision struct {
 // account is a decision as policies' statuses need it.
 type account struct {
 	facts facts
-	gpus  []gpuAccount
+	// pool is the fingerprint of the slices that say so; empty for none.
+	pool string
+	gpus []gpuAccount
 }
 
 // waiting lists the devices that are offered for the sake of claims only.
@@ -101,7 +105,9 @@ type gpuAccount struct {
 	found    []string // profiles that the plan names and the GPU has
 	missing  []string // those that it hasn't, though it could be cut
 	problems []string
-	waiting  []allocation
+	// uncharged: the scheduler's version is among the problems.
+	uncharged bool
+	waiting   []allocation
 }
 
 // facts are all that a decision follows from, in a form that compares.
@@ -150,9 +156,22 @@ func (p *plans) remember(node string, a account) {
 	defer p.mu.Unlock()
 	before := p.last[node]
 	p.last[node] = a
-	if slices.Equal(before.waiting(), a.waiting()) && slices.Equal(before.problems(), a.problems()) {
-		return
+	if !slices.Equal(before.waiting(), a.waiting()) || !slices.Equal(before.problems(), a.problems()) {
+		p.tellJudge()
 	}
+}
+
+// sawPublished remembers whether a node's slices are as planned.
+func (p *plans) sawPublished(node string, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.published[node] != is {
+		p.published[node] = is
+		p.tellJudge()
+	}
+}
+
+func (p *plans) tellJudge() {
 	select {
 	case p.judgeAgain <- event.GenericEvent{}:
 	default: // one is waiting there
@@ -181,6 +200,7 @@ func (p *plans) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.last, node)
+	delete(p.published, node)
 }
 
 // waits says whether the node offered something for the sake of claims only,
@@ -237,6 +257,8 @@ func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision 
 	d.gpus = offer.Build(n, offer.Options{
 		Counters:  d.form != publish.NoCounters,
 		Multiple:  in.facts.able.Multiple,
+		Charged:   in.facts.able.Charged,
+		Version:   in.facts.able.Version,
 		Allocated: devicesOf(in.claims),
 		Plan: func(g gpu.GPU) offer.Plan {
 			v := policy.Decide(policies, in.labels, offer.Whole(n, g))
@@ -256,7 +278,16 @@ func decide(ctx context.Context, inv *v1alpha1.GPUInventory, in input) decision 
 		}
 	}
 	slices.SortFunc(d.requests, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	d.account.pool = fingerprint(publish.Pool(metav1.OwnerReference{Name: inv.Name}, d.gpus, d.form))
 	return d
+}
+
+func fingerprint(pool []resourceapi.ResourceSlice) string {
+	all := make([]*resourceapi.ResourceSlice, len(pool))
+	for i := range pool {
+		all[i] = &pool[i]
+	}
+	return publish.Fingerprint(all)
 }
 
 // timeSlice is what a GPU's time slice is to be while claims have replicas of it.
@@ -273,7 +304,7 @@ func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1al
 }
 
 func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
-	a := gpuAccount{name: g.Name, verdict: v, missing: g.Missing, problems: g.Problems}
+	a := gpuAccount{name: g.Name, verdict: v, missing: g.Missing, problems: g.Problems, uncharged: g.Uncharged}
 	for _, p := range profiles {
 		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
 			a.found = append(a.found, p.Name)

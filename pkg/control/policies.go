@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
 // policies tells admins what became of their SharingPolicies. It looks at all
@@ -26,6 +27,9 @@ import (
 type policies struct {
 	client client.Client
 	plans  *plans
+	slices interface {
+		Cached(node string) (publish.Found, error)
+	}
 }
 
 // Reconcile writes the statuses that changed.
@@ -80,6 +84,8 @@ func (p policies) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outco
 type judgedNode struct {
 	name string
 	gpus []gpuAccount
+	// unpublished is why the node's devices aren't published; empty where they are.
+	unpublished string
 }
 
 // nodes returns them sorted by name.
@@ -98,18 +104,44 @@ func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
 		case err != nil:
 			return nil, err
 		}
-		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus})
+		cached, err := p.slices.Cached(inv.Name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus, unpublished: unpublished(inv, a, cached)})
 	}
 	slices.SortFunc(out, func(a, b judgedNode) int { return cmp.Compare(a.name, b.name) })
 	return out, nil
 }
 
+// unpublished says why nobody can get what a node is to offer; empty where
+// everybody can.
+func unpublished(inv *v1alpha1.GPUInventory, a account, cached publish.Found) string {
+	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
+	switch {
+	case meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting):
+		return "It isn't offered, because another driver serves its node's GPUs (condition Conflicting of the GPUInventory)."
+	case !publishable(inv):
+		return "It isn't offered, because its node's plugin isn't registered with the kubelet."
+	case a.pool != "" && a.pool == publish.Fingerprint(cached.Ours) && len(cached.Foreign) == 0:
+		return ""
+	case ready != nil && ready.Reason == v1alpha1.ReasonPluginSilent:
+		return "It isn't offered, because its node's plugin doesn't answer (condition Ready of the GPUInventory)."
+	}
+	return "It isn't offered as planned yet: its node's ResourceSlices have not been written; the controller's log says why if it lasts."
+}
+
 // outcome is what became of one policy.
 type outcome struct {
-	refused  error
+	// refused is what is wrong with the spec.
+	refused error
+	// form that is in force; nil: none.
+	form     *v1alpha1.AcceptedForm
 	nodes    []v1alpha1.ServedNode
 	gpus     int32
 	lost     map[string]int32 // to whom, how many
+	hidden   bool             // GPUs aren't published
+	unsafe   bool             // GPUs are offered as less than the plan
 	waiting  []v1alpha1.WaitingDevice
 	problems map[string]*v1alpha1.PolicyProblem // by message
 	// profiles that the plan names: those that some GPU has, and on how many each
@@ -121,18 +153,21 @@ type outcome struct {
 // judge computes what became of every policy, of nodes sorted by name.
 func judge(r *rules, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
-	for name, err := range r.refused {
-		out[name] = &outcome{refused: err}
-	}
 	for _, a := range r.accepted {
 		out[a.policy.Name] = &outcome{
-			lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem),
+			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem),
 			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}
+	for name, err := range r.refused {
+		if out[name] == nil {
+			out[name] = &outcome{}
+		}
+		out[name].refused = err
+	}
 	for _, n := range nodes {
 		for _, g := range n.gpus {
-			tally(out, n.name, g)
+			tally(out, n, g)
 		}
 	}
 	return out
@@ -140,10 +175,10 @@ func judge(r *rules, nodes []judgedNode) map[string]*outcome {
 
 // tally adds one GPU to what became of the policies that it is about. The
 // account may be of a moment ago, when there were others.
-func tally(all map[string]*outcome, node string, g gpuAccount) {
+func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
 	for name, err := range g.verdict.Failed {
 		if o := all[name]; o.takesPart() {
-			o.problem(fmt.Sprintf("It is not selected, because spec.gpuSelector fails on it: %v.", err), node, g)
+			o.problem(fmt.Sprintf("It is not selected, because spec.gpuSelector fails on it: %v.", err), node.name, g)
 		}
 	}
 	for _, name := range g.verdict.Lost {
@@ -151,16 +186,30 @@ func tally(all map[string]*outcome, node string, g gpuAccount) {
 			o.lost[g.verdict.Policy]++
 		}
 	}
-	if o := all[g.verdict.Policy]; o.takesPart() {
-		o.serve(node, g)
+	o := all[g.verdict.Policy]
+	if !o.takesPart() {
+		return
 	}
+	for _, profile := range g.found {
+		o.found[profile] = true
+	}
+	for _, profile := range g.missing {
+		o.missing[profile]++
+	}
+	if node.unpublished != "" {
+		o.hidden = true
+		o.problem(node.unpublished, node.name, g)
+		return
+	}
+	o.serve(node.name, g)
 }
 
-func (o *outcome) takesPart() bool { return o != nil && o.refused == nil }
+func (o *outcome) takesPart() bool { return o != nil && o.form != nil }
 
-// serve adds a GPU that is under the policy.
+// serve adds a GPU that is under the policy and published.
 func (o *outcome) serve(node string, g gpuAccount) {
 	o.gpus++
+	o.unsafe = o.unsafe || g.uncharged
 	last := len(o.nodes) - 1
 	if last < 0 || o.nodes[last].Node != node {
 		o.nodes = append(o.nodes, v1alpha1.ServedNode{Node: node})
@@ -174,12 +223,6 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	}
 	for _, message := range g.problems {
 		o.problem(message, node, g)
-	}
-	for _, profile := range g.found {
-		o.found[profile] = true
-	}
-	for _, profile := range g.missing {
-		o.missing[profile]++
 	}
 }
 
@@ -207,13 +250,16 @@ func (o *outcome) misspelt() []v1alpha1.PolicyProblem {
 }
 
 func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus {
-	status := v1alpha1.SharingPolicyStatus{ObservedGeneration: s.Generation, Conditions: slices.Clone(s.Status.Conditions)}
+	status := v1alpha1.SharingPolicyStatus{ObservedGeneration: s.Generation, Accepted: o.form, Conditions: slices.Clone(s.Status.Conditions)}
 	if o.refused != nil {
-		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalid, o.refused.Error())
-		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionApplied)
-		return status
+		message := o.refused.Error() + "; it applies to no GPU, because no form of it has been accepted yet"
+		if o.form != nil {
+			message = fmt.Sprintf("%v; generation %d stays in force until this is corrected or the policy deleted (status.accepted)", o.refused, o.form.Generation)
+		}
+		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonInvalid, message)
+	} else {
+		set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the policy is in force")
 	}
-	set(&status, s, v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted, "the policy is in force")
 	status.Nodes, status.GPUs, status.Served = int32(len(o.nodes)), o.gpus, first(o.nodes, v1alpha1.MaxServedNodes)
 	for _, name := range first(slices.Sorted(maps.Keys(o.lost)), v1alpha1.MaxConflicts) {
 		status.Conflicts = append(status.Conflicts, v1alpha1.PolicyConflict{Policy: name, GPUs: o.lost[name]})
@@ -224,7 +270,7 @@ func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus
 		problems = append(problems, *o.problems[message])
 	}
 	status.Problems = first(problems, v1alpha1.MaxProblems)
-	applied(&status, s)
+	o.applied(&status, s)
 	return status
 }
 
@@ -234,10 +280,14 @@ func countDevices(waiting []v1alpha1.WaitingDevice) int {
 	return len(slices.CompactFunc(slices.Clone(waiting), func(a, b v1alpha1.WaitingDevice) bool { return a.Node == b.Node && a.Device == b.Device }))
 }
 
-// applied says whether all is as planned.
-func applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
+// applied says whether all GPUs that the spec selects, and at least one, are
+// offered as it plans.
+func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 	is, reason := metav1.ConditionFalse, v1alpha1.ReasonProblems
 	var message []string
+	if o.refused != nil {
+		message = append(message, "The spec isn't in force: see condition Accepted.")
+	}
 	for _, p := range status.Problems {
 		message = append(message, fmt.Sprintf("On %s: %s", plural(int(p.GPUs), "GPU"), p.Message))
 	}
@@ -247,11 +297,19 @@ func applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 		message = append(message, fmt.Sprintf("Until their claims are gone, %s of before the change stay; the first is %s of node %s, which claim %s has.",
 			plural(n, "device"), w.Device, w.Node, w.Claim))
 	}
-	if len(message) == 0 {
+	switch {
+	case o.refused != nil:
+		reason = v1alpha1.ReasonInvalid
+	case o.hidden:
+		reason = v1alpha1.ReasonNotPublished
+	case o.unsafe:
+		reason = v1alpha1.ReasonUnsafeScheduler
+	case len(message) > 0:
+	case status.GPUs == 0:
+		reason, message = v1alpha1.ReasonNoGPUs,
+			[]string{"No GPU is under the policy: its selectors match none, or status.conflicts names the policies that have them."}
+	default:
 		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
-		if status.GPUs == 0 {
-			message = []string{"No GPU is under the policy: its selectors match none, or status.conflicts names the policies that have them."}
-		}
 	}
 	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, " "))
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -34,14 +36,41 @@ func verdict(s v1alpha1.SharingPolicyStatus) string {
 type fleet struct {
 	api      client.Client
 	claims   fakeClaims
+	server   *fakeServer
+	kinds    *fakeKinds
 	policies policies
+	// hidden are nodes whose slices aren't there.
+	hidden []string
+}
+
+// Cached returns a node's slices as the policies plan them.
+func (f *fleet) Cached(node string) (publish.Found, error) {
+	inv := &v1alpha1.GPUInventory{}
+	if err := f.api.Get(context.Background(), client.ObjectKey{Name: node}, inv); err != nil || slices.Contains(f.hidden, node) {
+		return publish.Found{}, err
+	}
+	d, err := f.policies.plans.decide(context.Background(), inv)
+	if err != nil {
+		return publish.Found{}, err
+	}
+	var found publish.Found
+	pool := publish.Pool(metav1.OwnerReference{Name: node}, d.gpus, d.form)
+	for i := range pool {
+		found.Ours = append(found.Ours, &pool[i])
+	}
+	return found, nil
 }
 
 func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fleet {
 	t.Helper()
-	f := &fleet{api: newAPI(t, objects...), claims: make(fakeClaims)}
-	f.policies = policies{client: f.api, plans: newPlans(f.api, f.claims, newServer(&fakeServer{form: form}))}
+	f := &fleet{api: newAPI(t, objects...), claims: make(fakeClaims), server: &fakeServer{form: form}, kinds: &fakeKinds{}}
+	f.restart()
 	return f
+}
+
+// restart makes the controller forget.
+func (f *fleet) restart() {
+	f.policies = policies{client: f.api, plans: newPlans(f.api, f.claims, newServer(f.server), f.kinds), slices: f}
 }
 
 // statuses judges, and reads what was written.
@@ -65,7 +94,7 @@ func (f *fleet) statuses(t *testing.T) map[string]v1alpha1.SharingPolicyStatus {
 func nodeWith(name, pool string, gpus ...v1alpha1.GPU) []client.Object {
 	return []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}},
-		&v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUInventoryStatus{GPUs: gpus}},
+		&v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUInventoryStatus{GPUs: gpus, RegisteredAt: new(metav1.NowMicro())}},
 	}
 }
 
@@ -99,7 +128,7 @@ func plainGPU(n int, productName string) v1alpha1.GPU {
 
 func sharing(name string, spec v1alpha1.SharingPolicySpec) *v1alpha1.SharingPolicy {
 	s := &v1alpha1.SharingPolicy{Spec: spec}
-	s.Name, s.CreationTimestamp, s.Generation = name, metav1.NewTime(time.Unix(1000, 0)), 1
+	s.Name, s.UID, s.CreationTimestamp, s.Generation = name, types.UID(name), metav1.NewTime(time.Unix(1000, 0)), 1
 	return s
 }
 
@@ -183,7 +212,9 @@ func TestJudgeExplains(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spec      v1alpha1.SharingPolicySpec
 		form      publish.Counters
+		multiple  bool
 		condition string
+		reason    string // any, where empty
 		want      string
 	}{
 		"malformed plan": {
@@ -216,7 +247,7 @@ func TestJudgeExplains(t *testing.T) {
 		},
 		"a selector that selects nothing": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "misspelt"}}},
-			condition: v1alpha1.ConditionApplied, want: "No GPU is under the policy",
+			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonNoGPUs, want: "No GPU is under the policy",
 		},
 		"a selector that asks whether a value is there": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].?fabricClique.orValue("") == "x"`},
@@ -226,12 +257,23 @@ func TestJudgeExplains(t *testing.T) {
 			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "3g.40gb", "3g.40gb"}}}},
 			condition: v1alpha1.ConditionApplied, want: "layout",
 		},
+		"a scheduler that allocates twice": {
+			spec: v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}}, form: publish.SplitCounters, multiple: true,
+			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonUnsafeScheduler,
+			want: "On 3 GPUs: Kubernetes v1.36.1 can allocate the same part of a GPU twice where shares that are allocated several times consume counters " +
+				"(kubernetes/kubernetes#139034); Kubernetes 1.36.2, 1.37.0 and later are fixed. The whole GPU isn't offered beside its MPS shares",
+		},
+		"a scheduler that allocates partitions twice": {
+			spec: v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}}}}, form: publish.SplitCounters, multiple: true,
+			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonUnsafeScheduler, want: "kubernetes/kubernetes#139034",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1), l4(2)), sharing("a", tc.spec))...)
+			f.server.multiple = tc.multiple
 			c := meta.FindStatusCondition(f.statuses(t)["a"].Conditions, tc.condition)
-			if c == nil || !strings.Contains(c.Message, tc.want) {
-				t.Errorf("got  %+v\nwant %q in it", c, tc.want)
+			if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tc.want) || tc.reason != "" && c.Reason != tc.reason {
+				t.Errorf("got  %+v\nwant %q in it, and reason %q", c, tc.want, tc.reason)
 			}
 		})
 	}
@@ -259,6 +301,7 @@ func TestStatusNamesWhomItServes(t *testing.T) {
 		ObservedGeneration: 1, Nodes: 2, GPUs: 3,
 		Served:         []v1alpha1.ServedNode{{Node: "a", GPUs: []string{"gpu-00000000", "gpu-00000001"}}, {Node: "b", GPUs: []string{"gpu-00000000"}}},
 		WaitingDevices: 1, Waiting: []v1alpha1.WaitingDevice{{Node: "a", Device: "gpu-00000001-mig-1g10gb-2", Claim: "ns/old"}},
+		Accepted:   &v1alpha1.AcceptedForm{Generation: 1, Spec: v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb")}},
 		Conditions: got.Conditions,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

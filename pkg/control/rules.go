@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -22,15 +23,18 @@ import (
 type rules struct {
 	// version differs where any policy's spec does.
 	version string
-	// taking part, and refused, by name.
+	// accepted are the policies that take part, in the last form that was accepted.
 	accepted []rule
-	refused  map[string]error
+	// refused says by name what is wrong with a policy's spec. The policy takes part
+	// all the same if a form of it was accepted before.
+	refused map[string]error
 }
 
 // rule is a policy that takes part.
 type rule struct {
 	policy   policy.Policy
 	selector *selector // nil: all GPUs
+	form     v1alpha1.AcceptedForm
 }
 
 // policies are the rules as pkg/policy takes them, to be asked until ctx ends.
@@ -45,14 +49,18 @@ func (r *rules) policies(ctx context.Context) []policy.Policy {
 	return out
 }
 
-// rulebook reads the rules. They are made anew when a policy changed, and then
-// only selectors that weren't there before are compiled.
+// rulebook reads the rules when a policy has changed, and then compiles only
+// selectors that weren't there before.
 type rulebook struct {
 	client client.Reader
+	kinds  kinds
 
 	mu        sync.Mutex
 	current   *rules
 	selectors map[string]*selector // by expression, of the current rules
+	// forms are the policies that take part. The status of a policy has its form
+	// too, a moment later, and also after a restart.
+	forms map[types.UID]rule
 }
 
 func (b *rulebook) rules(ctx context.Context) (*rules, error) {
@@ -64,10 +72,25 @@ func (b *rulebook) rules(ctx context.Context) (*rules, error) {
 	version := version(list.Items)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.current == nil || b.current.version != version {
-		b.read(list.Items, version)
+	if b.current != nil && b.current.version == version {
+		return b.current, nil
 	}
+	if err := b.checkGone(ctx, list.Items); err != nil {
+		return nil, err
+	}
+	b.read(list.Items, version)
 	return b.current, nil
+}
+
+// checkGone returns an error if policies are gone because their kind is: GPUs
+// keep their plans then.
+func (b *rulebook) checkGone(ctx context.Context, all []v1alpha1.SharingPolicy) error {
+	for uid := range b.forms {
+		if !slices.ContainsFunc(all, func(s v1alpha1.SharingPolicy) bool { return s.UID == uid }) {
+			return b.kinds.served(ctx, sharingPolicies)
+		}
+	}
+	return nil
 }
 
 // version of policies that are sorted by name.
@@ -80,39 +103,56 @@ func version(all []v1alpha1.SharingPolicy) string {
 }
 
 func (b *rulebook) read(all []v1alpha1.SharingPolicy, version string) {
-	known := b.selectors
-	b.selectors = make(map[string]*selector)
+	known, before := b.selectors, b.forms
+	b.selectors, b.forms = make(map[string]*selector), make(map[types.UID]rule)
 	b.current = &rules{version: version, refused: make(map[string]error)}
+	try := func(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm) (rule, error) {
+		expression := form.Spec.GPUSelector
+		return newRule(s, form, cmp.Or(b.selectors[expression], known[expression]))
+	}
 	for i := range all {
-		expression := all[i].Spec.GPUSelector
-		r, err := newRule(&all[i], cmp.Or(b.selectors[expression], known[expression]))
+		s := &all[i]
+		r, err := try(s, v1alpha1.AcceptedForm{Generation: s.Generation, Spec: s.Spec})
 		if err != nil {
-			b.current.refused[all[i].Name] = err
-			continue
+			b.current.refused[s.Name] = err
+			last, ok := before[s.UID]
+			if a := s.Status.Accepted; a != nil && (!ok || a.Generation > last.form.Generation) {
+				last, err = try(s, *a)
+				ok = err == nil
+			}
+			if !ok {
+				continue
+			}
+			r = last
 		}
-		b.selectors[expression] = r.selector
+		b.selectors[r.form.Spec.GPUSelector] = r.selector
+		b.forms[s.UID] = r
 		b.current.accepted = append(b.current.accepted, r)
 	}
 }
 
-// newRule returns an error for a policy that can't take part. Its selector is
-// compiled unless it is known.
-func newRule(s *v1alpha1.SharingPolicy, known *selector) (rule, error) {
-	if errs := s.Spec.Validate(); len(errs) > 0 {
+// newRule returns an error for a form of a policy that can't take part. Its
+// selector is compiled unless it is known.
+func newRule(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm, known *selector) (rule, error) {
+	spec := form.Spec.DeepCopy()
+	if errs := spec.Validate(); len(errs) > 0 {
 		return rule{}, errs.ToAggregate()
 	}
-	r := rule{policy: policy.Policy{
-		Name: s.Name, Priority: s.Spec.Priority, Created: s.CreationTimestamp.Time,
-		Plan: *s.Spec.Plan.DeepCopy(), Nodes: labels.Everything(),
-	}}
+	r := rule{
+		policy: policy.Policy{
+			Name: s.Name, Priority: spec.Priority, Created: s.CreationTimestamp.Time,
+			Plan: spec.Plan, Nodes: labels.Everything(),
+		},
+		form: v1alpha1.AcceptedForm{Generation: form.Generation, Spec: *spec},
+	}
 	var err error
-	if s.Spec.NodeSelector != nil {
-		if r.policy.Nodes, err = metav1.LabelSelectorAsSelector(s.Spec.NodeSelector); err != nil {
+	if spec.NodeSelector != nil {
+		if r.policy.Nodes, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
 			return rule{}, fmt.Errorf("spec.nodeSelector: %w", err)
 		}
 	}
-	if r.selector = known; known == nil && s.Spec.GPUSelector != "" {
-		if r.selector, err = compile(s.Spec.GPUSelector); err != nil {
+	if r.selector = known; known == nil && spec.GPUSelector != "" {
+		if r.selector, err = compile(spec.GPUSelector); err != nil {
 			return rule{}, err
 		}
 	}

@@ -83,7 +83,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	logger.Info("Found the API server", "resourceAPI", server.Version)
 	resources := draclient.New(clientset)
-	publisher, err := publish.New(resources)
+	publisher, err := publish.New(resources, clientset.Discovery())
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,8 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims) error {
 			return err
 		}
 	}
-	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s))
+	kinds := definitions{mgr.GetAPIReader()}
+	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s, kinds), kinds)
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -188,7 +189,7 @@ func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedInd
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), all),
-		informed{slices, "ResourceSlices", nodeOfSlice},
+		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},
 	} {
 		if err := ctl.Watch(source); err != nil {
@@ -203,7 +204,7 @@ func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedInd
 // changes.
 func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInformer, s *server) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   policies{mgr.GetClient(), n.plans},
+		Reconciler:   policies{mgr.GetClient(), n.plans, n.slices},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {

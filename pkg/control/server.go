@@ -93,7 +93,8 @@ func (s *server) ask(ctx context.Context) error {
 	if s.known && s.able == able {
 		return nil
 	}
-	logger.Info("Found out what the API server stores", "counters", able.Counters.String(), "consumableCapacity", able.Multiple)
+	logger.Info("Found out what the API server stores", "counters", able.Counters.String(), "consumableCapacity", able.Multiple,
+		"kubernetes", able.Version, "chargesSharedDevices", able.Charged)
 	if s.known {
 		for _, c := range s.listeners {
 			select {

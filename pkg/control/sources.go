@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -92,12 +93,19 @@ func (s informed) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
-// nodeOfSlice is the node of every slice that comes, changes or goes.
-func nodeOfSlice(obj any) []reconcile.Request {
-	if slice, ok := obj.(*resourceapi.ResourceSlice); ok && slice.Spec.NodeName != nil {
-		return []reconcile.Request{requestFor(*slice.Spec.NodeName)}
+// nodeOfSlice is the node of every slice that comes, changes or goes. What
+// another driver does on nodes without an inventory concerns nobody.
+func (n *nodes) nodeOfSlice(obj any) []reconcile.Request {
+	slice, ok := obj.(*resourceapi.ResourceSlice)
+	if !ok || slice.Spec.NodeName == nil {
+		return nil
 	}
-	return nil
+	node := *slice.Spec.NodeName
+	if slice.Labels[publish.ManagedByLabel] != publish.ManagedBy &&
+		n.client.Get(context.Background(), client.ObjectKey{Name: node}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
+		return nil
+	}
+	return []reconcile.Request{requestFor(node)}
 }
 
 // concerned lists the nodes that an event of a claim concerns: what they offer
@@ -119,7 +127,7 @@ func (n *nodes) shelved(node string, device gpu.DeviceName) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(cached, func(s *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(cached.Ours, func(s *resourceapi.ResourceSlice) bool {
 		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == string(device) })
 	})
 }

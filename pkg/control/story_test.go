@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -343,7 +344,8 @@ func TestNodesAreIndependent(t *testing.T) {
 	bad.waitForPool(t, 2)
 }
 
-// A driver of the same name that isn't ours keeps what it published.
+// A driver of the same name that isn't ours keeps what it published on nodes
+// that this one doesn't serve.
 func TestForeignSlicesAreLeftAlone(t *testing.T) {
 	n := newNode(t, 1)
 	foreign := &resourceapi.ResourceSlice{
@@ -555,13 +557,35 @@ func versions(pool []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInve
 	return out
 }
 
+// controllerLog is what the controller that was started last has logged.
+var controllerLog func() string
+
+// safeBuffer can be read while it is written to.
+type safeBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}
+
 // startController runs the program until stop, which is also how it ends with
 // the test: by SIGTERM, without an error.
 func startController(t *testing.T) (stop func()) {
 	t.Helper()
-	var log bytes.Buffer
+	log := &safeBuffer{}
+	controllerLog = log.String
 	cmd := exec.Command(program, "--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2")
-	cmd.Stdout, cmd.Stderr = io.Discard, &log
+	cmd.Stdout, cmd.Stderr = io.Discard, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -626,6 +650,7 @@ func TestPolicyIsAnswered(t *testing.T) {
 	startController(t)
 	n := newNode(t, 2)
 	n.report(t)
+	n.startPlugin(t)
 	p := newPolicy(t, v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}})
 	p.Spec.GPUSelector = "1 + 1"
 	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": n.name}}
@@ -657,6 +682,8 @@ func TestPolicyIsAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the node's label is noticed", func() bool { return answer() == "True Accepted nodes=1 gpus=2" })
+	change(t, p, func() { p.Spec.GPUSelector = "1 + 1" })
+	eventually(t, "what was accepted stays in force", func() bool { return answer() == "False Invalid nodes=1 gpus=2" })
 }
 
 // The server itself refuses what makes no sense.

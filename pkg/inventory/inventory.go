@@ -18,13 +18,15 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // SetFacts replaces in s everything that n tells: driver versions, GPUs, and
-// their summary. The same node always gives the same result. Quantities
+// their summary. The same node always gives the same result; only conditions that
+// a GPU has in s already keep their time. Stamp sets that of the others. Quantities
 // compare with equality.Semantic of k8s.io/apimachinery/pkg/api, not with
 // reflect.DeepEqual.
 func SetFacts(s *v1alpha1.GPUInventoryStatus, n gpu.Node) {
@@ -35,7 +37,37 @@ func SetFacts(s *v1alpha1.GPUInventoryStatus, n gpu.Node) {
 	s.CUDADriverVersion = n.CUDADriverVersion
 	s.GPUCount = int32(len(gpus))
 	s.Models = Models(gpus)
+	before := s.GPUs
 	s.GPUs = each(gpus, fromGPU)
+	for i := range s.GPUs {
+		keepTimes(s.GPUs[i].Conditions, before, s.GPUs[i].UUID)
+	}
+}
+
+// keepTimes copies from an earlier report since when a GPU has its conditions.
+func keepTimes(conditions []v1alpha1.GPUCondition, before []v1alpha1.GPU, uuid string) {
+	i := slices.IndexFunc(before, func(g v1alpha1.GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		return
+	}
+	for j := range conditions {
+		for _, c := range before[i].Conditions {
+			if c.Type == conditions[j].Type && c.Status != metav1.ConditionFalse {
+				conditions[j].LastTransitionTime = c.LastTransitionTime
+			}
+		}
+	}
+}
+
+// Stamp sets the time of the GPUs' conditions that are new.
+func Stamp(s *v1alpha1.GPUInventoryStatus, now metav1.Time) {
+	for i := range s.GPUs {
+		for j := range s.GPUs[i].Conditions {
+			if c := &s.GPUs[i].Conditions[j]; c.LastTransitionTime == nil {
+				c.LastTransitionTime = &now
+			}
+		}
+	}
 }
 
 // Node reads the facts back. Its name is the inventory's.
@@ -111,10 +143,8 @@ func toGPU(g v1alpha1.GPU) gpu.GPU {
 		Fabric: pointTo(g.Fabric, func(f v1alpha1.Fabric) gpu.Fabric {
 			return gpu.Fabric{ClusterUUID: f.ClusterUUID, CliqueID: int(f.CliqueID)}
 		}),
-		MIG: pointTo(g.MIG, toMIG),
-		Conditions: each(g.Conditions, func(c v1alpha1.GPUCondition) gpu.Condition {
-			return gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message}
-		}),
+		MIG:        pointTo(g.MIG, toMIG),
+		Conditions: toConditions(g.Conditions),
 	}
 }
 
@@ -147,9 +177,20 @@ func fromConditions(conditions []gpu.Condition) []v1alpha1.GPUCondition {
 	var out []v1alpha1.GPUCondition
 	for t, m := range messages {
 		slices.Sort(m)
-		out = append(out, v1alpha1.GPUCondition{Type: string(t), Message: strings.Join(m, "; ")})
+		out = append(out, v1alpha1.GPUCondition{Type: string(t), Status: metav1.ConditionTrue, Message: strings.Join(m, "; ")})
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.GPUCondition) int { return cmp.Compare(a.Type, b.Type) })
+	return out
+}
+
+// toConditions leaves out what isn't so any more.
+func toConditions(conditions []v1alpha1.GPUCondition) []gpu.Condition {
+	var out []gpu.Condition
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionFalse {
+			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message})
+		}
+	}
 	return out
 }
 

@@ -5,8 +5,10 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -60,10 +62,47 @@ func TestConditionsOfOneTypeBecomeOne(t *testing.T) {
 		{Type: gpu.DeviceNodeMissing, Message: "/dev/nvidia0 is missing"},
 	}}}})
 	want := []v1alpha1.GPUCondition{
-		{Type: "DeviceNodeMissing", Message: "/dev/nvidia-uvm is missing; /dev/nvidia0 is missing"},
-		{Type: "Lost", Message: "fell off the bus"},
+		{Type: "DeviceNodeMissing", Status: metav1.ConditionTrue, Message: "/dev/nvidia-uvm is missing; /dev/nvidia0 is missing"},
+		{Type: "Lost", Status: metav1.ConditionTrue, Message: "fell off the bus"},
 	}
 	if diff := cmp.Diff(want, s.GPUs[0].Conditions); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A condition keeps the time at which it was first reported, whatever its
+// message says since, until it ends.
+func TestConditionsKeepTheirTime(t *testing.T) {
+	at := func(second int64) metav1.Time { return metav1.NewTime(time.Unix(second, 0)) }
+	var s v1alpha1.GPUInventoryStatus
+	for i, step := range []struct {
+		conditions []gpu.Condition
+		want       map[string]metav1.Time
+	}{
+		{[]gpu.Condition{{Type: gpu.Lost, Message: "one"}}, map[string]metav1.Time{"Lost": at(0)}},
+		{[]gpu.Condition{{Type: gpu.Lost, Message: "two"}, {Type: gpu.Unreadable}}, map[string]metav1.Time{"Lost": at(0), "Unreadable": at(1)}},
+		{nil, map[string]metav1.Time{}},
+		{[]gpu.Condition{{Type: gpu.Lost, Message: "two"}}, map[string]metav1.Time{"Lost": at(3)}},
+	} {
+		inventory.SetFacts(&s, gpu.Node{GPUs: []gpu.GPU{{UUID: "GPU-1", Conditions: step.conditions}}})
+		inventory.Stamp(&s, at(int64(i)))
+		got := make(map[string]metav1.Time)
+		for _, c := range s.GPUs[0].Conditions {
+			got[c.Type] = *c.LastTransitionTime
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" {
+			t.Errorf("step %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// What isn't so any more, as a newer plugin may write it, is no condition.
+func TestConditionsThatHaveEnded(t *testing.T) {
+	inv := &v1alpha1.GPUInventory{Status: v1alpha1.GPUInventoryStatus{GPUs: []v1alpha1.GPU{{Conditions: []v1alpha1.GPUCondition{
+		{Type: "Lost", Status: metav1.ConditionFalse}, {Type: "Unreadable"}, {Type: "DeviceNodeMissing", Status: metav1.ConditionUnknown},
+	}}}}}
+	want := []gpu.Condition{{Type: gpu.Unreadable}, {Type: gpu.DeviceNodeMissing}}
+	if diff := cmp.Diff(want, inventory.Node(inv).GPUs[0].Conditions); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -107,7 +107,7 @@ func (s *scheduling) begin(ctx context.Context) error {
 	if s.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	if s.publisher, err = publish.New(draclient.New(s.kube)); err != nil {
+	if s.publisher, err = publish.New(draclient.New(s.kube), s.kube.Discovery()); err != nil {
 		return err
 	}
 	if err := s.kube.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{}); err != nil {

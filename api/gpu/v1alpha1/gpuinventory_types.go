@@ -10,7 +10,7 @@ import (
 // status, only on change; the controller reads it, and writes the spec.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:scope=Cluster,shortName=gpuinv
+// +kubebuilder:resource:scope=Cluster,shortName=gpuinv,categories=tessera
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="GPUs",type=integer,JSONPath=`.status.gpuCount`
 // +kubebuilder:printcolumn:name="Model",type=string,JSONPath=`.status.models`
@@ -47,6 +47,8 @@ type GPUInventorySpec struct {
 // GPUSpec is what a SharingPolicy asks of the node for one GPU.
 type GPUSpec struct {
 	// uuid of the GPU.
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^GPU-[0-9A-Fa-f-]+$`
 	UUID string `json:"uuid"`
 	// keepWarm is how long an idle partition stays for the next claim of its
 	// profile.
@@ -91,9 +93,11 @@ type GPUInventoryStatus struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=128
 	GPUs []GPU `json:"gpus,omitempty"`
 	// conditions of the node's GPUs as a whole. Ready: the plugin has a driver
-	// and is registered. Conflicting: another driver serves the same GPUs.
+	// and is registered; the controller sets it to False when the plugin doesn't
+	// answer a publishRequest. Conflicting: another driver serves the same GPUs.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -103,6 +107,8 @@ type GPUInventoryStatus struct {
 // GPU is one physical GPU.
 type GPU struct {
 	// uuid as NVML prints it.
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^GPU-[0-9A-Fa-f-]+$`
 	UUID string `json:"uuid"`
 	// index in NVML's order; it may move on reboot.
 	Index int32 `json:"index"`
@@ -162,6 +168,15 @@ type Fabric struct {
 // GPUCondition is one thing wrong with a GPU.
 type GPUCondition struct {
 	Type string `json:"type"`
+	// status is True while the GPU has the condition. The plugin removes a condition
+	// that has ended.
+	// +optional
+	// +kubebuilder:default="True"
+	// +kubebuilder:validation:Enum="True";"False";Unknown
+	Status metav1.ConditionStatus `json:"status,omitempty"`
+	// lastTransitionTime is when the plugin first reported the condition.
+	// +optional
+	LastTransitionTime *metav1.Time `json:"lastTransitionTime,omitempty"`
 	// +optional
 	Message string `json:"message,omitempty"`
 }
@@ -229,6 +244,8 @@ type MIGInstance struct {
 	// uuid of the MIG device; empty where the GPU instance is none, because it
 	// has no compute instance, or several.
 	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^(MIG-[0-9A-Za-z/-]+)?$`
 	UUID          string       `json:"uuid,omitempty"`
 	Profile       string       `json:"profile"`
 	Placement     MIGPlacement `json:"placement"`
@@ -245,6 +262,18 @@ const (
 	ConditionReady = "Ready"
 	// ConditionConflicting: another driver serves this node's GPUs.
 	ConditionConflicting = "Conflicting"
+)
+
+// Reasons of conditions that controller and plugin both know.
+const (
+	// ReasonPluginSilent of Ready: the plugin doesn't answer the controller, which
+	// sets this. The plugin takes it back.
+	ReasonPluginSilent = "PluginSilent"
+	// ReasonForeignSlices of Conflicting: another driver writes ResourceSlices of
+	// this node again and again. The controller sets it and takes it back.
+	ReasonForeignSlices = "ForeignSlices"
+	// ReasonNoOtherDriver of Conflicting: there is none.
+	ReasonNoOtherDriver = "NoOtherDriver"
 )
 
 // GPUInventoryList is a list of GPUInventory.

@@ -9,7 +9,7 @@ import (
 // spec, the controller the status.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:resource:scope=Cluster,shortName=shp,categories=tessera
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=`.spec.priority`
 // +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes`
@@ -36,11 +36,14 @@ type SharingPolicySpec struct {
 	Priority int32 `json:"priority,omitempty"`
 	// nodeSelector selects nodes by their labels. Empty: all nodes.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn', 'Exists', 'DoesNotExist'])",message="matchExpressions: operator must be In, NotIn, Exists or DoesNotExist"
+	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, (e.operator in ['In', 'NotIn']) == (has(e.values) && size(e.values) > 0))",message="matchExpressions: In and NotIn need values, Exists and DoesNotExist take none"
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 	// gpuSelector selects GPUs with a CEL expression in the language of
 	// DeviceClass selectors, on the attributes that a whole GPU has:
 	// device.attributes["gpu.nvidia.com"].productName.startsWith("NVIDIA H100").
-	// Empty: all GPUs.
+	// Empty: all GPUs. The controller compiles it: the condition Accepted says
+	// when that fails.
 	// +optional
 	// +kubebuilder:validation:MaxLength=10240
 	GPUSelector string `json:"gpuSelector,omitempty"`
@@ -173,10 +176,11 @@ type SharingPolicyStatus struct {
 	// observedGeneration of the spec that the status is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// nodes with at least one GPU under this policy.
+	// nodes with at least one GPU under this policy that is published.
 	// +optional
 	Nodes int32 `json:"nodes"`
-	// gpus under this policy.
+	// gpus under this policy that are published: their node's ResourceSlices are
+	// there, and say what the policies plan.
 	// +optional
 	GPUs int32 `json:"gpus"`
 	// served are these nodes and GPUs.
@@ -205,12 +209,24 @@ type SharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Problems []PolicyProblem `json:"problems,omitempty"`
-	// conditions. Accepted: the policy is well-formed. Applied: its GPUs are offered as it plans; nothing waits, and
-	// there is no problem.
+	// accepted is the last form of the spec that was accepted. It stays in force
+	// while the spec is refused. Absent: no form ever was.
+	// +optional
+	Accepted *AcceptedForm `json:"accepted,omitempty"`
+	// conditions. Accepted: the spec is well-formed. Applied: the spec has GPUs, and
+	// all of them are offered as it plans; nothing waits, and there is no problem.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// AcceptedForm is a spec that was in force.
+type AcceptedForm struct {
+	// generation of the policy that had this spec.
+	Generation int64 `json:"generation"`
+	// spec as it was accepted.
+	Spec SharingPolicySpec `json:"spec"`
 }
 
 // ServedNode is a node with GPUs under a policy.
@@ -262,6 +278,13 @@ const (
 	ReasonWaiting = "Waiting"
 	// ReasonProblems: a part of the plan can't be carried out.
 	ReasonProblems = "Problems"
+	// ReasonUnsafeScheduler: less than the plan is offered, because the scheduler
+	// of this Kubernetes version would allocate parts of a GPU twice.
+	ReasonUnsafeScheduler = "UnsafeScheduler"
+	// ReasonNotPublished: GPUs under the policy aren't published, or not yet.
+	ReasonNotPublished = "NotPublished"
+	// ReasonNoGPUs: no GPU is under the policy.
+	ReasonNoGPUs = "NoGPUs"
 )
 
 // The most that a SharingPolicy's status lists; the markers repeat them.

@@ -14,8 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// ManagedByLabel and ManagedBy mark the slices that are ours to change and to
-// delete. Another driver of the same name, on a node by mistake, keeps its own.
+// ManagedByLabel and ManagedBy mark the slices that are ours.
 const (
 	ManagedByLabel = "app.kubernetes.io/managed-by"
 	ManagedBy      = "tessera"
@@ -42,9 +41,9 @@ const (
 func (c Counters) String() string { return [...]string{"none", "joint", "split"}[c] }
 
 // Pool returns the slices that one node's offer makes: one a GPU, in the order
-// of the GPUs' indexes, which is also the order of their names (the allocator
-// takes the first device that fits, by slice name), and as many for the
-// counters as the server's form wants. Counters come first, so that a device
+// of the GPUs' indexes, which is also the order of their names (from Kubernetes
+// 1.36 on the allocator takes the first device that fits, by slice name; before,
+// the slices of a node have no order), and as many for the counters as the server's form wants. Counters come first, so that a device
 // is never stored before what it consumes. The pool's generation is left 0;
 // Write sets it. A GPU without devices gets no slice; an empty offer makes none.
 //
@@ -155,11 +154,11 @@ func same(have, want *resourceapi.ResourceSlice) bool {
 		return false
 	}
 	if trimmed, ok := have.Annotations[digestKey]; ok {
-		return trimmed == digest(have.Spec.Pool.Generation, want.Spec)
+		return trimmed == digest(want.Spec)
 	}
 	spec := have.Spec
 	spec.Pool.Generation = want.Spec.Pool.Generation
-	return digest(0, spec) == digest(0, want.Spec) || equality.Semantic.DeepEqual(spec, want.Spec)
+	return digest(spec) == digest(want.Spec) || equality.Semantic.DeepEqual(spec, want.Spec)
 }
 
 // digestKey is the annotation that a trimmed slice has its digest in. No server
@@ -172,22 +171,45 @@ func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
 	}
-	s.Annotations = map[string]string{digestKey: digest(s.Spec.Pool.Generation, s.Spec)}
+	s.Annotations = map[string]string{digestKey: digest(s.Spec)}
 	s.ManagedFields, s.Spec.SharedCounters = nil, nil
 	for i, d := range s.Spec.Devices {
 		s.Spec.Devices[i] = resourceapi.Device{Name: strings.Clone(d.Name)}
 	}
 }
 
-// digest of a spec as if it were of that generation. Specs that differ in
-// nothing but empty lists being there or not may have different ones.
-func digest(generation int64, spec resourceapi.ResourceSliceSpec) string {
-	spec.Pool.Generation = generation
+// digest of a spec, its generation apart. Specs that differ in nothing but empty
+// lists being there or not may have different ones.
+func digest(spec resourceapi.ResourceSliceSpec) string {
+	spec.Pool.Generation = 0
 	data, err := spec.Marshal()
 	if err != nil {
 		return err.Error() // never: it is marshalled to be sent as well
 	}
 	sum := sha256.Sum256(data)
+	return string(sum[:])
+}
+
+// Fingerprint identifies what a node's slices say, generation apart: those that
+// Pool returns and those that Write made of them have the same. It is empty for
+// slices of different generations, and for none.
+func Fingerprint(all []*resourceapi.ResourceSlice) string {
+	var lines []string
+	for _, s := range all {
+		if s.Spec.Pool.Generation != all[0].Spec.Pool.Generation {
+			return ""
+		}
+		sum, trimmed := s.Annotations[digestKey]
+		if !trimmed {
+			sum = digest(s.Spec)
+		}
+		lines = append(lines, s.Name+" "+sum)
+	}
+	if lines == nil {
+		return ""
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
 	return string(sum[:])
 }
 

@@ -9,9 +9,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -29,22 +29,40 @@ type SliceClient interface {
 	IsWatchListSemanticsUnSupported() bool
 }
 
+// Found are the slices of this driver that are published for one node.
+type Found struct {
+	// Ours are those that a Publisher wrote.
+	Ours []*resourceapi.ResourceSlice
+	// Foreign are those of another program with the same driver name. Schedulers
+	// can't tell them from ours.
+	Foreign []*resourceapi.ResourceSlice
+}
+
+func (f *Found) add(s *resourceapi.ResourceSlice) {
+	if s.Labels[ManagedByLabel] == ManagedBy {
+		f.Ours = append(f.Ours, s)
+		return
+	}
+	f.Foreign = append(f.Foreign, s)
+}
+
 // Publisher reads and writes the slices of this driver.
 type Publisher struct {
 	client   resourceclient.ResourceSliceInterface
+	versions discovery.ServerVersionInterfaceWithContext
 	informer cache.SharedIndexInformer
 }
 
 // New returns a publisher whose Informer isn't running yet.
-func New(client SliceClient) (*Publisher, error) {
-	p := &Publisher{client: client.ResourceSlices()}
+func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publisher, error) {
+	p := &Publisher{client: client.ResourceSlices(), versions: discovery.ToServerVersionInterfaceWithContext(versions)}
 	p.informer = cache.NewSharedIndexInformer(
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return p.client.List(ctx, ours(o))
+				return p.client.List(ctx, ofDriver(o))
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return p.client.Watch(ctx, ours(o))
+				return p.client.Watch(ctx, ofDriver(o))
 			},
 		}, client),
 		&resourceapi.ResourceSlice{}, 0,
@@ -67,44 +85,45 @@ func New(client SliceClient) (*Publisher, error) {
 	return p, nil
 }
 
-// Informer of our slices. Whoever runs the publisher runs it.
+// Informer of the driver's slices. Whoever runs the publisher runs it.
 func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }
 
 // Cached returns a node's slices as the cache has them: of devices only the
 // names, no counters, and a digest of it all that Equal compares. They are
 // shared: don't change them. The cache lags behind: act on Live only.
-func (p *Publisher) Cached(node string) ([]*resourceapi.ResourceSlice, error) {
+func (p *Publisher) Cached(node string) (Found, error) {
+	var out Found
 	objs, err := p.informer.GetIndexer().ByIndex(nodeIndex, node)
 	if err != nil {
-		return nil, fmt.Errorf("read the ResourceSlice cache for node %s: %w", node, err)
+		return out, fmt.Errorf("read the ResourceSlice cache for node %s: %w", node, err)
 	}
-	out := make([]*resourceapi.ResourceSlice, 0, len(objs))
 	for _, obj := range objs {
 		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
-			out = append(out, s)
+			out.add(s)
 		}
 	}
 	return out, nil
 }
 
 // Live returns a node's slices as the server has them now.
-func (p *Publisher) Live(ctx context.Context, node string) ([]*resourceapi.ResourceSlice, error) {
-	o := ours(metav1.ListOptions{})
+func (p *Publisher) Live(ctx context.Context, node string) (Found, error) {
+	var out Found
+	o := ofDriver(metav1.ListOptions{})
 	o.FieldSelector += "," + fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, node).String()
 	list, err := p.client.List(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("list the ResourceSlices of node %s: %w", node, err)
+		return out, fmt.Errorf("list the ResourceSlices of node %s: %w", node, err)
 	}
-	out := make([]*resourceapi.ResourceSlice, len(list.Items))
 	for i := range list.Items {
-		out[i] = &list.Items[i]
+		out.add(&list.Items[i])
 	}
 	return out, nil
 }
 
 // Write makes current, a node's live slices, into want: creates and updates
-// under a new generation, then deletes what is left over. Schedulers use the
-// pool again once all of the new generation is there.
+// under a new generation, then deletes what is left over. Until all of the new
+// generation is there the pool is incomplete; schedulers from 1.35 on allocate
+// nothing from it, older ones allocate from what is there.
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
 // slices repairs it. It is a DroppedFieldsError where the server stored something
@@ -158,9 +177,8 @@ func (p *Publisher) Delete(ctx context.Context, current []*resourceapi.ResourceS
 	return errors.Join(errs...)
 }
 
-// ours restricts a list or watch to the slices that are ours.
-func ours(o metav1.ListOptions) metav1.ListOptions {
+// ofDriver restricts a list or watch to the slices of this driver's name.
+func ofDriver(o metav1.ListOptions) metav1.ListOptions {
 	o.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, offer.Driver).String()
-	o.LabelSelector = labels.Set{ManagedByLabel: ManagedBy}.String()
 	return o
 }

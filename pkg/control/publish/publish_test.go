@@ -38,7 +38,7 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 				change(s)
 				return true, s, nil
 			})
-			p, err := New(fakeClient{server.ResourceV1()})
+			p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
 			if err != nil {
 				t.Fatal(err)
 			}

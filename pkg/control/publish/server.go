@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
+
+	"github.com/tessera-dra/tessera/pkg/allocator"
 )
 
 // Server is what was found out about the API server, once, at start.
@@ -41,20 +43,49 @@ func FindServer(d discovery.ServerResourcesInterface) (Server, error) {
 	return Server{}, ErrNoResourceAPI
 }
 
-// Abilities are what a server stores of slices besides plain devices.
+// Abilities are what a server stores of slices besides plain devices, and
+// whether its scheduler can be trusted with it.
 type Abilities struct {
 	Counters Counters
 	// Multiple: devices that can be given several times, and policies for how much
 	// of their capacities claims may ask for.
 	Multiple bool
+	// Charged: the scheduler of this version charges counters for devices that are
+	// given several times (pkg/allocator).
+	Charged bool
+	// Version of Kubernetes as the server spells it; empty where it doesn't say.
+	Version string
 }
 
 // Probe finds out what the server stores, and in which form, by dry-run
-// creates, which store nothing. Versions don't tell: gates can be off where
-// they are on by default, and on where they are off. An error means that it
+// creates, which store nothing. Versions don't say that: gates can be off where
+// they are on by default, and on where they are off. The version says only what
+// no server can be asked: how its scheduler counts. An error means that it
 // could not be found out: the server didn't answer, or it, or an admission
 // webhook or policy, refuses dry runs or changes what is sent.
 func (p *Publisher) Probe(ctx context.Context) (Abilities, error) {
+	version, err := p.version(ctx)
+	if err != nil {
+		return Abilities{}, err
+	}
+	able, err := p.probeStorage(ctx)
+	able.Version, able.Charged = version, allocator.ChargesShared(version)
+	return able, err
+}
+
+// version asks for the server's version; empty where it may not be asked.
+func (p *Publisher) version(ctx context.Context) (string, error) {
+	info, err := p.versions.ServerVersionWithContext(ctx)
+	switch {
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	return info.GitVersion, nil
+}
+
+func (p *Publisher) probeStorage(ctx context.Context) (Abilities, error) {
 	counters, err := p.probeCounters(ctx)
 	if err != nil {
 		return Abilities{}, fmt.Errorf("find out how the API server stores counters: %w", err)
@@ -109,14 +140,15 @@ var ErrProbeRefused = errors.New("it doesn't store the slice " + probeName +
 	" as it is, not even without counters; look for admission webhooks and policies on resourceslices")
 
 // probeName is the name of everything that a probe is about, the node too:
-// whatever reads the server's log or an admission policy can tell it apart.
+// whatever reads the server's log or an admission policy can tell it apart. Of
+// the slices it is the beginning: one of that very name could exist.
 const probeName = "tessera-probe"
 
 // storesAll says whether the server would store all of these as they are.
 func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceSliceSpec) (bool, error) {
 	for i := range specs {
 		want := slice(metav1.OwnerReference{Name: probeName}, "", specs[i].Devices, specs[i].SharedCounters)
-		want.OwnerReferences = nil
+		want.OwnerReferences, want.Name, want.GenerateName = nil, "", probeName+"-"
 		want.Spec.Pool.ResourceSliceCount, want.Spec.Pool.Generation = int64(len(specs)), 1
 		stored, err := p.client.Create(ctx, &want, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		switch {

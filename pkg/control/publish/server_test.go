@@ -9,6 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clientgotesting "k8s.io/client-go/testing"
@@ -62,35 +64,40 @@ func TestProbe(t *testing.T) {
 		}
 		return nil
 	}
+	split := func(s *resourceapi.ResourceSlice) error {
+		if s.Spec.SharedCounters != nil && s.Spec.Devices != nil {
+			return invalid
+		}
+		return nil
+	}
+	joint := func(s *resourceapi.ResourceSlice) error {
+		if len(s.Spec.Devices) > 0 && s.Spec.Devices[0].ConsumesCounters != nil && len(s.Spec.SharedCounters) == 0 {
+			return invalid // a device consumes from a set that isn't in its slice
+		}
+		return nil
+	}
 	for name, tc := range map[string]struct {
-		server func(*resourceapi.ResourceSlice) error
-		want   Abilities
-		err    bool
+		server  func(*resourceapi.ResourceSlice) error
+		version string
+		want    Abilities
+		err     bool
 	}{
-		"1.35 and later": {func(s *resourceapi.ResourceSlice) error {
-			if s.Spec.SharedCounters != nil && s.Spec.Devices != nil {
-				return invalid
-			}
-			return nil
-		}, Abilities{SplitCounters, true}, false},
+		"1.37":               {split, "v1.37.1", Abilities{SplitCounters, true, true, "v1.37.1"}, false},
+		"1.36.2":             {split, "v1.36.2", Abilities{SplitCounters, true, true, "v1.36.2"}, false},
+		"1.36.1":             {split, "v1.36.1", Abilities{SplitCounters, true, false, "v1.36.1"}, false},
+		"1.36.0":             {split, "v1.36.0", Abilities{SplitCounters, true, false, "v1.36.0"}, false},
+		"1.35":               {split, "v1.35.10", Abilities{SplitCounters, true, false, "v1.35.10"}, false},
+		"1.34":               {joint, "v1.34.13", Abilities{JointCounters, true, false, "v1.34.13"}, false},
+		"version isn't told": {split, "", Abilities{SplitCounters, true, false, ""}, false},
 		"consumable capacity off": {func(s *resourceapi.ResourceSlice) error {
-			if s.Spec.SharedCounters != nil && s.Spec.Devices != nil {
-				return invalid
-			}
-			return single(s)
-		}, Abilities{SplitCounters, false}, false},
-		"1.33 and 1.34": {func(s *resourceapi.ResourceSlice) error {
-			if len(s.Spec.Devices) > 0 && s.Spec.Devices[0].ConsumesCounters != nil && len(s.Spec.SharedCounters) == 0 {
-				return invalid // a device consumes from a set that isn't in its slice
-			}
-			return nil
-		}, Abilities{JointCounters, true}, false},
-		"gate off, or 1.32":        {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, Abilities{}, false},
-		"only consumable capacity": {drop, Abilities{NoCounters, true}, false},
+			return errors.Join(split(s), single(s))
+		}, "v1.37.1", Abilities{SplitCounters, false, true, "v1.37.1"}, false},
+		"gate off, or 1.32":        {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, "v1.32.0", Abilities{Version: "v1.32.0"}, false},
+		"only consumable capacity": {drop, "v1.36.1", Abilities{NoCounters, true, false, "v1.36.1"}, false},
 		// An admission policy, say, that has an opinion about slices.
-		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, Abilities{}, true},
-		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, Abilities{}, true},
-		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, Abilities{}, true},
+		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
+		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
+		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := fake.NewClientset()
@@ -100,9 +107,19 @@ func TestProbe(t *testing.T) {
 					t.Errorf("not a dry run: %v", action)
 				}
 				s := create.Object.DeepCopyObject().(*resourceapi.ResourceSlice)
+				if s.Name != "" {
+					t.Errorf("a slice %s may exist already", s.Name)
+				}
 				return true, s, tc.server(s)
 			})
-			p, err := New(fakeClient{server.ResourceV1()})
+			server.PrependReactor("get", "version", func(clientgotesting.Action) (bool, runtime.Object, error) {
+				if tc.version == "" {
+					return true, nil, apierrors.NewForbidden(schema.GroupResource{}, "version", nil)
+				}
+				return false, nil, nil
+			})
+			server.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: tc.version}
+			p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
 			if err != nil {
 				t.Fatal(err)
 			}

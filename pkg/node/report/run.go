@@ -105,6 +105,7 @@ func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
 func (r *Reporter) fill(inv *v1alpha1.GPUInventory) {
 	s := &inv.Status
 	inventory.SetFacts(s, r.node)
+	inventory.Stamp(s, metav1.Now())
 	s.BootID, s.PluginVersion = r.cfg.BootID, r.cfg.PluginVersion
 	if r.registeredAt != nil {
 		s.RegisteredAt = r.registeredAt
@@ -113,7 +114,16 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory) {
 	if ready := r.ready(s); ready != nil {
 		meta.SetStatusCondition(&s.Conditions, *ready)
 	}
-	meta.SetStatusCondition(&s.Conditions, conflicting(conflict(r.self)))
+	if c := conflict(r.self); c != "" || !contested(s) {
+		meta.SetStatusCondition(&s.Conditions, conflicting(c))
+	}
+}
+
+// contested reports whether the controller has seen another driver publish
+// this node's GPUs. It is the controller that takes that back.
+func contested(s *v1alpha1.GPUInventoryStatus) bool {
+	c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionConflicting)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonForeignSlices
 }
 
 // ready returns nil while there is nothing new to say: between the start of a
@@ -123,7 +133,7 @@ func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
 	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
 	case r.trouble.reason != "":
 		c.Reason, c.Message = r.trouble.reason, r.trouble.message
-	case conflict(r.self) != "":
+	case conflict(r.self) != "" || contested(s):
 		c.Reason, c.Message = ReasonConflicting, "see condition Conflicting"
 	case r.registeredAt != nil:
 		c.Status, c.Reason = metav1.ConditionTrue, ReasonRegistered
@@ -137,7 +147,7 @@ func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
 }
 
 func conflicting(message string) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: "NoOtherDriver",
+	c := metav1.Condition{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
 		Message: "no device plugin offers this node's GPUs"}
 	if message != "" {
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DevicePlugin", message

@@ -1,0 +1,116 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/offer"
+)
+
+// Another driver of the same name may have left slices of a node behind, or
+// still run there. Slices that are left are deleted once; a driver that runs
+// writes them again, and then the node is its own until they stay away.
+const (
+	// comesBack is how soon after a deletion new slices mean that their driver
+	// runs: it would write them at once, or when it is started again.
+	comesBack = 10 * time.Minute
+	// staysAway is for how long a contested node has to be without foreign slices.
+	staysAway = 15 * time.Second
+	// A contested node is tried again after firstContest, and, each time that its
+	// slices come back, after twice as long, up to maxContest.
+	firstContest = time.Minute
+	maxContest   = 30 * time.Minute
+)
+
+// contested reports whether another driver keeps writing slices of the node.
+func contested(inv *v1alpha1.GPUInventory) bool {
+	if inv == nil {
+		return false
+	}
+	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonForeignSlices
+}
+
+// evict deletes foreign slices.
+func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.ResourceSlice) error {
+	if len(foreign) == 0 {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Deleting what another driver has published for the node", "slices", len(foreign), "example", foreign[0].Name)
+	n.mu.Lock()
+	n.evicted[node] = n.contests.Clock.Now()
+	n.mu.Unlock()
+	return n.slices.Delete(ctx, foreign)
+}
+
+// sinceEviction is how long ago foreign slices of the node were deleted.
+func (n *nodes) sinceEviction(node string) (time.Duration, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	at, ok := n.evicted[node]
+	return n.contests.Clock.Since(at), ok
+}
+
+// cameBack reports whether foreign slices that are there now are the work of a
+// driver that runs.
+func (n *nodes) cameBack(node string) bool {
+	since, ok := n.sinceEviction(node)
+	return ok && since < comesBack
+}
+
+// setContested leaves the node to the other driver.
+func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, foreign []*resourceapi.ResourceSlice) error {
+	n.contests.Next(inv.Name, n.contests.Clock.Now())
+	n.forget(inv.Name)
+	return n.setCondition(ctx, inv, metav1.Condition{
+		Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonForeignSlices,
+		Message: fmt.Sprintf("Another driver publishes ResourceSlices of %s for this node, %s for one, and wrote them again after they were deleted: "+
+			"two drivers would give the same GPU to two pods, so that Tessera publishes nothing here. Remove the other DRA driver for GPUs from this node, "+
+			"or keep Tessera's plugin off it. Tessera tries again from time to time.", offer.Driver, foreign[0].Name),
+	})
+}
+
+// contest takes a contested node back once nobody writes its slices any more. At
+// a pace that slows down it asks the plugin, and with its answer deletes what
+// the other driver has written: what is left of a driver that is gone doesn't go
+// by itself.
+func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached publish.Found) (reconcile.Result, error) {
+	now := n.contests.Clock.Now()
+	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && n.contests.IsInBackOffSinceUpdate(inv.Name, now) {
+		return reconcile.Result{RequeueAfter: n.contests.Get(inv.Name)}, nil
+	}
+	current, err := n.slices.Live(ctx, inv.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := n.withdraw(ctx, current.Ours); err != nil {
+		return reconcile.Result{}, err
+	}
+	since, evicted := n.sinceEviction(inv.Name)
+	switch {
+	case len(current.Foreign) == 0 && evicted && since < staysAway:
+		return reconcile.Result{RequeueAfter: staysAway - since}, nil
+	case len(current.Foreign) == 0:
+		n.contests.Reset(inv.Name)
+		return reconcile.Result{}, n.setCondition(ctx, inv, metav1.Condition{
+			Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
+			Message: "nobody else publishes this node's GPUs any more",
+		})
+	case n.contests.IsInBackOffSinceUpdate(inv.Name, now):
+		return reconcile.Result{RequeueAfter: n.contests.Get(inv.Name)}, nil
+	case !n.answered(inv):
+		return n.ask(ctx, inv)
+	}
+	n.forget(inv.Name)
+	n.contests.Next(inv.Name, now)
+	return reconcile.Result{RequeueAfter: staysAway}, n.evict(ctx, inv.Name, current.Foreign)
+}
