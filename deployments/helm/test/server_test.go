@@ -193,6 +193,14 @@ func keepsCRDs(t *testing.T, s *server) {
 	}
 	still := func(after string) {
 		t.Helper()
+		// A definition that is deleted goes on serving what it has for a moment.
+		for _, name := range []string{"gpuinventories.gpu.tessera.dev", "sharingpolicies.gpu.tessera.dev"} {
+			definition := &metav1.PartialObjectMetadata{}
+			definition.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+			if err := s.admin.Get(t.Context(), types.NamespacedName{Name: name}, definition); err != nil || definition.DeletionTimestamp != nil {
+				t.Fatalf("after %s: %s: deleted at %v, error %v", after, name, definition.DeletionTimestamp, err)
+			}
+		}
 		if err := s.admin.Get(t.Context(), client.ObjectKeyFromObject(policy), policy.DeepCopy()); err != nil {
 			t.Fatalf("after %s: %v", after, err)
 		}
