@@ -30,6 +30,7 @@ The machine is given in short (8xh100-80gb, or 4xa30,4xl40s) or as a YAML file:
     gpus:
     - {model: h100-80gb, count: 8}
     - {model: a100-40gb, count: 2, migEnabled: true}
+    - {model: a30, count: 4, nvlink: pairs}  # or none, mesh, switch; default: as the model's boards
 
 UUIDs, serial numbers and PCI addresses follow from the node's name: the same name
 gives the same machine, another name another one.

@@ -203,9 +203,13 @@ func (g *GPU) SetComputeMode(mode uint32) error {
 	})
 }
 
-// TimeSlice is 0 default, 1 short, 2 medium, 3 long. It isn't NVML's: nvidia-smi
-// has a way of its own to it, whose faults are of the call "ComputePolicy".
+// TimeSlice is 0 default, 1 short, 2 medium, 3 long; NotSupported before Volta
+// (assumed). It isn't NVML's: nvidia-smi has a way of its own to it, whose faults
+// are of the call "ComputePolicy".
 func (g *GPU) TimeSlice() (uint32, error) {
+	if !g.hasTimeSlices() {
+		return 0, NotSupported
+	}
 	return fromState(g, "ComputePolicy", func(s GPUState) uint32 { return s.TimeSlice })
 }
 
@@ -215,6 +219,9 @@ func (g *GPU) SetTimeSlice(slice uint32) error {
 	if slice > 3 {
 		return InvalidArgument
 	}
+	if !g.hasTimeSlices() {
+		return NotSupported
+	}
 	return g.change("ComputePolicy", func(s *GPUState) error {
 		if s.MIGCurrent {
 			return NotSupported
@@ -223,6 +230,8 @@ func (g *GPU) SetTimeSlice(slice uint32) error {
 		return nil
 	})
 }
+
+func (g *GPU) hasTimeSlices() bool { return g.model.ArchitectureType() >= architectureVolta }
 
 func (g *GPU) change(call string, change func(*GPUState) error) error {
 	if err := g.call(call); err != nil {

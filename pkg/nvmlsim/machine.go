@@ -48,6 +48,10 @@ type GPUSpec struct {
 	Count int `json:"count,omitempty"`
 	// MIGEnabled is the MIG mode the machine boots with.
 	MIGEnabled bool `json:"migEnabled,omitempty"`
+	// NVLink says how these GPUs are linked with each other: none, pairs (the first
+	// with the second, and so on), mesh or switch (NVSwitches). Default: as the
+	// model's boards are.
+	NVLink string `json:"nvlink,omitempty"`
 	// PCIBusIDs fixes the addresses ("0000:07:00.0"), one per GPU; without it
 	// they follow from the machine's name.
 	PCIBusIDs []string `json:"pciBusIDs,omitempty"`
@@ -77,6 +81,10 @@ type Identity struct {
 	NUMANode   int  `json:"numaNode"`
 	ModuleID   int  `json:"moduleID"`
 	MIGEnabled bool `json:"migEnabled,omitempty"`
+	// NVLink is how the GPUs with the same Board are linked; see GPUSpec.
+	NVLink string `json:"nvlink,omitempty"`
+	// Board is which entry of the machine file the GPU is of.
+	Board int `json:"board,omitempty"`
 }
 
 // ParseSpec reads a machine declaration: YAML with known fields only, or the
@@ -159,6 +167,9 @@ func (g GPUSpec) validate() error {
 	if g.MIGEnabled && m.MIG == nil {
 		return fmt.Errorf("migEnabled: %s has no MIG", g.Model)
 	}
+	if err := g.validateNVLink(m); err != nil {
+		return err
+	}
 	if n := len(g.PCIBusIDs); n != 0 && n != max(g.Count, 1) {
 		return fmt.Errorf("pciBusIDs: %d addresses for %d GPUs", n, max(g.Count, 1))
 	}
@@ -187,9 +198,13 @@ func Describe(s Spec, name string) (Description, error) {
 	if d.CUDAVersion == "" {
 		d.CUDAVersion = DefaultCUDAVersion
 	}
-	for _, g := range s.GPUs {
+	for board, g := range s.GPUs {
+		m, err := FindModel(g.Model)
+		if err != nil {
+			return Description{}, err
+		}
 		for i := range max(g.Count, 1) {
-			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled}
+			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled, NVLink: g.topology(m), Board: board}
 			if g.PCIBusIDs != nil {
 				id.BusID = g.PCIBusIDs[i]
 			}

@@ -22,7 +22,7 @@ func TestParseSpec(t *testing.T) {
 		"file":          {text: "driverVersion: 570.1.2\ngpus:\n- model: l4\n", want: nvmlsim.Spec{DriverVersion: "570.1.2", GPUs: []nvmlsim.GPUSpec{{Model: "l4"}}}},
 		"no GPUs":       {text: "gpus: []", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{}}},
 		"unknown field": {text: "gpus: [{model: l4, cuont: 2}]", err: `unknown field "gpus[0].cuont"`},
-		"unknown model": {text: "gpus:\n- model: l4\n- model: h10", err: `gpus[1].model: "h10" is not a GPU model; there are a100-40gb, `},
+		"unknown model": {text: "gpus:\n- model: l4\n- model: h10", err: `gpus[1].model: "h10" is not a GPU model; there are a10, a100-40gb, `},
 		"short unknown": {text: "3xh10", err: `gpus[0].model: "h10" is not a GPU model`},
 		"nonsense":      {text: "eight h100", err: "want COUNTxMODEL such as 8xh100-80gb"},
 		"zero":          {text: "0xl4", err: "count 0"},

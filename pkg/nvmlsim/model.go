@@ -19,9 +19,9 @@ type Model struct {
 	ID string `json:"id"`
 	// ProductName as NVML prints it.
 	ProductName string `json:"productName"`
-	// Brand is one of NVIDIA, NVIDIARTX, Tesla.
+	// Brand is one of GeForce, NVIDIA, NVIDIARTX, Tesla.
 	Brand string `json:"brand"`
-	// Architecture is one of Turing, Ampere, Ada, Hopper, Blackwell.
+	// Architecture is one of Pascal, Volta, Turing, Ampere, Ada, Hopper, Blackwell.
 	Architecture string `json:"architecture"`
 	// CUDAComputeCapability is "major.minor".
 	CUDAComputeCapability string `json:"cudaComputeCapability"`
@@ -40,6 +40,8 @@ type Model struct {
 	PowerLimitWatts     uint32 `json:"powerLimitWatts"`
 	MaxPCIeGeneration   uint32 `json:"maxPCIeGeneration"`
 	SupportedEventTypes uint64 `json:"supportedEventTypes"`
+	// NVLink is nil where the product has none.
+	NVLink *NVLinkModel `json:"nvlink,omitempty"`
 	// MIG is nil where the product has none.
 	MIG         *MIGModel `json:"mig,omitempty"`
 	Sources     []string  `json:"sources"`
@@ -159,13 +161,22 @@ func (m *Model) BrandType() uint32 {
 		return 12
 	case "Tesla":
 		return 2
+	case "GeForce":
+		return 5
 	}
 	return 0
 }
 
+// architectureVolta is NVML_DEVICE_ARCH_VOLTA.
+const architectureVolta = 5
+
 // ArchitectureType is nvmlDeviceArchitecture_t.
 func (m *Model) ArchitectureType() uint32 {
 	switch m.Architecture {
+	case "Pascal":
+		return 4
+	case "Volta":
+		return architectureVolta
 	case "Turing":
 		return 6
 	case "Ampere":

@@ -176,8 +176,8 @@ func models(t *testing.T) []*nvmlsim.Model {
 	t.Helper()
 	all, err := nvmlsim.Models()
 	check(t, err)
-	if len(all) != 13 {
-		t.Errorf("%d models, want 13", len(all))
+	if len(all) != 20 {
+		t.Errorf("%d models, want 20", len(all))
 	}
 	return all
 }

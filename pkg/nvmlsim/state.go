@@ -49,6 +49,8 @@ type GPUState struct {
 	// TimeSlice is how long a process computes before another one's turn: 0
 	// default, 1 short, 2 medium, 3 long.
 	TimeSlice uint32 `json:"timeSlice,omitempty"`
+	// NVLinksDown: no NVLink of the GPU is up.
+	NVLinksDown bool `json:"nvlinksDown,omitempty"`
 	// RecoveryAction is the value of field 230.
 	RecoveryAction uint32       `json:"recoveryAction,omitempty"`
 	RemappedRows   RemappedRows `json:"remappedRows,omitzero"`

@@ -1028,10 +1028,7 @@ DOOR nvmlReturn_t nvmlDeviceGetNvLinkInfo(nvmlDevice_t device, nvmlNvLinkInfo_t 
 
 DOOR nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *pNvLinkDeviceType)
 {
-    (void)device;
-    (void)link;
-    (void)pNvLinkDeviceType;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetNvLinkRemoteDeviceType((uintptr_t)device.handle, link, (void *)pNvLinkDeviceType);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
@@ -1044,18 +1041,12 @@ DOOR nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned
 
 DOOR nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
-    (void)device;
-    (void)link;
-    (void)pci;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetNvLinkRemotePciInfo_v2((uintptr_t)device.handle, link, (void *)pci);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *isActive)
 {
-    (void)device;
-    (void)link;
-    (void)isActive;
-    return NVML_ERROR_NOT_SUPPORTED;
+    return simDeviceGetNvLinkState((uintptr_t)device.handle, link, (void *)isActive);
 }
 
 DOOR nvmlReturn_t nvmlDeviceGetNvLinkTelemetrySamples_v1(nvmlDevice_t device, nvmlNvlinkTelemetrySamples_v1_t *samples)

@@ -154,6 +154,28 @@ func (d device) GetVirtualizationMode() (gonvml.GpuVirtualizationMode, gonvml.Re
 	return gonvml.GpuVirtualizationMode(v), code(err)
 }
 
+func (d device) GetAddressingMode() (gonvml.DeviceAddressingMode, gonvml.Return) {
+	v, err := d.g.AddressingMode()
+	return gonvml.DeviceAddressingMode{Value: v}, code(err)
+}
+
+func (d device) GetNvLinkState(link int) (gonvml.EnableState, gonvml.Return) {
+	active, err := d.g.NVLinkState(link)
+	return enabled(active), code(err)
+}
+
+func (d device) GetNvLinkRemotePciInfo(link int) (gonvml.PciInfo, gonvml.Return) {
+	l, err := d.g.NVLinkRemote(link)
+	info := gonvml.PciInfo{Domain: l.Remote.Domain, Bus: l.Remote.Bus, Device: l.Remote.Device}
+	put(info.BusId[:], l.Remote.BusID())
+	return info, code(err)
+}
+
+func (d device) GetNvLinkRemoteDeviceType(link int) (gonvml.IntNvLinkDeviceType, gonvml.Return) {
+	l, err := d.g.NVLinkRemote(link)
+	return gonvml.IntNvLinkDeviceType(l.DeviceType()), code(err)
+}
+
 func (device) GetGpuFabricInfo() (gonvml.GpuFabricInfo, gonvml.Return) {
 	return gonvml.GpuFabricInfo{}, gonvml.ERROR_NOT_SUPPORTED
 }
