@@ -1,6 +1,9 @@
 package gpu
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // UUID identifies one GPU, or one MIG device, as NVML prints it:
 // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-…".
@@ -68,6 +71,11 @@ type GPU struct {
 	VirtualizationMode string
 	// Fabric is nil where the GPU is in no NVLink fabric.
 	Fabric *Fabric
+	// NVLink is nil where no NVLink of the GPU has been active.
+	NVLink *NVLink
+	// AddressingMode is how the GPU reaches the memory of processes: "HMM", "ATS" or
+	// "None"; empty where NVML doesn't tell.
+	AddressingMode string
 
 	// MIG is nil where the GPU has no MIG.
 	MIG *MIG
@@ -88,11 +96,34 @@ type Model struct {
 	CUDAComputeCapability string
 }
 
+// FromVolta reports whether the GPU is of compute capability 7.0 or more. Only such
+// GPUs have MPS limits, and time slices whose length can be set. A capability that
+// isn't known counts as enough.
+func (m Model) FromVolta() bool {
+	major, _, _ := strings.Cut(m.CUDAComputeCapability, ".")
+	n, err := strconv.Atoi(major)
+	return err != nil || n >= 7
+}
+
 // Fabric places a GPU in an NVLink fabric (NVML GpuFabricInfo).
 type Fabric struct {
 	ClusterUUID string
 	CliqueID    int
 }
+
+// NVLink says how a GPU is linked to others. It doesn't change when a link goes
+// down for a while.
+type NVLink struct {
+	// Links that have been active since the driver was loaded or the plugin started.
+	Links int
+	// Domain is the same for the GPUs of a node that reach each other over NVLink,
+	// some perhaps through another GPU: SwitchDomain, or the UUID of one of them.
+	// Empty where the links lead to no GPU of the node.
+	Domain string
+}
+
+// SwitchDomain is the NVLink domain of a node's GPUs that are linked by NVSwitches.
+const SwitchDomain = "nvswitch"
 
 // MIG is the Multi-Instance GPU side of a GPU that can do it.
 type MIG struct {

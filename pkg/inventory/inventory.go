@@ -117,8 +117,12 @@ func fromGPU(g gpu.GPU) v1alpha1.GPU {
 		Fabric: pointTo(g.Fabric, func(f gpu.Fabric) v1alpha1.Fabric {
 			return v1alpha1.Fabric{ClusterUUID: f.ClusterUUID, CliqueID: int32(f.CliqueID)}
 		}),
-		MIG:        pointTo(g.MIG, fromMIG),
-		Conditions: fromConditions(g.Conditions),
+		NVLink: pointTo(g.NVLink, func(l gpu.NVLink) v1alpha1.NVLink {
+			return v1alpha1.NVLink{Links: int32(l.Links), Domain: l.Domain}
+		}),
+		AddressingMode: g.AddressingMode,
+		MIG:            pointTo(g.MIG, fromMIG),
+		Conditions:     fromConditions(g.Conditions),
 	}
 }
 
@@ -143,8 +147,12 @@ func toGPU(g v1alpha1.GPU) gpu.GPU {
 		Fabric: pointTo(g.Fabric, func(f v1alpha1.Fabric) gpu.Fabric {
 			return gpu.Fabric{ClusterUUID: f.ClusterUUID, CliqueID: int(f.CliqueID)}
 		}),
-		MIG:        pointTo(g.MIG, toMIG),
-		Conditions: toConditions(g.Conditions),
+		NVLink: pointTo(g.NVLink, func(l v1alpha1.NVLink) gpu.NVLink {
+			return gpu.NVLink{Links: int(l.Links), Domain: l.Domain}
+		}),
+		AddressingMode: g.AddressingMode,
+		MIG:            pointTo(g.MIG, toMIG),
+		Conditions:     toConditions(g.Conditions),
 	}
 }
 

@@ -90,6 +90,7 @@ func contract(t *testing.T, path string) {
 			t.Fatal(err)
 		}
 		defer machine.Close()
+		nvmltest.NVLinks(t, s, machine)
 		nvmltest.ComputeModes(t, s, machine)
 		nvmltest.MIGLifecycle(t, s, machine)
 	})
@@ -100,6 +101,7 @@ func TestContractInProcess(t *testing.T) {
 		t.Run(machine, func(t *testing.T) {
 			s := nvmltest.NewSimulated(t, machine)
 			nvmltest.Contract(t, s)
+			nvmltest.NVLinks(t, s, s.Machine)
 			nvmltest.ComputeModes(t, s, s.Machine)
 			nvmltest.MIGLifecycle(t, s, s.Machine)
 		})

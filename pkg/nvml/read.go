@@ -40,6 +40,10 @@ func (s *Session) readGPU(index int) (gpu.GPU, error) {
 	}
 	g.VirtualizationMode = readVirtualization(handle)
 	g.Fabric = readFabric(handle)
+	s.readNVLink(handle, g.UUID)
+	if g.AddressingMode, err = s.readAddressingMode(handle, object); err != nil {
+		return gpu.GPU{}, err
+	}
 	if g.MIG, err = s.readMIG(handle, g.UUID, object); err != nil {
 		return gpu.GPU{}, err
 	}
@@ -132,6 +136,33 @@ func readVirtualization(handle gonvml.Device) string {
 		return "host-vsga"
 	default:
 		return ""
+	}
+}
+
+// readAddressingMode returns "HMM", "ATS" or "None", as NVIDIA's DRA driver spells
+// them, and "" where the driver (R550 and before) or the GPU doesn't tell.
+func (s *Session) readAddressingMode(handle gonvml.Device, object string) (string, error) {
+	const call = "nvmlDeviceGetAddressingMode"
+	if s.lib.Extensions().LookupSymbol(call) != nil {
+		return "", nil //nolint:nilerr // it isn't there; see above
+	}
+	mode, ret := handle.GetAddressingMode()
+	err := wrap(ret, call, object)
+	if errors.Is(err, ErrNotSupported) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	switch gonvml.DeviceAddressingModeType(mode.Value) {
+	case gonvml.DEVICE_ADDRESSING_MODE_HMM:
+		return "HMM", nil
+	case gonvml.DEVICE_ADDRESSING_MODE_ATS:
+		return "ATS", nil
+	case gonvml.DEVICE_ADDRESSING_MODE_NONE:
+		return "None", nil
+	default:
+		return "", nil // newer than this driver
 	}
 }
 

@@ -19,14 +19,15 @@ import (
 
 // Session is one initialized NVML. Its methods may be called concurrently.
 // It holds no state of the hardware but the identities of the GPUs it has
-// seen, so that one that is lost can still be named, and the profiles they can
-// be cut into, which stay the same as long as their driver is loaded.
+// seen, so that one that is lost can still be named, the profiles they can be cut
+// into, which stay the same as long as their driver is loaded, and their NVLinks.
 type Session struct {
 	lib     gonvml.Interface
 	devices device.Interface // go-nvlib's spelling of models and profiles
 	cuda    string           // path of the driver's libcuda; "" where NVML needs no help to find it
 
 	profiles sync.Map // gpu.UUID → []gpu.Profile
+	nvlinks  nvlinks
 
 	mu     sync.Mutex
 	known  known
@@ -132,7 +133,9 @@ func (s *Session) GPUs() ([]gpu.GPU, error) {
 		}
 		read = append(read, g)
 	}
-	return s.known.list(read, failed), nil
+	gpus := s.known.list(read, failed)
+	s.nvlinks.join(gpus)
+	return gpus, nil
 }
 
 // known are the GPUs that have answered, each as it last did. Not by index:

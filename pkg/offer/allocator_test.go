@@ -51,8 +51,11 @@ func (s *scheduler) plan(p offer.Plan) {
 	s.options.Plan = func(gpu.GPU) offer.Plan { return p }
 }
 
-// offered is what is on the shelf now.
-func (s *scheduler) offered() offer.GPU {
+// offered is what of the first GPU is on the shelf now.
+func (s *scheduler) offered() offer.GPU { return s.shelf()[0] }
+
+// shelf is what is on the shelf now.
+func (s *scheduler) shelf() []offer.GPU {
 	o := s.options
 	o.Allocated = nil
 	for _, claim := range s.claims {
@@ -60,13 +63,15 @@ func (s *scheduler) offered() offer.GPU {
 			o.Allocated = append(o.Allocated, gpu.DeviceName(r.Device))
 		}
 	}
-	return offer.Build(s.node, o)[0]
+	return offer.Build(s.node, o)
 }
 
 // request is what a claim asks for: a type, and as much of which capacity.
 type request struct {
 	kind, profile string
 	capacity      map[resourceapi.QualifiedName]string
+	// linked: two of them, in one NVLink domain.
+	linked bool
 }
 
 func (r request) exactly() *resourceapi.ExactDeviceRequest {
@@ -75,6 +80,9 @@ func (r request) exactly() *resourceapi.ExactDeviceRequest {
 		out.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf(`device.attributes["gpu.nvidia.com"].?profile.orValue("") == %q`, r.profile),
 		}}}
+	}
+	if r.linked {
+		out.Count = 2
 	}
 	if r.capacity != nil {
 		out.Capacity = &resourceapi.CapacityRequirements{Requests: make(map[resourceapi.QualifiedName]resource.Quantity)}
@@ -105,6 +113,9 @@ func (s *scheduler) asks(name string, requests ...request) string {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u"}}
 	for i, r := range requests {
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("r%d", i), Exactly: r.exactly()})
+		if r.linked {
+			claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, resourceapi.DeviceConstraint{MatchAttribute: new(resourceapi.FullyQualifiedName("gpu.nvidia.com/nvlinkDomain"))})
+		}
 	}
 	form := publish.NoCounters
 	if s.options.Counters {
@@ -112,7 +123,7 @@ func (s *scheduler) asks(name string, requests ...request) string {
 	}
 	var pool []*resourceapi.ResourceSlice
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: s.node.Name, UID: "1"}
-	made := publish.Pool(owner, []offer.GPU{s.offered()}, form)
+	made := publish.Pool(owner, s.shelf(), form)
 	for i := range made {
 		made[i].Spec.Pool.Generation = 1
 		if !s.options.Charged {
@@ -619,4 +630,20 @@ func TestSharesOfBefore(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestBridgedPairs: two GPUs in one NVLink domain are those of one bridge. Two that
+// have no NVLink won't do.
+func TestBridgedPairs(t *testing.T) {
+	s := newScheduler(t, offer.Plan{})
+	s.node = node(t, "l40s", 6)
+	for _, pair := range [][2]int{{1, 3}, {2, 5}} {
+		for _, i := range pair {
+			s.node.GPUs[i].NVLink = &gpu.NVLink{Links: 4, Domain: string(s.node.GPUs[pair[0]].UUID)}
+		}
+	}
+	pair := request{kind: "gpu", linked: true}
+	s.gets("a pair", "gpu-00000002 gpu-00000004", pair)
+	s.gets("another pair", "gpu-00000003 gpu-00000006", pair)
+	s.waits("a third pair", pair)
 }

@@ -200,3 +200,32 @@ func TestNodeThatReportsTooManyGPUs(t *testing.T) {
 		t.Errorf("%d GPUs are offered, want 128", got)
 	}
 }
+
+// TestNVLinkDomain: a claim's constraint keeps GPUs together that reach each other
+// over NVLink, on one node and on several.
+func TestNVLinkDomain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		gpu    gpu.GPU
+		domain string
+	}{
+		"no NVLink":               {gpu.GPU{}, ""},
+		"links that lead nowhere": {gpu.GPU{NVLink: &gpu.NVLink{Links: 4}}, ""},
+		"NVSwitches of the node":  {gpu.GPU{NVLink: &gpu.NVLink{Links: 18, Domain: gpu.SwitchDomain}}, "node-7"},
+		"a bridge":                {gpu.GPU{NVLink: &gpu.NVLink{Links: 4, Domain: "GPU-00000001"}}, "GPU-00000001"},
+		"NVSwitches of several nodes": {gpu.GPU{
+			NVLink: &gpu.NVLink{Links: 18, Domain: gpu.SwitchDomain}, Fabric: &gpu.Fabric{ClusterUUID: "c0ffee00", CliqueID: 2},
+		}, "c0ffee00.2"},
+	} {
+		d := offer.Whole(gpu.Node{Name: "node-7"}, tc.gpu)
+		got := ""
+		if a, ok := d.Attributes["nvlinkDomain"]; ok {
+			got = *a.StringValue
+		}
+		if got != tc.domain {
+			t.Errorf("%s: domain %q, want %q", name, got, tc.domain)
+		}
+		if links, ok := d.Attributes["nvlinkLinks"]; ok != (tc.gpu.NVLink != nil) || (ok && *links.IntValue != int64(tc.gpu.NVLink.Links)) {
+			t.Errorf("%s: links %v", name, links)
+		}
+	}
+}

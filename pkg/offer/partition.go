@@ -23,6 +23,7 @@ func partition(n gpu.Node, g gpu.GPU, p part, name gpu.DeviceName) resourceapi.D
 	a.int("placementSize", p.Placement.Size)
 	a.string("memoryEnforcement", enforcementHardware)
 	a.string("computeEnforcement", enforcementHardware)
+	a.string("addressingMode", g.AddressingMode)
 	capacity := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		"memory": {Value: *resource.NewQuantity(p.profile.MemoryBytes, resource.BinarySI)},
 	}

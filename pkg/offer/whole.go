@@ -47,10 +47,10 @@ func whole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
 	a.string("virtualizationMode", g.VirtualizationMode)
 	if f := g.Fabric; f != nil {
 		a.string("fabricClusterUUID", f.ClusterUUID)
-		// The form of the node label nvidia.com/gpu.clique: a clique's number
-		// means something within its cluster only.
-		a.string("fabricClique", fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID))
+		a.string("fabricClique", clique(*f))
 	}
+	a.string("addressingMode", g.AddressingMode)
+	a.nvlink(n, g)
 	return resourceapi.Device{
 		Name:       string(name),
 		Attributes: a,
@@ -59,6 +59,10 @@ func whole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
 		},
 	}
 }
+
+// clique has the form of the node label nvidia.com/gpu.clique: a clique's number
+// means something within its cluster only.
+func clique(f gpu.Fabric) string { return fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID) }
 
 // attributes of one device. What the host or NVML doesn't tell is left out: a
 // selector must be able to ask whether it is known.
@@ -82,6 +86,24 @@ func (a attributes) place(g gpu.GPU) {
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {
 		a.int(deviceattribute.StandardDeviceAttributeNUMANode, *g.NUMANode)
+	}
+}
+
+// nvlink sets what a claim's constraint needs to have its GPUs linked: a domain
+// that several nodes share, the node's one behind NVSwitches, or one of some GPUs
+// of the node.
+func (a attributes) nvlink(n gpu.Node, g gpu.GPU) {
+	if g.NVLink == nil {
+		return
+	}
+	a.int("nvlinkLinks", g.NVLink.Links)
+	switch {
+	case g.Fabric != nil:
+		a.string("nvlinkDomain", clique(*g.Fabric))
+	case g.NVLink.Domain == gpu.SwitchDomain:
+		a.string("nvlinkDomain", n.Name)
+	default:
+		a.string("nvlinkDomain", g.NVLink.Domain)
 	}
 }
 

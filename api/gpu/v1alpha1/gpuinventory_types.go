@@ -149,6 +149,12 @@ type GPU struct {
 	// fabric the GPU is part of.
 	// +optional
 	Fabric *Fabric `json:"fabric,omitempty"`
+	// nvlink is absent where no NVLink of the GPU has been active.
+	// +optional
+	NVLink *NVLink `json:"nvlink,omitempty"`
+	// addressingMode, where NVML tells: HMM, ATS, None.
+	// +optional
+	AddressingMode string `json:"addressingMode,omitempty"`
 	// mig is absent on GPUs without MIG.
 	// +optional
 	MIG *MIG `json:"mig,omitempty"`
@@ -163,6 +169,18 @@ type GPU struct {
 type Fabric struct {
 	ClusterUUID string `json:"clusterUUID"`
 	CliqueID    int32  `json:"cliqueID"`
+}
+
+// NVLink says how a GPU is linked to others. A link that goes down for a while
+// still counts.
+type NVLink struct {
+	// links that have been active since the plugin started.
+	Links int32 `json:"links"`
+	// domain is the same for the GPUs of the node that reach each other over NVLink:
+	// nvswitch, or the UUID of one of them. Absent where the links lead to no GPU of
+	// the node.
+	// +optional
+	Domain string `json:"domain,omitempty"`
 }
 
 // GPUCondition is one thing wrong with a GPU.

@@ -16,10 +16,12 @@ import (
 	"sync"
 	"testing"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
 // Port is what the driver uses of NVML.
@@ -57,6 +59,7 @@ func Contract(t *testing.T, port Port) {
 	for _, g := range gpus {
 		t.Run(string(g.UUID), func(t *testing.T) {
 			checkGPU(t, g)
+			checkNVLink(t, g, gpus)
 			checkMIG(t, port, g)
 			checkComputeMode(t, port, g)
 		})
@@ -117,8 +120,58 @@ func checkGPU(t *testing.T, g gpu.GPU) {
 	if len(g.Conditions) > 0 {
 		t.Errorf("conditions %v: want a healthy GPU", g.Conditions)
 	}
+	if !slices.Contains([]string{"", "HMM", "ATS", "None"}, g.AddressingMode) {
+		t.Errorf("addressing mode %q: want HMM, ATS, None or nothing", g.AddressingMode)
+	}
 	if g.MIG != nil {
 		checkProfiles(t, g.MIG.Profiles, g.MemoryBytes)
+	}
+}
+
+// checkNVLink: a domain is that of the switches, or is named after a GPU in it and
+// has another one.
+func checkNVLink(t *testing.T, g gpu.GPU, gpus []gpu.GPU) {
+	if g.NVLink == nil {
+		t.Logf("%s: no NVLink, addressing mode %q", g.Model.ProductName, g.AddressingMode)
+		return
+	}
+	l := *g.NVLink
+	t.Logf("%s: %d NVLinks, domain %q, addressing mode %q", g.Model.ProductName, l.Links, l.Domain, g.AddressingMode)
+	if l.Links < 1 || l.Links > gonvml.NVLINK_MAX_LINKS {
+		t.Errorf("%d NVLinks: want 1 to %d", l.Links, gonvml.NVLINK_MAX_LINKS)
+	}
+	if l.Domain == "" || l.Domain == gpu.SwitchDomain {
+		return
+	}
+	var members []gpu.UUID
+	for _, other := range gpus {
+		if other.NVLink != nil && other.NVLink.Domain == l.Domain {
+			members = append(members, other.UUID)
+		}
+	}
+	if len(members) < 2 || string(slices.Min(members)) != l.Domain {
+		t.Errorf("domain %q of %v: want two members, and the UUID that sorts first", l.Domain, members)
+	}
+}
+
+// NVLinks compares the links that the port counts with the simulated machine's.
+func NVLinks(t *testing.T, port Port, machine *nvmlsim.Machine) {
+	gpus, err := port.GPUs()
+	must(t, err)
+	for i, g := range machine.GPUs() {
+		active := 0
+		for link := range gonvml.NVLINK_MAX_LINKS {
+			if up, err := g.NVLinkState(link); err == nil && up {
+				active++
+			}
+		}
+		got := 0
+		if l := gpus[i].NVLink; l != nil {
+			got = l.Links
+		}
+		if got != active {
+			t.Errorf("GPU %d: %d NVLinks, want %d", i, got, active)
+		}
 	}
 }
 

@@ -88,9 +88,20 @@ func NodeOf(m *nvmlsim.Model, n int) gpu.Node {
 			Model:       gpu.Model{ProductName: m.ProductName, Brand: m.Brand, Architecture: m.Architecture, CUDAComputeCapability: m.CUDAComputeCapability},
 			MemoryBytes: int64(m.MemoryBytes()),
 			MIG:         mig(m.MIG),
+			NVLink:      nvlink(m, n),
+			// As most hosts with these drivers say.
+			AddressingMode: "None",
 		})
 	}
 	return node
+}
+
+// nvlink is that of the model's boards with NVSwitches.
+func nvlink(m *nvmlsim.Model, n int) *gpu.NVLink {
+	if n < 2 || m.NVLink == nil || m.NVLink.Topology != "switch" {
+		return nil
+	}
+	return &gpu.NVLink{Links: m.NVLink.Links, Domain: gpu.SwitchDomain}
 }
 
 func mig(m *nvmlsim.MIGModel) *gpu.MIG {

@@ -1,0 +1,158 @@
+package nvml
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// nvlinks remembers the NVLinks of each GPU that were seen active, and where
+// they lead. A link that goes down later stays: it may be training again, and
+// what a node reports must not change with that. The memory ends with the
+// session, and so with the driver.
+type nvlinks struct {
+	mu   sync.Mutex
+	ends map[gpu.UUID]map[int]linkEnd
+	none map[gpu.UUID]bool // GPUs without NVLink
+}
+
+// linkEnd is the device at the other end of a link.
+type linkEnd struct {
+	isSwitch bool
+	pci      gpu.PCIAddress
+}
+
+// known returns a copy of what is remembered of a GPU; none says that it has no
+// NVLink.
+func (n *nvlinks) known(uuid gpu.UUID) (ends map[int]linkEnd, none bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return maps.Clone(n.ends[uuid]), n.none[uuid]
+}
+
+func (n *nvlinks) add(uuid gpu.UUID, found map[int]linkEnd, none bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ends == nil {
+		n.ends, n.none = map[gpu.UUID]map[int]linkEnd{}, map[gpu.UUID]bool{}
+	}
+	n.none[uuid] = none
+	if n.ends[uuid] == nil {
+		n.ends[uuid] = map[int]linkEnd{}
+	}
+	maps.Copy(n.ends[uuid], found)
+}
+
+// readNVLink remembers what it finds of a GPU's links. A link that NVML can't
+// tell about now is tried again at the next reading.
+func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
+	known, none := s.nvlinks.known(uuid)
+	if none {
+		return
+	}
+	supported := len(known) > 0
+	found := map[int]linkEnd{}
+	for link := range gonvml.NVLINK_MAX_LINKS {
+		if _, ok := known[link]; ok {
+			continue
+		}
+		state, ret := handle.GetNvLinkState(link)
+		if ret == gonvml.ERROR_INVALID_ARGUMENT {
+			break // the GPU has so many
+		}
+		supported = supported || ret != gonvml.ERROR_NOT_SUPPORTED
+		if ret != gonvml.SUCCESS || state != gonvml.FEATURE_ENABLED {
+			continue
+		}
+		if end, ok := s.readLinkEnd(handle, link); ok {
+			found[link] = end
+		}
+	}
+	s.nvlinks.add(uuid, found, !supported)
+}
+
+// readLinkEnd reads what is at the other end of a link; false if NVML says
+// nothing of it. A driver that doesn't know the kind of the other end may still
+// know its PCI address, and the other way round.
+func (s *Session) readLinkEnd(handle gonvml.Device, link int) (end linkEnd, ok bool) {
+	if s.lib.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemoteDeviceType") == nil {
+		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
+		ok = ret == gonvml.SUCCESS
+		end.isSwitch = ok && kind == gonvml.NVLINK_DEVICE_TYPE_SWITCH
+	}
+	if pci, ret := handle.GetNvLinkRemotePciInfo(link); ret == gonvml.SUCCESS {
+		end.pci, ok = gpu.NewPCIAddress(cString(pci.BusId[:])), true
+	}
+	return end, ok
+}
+
+// join sets the NVLink of all GPUs of a node: each GPU's links, and the domain
+// that it is in.
+func (n *nvlinks) join(gpus []gpu.GPU) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	domains := newDomains(gpus)
+	for _, g := range gpus {
+		for _, end := range n.ends[g.UUID] {
+			switch {
+			case end.isSwitch:
+				domains.merge(string(g.PCI), gpu.SwitchDomain)
+			case domains[string(end.pci)] != "":
+				domains.merge(string(g.PCI), string(end.pci))
+			}
+		}
+	}
+	for i, g := range gpus {
+		gpus[i].NVLink = nil
+		if links := len(n.ends[g.UUID]); links > 0 {
+			gpus[i].NVLink = &gpu.NVLink{Links: links, Domain: domains.name(g, gpus)}
+		}
+	}
+}
+
+// domains maps each GPU, by PCI address, and the switches, by SwitchDomain, to
+// the domain that they are in.
+type domains map[string]string
+
+// newDomains puts each GPU, and the switches, into a domain of its own.
+func newDomains(gpus []gpu.GPU) domains {
+	d := domains{gpu.SwitchDomain: gpu.SwitchDomain}
+	for _, g := range gpus {
+		d[string(g.PCI)] = string(g.PCI)
+	}
+	return d
+}
+
+// merge makes one domain of those of a and b.
+func (d domains) merge(a, b string) {
+	from, to := d[a], d[b]
+	for member, domain := range d {
+		if domain == from {
+			d[member] = to
+		}
+	}
+}
+
+// name is that of a GPU's domain: SwitchDomain, or the UUID that sorts first in it,
+// so that it is the same after a restart. Empty where the GPU is the only one of
+// the domain.
+func (d domains) name(g gpu.GPU, gpus []gpu.GPU) string {
+	mine := d[string(g.PCI)]
+	if mine == d[gpu.SwitchDomain] {
+		return gpu.SwitchDomain
+	}
+	var members []gpu.UUID
+	for _, other := range gpus {
+		if d[string(other.PCI)] == mine {
+			members = append(members, other.UUID)
+		}
+	}
+	if len(members) < 2 {
+		return ""
+	}
+	return string(slices.Min(members))
+}
