@@ -32,6 +32,14 @@ type MPSClient struct {
 	MemoryMiB []int64
 }
 
+// CheckMPS returns an error for GPUs on which MPS can't limit its clients.
+func CheckMPS(m Model) error {
+	if m.FromVolta() {
+		return nil
+	}
+	return fmt.Errorf("MPS has limits only on GPUs of compute capability 7.0 (Volta) or later, and a %s has %s", m.ProductName, m.CUDAComputeCapability)
+}
+
 const mebibyte = 1 << 20
 
 // mpsServerMiB is kept back for the MPS server of a GPU or partition (66 MiB on

@@ -23,7 +23,9 @@ const equalInstead = 4
 
 // mps carries out a plan for MPS shares of the whole GPU.
 func (s *shelf) mps(plan v1alpha1.MPSPlan) {
-	switch {
+	switch err := gpu.CheckMPS(s.g.Model); {
+	case err != nil:
+		s.problem("It can't be divided into MPS shares (spec.plan.mps): %v. It is offered whole; to have several claims use it, plan it timeSliced with interval Default.", err)
 	case !s.whole:
 		s.problem("It can't be divided into MPS shares (spec.plan.mps), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan shares of partitions (spec.plan.partitioned.mps).")
@@ -85,6 +87,11 @@ func (s *shelf) timeSliced(plan v1alpha1.TimeSlicedPlan) {
 	if !s.whole {
 		s.problem("It can't be time-sliced (spec.plan.timeSliced), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
+		return
+	}
+	if i := plan.Interval; i != "" && i != v1alpha1.DefaultTimeSlice && !s.g.Model.FromVolta() {
+		s.problem("Its time slices can't be made %s (spec.plan.timeSliced.interval): their length can be set only on GPUs of compute capability 7.0 (Volta) or later, and a %s has %s. "+
+			"It is offered whole; plan interval Default.", i, s.g.Model.ProductName, s.g.Model.CUDAComputeCapability)
 		return
 	}
 	for i := range int(plan.Replicas) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
@@ -17,6 +18,16 @@ import (
 // can't be carried out, and expects to read why, and what to do.
 func TestSharesThatCannotBe(t *testing.T) {
 	poor := func(mib int64) func(*gpu.GPU) { return func(g *gpu.GPU) { g.MemoryBytes = mib << 20 } }
+	pascal := func(g *gpu.GPU) {
+		g.MIG, g.Model.ProductName, g.Model.CUDAComputeCapability = nil, "Tesla P100-PCIE-16GB", "6.0"
+	}
+	turing := func(g *gpu.GPU) {
+		g.MIG, g.Model.ProductName, g.Model.CUDAComputeCapability = nil, "NVIDIA GeForce RTX 2080 Ti", "7.5"
+	}
+	longTurns := func(p offer.Plan) offer.Plan {
+		p.TimeSliced.Interval = v1alpha1.LongTimeSlice
+		return p
+	}
 	for name, tc := range map[string]struct {
 		gpu       func(*gpu.GPU) // from an H100 that nobody has touched
 		plan      offer.Plan
@@ -36,6 +47,13 @@ func TestSharesThatCannotBe(t *testing.T) {
 		"a step that is rounded up beyond all of it": {gpu: poor(129), plan: bySize("1048577", 2), want: offered{Devices: "whole", Problem: "memoryStep"}},
 		"more replicas than there is room for":       {plan: inTurn(64), want: offered{Devices: strings.Join(numbered("ts64-%d", 64), " "), Problem: "beside 64 replicas"}},
 		"as many replicas as there is room for":      {plan: inTurn(63), want: offered{Devices: "whole " + strings.Join(numbered("ts63-%d", 63), " "), Counters: "replicas=63"}},
+		"MPS before Volta":                           {gpu: pascal, plan: equalShares(2), want: offered{Devices: "whole", Problem: "compute capability 7.0 (Volta) or later, and a Tesla P100-PCIE-16GB has 6.0. It is offered whole"}},
+		"MPS before Volta, by size":                  {gpu: pascal, plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "plan it timeSliced with interval Default"}},
+		"in turn before Volta":                       {gpu: pascal, plan: inTurn(2), want: offered{Devices: "whole ts2-0 ts2-1", Counters: "replicas=2"}},
+		"long turns before Volta":                    {gpu: pascal, plan: longTurns(inTurn(2)), want: offered{Devices: "whole", Problem: "can't be made Long (spec.plan.timeSliced.interval)"}},
+		"partitions before Volta":                    {gpu: pascal, plan: sharedParts(2), want: offered{Devices: "whole", Problem: "no MIG"}},
+		"MPS on Turing":                              {gpu: turing, plan: equalShares(2), want: offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
+		"long turns on Turing":                       {gpu: turing, plan: longTurns(inTurn(2)), want: offered{Devices: "whole ts2-0 ts2-1", Counters: "replicas=2"}},
 		"partitions, no MIG":                         {gpu: func(g *gpu.GPU) { g.MIG = nil }, plan: sharedParts(2), want: offered{Devices: "whole", Problem: "no MIG"}},
 		"partitions with too little memory": {gpu: func(g *gpu.GPU) { g.MIG.Profiles[0].MemoryBytes = 130 << 20 }, plan: sharedParts(4, "1g.10gb", "3g.40gb"),
 			want: offered{Devices: "whole 3g40gb-0-mps 3g40gb-4-mps", Counters: "memory-slices-0-4=2", Problem: "Profile 1g.10gb has too little memory for 4 MPS shares"}},

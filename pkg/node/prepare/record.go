@@ -97,25 +97,33 @@ func setLimits(grants []journal.Grant, read []claim.Grant, on []gpu.GPU) error {
 		return err
 	}
 	for i, g := range grants {
-		var l gpu.Limits
-		var err error
-		switch {
-		case g.Admin:
-			continue
-		case g.Share != nil:
-			l, err = limitsOfShares(grants, read, on, i)
-		case read[i].MPS != nil:
-			m := read[i].MPS
-			l = gpu.Limits{ThreadPercentage: m.ThreadPercentage, MemoryMiB: memoryFor(grants, read, i)}
-		default:
+		if g.Admin || (g.Share == nil && read[i].MPS == nil) {
 			continue
 		}
+		l, err := limitsOf(grants, read, on, i)
 		if err != nil {
 			return fmt.Errorf("request %q was given device %q: %w", g.Request, g.Device, err)
 		}
 		grants[i].MPS = &journal.MPS{ThreadPercentage: l.ThreadPercentage, MemoryMiB: l.MemoryMiB}
 	}
 	return nil
+}
+
+// limitsOf are the limits of a grant that is a share, or has a configuration for
+// MPS.
+func limitsOf(grants []journal.Grant, read []claim.Grant, on []gpu.GPU, i int) (gpu.Limits, error) {
+	share, m := grants[i].Share != nil, read[i].MPS
+	err := gpu.CheckMPS(on[i].Model)
+	switch {
+	case err != nil && share:
+		return gpu.Limits{}, fmt.Errorf("%w: %w; delete the claim, and have the GPU's SharingPolicy offer it otherwise", claim.ErrPermanent, err)
+	case err != nil:
+		return gpu.Limits{}, m.Refuse(err)
+	case share:
+		return limitsOfShares(grants, read, on, i)
+	default:
+		return gpu.Limits{ThreadPercentage: m.ThreadPercentage, MemoryMiB: memoryFor(grants, read, i)}, nil
+	}
 }
 
 // limitsOfShares are the limits of a share together with the others that the same

@@ -196,10 +196,17 @@ func TestSharingRefuses(t *testing.T) {
 		"a device the claim doesn't have": {configured(newClaim("c", result("g", 0), result("g", 1)), `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"2":"1Gi"}}}`), []string{
 			"defaultPerDevicePinnedMemoryLimit[2]", "0 (" + gpu0, "1 (" + gpu1,
 		}},
+		"a share of a GPU without MPS limits": {newClaim("c", share("s", 2, 4, 1)), []string{
+			`request "s"`, "compute capability 7.0 (Volta) or later", "Tesla P100-PCIE-16GB has 6.0", "SharingPolicy",
+		}},
+		"MPS limits where there are none": {configured(newClaim("c", result("g", 2)), `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`), []string{
+			"compute capability 7.0 (Volta) or later", "ResourceClaim",
+		}},
 		"a share without its size": {newClaim("c", of("s", gpu0+"-mps")), []string{"consumedCapacity", "DRAConsumableCapacity"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, 2)
+			f := newFixture(t, 3)
+			f.node.SetModel(2, gpu.Model{ProductName: "Tesla P100-PCIE-16GB", CUDAComputeCapability: "6.0"})
 			_, err := f.Prepare(testContext(t), tc.claim)
 			if !errors.Is(err, claim.ErrPermanent) {
 				t.Fatalf("got %v, want a refusal", err)

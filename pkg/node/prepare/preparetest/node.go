@@ -92,6 +92,9 @@ func NewNode(dir string, gpus int) (*Node, error) {
 	return n, nil
 }
 
+// SetModel has the n-th GPU be of another model.
+func (n *Node) SetModel(i int, m gpu.Model) { n.gpus[i].Model = m }
+
 func stateIn(dir, bootID string) doctor.Node {
 	return doctor.Node{
 		Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"),
