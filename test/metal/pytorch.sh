@@ -213,8 +213,29 @@ phase_pair() {
   shared_beside_whole
 }
 
-# claim_all prints a template of claims for every GPU of the host.
+# nvlink_domains prints the NVLink domain of each whole GPU that has one.
+nvlink_domains() {
+  k get resourceslices -o jsonpath='{range .items[*].spec.devices[*]}{.attributes.type.string} {.attributes.nvlinkDomain.string}{"\n"}{end}' | awk '$1 == "gpu" && $2 != "" {print $2}'
+}
+
+# check_nvlink: GPUs that nvidia-smi calls linked are published in one domain.
+check_nvlink() {
+  local matrix domains
+  matrix=$(nvidia-smi topo -m || true)
+  domains=$(nvlink_domains)
+  note "  NVLink domains published: $(sort <<<"$domains" | uniq -c | tr -s ' \n' ' ')"
+  if grep -qE '(^|[[:space:]])NV[0-9]+([[:space:]]|$)' <<<"$matrix"; then
+    same "GPUs in one NVLink domain" "$(sort <<<"$domains" | uniq -c | awk '$1 > most {most = $1} END {print most + 0}')" "$gpus"
+  fi
+}
+
+# claim_all prints a template of claims for every GPU of the host, in one NVLink
+# domain where they are.
 claim_all() {
+  local constraints=""
+  if [ "$(nvlink_domains | sort | uniq -c | awk '{print $1}')" = "$gpus" ]; then
+    constraints="constraints: [{requests: [gpu], matchAttribute: gpu.nvidia.com/nvlinkDomain}]"
+  fi
   cat <<END
 ---
 apiVersion: resource.k8s.io/v1
@@ -226,6 +247,7 @@ spec:
       requests:
       - name: gpu
         exactly: {deviceClassName: gpu.nvidia.com, count: $gpus}
+      $constraints
 END
 }
 
@@ -235,6 +257,7 @@ all_reduce() {
   local start
   note "  -- $gpus GPUs in one claim"
   whole_only
+  check_nvlink
   claim_all | k apply -f -
   if no_pytorch "the all-reduce"; then
     pod all all 1001 "$client all; nvidia-smi -L" | k apply -f -
