@@ -181,7 +181,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	p := &plugin{journal: j, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
-		Journal: j, CDI: h.specs, Inventory: h.reporter, Partitions: h.partitions, Driver: DriverName, Pool: "node-0", BootID: "boot",
+		Journal: j, CDI: h.specs, Containers: startContainers(t), Inventory: h.reporter, Partitions: h.partitions, Driver: DriverName, Pool: "node-0", BootID: "boot",
 	})}
 	h.reread = p.mend
 	runHardware(t, h)

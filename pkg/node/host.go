@@ -22,6 +22,7 @@ const (
 	journalDir  = "claims"
 	gpuDir      = "gpus"     // of the journal
 	settingsDir = "settings" // of the journal
+	marksDir    = "containers"
 	hookFile    = "bin/nvidia-cdi-hook"
 	hookTemp    = hookFile + ".tmp" // while it is installed
 )
@@ -160,6 +161,7 @@ func leave(dataDir string) error {
 		removeIfEmpty(filepath.Join(dataDir, journalDir, gpuDir)),
 		removeIfEmpty(filepath.Join(dataDir, journalDir, settingsDir)),
 		removeIfEmpty(filepath.Join(dataDir, journalDir)),
+		removeIfEmpty(filepath.Join(dataDir, marksDir)),
 		removeIfThere(filepath.Join(dataDir, lockFile)),
 	)
 }

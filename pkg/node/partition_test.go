@@ -63,7 +63,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
 	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, sharing: h.sharing, hardware: h, cfg: Config{DataDir: dir}}
 	d.preparer = prepare.New(prepare.Options{
-		Journal: d.journal, CDI: d.specs, Inventory: h.reporter, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
+		Journal: d.journal, CDI: d.specs, Containers: startContainers(t), Inventory: h.reporter, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
 		Driver: DriverName, Pool: "node-0", BootID: "boot",
 	})
 	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware

@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -64,7 +65,9 @@ type plugin struct {
 	cfg        Config
 	client     kubernetes.Interface
 	journal    *journal.Journal
+	containers *containers.Containers
 	specs      *cdi.Specs
+	warnings   *warnings
 	reporter   *report.Reporter
 	partitions *partition.Manager
 	sharing    *sharing.Manager
@@ -93,7 +96,11 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		return nil, err
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host})
+	if p.containers, err = containers.New(filepath.Join(cfg.DataDir, marksDir), host.Path); err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
+	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
+	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
 	p.hardware = &hardware{
 		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
@@ -121,10 +128,10 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	}
 	p.hardware.reporter, p.hardware.partitions, p.hardware.sharing = p.reporter, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
-		Journal: p.journal, CDI: p.specs, Inventory: p.reporter, Partitions: p.partitions, Sharing: p.sharing,
+		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.reporter, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), DriverName, cfg.NodeName),
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell,
+		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell, Warn: p.warnings.warn,
 		Step: failpoint.Step(),
 	})
 	return p, nil
@@ -135,7 +142,12 @@ func (p *plugin) run(ctx context.Context) error {
 	if err := p.specs.Tidy(); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files stay in the CDI directory", "node", p.cfg.NodeName)
 	}
+	if err := p.containers.Recover(); err != nil {
+		klog.FromContext(ctx).Error(err, "Containers of claims that were being unprepared when the plugin ended may go unnoticed", "node", p.cfg.NodeName)
+	}
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.containers.Run(ctx) })
+	group.Go(func() error { return p.warnings.run(ctx) })
 	group.Go(func() error {
 		return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, metricsHandler(p.metrics))
 	})

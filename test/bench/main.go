@@ -36,10 +36,12 @@ type options struct {
 	only   string
 	rounds int
 	pods   int
-	idle   time.Duration
-	keep   bool
-	real   bool
-	bundle string
+	// handovers from a force-deleted pod to the next one.
+	handovers int
+	idle      time.Duration
+	keep      bool
+	real      bool
+	bundle    string
 }
 
 func main() {
@@ -47,6 +49,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "measure only these, separated by commas: "+(*bench)(nil).names())
 	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
+	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
@@ -289,9 +292,13 @@ func (b *bench) prepares(ctx context.Context) error {
 				return err
 			}
 		}
-		prep, unprep, err := b.measurePrepares(ctx, p, measured)
+		prep, unprep, floor, err := b.measurePrepares(ctx, p, measured)
 		if err != nil {
 			return err
+		}
+		if n == 0 {
+			b.figure("prepare_floor_p50_ms", floor.percentile(50))
+			b.figure("prepare_floor_ratio", prep.percentile(50)/floor.percentile(50))
 		}
 		b.percentiles(fmt.Sprintf("prepare_%d", n), prep)
 		b.percentiles(fmt.Sprintf("unprepare_%d", n), unprep)
@@ -308,8 +315,34 @@ func (b *bench) prepares(ctx context.Context) error {
 	return b.deleteClaims(ctx)
 }
 
-func (b *bench) measurePrepares(ctx context.Context, p *plugin, claims []*resourcev1.ResourceClaim) (prep, unprep sample, err error) {
-	return measureRounds(ctx, p, claims, b.rounds)
+// measurePrepares measures prepares and unprepares, and between them their floor:
+// one durable write and one GET of a claim, which every prepare makes.
+func (b *bench) measurePrepares(ctx context.Context, p *plugin, claims []*resourcev1.ResourceClaim) (prep, unprep, floor sample, err error) {
+	dir := filepath.Join(b.stack.Cluster.NodeDir(b.node), "var/lib/tessera", ".bench")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, nil, fmt.Errorf("measure the floor of a prepare: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	for i := range b.rounds {
+		one, two, err := measureRounds(ctx, p, claims[i%len(claims):][:1], 1)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		both, err := measure(1, func() error { return b.floor(ctx, dir, claims[i%len(claims)].Name) })
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("measure the floor of a prepare: %w", err)
+		}
+		prep, unprep, floor = append(prep, one...), append(unprep, two...), append(floor, both...)
+	}
+	return prep, unprep, floor, nil
+}
+
+// floor is what no prepare can do without.
+func (b *bench) floor(ctx context.Context, dir, claim string) error {
+	if _, err := b.stack.Kube().ResourceV1().ResourceClaims(namespace).Get(ctx, claim, metav1.GetOptions{}); err != nil {
+		return err
+	}
+	return durable(dir)
 }
 
 // measureRounds prepares and unprepares one claim after the other.
@@ -409,7 +442,7 @@ func (b *bench) handover(ctx context.Context) error {
 	}
 	var worst time.Duration
 	early := 0
-	for round := range 5 {
+	for round := range b.handovers {
 		took, err := handover(ctx, b.stack.Kube(), stack.TestImage, b.node, round, claim)
 		if err != nil {
 			return err

@@ -99,7 +99,7 @@ func (b *bench) oneByOne(ctx context.Context, p *plugin, node string, c *resourc
 		return nil, err
 	}
 	b.progress("making one partition %d times, %v each", b.rounds, migCreate)
-	cold, _, err := b.measurePrepares(ctx, p, []*resourcev1.ResourceClaim{c})
+	cold, _, err := measureRounds(ctx, p, []*resourcev1.ResourceClaim{c}, b.rounds)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ spec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}, plan: {partiti
 	if err != nil {
 		return fmt.Errorf("wait for a partition to be kept: %w", err)
 	}
-	warm, _, err := b.measurePrepares(ctx, p, []*resourcev1.ResourceClaim{c})
+	warm, _, err := measureRounds(ctx, p, []*resourcev1.ResourceClaim{c}, b.rounds)
 	if err != nil {
 		return err
 	}

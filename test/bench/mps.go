@@ -49,7 +49,7 @@ func (b *bench) mps(ctx context.Context) error {
 // wholeColdWarm measures prepares of a GPU as a whole, of its only share, and
 // of another share beside that one.
 func (b *bench) wholeColdWarm(ctx context.Context, p *plugin, whole, share, beside *resourcev1.ResourceClaim) error {
-	undisturbed, _, err := b.measurePrepares(ctx, p, []*resourcev1.ResourceClaim{whole})
+	undisturbed, _, err := measureRounds(ctx, p, []*resourcev1.ResourceClaim{whole}, b.rounds)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (b *bench) wholeColdWarm(ctx context.Context, p *plugin, whole, share, besi
 	if err := p.prepare(ctx, share); err != nil {
 		return err
 	}
-	warm, leave, err := b.measurePrepares(ctx, p, []*resourcev1.ResourceClaim{beside})
+	warm, leave, err := measureRounds(ctx, p, []*resourcev1.ResourceClaim{beside}, b.rounds)
 	if err != nil {
 		return err
 	}

@@ -45,6 +45,10 @@ type Config struct {
 	// HookPath is nvidia-cdi-hook on the host.
 	HookPath string
 	Host     Host
+	// Mark, which may be nil, creates a file for a claim, and says where it is on the
+	// host and is to be mounted in the claim's containers (containers.Containers).
+	// Idempotent.
+	Mark func(claimUID string) (hostPath, containerPath string, err error)
 }
 
 // Specs are the specifications in the CDI directory that belong to this
@@ -85,6 +89,9 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (ma
 		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
 	}
 	spec := &specs.Spec{Kind: claimKind}
+	if spec.ContainerEdits, err = s.markEdits(claimUID); err != nil {
+		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
+	}
 	ids := make(map[gpu.DeviceName][]string, len(devices))
 	for _, name := range sortedNames(devices) {
 		device := claimUID + "-" + string(name)
@@ -102,6 +109,21 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (ma
 		return nil, err
 	}
 	return ids, nil
+}
+
+// markEdits mounts the claim's mark, once in each container, whichever of the
+// claim's devices it has.
+func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
+	if s.cfg.Mark == nil {
+		return specs.ContainerEdits{}, nil
+	}
+	host, container, err := s.cfg.Mark(claimUID)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	return specs.ContainerEdits{Mounts: []*specs.Mount{{
+		HostPath: host, ContainerPath: container, Options: []string{"ro", "bind", "nosuid", "nodev", "noexec"},
+	}}}, nil
 }
 
 // Remove deletes the claim's specification; one that isn't there is fine.

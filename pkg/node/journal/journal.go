@@ -162,7 +162,7 @@ func (j *Journal) held() []Record {
 // the new name durable: then Get returns the new record, and another Put or a
 // Delete settles it.
 func (j *Journal) Put(r Record) error {
-	r.Grants = slices.Clone(r.Grants)
+	r.Grants, r.Pods = slices.Clone(r.Grants), slices.Clone(r.Pods)
 	return j.claims.put(r)
 }
 

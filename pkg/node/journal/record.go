@@ -18,6 +18,15 @@ type Record struct {
 	// container of the claim can be running in any other.
 	BootID string  `json:"bootID"`
 	Grants []Grant `json:"grants"`
+	// Pods that the claim was reserved for when it was prepared. Others may have
+	// joined since: the kubelet prepares a claim once.
+	Pods []Pod `json:"pods,omitempty"`
+}
+
+// Pod is a pod in the claim's namespace.
+type Pod struct {
+	UID  string `json:"uid"`
+	Name string `json:"name"`
 }
 
 func (r Record) key() string { return r.ClaimUID }

@@ -108,14 +108,18 @@ type wait struct {
 }
 
 func newWait(ctx context.Context) *wait {
-	start := time.Now()
+	w := &wait{start: time.Now(), leaving: map[string]Standing{}}
+	w.ctx, w.cancel = withMargin(ctx)
+	return w
+}
+
+// withMargin returns a context that ends a margin before the call's deadline.
+func withMargin(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = start.Add(waitDefault + waitMargin)
+		deadline = time.Now().Add(waitDefault + waitMargin)
 	}
-	w := &wait{start: start, leaving: map[string]Standing{}}
-	w.ctx, w.cancel = context.WithDeadline(ctx, deadline.Add(-waitMargin))
-	return w
+	return context.WithDeadline(ctx, deadline.Add(-waitMargin))
 }
 
 // waitFor returns nil when it is worth looking again whether the holders still
@@ -209,7 +213,7 @@ func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
 		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
-	if err := p.take(ctx, holder.ClaimUID); err != nil {
+	if err := p.take(ctx, holder.ClaimUID, unused); err != nil {
 		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)
 	}
 	return nil

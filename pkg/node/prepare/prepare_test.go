@@ -22,6 +22,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -72,6 +73,7 @@ type fixture struct {
 	holders *holders
 	sharing *preparetest.Sharing
 	changes int
+	warned  chan string // the warnings, as far as there is room
 }
 
 // start starts a plugin on the node, as after a boot or a crash, without
@@ -83,16 +85,40 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j)}
+	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j), warned: make(chan string, 100)}
+	marks := startContainers(t, node)
+	node.Mark = marks.Mark
 	node.Step, node.BootID, node.InUse = step, bootID, j.InUse
 	f.Preparer = prepare.New(prepare.Options{
-		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders,
+		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
-		Step:              step,
+		Warn: func(c kubeletplugin.NamespacedObject, reason, message string) {
+			f.warned <- fmt.Sprintf("%s %s: %s", c.NamespacedName, reason, message)
+		},
+		Step: step,
 	})
 	return f
+}
+
+// startContainers runs what looks after the containers of a node.
+func startContainers(t testing.TB, node *preparetest.Node) *containers.Containers {
+	t.Helper()
+	c, err := containers.New(node.Marks, func(path string) string { return filepath.Join(node.Root, path) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }
 
 func newNode(t testing.TB, gpus int) *preparetest.Node {

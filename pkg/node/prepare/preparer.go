@@ -31,6 +31,20 @@ type CDI interface {
 	Claims() ([]string, error)
 }
 
+// Containers keeps a mark for each claim that shows which containers have it
+// (*containers.Containers). The claim's CDI spec mounts the mark.
+type Containers interface {
+	// Ended deletes the claim's mark and returns nil when no process is left of the
+	// containers that had it mounted, nor of the pods. Once it has begun, no further
+	// container can start with the claim. When the context ends first, the error
+	// names the pods and processes that are left; another call goes on waiting.
+	Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error
+	// Forget deletes the claim's mark without waiting. Idempotent.
+	Forget(claimUID string) error
+	// Marks lists the UIDs of the claims that have a mark.
+	Marks() ([]string, error)
+}
+
 // Inventory is what the node has now.
 type Inventory interface {
 	// Device resolves a name to a device and its GPU's facts, of which memory and
@@ -87,6 +101,7 @@ type Standing struct {
 type Options struct {
 	Journal    *journal.Journal
 	CDI        CDI
+	Containers Containers
 	Inventory  Inventory
 	Partitions Partitions
 	Sharing    Sharing
@@ -103,6 +118,9 @@ type Options struct {
 	// Given, which may be nil, is called after a claim with partitions or MPS was
 	// given what it has, in a prepare or in a recovery. It must not block.
 	Given func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given)
+	// Warn, which may be nil, shows people a warning about the claim, for a reason in
+	// one word. It must not block.
+	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -126,6 +144,9 @@ func New(o Options) *Preparer {
 	}
 	if o.Given == nil {
 		o.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) {}
+	}
+	if o.Warn == nil {
+		o.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
 	}
 	if o.ConditionsChanged == nil {
 		o.ConditionsChanged = func() {}
@@ -165,11 +186,15 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 // Unprepare takes the claim's devices back; when it returns nil, neither a
 // record nor a CDI spec of the claim is left, and its partitions are given up.
 // A claim that has none is fine.
-// Prepares of the claim that began before are stopped, and leave nothing
+// Before anything is released, it waits until no process is left of any pod that
+// used the claim, until shortly before the context's deadline; then it fails, the
+// record stays, and a warning names the pods. It doesn't wait for processes of a
+// claim whose GPUs are all lost: these may never end, and no other claim gets the
+// GPUs. Prepares of the claim that began before are stopped, and leave nothing
 // behind.
 func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
 	start := time.Now()
-	err := p.unprepare(ctx, c.UID)
+	err := p.unprepare(ctx, c)
 	p.metrics.unprepared(start, err)
 	return err
 }
@@ -251,7 +276,7 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 			return have, true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeGrants(want.Grants), describeGrants(have.Grants))
 		}
-		return have, true, nil
+		return have, true, p.addPods(&have, want.Pods)
 	}
 	// It may have been prepared before, too, where its record can't be read.
 	before = again || p.Journal.IsUnreadable(want.ClaimUID)
@@ -264,6 +289,21 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 	}
 	p.tellSettled(unreadable)
 	return want, before, nil
+}
+
+// addPods records pods that use the claim since it was prepared.
+func (p *Preparer) addPods(r *journal.Record, pods []journal.Pod) error {
+	var more []journal.Pod
+	for _, pod := range pods {
+		if !slices.Contains(r.Pods, pod) {
+			more = append(more, pod)
+		}
+	}
+	if more == nil {
+		return nil
+	}
+	r.Pods = slices.Concat(r.Pods, more)
+	return p.Journal.Put(*r)
 }
 
 // give has the hardware make what the record says, and writes the spec. The
@@ -305,21 +345,29 @@ func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
 	defer cancel()
-	return errors.Join(cause, p.take(ctx, claimUID))
+	return errors.Join(cause, p.take(ctx, claimUID, unused))
 }
 
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// take removes the spec, takes down what was only shared with claims that leave
-// too, gives the partitions up, and then drops the record.
-func (p *Preparer) take(ctx context.Context, claimUID string) error {
+// take removes the spec and the mark, once ended returns nil takes down what was
+// only shared with claims that leave too, releases the partitions, and then drops
+// the record.
+func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
 	p.Journal.SetLeaving(claimUID, true)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.Step("unprepare.removed")
 	r := p.given(claimUID)
+	if err := ended(r); err != nil {
+		return err
+	}
+	if err := p.Containers.Forget(claimUID); err != nil {
+		return err
+	}
+	p.Step("unprepare.unmarked")
 	if err := p.leave(ctx, r); err != nil {
 		return err
 	}
@@ -328,6 +376,9 @@ func (p *Preparer) take(ctx context.Context, claimUID string) error {
 	}
 	return p.drop(claimUID)
 }
+
+// unused is for claims that no container can have.
+func unused(journal.Record) error { return nil }
 
 // drop removes the record.
 func (p *Preparer) drop(claimUID string) error {
@@ -349,14 +400,14 @@ func (p *Preparer) tellSettled(before int) {
 	}
 }
 
-func (p *Preparer) unprepare(ctx context.Context, uid types.UID) error {
-	p.calls.stop(uid)
-	unlock, err := p.locks.lock(ctx, claimKey(string(uid)))
+func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	p.calls.stop(c.UID)
+	unlock, err := p.locks.lock(ctx, claimKey(string(c.UID)))
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.take(ctx, string(uid))
+	return p.take(ctx, string(c.UID), func(r journal.Record) error { return p.ended(ctx, c, r) })
 }
 
 // results are what the kubelet is told.

@@ -31,7 +31,7 @@ func (p *Preparer) resolve(request string, name gpu.DeviceName) (resolved, error
 // record is what the journal is to remember of the claim: all that the rest is
 // made from. It refuses what no container could use.
 func (p *Preparer) record(c *resourceapi.ResourceClaim, read []claim.Grant) (journal.Record, error) {
-	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID}
+	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID, Pods: reservedFor(c)}
 	on := make([]gpu.GPU, 0, len(read))
 	for _, g := range read {
 		found, err := p.resolve(g.Request, g.Device)

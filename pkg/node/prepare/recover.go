@@ -133,19 +133,23 @@ func (p *Preparer) resolvable(r journal.Record) error {
 	return nil
 }
 
-// sweep removes specs of claims without a record. A claim whose record can't
-// be read keeps its spec: its containers may be restarted.
+// sweep removes specs and marks of claims without a record. A claim whose record
+// can't be read keeps them: its containers may be restarted.
 func (p *Preparer) sweep(ctx context.Context) error {
 	specs, err := p.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
+	}
+	marks, err := p.Containers.Marks()
+	if err != nil {
+		return err
 	}
 	unreadable := map[string]bool{}
 	for _, u := range p.Journal.Unreadable() {
 		unreadable[u.ClaimUID] = true
 	}
 	var errs []error
-	for _, uid := range specs {
+	for _, uid := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(specs, marks)))) {
 		if unreadable[uid] {
 			continue
 		}
@@ -165,6 +169,9 @@ func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
 	if _, ok := p.Journal.Get(claimUID); ok {
 		return nil
 	}
-	klog.FromContext(ctx).V(2).Info("Removing the CDI spec of a claim that isn't prepared", "claimUID", claimUID)
-	return p.removeSpec(claimUID)
+	klog.FromContext(ctx).V(2).Info("Removing what is left of a claim that isn't prepared", "claimUID", claimUID)
+	if err := p.removeSpec(claimUID); err != nil {
+		return err
+	}
+	return p.Containers.Forget(claimUID)
 }

@@ -31,6 +31,10 @@ type Node struct {
 	doctor.Node
 	// Root is the node's root directory: where the paths in CDI specs are.
 	Root string
+	// Marks is the directory of the claims' marks.
+	Marks string
+	// Mark creates a claim's mark (containers.Containers); nil for none.
+	Mark func(claimUID string) (hostPath, containerPath string, err error)
 	// Step, which may be nil, is called after each step of a change to the CDI
 	// directory or to the partitions, outside of all locks.
 	Step func(string)
@@ -64,7 +68,7 @@ func Device(n int) gpu.DeviceName { return gpu.DeviceName(fmt.Sprintf("gpu-%08x"
 // NewNode makes a node with GPUs, in directories under dir.
 func NewNode(dir string, gpus int) (*Node, error) {
 	n := &Node{
-		Node: stateIn(dir, ""), Root: filepath.Join(dir, "root"),
+		Node: stateIn(dir, ""), Root: filepath.Join(dir, "root"), Marks: filepath.Join(dir, "marks"),
 		indexes: map[gpu.UUID]int{}, lost: map[gpu.UUID]bool{}, instances: map[gpu.Partition]gpu.Instance{},
 		daemons: map[string]Daemon{}, intervals: map[gpu.UUID]string{},
 	}
@@ -79,7 +83,7 @@ func NewNode(dir string, gpus int) (*Node, error) {
 	if n.names, err = gpu.NewNames(n.gpus); err != nil {
 		return nil, err
 	}
-	for _, d := range []string{n.Journal, n.CDI, filepath.Join(n.Root, "dev")} {
+	for _, d := range []string{n.Journal, n.CDI, filepath.Join(n.Root, "dev"), filepath.Join(n.Root, "proc"), n.Marks} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return nil, err
 		}
@@ -123,13 +127,21 @@ func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.lost[d.Parent()] {
-		return nil, gpu.GPU{}, fmt.Errorf("GPU %s is lost", d.Parent())
+		lost := n.gpus[n.indexes[d.Parent()]]
+		lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+		return d, lost, fmt.Errorf("GPU %s is lost", d.Parent())
 	}
 	return d, n.gpus[n.indexes[d.Parent()]], nil
 }
 
 // Write implements prepare.CDI.
 func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
+	if n.Mark != nil {
+		if _, _, err := n.Mark(claimUID); err != nil {
+			return nil, err
+		}
+		n.step("cdi.marked")
+	}
 	spec := specs.Spec{Version: "0.5.0", Kind: claimKind}
 	ids := map[gpu.DeviceName][]string{}
 	for name, d := range devices {
@@ -196,7 +208,7 @@ func (n *Node) Claims() ([]string, error) {
 // a copy, in directories under dir, with the partitions there are. GPUs that
 // were lost are back.
 func (n *Node) Crash(dir string) (*Node, error) {
-	for _, sub := range []string{"journal", "cdi", "root"} {
+	for _, sub := range []string{"journal", "cdi", "root", "marks"} {
 		if err := os.CopyFS(filepath.Join(dir, sub), os.DirFS(filepath.Join(filepath.Dir(n.Journal), sub))); err != nil {
 			return nil, err
 		}
@@ -210,7 +222,7 @@ func (n *Node) Crash(dir string) (*Node, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return &Node{
-		Node: stateIn(dir, n.BootID), Root: filepath.Join(dir, "root"),
+		Node: stateIn(dir, n.BootID), Root: filepath.Join(dir, "root"), Marks: filepath.Join(dir, "marks"),
 		names: n.names, indexes: n.indexes, gpus: n.gpus, lost: map[gpu.UUID]bool{}, instances: maps.Clone(n.instances), made: n.made,
 		daemons: maps.Clone(n.daemons), intervals: maps.Clone(n.intervals),
 	}, err

@@ -53,6 +53,9 @@ func (n *Node) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) 
 func (n *Node) create(p gpu.Partition) (gpu.Instance, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if i, ok := n.instances[p]; ok { // a claim with another share of it was quicker
+		return i, nil
+	}
 	for other := range n.instances {
 		if gpu.Conflict(p, other) {
 			return gpu.Instance{}, fmt.Errorf("%v is in the way of %v", other, p)

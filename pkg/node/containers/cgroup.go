@@ -1,0 +1,175 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// emptyEvery is the pause between two looks at a pod's cgroup. Version 1 of
+// cgroups reports no change; with version 2 a report ends the pause.
+const emptyEvery = 100 * time.Millisecond
+
+// kubepodsDepth bounds how deep below the top the cgroup of all pods is looked
+// for: it is deeper than the top where the kubelet runs in a container.
+const kubepodsDepth = 6
+
+// kubepodsPattern matches the cgroup that all pods are in, of both drivers and with
+// a cgroup root of the kubelet's own.
+var kubepodsPattern = regexp.MustCompile(`^(.+-)?kubepods(\.slice)?$`)
+
+// cgroups finds the cgroups of pods.
+type cgroups struct {
+	// root is where the host's cgroup file systems are.
+	root string
+
+	mu   sync.Mutex
+	pods []string // cgroups that all pods are in
+}
+
+// waitEmpty waits until no process is in the pods' cgroups.
+func (g *cgroups) waitEmpty(ctx context.Context, e *events, pods []kubeletplugin.NamespacedObject) error {
+	for _, p := range pods {
+		for {
+			file, populated, err := g.populated(string(p.UID))
+			if err != nil {
+				return err
+			}
+			if !populated {
+				break
+			}
+			if err := g.waitChange(ctx, e, file, string(p.UID)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// waitChange waits until the file may have changed since it was read.
+func (g *cgroups) waitChange(ctx context.Context, e *events, file, podUID string) error {
+	w, err := e.watch(file, unix.IN_MODIFY)
+	if err != nil { // no watch left, or the cgroup has gone
+		return pause(ctx, nil, emptyEvery)
+	}
+	defer e.remove(w)
+	if _, populated, err := g.populated(podUID); err != nil || !populated {
+		return err
+	}
+	return pause(ctx, w.done, emptyEvery)
+}
+
+// populated reports whether a process is in the cgroup of a pod or below it, and
+// which file says so.
+func (g *cgroups) populated(podUID string) (string, bool, error) {
+	tops, err := g.tops()
+	if err != nil {
+		return "", false, err
+	}
+	for _, top := range tops {
+		for _, dir := range podDirs(top, podUID) {
+			file, populated, err := readPopulated(dir)
+			if populated || err != nil {
+				return file, populated, err
+			}
+		}
+	}
+	return "", false, nil
+}
+
+// podDirs are the cgroups that a pod may have, by its class of service.
+func podDirs(top, podUID string) []string {
+	base, systemd := strings.CutSuffix(filepath.Base(top), ".slice")
+	if !systemd {
+		pod := "pod" + podUID
+		return []string{filepath.Join(top, pod), filepath.Join(top, "burstable", pod), filepath.Join(top, "besteffort", pod)}
+	}
+	pod := "-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice"
+	dirs := []string{filepath.Join(top, base+pod)}
+	for _, class := range []string{"-burstable", "-besteffort"} {
+		dirs = append(dirs, filepath.Join(top, base+class+".slice", base+class+pod))
+	}
+	return dirs
+}
+
+// readPopulated reads version 2's cgroup.events, or version 1's pids.current, both
+// of which count what is below. A cgroup that is gone is empty.
+func readPopulated(dir string) (string, bool, error) {
+	for file, populated := range map[string]func(string) bool{
+		"cgroup.events": func(text string) bool { return strings.Contains(text, "populated 1") },
+		"pids.current":  func(text string) bool { return strings.TrimSpace(text) != "0" },
+	} {
+		path := filepath.Join(dir, file)
+		data, err := os.ReadFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		case err != nil:
+			return path, false, fmt.Errorf("read whether a pod's cgroup is empty: %w", err)
+		case populated(string(data)):
+			return path, true, nil
+		}
+	}
+	return "", false, nil
+}
+
+// tops returns the cgroups that all pods are in. They are looked for again when
+// there is none, or one has gone.
+func (g *cgroups) tops() ([]string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	there := len(g.pods) > 0
+	for _, dir := range g.pods {
+		if _, err := os.Stat(dir); err != nil {
+			there = false
+		}
+	}
+	if there {
+		return g.pods, nil
+	}
+	found, err := findTops(g.hierarchy())
+	g.pods = found
+	return found, err
+}
+
+// hierarchy is the cgroup tree that is looked at: the one of version 2, or that of
+// version 1's pids controller.
+func (g *cgroups) hierarchy() string {
+	if _, err := os.Stat(filepath.Join(g.root, "cgroup.controllers")); err == nil {
+		return g.root
+	}
+	return filepath.Join(g.root, "pids")
+}
+
+func findTops(root string) ([]string, error) {
+	var found []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+			return nil // it has gone meanwhile
+		case err != nil:
+			return err
+		case !entry.IsDir():
+			return nil
+		case kubepodsPattern.MatchString(entry.Name()):
+			found = append(found, path)
+			return fs.SkipDir
+		case strings.Count(strings.TrimPrefix(path, root), "/") >= kubepodsDepth:
+			return fs.SkipDir
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for the cgroup of all pods: %w", err)
+	}
+	return found, nil
+}

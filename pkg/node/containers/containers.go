@@ -1,0 +1,216 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// MountDir is the directory in containers below which the marks are mounted.
+// Every container has a /dev of its own, which is writable while its mounts are
+// made.
+const MountDir = "/dev/tessera"
+
+// scanEvery is the pause between two looks at the host's processes, while a
+// deleted mark can't be watched.
+const scanEvery = time.Second
+
+// uidPattern matches claim UIDs that may become a file's name.
+var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
+
+// Containers keeps the marks of one node's claims. Its methods may be called
+// concurrently, for one claim by one caller at a time.
+type Containers struct {
+	dir     string
+	path    func(hostPath string) string
+	events  *events
+	cgroups *cgroups
+
+	mu sync.Mutex
+	// deleted are the watches on deleted marks that were mounted when they were
+	// last looked at, by claim UID.
+	deleted map[string][]*watch
+	// unwatched are claims that may have deleted marks which no watch is on.
+	unwatched map[string]bool
+}
+
+// New returns the Containers whose marks are in dir, which has the same path here
+// and on the host. path returns where this process sees a path of the host.
+func New(dir string, path func(hostPath string) string) (*Containers, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("create the directory of the claims' marks: %w", err)
+	}
+	e, err := newEvents()
+	if err != nil {
+		return nil, err
+	}
+	return &Containers{
+		dir: dir, path: path, events: e, cgroups: &cgroups{root: path("/sys/fs/cgroup")},
+		deleted: map[string][]*watch{}, unwatched: map[string]bool{},
+	}, nil
+}
+
+// Run reads what the kernel reports until ctx ends. Ended needs it.
+func (c *Containers) Run(ctx context.Context) error { return c.events.run(ctx) }
+
+// Recover looks for containers with marks that were deleted before this process
+// started. It is for the start, before Mark creates them again.
+func (c *Containers) Recover() error {
+	mounts, err := c.scan()
+	for _, m := range mounts {
+		if m.deleted {
+			c.setUnwatched(m.claimUID, true)
+		}
+	}
+	return err
+}
+
+// Mark creates the claim's mark, if it isn't there, and returns its path on the
+// host and in containers.
+func (c *Containers) Mark(claimUID string) (hostPath, containerPath string, _ error) {
+	if !uidPattern.MatchString(claimUID) {
+		return "", "", fmt.Errorf("create the mark of a claim: %q can't be its UID", claimUID)
+	}
+	path := filepath.Join(c.dir, claimUID)
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o444)
+	if err != nil {
+		return "", "", fmt.Errorf("create the mark of a claim: %w", err)
+	}
+	return path, filepath.Join(MountDir, claimUID), f.Close()
+}
+
+// Marks lists the UIDs of the claims that have a mark.
+func (c *Containers) Marks() ([]string, error) {
+	entries, err := os.ReadDir(c.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the marks of claims: %w", err)
+	}
+	var uids []string
+	for _, e := range entries {
+		uids = append(uids, e.Name())
+	}
+	return uids, nil
+}
+
+// Forget deletes the claim's mark without waiting for anybody.
+func (c *Containers) Forget(claimUID string) error {
+	if err := os.Remove(filepath.Join(c.dir, claimUID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete the mark of the claim: %w", err)
+	}
+	return nil
+}
+
+// Ended deletes the claim's mark and returns nil when no process is left of the
+// containers that had it mounted, nor of the pods. Once it has begun, no further
+// container can start with the mark. When ctx ends first, the error names the
+// pods and processes that are left; another call goes on waiting.
+func (c *Containers) Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
+	if err := c.delete(claimUID); err != nil {
+		return err
+	}
+	err := c.waitMounts(ctx, claimUID)
+	if err == nil {
+		err = c.cgroups.waitEmpty(ctx, c.events, pods)
+	}
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s", context.Cause(ctx), c.holders(claimUID, pods))
+}
+
+// delete unlinks the claim's mark. If it is mounted somewhere, its end is watched.
+func (c *Containers) delete(claimUID string) error {
+	w, err := c.events.add(filepath.Join(c.dir, claimUID))
+	switch {
+	case err == nil:
+		c.mu.Lock()
+		c.deleted[claimUID] = append(c.deleted[claimUID], w)
+		c.mu.Unlock()
+	case errors.Is(err, fs.ErrNotExist) && len(c.watches(claimUID)) > 0:
+		// An earlier call has deleted it.
+	default:
+		// Somebody else has deleted it, or the host allows no more watches.
+		c.setUnwatched(claimUID, true)
+	}
+	return c.Forget(claimUID)
+}
+
+// waitMounts waits until no mount namespace has a mark of the claim.
+func (c *Containers) waitMounts(ctx context.Context, claimUID string) error {
+	for _, w := range c.watches(claimUID) {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if w.lost {
+			c.setUnwatched(claimUID, true)
+		}
+	}
+	c.mu.Lock()
+	delete(c.deleted, claimUID)
+	c.mu.Unlock()
+	for c.isUnwatched(claimUID) {
+		mounted, err := c.isMounted(claimUID)
+		if err != nil {
+			return err
+		}
+		c.setUnwatched(claimUID, mounted)
+		if mounted {
+			if err := pause(ctx, nil, scanEvery); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Containers) watches(claimUID string) []*watch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.deleted[claimUID])
+}
+
+func (c *Containers) isUnwatched(claimUID string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unwatched[claimUID]
+}
+
+func (c *Containers) setUnwatched(claimUID string, unwatched bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if unwatched {
+		c.unwatched[claimUID] = true
+	} else {
+		delete(c.unwatched, claimUID)
+	}
+}
+
+// isMounted reports whether any process sees a mark of the claim.
+func (c *Containers) isMounted(claimUID string) (bool, error) {
+	mounts, err := c.scan()
+	return slices.ContainsFunc(mounts, func(m mount) bool { return m.claimUID == claimUID }), err
+}
+
+// pause waits for done, which may be nil, or some time. The error is ctx's.
+func pause(ctx context.Context, done <-chan struct{}, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+package containers
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// podPattern finds a pod's UID in the path of a cgroup, of both drivers.
+var podPattern = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})`)
+
+// mount is a claim's mark in the mount namespace of a process.
+type mount struct {
+	claimUID string
+	// deleted: the mark was unlinked since.
+	deleted bool
+	pid     int
+}
+
+// scan reads the mounts of all processes of the host, once for each mount
+// namespace.
+func (c *Containers) scan() ([]mount, error) {
+	entries, err := os.ReadDir(c.path("/proc"))
+	if err != nil {
+		return nil, fmt.Errorf("list the host's processes: %w", err)
+	}
+	seen := map[string]bool{}
+	var mounts []mount
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		// A process that ends meanwhile can't be read.
+		namespace, err := os.Readlink(c.process(pid, "ns/mnt"))
+		if err != nil || seen[namespace] {
+			continue
+		}
+		mountinfo, err := os.ReadFile(c.process(pid, "mountinfo"))
+		if err != nil || len(mountinfo) == 0 {
+			continue
+		}
+		seen[namespace] = true
+		mounts = append(mounts, parseMounts(string(mountinfo), pid)...)
+	}
+	return mounts, nil
+}
+
+func (c *Containers) process(pid int, file string) string {
+	return c.path(filepath.Join("/proc", strconv.Itoa(pid), file))
+}
+
+// parseMounts finds marks in a mountinfo file.
+func parseMounts(mountinfo string, pid int) []mount {
+	var mounts []mount
+	for line := range strings.Lines(mountinfo) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		if uid, ok := strings.CutPrefix(fields[4], MountDir+"/"); ok {
+			mounts = append(mounts, mount{claimUID: uid, deleted: strings.HasSuffix(fields[3], "//deleted"), pid: pid})
+		}
+	}
+	return mounts
+}
+
+// holders names the processes that a claim's marks are mounted for, with their
+// pods, and the pods whose cgroups aren't empty.
+func (c *Containers) holders(claimUID string, pods []kubeletplugin.NamespacedObject) string {
+	var names []string
+	named := map[string]bool{}
+	mounts, _ := c.scan() // without it, only the pods are named that the record names
+	for _, m := range mounts {
+		if m.claimUID != claimUID {
+			continue
+		}
+		process := fmt.Sprintf("process %d (%s)", m.pid, c.command(m.pid))
+		if uid := c.podOf(m.pid); uid != "" {
+			process += " of pod " + c.podName(uid, pods)
+			named[uid] = true
+		}
+		names = append(names, process)
+	}
+	for _, p := range pods {
+		uid := string(p.UID)
+		if _, populated, err := c.cgroups.populated(uid); err == nil && populated && !named[uid] {
+			names = append(names, "a process of pod "+c.podName(uid, pods))
+		}
+	}
+	if len(names) == 0 {
+		return "they have just ended"
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func (c *Containers) command(pid int) string {
+	data, err := os.ReadFile(c.process(pid, "comm"))
+	if err != nil {
+		return "ended"
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func (c *Containers) podOf(pid int) string {
+	data, err := os.ReadFile(c.process(pid, "cgroup"))
+	if err != nil {
+		return ""
+	}
+	m := podPattern.FindSubmatch(data)
+	if m == nil {
+		return ""
+	}
+	return strings.ReplaceAll(string(m[1]), "_", "-")
+}
+
+// podName is namespace/name, which the directory of the pod's logs has where the
+// claim's record hasn't; else the UID.
+func (c *Containers) podName(uid string, pods []kubeletplugin.NamespacedObject) string {
+	for _, p := range pods {
+		if string(p.UID) == uid {
+			return p.Namespace + "/" + p.Name
+		}
+	}
+	logs, err := filepath.Glob(c.path("/var/log/pods/*_" + uid))
+	if err != nil || len(logs) == 0 {
+		return "with UID " + uid
+	}
+	namespace, name, _ := strings.Cut(strings.TrimSuffix(filepath.Base(logs[0]), "_"+uid), "_")
+	return namespace + "/" + name
+}

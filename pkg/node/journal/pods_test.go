@@ -1,0 +1,44 @@
+package journal_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// withPods has the pods that the claim was reserved for.
+func withPods(uid string) journal.Record {
+	r := everything(uid)
+	r.Pods = []journal.Pod{{UID: "3c0f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-0"}, {UID: "4d1f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-1"}}
+	return r
+}
+
+// TestOldFormatOfPods keeps records with pods readable, and written as they are.
+func TestOldFormatOfPods(t *testing.T) {
+	const uid = "5e8f3b5c-5f0e-4a55-9a55-0d3f7a1b2c3d"
+	dir := t.TempDir()
+	golden := filepath.Join("testdata", "v1-pods")
+	if err := os.CopyFS(dir, os.DirFS(golden)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]journal.Record{withPods(uid)}, open(t, dir).All()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	again := t.TempDir()
+	put(t, open(t, again), withPods(uid))
+	var files [2]string
+	for i, dir := range []string{golden, again} {
+		data, err := os.ReadFile(filepath.Join(dir, uid+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[i] = string(data)
+	}
+	if diff := cmp.Diff(files[0], files[1]); diff != "" {
+		t.Errorf("what is written (-golden +now):\n%s", diff)
+	}
+}

@@ -1,0 +1,42 @@
+package node
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// warnings writes events about claims.
+type warnings struct {
+	client      kubernetes.Interface
+	broadcaster record.EventBroadcaster
+	recorder    record.EventRecorder
+}
+
+func newWarnings(client kubernetes.Interface, nodeName string) *warnings {
+	b := record.NewBroadcaster()
+	return &warnings{
+		client: client, broadcaster: b,
+		recorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: userAgent, Host: nodeName}),
+	}
+}
+
+// run sends events until ctx ends.
+func (w *warnings) run(ctx context.Context) error {
+	w.broadcaster.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: w.client.CoreV1().Events("")})
+	<-ctx.Done()
+	w.broadcaster.Shutdown()
+	return nil
+}
+
+// warn writes a warning about a claim. It doesn't block.
+func (w *warnings) warn(c kubeletplugin.NamespacedObject, reason, message string) {
+	w.recorder.Event(&corev1.ObjectReference{
+		APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID,
+	}, corev1.EventTypeWarning, reason, message)
+}
