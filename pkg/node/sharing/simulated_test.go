@@ -1,13 +1,19 @@
 package sharing_test
 
 import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
 )
 
 // TestOverNVML sets compute modes through the port of production, on a simulated
@@ -51,5 +57,35 @@ func TestOverNVML(t *testing.T) {
 				t.Errorf("mode afterwards: %s, %v", mode, err)
 			}
 		})
+	}
+}
+
+// TestTimeSlicesBeforeVolta: on a P100 the user reads that the length of a time
+// slice can't be set, and what to ask for.
+func TestTimeSlicesBeforeVolta(t *testing.T) {
+	sim := nvmltest.NewSimulated(t, "1xp100-16gb,1xrtx-2080-ti")
+	run := func(_ context.Context, args ...string) (string, error) {
+		var out bytes.Buffer
+		code := smi.Run(args, &out, func() (*nvmlsim.Machine, error) { return nvmlsim.Open(sim.Machine.StatePath()) })
+		if code != 0 {
+			return out.String(), fmt.Errorf("exit status %d", code)
+		}
+		return out.String(), nil
+	}
+	gpus, err := sim.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sharing.ReadTimeSlice(t.Context(), run, gpus[0].UUID); err == nil || !strings.Contains(err.Error(), "can't be set on this GPU with this driver: ask for interval Default") {
+		t.Errorf("%s: got %v, want what to ask for", gpus[0].Model.ProductName, err)
+	}
+	if got, err := sharing.ReadTimeSlice(t.Context(), run, gpus[1].UUID); got != "Default" || err != nil {
+		t.Errorf("%s: got %q, %v, want Default", gpus[1].Model.ProductName, got, err)
+	}
+	if err := gpu.CheckMPS(gpus[0].Model); err == nil || !strings.Contains(err.Error(), "a Tesla P100-PCIE-16GB has 6.0") {
+		t.Errorf("MPS on a P100: got %v, want a refusal", err)
+	}
+	if err := gpu.CheckMPS(gpus[1].Model); err != nil {
+		t.Errorf("MPS on a 2080 Ti: %v", err)
 	}
 }
