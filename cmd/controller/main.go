@@ -51,12 +51,30 @@ holder of the Lease tessera-controller works, the others wait.
 		}
 		return control.Run(klog.NewContext(cmd.Context(), klog.Background()), c)
 	}
-	flags := cmd.Flags()
+	flags := cmd.PersistentFlags()
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which cluster to work for; default: the cluster this pod runs in")
+	logsapi.AddFlags(logs, flags)
+	flags = cmd.Flags()
 	flags.StringVar(&c.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "`namespace` of the Lease; default: $POD_NAMESPACE")
 	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; false only where nobody else can be running")
 	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 turns them off")
 	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 turns them off")
-	logsapi.AddFlags(logs, flags)
+	flags.BoolVar(&c.NodeLabels, "node-labels", false, "give nodes with GPUs the labels that GPU Feature Discovery gives them")
+	cmd.AddCommand(&cobra.Command{
+		Use:   "remove-node-labels",
+		Short: "Remove the labels that --node-labels has written, from all nodes",
+		Long: `Removes from all nodes the labels that controllers with --node-labels have
+written, and none that others wrote. No such controller may be running.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := logsapi.ValidateAndApply(logs, nil); err != nil {
+				return err
+			}
+			if c.REST, err = control.RESTConfig(kubeconfig); err != nil {
+				return err
+			}
+			return control.RemoveNodeLabels(klog.NewContext(cmd.Context(), klog.Background()), c)
+		},
+	})
 	return cmd
 }

@@ -44,6 +44,8 @@ type Config struct {
 	MetricsAddress string
 	// HealthAddress serves /healthz and /readyz; "0" serves nothing.
 	HealthAddress string
+	// NodeLabels writes labels about GPUs to Nodes.
+	NodeLabels bool
 }
 
 const (
@@ -98,7 +100,22 @@ func Run(ctx context.Context, c Config) error {
 	if err := add(mgr, publisher, claims); err != nil {
 		return err
 	}
+	if c.NodeLabels {
+		if err := addNodeLabels(mgr); err != nil {
+			return err
+		}
+	}
 	return mgr.Start(ctx)
+}
+
+// RemoveNodeLabels removes from all Nodes what controllers with NodeLabels have
+// written. None may be running.
+func RemoveNodeLabels(ctx context.Context, c Config) error {
+	api, err := client.New(withLimits(c.REST), client.Options{})
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	return removeNodeLabels(ctx, api)
 }
 
 // add makes the manager run everything.
@@ -225,6 +242,34 @@ func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInf
 	} {
 		if err := ctl.Watch(source); err != nil {
 			return fmt.Errorf("set up the policy controller: %w", err)
+		}
+	}
+	return nil
+}
+
+// addNodeLabels makes the manager label Nodes, whenever an inventory or a
+// Node's labels change.
+func addNodeLabels(mgr manager.Manager) error {
+	ctl, err := controller.New("node-labels", mgr, controller.Options{
+		Reconciler:              newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), definitions{mgr.GetAPIReader()}),
+		MaxConcurrentReconciles: parallelNodes,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
+		LogConstructor: func(r *reconcile.Request) logr.Logger {
+			if r == nil {
+				return mgr.GetLogger()
+			}
+			return mgr.GetLogger().WithValues("node", r.Name)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("set up the node label controller: %w", err)
+	}
+	for _, source := range []source.Source{
+		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
+		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithLabels(mgr.GetClient()), predicate.LabelChangedPredicate{}),
+	} {
+		if err := ctl.Watch(source); err != nil {
+			return fmt.Errorf("set up the node label controller: %w", err)
 		}
 	}
 	return nil

@@ -56,6 +56,19 @@ func nodesWithInventory(c client.Reader) handler.EventHandler {
 	})
 }
 
+// nodesWithLabels maps a Node to itself, if it has an inventory or, perhaps from
+// one that is gone, labels about GPUs.
+func nodesWithLabels(c client.Reader) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		has := func(key string) bool { _, ok := o.GetLabels()[labelPrefix+key]; return ok }
+		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil &&
+			!slices.ContainsFunc(labelKeys(), has) {
+			return nil
+		}
+		return []reconcile.Request{requestFor(o.GetName())}
+	})
+}
+
 // informed is a source that listens to an informer of ours. The informer isn't
 // the manager's own, because the manager's can't read objects in the version
 // that the server happens to have.

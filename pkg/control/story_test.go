@@ -580,11 +580,11 @@ func (b *safeBuffer) String() string {
 
 // startController runs the program until stop, which is also how it ends with
 // the test: by SIGTERM, without an error.
-func startController(t *testing.T) (stop func()) {
+func startController(t *testing.T, flags ...string) (stop func()) {
 	t.Helper()
 	log := &safeBuffer{}
 	controllerLog = log.String
-	cmd := exec.Command(program, "--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2")
+	cmd := exec.Command(program, append([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2"}, flags...)...)
 	cmd.Stdout, cmd.Stderr = io.Discard, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,177 @@
+package control
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestNodeLabels: keys and forms are those of GPU Feature Discovery.
+func TestNodeLabels(t *testing.T) {
+	of := func(product, capability string, mib int64) gpu.GPU {
+		return gpu.GPU{Model: gpu.Model{ProductName: product, CUDAComputeCapability: capability}, MemoryBytes: mib << 20}
+	}
+	h100 := of("NVIDIA H100 80GB HBM3", "9.0", 81559)
+	h100.MIG = &gpu.MIG{}
+	h100On := h100
+	h100On.Index = 1
+	lost := of("Tesla T4", "7.5", 15360)
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost}}
+	odd := of("NVIDIA RTX PRO 6000 Blackwell (Max-Q) "+strings.Repeat("x", 80), "12.0", 0)
+	versions := "cuda.driver.major=580 cuda.driver.minor=159 cuda.driver.rev=04 cuda.driver-version.major=580 cuda.driver-version.minor=159 " +
+		"cuda.driver-version.revision=04 cuda.driver-version.full=580.159.04 cuda.runtime.major=13 cuda.runtime.minor=0 " +
+		"cuda.runtime-version.major=13 cuda.runtime-version.minor=0 cuda.runtime-version.full=13.0 "
+	for name, tc := range map[string]struct {
+		node gpu.Node
+		want string
+	}{
+		"two H100s": {gpu.Node{DriverVersion: "580.159.04", CUDADriverVersion: "13.0", GPUs: []gpu.GPU{h100, h100On}}, versions +
+			"gpu.present=true gpu.product=NVIDIA-H100-80GB-HBM3 gpu.count=2 gpu.memory=81559 gpu.family=hopper gpu.compute.major=9 gpu.compute.minor=0 mig.capable=true"},
+		"driver without a revision": {gpu.Node{DriverVersion: "580.95", GPUs: []gpu.GPU{of("NVIDIA L4", "8.9", 23034)}},
+			"cuda.driver.major=580 cuda.driver.minor=95 cuda.driver.rev= cuda.driver-version.major=580 cuda.driver-version.minor=95 " +
+				"cuda.driver-version.revision= cuda.driver-version.full=580.95 " +
+				"gpu.present=true gpu.product=NVIDIA-L4 gpu.count=1 gpu.memory=23034 gpu.family=ada-lovelace gpu.compute.major=8 gpu.compute.minor=9 mig.capable=false"},
+		"several models, and a lost one": {gpu.Node{GPUs: []gpu.GPU{lost, lost, of("Tesla V100", "7.0", 1), of("Tesla T4", "7.5", 15360), of("Tesla T4", "7.5", 15360)}},
+			"gpu.present=true gpu.product=Tesla-T4 gpu.count=2 gpu.memory=15360 gpu.family=turing gpu.compute.major=7 gpu.compute.minor=5 mig.capable=false"},
+		"a name that is no label": {gpu.Node{GPUs: []gpu.GPU{odd}},
+			"gpu.present=true gpu.product=NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-" + strings.Repeat("x", 27) +
+				" gpu.count=1 gpu.family=blackwell gpu.compute.major=12 gpu.compute.minor=0 mig.capable=false"},
+		"no GPU":         {gpu.Node{DriverVersion: "580.159.04"}, ""},
+		"only lost GPUs": {gpu.Node{GPUs: []gpu.GPU{lost}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := labels.Set{}
+			for word := range strings.FieldsSeq(tc.want) {
+				key, value, _ := strings.Cut(word, "=")
+				want["nvidia.com/"+key] = value
+			}
+			got := nodeLabels(tc.node)
+			if diff := cmp.Diff(maps.Collect(maps.All(want)), maps.Collect(maps.All(got))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			for key, value := range got {
+				if e := validation.IsValidLabelValue(value); len(e) > 0 || !slices.Contains(labelKeys(), strings.TrimPrefix(key, "nvidia.com/")) {
+					t.Errorf("%s=%s: %v", key, value, e)
+				}
+			}
+		})
+	}
+}
+
+func (f *fleet) labels(t *testing.T, node string) map[string]string {
+	t.Helper()
+	n := &corev1.Node{}
+	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]string)
+	for key, value := range n.Labels {
+		if short, ok := strings.CutPrefix(key, "nvidia.com/gpu."); ok {
+			out[short] = value
+		}
+	}
+	return out
+}
+
+// label sets a label as somebody else does; an empty value removes it.
+func (f *fleet) label(t *testing.T, node, key, value string) {
+	t.Helper()
+	n := &corev1.Node{}
+	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
+		t.Fatal(err)
+	}
+	if n.Labels == nil {
+		n.Labels = make(map[string]string)
+	}
+	n.Labels["nvidia.com/gpu."+key] = value
+	if value == "" {
+		delete(n.Labels, "nvidia.com/gpu."+key)
+	}
+	if err := f.api.Update(t.Context(), n, client.FieldOwner("somebody")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Only our own labels are changed and removed; what somebody else wrote stays.
+func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
+	f := newFleet(t, 0, nodeWith("n", "", l4(0), l4(1))...)
+	l := newNodeLabeler(f.api, f.api, f.kinds)
+	reconciled := func() map[string]string {
+		t.Helper()
+		r := reconcile.Request{}
+		r.Name = "n"
+		if _, err := l.Reconcile(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		return f.labels(t, "n")
+	}
+	check := func(when string, want map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(want, reconciled()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	f.label(t, "n", "product", "mine")
+	f.label(t, "n", "replicas", "4")
+	check("somebody names the product", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
+	version := func() string {
+		n := &corev1.Node{}
+		if err := f.api.Get(t.Context(), client.ObjectKey{Name: "n"}, n); err != nil {
+			t.Fatal(err)
+		}
+		return n.ResourceVersion
+	}
+	before := version()
+	check("nothing has changed", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
+	if version() != before {
+		t.Error("the node was written again")
+	}
+	f.label(t, "n", "product", "")
+	check("somebody gives it up", map[string]string{"product": "NVIDIA-L4", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
+	f.label(t, "n", "count", "")
+	check("somebody removes one of ours", map[string]string{"product": "NVIDIA-L4", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
+	f.label(t, "n", "product", "mine")
+	check("somebody takes one over", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
+
+	l = newNodeLabeler(f.api, f.api, f.kinds) // another controller
+	f.kinds.gone = []string{inventories}
+	inv := nodeWith("n", "")[1]
+	if err := f.api.Delete(t.Context(), inv); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err == nil {
+		t.Error("labels go with the kind")
+	}
+	f.kinds.gone = nil
+	check("the inventory is gone", map[string]string{"product": "mine", "replicas": "4"})
+}
+
+func TestRemoveNodeLabels(t *testing.T) {
+	f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
+	l := newNodeLabeler(f.api, f.api, f.kinds)
+	f.label(t, "b", "product", "mine")
+	f.label(t, "c", "present", "true")
+	for _, name := range []string{"a", "b"} {
+		if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := removeNodeLabels(t.Context(), f.api); err != nil {
+		t.Fatal(err)
+	}
+	for node, want := range map[string]map[string]string{"a": {}, "b": {"product": "mine"}, "c": {"present": "true"}} {
+		if diff := cmp.Diff(want, f.labels(t, node)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", node, diff)
+		}
+	}
+}
