@@ -421,6 +421,8 @@ func offers() iter.Seq2[namedPlan, publish.Counters] {
 				{"shares of partitions", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
 				{"equal shares", offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
 				{"shares by size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
+				{"shares that are GPUs", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true}}}},
+				{"GPUs of one share", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true, MemoryStep: new(resource.MustParse("50G"))}}}},
 				{"shares of one size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
 				{"replicas", offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
 			} {

@@ -647,3 +647,50 @@ func TestBridgedPairs(t *testing.T) {
 	s.gets("another pair", "gpu-00000003 gpu-00000006", pair)
 	s.waits("a third pair", pair)
 }
+
+// TestSharesForGPUClaims: a GPU that serves the class of GPUs too. A claim that
+// asks for capacity gets a share; one that doesn't gets all of it, and nobody
+// else anything. It has no counters, so that older schedulers count right.
+func TestSharesForGPUClaims(t *testing.T) {
+	plan := bySize("1Gi", 4)
+	plan.MPS.Consumable.ServesGPUClass = true
+	sized := request{kind: "gpu", capacity: map[resourceapi.QualifiedName]string{"memory": "20Gi"}}
+	for name, charged := range map[string]bool{"1.36.2": true, "1.36.1": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, plan)
+			s.options.Charged = charged
+			all, err := gpu.ShareableMiB(s.node.GPUs[0], gpu.Whole{GPU: s.node.GPUs[0].UUID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			entire := fmt.Sprintf("mps clients=1 memory=%dMi threadPercentage=100", all)
+			s.gets("all", entire, wholeGPU)
+			s.waits("part", sized)
+			s.waits("another", wholeGPU)
+			s.leaves("all")
+			for i := range 3 {
+				if s.asks(fmt.Sprint("part ", i), sized) == "" {
+					t.Errorf("part %d has to wait", i)
+				}
+			}
+			s.waits("all", wholeGPU)
+			checkHeld(t, s)
+			if d := s.offered().Devices; len(d) != 1 || *d[0].Attributes["uuid"].StringValue != string(s.node.GPUs[0].UUID) {
+				t.Errorf("offered: %+v", d)
+			}
+			// The policy is edited: what claims have stays, and nobody gets it twice.
+			s.plan(bySize("1Gi", 4))
+			checkHeld(t, s)
+			s.waits("all", wholeGPU)
+			s.plan(offer.Plan{})
+			checkHeld(t, s)
+			s.waits("all", wholeGPU)
+		})
+	}
+	s := newScheduler(t, plan)
+	s.options.Multiple = false
+	s.asks("whole", wholeGPU)
+	if s.claims["whole"] == nil {
+		t.Error("without consumable capacity there is no whole GPU")
+	}
+}

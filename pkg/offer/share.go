@@ -69,6 +69,10 @@ func (s *shelf) consume(plan v1alpha1.ConsumableMPS) {
 	}
 	s.step, s.clients = step, int(*plan.MaxClients)
 	s.slots = append(s.slots, slot{device: gpu.Share{Of: whole}})
+	if plan.ServesGPUClass {
+		s.entire, s.whole = true, false
+		return
+	}
 	s.besideSlots("MPS shares")
 }
 
@@ -178,7 +182,7 @@ func (s *shelf) describe(n gpu.Node, d gpu.Device, name gpu.DeviceName) resource
 	case !ok:
 		return s.replica(n, d, name)
 	case share.Count == 0:
-		return s.chosen(s.share(n, share, name))
+		return s.chosen(n, s.share(n, share, name))
 	}
 	out := s.share(n, share, name)
 	attributes(out.Attributes).int("shares", share.Count)
@@ -234,7 +238,11 @@ func (s *shelf) slot(n gpu.Node, kind string) attributes {
 // chosen lets claims choose how much of the GPU's memory they want, in steps, and
 // up to how many of its multiprocessors: each up to all of them. Memory is what
 // runs out, and clients.
-func (s *shelf) chosen(d resourceapi.Device) resourceapi.Device {
+//
+// Where the plan has it answer claims for GPUs, it looks like one, and its whole
+// memory is what a claim gets that doesn't say how much. Prepare then gives the
+// claim the whole GPU.
+func (s *shelf) chosen(n gpu.Node, d resourceapi.Device) resourceapi.Device {
 	d.AllowMultipleAllocations = s.multiple()
 	if s.step == 0 {
 		return d // only a claim keeps it on offer
@@ -249,14 +257,37 @@ func (s *shelf) chosen(d resourceapi.Device) resourceapi.Device {
 			Min: memory(s.step), Step: memory(s.step),
 		}}
 	}
+	most := all / s.step * s.step
+	if s.entire {
+		most, sizes = all, s.sizesOfAll(all)
+		a := attributes(whole(n, s.g, "").Attributes)
+		a.string("parentUUID", string(s.g.UUID))
+		a.string("memoryEnforcement", enforcementPerProcess)
+		a.string("computeEnforcement", enforcementCeiling)
+		d.Attributes = a
+	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		memoryCapacity: {Value: *memory(all / s.step * s.step), RequestPolicy: sizes},
+		memoryCapacity: {Value: *memory(most), RequestPolicy: sizes},
 		threadCapacity: {Value: *number(100 * s.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
 			Default: number(100), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: number(1), Max: number(100), Step: number(1)},
 		}},
 		clientCapacity: {Value: *number(s.clients), RequestPolicy: just(number(1))},
 	}
 	return d
+}
+
+// sizesOfAll lets claims have all of the memory, or that less so many steps.
+func (s *shelf) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
+	least := all % s.step
+	if least == 0 {
+		least = s.step
+	}
+	if all/s.step < 2 {
+		return just(memory(all))
+	}
+	return &resourceapi.CapacityRequestPolicy{Default: memory(all), ValidRange: &resourceapi.CapacityRequestPolicyRange{
+		Min: memory(least), Step: memory(s.step),
+	}}
 }
 
 // divided describes a partition that several claims get an equal share of.

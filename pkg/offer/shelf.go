@@ -57,6 +57,8 @@ type shelf struct {
 	// where the plan has none.
 	step    int64
 	clients int
+	// entire: such a share is the whole GPU for claims that don't say how large.
+	entire bool
 	// frozen: nothing but what claims have is offered.
 	frozen bool
 	// uncharged: the plan is cut back for the sake of GPU.Uncharged.

@@ -141,6 +141,11 @@ type ConsumableMPS struct {
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=48
 	MaxClients *int32 `json:"maxClients,omitempty"`
+	// servesGPUClass makes the GPU answer claims of the class gpu.nvidia.com too.
+	// A claim that asks for capacity gets a share; one that doesn't gets the whole
+	// GPU, also of the class mps.gpu.nvidia.com.
+	// +optional
+	ServesGPUClass bool `json:"servesGPUClass,omitempty"`
 }
 
 // TimeSlicedPlan offers replicas that take turns. Nothing limits what a

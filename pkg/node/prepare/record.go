@@ -38,7 +38,7 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, read []claim.Grant) (jou
 		if err != nil {
 			return r, err
 		}
-		grant := journal.GrantOf(g.Device, found.device)
+		grant := journal.GrantOf(g.Device, entire(found, g))
 		grant.Request, grant.Admin, grant.ShareID, grant.TimeSlice = g.Request, g.Admin, g.ShareID, string(g.TimeSlice)
 		r.Grants, on = append(r.Grants, grant), append(on, found.gpu)
 	}
@@ -46,6 +46,23 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, read []claim.Grant) (jou
 		return r, err
 	}
 	return r, setLimits(r.Grants, read, on)
+}
+
+// entire returns the whole GPU in place of a share that has all of it: there is
+// nobody to share it with.
+func entire(found resolved, g claim.Grant) gpu.Device {
+	share, ok := found.device.(gpu.Share)
+	if !ok || share.Count > 0 || g.Consumed.ThreadPercentage != 100 {
+		return found.device
+	}
+	whole, ok := share.Of.(gpu.Whole)
+	if !ok {
+		return found.device
+	}
+	if all, err := gpu.ShareableMiB(found.gpu, whole); err != nil || g.Consumed.MemoryMiB != all {
+		return found.device
+	}
+	return whole
 }
 
 // daemon is the MPS daemon of a grant: that of a GPU or partition, that of the
