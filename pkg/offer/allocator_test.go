@@ -99,9 +99,14 @@ type classes struct{}
 func (classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
 func (classes) Get(kind string) (*resourceapi.DeviceClass, error) {
+	expression := fmt.Sprintf(`device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == %q`, kind)
+	if kind == "mps" {
+		expression = `device.driver == 'gpu.nvidia.com' && (device.attributes['gpu.nvidia.com'].type == 'mps' ||
+			device.attributes['gpu.nvidia.com'].type == 'gpu' && device.attributes['gpu.nvidia.com'].?memoryEnforcement.orValue('') == 'perProcess')`
+	}
 	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: kind}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: fmt.Sprintf(`device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == %q`, kind),
+			Expression: expression,
 		}}},
 	}}, nil
 }
@@ -668,8 +673,8 @@ func TestSharesForGPUClaims(t *testing.T) {
 			s.waits("part", sized)
 			s.waits("another", wholeGPU)
 			s.leaves("all")
-			for i := range 3 {
-				if s.asks(fmt.Sprint("part ", i), sized) == "" {
+			for i, what := range []request{sized, sized, memory("20Gi")} {
+				if s.asks(fmt.Sprint("part ", i), what) == "" {
 					t.Errorf("part %d has to wait", i)
 				}
 			}
