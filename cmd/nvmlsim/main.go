@@ -2,7 +2,7 @@
 // that production programs run on unmodified (install, uninstall), shows and
 // changes the machine there (state, fault, latency, process, lose, xid, reboot,
 // driver, mps), lists what GPUs there are (models), and is a program that uses
-// one (cuda). Called as nvidia-smi, nvidia-cuda-mps-control or
+// one (cuda). Called as nvidia-smi, nvidia-modprobe, nvidia-cuda-mps-control or
 // nvidia-cuda-mps-server it is the stand-in that install puts into the driver
 // root under that name.
 //
@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/mps"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
 )
@@ -29,6 +30,8 @@ func main() {
 		os.Exit(mps.RunControl(ownPath(), os.Args[1:], os.Stdin, os.Stdout, openOwn))
 	case "nvidia-cuda-mps-server":
 		os.Exit(mps.RunServer(openOwn))
+	case "nvidia-modprobe":
+		os.Exit(driverroot.Modprobe(ownPath(), os.Args[1:]))
 	}
 	if err := newCommand().Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "nvmlsim:", err)

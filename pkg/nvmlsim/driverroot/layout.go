@@ -98,6 +98,7 @@ func layout(o Options) ([]entry, error) {
 	entries = append(entries, file(program, 0o755, smi),
 		sameFile("usr/bin/nvidia-cuda-mps-control", o.Root, program),
 		sameFile("usr/bin/nvidia-cuda-mps-server", o.Root, program),
+		sameFile("usr/bin/nvidia-modprobe", o.Root, program),
 		// The state file under the name that gets it into containers.
 		sameFile(nvmlsim.FirmwareFile(o.Machine.DriverVersion), o.Root, nvmlsim.StateFile))
 	return append(entries, libraries...), nil
