@@ -206,14 +206,20 @@ type ConditionType string
 const (
 	// Lost: the GPU fell off the bus (NVML GPU_IS_LOST). It takes no claims.
 	Lost ConditionType = "Lost"
-	// DeviceNodeMissing: a /dev/nvidia* node that containers need isn't there.
-	// Claims are refused until it is.
+	// DeviceNodeMissing: a /dev/nvidia* node that containers need isn't there, and
+	// nvidia-modprobe didn't make it. It takes no claims until the node is there.
 	DeviceNodeMissing ConditionType = "DeviceNodeMissing"
 	// StateUnreadable: a journal file that names this GPU could not be read and
 	// was put aside; what it recorded may still be in effect.
 	StateUnreadable ConditionType = "StateUnreadable"
 	// Unreadable: NVML did not answer for this GPU.
 	Unreadable ConditionType = "Unreadable"
+	// NotResponding: a call into the driver for this GPU has not returned. It takes
+	// no claims until the call has.
+	NotResponding ConditionType = "NotResponding"
+	// CDIFailed: the CDI specifications could not be computed or written. Claims are
+	// refused until they can.
+	CDIFailed ConditionType = "CDIFailed"
 	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet,
 	// doesn't answer, or has no server.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
@@ -224,5 +230,12 @@ const (
 
 // Blocks says whether a GPU with this condition must not be given to anybody.
 func (c Condition) Blocks() bool {
-	return c.Type == Lost || c.Type == Unreadable || c.Type == StateUnreadable
+	switch c.Type {
+	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing:
+		return true
+	case CDIFailed, MPSDaemonFailed, TimeSliceUnsupported:
+		return false
+	default: // of a newer version
+		return false
+	}
 }

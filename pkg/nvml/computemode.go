@@ -24,13 +24,9 @@ const (
 )
 
 // ComputeMode reads the GPU's mode. ErrNotSupported where it has none, ErrLost
-// for one that doesn't answer or isn't listed.
+// for one that doesn't answer or isn't listed, ErrNotResponding.
 func (s *Session) ComputeMode(uuid gpu.UUID) (ComputeMode, error) {
-	handle, object, err := s.find(uuid)
-	if err != nil {
-		return "", err
-	}
-	return readComputeMode(handle, object)
+	return onGPU(s, uuid, "read the compute mode", s.limits.read, readComputeMode)
 }
 
 func readComputeMode(handle gonvml.Device, object string) (ComputeMode, error) {
@@ -55,17 +51,15 @@ func readComputeMode(handle gonvml.Device, object string) (ComputeMode, error) {
 // SetComputeMode sets the GPU's mode, at once. Processes that use the GPU
 // already go on, whatever the mode. Idempotent. ErrNotSupported where the GPU has
 // none, or not this one, or is in MIG mode; ErrNoPermission for others than
-// root; ErrLost as ComputeMode.
+// root; ErrLost and ErrNotResponding as ComputeMode.
 func (s *Session) SetComputeMode(uuid gpu.UUID, mode ComputeMode) error {
 	value, err := computeModeValue(mode)
 	if err != nil {
 		return fmt.Errorf("set the compute mode of GPU %s: %w", uuid, err)
 	}
-	handle, object, err := s.find(uuid)
-	if err != nil {
-		return err
-	}
-	return wrap(handle.SetComputeMode(value), "nvmlDeviceSetComputeMode", fmt.Sprintf("%s %s", mode, object))
+	return change(s, uuid, "set the compute mode", func(handle gonvml.Device, object string) error {
+		return wrap(handle.SetComputeMode(value), "nvmlDeviceSetComputeMode", fmt.Sprintf("%s %s", mode, object))
+	})
 }
 
 func computeModeValue(mode ComputeMode) (gonvml.ComputeMode, error) {

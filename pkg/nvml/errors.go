@@ -19,6 +19,9 @@ var (
 	ErrVersionMismatch = errors.New("the loaded kernel driver is of another version than the library: reload it, or reboot the node")
 	// ErrLost: the GPU fell off the bus, or needs a reset to answer again.
 	ErrLost = errors.New("GPU is lost")
+	// ErrNotResponding: a call into the driver for this GPU has not returned, and
+	// may never. Calls fail with it at once until that call has returned.
+	ErrNotResponding = errors.New("GPU does not respond")
 	// ErrNotSupported: this GPU or driver has no such thing, or not while its
 	// MIG mode is what it is.
 	ErrNotSupported = errors.New("not supported")

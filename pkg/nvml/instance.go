@@ -19,7 +19,7 @@ import (
 //
 // ErrInsufficientResources, which always means that nothing is left, where the
 // place isn't free or the engines are used up; ErrNotSupported where the GPU has no such profile or place, or its MIG
-// mode is off; ErrNoPermission.
+// mode is off; ErrNoPermission; ErrNotResponding, and then the instance may still come to be.
 func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 	made, err := s.create(p)
 	if err != nil {
@@ -29,10 +29,12 @@ func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 }
 
 func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
-	handle, object, err := s.find(p.GPU)
-	if err != nil {
-		return gpu.Instance{}, err
-	}
+	return onGPU(s, p.GPU, "create a MIG instance", s.limits.change, func(handle gonvml.Device, object string) (gpu.Instance, error) {
+		return s.createOn(handle, object, p)
+	})
+}
+
+func (s *Session) createOn(handle gonvml.Device, object string, p gpu.Partition) (gpu.Instance, error) {
 	info, err := s.profileFor(handle, p, object)
 	if err != nil {
 		return gpu.Instance{}, err
@@ -149,7 +151,8 @@ func undo(gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
 //
 // ErrNotFound where no GPU instance has the id, or the mode is off;
 // ErrMismatch, with nothing destroyed, where one has and isn't the wanted;
-// ErrInUse, naming the processes, while processes use it; ErrNoPermission.
+// ErrInUse, naming the processes, while processes use it; ErrNoPermission;
+// ErrNotResponding, and then the instance may still go.
 func (s *Session) DestroyInstance(uuid gpu.UUID, want gpu.Instance) error {
 	if err := s.destroy(uuid, want); err != nil {
 		return fmt.Errorf("destroy MIG instance %s at %d (GPU instance %d) of GPU %s: %w", want.Profile, want.Placement.Start, want.GPUInstanceID, uuid, err)
@@ -158,10 +161,12 @@ func (s *Session) DestroyInstance(uuid gpu.UUID, want gpu.Instance) error {
 }
 
 func (s *Session) destroy(uuid gpu.UUID, want gpu.Instance) error {
-	handle, object, err := s.find(uuid)
-	if err != nil {
-		return err
-	}
+	return change(s, uuid, "destroy a MIG instance", func(handle gonvml.Device, object string) error {
+		return s.destroyOn(handle, object, uuid, want)
+	})
+}
+
+func (s *Session) destroyOn(handle gonvml.Device, object string, uuid gpu.UUID, want gpu.Instance) error {
 	current, _, ret := handle.GetMigMode()
 	if err := wrap(ret, "nvmlDeviceGetMigMode", ""); err != nil {
 		return err
@@ -234,7 +239,8 @@ func usedBy(err error, handle gonvml.Device) error {
 // gpu.MIG.Switchable says that it may be; ErrInUse, naming the processes, while
 // processes use the GPU or, switching off, while it has instances; a change
 // that the hardware would only take at the next reset is taken back.
-// ErrNotSupported for a GPU without MIG; ErrNoPermission.
+// ErrNotSupported for a GPU without MIG; ErrNoPermission; ErrNotResponding, and
+// then the mode may still change.
 func (s *Session) SetMIGMode(uuid gpu.UUID, on bool) error {
 	if err := s.setMIGMode(uuid, on); err != nil {
 		return fmt.Errorf("switch MIG mode of GPU %s %s: %w", uuid, onOff(on), err)
@@ -250,10 +256,12 @@ func onOff(on bool) string {
 }
 
 func (s *Session) setMIGMode(uuid gpu.UUID, on bool) error {
-	handle, object, err := s.find(uuid)
-	if err != nil {
-		return err
-	}
+	return change(s, uuid, "switch the MIG mode", func(handle gonvml.Device, object string) error {
+		return s.setMIGModeOn(handle, object, uuid, on)
+	})
+}
+
+func (s *Session) setMIGModeOn(handle gonvml.Device, object string, uuid gpu.UUID, on bool) error {
 	current, pending, ret := handle.GetMigMode()
 	if err := wrap(ret, "nvmlDeviceGetMigMode", ""); err != nil {
 		return err

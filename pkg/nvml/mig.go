@@ -14,45 +14,18 @@ import (
 // MIG reads the MIG side of a GPU as it is now: mode, profiles and all GPU
 // instances, those without compute instance too. An instance that comes or goes
 // meanwhile is in the answer or not, and is no error. ErrNotSupported for a GPU
-// without MIG, ErrLost for one that doesn't answer or isn't listed.
+// without MIG, ErrLost for one that is lost or isn't listed, ErrNotResponding.
 func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
-	handle, object, err := s.find(uuid)
-	if err != nil {
-		return gpu.MIG{}, err
-	}
-	mig, err := s.readMIG(handle, uuid, object)
-	if err != nil {
-		return gpu.MIG{}, err
-	}
-	if mig == nil {
-		return gpu.MIG{}, fmt.Errorf("read MIG %s: %w", object, ErrNotSupported)
-	}
-	return *mig, nil
-}
-
-// find returns the handle of a GPU, and how errors call it. It goes by index
-// and compares UUIDs: nvmlDeviceGetHandleByUUID takes up to seconds while
-// others change MIG.
-func (s *Session) find(uuid gpu.UUID) (gonvml.Device, string, error) {
-	count, ret := s.lib.DeviceGetCount()
-	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
-		return nil, "", err
-	}
-	var silent []error
-	for i := range count {
-		handle, ret := s.lib.DeviceGetHandleByIndex(i)
-		if ret == gonvml.SUCCESS {
-			var is string
-			if is, ret = handle.GetUUID(); ret == gonvml.SUCCESS && is == string(uuid) {
-				return handle, fmt.Sprintf("of GPU %s", uuid), nil
-			}
+	return onGPU(s, uuid, "read MIG", s.limits.read, func(handle gonvml.Device, object string) (gpu.MIG, error) {
+		mig, err := s.readMIG(handle, uuid, object)
+		if err != nil {
+			return gpu.MIG{}, err
 		}
-		silent = append(silent, wrap(ret, "identify", fmt.Sprintf("GPU %d", i)))
-	}
-	if err := errors.Join(silent...); err != nil {
-		return nil, "", fmt.Errorf("find GPU %s: %w", uuid, err)
-	}
-	return nil, "", fmt.Errorf("find GPU %s among the %d that NVML lists: %w", uuid, count, ErrLost)
+		if mig == nil {
+			return gpu.MIG{}, fmt.Errorf("read MIG %s: %w", object, ErrNotSupported)
+		}
+		return *mig, nil
+	})
 }
 
 // readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no

@@ -107,6 +107,9 @@ func (n *nvlinks) join(gpus []gpu.GPU) {
 		}
 	}
 	for i, g := range gpus {
+		if _, read := n.ends[g.UUID]; !read {
+			continue // one that hasn't answered in this session stays as it is remembered
+		}
 		gpus[i].NVLink = nil
 		if links := len(n.ends[g.UUID]); links > 0 {
 			gpus[i].NVLink = &gpu.NVLink{Links: links, Domain: domains.name(g, gpus)}

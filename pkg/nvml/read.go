@@ -12,13 +12,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// readGPU reads all facts of the GPU at an index.
-func (s *Session) readGPU(index int) (gpu.GPU, error) {
-	object := fmt.Sprintf("of GPU %d", index)
-	handle, ret := s.lib.DeviceGetHandleByIndex(index)
-	if err := wrap(ret, "nvmlDeviceGetHandleByIndex", object); err != nil {
-		return gpu.GPU{}, err
-	}
+// readGPU reads all facts of the GPU that is at an index.
+func (s *Session) readGPU(handle gonvml.Device, index int, object string) (gpu.GPU, error) {
 	g := gpu.GPU{Index: index}
 	if err := readIdentity(handle, object, &g); err != nil {
 		return gpu.GPU{}, err

@@ -1,13 +1,13 @@
 package nvml
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
@@ -17,21 +17,33 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Session is one initialized NVML. Its methods may be called concurrently.
-// It holds no state of the hardware but the identities of the GPUs it has
-// seen, so that one that is lost can still be named, the profiles they can be cut
-// into, which stay the same as long as their driver is loaded, and their NVLinks.
+// Session is one initialized NVML. Its methods may be called concurrently, and
+// none waits longer than a minute: a GPU for which a call never returns fails
+// its own calls with ErrNotResponding, and those of no other GPU.
+// It keeps no state of the hardware but the handles and identities of the GPUs
+// it has seen, so that a call for one GPU asks no other and one that is lost can
+// still be named, the profiles they can be cut into, which stay the same as long
+// as their driver is loaded, and their NVLinks.
 type Session struct {
 	lib     gonvml.Interface
 	devices device.Interface // go-nvlib's spelling of models and profiles
 	cuda    string           // path of the driver's libcuda; "" where NVML needs no help to find it
+	guard   *guard
+	limits  limits
 
 	profiles sync.Map // gpu.UUID → []gpu.Profile
 	nvlinks  nvlinks
 
-	mu     sync.Mutex
-	known  known
-	events gonvml.EventSet
+	mu    sync.Mutex
+	known known
+	// handles of the GPUs that were identified, and their indexes.
+	handles map[gpu.UUID]gonvml.Device
+	indexes map[int]gpu.UUID
+
+	watching sync.Mutex // held by WaitEvent
+	events   gonvml.EventSet
+	// watched are the GPUs whose events are in the set.
+	watched map[gpu.UUID]bool
 }
 
 // Driver says which driver answers.
@@ -59,26 +71,36 @@ func Open(path string) (*Session, error) {
 
 // New makes a session of an NVML that is initialized already.
 func New(lib gonvml.Interface) *Session {
-	return &Session{lib: lib, devices: device.New(lib), known: known{}}
+	return &Session{
+		lib: lib, devices: device.New(lib), guard: newGuard(), limits: defaultLimits(), known: known{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{},
+	}
 }
 
-// Close ends the session. The library may stay loaded.
+// Close ends the session. The library may stay loaded. While a call into the
+// driver doesn't return, NVML stays initialized, and the error is
+// ErrNotResponding: shutting it down would wait for the call.
 func (s *Session) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if late := s.guard.allLate(); len(late) > 0 {
+		return fmt.Errorf("NVML stays initialized: %s: %w", strings.Join(late, ", "), ErrNotResponding)
+	}
+	s.watching.Lock()
+	defer s.watching.Unlock()
 	if s.events != nil {
 		s.events.Free()
 		s.events = nil
 	}
-	return wrap(s.lib.Shutdown(), "nvmlShutdown", "")
+	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, func() error {
+		return wrap(s.lib.Shutdown(), "nvmlShutdown", "")
+	})
 }
-
-// Library is the session's go-nvml, for libraries that want one
-// (nvcdi.WithNvmlLib). NVML counts initializations, so theirs don't end ours.
-func (s *Session) Library() gonvml.Interface { return s.lib }
 
 // Driver reads the driver's versions.
 func (s *Session) Driver() (Driver, error) {
+	return ask(s.guard, theDriver, "read its versions", s.limits.read, s.readDriver)
+}
+
+func (s *Session) readDriver() (Driver, error) {
 	version, ret := s.lib.SystemGetDriverVersion()
 	if err := wrap(ret, "nvmlSystemGetDriverVersion", ""); err != nil {
 		return Driver{}, err
@@ -112,64 +134,48 @@ func (s *Session) askCUDAVersion() (string, error) {
 }
 
 // GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is
-// in the list all the same, with the identity it had when it last did and a
-// condition that says what is wrong; only one that never answered in this
-// session is left out, since nothing is known of it. The error is about the
-// listing itself.
+// in the list all the same, with the identity it had when it last did, or that
+// Remember has named, and a condition that says what is wrong; only one of which
+// neither is known is left out. The error is about the listing itself.
 func (s *Session) GPUs() ([]gpu.GPU, error) {
-	count, ret := s.lib.DeviceGetCount()
-	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
+	identified, failed, err := s.identify()
+	if err != nil {
 		return nil, err
 	}
+	read := make([]gpu.GPU, 0, len(identified))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i, uuid := range identified {
+		wg.Go(func() {
+			g, err := onGPU(s, uuid, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
+				return s.readGPU(handle, i, object)
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed[i] = err
+				return
+			}
+			read = append(read, g)
+		})
+	}
+	wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var read []gpu.GPU
-	failed := map[int]error{}
-	for i := range count {
-		g, err := s.readGPU(i)
-		if err != nil {
-			failed[i] = err
-			continue
-		}
-		read = append(read, g)
-	}
 	gpus := s.known.list(read, failed)
 	s.nvlinks.join(gpus)
 	return gpus, nil
 }
 
-// known are the GPUs that have answered, each as it last did. Not by index:
-// when a GPU vanishes, those behind it move up.
-type known map[gpu.UUID]gpu.GPU
-
-// list remembers what was read and returns it together with the GPUs that were
-// known and didn't answer; failed has the errors by index.
-func (k known) list(read []gpu.GPU, failed map[int]error) []gpu.GPU {
-	silent := maps.Clone(k)
-	for _, g := range read {
-		k[g.UUID] = g
-		delete(silent, g.UUID)
-	}
-	gpus := slices.Clone(read)
-	for _, g := range silent {
-		c := gpu.Condition{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}
-		if err := failed[g.Index]; err != nil {
-			c = conditionOf(err)
-		}
-		g.Conditions = []gpu.Condition{c}
-		gpus = append(gpus, g)
-	}
-	slices.SortFunc(gpus, func(a, b gpu.GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
-	return gpus
-}
-
 func conditionOf(err error) gpu.Condition {
-	if errors.Is(err, ErrLost) {
-		return gpu.Condition{Type: gpu.Lost, Message: err.Error()}
+	c := gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
+	switch {
+	case errors.Is(err, ErrLost):
+		c.Type = gpu.Lost
+	case errors.Is(err, ErrNotResponding):
+		c.Type = gpu.NotResponding
 	}
-	return gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
+	return c
 }
 
 // Event is something that happened to a GPU.
@@ -188,27 +194,32 @@ const waitMillis = 1000
 // then ctx's. ErrNotSupported where no GPU has events. Only one goroutine may
 // wait at a time.
 func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
-	set, err := s.eventSet()
-	if err != nil {
-		return Event{}, err
-	}
+	s.watching.Lock()
+	defer s.watching.Unlock()
 	for ctx.Err() == nil {
-		data, ret := set.Wait(waitMillis)
+		if err := s.watch(); err != nil {
+			return Event{}, err
+		}
+		data, ret := s.events.Wait(waitMillis)
 		if ret == gonvml.ERROR_TIMEOUT {
 			continue
 		}
 		if err := wrap(ret, "nvmlEventSetWait", ""); err != nil {
 			return Event{}, err
 		}
-		return newEvent(data), nil
+		return s.newEvent(data), nil
 	}
 	return Event{}, ctx.Err()
 }
 
-func newEvent(data gonvml.EventData) Event {
+func (s *Session) newEvent(data gonvml.EventData) Event {
 	var e Event
 	if data.Device != nil {
-		if uuid, ret := data.Device.GetUUID(); ret == gonvml.SUCCESS {
+		uuid, err := ask(s.guard, "the GPU of an event", "nvmlDeviceGetUUID", s.limits.read, func() (string, error) {
+			uuid, ret := data.Device.GetUUID()
+			return uuid, wrap(ret, "nvmlDeviceGetUUID", "of an event")
+		})
+		if err == nil {
 			e.GPU = gpu.UUID(uuid)
 		}
 	}
@@ -218,50 +229,47 @@ func newEvent(data gonvml.EventData) Event {
 	return e
 }
 
-// watched are the events that can change what a node reports.
-const watched = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange |
+// interesting are the events that can change what a node reports.
+const interesting = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange |
 	gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuUnavailableError
 
-// eventSet registers every GPU for the events it supports, once.
-func (s *Session) eventSet() (gonvml.EventSet, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.events != nil {
-		return s.events, nil
-	}
-	set, ret := s.lib.EventSetCreate()
-	if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
-		return nil, err
-	}
-	if err := s.register(set); err != nil {
-		set.Free()
-		return nil, err
-	}
-	s.events = set
-	return set, nil
-}
-
-func (s *Session) register(set gonvml.EventSet) error {
-	count, ret := s.lib.DeviceGetCount()
-	if err := wrap(ret, "nvmlDeviceGetCount", ""); err != nil {
-		return err
-	}
-	registered := 0
-	for i := range count {
-		device, ret := s.lib.DeviceGetHandleByIndex(i)
-		if ret != gonvml.SUCCESS {
-			continue
+// watch registers the GPUs that aren't in the event set yet for the events they
+// support. One that doesn't respond comes later.
+func (s *Session) watch() error {
+	if s.events == nil {
+		set, ret := s.lib.EventSetCreate()
+		if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
+			return err
 		}
-		supported, ret := device.GetSupportedEventTypes()
-		if ret != gonvml.SUCCESS || supported&watched == 0 {
-			continue
-		}
-		if device.RegisterEvents(supported&watched, set) == gonvml.SUCCESS {
-			registered++
+		s.events, s.watched = set, map[gpu.UUID]bool{}
+		if _, _, err := s.identify(); err != nil {
+			return err
 		}
 	}
-	if registered == 0 {
-		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", count, ErrNotSupported)
+	gpus := s.identified()
+	for _, uuid := range gpus {
+		if !s.watched[uuid] && s.guard.late(subject(uuid)) == nil {
+			s.watched[uuid] = s.register(uuid, s.events)
+		}
+	}
+	if !slices.Contains(slices.Collect(maps.Values(s.watched)), true) {
+		s.events.Free()
+		s.events = nil
+		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), ErrNotSupported)
 	}
 	return nil
+}
+
+func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) bool {
+	err := change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
+		supported, ret := handle.GetSupportedEventTypes()
+		if err := wrap(ret, "nvmlDeviceGetSupportedEventTypes", object); err != nil {
+			return err
+		}
+		if supported&interesting == 0 {
+			return ErrNotSupported
+		}
+		return wrap(handle.RegisterEvents(supported&interesting, set), "nvmlDeviceRegisterEvents", object)
+	})
+	return err == nil
 }

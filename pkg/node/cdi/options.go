@@ -11,6 +11,8 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // options for nvcdi; called with the host's root directory.
@@ -18,7 +20,7 @@ func options(cfg Config, d *Driver) []nvcdi.Option {
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithLogger(logger{klog.Background().WithName("nvcdi")}),
-		nvcdi.WithNvmlLib(d.Session.Library()),
+		nvcdi.WithNvmlLib(nvml.Facts(d.Version, d.GPUs)),
 		nvcdi.WithDriverRoot(d.Root),
 		nvcdi.WithDevRoot(d.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(cfg.HookPath),

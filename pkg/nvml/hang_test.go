@@ -1,0 +1,231 @@
+package nvml_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// lateAfter is long enough for a call that returns, on a busy machine.
+const lateAfter = 2 * time.Second
+
+// hangs is a machine of three GPUs, a session that has read them, and what it
+// read, with a fault: no call for the first GPU returns.
+func hangs(t *testing.T) (*nvmltest.Simulated, []gpu.GPU) {
+	t.Helper()
+	t.Parallel()
+	s := nvmltest.NewSimulated(t, "3xh100-80gb")
+	s.SetLimits(lateAfter)
+	before, err := s.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Machine.Fault(nvmlsim.Fault{Call: "*", GPU: 0, Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endHang(t, s) })
+	return s, before
+}
+
+// endHang returns when all calls have returned.
+func endHang(t *testing.T, s *nvmltest.Simulated) {
+	t.Helper()
+	if err := s.Machine.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
+	for len(s.Probe()) > 0 {
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// withHung is what GPUs lists while the first GPU doesn't respond; the condition's
+// message isn't compared.
+func withHung(gpus []gpu.GPU) []gpu.GPU {
+	gpus = slices.Clone(gpus)
+	gpus[0].Conditions = []gpu.Condition{{Type: gpu.NotResponding}}
+	return gpus
+}
+
+func list(t *testing.T, s *nvmltest.Simulated) []gpu.GPU {
+	t.Helper()
+	gpus, err := s.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range gpus {
+		for j := range gpus[i].Conditions {
+			gpus[i].Conditions[j].Message = ""
+		}
+	}
+	return gpus
+}
+
+// TestHungGPUBlocksNoOther: calls for other GPUs answer while calls for one never
+// return, and those for that one fail, at once after the first.
+func TestHungGPUBlocksNoOther(t *testing.T) {
+	s, before := hangs(t)
+	hung, fine := before[0].UUID, before[2]
+	for _, c := range []struct {
+		name string
+		call func(gpu.UUID) error
+	}{
+		{"compute mode", func(u gpu.UUID) error { _, err := s.ComputeMode(u); return err }},
+		{"set compute mode", func(u gpu.UUID) error { return s.SetComputeMode(u, nvml.ComputeDefault) }},
+		{"MIG", func(u gpu.UUID) error { _, err := s.MIG(u); return err }},
+		{"minor", func(u gpu.UUID) error { _, err := s.Minor(u); return err }},
+		{"mode on", func(u gpu.UUID) error { return s.SetMIGMode(u, true) }},
+		{"mode off", func(u gpu.UUID) error { return s.SetMIGMode(u, false) }},
+	} {
+		if err := c.call(hung); !errors.Is(err, nvml.ErrNotResponding) {
+			t.Errorf("%s of the hung GPU: %v, want %v", c.name, err, nvml.ErrNotResponding)
+		}
+		if err := c.call(fine.UUID); err != nil {
+			t.Errorf("%s of another GPU: %v", c.name, err)
+		}
+	}
+	if n := s.CallsUnderway(); n != 1 {
+		t.Errorf("%d calls are under way, want the first", n)
+	}
+	if diff := cmp.Diff(withHung(before), list(t, s)); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{string(hung)}, s.Probe()); diff != "" {
+		t.Errorf("what doesn't respond (-want +got):\n%s", diff)
+	}
+}
+
+// TestHangEnds: the GPU is as before when its calls return.
+func TestHangEnds(t *testing.T) {
+	s, before := hangs(t)
+	if late := s.Probe(); !slices.Equal(late, []string{string(before[0].UUID)}) {
+		t.Fatalf("%v don't respond, want the hung GPU", late)
+	}
+	endHang(t, s)
+	if diff := cmp.Diff(before, list(t, s)); diff != "" {
+		t.Errorf("GPUs (-before +after):\n%s", diff)
+	}
+}
+
+// TestSessionOpenedWhileGPUHangs: the others are read, and the one is listed if
+// somebody remembers it.
+func TestSessionOpenedWhileGPUHangs(t *testing.T) {
+	first, before := hangs(t)
+	s := nvmltest.OpenSimulated(first.Machine)
+	s.SetLimits(lateAfter)
+	if diff := cmp.Diff(before[1:], list(t, s)); diff != "" {
+		t.Errorf("GPUs, one unknown (-want +got):\n%s", diff)
+	}
+	if _, err := s.MIG(before[0].UUID); !errors.Is(err, nvml.ErrNotResponding) {
+		t.Errorf("MIG of a GPU that hasn't been identified: %v, want %v", err, nvml.ErrNotResponding)
+	}
+	s.Remember(before, true)
+	if diff := cmp.Diff(withHung(before), list(t, s)); diff != "" {
+		t.Errorf("GPUs, all remembered (-want +got):\n%s", diff)
+	}
+	if late := s.Probe(); !slices.Equal(late, []string{"GPU 0"}) {
+		t.Errorf("%v don't respond, want the GPU by its index", late)
+	}
+	endHang(t, s)
+	if diff := cmp.Diff(before, list(t, s)); diff != "" {
+		t.Errorf("GPUs, when the hang has ended (-want +got):\n%s", diff)
+	}
+}
+
+// TestEventsWhileGPUHangs: another GPU's events arrive, and after the hang those
+// of the one.
+func TestEventsWhileGPUHangs(t *testing.T) {
+	first, before := hangs(t)
+	s := nvmltest.OpenSimulated(first.Machine)
+	s.SetLimits(lateAfter)
+	await := func(position int) {
+		t.Helper()
+		got := make(chan nvml.Event, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			e, _ := s.WaitEvent(ctx)
+			got <- e
+		}()
+		defer cancel()
+		for {
+			if err := s.Machine.PushXID(position, 13); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case e := <-got:
+				if want := (nvml.Event{GPU: before[position].UUID, Xid: 13}); e != want {
+					t.Errorf("event %+v, want %+v", e, want)
+				}
+				return
+			case <-time.After(100 * time.Millisecond): // it may not have been watched yet
+			}
+		}
+	}
+	await(1)
+	endHang(t, s)
+	if _, err := s.GPUs(); err != nil { // which identifies it
+		t.Fatal(err)
+	}
+	await(0)
+}
+
+// TestCloseWhileGPUHangs: the session's end waits for no call.
+func TestCloseWhileGPUHangs(t *testing.T) {
+	first, _ := hangs(t)
+	s := nvmltest.OpenSimulated(first.Machine)
+	s.SetLimits(lateAfter)
+	if _, err := s.GPUs(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); !errors.Is(err, nvml.ErrNotResponding) {
+		t.Errorf("close: %v, want %v", err, nvml.ErrNotResponding)
+	}
+}
+
+// TestLostBeforeOpened: a GPU that is lost when the session begins is listed if
+// somebody remembers it.
+func TestLostBeforeOpened(t *testing.T) {
+	first := nvmltest.NewSimulated(t, "2xh100-80gb")
+	before := list(t, first)
+	if err := first.Machine.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		gpus      []gpu.GPU
+		mayBeGone bool
+	}{
+		"of this boot":            {gpus: before},
+		"of another boot":         {gpus: before, mayBeGone: true},
+		"only by its UUID":        {gpus: []gpu.GPU{{UUID: before[0].UUID, Index: -1}}},
+		"one more, that was gone": {gpus: append([]gpu.GPU{{UUID: "GPU-gone", Index: 7}}, before...), mayBeGone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := nvmltest.OpenSimulated(first.Machine)
+			s.Remember(tc.gpus, tc.mayBeGone)
+			type listed struct {
+				UUID  gpu.UUID
+				Wrong []gpu.ConditionType
+			}
+			var got []listed
+			for _, g := range list(t, s) {
+				l := listed{UUID: g.UUID}
+				for _, c := range g.Conditions {
+					l.Wrong = append(l.Wrong, c.Type)
+				}
+				got = append(got, l)
+			}
+			want := []listed{{before[0].UUID, []gpu.ConditionType{gpu.Lost}}, {UUID: before[1].UUID}}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("GPUs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

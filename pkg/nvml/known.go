@@ -1,0 +1,89 @@
+package nvml
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// known are the GPUs that have answered, each as it last did, and those that
+// Remember has named. Not by index: when a GPU vanishes, those behind it move up.
+type known map[gpu.UUID]identity
+
+type identity struct {
+	gpu.GPU
+	// maybe: the GPU may have been removed from the machine. It is listed only
+	// while there is a GPU that can't be identified.
+	maybe bool
+}
+
+// Remember names GPUs that the machine had before the session began, so that
+// those of them that don't answer are listed. With mayBeGone, a GPU is listed
+// only while one that NVML lists can't be identified: they may have been removed
+// since. What the session has read itself counts more.
+func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range gpus {
+		if _, ok := s.known[g.UUID]; !ok {
+			g.Conditions = nil
+			s.known[g.UUID] = identity{GPU: g, maybe: mayBeGone}
+		}
+	}
+}
+
+// list remembers what was read and returns it together with the GPUs that were
+// known and didn't answer; failed has the errors by index.
+func (k known) list(read []gpu.GPU, failed map[int]error) []gpu.GPU {
+	silent := maps.Clone(k)
+	for _, g := range read {
+		k[g.UUID] = identity{GPU: g}
+		delete(silent, g.UUID)
+	}
+	gpus := slices.Clone(read)
+	for uuid, err := range attribute(silent, failed) {
+		g := silent[uuid].GPU
+		g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}}
+		if err != nil {
+			g.Conditions = []gpu.Condition{conditionOf(err)}
+		}
+		gpus = append(gpus, g)
+	}
+	slices.SortFunc(gpus, byIndex)
+	return gpus
+}
+
+func byIndex(a, b gpu.GPU) int {
+	return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+}
+
+// attribute says which of the silent GPUs are listed, and with which error, nil
+// where none tells of it: that of its last index, or else one of those that are
+// left over.
+func attribute(silent known, failed map[int]error) map[gpu.UUID]error {
+	listed, left := map[gpu.UUID]error{}, maps.Clone(failed)
+	var moved, maybe []gpu.GPU
+	for uuid, g := range silent {
+		switch err, ok := failed[g.Index]; {
+		case g.maybe:
+			maybe = append(maybe, g.GPU)
+		case ok:
+			delete(left, g.Index)
+			listed[uuid] = err
+		default:
+			moved = append(moved, g.GPU)
+			listed[uuid] = nil
+		}
+	}
+	slices.SortFunc(moved, byIndex)
+	slices.SortFunc(maybe, byIndex)
+	indexes := slices.Sorted(maps.Keys(left))
+	for i, g := range slices.Concat(moved, maybe) {
+		if i < len(indexes) {
+			listed[g.UUID] = failed[indexes[i]]
+		}
+	}
+	return listed
+}
