@@ -35,6 +35,11 @@ const (
 	calm = 2 * time.Second
 	// leaveWithin bounds what is done to the hardware when the plugin ends.
 	leaveWithin = 20 * time.Second
+	// probeEvery is the pause between two looks for GPUs that don't respond.
+	probeEvery = 5 * time.Second
+	// recoverWithin is how long the kubelet waits for the recovery of the hardware:
+	// it must be able to unprepare while a GPU keeps that from ending.
+	recoverWithin = 15 * time.Second
 )
 
 // hardware keeps what the other parts know of the driver and the GPUs true.
@@ -51,6 +56,8 @@ type hardware struct {
 	// arrived is called when a driver that works has come, or has been
 	// replaced by another version.
 	arrived func(context.Context)
+	// held are the GPUs that the journal names.
+	held func() []gpu.UUID
 	// reread is called when the facts have been read again since, with all that is
 	// there.
 	reread func(context.Context, gpu.Node)
@@ -65,6 +72,19 @@ type hardware struct {
 	calming atomic.Bool
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
+	// alive is told of each step of the loop.
+	alive heartbeat
+	// modules is what is known of the driver's kernel modules.
+	modules modules
+	// cdiFailed says why the CDI specifications aren't as they should be; nil if
+	// they are.
+	cdiFailed error
+
+	// switching is held while numbers of device nodes are passed on.
+	switching sync.Mutex
+	// switched is how often a MIG mode was switched.
+	switched int
+	session  *nvml.Session // nil: none
 
 	// loaded is the NVML library that this process has loaded, if any: what go-nvml
 	// calls stays bound to the first one.
@@ -148,9 +168,11 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	if err != nil {
 		return err
 	}
-	defer session.Close()
+	defer h.close(ctx, session)
 	defer func() { _ = h.specs.SetDriver(nil) }() // it must not use a closed session
-	node, err := h.read(root, session, h.specs.SetDriver)
+	defer h.setSession(nil)
+	h.setSession(session)
+	node, err := h.read(ctx, root, session, h.specs.SetDriver)
 	if err != nil {
 		return err
 	}
@@ -162,16 +184,43 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", h.nodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	h.said = ""
-	h.arrived(ctx)
+	recovered := h.recover(ctx)
+	defer func() { <-recovered }()
 	found()
 
 	ctx, cancel := context.WithCancel(ctx)
+	probes := h.watchSilence(ctx, session)
+	defer func() { cancel(); <-probes }()
 	events := h.watchEvents(ctx, session)
 	defer func() { cancel(); <-events }()
 	nodes := h.watchNodes(ctx, root)
 	defer func() { <-nodes }()
 	defer cancel()
 	return h.keepReading(ctx, root, session, node.DriverVersion)
+}
+
+// close ends a session. What can't be ended now ends with the process.
+func (h *hardware) close(ctx context.Context, session *nvml.Session) {
+	if err := session.Close(); err != nil {
+		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", h.nodeName)
+	}
+}
+
+// recover has what was done to the hardware before looked at, and returns when
+// that is done or has taken too long. The channel is closed when it is done.
+func (h *hardware) recover(ctx context.Context) (done <-chan struct{}) {
+	recovered := make(chan struct{})
+	go func() {
+		defer close(recovered)
+		h.arrived(ctx)
+	}()
+	select {
+	case <-recovered:
+	case <-time.After(recoverWithin):
+		klog.FromContext(ctx).Info("Recovering the GPUs takes long, going on meanwhile", "node", h.nodeName, "after", recoverWithin)
+	case <-ctx.Done():
+	}
+	return recovered
 }
 
 // leave has the hardware left as it was found, if ctx has ended.
@@ -202,12 +251,12 @@ func (h *hardware) open(root driverroot.Root) (*nvml.Session, error) {
 // to time.
 func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
 	for {
-		woken := h.pause(ctx, rereadEvery)
+		woken := h.pause(ctx, h.rereadAfter())
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		set := h.specs.UpdateDriver
-		if h.hostChanged.Swap(false) || !woken {
+		if h.hostChanged.Swap(false) || !woken || h.cdiFailed != nil {
 			set = h.specs.SetDriver
 		}
 		now, err := driverroot.Find(h.host, h.driverRoot)
@@ -217,7 +266,7 @@ func (h *hardware) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if !sameRoot(root, now) {
 			return fmt.Errorf("the driver has moved from %s to %s", root.Library, now.Library)
 		}
-		node, err := h.read(root, session, set)
+		node, err := h.read(ctx, root, session, set)
 		if err != nil {
 			return err
 		}
@@ -232,35 +281,120 @@ func sameRoot(a, b driverroot.Root) bool {
 	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
 }
 
-// read takes in the facts and passes them on, without what is made for claims.
-// It returns all.
-func (h *hardware) read(root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (there gpu.Node, _ error) {
-	node, err := h.partitions.Read(func() (_ gpu.Node, err error) {
-		there, err = report.Read(h.nodeName, session, report.Dirs{
-			Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
-			Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
-		})
-		return there, err
-	})
-	if err != nil {
-		return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
+// rereadAfter is when the facts are read again without any sign of change:
+// soon while something is tried again.
+func (h *hardware) rereadAfter() time.Duration {
+	if h.cdiFailed != nil || h.modules.missing {
+		return retryDriver
 	}
+	return rereadEvery
+}
+
+// read takes in the facts and passes them on, without what is made for claims.
+// It returns all. The error is about the driver as a whole.
+func (h *hardware) read(ctx context.Context, root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (there gpu.Node, _ error) {
+	dirs := report.Dirs{
+		Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
+		Dev: h.host.Path(filepath.Join(root.DevRoot, "dev")),
+	}
+	h.modules.load(ctx, h.host, root, dirs.Dev)
+	before := h.remember(session)
+	for {
+		switched := h.switches()
+		node, err := h.partitions.Read(before, func() (_ gpu.Node, err error) {
+			there, err = report.Read(h.nodeName, session, dirs)
+			return there, err
+		})
+		if err != nil {
+			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
+		}
+		if !h.setDriver(ctx, switched, there, root, session, set) {
+			continue // what was read is out of date
+		}
+		return there, h.reporter.Found(h.withConditions(node))
+	}
+}
+
+// remember tells the session which GPUs the machine has had, and returns those
+// that it has had since it started.
+func (h *hardware) remember(session *nvml.Session) []gpu.GPU {
+	has, hadBefore := h.reporter.Remembered()
+	session.Remember(has, false)
+	for _, uuid := range h.held() {
+		i := slices.IndexFunc(hadBefore, func(g gpu.GPU) bool { return g.UUID == uuid })
+		g := gpu.GPU{UUID: uuid, Index: -1, Minor: -1}
+		if i >= 0 {
+			g = hadBefore[i]
+		}
+		session.Remember([]gpu.GPU{g}, false)
+	}
+	session.Remember(hadBefore, true)
+	return has
+}
+
+// withConditions adds what is known to be wrong from elsewhere.
+func (h *hardware) withConditions(node gpu.Node) gpu.Node {
 	known := h.conditions()
 	for i, g := range node.GPUs {
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
+		if h.cdiFailed != nil {
+			node.GPUs[i].Conditions = append(node.GPUs[i].Conditions, gpu.Condition{Type: gpu.CDIFailed, Message: h.cdiFailed.Error()})
+		}
 	}
-	err = set(&cdi.Driver{
-		Version: node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
-		LibraryDirs: root.LibraryDirs, GPUs: node.GPUs, Session: session,
+	return node
+}
+
+// setDriver has container edits computed from what was read; false where a MIG
+// mode was switched since then: device nodes may have other numbers now.
+func (h *hardware) setDriver(ctx context.Context, switched int, there gpu.Node, root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) bool {
+	h.switching.Lock()
+	defer h.switching.Unlock()
+	if h.switched != switched {
+		return false
+	}
+	err := set(&cdi.Driver{
+		Version: there.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
+		LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
 	})
-	if err != nil {
-		return gpu.Node{}, err
+	if err != nil && (h.cdiFailed == nil || h.cdiFailed.Error() != err.Error()) {
+		klog.FromContext(ctx).Error(err, "CDI specifications aren't as they should be; it is tried again", "node", h.nodeName)
 	}
-	return there, h.reporter.Found(node)
+	h.cdiFailed = err
+	return true
+}
+
+func (h *hardware) switches() int {
+	h.switching.Lock()
+	defer h.switching.Unlock()
+	return h.switched
+}
+
+func (h *hardware) setSession(s *nvml.Session) {
+	h.switching.Lock()
+	defer h.switching.Unlock()
+	h.session = s
+}
+
+// modeSwitched is called after a GPU's MIG mode was switched, before anything
+// else is done with the GPU: its device node may have another number now.
+func (h *hardware) modeSwitched(uuid gpu.UUID) error {
+	h.switching.Lock()
+	defer h.switching.Unlock()
+	h.switched++
+	if h.session == nil {
+		return cdi.ErrNoDriver
+	}
+	minor, err := h.session.Minor(uuid)
+	if err != nil {
+		return err
+	}
+	return h.specs.SetMinor(uuid, minor)
 }
 
 // pause waits for a sign of change, the time, or the end of ctx.
 func (h *hardware) pause(ctx context.Context, d time.Duration) (woken bool) {
+	h.alive.beat()
+	defer h.alive.beat()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -303,6 +437,30 @@ func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 			default:
 				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
 			}
+			h.wakeForGPUs()
+		}
+	}()
+	return done
+}
+
+// watchSilence wakes when a GPU doesn't respond any more, and when it does again.
+func (h *hardware) watchSilence(ctx context.Context, session *nvml.Session) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var before []string
+		for {
+			select {
+			case <-time.After(probeEvery):
+			case <-ctx.Done():
+				return
+			}
+			silent := session.Probe()
+			if slices.Equal(silent, before) {
+				continue
+			}
+			klog.FromContext(ctx).Info("Other GPUs than before don't respond", "node", h.nodeName, "gpus", silent, "before", before)
+			before = silent
 			h.wakeForGPUs()
 		}
 	}()

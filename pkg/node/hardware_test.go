@@ -57,6 +57,7 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		sharing:    sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
 		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
+		held:       func() []gpu.UUID { return nil },
 		arrived:    func(context.Context) { arrivals <- struct{}{} },
 		reread:     func(context.Context, gpu.Node) {},
 		leaving:    func(context.Context) {},
@@ -170,6 +171,98 @@ func TestDeviceNodeComesLate(t *testing.T) {
 		<-time.After(10 * time.Millisecond)
 	}
 	t.Error("the condition stays though the node is there")
+}
+
+// hasConditions says whether the first GPU has these conditions, and no other.
+func hasConditions(h *hardware, name gpu.DeviceName, want ...gpu.ConditionType) bool {
+	_, g, err := h.reporter.Device(name)
+	var have []gpu.ConditionType
+	for _, c := range g.Conditions {
+		have = append(have, c.Type)
+	}
+	return err == nil && slices.Equal(have, want)
+}
+
+// TestModuleIsLoaded: the device node of nvidia-uvm, which nothing makes at boot on
+// some hosts, is made by the driver's own program.
+func TestModuleIsLoaded(t *testing.T) {
+	moveAside(t, filepath.Join(installed.Root, "dev/nvidia-uvm"))
+	h, _ := startHardware(t)
+	<-h.first
+	if name := firstDevice(t); !hasConditions(h, name) {
+		_, g, err := h.reporter.Device(name)
+		t.Errorf("the GPU has conditions %v, error %v; want none", g.Conditions, err)
+	}
+}
+
+// TestModuleIsNotLoaded: without the program, the GPU isn't offered.
+func TestModuleIsNotLoaded(t *testing.T) {
+	moveAside(t, filepath.Join(installed.Root, "usr/bin/nvidia-modprobe"))
+	back := moveAside(t, filepath.Join(installed.Root, "dev/nvidia-uvm"))
+	h, _ := startHardware(t)
+	<-h.first
+	name := firstDevice(t)
+	if !hasConditions(h, name, gpu.DeviceNodeMissing) {
+		t.Errorf("want the condition %s", gpu.DeviceNodeMissing)
+	}
+	if _, g, _ := h.reporter.Device(name); !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+		t.Error("a GPU that no program can use is offered")
+	}
+	back()
+	eventually(t, h, "no condition", func() bool { return hasConditions(h, name) })
+}
+
+// TestCDITroubleIsNoMissingDriver: GPUs stay, with a condition, while CDI
+// specifications can't be written, and it is tried again.
+func TestCDITroubleIsNoMissingDriver(t *testing.T) {
+	h, _ := newHardware(t)
+	dir := filepath.Join(t.TempDir(), "cdi")
+	h.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: h.host})
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // not a directory
+		t.Fatal(err)
+	}
+	runHardware(t, h)
+	<-h.first
+	name := firstDevice(t)
+	if err := h.reporter.Trouble(); err != nil {
+		t.Fatalf("the driver counts as missing: %v", err)
+	}
+	if !hasConditions(h, name, gpu.CDIFailed) {
+		t.Errorf("want the condition %s", gpu.CDIFailed)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "no condition", func() bool { return hasConditions(h, name) })
+	if _, err := os.Stat(filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")); err != nil {
+		t.Errorf("the common specification: %v", err)
+	}
+}
+
+// TestGPUIsLostBeforeTheDriverIsOpened: the GPU that a claim's record names is
+// reported as lost.
+func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
+	machine, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	if err := machine.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := machine.Reboot(); err != nil {
+			t.Error(err)
+		}
+	})
+	h, _ := newHardware(t)
+	uuid := gpu.UUID(installed.Machine.GPUs[0].UUID)
+	h.held = func() []gpu.UUID { return []gpu.UUID{uuid} }
+	runHardware(t, h)
+	<-h.first
+	if _, g, err := h.reporter.Device(firstDevice(t)); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
+		t.Errorf("GPU %q, error %v; want %s, and that it is lost", g.UUID, err, uuid)
+	}
 }
 
 // Containers are restarted without a prepare: their specs have to come back.

@@ -11,12 +11,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
@@ -262,7 +264,7 @@ func TestMetricsAndProbesAreServedApart(t *testing.T) {
 		want    map[string]int
 	}{
 		"metrics": {metricsHandler(newRegistry()), map[string]int{"/healthz": 404, "/readyz": 404, "/metrics": 200}},
-		"health":  {healthHandler(notReady), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
+		"health":  {healthHandler(checks{healthy: func() error { return nil }, ready: notReady}), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]int{}
@@ -307,8 +309,9 @@ func TestServe(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
+	ok := func() error { return nil }
 	go func() {
-		served <- serve(ctx, "--health-address", address, healthHandler(func() error { return nil }))
+		served <- serve(ctx, "--health-address", address, healthHandler(checks{healthy: ok, ready: ok}))
 	}()
 	var resp *http.Response
 	for range 100 { // until it listens
@@ -328,4 +331,41 @@ func TestServe(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestStuck: a probe notices that the look at the hardware doesn't end.
+func TestStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, kubelet: kubelet.New(kubelet.Options{})}
+		if err := p.healthy(); err != nil {
+			t.Errorf("before the first look: %v", err)
+		}
+		for range 10 { // each pause between two looks is a sign of life
+			p.hardware.pause(t.Context(), rereadEvery)
+			if err := p.healthy(); err != nil {
+				t.Errorf("after a pause: %v", err)
+			}
+		}
+		<-time.After(stuckAfter + time.Second)
+		if err := p.healthy(); err == nil || !strings.Contains(err.Error(), "hardware") {
+			t.Errorf("after a look of more than %s: %v, want an error", stuckAfter, err)
+		}
+	})
+}
+
+// TestEndIsNotWaitedForLong: what hangs doesn't keep the plugin from ending, so
+// that the next one gets the lock.
+func TestEndIsNotWaitedForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := make(chan error)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := endWithin(ctx, stopWithin, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "hangs") {
+			t.Errorf("got %v, want an error that says that something hangs", err)
+		}
+		hangs <- nil
+		if err := endWithin(ctx, stopWithin, func() error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("got %v, want what the parts returned", err)
+		}
+	})
 }

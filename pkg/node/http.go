@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +21,33 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
+// stuckAfter is how long the hardware's loop, or a call of the kubelet, may go on
+// before the plugin counts as stuck. Neither takes as long because of one GPU that
+// doesn't respond.
+const stuckAfter = 3 * time.Minute
+
+// heartbeat is when something last went on.
+type heartbeat struct{ last atomic.Int64 }
+
+func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
+
+// age is the time since the last beat; none before the first.
+func (h *heartbeat) age() time.Duration {
+	last := h.last.Load()
+	if last == 0 {
+		return 0
+	}
+	return time.Since(time.Unix(0, last))
+}
+
+// checks are what probes ask; each says what is wrong, nil where nothing is.
+type checks struct {
+	// healthy: the process needn't be restarted.
+	healthy func() error
+	// ready: claims can be prepared, or there is no driver to prepare them with.
+	ready func() error
+}
+
 // metricsHandler serves /metrics.
 func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
@@ -27,18 +55,11 @@ func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	return mux
 }
 
-// healthHandler serves /healthz and /readyz. ready returns an error that names
-// what is not ready yet, nil when all is.
-func healthHandler(ready func() error) http.Handler {
+// healthHandler serves /healthz and /readyz.
+func healthHandler(is checks) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
+	mux.Handle("/healthz", probe(is.healthy))
+	mux.Handle("/readyz", probe(is.ready))
 	return mux
 }
 
@@ -59,4 +80,14 @@ func serve(ctx context.Context, flag, address string, handler http.Handler) erro
 		return fmt.Errorf("%s: serve %s: %w", flag, address, err)
 	}
 	return nil
+}
+
+func probe(check func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := check(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 }

@@ -8,25 +8,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
-
-// nvidiaSMI runs the driver's nvidia-smi as the host would.
-func nvidiaSMI(host driverroot.Host, root driverroot.Root) sharing.SMI {
-	return func(ctx context.Context, args ...string) (string, error) {
-		cmd, err := root.Command(ctx, host, "nvidia-smi", args...)
-		if err != nil {
-			return "", err
-		}
-		cmd.WaitDelay = time.Second // it may hang in the driver, and not be to be killed
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-}
 
 // mpsDaemonsDir is where the supervisor has a directory for each daemon, from
 // before it is started until nothing of it is left; beside its socket.

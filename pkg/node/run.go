@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,15 @@ const DriverName = "gpu.nvidia.com"
 // firstReportWithin is how long registration waits for the first report. The
 // kubelet must be able to unprepare while the API server is away.
 const firstReportWithin = 15 * time.Second
+
+// firstLookWithin is how long registration waits for the first look at the
+// hardware: the kubelet must be able to unprepare while the driver hangs.
+const firstLookWithin = 45 * time.Second
+
+// stopWithin is how long the parts may take to end. What hangs in the driver is
+// left to the end of the process, after the lock of the data directory was
+// released, so that the next plugin can start.
+const stopWithin = 25 * time.Second
 
 // Run is the plugin. It returns when ctx ends, or with what makes it
 // impossible to go on; a missing driver or API server doesn't.
@@ -73,6 +83,7 @@ type plugin struct {
 	sharing    *sharing.Manager
 	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
+	kubelet    *kubelet.Plugin
 	hardware   *hardware
 	metrics    *prometheus.Registry
 	mended     mended
@@ -100,16 +111,19 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
+	if err := checkDataDir(p.specs, cfg.DataDir, hook); err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
 	p.hardware = &hardware{
 		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
-		conditions: p.conditions, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
+		conditions: p.conditions, held: p.held, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
 		wake: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 	p.partitions = partition.New(partition.Options{
 		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
-		ConditionsChanged: p.hardware.Wake, Step: failpoint.Step(),
+		ConditionsChanged: p.hardware.Wake, ModeSwitched: p.hardware.modeSwitched, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
@@ -121,7 +135,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
-		KeepWarm: p.partitions.SetKeepWarm, TimeSlices: p.sharing.SetTimeSlices,
+		KeepWarm: p.partitions.SetKeepWarm, TimeSlices: p.sharing.SetTimeSlices, Recalled: p.hardware.wakeForGPUs,
 	})
 	if err != nil {
 		return nil, errors.Join(err, p.journal.Close())
@@ -133,6 +147,10 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell, Warn: p.warnings.warn,
 		Step: failpoint.Step(),
+	})
+	p.kubelet = kubelet.New(kubelet.Options{
+		Driver: DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
+		OnRegistered: p.onRegistered, OnChallenged: p.reporter.Challenged,
 	})
 	return p, nil
 }
@@ -151,7 +169,9 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error {
 		return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, metricsHandler(p.metrics))
 	})
-	group.Go(func() error { return serve(ctx, "--health-address", p.cfg.HealthAddress, healthHandler(p.ready)) })
+	group.Go(func() error {
+		return serve(ctx, "--health-address", p.cfg.HealthAddress, healthHandler(checks{healthy: p.healthy, ready: p.ready}))
+	})
 	group.Go(func() error { return p.hardware.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
@@ -161,21 +181,40 @@ func (p *plugin) run(ctx context.Context) error {
 		if err := p.mayRegister(ctx); err != nil {
 			return nil //nolint:nilerr // the context's end: nothing to register any more
 		}
-		return p.serveKubelet(ctx)
+		return p.kubelet.Run(ctx)
 	})
-	return group.Wait()
+	return endWithin(ctx, stopWithin, group.Wait)
+}
+
+// endWithin returns what wait does, and at the latest a while after ctx has ended.
+func endWithin(ctx context.Context, within time.Duration, wait func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(within):
+		return fmt.Errorf("something hangs and is cut off, as by a crash: it didn't end within %s", within)
+	}
 }
 
 // mayRegister waits until the kubelet may hand out claims for this node.
 func (p *plugin) mayRegister(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
 	select {
 	case <-p.hardware.first:
+		if p.reporter.Trouble() != nil {
+			p.recoverWithout(ctx)
+		}
+	case <-time.After(firstLookWithin):
+		logger.Info("Registering before the hardware was looked at: the driver takes long to answer", "node", p.cfg.NodeName, "after", firstLookWithin)
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-	logger := klog.FromContext(ctx)
-	if p.reporter.Trouble() != nil {
-		p.recover(ctx) // what can be without a driver; with one, it is done
 	}
 	soon, cancel := context.WithTimeout(ctx, firstReportWithin)
 	defer cancel()
@@ -190,16 +229,38 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// serveKubelet registers and serves until ctx ends.
-func (p *plugin) serveKubelet(ctx context.Context) error {
-	return kubelet.New(kubelet.Options{
-		Driver: DriverName, Root: p.cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
-		OnRegistered: func(time.Time) {
-			klog.FromContext(ctx).Info("Registered with the kubelet", "node", p.cfg.NodeName)
-			p.registered.Store(true)
-			p.reporter.Registered()
-		},
-	}).Run(ctx)
+// recoverWithout recovers what can be without a driver, for as long as the kubelet
+// may wait for that.
+func (p *plugin) recoverWithout(ctx context.Context) {
+	recovered := make(chan struct{})
+	go func() {
+		defer close(recovered)
+		p.recover(ctx)
+	}()
+	select {
+	case <-recovered:
+	case <-time.After(recoverWithin):
+	case <-ctx.Done():
+	}
+}
+
+func (p *plugin) onRegistered(time.Time) {
+	klog.Background().Info("Registered with the kubelet", "node", p.cfg.NodeName)
+	p.registered.Store(true)
+	p.reporter.Registered()
+}
+
+// held are the GPUs that claims' records name.
+func (p *plugin) held() []gpu.UUID {
+	var all []gpu.UUID
+	for _, r := range p.journal.All() {
+		all = append(all, r.GPUs()...)
+	}
+	for _, u := range p.journal.Unreadable() {
+		all = append(all, u.Record.GPUs()...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // conditions are what the journal knows to be wrong with GPUs, and what is with
@@ -235,8 +296,22 @@ func (p *plugin) recover(ctx context.Context) {
 // without a driver, or with a broken one, must not stop it; its GPUInventory says
 // what is wrong there.
 func (p *plugin) ready() error {
-	if !p.registered.Load() {
-		return errors.New("not registered with the kubelet yet")
+	if p.registered.Load() || p.reporter.NoDriver() {
+		return nil
+	}
+	if conflict := p.reporter.Conflict(); conflict != "" {
+		return errors.New(conflict)
+	}
+	return errors.New("not registered with the kubelet yet")
+}
+
+// healthy says what is stuck.
+func (p *plugin) healthy() error {
+	if age := p.hardware.alive.age(); age > stuckAfter {
+		return fmt.Errorf("the look at the hardware has not ended for %s", age.Round(time.Second))
+	}
+	if age := p.kubelet.OldestCall(); age > stuckAfter {
+		return fmt.Errorf("a call of the kubelet has not ended for %s", age.Round(time.Second))
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -148,7 +147,7 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 	}
 	watch.done("record")
 	s.cfg.Step("start.recorded")
-	if err := clean(ctx, s.cfg.HostRoot, at); err != nil {
+	if err := clean(ctx, at); err != nil {
 		return err
 	}
 	watch.done("clean")
@@ -172,7 +171,7 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 }
 
 // clean ends what is left of a daemon and gives the next one empty directories.
-func clean(ctx context.Context, hostRoot string, at place) error {
+func clean(ctx context.Context, at place) error {
 	if err := killUsers(ctx, at.pipe()); err != nil {
 		return err
 	}
@@ -191,15 +190,7 @@ func clean(ctx context.Context, hostRoot string, at place) error {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}
 	}
-	if err := errors.Join(at.mountShm(), at.shorten(0)); err != nil {
-		return err
-	}
-	for _, dir := range []string{at.clients(), at.pipe(), at.shm()} {
-		if err := labelForContainers(hostRoot, dir, unix.Setxattr); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(at.mountShm(), at.shorten(0))
 }
 
 // empty removes what is in a directory, and not the directory: containers of

@@ -78,6 +78,25 @@ func (s *Specs) UpdateDriver(d *Driver) error {
 	return s.compute(d)
 }
 
+// SetMinor says that a GPU's device node has this number since its MIG mode was
+// switched.
+func (s *Specs) SetMinor(uuid gpu.UUID, minor int) error {
+	s.computing.Lock()
+	defer s.computing.Unlock()
+	before, _ := s.get()
+	if before == nil {
+		return ErrNoDriver
+	}
+	i := slices.IndexFunc(before.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
+	if i < 0 || before.GPUs[i].Minor == minor {
+		return nil
+	}
+	d := *before
+	d.GPUs = slices.Clone(before.GPUs)
+	d.GPUs[i].Minor = minor
+	return s.compute(&d)
+}
+
 // sameEdits says whether the same would be computed of the two, as far as the
 // host has not changed.
 func sameEdits(a, b *Driver) bool {

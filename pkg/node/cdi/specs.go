@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -179,4 +180,24 @@ func removeFile(path string) error {
 		return fmt.Errorf("remove CDI specification: %w", err)
 	}
 	return nil
+}
+
+// HookInUse returns the path of the hook program in the common specification on
+// disk, "" where there is none or it names no hook.
+func (s *Specs) HookInUse() (string, error) {
+	data, err := os.ReadFile(filepath.Join(s.cfg.Dir, commonFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the common CDI specification: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return "", nil //nolint:nilerr // it will be written again
+	}
+	for _, h := range spec.ContainerEdits.Hooks {
+		return h.Path, nil
+	}
+	return "", nil
 }

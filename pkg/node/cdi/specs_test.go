@@ -493,3 +493,25 @@ func BenchmarkWrite(b *testing.B) {
 		}
 	}
 }
+
+// TestMinorMoves: a container gets the device node that the GPU has now.
+func TestMinorMoves(t *testing.T) {
+	s, d, dir := setUp(t)
+	if err := s.SetDriver(d); err != nil {
+		t.Fatal(err)
+	}
+	first, second := d.GPUs[0], d.GPUs[1]
+	if err := s.SetMinor(first.UUID, second.Minor); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := s.Write("moved", devices(t, d, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range ids {
+		got := paths(inject(t, dir, ids[name]))
+		if !slices.Contains(got, fmt.Sprintf("/dev/nvidia%d", second.Minor)) || slices.Contains(got, fmt.Sprintf("/dev/nvidia%d", first.Minor)) {
+			t.Errorf("%s: %v, want /dev/nvidia%d", name, got, second.Minor)
+		}
+	}
+}

@@ -2,47 +2,143 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// answerTime is what a living plugin has to answer in.
-const answerTime = 2 * time.Second
+const (
+	// answerTime is what a living plugin has to answer in.
+	answerTime = 2 * time.Second
+	// lookEvery is the pause between two looks at the sockets.
+	lookEvery = 10 * time.Second
+)
+
+// errTaken says that the kubelet can't reach this process any more, and that
+// nobody has its place: a new one can be reached.
+var errTaken = errors.New("the plugin's sockets were removed or replaced by others, and no other driver answers there: the plugin has to start again")
+
+// waitAlone returns when no other driver is alive under the plugin's name.
+func (p *Plugin) waitAlone(ctx context.Context) error {
+	for {
+		err := p.checkAlone(ctx, nil)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		p.challenge(ctx, err)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(p.every):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// watchSockets looks for drivers that take the plugin's name later, until ctx
+// ends. The error is errTaken.
+func (p *Plugin) watchSockets(ctx context.Context) error {
+	own := map[string]os.FileInfo{}
+	for _, socket := range p.sockets() {
+		own[socket], _ = os.Stat(socket)
+	}
+	for {
+		select {
+		case <-time.After(p.every):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		err := p.checkAlone(ctx, own)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		p.challenge(ctx, err)
+		if err == nil && !areThere(own) {
+			return errTaken
+		}
+	}
+}
+
+func (p *Plugin) challenge(ctx context.Context, err error) {
+	if err == nil {
+		p.OnChallenged("")
+		return
+	}
+	klog.FromContext(ctx).Error(err, "The kubelet isn't served by this driver")
+	p.OnChallenged(err.Error())
+}
+
+// areThere says whether all the sockets are those that they were.
+func areThere(sockets map[string]os.FileInfo) bool {
+	for socket, was := range sockets {
+		if now, err := os.Stat(socket); err != nil || was == nil || !os.SameFile(was, now) {
+			return false
+		}
+	}
+	return true
+}
 
 // checkAlone returns an error if a plugin that is alive offers the kubelet our
-// driver's name, from whatever socket. A socket that a dead one left behind
-// doesn't answer.
-func (p *Plugin) checkAlone(ctx context.Context) error {
+// driver's name, from whatever socket that isn't one of our own. A socket that a
+// dead one left behind doesn't answer.
+func (p *Plugin) checkAlone(ctx context.Context, own map[string]os.FileInfo) error {
 	sockets, err := filepath.Glob(filepath.Join(p.registryDirectory(), "*.sock"))
 	if err != nil {
 		return fmt.Errorf("list the kubelet's plugins: %w", err)
 	}
-	found := make(chan error, len(sockets))
+	type answer struct {
+		socket string
+		file   os.FileInfo
+		apart  bool
+		err    error
+	}
+	answers := make(chan answer, len(sockets))
+	asked := 0
 	for _, socket := range sockets {
-		go func() { found <- p.checkOther(ctx, socket) }()
-	}
-	for range sockets {
-		if err := <-found; err != nil {
-			return err
+		file, err := os.Stat(socket)
+		if err != nil || isSame(own[socket], file) || isSame(p.apart[socket], file) {
+			continue
 		}
+		asked++
+		go func() {
+			apart, err := p.checkOther(ctx, socket)
+			answers <- answer{socket, file, apart, err}
+		}()
 	}
-	return nil
+	for range asked {
+		a := <-answers
+		if a.apart {
+			p.apart[a.socket] = a.file
+		}
+		err = errors.Join(err, a.err)
+	}
+	return err
 }
 
-// checkOther asks one socket who it is.
-func (p *Plugin) checkOther(ctx context.Context, socket string) error {
+func isSame(a, b os.FileInfo) bool { return a != nil && os.SameFile(a, b) }
+
+// checkOther asks one socket who it is: apart says that it answered under another
+// name.
+func (p *Plugin) checkOther(ctx context.Context, socket string) (apart bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	info, err := getInfo(ctx, socket)
-	if err != nil || info.GetName() != p.Driver || info.GetType() != registerapi.DRAPlugin {
-		return nil // what doesn't answer isn't registered under our name
+	if err != nil {
+		return false, nil // what doesn't answer isn't registered under our name
 	}
-	return fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not hand out the same GPUs; uninstall the other one, NVIDIA's dra-driver-nvidia-gpu for instance, or keep it off this node",
+	if info.GetName() != p.Driver || info.GetType() != registerapi.DRAPlugin {
+		return true, nil
+	}
+	return false, fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not hand out the same GPUs; uninstall the other one, NVIDIA's dra-driver-nvidia-gpu for instance, or keep it off this node",
 		p.Driver, socket, info.GetEndpoint())
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -39,11 +40,20 @@ type Options struct {
 	// registered the plugin, again after the kubelet's restart. It must not
 	// block.
 	OnRegistered func(time.Time)
+	// OnChallenged, which may be nil, is called with the reason while another driver
+	// that is alive has the plugin's name, and with "" when none has. It must not
+	// block.
+	OnChallenged func(string)
 }
 
 // Plugin serves one kubelet.
 type Plugin struct {
 	Options
+	underway underway
+	// apart are sockets of other plugins that have answered under another name.
+	apart map[string]os.FileInfo
+	// every is the pause between two looks at the sockets.
+	every time.Duration
 }
 
 // New builds a Plugin; Run starts it.
@@ -51,7 +61,10 @@ func New(o Options) *Plugin {
 	if o.OnRegistered == nil {
 		o.OnRegistered = func(time.Time) {}
 	}
-	return &Plugin{Options: o}
+	if o.OnChallenged == nil {
+		o.OnChallenged = func(string) {}
+	}
+	return &Plugin{Options: o, apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
 // DataDirectory is where the plugin's socket is; the journal belongs there
@@ -61,14 +74,18 @@ func DataDirectory(kubeletRoot, driver string) string {
 }
 
 // Run registers the plugin and serves the kubelet until the context ends;
-// then it returns nil. It returns an error when it can't start: another
-// driver is alive under the same name, a socket's path is too long, or the
-// kubelet's directories aren't where Root says; and when a server fails.
+// then it returns nil. While another driver is alive under the same name, it
+// waits before it registers. It returns an error when it can't start: a socket's
+// path is too long, or the kubelet's directories aren't where Root says; when a
+// server fails; and when its sockets were taken away and nobody has them now.
 //
 // Calls in progress are cut off at the end, as they would be by a crash.
 func (p *Plugin) Run(ctx context.Context) error {
-	if err := p.check(ctx); err != nil {
+	if err := p.check(); err != nil {
 		return err
+	}
+	if err := p.waitAlone(ctx); err != nil {
+		return nil // the context's end
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -79,6 +96,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.Root, p.Driver)),
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(false),
+		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(p.noteRegistration),
 	)
@@ -86,6 +104,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
 	defer helper.Stop()
+	var watched sync.WaitGroup
+	defer watched.Wait()
+	watched.Go(func() { cancel(p.watchSockets(running)) })
 	<-running.Done()
 	if ctx.Err() != nil {
 		return nil
@@ -93,14 +114,20 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return context.Cause(running)
 }
 
+// sockets are those by which the kubelet reaches the plugin: the one it calls,
+// and the one it finds the plugin by.
+func (p *Plugin) sockets() []string {
+	return []string{
+		filepath.Join(DataDirectory(p.Root, p.Driver), "dra.sock"),
+		filepath.Join(p.registryDirectory(), p.Driver+"-reg.sock"),
+	}
+}
+
 func (p *Plugin) registryDirectory() string { return filepath.Join(p.Root, "plugins_registry") }
 
 // check finds what would make the plugin useless or harmful before it starts.
-func (p *Plugin) check(ctx context.Context) error {
-	for _, socket := range []string{
-		filepath.Join(DataDirectory(p.Root, p.Driver), "dra.sock"),
-		filepath.Join(p.registryDirectory(), p.Driver+"-reg.sock"),
-	} {
+func (p *Plugin) check() error {
+	for _, socket := range p.sockets() {
 		if len(socket) > maxSocketPath {
 			return fmt.Errorf("socket path %s has %d bytes, Linux allows %d: give the kubelet a --root-dir that is %d shorter",
 				socket, len(socket), maxSocketPath, len(socket)-maxSocketPath)
@@ -115,5 +142,5 @@ func (p *Plugin) check(ctx context.Context) error {
 	if err := os.MkdirAll(DataDirectory(p.Root, p.Driver), 0o750); err != nil {
 		return fmt.Errorf("make the plugin's directory: %w", err)
 	}
-	return p.checkAlone(ctx)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,9 @@ type fixture struct {
 	claims     *claims
 	client     *fake.Clientset
 	registered chan time.Time
+	challenged chan string
+	// ended has what Run returned, once.
+	ended chan error
 	// stop ends Run and returns what it returned.
 	stop func() error
 }
@@ -115,18 +119,20 @@ func run(t *testing.T, root string, names ...string) *fixture {
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10)}
+	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10), challenged: make(chan string, 1)}
 	plugin := kubelet.New(kubelet.Options{
 		Driver: driver, Root: root, Client: f.client, Claims: f.claims,
 		OnRegistered: func(at time.Time) { f.registered <- at },
+		OnChallenged: f.note,
 	})
+	plugin.LookOften()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- plugin.Run(ctx) }()
+	f.ended = make(chan error, 1)
+	go func() { f.ended <- plugin.Run(ctx) }()
 	f.stop = sync.OnceValue(func() error {
 		cancel()
-		return <-done
+		return <-f.ended
 	})
 	t.Cleanup(func() {
 		if err := f.stop(); err != nil {
@@ -134,6 +140,31 @@ func run(t *testing.T, root string, names ...string) *fixture {
 		}
 	})
 	return f
+}
+
+// note keeps the last word on another driver.
+func (f *fixture) note(by string) {
+	select {
+	case <-f.challenged:
+	default:
+	}
+	f.challenged <- by
+}
+
+// awaitChallenge waits until the plugin says that another driver has its name, or
+// that none has.
+func (f *fixture) awaitChallenge(t *testing.T, want bool) {
+	t.Helper()
+	for {
+		select {
+		case by := <-f.challenged:
+			if (by != "") == want && strings.Contains(by, "uninstall") == want {
+				return
+			}
+		case <-t.Context().Done():
+			t.Fatal("the plugin doesn't say so")
+		}
+	}
 }
 
 // dial connects to a socket, which may come to be only later.
@@ -262,15 +293,6 @@ func TestRunRefuses(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		return kubelet.New(kubelet.Options{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}}).Run(ctx)
 	}
-	t.Run("another driver alive under the name", func(t *testing.T) {
-		f := run(t, kubeletRoot(t))
-		f.register(t)
-		err := start(t, f.root)
-		if err == nil || !strings.Contains(err.Error(), "uninstall") {
-			t.Errorf("got %v, want a refusal that says what to remove", err)
-		}
-		f.register(t) // and the other one has kept its sockets
-	})
 	t.Run("a path too long for a socket", func(t *testing.T) {
 		err := start(t, filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
 		if err == nil || !strings.Contains(err.Error(), "shorter") {
@@ -284,6 +306,60 @@ func TestRunRefuses(t *testing.T) {
 			t.Errorf("got %v, want a refusal that names the option", err)
 		}
 	})
+}
+
+// TestAnotherDriverWasFirst: the plugin leaves its sockets alone, says why, and
+// registers when the other one is gone.
+func TestAnotherDriverWasFirst(t *testing.T) {
+	other := run(t, kubeletRoot(t))
+	other.register(t)
+	f := run(t, other.root)
+	f.awaitChallenge(t, true)
+	other.register(t)
+	if err := other.stop(); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitChallenge(t, false)
+	f.register(t)
+}
+
+// TestAnotherDriverTakesTheSockets: the plugin says so while the other one is
+// alive, and ends when that is gone, since the kubelet can't reach it any more.
+func TestAnotherDriverTakesTheSockets(t *testing.T) {
+	f := run(t, kubeletRoot(t))
+	f.register(t)
+	socket := filepath.Join(f.root, "plugins_registry", driver+"-reg.sock")
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(other, impostor{})
+	go func() { _ = other.Serve(l) }()
+	defer other.Stop()
+	f.awaitChallenge(t, true)
+	other.Stop()
+	err = <-f.ended
+	if err == nil || !strings.Contains(err.Error(), "start again") {
+		t.Errorf("got %v, want an end that says why", err)
+	}
+	f.ended <- nil
+}
+
+// impostor is another driver of the same name.
+type impostor struct {
+	registerapi.UnsafeRegistrationServer
+}
+
+func (impostor) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: driver, Endpoint: "/elsewhere"}, nil
+}
+
+func (impostor) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
 func TestSocketsOfADeadPluginAreTakenOver(t *testing.T) {

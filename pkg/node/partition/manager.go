@@ -41,6 +41,9 @@ type Options struct {
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
+	// ModeSwitched, which may be nil, is called after a GPU's MIG mode was switched,
+	// before anything else is done with the GPU, whose facts may be others now.
+	ModeSwitched func(gpu.UUID) error
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -78,6 +81,9 @@ func New(o Options) *Manager {
 	}
 	if o.ConditionsChanged == nil {
 		o.ConditionsChanged = func() {}
+	}
+	if o.ModeSwitched == nil {
+		o.ModeSwitched = func(gpu.UUID) error { return nil }
 	}
 	return &Manager{
 		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
@@ -167,8 +173,9 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 // more: the claim is leaving (journal.SetLeaving), and its record is deleted after
 // it. One of ours is destroyed, or stays warm. One that others made, or that a claim
 // which isn't leaving has, stays. Idempotent. While processes use the instance it
-// is an error that names them. Where the hardware can't be reached the
-// partition counts as idle from then on, and is destroyed when it can.
+// is an error that names them; while the GPU doesn't respond it is an error. Where
+// the GPU is lost, or there is no driver, the partition counts as idle from then
+// on, and is destroyed when it can be.
 func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {
 	err := m.visit(ctx, "release", p.GPU, func(ctx context.Context, v *visit) error { return v.release(ctx, p) })
 	if err != nil {

@@ -785,7 +785,7 @@ func TestReadWhileMade(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	n.prepare(t, part(gpu0, "1g.18gb", 1))
 	n.unprepare(t, part(gpu0, "1g.18gb", 1)) // the mode lingers
-	got, err := n.Read(func() (gpu.Node, error) {
+	got, err := n.Read(nil, func() (gpu.Node, error) {
 		n.prepare(t, p)
 		mig := n.hw.now(gpu0)
 		n.unprepare(t, p)
@@ -795,6 +795,77 @@ func TestReadWhileMade(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("read, %v (-want +got):\n%s", err, diff)
 	}
+}
+
+// TestFactsStayWhileTheModeIsOurs: what MIG mode changes about a GPU isn't
+// reported while it is on for a claim.
+func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
+	n := newNode(t, newHardware())
+	off := gpu.MIG{Switchable: true, Profiles: profiles()}
+	before := gpu.GPU{UUID: gpu0, Index: 1, Minor: 1, MemoryReservedBytes: 1 << 20, Fabric: &gpu.Fabric{CliqueID: 1}, MIG: &off}
+	n.prepare(t, part(gpu0, "1g.18gb", 1))
+	foreign := n.hw.foreign(part(gpu0, "1g.18gb", 2), true)
+	mig := n.hw.now(gpu0)
+	lost := gpu.Condition{Type: gpu.Lost}
+	now := gpu.GPU{UUID: gpu0, Index: 2, Minor: 9, MemoryReservedBytes: 2 << 20, MIG: &mig, Conditions: []gpu.Condition{lost}}
+	read := func() (gpu.Node, error) { return gpu.Node{GPUs: []gpu.GPU{now}}, nil }
+	got, err := n.Read([]gpu.GPU{before}, read)
+	want := before
+	want.MIG = &gpu.MIG{Switchable: true, Profiles: profiles(), Instances: []gpu.Instance{foreign}}
+	want.Conditions = []gpu.Condition{lost}
+	if diff := cmp.Diff(gpu.Node{GPUs: []gpu.GPU{want}}, got); diff != "" || err != nil {
+		t.Errorf("read, %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestModeSwitchedIsTold: before anything is made on a GPU whose facts may be
+// others now; and nothing is, where they can't be read.
+func TestModeSwitchedIsTold(t *testing.T) {
+	n := newNode(t, newHardware())
+	var told []string
+	var fails error
+	n.ModeSwitched = func(uuid gpu.UUID) error {
+		told = append(told, fmt.Sprintf("%s enabled=%t instances=%d", uuid, n.hw.now(uuid).Enabled, len(n.hw.now(uuid).Instances)))
+		return fails
+	}
+	p := part(gpu0, "1g.18gb", 0)
+	n.prepare(t, p)
+	n.unprepare(t, p)
+	if err := n.Whole(t.Context(), gpu0); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{string(gpu0) + " enabled=true instances=0", string(gpu0) + " enabled=false instances=0"}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	fails = errors.New("no answer")
+	n.hold(t, p)
+	if _, err := n.Make(t.Context(), p); !errors.Is(err, fails) {
+		t.Errorf("make: %v, want %v", err, fails)
+	}
+	n.checkThere(t, gpu0, true)
+}
+
+// TestReleaseOnAGPUThatDoesNotRespond: processes may still be there, so that the
+// claim stays until the GPU responds again.
+func TestReleaseOnAGPUThatDoesNotRespond(t *testing.T) {
+	n := newNode(t, newHardware())
+	p, other := part(gpu0, "1g.18gb", 0), part(gpu1, "1g.18gb", 0)
+	n.prepare(t, p)
+	n.prepare(t, other)
+	n.hw.fault = func(_ string, uuid gpu.UUID) error {
+		if uuid == gpu0 {
+			return nvml.ErrNotResponding
+		}
+		return nil
+	}
+	if err := n.Release(t.Context(), p); !errors.Is(err, nvml.ErrNotResponding) {
+		t.Errorf("release: %v, want %v", err, nvml.ErrNotResponding)
+	}
+	n.unprepare(t, other)
+	n.hw.fault = nil
+	n.unprepare(t, p)
+	n.checkThere(t, gpu0, true)
 }
 
 // TestReadWhileTheModeIsSwitched: a GPU may not answer then, so it is read again;
@@ -816,7 +887,7 @@ func TestReadWhileTheModeIsSwitched(t *testing.T) {
 				claim.Go(func() { n.prepare(t, part(gpu0, "1g.18gb", 0)) })
 				<-begun
 				var answers []bool
-				got, err := n.Read(func() (gpu.Node, error) {
+				got, err := n.Read(nil, func() (gpu.Node, error) {
 					answers = append(answers, n.hw.now(gpu0).Enabled)
 					if len(answers) == 2 && ends {
 						close(goOn)
@@ -870,7 +941,7 @@ func TestAnotherBoot(t *testing.T) {
 }
 
 func checkRead(t testing.TB, n *node, foreign gpu.Instance) {
-	got, err := n.Read(func() (gpu.Node, error) {
+	got, err := n.Read(nil, func() (gpu.Node, error) {
 		var facts gpu.Node
 		for _, uuid := range []gpu.UUID{gpu0, gpu1} {
 			mig := n.hw.now(uuid)

@@ -16,8 +16,10 @@ type watch struct {
 // Read returns what read finds, less what is ours: our instances, and a mode
 // that we switched on, which shows as off. What is made or destroyed while read
 // looks never shows, so that what a node reports doesn't change with claims.
+// While a mode is ours, the GPU's other facts are as before has them, since some
+// (reserved memory, index, minor number) may be others in MIG mode.
 // Where a mode was switched meanwhile, read is called again.
-func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
+func (m *Manager) Read(before []gpu.GPU, read func() (gpu.Node, error)) (gpu.Node, error) {
 	w := m.watch()
 	node, err := m.undisturbed(read)
 	m.unwatch(w)
@@ -29,6 +31,7 @@ func (m *Manager) Read(read func() (gpu.Node, error)) (gpu.Node, error) {
 		for _, r := range w.records {
 			if r.GPU == node.GPUs[i].UUID && r.BootID == m.BootID {
 				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
+				node.GPUs[i] = frozen(node.GPUs[i], before, r)
 			}
 		}
 	}
@@ -105,6 +108,19 @@ func (m *Manager) tell(r journal.GPURecord) {
 	for w := range m.watches {
 		w.records = append(w.records, r)
 	}
+}
+
+// frozen returns the GPU with the facts that it had before its mode was ours.
+func frozen(now gpu.GPU, before []gpu.GPU, r journal.GPURecord) gpu.GPU {
+	i := slices.IndexFunc(before, func(g gpu.GPU) bool { return g.UUID == now.UUID })
+	if !r.ModeSwitched || i < 0 || now.MIG == nil || before[i].MIG == nil {
+		return now
+	}
+	was := before[i]
+	mig := *now.MIG
+	mig.Profiles = was.MIG.Profiles
+	was.MIG, was.Conditions = &mig, now.Conditions
+	return was
 }
 
 // without returns the facts less what the record tells of.

@@ -260,6 +260,9 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	}
 	v.m.Step("partition.switched")
 	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on
+	if err := v.m.ModeSwitched(v.uuid); err != nil {
+		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
+	}
 	return nil
 }
 

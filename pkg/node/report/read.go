@@ -39,8 +39,13 @@ func Read(nodeName string, hw Hardware, dirs Dirs) (gpu.Node, error) {
 	}
 	for i := range gpus {
 		placeInHost(&gpus[i], dirs.Sys)
-		if missing := missingNodes(dirs.Dev, gpus[i].Minor); missing != "" {
-			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{Type: gpu.DeviceNodeMissing, Message: missing})
+		if dead(gpus[i]) != nil {
+			continue // it may never have been identified
+		}
+		if missing := missingNode(dirs.Dev, append(ControlNodes(), fmt.Sprintf("nvidia%d", gpus[i].Minor))...); missing != "" {
+			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{
+				Type: gpu.DeviceNodeMissing, Message: fmt.Sprintf("device node /dev/%s isn't there (nvidia-modprobe -u -c0 makes it)", missing),
+			})
 		}
 	}
 	return gpu.Node{
@@ -64,12 +69,19 @@ func placeInHost(g *gpu.GPU, sys string) {
 	}
 }
 
-// missingNodes says which device nodes a container with the GPU would lack.
-func missingNodes(dev string, minor int) string {
-	for _, name := range []string{"nvidiactl", "nvidia-uvm", fmt.Sprintf("nvidia%d", minor)} {
+// ControlNodes are the device nodes that all containers with a GPU need.
+func ControlNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
+
+// MissingControlNode returns the first of ControlNodes that isn't in a directory
+// of device nodes, "" where all are.
+func MissingControlNode(dev string) string { return missingNode(dev, ControlNodes()...) }
+
+// missingNode returns the first of the device nodes that isn't there.
+func missingNode(dev string, names ...string) string {
+	for _, name := range names {
 		info, err := os.Stat(filepath.Join(dev, name))
 		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
-			return fmt.Sprintf("device node /dev/%s isn't there; claims are refused until it is (nvidia-modprobe -u -c0 makes it)", name)
+			return name
 		}
 	}
 	return ""

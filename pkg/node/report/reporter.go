@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,9 @@ type Config struct {
 	// TimeSlices, which may be nil, is called likewise with the interval of turns
 	// that SharingPolicies want for replicas of single GPUs.
 	TimeSlices func(map[gpu.UUID]string)
+	// Recalled, which may be nil, is called when Remembered has become more than it
+	// was: the report of the plugin before has been seen. It must not block.
+	Recalled func()
 }
 
 // Reporter holds what is known of the node and keeps its GPUInventory so. Its
@@ -61,6 +65,8 @@ type Reporter struct {
 	node         gpu.Node
 	names        *gpu.Names
 	trouble      trouble // empty: the driver works
+	memory       memory
+	challenger   string // which other DRA driver has taken the plugin's name; empty: none
 	registeredAt *metav1.MicroTime
 	self         *corev1.Node           // nil: not seen
 	inventory    *v1alpha1.GPUInventory // nil: none there; the newest seen
@@ -88,6 +94,9 @@ func New(cfg Config) (*Reporter, error) {
 	if cfg.TimeSlices == nil {
 		cfg.TimeSlices = func(map[gpu.UUID]string) {}
 	}
+	if cfg.Recalled == nil {
+		cfg.Recalled = func() {}
+	}
 	return &Reporter{cfg: cfg, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
 }
 
@@ -98,7 +107,10 @@ func (r *Reporter) Found(node gpu.Node) error {
 	if err != nil {
 		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
 	}
-	r.change(func() { r.known, r.node, r.names, r.trouble = true, node, names, trouble{} })
+	r.change(func() {
+		r.known, r.node, r.names, r.trouble = true, node, names, trouble{}
+		r.memory.found(node.GPUs)
+	})
 	return nil
 }
 
@@ -128,7 +140,7 @@ func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	if r.names == nil {
 		return nil, gpu.GPU{}, errors.New(r.absence())
 	}
-	if c := conflict(r.self); c != "" {
+	if c := r.conflict(); c != "" {
 		return nil, gpu.GPU{}, errors.New(c)
 	}
 	device, err := r.names.Device(name)
@@ -147,7 +159,7 @@ func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 // judged by those who know more of it.
 func dead(g gpu.GPU) error {
 	for _, c := range g.Conditions {
-		if c.Type == gpu.Lost || c.Type == gpu.Unreadable {
+		if c.Type == gpu.Lost || c.Type == gpu.Unreadable || c.Type == gpu.NotResponding {
 			return fmt.Errorf("GPU %s is %s: %s", g.UUID, c.Type, c.Message)
 		}
 	}
@@ -162,6 +174,13 @@ func (r *Reporter) Trouble() error {
 		return errors.New(r.absence())
 	}
 	return nil
+}
+
+// NoDriver says whether the host has no driver, as far as is known.
+func (r *Reporter) NoDriver() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.trouble.reason == ReasonDriverNotFound
 }
 
 // absence says why there are no devices.
@@ -181,7 +200,7 @@ func (r *Reporter) WaitReported(ctx context.Context) error {
 // WaitUnchallenged returns nil once the node has been seen to be served by no
 // other driver.
 func (r *Reporter) WaitUnchallenged(ctx context.Context) error {
-	return r.wait(ctx, func() bool { return r.self != nil && conflict(r.self) == "" })
+	return r.wait(ctx, func() bool { return r.self != nil && r.conflict() == "" })
 }
 
 // Conflict says which other driver serves the GPUs, and what to do; empty when
@@ -189,8 +208,22 @@ func (r *Reporter) WaitUnchallenged(ctx context.Context) error {
 func (r *Reporter) Conflict() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return conflict(r.self)
+	return r.conflict()
 }
+
+// Challenged says which other DRA driver has taken the plugin's name at the
+// kubelet, and what to do; empty when none has.
+func (r *Reporter) Challenged(by string) {
+	r.mu.Lock()
+	same := r.challenger == by
+	r.mu.Unlock()
+	if !same {
+		r.change(func() { r.challenger = by })
+	}
+}
+
+// conflict needs the lock.
+func (r *Reporter) conflict() string { return cmp.Or(conflict(r.self), r.challenger) }
 
 func (r *Reporter) wait(ctx context.Context, holds func() bool) error {
 	for {
@@ -230,6 +263,9 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 			}
 		}
 		r.inventory = inv
+		if r.memory.recall(inv, r.cfg.BootID) {
+			r.cfg.Recalled()
+		}
 		r.cfg.KeepWarm(keepWarm(inv))
 		r.cfg.TimeSlices(timeSlices(inv))
 	})

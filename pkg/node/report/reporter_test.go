@@ -30,7 +30,13 @@ func node(gpus ...gpu.GPU) gpu.Node {
 // start runs a reporter until the test ends, or stop is called.
 func start(t *testing.T, s *server) (r *report.Reporter, stop func()) {
 	t.Helper()
-	r, err := report.New(report.Config{NodeName: "node-0", PluginVersion: "v1", BootID: "boot", REST: s.config()})
+	return startWith(t, report.Config{BootID: "boot", REST: s.config()})
+}
+
+func startWith(t *testing.T, cfg report.Config) (r *report.Reporter, stop func()) {
+	t.Helper()
+	cfg.NodeName, cfg.PluginVersion = "node-0", "v1"
+	r, err := report.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,9 +49,61 @@ func start(t *testing.T, s *server) (r *report.Reporter, stop func()) {
 			t.Error(err)
 		}
 	}()
-	stop = func() { cancel(); s.CloseClientConnections(); <-done }
+	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return r, stop
+}
+
+// TestReportOfThePluginBefore: what it says isn't lost before a reading has known
+// of it.
+func TestReportOfThePluginBefore(t *testing.T) {
+	other := h100
+	other.UUID, other.Index = "GPU-22222222-0000-0000-0000-000000000000", 1
+	type lists struct{ Has, HadBefore []gpu.UUID }
+	for name, tc := range map[string]struct {
+		boot string
+		want lists
+	}{
+		"in this boot":    {boot: "boot", want: lists{Has: []gpu.UUID{h100.UUID, other.UUID}}},
+		"in another boot": {boot: "another", want: lists{Has: []gpu.UUID{h100.UUID}, HadBefore: []gpu.UUID{other.UUID}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			before, stop := start(t, s)
+			if err := before.Found(node(h100, other)); err != nil {
+				t.Fatal(err)
+			}
+			if err := before.WaitReported(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+			recalled := make(chan struct{})
+			r, _ := startWith(t, report.Config{BootID: tc.boot, Recalled: func() { close(recalled) }, REST: s.config()})
+			if err := r.Found(node(h100)); err != nil { // one is lost, and wasn't known
+				t.Fatal(err)
+			}
+			<-recalled
+			if inv, _ := s.get(); inv.Status.GPUCount != 2 {
+				t.Errorf("the report of %d GPUs was written over by one that knew nothing of it", inv.Status.GPUCount)
+			}
+			has, hadBefore := r.Remembered()
+			if diff := cmp.Diff(tc.want, lists{uuids(has), uuids(hadBefore)}); diff != "" {
+				t.Errorf("remembered (-want +got):\n%s", diff)
+			}
+			if err := r.Found(node(h100)); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, s, "the report of a reading that knew", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.GPUCount == 1 })
+		})
+	}
+}
+
+func uuids(gpus []gpu.GPU) []gpu.UUID {
+	var all []gpu.UUID
+	for _, g := range gpus {
+		all = append(all, g.UUID)
+	}
+	return all
 }
 
 // eventually waits until the inventory is as wanted.

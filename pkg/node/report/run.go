@@ -86,7 +86,7 @@ func (r *Reporter) reconcile(ctx context.Context) error {
 func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.known || !r.synced {
+	if !r.known || !r.synced || r.trouble.reason == "" && !r.memory.mayReplace() {
 		return nil, nil, nil
 	}
 	if r.inventory == nil {
@@ -114,8 +114,8 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory) {
 	if ready := r.ready(s); ready != nil {
 		meta.SetStatusCondition(&s.Conditions, *ready)
 	}
-	if c := conflict(r.self); c != "" || !contested(s) {
-		meta.SetStatusCondition(&s.Conditions, conflicting(c))
+	if c := r.conflicting(); c.Status == metav1.ConditionTrue || !contested(s) {
+		meta.SetStatusCondition(&s.Conditions, c)
 	}
 }
 
@@ -133,7 +133,7 @@ func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
 	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
 	case r.trouble.reason != "":
 		c.Reason, c.Message = r.trouble.reason, r.trouble.message
-	case conflict(r.self) != "" || contested(s):
+	case r.conflict() != "" || contested(s):
 		c.Reason, c.Message = ReasonConflicting, "see condition Conflicting"
 	case r.registeredAt != nil:
 		c.Status, c.Reason = metav1.ConditionTrue, ReasonRegistered
@@ -146,11 +146,14 @@ func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
 	return c
 }
 
-func conflicting(message string) metav1.Condition {
+// conflicting needs the lock.
+func (r *Reporter) conflicting() metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
-		Message: "no device plugin offers this node's GPUs"}
-	if message != "" {
+		Message: "no other driver offers this node's GPUs"}
+	if message := conflict(r.self); message != "" {
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DevicePlugin", message
+	} else if r.challenger != "" {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DRADriver", r.challenger
 	}
 	return c
 }
