@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -130,6 +131,9 @@ func (c *Config) restConfig() (*rest.Config, error) {
 	} else if cfg, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
+	// Claims are smaller, and read faster, as protobuf. Who has custom resources to
+	// read sets JSON.
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	cfg.UserAgent = userAgent + "/" + c.Version
 	// One GET for each claim that a pod brings here; the default of five a
 	// second would make pods that start together wait for each other.

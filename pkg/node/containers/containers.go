@@ -49,12 +49,8 @@ func New(dir string, path func(hostPath string) string) (*Containers, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create the directory of the claims' marks: %w", err)
 	}
-	e, err := newEvents()
-	if err != nil {
-		return nil, err
-	}
 	return &Containers{
-		dir: dir, path: path, events: e, cgroups: &cgroups{root: path("/sys/fs/cgroup")},
+		dir: dir, path: path, events: newEvents(), cgroups: &cgroups{root: path("/sys/fs/cgroup")},
 		deleted: map[string][]*watch{}, unwatched: map[string]bool{},
 	}, nil
 }

@@ -196,6 +196,22 @@ func TestEndedWhereTheMarkWasRemovedByHand(t *testing.T) {
 	ends(t, c)
 }
 
+func TestEndedWithoutInotify(t *testing.T) {
+	root := newRoot(t)
+	gone := process(t, root, 7, "mnt:[1]", "40 30 0:5 /marks/"+claimUID+"//deleted "+MountDir+"/"+claimUID+" ro - ext4 /dev/vda rw\n", "")
+	c, err := New(t.TempDir(), func(path string) string { return filepath.Join(root, path) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.events = &events{err: errors.New("too many open files")}
+	mark(t, c)
+	holds(t, c)
+	if err := os.RemoveAll(gone); err != nil {
+		t.Fatal(err)
+	}
+	ends(t, c)
+}
+
 func TestScan(t *testing.T) {
 	root := newRoot(t)
 	info := "40 30 0:5 /marks/a " + MountDir + "/a ro - ext4 /dev/vda rw\n41 30 0:5 /marks/b//deleted " + MountDir + "/b ro - ext4 /dev/vda rw\n42 30 0:5 /x /dev/x rw - ext4 x rw\n"

@@ -9,12 +9,15 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // events is one inotify instance: users may have few of them.
 type events struct {
 	fd   int
 	file *os.File
+	// err says why nothing can be watched; nil where it can.
+	err error
 
 	mu      sync.Mutex
 	watches map[int32]*watch
@@ -30,16 +33,21 @@ type watch struct {
 	lost bool
 }
 
-func newEvents() (*events, error) {
+func newEvents() *events {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("create an inotify instance (sysctl fs.inotify.max_user_instances limits them): %w", err)
+		return &events{err: fmt.Errorf("create an inotify instance (sysctl fs.inotify.max_user_instances limits them): %w", err)}
 	}
-	return &events{fd: fd, file: os.NewFile(uintptr(fd), "inotify"), watches: map[int32]*watch{}}, nil
+	return &events{fd: fd, file: os.NewFile(uintptr(fd), "inotify"), watches: map[int32]*watch{}}
 }
 
 // run reads reports until ctx ends.
 func (e *events) run(ctx context.Context) error {
+	if e.err != nil {
+		klog.FromContext(ctx).Info("Containers' ends are not reported, only looked for: unprepare takes longer", "err", e.err)
+		<-ctx.Done()
+		return nil
+	}
 	stop := context.AfterFunc(ctx, func() { e.file.Close() })
 	defer stop()
 	buffer := make([]byte, 16<<10)
@@ -62,6 +70,9 @@ func (e *events) run(ctx context.Context) error {
 func (e *events) add(path string) (*watch, error) { return e.watch(path, unix.IN_DELETE_SELF) }
 
 func (e *events) watch(path string, mask uint32) (*watch, error) {
+	if e.err != nil {
+		return nil, e.err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	id, err := unix.InotifyAddWatch(e.fd, path, mask)
