@@ -25,7 +25,7 @@ func programs(version string) []program {
 	return []program{
 		{path: "/usr/bin/controller", pkg: "./cmd/controller", flags: []string{stamped}},
 		// go-nvml opens the driver's library with dlopen, hence cgo and glibc.
-		{path: "/usr/bin/kubelet-plugin", pkg: "./cmd/kubelet-plugin", cgo: true, flags: []string{"-tags=netgo,osusergo", stamped}},
+		{path: "/usr/bin/kubelet-plugin", pkg: "./cmd/kubelet-plugin", cgo: true, flags: []string{"-tags=netgo,osusergo,grpcnotrace", stamped}},
 		// Static: it calls itself with the host's root directory.
 		{path: "/usr/bin/mps-supervisor", pkg: "./cmd/mps-supervisor", flags: []string{stamped}},
 		// The hook runs on the host, whose C library may be older than ours or
