@@ -32,6 +32,7 @@ import (
 //	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
 //	nudge POD                       have the kubelet look at a pod at once; prints its phase
 //	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
+//	linger NODE [POD]               a process outlives a pod's container; see linger.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
 //	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
@@ -52,6 +53,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"until":     func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
 		"pod":       func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
 		"sees":      func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"linger":    func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
 		"distinct":  func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
 		"never":     func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
 		"namespace": func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },

@@ -16,15 +16,16 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]
 //
-// A stubborn pod doesn't end on SIGTERM. A client is a CUDA program that uses
+// A stubborn pod doesn't end on SIGTERM. An alone pod fails if the container of another
+// alone pod of the story still runs on the node. A client is a CUDA program that uses
 // its GPU all the time, and ends, with its container, when anything happens to
 // it. All of a story's pods have the label story, which is the name of its
 // namespace.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
@@ -49,6 +50,8 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		case "stubborn":
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3)
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
+		case "alone":
+			alone(ts, p)
 		case "client":
 			p.Spec.Containers[0].Command = cudaProgram("--hold", "forever")
 		default:
@@ -60,6 +63,20 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	}
 	_, err := s.Kube().CoreV1().Pods(namespace).Create(context.Background(), p, metav1.CreateOptions{})
 	ts.Check(err)
+}
+
+// isAlone fails if a process has the pipe open for reading: then it can be opened for
+// writing at once. Else it opens the pipe itself, until it ends.
+const isAlone = `[ -p "$1" ] || mkfifo "$1"; timeout 2 sh -c ': > "$1"' sh "$1" && exit 1; exec sleep 1000000 <> "$1"`
+
+// alone has the pod fail where another one is alone, and be it.
+func alone(ts *testscript.TestScript, p *corev1.Pod) {
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	p.Spec.Volumes = []corev1.Volume{{Name: "locks", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: "/run/e2e-locks", Type: ptr.To(corev1.HostPathDirectoryOrCreate)},
+	}}}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "locks", MountPath: "/locks"}}
+	p.Spec.Containers[0].Command = []string{"sh", "-c", isAlone, "sh", "/locks/" + ts.Getenv("NS")}
 }
 
 // address splits "namespace/name"; the namespace is the story's where there is
