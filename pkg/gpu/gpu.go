@@ -223,6 +223,9 @@ const (
 	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet,
 	// doesn't answer, or has no server.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
+	// ComputeModeChanged: somebody has set the compute mode of a GPU with MPS shares
+	// to one that doesn't keep other processes off it. It is left so.
+	ComputeModeChanged ConditionType = "ComputeModeChanged"
 	// TimeSliceUnsupported: the length of a time slice that is asked for can't be
 	// set.
 	TimeSliceUnsupported ConditionType = "TimeSliceUnsupported"

@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
 // broken is hardware on which no partition can be made, of a node that has all
@@ -51,7 +52,7 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, preparer: prepare.New(prepare.Options{
-			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
+			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, Sharing: sharing.New(sharing.Options{Journal: j, BootID: "boot"}), BootID: "boot",
 		})}
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}
 		look := func(instances ...gpu.Instance) {

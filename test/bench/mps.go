@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,10 +57,11 @@ func (b *bench) wholeColdWarm(ctx context.Context, p *plugin, whole, share, besi
 	}
 	rounds := min(b.rounds, mpsRounds)
 	b.progress("starting and ending an MPS daemon %d times", rounds)
-	cold, down, err := measureRounds(ctx, p, []*resourcev1.ResourceClaim{share}, rounds)
+	cold, down, next, err := measureCold(ctx, p, share, whole, rounds)
 	if err != nil {
 		return err
 	}
+	b.phases(ctx)
 	if err := p.prepare(ctx, share); err != nil {
 		return err
 	}
@@ -70,10 +73,68 @@ func (b *bench) wholeColdWarm(ctx context.Context, p *plugin, whole, share, besi
 	b.percentiles("mps_prepare_cold", cold)
 	b.percentiles("mps_prepare_warm", warm)
 	b.percentiles("mps_unprepare_last", down)
+	b.percentiles("mps_prepare_after_last", next)
 	b.percentiles("mps_unprepare_beside", leave)
 	b.figure("mps_cold_to_whole_ratio", cold.percentile(50)/undisturbed.percentile(50))
 	b.figure("mps_warm_to_whole_ratio", warm.percentile(50)/undisturbed.percentile(50))
 	return p.unprepare(ctx, share)
+}
+
+// measureCold measures prepares and unprepares of a GPU's only share, and prepares
+// of the whole GPU right after: these wait for the end of the MPS daemon, so that
+// the next cold prepare doesn't.
+func measureCold(ctx context.Context, p *plugin, share, whole *resourcev1.ResourceClaim, rounds int) (cold, down, next sample, err error) {
+	for range rounds {
+		for _, step := range []struct {
+			into *sample
+			do   func() error
+		}{
+			{&cold, func() error { return p.prepare(ctx, share) }},
+			{&down, func() error { return p.unprepare(ctx, share) }},
+			{&next, func() error { return p.prepare(ctx, whole) }},
+			{new(sample), func() error { return p.unprepare(ctx, whole) }},
+		} {
+			s, err := measure(1, step.do)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			*step.into = append(*step.into, s...)
+		}
+	}
+	return cold, down, next, nil
+}
+
+// phaseLine is the sum or the count of one phase among the supervisor's metrics.
+var phaseLine = regexp.MustCompile(`(?m)^tessera_mps_supervisor_phase_duration_seconds_(sum|count)\{phase="(\w+)"\} (\S+)$`)
+
+// phases reports how long the node's supervisor took for each phase of starting and
+// stopping daemons, on average, where its metrics can be reached.
+func (b *bench) phases(ctx context.Context) {
+	pods, err := b.stack.Kubectl(ctx, "get", "pods", "-A", "-l", "app.kubernetes.io/component=mps", "--field-selector", "spec.nodeName="+b.node,
+		"-o", "jsonpath={.items[0].metadata.namespace}/pods/{.items[0].metadata.name}")
+	var text string
+	if err == nil {
+		text, err = b.stack.Kubectl(ctx, "get", "--raw", "/api/v1/namespaces/"+pods+":8081/proxy/metrics")
+	}
+	if err != nil {
+		b.progress("the supervisor's phases aren't known: %v", err)
+		return
+	}
+	sums, counts := map[string]float64{}, map[string]float64{}
+	for _, m := range phaseLine.FindAllStringSubmatch(text, -1) {
+		value, err := strconv.ParseFloat(m[3], 64)
+		if err != nil {
+			continue
+		}
+		if m[1] == "sum" {
+			sums[m[2]] = value
+		} else {
+			counts[m[2]] = value
+		}
+	}
+	for phase, n := range counts {
+		b.progress("the supervisor's phase %s took %.1f ms on average", phase, 1000*sums[phase]/n)
+	}
 }
 
 // cutIntoShares applies a policy that one GPU be offered in MPS shares, and

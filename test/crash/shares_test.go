@@ -3,6 +3,7 @@
 package crash_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -50,8 +51,8 @@ func TestShares(t *testing.T) {
 			mps: true, other: share("-mps"), claim: share("-mps", "-mps"), before: nothing, do: prepareIt, only: "sharing.",
 		},
 		"the last of a GPU": {
-			mps: true, other: first, claim: share("-mps4-2"), before: prepared, do: unprepareIt, gone: true,
-			wants: []string{"sharing.stopped", "sharing.modeBack", "sharing.modeForgotten", "unprepare.left"},
+			mps: true, other: first, claim: share("-mps4-2"), before: prepared, do: unprepareAndEnd, gone: true,
+			wants: []string{"sharing.stopBegun", "unprepare.left", "sharing.stopped", "sharing.modeBack", "sharing.modeForgotten"},
 		},
 		"another stays": {
 			mps: true, other: share("-mps"), claim: share("-mps"), before: prepared, do: unprepareIt, gone: true, only: "unprepare.",
@@ -84,10 +85,37 @@ func TestShares(t *testing.T) {
 			before: func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) {
 				p.mustPrepare(t, c)
 				p.kill()
-				n.dieIn(t, "sharing.stopped", func(p *plugin) error { return p.unprepare(t, c) })
+				n.dieIn(t, "sharing.stopped", func(p *plugin) error { return unprepareAndEnd(t, n, p, c) })
 			},
 		},
 	})
+}
+
+// unprepareAndEnd waits for what the plugin does by itself later: it waits for the
+// end of the GPU's MPS daemon, and puts the compute mode back.
+func unprepareAndEnd(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	if err := p.unprepare(t, c); err != nil {
+		return err
+	}
+	if err := p.poll(t, func() bool { return slices.Contains(p.ran(t), "sharing.modeForgotten") }); err != nil {
+		return fmt.Errorf("wait for the daemon's end: %w", err)
+	}
+	return p.answers(t) // it may have died at that very step
+}
+
+// unprepareAndStop waits until the supervisor has ended the GPU's MPS daemon, or
+// has died.
+func unprepareAndStop(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error {
+	if err := p.unprepare(t, c); err != nil {
+		return err
+	}
+	var died error
+	err := p.poll(t, func() bool {
+		all, err := n.client(t).List(t.Context())
+		died = err
+		return err != nil || !slices.ContainsFunc(all, func(s mps.State) bool { return s.Phase == mps.Ending })
+	})
+	return errors.Join(err, died)
 }
 
 // TestReplicas has a policy's interval hold while there are replicas.
@@ -139,8 +167,8 @@ func TestSupervisorSteps(t *testing.T) {
 			wants: []string{"change.recorded", "change.set"},
 		},
 		"stop": {
-			other: share("-mps4-0"), claim: elsewhere, before: prepared, do: unprepareIt, gone: true,
-			wants: []string{"stop.ended", "stop.removed"},
+			other: share("-mps4-0"), claim: elsewhere, before: prepared, do: unprepareAndStop, gone: true,
+			wants: []string{"stop.recorded", "stop.ended", "stop.removed"},
 		},
 		"adopt": {
 			other: share("-mps4-0"), claim: share("-mps4-1"), before: prepared, do: doNothing, starting: true,

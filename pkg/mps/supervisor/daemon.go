@@ -321,10 +321,11 @@ func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error 
 // remove ends a daemon, known or not, and removes all that is its own, but for a
 // record that was put aside.
 func (s *Supervisor) remove(ctx context.Context, name string) error {
-	at := s.cfg.place(name)
+	at, watch := s.cfg.place(name), s.metrics.stopwatch()
 	if err := s.end(ctx, name); err != nil {
 		return err
 	}
+	watch.done("end")
 	s.cfg.Step("stop.ended")
 	all, err := hostGroups()
 	if err != nil && !errors.Is(err, errNoPod) { // then none was made
@@ -343,6 +344,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 		return fmt.Errorf("remove what the daemon had: %w", err)
 	}
 	s.driver.unfurnish(at)
+	watch.done("remove")
 	s.cfg.Step("stop.removed")
 	s.forget(name)
 	return nil

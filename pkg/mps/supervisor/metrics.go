@@ -45,7 +45,7 @@ func newMetrics(s *Supervisor) *metrics {
 		}, []string{"verb", "result"}),
 		phases: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "tessera_mps_supervisor_phase_duration_seconds", Buckets: buckets,
-			Help: "Time that the phases of starting a daemon (record, clean, launch, limits, admit) and of stopping one (quit, kill, remove) took.",
+			Help: "Time that the phases of starting a daemon (record, clean, launch, limits, admit) and of stopping one (end, remove) took.",
 		}, []string{"phase"}),
 		restarts: f.NewCounter(prometheus.CounterOpts{
 			Name: "tessera_mps_supervisor_daemon_restarts_total",

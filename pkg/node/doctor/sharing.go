@@ -326,7 +326,7 @@ func (s *sharingLook) checkSettings(uuid gpu.UUID) {
 		})
 		r = journal.Settings{}
 	}
-	s.checkMode(uuid, r.ComputeModeBefore)
+	s.checkMode(uuid, r.ComputeModeBefore, r.Closed)
 	s.checkTimeSlice(uuid, r.TimeSliceBefore)
 }
 
@@ -348,13 +348,14 @@ func (s *sharingLook) forNothing(check, what string, uuid gpu.UUID, now, before 
 	})
 }
 
-func (s *sharingLook) checkMode(uuid gpu.UUID, before string) {
+func (s *sharingLook) checkMode(uuid gpu.UUID, before string, closed bool) {
 	needed := s.hasWhole(uuid)
 	mode, err := s.Sharing.ComputeMode(uuid)
 	switch {
 	case before != "" && !needed && !s.unsure:
 		s.forNothing("compute-mode-for-nothing", "compute mode", uuid, string(mode), before)
 	case err != nil:
+	case closed && mode == nvml.ComputeProhibited: // until the daemon is back, of which there is a finding
 	case needed && before != "" && mode != nvml.ComputeExclusiveProcess:
 		s.add(Finding{
 			Level: Trouble, Check: "compute-mode-changed", GPU: uuid,

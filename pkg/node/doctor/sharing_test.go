@@ -220,6 +220,16 @@ func TestCheckSharing(t *testing.T) {
 			before: func(n *sharedNode) { n.shared.modes[first] = nvml.ComputeDefault },
 			want:   []string{"trouble compute-mode-changed "},
 		},
+		"closed while the daemon is away": {
+			before: func(n *sharedNode) {
+				n.settings[0].Closed = true
+				n.shared.modes[first] = nvml.ComputeProhibited
+				s := n.shared.daemons["gpu-980fb000"]
+				s.Phase = mps.Starting
+				n.shared.daemons["gpu-980fb000"] = s
+			},
+			want: []string{"trouble mps-daemon-failed default/a"},
+		},
 		"compute mode found exclusive": {
 			before: func(n *sharedNode) { n.settings = nil },
 			want:   []string{"note compute-mode-of-others "},

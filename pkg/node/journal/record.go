@@ -238,6 +238,10 @@ type Settings struct {
 	// ComputeModeBefore is the compute mode that was found, as pkg/nvml spells it;
 	// empty where this driver didn't change it.
 	ComputeModeBefore string `json:"computeModeBefore,omitempty"`
+	// Closed says that this driver has set, or was about to set, the compute mode
+	// that lets no process use the GPU, because an MPS daemon of it was away: from
+	// before that until after the mode is another one.
+	Closed bool `json:"closed,omitempty"`
 	// TimeSliceBefore is the interval that was found; empty where this driver didn't
 	// change it.
 	TimeSliceBefore string `json:"timeSliceBefore,omitempty"`

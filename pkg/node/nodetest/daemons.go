@@ -61,6 +61,11 @@ func (d *Daemons) Stop(_ context.Context, name string) error {
 	})
 }
 
+// BeginStop stops the daemon.
+func (d *Daemons) BeginStop(ctx context.Context, name string) (ended bool, err error) {
+	return true, d.Stop(ctx, name)
+}
+
 // List returns all daemons.
 func (d *Daemons) List(context.Context) ([]mps.State, error) {
 	d.mu.Lock()

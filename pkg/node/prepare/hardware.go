@@ -16,6 +16,9 @@ import (
 // realize has the hardware make what the grants of a recorded claim are of, and
 // sets up what they share. On an error, what was made stays.
 func (p *Preparer) realize(ctx context.Context, r journal.Record) (map[gpu.DeviceName]gpu.Given, error) {
+	if err := p.awaitEnds(ctx, r); err != nil {
+		return nil, err
+	}
 	made, err := p.makeAll(ctx, r.Grants)
 	if err != nil {
 		return nil, err
@@ -36,6 +39,20 @@ func (p *Preparer) realize(ctx context.Context, r journal.Record) (map[gpu.Devic
 		}
 	}
 	return given, nil
+}
+
+// awaitEnds waits for the ends of MPS daemons on GPUs that the claim is to have
+// partitions of: they are in the way of a change of the MIG mode.
+func (p *Preparer) awaitEnds(ctx context.Context, r journal.Record) error {
+	for _, g := range r.Grants {
+		if g.Admin || g.Partition == (journal.Partition{}) {
+			continue
+		}
+		if err := p.Sharing.AwaitEnds(ctx, g.GPU); err != nil {
+			return fmt.Errorf("wait for the end of what claims shared the GPU through: %w", err)
+		}
+	}
+	return nil
 }
 
 // makeAll has the hardware make what grants are of, by device: different GPUs at

@@ -25,6 +25,11 @@ type Sharing interface {
 	Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error)
 	// Leave takes down what no claim needs any more on the GPUs of a record that is
 	// leaving. When it returns nil, no process of an MPS daemon that only leaving
-	// claims had is left on them: their partitions may be destroyed. Idempotent.
+	// claims had is left on their partitions, which may be destroyed. The end of one on
+	// whole GPUs has begun, and no crash stops it: Join and AwaitEnds wait for it.
+	// Idempotent.
 	Leave(ctx context.Context, r journal.Record) error
+	// AwaitEnds returns when no MPS daemon is on the GPU as a whole any more that no
+	// claim needs.
+	AwaitEnds(ctx context.Context, uuid gpu.UUID) error
 }

@@ -64,7 +64,22 @@ func scenarios() map[string]scenario {
 		"a partition's leaves":  {before: []journal.Record{claim("a", ofPartition(gpu0, 0))}, do: unprepare("a"), steps: 4},
 		"MPS over two GPUs off": {before: []journal.Record{two}, do: unprepare("two"), steps: 10},
 		"time slice off":        {before: []journal.Record{claim("a", wholeSlice(gpu0, "Long"))}, do: unprepare("a"), steps: 6},
-		"replica off":           {before: []journal.Record{claim("a", replica(gpu0, 0))}, do: unprepare("a"), steps: 6},
+		"a daemon dies and is back": {
+			before: []journal.Record{a},
+			do: func(t *testing.T, n *node) {
+				n.machine.do(func() {
+					s := n.machine.daemons["gpu-980fb007"]
+					s.Phase, s.PID = mps.Failed, 0
+					n.machine.daemons["gpu-980fb007"] = s
+				})
+				if err := n.Recover(t.Context()); err != nil {
+					t.Error(err)
+				}
+				n.prepare(t, b)
+			},
+			steps: 9,
+		},
+		"replica off": {before: []journal.Record{claim("a", replica(gpu0, 0))}, do: unprepare("a"), steps: 6},
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -25,11 +26,14 @@ type machine struct {
 	mu        sync.Mutex
 	away      bool // the supervisor
 	daemons   map[string]mps.State
+	pids      int
 	modes     map[gpu.UUID]nvml.ComputeMode
 	intervals map[gpu.UUID]string
 	watchers  map[chan struct{}]bool
 	calls     []string
 	faults    []string
+	// lingers has daemons whose end has begun be there until end is called.
+	lingers bool
 	// exclusive says that no daemon may have a whole GPU in another mode.
 	exclusive bool
 	// step is called after each change, as deep inside a call as it happens.
@@ -90,10 +94,17 @@ func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
 	if err := errors.Join(m.asked(ctx, "ensure "+d.Name), d.Validate()); err != nil {
 		return mps.State{}, err
 	}
-	s := mps.State{Daemon: d, PipeDir: "/run/d/" + d.Name + "/pipe", Phase: mps.Running}
+	m.mu.Lock()
+	for m.daemons[d.Name].Phase == mps.Ending {
+		m.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		m.mu.Lock()
+	}
+	m.mu.Unlock()
+	s := mps.State{Daemon: d, PID: m.nextPID(d.Name), PipeDir: "/run/d/" + d.Name + "/pipe", Phase: mps.Running}
 	m.do(func() {
 		for _, uuid := range d.Devices {
-			if mode, whole := m.modes[uuid]; whole && m.exclusive && mode != nvml.ComputeExclusiveProcess {
+			if mode, whole := m.modes[uuid]; whole && m.exclusive && mode == nvml.ComputeDefault {
 				m.wrong("daemon %s is started with GPU %s in mode %s", d.Name, uuid, mode)
 			}
 			for _, other := range m.daemons {
@@ -111,13 +122,61 @@ func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
 	return s, nil
 }
 
+// nextPID is the process id of the daemon, or of the one that is to be started.
+func (m *machine) nextPID(name string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.daemons[name]; s.Phase == mps.Running {
+		return s.PID
+	}
+	m.pids++
+	return m.pids
+}
+
 func (m *machine) Stop(ctx context.Context, name string) error {
 	if err := m.asked(ctx, "stop "+name); err != nil {
 		return err
 	}
+	for {
+		m.mu.Lock()
+		ending := m.lingers && m.daemons[name].Phase == mps.Ending
+		m.mu.Unlock()
+		if !ending {
+			break
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	m.do(func() { delete(m.daemons, name) })
 	m.step("machine.stopped")
 	return nil
+}
+
+func (m *machine) BeginStop(ctx context.Context, name string) (ended bool, err error) {
+	m.mu.Lock()
+	s, ok := m.daemons[name]
+	lingers := m.lingers && ok
+	m.mu.Unlock()
+	if !lingers {
+		return true, m.Stop(ctx, name)
+	}
+	if err := m.asked(ctx, "begin stop "+name); err != nil {
+		return false, err
+	}
+	s.Phase = mps.Ending
+	m.do(func() { m.daemons[name] = s })
+	m.step("machine.stopBegun")
+	return false, nil
+}
+
+// end ends the daemons whose end has begun.
+func (m *machine) end() {
+	m.do(func() {
+		maps.DeleteFunc(m.daemons, func(_ string, s mps.State) bool { return s.Phase == mps.Ending })
+	})
 }
 
 func (m *machine) List(ctx context.Context) ([]mps.State, error) {
@@ -179,7 +238,7 @@ func (m *machine) SetComputeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
 	}
 	m.do(func() {
 		for _, d := range m.daemons {
-			if mode != nvml.ComputeExclusiveProcess && slices.Contains(d.Devices, uuid) {
+			if mode == nvml.ComputeDefault && slices.Contains(d.Devices, uuid) {
 				m.wrong("GPU %s is set to %s while it has daemon %s", uuid, mode, d.Name)
 			}
 		}

@@ -25,6 +25,7 @@ import (
 type Daemons interface {
 	Ensure(ctx context.Context, d mps.Daemon) (mps.State, error)
 	Stop(ctx context.Context, name string) error
+	BeginStop(ctx context.Context, name string) (ended bool, err error)
 	List(ctx context.Context) ([]mps.State, error)
 	Watch(ctx context.Context, f func([]mps.State)) error
 }
@@ -90,8 +91,17 @@ type Manager struct {
 	intervals map[gpu.UUID]string
 	// set are the intervals that are known to be in effect.
 	set map[gpu.UUID]string
+	// recheck are the GPUs whose interval is to be read again.
+	recheck map[gpu.UUID]bool
 	// unsupported says why a GPU's interval can't be set.
 	unsupported map[gpu.UUID]string
+	// closed are the daemons that clients don't find, or didn't just now.
+	closed    map[string]closure
+	closedFor time.Duration
+	// modeSeen is the MPS server that a GPU had when its compute mode was last seen to
+	// be right; othersMode says what somebody else has set it to.
+	modeSeen   map[gpu.UUID]int
+	othersMode map[gpu.UUID]string
 }
 
 // New builds a Manager without hardware.
@@ -108,7 +118,8 @@ func New(o Options) *Manager {
 	m := &Manager{
 		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast),
 		found: map[string]mps.State{}, instances: map[gpu.Partition]gpu.UUID{},
-		set: map[gpu.UUID]string{}, unsupported: map[gpu.UUID]string{},
+		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
+		closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
 	m.metrics = newMetrics(o.Registerer, m)
 	return m
@@ -121,7 +132,7 @@ func (m *Manager) SetHardware(hw Hardware, smi SMI) {
 	m.use.Lock()
 	defer m.use.Unlock()
 	m.hw, m.smi = hw, smi
-	m.change(func() { clear(m.set); clear(m.unsupported) }) // it may be another driver
+	m.change(func() { clear(m.set); clear(m.unsupported); clear(m.modeSeen); clear(m.othersMode) }) // it may be another driver
 }
 
 // SetTimeSlices says which interval policies want for replicas of a GPU; the
@@ -170,6 +181,9 @@ func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
 		for _, uuid := range p.daemons[name].gpus() {
 			all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.MPSDaemonFailed, Message: message})
 		}
+	}
+	for uuid, message := range m.othersMode {
+		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.ComputeModeChanged, Message: message})
 	}
 	for uuid, why := range m.unsupported {
 		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.TimeSliceUnsupported, Message: why})
@@ -248,8 +262,10 @@ func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Given)
 
 // Leave takes down what no claim needs any more on the GPUs of a record that is
 // leaving (journal.SetLeaving). When it returns nil, no process of an MPS daemon
-// that only leaving claims had is left on them. Idempotent. A setting that can't
-// be put back now is put back later.
+// that only leaving claims had is left on their partitions. Of one on whole GPUs
+// the end has begun; Run puts the compute mode back after it, and Join and
+// AwaitEnds wait for it. Idempotent. A setting that can't be put back now is put
+// back later.
 func (m *Manager) Leave(ctx context.Context, r journal.Record) error {
 	groups := m.groups(r)
 	if len(r.Grants) == 0 { // it can't be read
@@ -267,6 +283,22 @@ func (m *Manager) Leave(ctx context.Context, r journal.Record) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// AwaitEnds returns when no daemon is on the GPU as a whole any more that no claim
+// needs.
+func (m *Manager) AwaitEnds(ctx context.Context, uuid gpu.UUID) error {
+	p := m.plan()
+	m.mu.Lock()
+	var ending bool
+	for name, s := range m.found {
+		ending = ending || !p.wants(name) && slices.Contains(s.Devices, uuid)
+	}
+	m.mu.Unlock()
+	if !ending {
+		return nil
+	}
+	return m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.stopUnwanted(ctx) })
 }
 
 // groups are the GPUs of a record, those that one daemon has together together;
@@ -389,13 +421,29 @@ func (m *Manager) list(ctx context.Context) error {
 
 // saw takes in what the supervisor says that it has.
 func (m *Manager) saw(states []mps.State) {
+	p := m.plan()
 	m.change(func() {
+		was, first := maps.Clone(m.found), !m.listed
 		m.listed = true
 		clear(m.found)
 		for _, s := range states {
 			m.found[s.Name] = s
 		}
+		m.trackAll(&p, was, first)
 	})
+	m.planClosures(&p)
+}
+
+// sawOne takes in what the supervisor says of one daemon.
+func (m *Manager) sawOne(name string, s mps.State) {
+	p := m.plan()
+	m.change(func() {
+		if m.ExclusiveProcess && p.hasWholeOf(name) {
+			m.track(name, m.found[name], s)
+		}
+		m.found[name] = s
+	})
+	m.planClosures(&p)
 }
 
 // needsSupervisor says whether claims need daemons, or a GPU's compute mode

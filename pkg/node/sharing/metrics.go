@@ -34,7 +34,7 @@ func newMetrics(registerer prometheus.Registerer, m *Manager) *metrics {
 	return &metrics{
 		calls: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_sharing_call_duration_seconds",
-			Help:    "Time that the MPS supervisor and the driver took to have a GPU shared, by operation: ensure, stop, list, mode, timeslice; and result: success, unavailable, unsupported, stopped, error.",
+			Help:    "Time that the MPS supervisor and the driver took to have a GPU shared, by operation: ensure, stop, beginStop, list, mode, timeslice; and result: success, unavailable, unsupported, stopped, error.",
 			Buckets: []float64{.001, .0025, .005, .01, .02, .03, .04, .05, .06, .08, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"op", "result"}),
 	}

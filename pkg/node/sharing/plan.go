@@ -123,6 +123,12 @@ func (p *plan) hasWhole(uuid gpu.UUID) bool {
 	return false
 }
 
+// hasWholeOf says whether claims need the daemon, and it is one of whole GPUs.
+func (p *plan) hasWholeOf(daemon string) bool {
+	w := p.daemons[daemon]
+	return w != nil && slices.ContainsFunc(w.devices, func(d gpu.Device) bool { _, whole := d.(gpu.Whole); return whole })
+}
+
 // gpus that the daemon has something of, in ascending order.
 func (w *wanted) gpus() []gpu.UUID {
 	uuids := make([]gpu.UUID, 0, len(w.devices))

@@ -19,6 +19,8 @@ const (
 	// redialFirst and redialLast do so for a supervisor that doesn't answer.
 	redialFirst = time.Second
 	redialLast  = 30 * time.Second
+	// verifyEvery is how often settings are compared with what claims need.
+	verifyEvery = time.Minute
 )
 
 // Run follows what the supervisor says of the daemons, has them as claims need
@@ -28,6 +30,7 @@ func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.follow(ctx) })
+	wg.Go(func() { m.verify(ctx) })
 	m.agenda.Run(ctx, m.sweep)
 }
 
@@ -56,19 +59,35 @@ func (m *Manager) follow(ctx context.Context) {
 	}
 }
 
+// verify has the settings of the GPUs that claims share read again from time to
+// time: a reset of a GPU loses them without a word.
+func (m *Manager) verify(ctx context.Context) {
+	tick := time.NewTicker(verifyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		p := m.plan()
+		for uuid := range p.touched() {
+			m.mu.Lock()
+			m.recheck[uuid] = true
+			m.mu.Unlock()
+			m.agenda.At(uuid, time.Now())
+		}
+	}
+}
+
 // compare has Run look at the GPUs whose daemons aren't those that claims need.
 func (m *Manager) compare(ctx context.Context) {
 	p := m.plan()
 	m.mu.Lock()
-	var differ []gpu.UUID
+	differ := m.differing(&p)
 	orphans := false
-	for name, w := range p.daemons {
-		if _, ok := m.found[name]; !ok {
-			differ = append(differ, w.gpus()...)
-		}
-	}
-	for name := range m.found {
-		orphans = orphans || !p.wants(name)
+	for name, s := range m.found {
+		orphans = orphans || !p.wants(name) && s.Phase != mps.Ending
 	}
 	m.mu.Unlock()
 	for _, uuid := range differ {
@@ -80,6 +99,22 @@ func (m *Manager) compare(ctx context.Context) {
 	if err := m.stopOrphans(ctx); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("MPS daemons that nobody needs stay for now", "err", err)
 	}
+}
+
+// differing are the GPUs whose daemons aren't there, or have another server than
+// the compute mode was seen to be right for. Needs the lock.
+func (m *Manager) differing(p *plan) []gpu.UUID {
+	var differ []gpu.UUID
+	for name, w := range p.daemons {
+		s, ok := m.found[name]
+		for _, uuid := range w.gpus() {
+			other := m.ExclusiveProcess && s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid)
+			if !ok || other {
+				differ = append(differ, uuid)
+			}
+		}
+	}
+	return differ
 }
 
 func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {

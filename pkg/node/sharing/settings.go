@@ -41,6 +41,7 @@ func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 	case v.m.ExclusiveProcess && v.plan.hasWhole(uuid):
 		return v.setMode(ctx, uuid)
 	case v.settings(uuid).ComputeModeBefore == "":
+		v.m.setOthersMode(uuid, "")
 		return nil
 	case v.plan.mayUse(uuid): // a claim whose record can't be read
 		return nil
@@ -49,7 +50,9 @@ func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 	}
 }
 
-// setMode has the GPU take one process, the daemon's server.
+// setMode has the GPU take one process, the daemon's server; and none while the
+// daemon is away, for a client that doesn't find it would be let in as that one
+// process, without limits. A mode that somebody else has set stays.
 func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	mode, err := v.mode(uuid)
 	if errors.Is(err, nvml.ErrNotSupported) {
@@ -59,27 +62,69 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	if err != nil {
 		return err
 	}
-	switch mode {
-	case nvml.ComputeExclusiveProcess, nvml.ComputeExclusiveThread:
-		return nil
-	case nvml.ComputeProhibited:
-		return fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, uuid)
-	case nvml.ComputeDefault:
+	s, want := v.settings(uuid), nvml.ComputeExclusiveProcess
+	if v.m.isClosed(&v.plan, uuid) {
+		want = nvml.ComputeProhibited
 	}
-	s := v.settings(uuid)
-	if s.ComputeModeBefore == "" {
+	if left, err := v.leaveMode(s, mode, want); left || err != nil {
+		return err
+	}
+	if err := v.changeMode(ctx, s, mode, want); err != nil {
+		return err
+	}
+	v.m.sawMode(uuid)
+	return nil
+}
+
+// leaveMode says whether a mode is somebody else's and stays; with an error where
+// no MPS server can use the GPU then.
+func (v *visit) leaveMode(s journal.Settings, mode, want nvml.ComputeMode) (bool, error) {
+	uuid := s.GPU
+	switch {
+	case mode == nvml.ComputeProhibited && !s.Closed && want == mode:
+		return true, nil // it is closed
+	case mode == nvml.ComputeProhibited && !s.Closed:
+		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, uuid)
+	case mode == nvml.ComputeExclusiveThread:
+		return true, nil
+	case mode == nvml.ComputeDefault && s.ComputeModeBefore != "" && v.m.servedAll(uuid):
+		v.m.setOthersMode(uuid, fmt.Sprintf("somebody has set the compute mode of the GPU to %s while MPS clients use it: processes that aren't clients can use it too, without limits; "+
+			"to keep them off again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", mode, uuid))
+		return true, nil
+	}
+	return false, nil
+}
+
+// changeMode sets a compute mode, which is written down before that.
+func (v *visit) changeMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) error {
+	remembered := s
+	if s.ComputeModeBefore == "" && mode != want {
 		s.ComputeModeBefore = string(mode)
+	}
+	s.Closed = s.Closed || want == nvml.ComputeProhibited
+	if s != remembered {
 		if err := v.save(s); err != nil {
 			return err
 		}
 	}
-	v.m.Step("sharing.modeIntended")
-	err = v.m.call("mode", func() error { return v.m.hw.SetComputeMode(uuid, nvml.ComputeExclusiveProcess) })
-	if err != nil {
+	if mode != want {
+		v.m.Step("sharing.modeIntended")
+		if err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(s.GPU, want) }); err != nil {
+			return err
+		}
+		v.m.Step("sharing.modeSet")
+		klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", s.GPU, "mode", want, "before", mode)
+	}
+	if !s.Closed || want == nvml.ComputeProhibited {
+		return nil
+	}
+	if s.Closed = false; s.ComputeModeBefore == string(want) {
+		s.ComputeModeBefore = "" // as it was found
+	}
+	if err := v.save(s); err != nil {
 		return err
 	}
-	v.m.Step("sharing.modeSet")
-	klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", uuid, "mode", nvml.ComputeExclusiveProcess, "before", mode)
+	v.m.Step("sharing.modeOpened")
 	return nil
 }
 
@@ -105,7 +150,8 @@ func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
 	if err != nil && !errors.Is(err, nvml.ErrNotSupported) {
 		return err
 	}
-	if before := nvml.ComputeMode(s.ComputeModeBefore); mode == nvml.ComputeExclusiveProcess && mode != before {
+	ours := mode == nvml.ComputeExclusiveProcess || mode == nvml.ComputeProhibited && s.Closed
+	if before := nvml.ComputeMode(s.ComputeModeBefore); ours && mode != before {
 		err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(uuid, before) })
 		if err != nil {
 			return err
@@ -113,10 +159,11 @@ func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
 		v.m.Step("sharing.modeBack")
 		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
 	}
-	s.ComputeModeBefore = ""
+	s.ComputeModeBefore, s.Closed = "", false
 	if err := v.save(s); err != nil {
 		return err
 	}
+	v.m.setOthersMode(uuid, "")
 	v.m.Step("sharing.modeForgotten")
 	return nil
 }

@@ -59,6 +59,7 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Options) *n
 	t.Cleanup(func() { j.Close() })
 	o.Journal, o.BootID, o.Daemons, o.Remains, o.Registerer = j, boot, m, m.remains, prometheus.NewRegistry()
 	n := &node{machine: m, journal: j, dir: dir, boot: boot, Manager: sharing.New(o)}
+	n.SetClosedFor(time.Millisecond)
 	n.SetHardware(m, m.smi)
 	return n
 }
@@ -920,4 +921,235 @@ func TestTwoPartitionsInOneDaemon(t *testing.T) {
 	r := n.hold(t, claim("a", g, h))
 	_, err := n.Join(t.Context(), r, given(r))
 	wantError(t, err, "one claim for each partition")
+}
+
+// TestLastShareLeavesAtOnce: nobody waits for a daemon's end but the next claim of
+// the GPU, and only after it the compute mode is put back.
+func TestLastShareLeavesAtOnce(t *testing.T) {
+	for name, next := range map[string]struct {
+		wait func(t *testing.T, n *node) error
+		want is
+	}{
+		"whole GPU": {
+			wait: func(t *testing.T, n *node) error {
+				_, err := n.Join(t.Context(), n.hold(t, claim("b", whole(gpu0))), nil)
+				return err
+			},
+		},
+		"another share": {
+			wait: func(t *testing.T, n *node) error {
+				_, err := n.Join(t.Context(), n.hold(t, claim("b", share(gpu0, 1))), nil)
+				return err
+			},
+			want: is{
+				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
+				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			},
+		},
+		"partition": {
+			wait: func(t *testing.T, n *node) error { return n.AwaitEnds(t.Context(), gpu0) },
+			want: is{Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}},
+		},
+		"nobody": {wait: func(*testing.T, *node) error { return nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine()
+				m.lingers = true
+				n := newNode(t, m)
+				n.prepare(t, claim("a", share(gpu0, 0)))
+				n.unprepare(t, "a")
+				m.mu.Lock()
+				if m.daemons["gpu-980fb007"].Phase != mps.Ending || m.modes[gpu0] != nvml.ComputeExclusiveProcess {
+					t.Errorf("after the last share has left: %+v, mode %s", m.daemons, m.modes[gpu0])
+				}
+				m.mu.Unlock()
+				time.AfterFunc(time.Second, m.end)
+				if name == "nobody" {
+					stop := n.run(t)
+					time.Sleep(2 * time.Second)
+					stop()
+				}
+				if err := next.wait(t, n); err != nil {
+					t.Error(err)
+				}
+				n.check(t, next.want)
+				m.mu.Lock()
+				m.lingers = false
+				m.mu.Unlock()
+				n.unprepare(t, "b")
+				if err := n.LeaveHost(t.Context()); err != nil {
+					t.Error(err)
+				}
+				n.check(t, is{})
+			})
+		})
+	}
+}
+
+// TestCrashWhileADaemonEnds: the next plugin waits for it and puts the mode back.
+func TestCrashWhileADaemonEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		m.lingers = true
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unprepare(t, "a")
+		time.AfterFunc(time.Second, m.end)
+		n = n.restart(t, "boot-1")
+		n.check(t, is{})
+	})
+}
+
+// closed0 is how the first GPU is while its daemon is away.
+var closed0 = is{
+	Modes:    map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited},
+	Settings: []journal.Settings{{GPU: gpu0, BootID: "boot-1", ComputeModeBefore: "default", Closed: true}},
+}
+
+// daemonOf0 is the first GPU's with a claim's share.
+var daemonOf0 = []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}}
+
+// TestClosedWhileTheDaemonIsAway: a client that doesn't find its daemon is let in
+// by nobody, until all those have failed that didn't find it.
+func TestClosedWhileTheDaemonIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.SetClosedFor(2 * time.Second)
+		end := n.run(t)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		synctest.Wait()
+		open := is{Daemons: daemonOf0, Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}}
+		n.check(t, open)
+		set := func(phase mps.Phase, pid int) {
+			m.do(func() {
+				s := m.daemons["gpu-980fb007"]
+				s.Phase, s.PID = phase, pid
+				m.daemons["gpu-980fb007"] = s
+			})
+			synctest.Wait()
+		}
+		closed := closed0
+		closed.Daemons = daemonOf0
+		set(mps.Starting, 0)
+		n.check(t, closed)
+		time.Sleep(time.Minute)
+		n.check(t, closed)
+		set(mps.Running, 8)
+		n.check(t, closed)
+		time.Sleep(3 * time.Second)
+		n.check(t, open)
+		set(mps.Running, 9) // what was in between has been missed
+		n.check(t, closed)
+		// A claim that comes now waits until its clients are let in.
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		n.check(t, open)
+		set(mps.Failed, 0)
+		end()
+		n = n.restart(t, "boot-1") // starts it again
+		n.check(t, open)
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestClosedAndLeft: what was closed is put back as it was found, also by a plugin
+// that finds it so.
+func TestClosedAndLeft(t *testing.T) {
+	for name, before := range map[string]nvml.ComputeMode{"found open": nvml.ComputeDefault, "found exclusive": nvml.ComputeExclusiveProcess} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine()
+				m.modes[gpu0] = before
+				n := newNode(t, m)
+				end := n.run(t)
+				n.prepare(t, claim("a", share(gpu0, 0)))
+				m.do(func() {
+					m.daemons["gpu-980fb007"] = mps.State{Daemon: daemonOf0[0], Phase: mps.Failed, PipeDir: "/x"}
+				})
+				synctest.Wait()
+				if m.modes[gpu0] != nvml.ComputeProhibited {
+					t.Errorf("mode: %s", m.modes[gpu0])
+				}
+				end()
+				n.journal.Close()
+				n = start(t, m, n.dir, "boot-1", nil)
+				n.unprepare(t, "a")
+				if err := n.LeaveHost(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if m.modes[gpu0] != before || len(n.journal.AllSettings()) > 0 {
+					t.Errorf("afterwards: mode %s, %+v", m.modes[gpu0], n.journal.AllSettings())
+				}
+			})
+		})
+	}
+}
+
+// TestModeOfAnAdministrator is never undone, whichever it is. A mode that a reset
+// of the GPU took away, with the MPS server, is set again.
+func TestModeOfAnAdministrator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		server := func(pid int) {
+			m.do(func() {
+				s := m.daemons["gpu-980fb007"]
+				s.ServerPID = pid
+				m.daemons["gpu-980fb007"] = s
+			})
+			synctest.Wait()
+		}
+		server(20)
+		for _, mode := range []nvml.ComputeMode{nvml.ComputeProhibited, nvml.ComputeDefault} {
+			m.do(func() { m.modes[gpu0] = mode })
+			time.Sleep(3 * time.Minute)
+			n.prepare(t, claim("b", ofPartition(gpu1, 0)))
+			if m.modes[gpu0] != mode {
+				t.Errorf("%s was undone: %s", mode, m.modes[gpu0])
+			}
+		}
+		got := n.Conditions()[gpu0]
+		if len(got) != 1 || got[0].Type != gpu.ComputeModeChanged || got[0].Blocks() || !strings.Contains(got[0].Message, "-c EXCLUSIVE_PROCESS") {
+			t.Errorf("conditions: %v", got)
+		}
+		server(0)
+		m.faults = nil // it was reset with the daemon there
+		server(21)
+		if got := n.Conditions()[gpu0]; m.modes[gpu0] != nvml.ComputeExclusiveProcess || len(got) > 0 {
+			t.Errorf("after a reset: mode %s, conditions %v", m.modes[gpu0], got)
+		}
+		end()
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestIntervalIsVerified: what a reset of the GPU lost is set again, what somebody
+// else has set is left.
+func TestIntervalIsVerified(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		n.prepare(t, claim("a", wholeSlice(gpu0, "Long")))
+		for set, want := range map[string]string{"Default": "Long", "Short": "Short"} {
+			m.do(func() { m.intervals[gpu0] = set })
+			time.Sleep(2 * time.Minute)
+			m.mu.Lock()
+			if got := m.intervals[gpu0]; got != want {
+				t.Errorf("after somebody, or something, has set %s: %s, want %s", set, got, want)
+			}
+			m.intervals[gpu0] = "Long"
+			m.mu.Unlock()
+		}
+		end()
+		n.unprepare(t, "a")
+		n.check(t, is{})
+	})
 }

@@ -89,13 +89,21 @@ func (m *Manager) setUnsupported(uuid gpu.UUID, err error) {
 func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error {
 	v.m.mu.Lock()
 	same := v.m.set[uuid] == want
+	again := v.m.recheck[uuid]
 	v.m.mu.Unlock()
-	if same {
+	if same && !again {
 		return nil
 	}
 	found, err := v.slice(ctx, uuid)
 	if err != nil {
 		return err
+	}
+	v.m.mu.Lock()
+	delete(v.m.recheck, uuid)
+	v.m.mu.Unlock()
+	if same && found != want && found != intervalDefault { // a reset of the GPU leaves the default
+		klog.FromContext(ctx).Info("Somebody has set the time slice to another than claims need; it is left so", "gpu", uuid, "interval", found, "needed", want)
+		return nil
 	}
 	if found != want {
 		s := v.settings(uuid)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -44,7 +46,7 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 
 // join has everything as claims need it, and the daemons of one of them run.
 func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
-	if err := v.stopUnwanted(ctx, nil); err != nil {
+	if err := v.stopUnwanted(ctx); err != nil {
 		return nil, err
 	}
 	if err := v.settle(ctx); err != nil {
@@ -66,24 +68,41 @@ func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]
 		}
 		clients[g.Device] = &gpu.MPSClient{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
 	}
-	return clients, nil
+	return clients, v.open(ctx, slices.Collect(maps.Keys(states)))
+}
+
+// open has the GPUs open for the daemons that run, where they were closed while
+// one was away.
+func (v *visit) open(ctx context.Context, daemons []string) error {
+	for _, name := range daemons {
+		if err := v.m.awaitOpen(ctx, name); err != nil {
+			return fmt.Errorf("wait until programs that didn't find MPS daemon %s have failed: %w", name, err)
+		}
+	}
+	var errs []error
+	for _, uuid := range v.uuids {
+		if v.settings(uuid).Closed {
+			errs = append(errs, v.settleMode(ctx, uuid))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // leave takes down what only leaving claims had. What is to be looser or put back
 // but can't be now is done later; a daemon that has to go goes.
 func (v *visit) leave(ctx context.Context, r journal.Record) error {
-	var names []string
-	for _, g := range r.Grants {
-		name := r.Daemon(g)
-		old := r.BootID != "" && r.BootID != v.m.BootID // "": it can't be read
-		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
-			names = append(names, name) // those of another boot are gone
-		}
-	}
-	if err := v.stopUnwanted(ctx, names); err != nil {
+	names := v.daemonsOf(r)
+	ending, err := v.beginStopUnwanted(ctx, names)
+	if err != nil {
 		return err
 	}
-	err := v.settle(ctx)
+	if ending { // the mode is put back after the daemon's end
+		for _, uuid := range v.uuids {
+			v.m.agenda.At(uuid, time.Now())
+		}
+		return nil
+	}
+	err = v.settle(ctx)
 	for _, name := range names {
 		if v.plan.daemons[name] != nil {
 			err = errors.Join(err, v.adjust(ctx, name))
@@ -98,10 +117,23 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	return nil
 }
 
+// daemonsOf are the daemons that a record has on the GPUs, where they may run.
+func (v *visit) daemonsOf(r journal.Record) []string {
+	var names []string
+	for _, g := range r.Grants {
+		name := r.Daemon(g)
+		old := r.BootID != "" && r.BootID != v.m.BootID // "": it can't be read
+		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
+			names = append(names, name) // those of another boot are gone
+		}
+	}
+	return names
+}
+
 // tidy has everything as claims need it, daemons too where it is known which
 // devices they have.
 func (v *visit) tidy(ctx context.Context) error {
-	if err := v.stopUnwanted(ctx, nil); err != nil {
+	if err := v.stopUnwanted(ctx); err != nil {
 		return err
 	}
 	if err := v.settle(ctx); err != nil {
@@ -116,24 +148,45 @@ func (v *visit) tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// stopUnwanted stops those of the named daemons, and of those that are known to
-// be on the GPUs, that nobody needs.
-func (v *visit) stopUnwanted(ctx context.Context, names []string) error {
+// unwanted are those of the named daemons, and of those that are known to be on
+// the GPUs, that nobody needs.
+func (v *visit) unwanted(names []string) []string {
 	v.m.mu.Lock()
+	defer v.m.mu.Unlock()
+	names = slices.Clone(names)
 	for name, s := range v.m.found {
 		on := func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }
 		if slices.ContainsFunc(v.m.gpusOf(s.Daemon), on) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
-	v.m.mu.Unlock()
+	return slices.DeleteFunc(names, v.plan.wants)
+}
+
+// stopUnwanted stops them.
+func (v *visit) stopUnwanted(ctx context.Context) error {
 	var errs []error
-	for _, name := range names {
-		if !v.plan.wants(name) {
-			errs = append(errs, v.m.stop(ctx, name))
-		}
+	for _, name := range v.unwanted(nil) {
+		errs = append(errs, v.m.stop(ctx, name))
 	}
 	return errors.Join(errs...)
+}
+
+// beginStopUnwanted stops those on partitions, which may be destroyed afterwards,
+// and has the end of those on whole GPUs begin: who wants such a GPU next waits
+// for it. ending says that one hasn't ended yet.
+func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending bool, err error) {
+	var errs []error
+	for _, name := range v.unwanted(names) {
+		if v.m.isOnPartition(name) {
+			errs = append(errs, v.m.stop(ctx, name))
+			continue
+		}
+		ended, err := v.m.beginStop(ctx, name, v.uuids)
+		ending = ending || !ended
+		errs = append(errs, err)
+	}
+	return ending, errors.Join(errs...)
 }
 
 // settle has the settings of the GPUs as claims need them.
@@ -187,7 +240,7 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	if err != nil {
 		return mps.State{}, err
 	}
-	m.change(func() { m.found[name] = s })
+	m.sawOne(name, s)
 	m.Step("sharing.ensured")
 	klog.FromContext(ctx).V(2).Info("MPS daemon runs", "daemon", name, "threads", d.ThreadPercentage, "memoryMiB", d.MemoryMiB)
 	return s, nil
@@ -213,6 +266,53 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	m.Step("sharing.stopped")
 	klog.FromContext(ctx).V(2).Info("MPS daemon stopped", "daemon", name)
 	return nil
+}
+
+// isOnPartition says whether a daemon is, or may be, of a MIG partition.
+func (m *Manager) isOnPartition(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, ok := m.found[name]
+	whole := func(uuid gpu.UUID) bool { return strings.HasPrefix(string(uuid), "GPU-") }
+	return !ok || len(s.Devices) == 0 || !whole(s.Devices[0])
+}
+
+// beginStop has a daemon on whole GPUs stopped, unless somebody needs it by now.
+// ended says that it has ended already.
+func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (ended bool, err error) {
+	unlock, err := m.daemonLocks.Lock(ctx, name)
+	if err != nil {
+		return false, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
+	}
+	defer unlock()
+	if p := m.plan(); p.wants(name) {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
+	err = m.call("beginStop", func() error {
+		ended, err = m.Daemons.BeginStop(ctx, name)
+		return err
+	})
+	if err != nil && !m.nothingRemains(err, name) {
+		return false, err
+	}
+	if ended = ended || err != nil; ended {
+		m.change(func() { delete(m.found, name) })
+		m.Step("sharing.stopped")
+		return true, nil
+	}
+	m.change(func() {
+		s := m.found[name]
+		s.Name, s.Phase = name, mps.Ending
+		if len(s.Devices) == 0 {
+			s.Devices = on
+		}
+		m.found[name] = s
+	})
+	m.Step("sharing.stopBegun")
+	klog.FromContext(ctx).V(2).Info("MPS daemon is being stopped", "daemon", name)
+	return false, nil
 }
 
 // nothingRemains says whether the supervisor doesn't answer, and has left nothing

@@ -76,6 +76,9 @@ func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.Devi
 	return clients, nil
 }
 
+// AwaitEnds returns at once: daemons end in Leave.
+func (s *Sharing) AwaitEnds(context.Context, gpu.UUID) error { return nil }
+
 // Leave implements prepare.Sharing.
 func (s *Sharing) Leave(ctx context.Context, r journal.Record) error {
 	unlock, err := s.begin(ctx, "leave", r)

@@ -1,0 +1,170 @@
+package sharing
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+)
+
+// closedFor is how long a GPU stays closed to all processes after its MPS daemon
+// is back: a program that didn't find the daemon takes a while to come to the GPU
+// (0.3 s on an H200 without load), and would be let in before the server is there.
+const closedFor = 2 * time.Second
+
+// closure says that clients don't find a daemon, or may not have.
+type closure struct {
+	// until when; zero while the daemon is away.
+	until time.Time
+}
+
+// over says whether clients that didn't find the daemon have failed by now.
+func (c closure) over(now time.Time) bool { return !c.until.IsZero() && !now.Before(c.until) }
+
+// track takes in what has become of a daemon of whole GPUs that claims need: was
+// is what was known, and is what there is now, empty for nothing. Needs the lock.
+func (m *Manager) track(name string, was, is mps.State) {
+	c, closed := m.closed[name]
+	switch {
+	case is.Phase == mps.Ending, is.Name == "" && was.Phase == mps.Ending:
+		delete(m.closed, name) // its claims are gone
+	case is.Phase != mps.Running:
+		// A daemon that is started for the first time has no clients yet.
+		if is.Name == "" || is.Phase == mps.Failed || is.Message != "" || was.Phase == mps.Running {
+			m.closed[name] = closure{}
+		}
+	case closed && c.until.IsZero(), was.PID != 0 && was.PID != is.PID:
+		m.closed[name] = closure{until: time.Now().Add(m.closedFor)}
+	}
+}
+
+// trackAll does so for all daemons that were known, are there, or should have been
+// there when this plugin started. Needs the lock.
+func (m *Manager) trackAll(p *plan, was map[string]mps.State, first bool) {
+	maps.DeleteFunc(m.closed, func(name string, _ closure) bool { return !p.hasWholeOf(name) })
+	if !m.ExclusiveProcess {
+		return
+	}
+	for name, w := range p.daemons {
+		is, there := m.found[name]
+		_, known := was[name]
+		if !p.hasWholeOf(name) || !there && !known && !first {
+			continue
+		}
+		m.track(name, was[name], is)
+		if _, closed := m.closed[name]; first && !closed && slices.ContainsFunc(w.gpus(), m.leftClosed) {
+			m.closed[name] = closure{until: time.Now().Add(m.closedFor)}
+		}
+	}
+}
+
+// leftClosed says whether an earlier plugin has closed the GPU.
+func (m *Manager) leftClosed(uuid gpu.UUID) bool {
+	s, ok := m.Journal.Settings(uuid)
+	return ok && s.Closed
+}
+
+// planClosures has Run look after the GPUs of daemons that clients don't find.
+func (m *Manager) planClosures(p *plan) {
+	m.mu.Lock()
+	names := slices.Collect(maps.Keys(m.closed))
+	m.mu.Unlock()
+	for _, name := range names {
+		if w := p.daemons[name]; w != nil {
+			for _, uuid := range w.gpus() {
+				m.agenda.At(uuid, time.Now())
+			}
+		}
+	}
+}
+
+// isClosed says whether no process may use the GPU now, because a daemon that
+// claims need of it is away, or was just now. Run looks again when that may be
+// over.
+func (m *Manager) isClosed(p *plan, uuid gpu.UUID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for name, c := range m.closed {
+		w := p.daemons[name]
+		if w == nil || !slices.Contains(w.gpus(), uuid) {
+			continue
+		}
+		if c.over(now) {
+			delete(m.closed, name)
+			continue
+		}
+		if !c.until.IsZero() {
+			m.agenda.At(uuid, c.until)
+		}
+		return true
+	}
+	return false
+}
+
+// awaitOpen waits until the GPU of a daemon that runs may be open again.
+func (m *Manager) awaitOpen(ctx context.Context, name string) error {
+	m.mu.Lock()
+	c, closed := m.closed[name]
+	m.mu.Unlock()
+	if !closed || c.until.IsZero() {
+		return nil
+	}
+	timer := time.NewTimer(time.Until(c.until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// server is the process id of the MPS server that has the whole GPU, as the
+// supervisor says; 0 where none is known. Needs the lock.
+func (m *Manager) server(uuid gpu.UUID) int {
+	for _, s := range m.found {
+		if s.Phase == mps.Running && slices.Contains(s.Devices, uuid) {
+			return s.ServerPID
+		}
+	}
+	return 0
+}
+
+// sawMode notes that the GPU's compute mode is the one that claims need.
+func (m *Manager) sawMode(uuid gpu.UUID) {
+	m.mu.Lock()
+	m.modeSeen[uuid] = m.server(uuid)
+	m.mu.Unlock()
+	m.setOthersMode(uuid, "")
+}
+
+// servedAll says whether the GPU has had the same MPS server since its compute
+// mode was seen to be right. Then it was not reset, which takes the mode away and
+// needs the server to be gone.
+func (m *Manager) servedAll(uuid gpu.UUID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, seen := m.server(uuid), m.modeSeen[uuid]
+	return now != 0 && (seen == 0 || seen == now)
+}
+
+// setOthersMode notes what somebody else has set the compute mode to; empty where
+// nobody has.
+func (m *Manager) setOthersMode(uuid gpu.UUID, message string) {
+	m.mu.Lock()
+	same := m.othersMode[uuid] == message
+	m.mu.Unlock()
+	if same {
+		return
+	}
+	m.change(func() {
+		delete(m.othersMode, uuid)
+		if message != "" {
+			m.othersMode[uuid] = message
+		}
+	})
+}
