@@ -24,6 +24,10 @@ import (
 var version = "unknown"
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == launchName { // at once: a claim's prepare waits for it
+		fmt.Fprintln(os.Stderr, "mps-supervisor:", supervisor.Launch(os.Args[2]))
+		os.Exit(1)
+	}
 	debug.SetGCPercent(40) // there is little work; memory is what each node spends
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := command().ExecuteContext(ctx)
@@ -82,18 +86,8 @@ system (chroot, mount), moves them out of its container's cgroup, and ends them.
 	}
 	cfg.AddFlags(cmd.Flags())
 	logsapi.AddFlags(logging, cmd.Flags())
-	cmd.AddCommand(launchCommand())
 	return cmd
 }
 
+// launchName is how the supervisor calls itself.
 const launchName = "launch"
-
-// launchCommand is how the supervisor calls itself.
-func launchCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    launchName,
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE:   func(_ *cobra.Command, args []string) error { return supervisor.Launch(args[0]) },
-	}
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -138,8 +139,9 @@ func (s *Supervisor) start(ctx context.Context, r record) error {
 
 // launch has the daemon run, and its process in the record.
 func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *stopwatch) error {
-	if err := os.MkdirAll(string(at), 0o755); err != nil {
-		return fmt.Errorf("make the daemon's directory: %w", err)
+	fresh, err := s.makePlace(at, r.Daemon.Name)
+	if err != nil {
+		return err
 	}
 	s.cfg.Step("start.made")
 	if err := writeRecord(at.record(), *r); err != nil {
@@ -147,7 +149,12 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 	}
 	watch.done("record")
 	s.cfg.Step("start.recorded")
-	if err := clean(ctx, at); err != nil {
+	if !fresh {
+		if err := killUsers(ctx, at.pipe()); err != nil {
+			return err
+		}
+	}
+	if err := clean(at); err != nil {
 		return err
 	}
 	watch.done("clean")
@@ -170,11 +177,21 @@ func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *sto
 	return nil
 }
 
-// clean ends what is left of a daemon and gives the next one empty directories.
-func clean(ctx context.Context, at place) error {
-	if err := killUsers(ctx, at.pipe()); err != nil {
-		return err
+// makePlace makes the daemon's directory. fresh says that no process of an earlier
+// daemon can be there: then none is looked for among all processes of the host.
+func (s *Supervisor) makePlace(at place, name string) (fresh bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(string(at)), 0o755); err != nil {
+		return false, fmt.Errorf("make the daemon's directory: %w", err)
 	}
+	err = os.Mkdir(string(at), 0o755)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, fmt.Errorf("make the daemon's directory: %w", err)
+	}
+	return err == nil && !s.hasGroup(name), nil
+}
+
+// clean gives the next daemon empty directories.
+func clean(at place) error {
 	for _, dir := range []string{at.clients(), at.pipe(), at.shm()} {
 		if err := empty(dir); err != nil {
 			return fmt.Errorf("clean up after an earlier daemon: %w", err)

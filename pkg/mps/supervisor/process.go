@@ -120,12 +120,11 @@ func users(pipe string) []process {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		start, ok := startOf(pid) // before what identifies it, so that kill notices another process
-		if !ok {
+		if !hasVariable(pid, variable) {
 			continue
 		}
-		environ, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if err != nil || !slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) }) {
+		start, ok := startOf(pid)
+		if !ok || !hasVariable(pid, variable) { // of the same process, or of one that is ours too
 			continue
 		}
 		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
@@ -138,6 +137,14 @@ func users(pipe string) []process {
 		}
 	}
 	return found
+}
+
+// hasVariable says whether the process began with "NAME=VALUE" in its
+// environment.
+func hasVariable(pid int, variable []byte) bool {
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	return err == nil && bytes.Contains(environ, variable) &&
+		slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) })
 }
 
 // sees says whether a process has the directory at the same path. Links count as

@@ -39,6 +39,8 @@ type Supervisor struct {
 	// ended is closed when Run ends.
 	ended  chan struct{}
 	logger klog.Logger
+	// groups are the cgroups for daemons, as they were found at the start.
+	groups []group
 	// serving is set while calls are answered.
 	serving atomic.Bool
 	metrics *metrics
@@ -143,6 +145,7 @@ func (s *Supervisor) claimRunDir(ctx context.Context) (unlock func(), err error)
 func (s *Supervisor) report(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	all, err := hostGroups()
+	s.groups = all
 	switch {
 	case err != nil:
 		logger.Error(err, "MPS daemons can't leave this container's cgroup and can't be started")
@@ -158,6 +161,18 @@ func (s *Supervisor) report(ctx context.Context) {
 	if err != nil {
 		logger.Info("MPS daemons can't be started yet", "reason", err.Error())
 	}
+}
+
+// hasGroup says whether a daemon of the name has, or may have, processes: each has
+// a cgroup, which is removed after the last of them. Where there are no cgroups for
+// daemons, it can't be told.
+func (s *Supervisor) hasGroup(name string) bool {
+	for _, g := range s.groups {
+		if _, err := os.Lstat(g.dir(name)); !errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+	}
+	return len(s.groups) == 0
 }
 
 // outlive returns a context for what goes on after the call that begins it, until
