@@ -38,8 +38,7 @@ build: prepare ## Build the programs into bin/ and the simulator library beside 
 	mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/localcluster ./cmd/mps-supervisor ./cmd/nvmlsim
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -tags netgo,osusergo,grpcnotrace -o bin/ ./cmd/kubelet-plugin
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -o bin/libnvidia-ml.so.1 ./cmd/nvmlsim/lib
-	rm -f bin/libnvidia-ml.so.h
+	CGO_ENABLED=0 $(GO) run ./cmd/nvmlsim/lib bin/libnvidia-ml.so.1
 
 .PHONY: generate
 generate: $(TOOLS_STAMP) ## Make every generated file again

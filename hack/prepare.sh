@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs the C compiler that cgo needs (the kubelet plugin loads
-# libnvidia-ml, the simulator is a C library) and xz, which packs
-# `make metal-bundle`, where they are missing, and says nothing where they
-# aren't. What the local cluster needs beyond that,
-# cmd/localcluster installs itself. Idempotent.
+# libnvidia-ml) and that the simulator's library is built with, and xz, which
+# packs `make metal-bundle`, where they are missing, and says nothing where they
+# aren't. What the local cluster needs beyond that, cmd/localcluster installs
+# itself. Idempotent.
 set -euo pipefail
 
 missing=()

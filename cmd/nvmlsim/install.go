@@ -71,7 +71,7 @@ func complete(o *driverroot.Options, machine, name string) (err error) {
 		o.Library = filepath.Join(filepath.Dir(o.SMI), "libnvidia-ml.so.1")
 	}
 	if _, err := os.Stat(o.Library); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("library %s is not there; build it with \"go build -buildmode=c-shared -o %[1]s ./cmd/nvmlsim/lib\" or name it with --library", o.Library)
+		return fmt.Errorf("library %s is not there; build it with \"go run ./cmd/nvmlsim/lib %[1]s\" or name it with --library", o.Library)
 	}
 	return nil
 }

@@ -4,16 +4,19 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"debug/buildinfo"
 	"debug/elf"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +24,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func library(root string) string {
@@ -79,14 +83,58 @@ func TestLibraryExportsAllOfNVML(t *testing.T) {
 	}
 }
 
+// A second Go runtime in a process breaks it in ways that nobody supports, so the
+// library has nothing of Go, and nothing but the C library below it.
+func TestLibraryHasNoGo(t *testing.T) {
+	path := library(install(t, "l4"))
+	if info, err := buildinfo.ReadFile(path); err == nil {
+		t.Errorf("it was built by %s", info.GoVersion)
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, s := range f.Sections {
+		if strings.Contains(s.Name, "go.buildinfo") || strings.Contains(s.Name, "gopclntab") || strings.Contains(s.Name, "go.build") {
+			t.Errorf("section %s", s.Name)
+		}
+	}
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range symbols {
+		if defined := s.Section != elf.SHN_UNDEF; defined && !strings.HasPrefix(s.Name, "nvml") || strings.Contains(s.Name, "cgo") || strings.HasPrefix(s.Name, "pthread_create") {
+			t.Errorf("symbol %s", s.Name)
+		}
+	}
+	needed, err := f.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range needed {
+		if !slices.Contains([]string{"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}, name) {
+			t.Errorf("it needs %s", name)
+		}
+	}
+}
+
+// compile makes a program of testdata.
+func compile(t *testing.T, name, dir string) string {
+	t.Helper()
+	program := filepath.Join(dir, name)
+	if out, err := exec.Command("cc", "-o", program, "testdata/"+name+".c", "-ldl", "-pthread").CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return program
+}
+
 // TestNoCallCrashes calls everything with null pointers. What has no behaviour
 // must answer NOT_SUPPORTED, the rest must refuse.
 func TestNoCallCrashes(t *testing.T) {
 	root := install(t, "l4")
-	program := filepath.Join(t.TempDir(), "call_all")
-	if out, err := exec.Command("cc", "-o", program, "testdata/call_all.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("cc: %v\n%s", err, out)
-	}
+	program := compile(t, "call_all", t.TempDir())
 	names := slices.DeleteFunc(declared(t), func(n string) bool {
 		return n == "nvmlErrorString" || n == "nvmlShutdown" || strings.HasPrefix(n, "nvmlInit")
 	})
@@ -442,10 +490,7 @@ func TestLibraryManyTimesAndFromManyThreads(t *testing.T) {
 func TestLibraryInContainer(t *testing.T) {
 	root := install(t, "8xh100-80gb")
 	dir := container(t, root, "nvidiactl", "nvidia3")
-	program := filepath.Join(dir, "call_all")
-	if out, err := exec.Command("cc", "-o", program, "testdata/call_all.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("cc: %v\n%s", err, out)
-	}
+	compile(t, "call_all", dir)
 	for _, path := range []string{"/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"} {
 		b, err := os.ReadFile(path)
 		if err == nil {
@@ -467,23 +512,142 @@ func TestLibraryInContainer(t *testing.T) {
 	}
 }
 
-// TestHostStaysPreemptible: the library's Go runtime must not take the host's
-// away its means to interrupt a goroutine that never yields.
-func TestHostStaysPreemptible(t *testing.T) {
+// What docs/testing.md runs for hours, for a moment.
+func TestLibraryStress(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), compile(t, "stress", t.TempDir()), library(install(t, "8xh100-80gb")), "8", "32").CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// A thread that has called the library may end.
+func TestLibraryThreadsEnd(t *testing.T) {
 	if !ownProcess(t) {
 		return
 	}
-	open(t, install(t, "l4"))
-	var stop atomic.Bool
-	var started, done sync.WaitGroup
-	started.Add(1)
-	done.Go(func() {
-		started.Done()
-		for !stop.Load() {
+	l := open(t, install(t, "l4"))
+	for range 300 {
+		done := make(chan nvml.Return)
+		go func() {
+			runtime.LockOSThread() // and never unlocks: the thread ends here
+			_, r := l.DeviceGetCount()
+			done <- r
+		}()
+		ok(t, <-done)
+	}
+}
+
+// engineOf finds the engine of a process, its child.
+func engineOf(t *testing.T, pid int) int {
+	t.Helper()
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // the thread may have ended
+		for child := range strings.FieldsSeq(string(b)) {
+			name, _ := os.ReadFile("/proc/" + child + "/cmdline")
+			if strings.HasPrefix(string(name), "nvmlsim-engine\x00") {
+				engine, err := strconv.Atoi(child)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return engine
+			}
 		}
-	})
-	started.Wait()
-	runtime.GC() // stops the world, the spinning goroutine included
-	stop.Store(true)
-	done.Wait()
+	}
+	t.Fatalf("process %d has no engine", pid)
+	return 0
+}
+
+// After an engine has died, NVML is as after a shutdown; nvmlInit starts
+// another, which knows the same GPUs.
+func TestLibraryEngineDies(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "2xh100-80gb")
+	l := nvml.New(nvml.WithLibraryPath(library(root)))
+	ok(t, l.Init())
+	ok(t, l.Init())
+	d := device(t, l, 1)
+	want, r := d.GetUUID()
+	ok(t, r)
+	set, r := l.EventSetCreate()
+	ok(t, r)
+	ok(t, d.RegisterEvents(nvml.EventTypeXidCriticalError, set))
+	waiting := make(chan nvml.Return, 1)
+	go func() { waiting <- second(set.Wait(600000)) }()
+	if err := syscall.Kill(engineOf(t, os.Getpid()), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-waiting; r != nvml.ERROR_UNKNOWN && r != nvml.ERROR_UNINITIALIZED {
+		t.Errorf("a call that was under way: %v", r)
+	}
+	if _, r := d.GetUUID(); r != nvml.ERROR_UNINITIALIZED {
+		t.Errorf("a later call: %v", r)
+	}
+	ok(t, l.Init())
+	if uuid, r := d.GetUUID(); r != nvml.SUCCESS || uuid != want {
+		t.Errorf("the GPU's handle: %s, %v, want %s", uuid, r, want)
+	}
+	if _, r := set.Wait(1); r != nvml.ERROR_INVALID_ARGUMENT {
+		t.Errorf("the event set: %v", r)
+	}
+	ok(t, l.Shutdown())
+	if _, r := d.GetUUID(); r != nvml.ERROR_UNINITIALIZED {
+		t.Errorf("after as many shutdowns as initializations since: %v", r)
+	}
+}
+
+// An engine ends with its process, even while a call hangs in it.
+func TestLibraryProcessDies(t *testing.T) {
+	root := install(t, "l4")
+	nvmlsim(t, "fault", "SystemGetDriverVersion", "--hang", "--root", root)
+	c := exec.Command(compile(t, "call_all", t.TempDir()), library(root))
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	errors, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(errors).ReadString('\n'); err != nil || line != "nvmlInit_v2: 0\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	if _, err := io.WriteString(in, "nvmlSystemGetDriverVersion\n"); err != nil {
+		t.Fatal(err)
+	}
+	engine, err := unix.PidfdOpen(engineOf(t, c.Process.Pid), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(engine)
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait() // it was killed
+	const minute = 60000
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(engine), Events: unix.POLLIN}}, minute); n != 1 {
+		t.Errorf("the engine goes on: %v", err)
+	}
+}
+
+func TestLibraryWithoutProgram(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "l4")
+	if err := os.Remove(filepath.Join(root, "usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	l := nvml.New(nvml.WithLibraryPath(library(root)))
+	if r := l.Init(); r != nvml.ERROR_DRIVER_NOT_LOADED {
+		t.Errorf("init: %v", r)
+	}
 }

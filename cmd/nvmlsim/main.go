@@ -4,10 +4,10 @@
 // driver, mps), lists what GPUs there are (models), and is a program that uses
 // one (cuda). Called as nvidia-smi, nvidia-modprobe, nvidia-cuda-mps-control or
 // nvidia-cuda-mps-server it is the stand-in that install puts into the driver
-// root under that name.
+// root under that name; the library there starts nvidia-smi as its engine.
 //
 // Build it static (CGO_ENABLED=0 go build ./cmd/nvmlsim), so that they work in
-// any container image, and the library beside it (see ./lib).
+// any container image, and the library beside it (go run ./cmd/nvmlsim/lib FILE).
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/engine"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/mps"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
 )
@@ -32,6 +33,8 @@ func main() {
 		os.Exit(mps.RunServer(openOwn))
 	case "nvidia-modprobe":
 		os.Exit(driverroot.Modprobe(ownPath(), os.Args[1:]))
+	case engine.ProgramName:
+		os.Exit(engine.Run(os.Args[1]))
 	}
 	if err := newCommand().Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "nvmlsim:", err)

@@ -5,22 +5,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
 // Host is the node's own file system as this process sees it: mounted
 // somewhere in the plugin's container, or simply "/". Make one with NewHost.
-type Host struct {
-	mount  string
-	inside *thread
-}
+type Host struct{ mount string }
 
 // NewHost returns the file system mounted at an absolute path.
-func NewHost(mount string) Host {
-	return Host{mount: filepath.Clean(mount), inside: &thread{calls: make(chan func())}}
-}
+func NewHost(mount string) Host { return Host{mount: filepath.Clean(mount)} }
 
 // Path is where this process finds a path of the host that has no symbolic
 // link on its way, or none that leaves its directory (see Do).
@@ -29,49 +23,11 @@ func (h Host) Path(hostPath string) string {
 }
 
 // Do calls f so that every path f uses, and every symbolic link on its way, is
-// the host's: on a thread of its own whose root directory is the host's, one
-// call after the other. f must not call Do, nor start goroutines that use files;
-// file descriptors it opens stay valid afterwards. Needs CAP_SYS_CHROOT unless
-// the host is mounted at "/".
+// the host's: on a thread of its own whose root directory is the host's, and
+// which ends with f. f must not start goroutines that use files; file descriptors
+// it opens stay valid afterwards. Needs CAP_SYS_CHROOT unless the host is mounted
+// at "/".
 func (h Host) Do(f func() error) error {
-	if h.mount == "/" {
-		return f()
-	}
-	done := make(chan error)
-	h.inside.do(func() {
-		if err := h.enter(); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	})
-	return <-done
-}
-
-// thread is an operating system's thread that serves nobody else.
-type thread struct {
-	start sync.Once
-	calls chan func()
-	// entered: it has the host's root directory. Only the thread looks at it.
-	entered bool
-}
-
-// do hands f to the thread. It is never ended: a library that is written in Go,
-// as the simulator's, doesn't survive the end of a thread that it was called on.
-func (t *thread) do(f func()) {
-	t.start.Do(func() {
-		go onThread(func() {
-			for f := range t.calls {
-				f()
-			}
-		})
-	})
-	t.calls <- f
-}
-
-// look is Do for an f that calls no library, and for a Host that is used once: the
-// thread ends with it.
-func (h Host) look(f func() error) error {
 	if h.mount == "/" {
 		return f()
 	}
@@ -103,18 +59,14 @@ func onThread(f func()) {
 	<-done
 }
 
-// enter gives the calling thread a root directory of its own, unless it has it.
+// enter gives the calling thread a root directory of its own.
 func (h Host) enter() error {
-	if h.inside.entered {
-		return nil
-	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("give a thread its own root directory: %w", err)
 	}
 	if err := unix.Chroot(h.mount); err != nil {
 		return fmt.Errorf("enter the host's file system at %s (is it mounted, and may this process chroot?): %w", h.mount, err)
 	}
-	h.inside.entered = true
 	if err := unix.Chdir("/"); err != nil {
 		return fmt.Errorf("enter the host's file system at %s: %w", h.mount, err)
 	}

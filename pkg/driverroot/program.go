@@ -64,7 +64,7 @@ func (r Root) inside(h Host, name string) (Program, error) {
 		return Program{}, nil
 	}
 	p := Program{Root: r.Path}
-	err := NewHost(h.Path(r.Path)).look(func() error {
+	err := NewHost(h.Path(r.Path)).Do(func() error {
 		path := locate(r.programDirs("/"), name)
 		if path == "" {
 			return nil

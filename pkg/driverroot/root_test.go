@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -178,31 +177,6 @@ func TestHostIsNotMounted(t *testing.T) {
 	err := driverroot.NewHost(filepath.Join(t.TempDir(), "nothing")).Do(func() error { return nil })
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want one that says that nothing is there", err)
-	}
-}
-
-// The thread is kept: libraries that were called on it may not survive its end.
-func TestDoKeepsItsThread(t *testing.T) {
-	host := driverroot.NewHost(t.TempDir())
-	threads := map[int]bool{}
-	var mu sync.Mutex
-	var calls sync.WaitGroup
-	for range 20 {
-		calls.Go(func() {
-			err := host.Do(func() error {
-				mu.Lock()
-				defer mu.Unlock()
-				threads[unix.Gettid()] = true
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	calls.Wait()
-	if len(threads) != 1 {
-		t.Errorf("calls ran on %d threads", len(threads))
 	}
 }
 

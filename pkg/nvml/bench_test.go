@@ -12,8 +12,7 @@ import (
 // read, on a machine that is otherwise full.
 func BenchmarkInstance(b *testing.B) {
 	built := b.TempDir()
-	goBuild(b, "-buildmode=c-shared", "-o", built+"/libnvidia-ml.so.1", "../../cmd/nvmlsim/lib")
-	goBuild(b, "-o", built+"/nvmlsim", "../../cmd/nvmlsim")
+	build(b, built)
 	s, err := nvml.Open(install(b, built, "gpus: [{model: h100-80gb, count: 8, migEnabled: true}]"))
 	if err != nil {
 		b.Fatal(err)

@@ -16,18 +16,18 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
 )
 
-var library = flag.String("nvml.library", "", "run the contract on this library, a real GPU's, instead of on the simulator's")
+var libraryFile = flag.String("nvml.library", "", "run the contract on this library, a real GPU's, instead of on the simulator's")
 
 func TestContract(t *testing.T) {
-	if *library != "" {
-		contract(t, *library)
+	if *libraryFile != "" {
+		contract(t, *libraryFile)
 		return
 	}
 	built := t.TempDir()
-	goBuild(t, "-buildmode=c-shared", "-o", built+"/libnvidia-ml.so.1", "../../cmd/nvmlsim/lib")
-	goBuild(t, "-o", built+"/nvmlsim", "../../cmd/nvmlsim")
+	build(t, built)
 	for _, machine := range machines(t) {
 		t.Run(machine, func(t *testing.T) { again(t, install(t, built, machine)) })
 	}
@@ -43,10 +43,16 @@ func again(t *testing.T, path string) {
 	}
 }
 
-func goBuild(t testing.TB, args ...string) {
+// build builds the simulator's library and program into a directory.
+func build(t testing.TB, dir string) {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "go", append([]string{"build"}, args...)...).CombinedOutput(); err != nil {
-		t.Fatalf("go build %v: %v\n%s", args, err, out)
+	if err := library.Build(t.Context(), filepath.Join(dir, library.Name)); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/nvmlsim", "../../cmd/nvmlsim")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
 	}
 }
 
@@ -81,11 +87,10 @@ func contract(t *testing.T, path string) {
 	}()
 	nvmltest.Contract(t, s)
 	t.Run("changes", func(t *testing.T) {
-		root, _, err := nvmlsim.Embedded(path)
-		if err != nil {
+		machine, err := nvmlsim.Open(filepath.Join(filepath.Dir(path), "../../..", nvmlsim.StateFile))
+		if errors.Is(err, nvmlsim.ErrNoState) {
 			t.Skipf("%s is a real GPU's: what comes now would change it", path)
 		}
-		machine, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,9 +8,9 @@
 // process, and whoever opens it sees the same GPUs. GPU models are data
 // (models/*.yaml), each row with its source.
 //
-// There are two doors to the one engine: this package, for tests and for the
-// nvidia-smi stand-in, and libnvidia-ml.so.1 (cmd/nvmlsim/lib), through which
-// production binaries run unmodified. Neither adds behaviour of its own.
+// It is used in two ways: in process, by tests and the nvidia-smi stand-in, and
+// through libnvidia-ml.so.1 (packages library and engine), by production binaries
+// unmodified. Neither adds behaviour of its own.
 //
 // What a process sees depends on where it is, as with a real driver. With the
 // state file in reach (on the node, under the driver root, or named by
@@ -18,8 +18,8 @@
 // whose /dev/nvidiaN is there and allowed by the device cgroup. What they are
 // like it reads from the state file's second name, which container runtimes
 // mount because it looks like firmware (FirmwareFile); without that their
-// identities come from the description that installing appended to the library
-// and nvidia-smi (Embed), and they count as healthy and idle.
+// identities come from the description that installing appended to nvidia-smi
+// (Embed), and they count as healthy and idle.
 //
 // Programs that use a GPU are Holders: what they use ends with them. CUDA MPS and
 // a CUDA program are pretended in package mps.

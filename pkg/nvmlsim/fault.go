@@ -229,7 +229,7 @@ func (m *Machine) hang(name string, gpu int) error {
 		if st == nil || !slices.ContainsFunc(st.Faults, func(f Fault) bool { return f.Hang && f.meets(name, gpu) }) {
 			return nil
 		}
-		m.waitChange(context.Background(), generation, time.Second)
+		m.store.WaitChange(generation, time.Second)
 	}
 	return Uninitialized
 }

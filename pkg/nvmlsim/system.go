@@ -131,10 +131,10 @@ func usable(path string) error {
 	return nil
 }
 
-// OpenInstalled opens the machine that the file at imagePath (the library or
-// nvidia-smi, as installed) belongs to: with the state file that NVSIM_STATE
-// names; else with that of the driver root the file lies in; else as in a
-// container, with what is mounted there and the description the file carries.
+// OpenInstalled opens the machine that the file at imagePath (nvidia-smi, as
+// installed) belongs to: with the state file that NVSIM_STATE names; else with
+// that of the driver root the file lies in; else as in a container, with what is
+// mounted there and the description the file carries.
 func OpenInstalled(imagePath string) (*Machine, error) {
 	if p := os.Getenv(StateEnv); p != "" {
 		return Open(p)

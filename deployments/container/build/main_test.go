@@ -67,7 +67,7 @@ type dockerfile struct {
 	programs map[string]goBuild // by path in the image
 }
 
-// goBuild is one call of go build.
+// goBuild is one call of go build, or of go run.
 type goBuild struct {
 	cgo  bool
 	args []string
@@ -100,7 +100,10 @@ func readDockerfile(t *testing.T, file string) dockerfile {
 				args = args[:i]
 			}
 			path := strings.TrimPrefix(args[slices.Index(args, "-o")+1], "/out")
-			d.programs[path] = goBuild{words[1] == "CGO_ENABLED=1", slices.Concat(goflags, args)}
+			d.programs[path] = goBuild{words[1] == "CGO_ENABLED=1", slices.Concat([]string{"build"}, goflags, args)}
+		case words[0] == "RUN" && strings.Contains(line, " go run "):
+			args := words[slices.Index(words, "run"):]
+			d.programs[strings.TrimPrefix(args[len(args)-1], "/out")] = goBuild{false, args}
 		}
 	}
 	return d

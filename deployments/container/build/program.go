@@ -8,12 +8,13 @@ import (
 	"slices"
 )
 
-// program is one Go build that goes into the image.
+// program is one file that is built for the image.
 type program struct {
 	// path in the image.
 	path string
-	// pkg to build.
+	// pkg to build, or to run if it is what builds the file.
 	pkg   string
+	run   bool
 	cgo   bool
 	flags []string
 }
@@ -35,19 +36,22 @@ func programs(version string) []program {
 			flags: []string{"-tags=netgo,osusergo", "-ldflags=" + strip + " -linkmode=external -extldflags=-static"},
 		},
 		{path: "/usr/bin/nvmlsim", pkg: "./cmd/nvmlsim", flags: []string{stamped}},
-		{path: "/usr/lib/tessera/libnvidia-ml.so.1", pkg: "./cmd/nvmlsim/lib", cgo: true, flags: []string{"-buildmode=c-shared", "-ldflags=" + strip}},
+		{path: "/usr/lib/tessera/libnvidia-ml.so.1", pkg: "./cmd/nvmlsim/lib", run: true},
 	}
 }
 
-// args returns the arguments of go build. Version control's state stays out of the
+// args returns the arguments of go. Version control's state stays out of the
 // program, so that a commit without a change to it changes nothing.
 func (p program) args(file string) []string {
-	return slices.Concat([]string{"-trimpath", "-buildvcs=false"}, p.flags, []string{"-o", file, p.pkg})
+	if p.run {
+		return []string{"run", p.pkg, file}
+	}
+	return slices.Concat([]string{"build", "-trimpath", "-buildvcs=false"}, p.flags, []string{"-o", file, p.pkg})
 }
 
 // build compiles the program into file.
 func (p program) build(ctx context.Context, root, file string) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, p.args(file)...)...)
+	cmd := exec.CommandContext(ctx, "go", p.args(file)...)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if p.cgo {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")

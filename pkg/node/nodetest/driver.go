@@ -3,6 +3,7 @@
 package nodetest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
 )
 
 // Driver is a simulated driver on a pretended host.
@@ -32,11 +34,11 @@ func Run(m *testing.M, machine string, use func(Driver)) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	library, err := Build(dir)
+	built, err := Build(dir)
 	if err != nil {
 		return fail(err)
 	}
-	d, err := Install(dir, library, machine, "node-0")
+	d, err := Install(dir, built, machine, "node-0")
 	if err != nil {
 		return fail(err)
 	}
@@ -55,22 +57,21 @@ const program = "nvmlsim"
 // Build builds the simulator's library, and its program beside it, in a directory
 // under dir.
 func Build(dir string) (string, error) {
-	library := filepath.Join(dir, "build", "libnvidia-ml.so.1")
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", library, "github.com/tessera-dra/tessera/cmd/nvmlsim/lib")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the library: %w\n%s", err, out)
+	file := filepath.Join(dir, "build", library.Name)
+	if err := library.Build(context.Background(), file); err != nil {
+		return "", err
 	}
-	build = exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(library), program), "github.com/tessera-dra/tessera/cmd/nvmlsim")
+	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(file), program), "github.com/tessera-dra/tessera/cmd/nvmlsim")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs with the pretended host as its root
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the program: %w\n%s", err, out)
 	}
-	return library, nil
+	return file, nil
 }
 
 // Install lays a machine out on a pretended host. Machines of one name have the
 // same GPUs. The library is as Build has made it.
-func Install(host, library, machine, name string) (Driver, error) {
+func Install(host, built, machine, name string) (Driver, error) {
 	d := Driver{Host: host, Root: "/run/nvidia/driver"}
 	spec, err := nvmlsim.ParseSpec([]byte(machine))
 	if err != nil {
@@ -79,8 +80,8 @@ func Install(host, library, machine, name string) (Driver, error) {
 	if d.Machine, err = nvmlsim.Describe(spec, name); err != nil {
 		return d, err
 	}
-	smi := filepath.Join(filepath.Dir(library), program)
-	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, d.Root), Machine: d.Machine, Library: library, SMI: smi})
+	smi := filepath.Join(filepath.Dir(built), program)
+	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, d.Root), Machine: d.Machine, Library: built, SMI: smi})
 }
 
 // Hardware opens the machine, to do to it what happens to hardware.

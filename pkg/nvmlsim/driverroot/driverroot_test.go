@@ -32,7 +32,7 @@ func TestEmptyLibraryIsOne(t *testing.T) {
 	}
 }
 
-func TestNameLibraryRefusesOthers(t *testing.T) {
+func TestCheckLibraryRefusesOthers(t *testing.T) {
 	program, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
@@ -43,10 +43,10 @@ func TestNameLibraryRefusesOthers(t *testing.T) {
 	}{
 		"text":        {[]byte("#!/bin/sh\n"), "not a shared library"},
 		"nothing":     {nil, "not a shared library"},
-		"program":     {program, "not a 64-bit little-endian shared library"},
-		"no sections": {emptyLibrary("libcuda.so.1"), "no dynamic section"},
+		"program":     {program, "not a library named libnvidia-ml.so.1"},
+		"no sections": {emptyLibrary("libcuda.so.1"), "not a library named libnvidia-ml.so.1"},
 	} {
-		if _, err := nameLibrary(c.image, "libnvidia-ml.so.1"); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := checkLibrary(c.image, "libnvidia-ml.so.1"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}

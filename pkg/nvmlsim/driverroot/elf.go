@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 )
 
 // emptyLibrary is a valid shared object with this soname and no symbols, for
@@ -57,48 +57,14 @@ func emptyLibrary(soname string) []byte {
 	return b.Bytes()
 }
 
-// nameLibrary gives a shared object its soname where the linker gave it none:
-// the name must be among its dynamic strings (as a symbol's), and one of the
-// spare entries at the end of its dynamic section is used.
-func nameLibrary(image []byte, soname string) ([]byte, error) {
+// checkLibrary says whether an image is a shared library of this name.
+func checkLibrary(image []byte, soname string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
-		return nil, fmt.Errorf("not a shared library: %w", err)
+		return fmt.Errorf("not a shared library: %w", err)
 	}
-	if f.Type != elf.ET_DYN || f.Class != elf.ELFCLASS64 || f.ByteOrder != binary.LittleEndian {
-		return nil, errors.New("not a 64-bit little-endian shared library")
+	if names, err := f.DynString(elf.DT_SONAME); err != nil || !slices.Equal(names, []string{soname}) {
+		return fmt.Errorf("not a library named %s: %v", soname, names)
 	}
-	if names, err := f.DynString(elf.DT_SONAME); err == nil && len(names) > 0 {
-		if names[0] != soname {
-			return nil, fmt.Errorf("its soname is %q, not %q", names[0], soname)
-		}
-		return image, nil
-	}
-	dynamic, strings := f.Section(".dynamic"), f.Section(".dynstr")
-	if dynamic == nil || strings == nil {
-		return nil, errors.New("it has no dynamic section")
-	}
-	table, err := strings.Data()
-	if err != nil {
-		return nil, err
-	}
-	at := bytes.Index(table, []byte("\x00"+soname+"\x00"))
-	if at < 0 {
-		return nil, fmt.Errorf("%q is not among its strings: not the simulator's library", soname)
-	}
-	return insertDynamic(image, dynamic, elf.Dyn64{Tag: int64(elf.DT_SONAME), Val: uint64(at + 1)})
-}
-
-func insertDynamic(image []byte, dynamic *elf.Section, entry elf.Dyn64) ([]byte, error) {
-	out := bytes.Clone(image)
-	section := out[dynamic.Offset : dynamic.Offset+dynamic.FileSize]
-	for len(section) >= 32 {
-		if binary.LittleEndian.Uint64(section) == uint64(elf.DT_NULL) {
-			binary.LittleEndian.PutUint64(section, uint64(entry.Tag))
-			binary.LittleEndian.PutUint64(section[8:], entry.Val)
-			return out, nil
-		}
-		section = section[16:]
-	}
-	return nil, errors.New("its dynamic section has no spare entry")
+	return nil
 }

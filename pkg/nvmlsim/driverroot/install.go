@@ -17,10 +17,10 @@ type Options struct {
 	Root string
 	// Machine to install.
 	Machine nvmlsim.Description
-	// Library is the built libnvidia-ml.so.1.
+	// Library is the built libnvidia-ml.so.1, see package library.
 	Library string
-	// SMI is the program that becomes nvidia-smi and the programs of CUDA MPS: a
-	// static build of nvmlsim.
+	// SMI is the program that becomes nvidia-smi, the library's engine and the
+	// programs of CUDA MPS: a static build of nvmlsim.
 	SMI string
 }
 
@@ -45,7 +45,7 @@ func Install(o Options) error {
 	if err := in.announce(entries); err != nil {
 		return err
 	}
-	// Before the library, which without it would take the root for a container.
+	// Before nvidia-smi, which without it would take the root for a container.
 	if err := keepState(filepath.Join(root, nvmlsim.StateFile), o.Machine); err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func layout(o Options) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	smi, err := withMachine(o.SMI, "../..", o.Machine, func(b []byte) ([]byte, error) { return b, nil })
+	smi, err := withMachine(o.SMI, "../..", o.Machine)
 	if err != nil {
 		return nil, fmt.Errorf("nvidia-smi: %w", err)
 	}
@@ -114,9 +114,12 @@ func LibraryDir() string {
 
 func libraryEntries(o Options) ([]entry, error) {
 	const nvml = "libnvidia-ml.so.1"
-	image, err := withMachine(o.Library, "../../..", o.Machine, func(b []byte) ([]byte, error) { return nameLibrary(b, nvml) })
+	image, err := os.ReadFile(o.Library)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", nvml, err)
+	}
+	if err := checkLibrary(image, nvml); err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", nvml, o.Library, err)
 	}
 	dir, version := LibraryDir(), o.Machine.DriverVersion
 	var entries []entry
@@ -145,15 +148,12 @@ func libraryEntries(o Options) ([]entry, error) {
 		link(filepath.Join(dir, nvml), "libnvidia-ml.so."+version)), nil
 }
 
-// withMachine is a file's content, changed, with the machine appended. A file
-// that is itself an installed one is taken without what was appended to it.
-func withMachine(path, root string, d nvmlsim.Description, change func([]byte) ([]byte, error)) ([]byte, error) {
+// withMachine is a file's content with the machine appended. A file that is itself
+// an installed one is taken without what was appended to it.
+func withMachine(path, root string, d nvmlsim.Description) ([]byte, error) {
 	b, err := nvmlsim.WithoutEmbedded(path)
 	if err != nil {
 		return nil, err
-	}
-	if b, err = change(b); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	tail, err := nvmlsim.Embed(root, d)
 	return append(b, tail...), err
