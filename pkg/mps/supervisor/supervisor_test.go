@@ -688,7 +688,7 @@ func TestHealth(t *testing.T) {
 	check("/readyz", http.StatusOK)
 	check("/healthz", http.StatusOK)
 	check("/metrics", http.StatusNotFound) // it has an address of its own
-	s.mu.Lock() // nobody gets an answer any more
+	s.mu.Lock()                            // nobody gets an answer any more
 	check("/healthz", http.StatusServiceUnavailable)
 	s.mu.Unlock()
 	check("/healthz", http.StatusOK)
