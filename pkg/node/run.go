@@ -103,16 +103,9 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), failpoint.Step()); err != nil {
-		return nil, err
-	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	if p.containers, err = containers.New(filepath.Join(cfg.DataDir, marksDir), host.Path); err != nil {
-		return nil, errors.Join(err, p.journal.Close())
-	}
-	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
-	if err := checkDataDir(p.specs, cfg.DataDir, hook); err != nil {
-		return nil, errors.Join(err, p.journal.Close())
+	if err := p.openState(host, hook); err != nil {
+		return nil, err
 	}
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
@@ -153,6 +146,23 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		OnRegistered: p.onRegistered, OnChallenged: p.reporter.Challenged,
 	})
 	return p, nil
+}
+
+// openState opens what the node keeps of its claims: the journal, the marks of
+// their containers and their CDI specs. On an error the journal is closed.
+func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
+	cfg := p.cfg
+	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), failpoint.Step()); err != nil {
+		return err
+	}
+	if p.containers, err = containers.New(filepath.Join(cfg.DataDir, marksDir), host.Path); err != nil {
+		return errors.Join(err, p.journal.Close())
+	}
+	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
+	if err := checkDataDir(p.specs, cfg.DataDir, hook); err != nil {
+		return errors.Join(err, p.journal.Close())
+	}
+	return nil
 }
 
 // run runs the parts until ctx ends or one can't go on.
