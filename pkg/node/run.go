@@ -196,7 +196,8 @@ func (p *plugin) run(ctx context.Context) error {
 	return endWithin(ctx, stopWithin, group.Wait)
 }
 
-// endWithin returns what wait does, and at the latest a while after ctx has ended.
+// endWithin returns the result of wait, or an error if wait has not returned that
+// long after ctx has ended.
 func endWithin(ctx context.Context, within time.Duration, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
@@ -239,8 +240,8 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// recoverWithout recovers what can be without a driver, for as long as the kubelet
-// may wait for that.
+// recoverWithout recovers what needs no driver. It returns after recoverWithin at
+// the latest, so that the plugin can register with the kubelet.
 func (p *plugin) recoverWithout(ctx context.Context) {
 	recovered := make(chan struct{})
 	go func() {
@@ -260,7 +261,7 @@ func (p *plugin) onRegistered(time.Time) {
 	p.reporter.Registered()
 }
 
-// held are the GPUs that claims' records name.
+// held returns the GPUs that claims' records name.
 func (p *plugin) held() []gpu.UUID {
 	var all []gpu.UUID
 	for _, r := range p.journal.All() {
@@ -273,8 +274,8 @@ func (p *plugin) held() []gpu.UUID {
 	return slices.Compact(all)
 }
 
-// conditions are what the journal knows to be wrong with GPUs, and what is with
-// that through which they are shared.
+// conditions returns the GPUs' conditions that follow from the journal, from MIG
+// partitions and from sharing.
 func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
 	all := p.partitions.Conditions()
 	for _, some := range []map[gpu.UUID][]gpu.Condition{p.preparer.Conditions(), p.sharing.Conditions()} {
@@ -285,10 +286,10 @@ func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
 	return all
 }
 
-// recover makes the node agree with the journal: first MPS daemons that nobody
-// needs are stopped, for they use what GPUs are divided into, which comes then;
-// at last what claims have of it. What can't be mended now, for want of a
-// driver say, is tried again when a driver has arrived.
+// recover makes the node agree with the journal. It stops MPS daemons that no
+// claim needs before it repairs MIG partitions, because daemons run inside
+// partitions, and restores prepared claims last. What fails, for example because
+// there is no driver, is retried when a driver has been found.
 func (p *plugin) recover(ctx context.Context) {
 	if err := p.sharing.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some GPUs aren't shared as they should be; it is tried again", "node", p.cfg.NodeName)

@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
-// TestContestedNode: that another driver publishes the node's GPUs, the
-// controller finds out. The plugin doesn't contradict, and isn't ready.
+// TestContestedNode checks that the plugin keeps the controller's condition that
+// another driver publishes the node's GPUs, and isn't ready meanwhile.
 func TestContestedNode(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)

@@ -9,23 +9,24 @@ import (
 	"github.com/tessera-dra/tessera/pkg/inventory"
 )
 
-// memory is which GPUs the node is known to have had: those that were found, and
-// those in the report of the plugin before.
+// memory holds the GPUs that the node is known to have had: those that this
+// plugin has read, and those in the previous plugin's report.
 type memory struct {
 	// last are the GPUs of the last reading, also while the driver is away.
 	last []gpu.GPU
 	// answered are those that some reading of this plugin has found alive.
 	answered map[gpu.UUID]bool
-	// reported are the GPUs in the report of the plugin before; sameBoot says that
-	// it was made since the machine started.
+	// reported are the GPUs in the previous plugin's report; sameBoot is whether it
+	// was written since the machine booted; recalled is whether it has been read.
 	recalled, sameBoot bool
 	reported           []gpu.GPU
-	// handedOut says that reported was known when the reading began that is under
-	// way, used that it was when the last one began.
+	// handedOut is whether the current reading was given reported when it began;
+	// used is the same for the last completed reading.
 	handedOut, used bool
 }
 
-// recall takes in the report of the plugin before; it returns whether it is news.
+// recall stores the previous plugin's report, once. It returns whether that added
+// GPUs.
 func (m *memory) recall(inv *v1alpha1.GPUInventory, bootID string) bool {
 	if m.recalled {
 		return false
@@ -47,15 +48,15 @@ func (m *memory) found(gpus []gpu.GPU) {
 	}
 }
 
-// mayReplace says whether the report of the plugin before may be written over:
-// the last reading knew it, or says the same of all its GPUs.
+// mayReplace reports whether the previous plugin's report may be overwritten: the
+// last reading took it into account, or agrees with it about all of its GPUs.
 func (m *memory) mayReplace() bool {
 	return m.used || !slices.ContainsFunc(m.reported, func(g gpu.GPU) bool {
 		return !slices.ContainsFunc(m.last, func(h gpu.GPU) bool { return reflect.DeepEqual(lasting(g), lasting(h)) })
 	})
 }
 
-// lasting returns the facts of a GPU without what may be different every time.
+// lasting returns the GPU's facts without those that may differ in every reading.
 func lasting(g gpu.GPU) gpu.GPU {
 	g.Conditions = nil
 	if g.MIG != nil {
@@ -94,9 +95,9 @@ func (m *memory) lists() (has, hadBefore []gpu.GPU) {
 }
 
 // Remembered returns the GPUs that the machine has had since it started, each as
-// it was last reported, and those that it had before and may have no more. It is
-// for the beginning of each reading: a report of the plugin before is not written
-// over by a reading that didn't know it.
+// it was last reported, and those that it had before and may have no more. Call it
+// at the beginning of each reading: the previous plugin's report is overwritten
+// only by a reading that has taken it into account.
 func (r *Reporter) Remembered() (has, hadBefore []gpu.GPU) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -47,8 +47,8 @@ type Config struct {
 	// TimeSlices, which may be nil, is called likewise with the interval of turns
 	// that SharingPolicies want for replicas of single GPUs.
 	TimeSlices func(map[gpu.UUID]string)
-	// Recalled, which may be nil, is called when Remembered has become more than it
-	// was: the report of the plugin before has been seen. It must not block.
+	// Recalled, which may be nil, is called when Remembered returns more GPUs than
+	// before, because the previous plugin's report has been read. It must not block.
 	Recalled func()
 }
 

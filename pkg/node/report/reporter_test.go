@@ -54,8 +54,8 @@ func startWith(t *testing.T, cfg report.Config) (r *report.Reporter, stop func()
 	return r, stop
 }
 
-// TestReportOfThePluginBefore: what it says isn't lost before a reading has known
-// of it.
+// TestReportOfThePluginBefore checks that the previous plugin's report is not
+// overwritten before a reading has taken it into account.
 func TestReportOfThePluginBefore(t *testing.T) {
 	other := h100
 	other.UUID, other.Index = "GPU-22222222-0000-0000-0000-000000000000", 1

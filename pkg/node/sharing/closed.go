@@ -15,17 +15,19 @@ import (
 // (0.3 s on an H200 without load), and would be let in before the server is there.
 const closedFor = 2 * time.Second
 
-// closure says that clients don't find a daemon, or may not have.
+// closure is set for a daemon that clients can't find, or could not find until
+// just now.
 type closure struct {
 	// until when; zero while the daemon is away.
 	until time.Time
 }
 
-// over says whether clients that didn't find the daemon have failed by now.
+// over reports whether clients that didn't find the daemon have failed by now.
 func (c closure) over(now time.Time) bool { return !c.until.IsZero() && !now.Before(c.until) }
 
-// track takes in what has become of a daemon of whole GPUs that claims need: was
-// is what was known, and is what there is now, empty for nothing. Needs the lock.
+// track updates the closure of a daemon of whole GPUs that claims need, from its
+// previous state was to its state is; either is empty if there is none. Needs the
+// lock.
 func (m *Manager) track(name string, was, is mps.State) {
 	c, closed := m.closed[name]
 	switch {
@@ -41,8 +43,8 @@ func (m *Manager) track(name string, was, is mps.State) {
 	}
 }
 
-// trackAll does so for all daemons that were known, are there, or should have been
-// there when this plugin started. Needs the lock.
+// trackAll calls track for all daemons that were known, are there, or, with first,
+// should have been there when this plugin started. Needs the lock.
 func (m *Manager) trackAll(p *plan, was map[string]mps.State, first bool) {
 	maps.DeleteFunc(m.closed, func(name string, _ closure) bool { return !p.hasWholeOf(name) })
 	if !m.ExclusiveProcess {
@@ -61,13 +63,13 @@ func (m *Manager) trackAll(p *plan, was map[string]mps.State, first bool) {
 	}
 }
 
-// leftClosed says whether an earlier plugin has closed the GPU.
+// leftClosed reports whether an earlier plugin has closed the GPU.
 func (m *Manager) leftClosed(uuid gpu.UUID) bool {
 	s, ok := m.Journal.Settings(uuid)
 	return ok && s.Closed
 }
 
-// planClosures has Run look after the GPUs of daemons that clients don't find.
+// planClosures schedules the GPUs of daemons that clients can't find for Run.
 func (m *Manager) planClosures(p *plan) {
 	m.mu.Lock()
 	names := slices.Collect(maps.Keys(m.closed))
@@ -81,9 +83,9 @@ func (m *Manager) planClosures(p *plan) {
 	}
 }
 
-// isClosed says whether no process may use the GPU now, because a daemon that
-// claims need of it is away, or was just now. Run looks again when that may be
-// over.
+// isClosed reports whether no process may use the GPU now, because a daemon on it
+// that claims need is away, or was until just now. Run checks again when the
+// closure may end.
 func (m *Manager) isClosed(p *plan, uuid gpu.UUID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -142,7 +144,7 @@ func (m *Manager) sawMode(uuid gpu.UUID) {
 	m.setOthersMode(uuid, "")
 }
 
-// servedAll says whether the GPU has had the same MPS server since its compute
+// servedAll reports whether the GPU has had the same MPS server since its compute
 // mode was seen to be right. Then it was not reset, which takes the mode away and
 // needs the server to be gone.
 func (m *Manager) servedAll(uuid gpu.UUID) bool {
@@ -152,7 +154,7 @@ func (m *Manager) servedAll(uuid gpu.UUID) bool {
 	return now != 0 && (seen == 0 || seen == now)
 }
 
-// setOthersMode notes what somebody else has set the compute mode to; empty where
+// setOthersMode records the compute mode that somebody else has set; empty if
 // nobody has.
 func (m *Manager) setOthersMode(uuid gpu.UUID, message string) {
 	m.mu.Lock()

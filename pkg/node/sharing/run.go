@@ -59,8 +59,8 @@ func (m *Manager) follow(ctx context.Context) {
 	}
 }
 
-// verify has the settings of the GPUs that claims share read again from time to
-// time: a reset of a GPU loses them without a word.
+// verify schedules the GPUs that claims share for a check of their settings, every
+// verifyEvery: a GPU reset loses the settings, and nothing reports that.
 func (m *Manager) verify(ctx context.Context) {
 	tick := time.NewTicker(verifyEvery)
 	defer tick.Stop()
@@ -101,8 +101,8 @@ func (m *Manager) compare(ctx context.Context) {
 	}
 }
 
-// differing are the GPUs whose daemons aren't there, or have another server than
-// the compute mode was seen to be right for. Needs the lock.
+// differing returns the GPUs whose daemon is missing, or whose MPS server has been
+// replaced since the compute mode was last verified. Needs the lock.
 func (m *Manager) differing(p *plan) []gpu.UUID {
 	var differ []gpu.UUID
 	for name, w := range p.daemons {

@@ -50,9 +50,10 @@ func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 	}
 }
 
-// setMode has the GPU take one process, the daemon's server; and none while the
-// daemon is away, for a client that doesn't find it would be let in as that one
-// process, without limits. A mode that somebody else has set stays.
+// setMode sets the compute mode that admits one process, the daemon's server. While
+// the daemon is away it sets the mode that admits none: otherwise a client that
+// doesn't find the daemon would be that one process, without limits. A mode that
+// somebody else has set stays.
 func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	mode, err := v.mode(uuid)
 	if errors.Is(err, nvml.ErrNotSupported) {
@@ -76,8 +77,8 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	return nil
 }
 
-// leaveMode says whether a mode is somebody else's and stays; with an error where
-// no MPS server can use the GPU then.
+// leaveMode reports whether somebody else has set the mode, so that it stays. The
+// error says that no MPS server can use the GPU in that mode.
 func (v *visit) leaveMode(s journal.Settings, mode, want nvml.ComputeMode) (bool, error) {
 	uuid := s.GPU
 	switch {
@@ -95,7 +96,7 @@ func (v *visit) leaveMode(s journal.Settings, mode, want nvml.ComputeMode) (bool
 	return false, nil
 }
 
-// changeMode sets a compute mode, which is written down before that.
+// changeMode writes the compute mode to the journal, then sets it.
 func (v *visit) changeMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) error {
 	remembered := s
 	if s.ComputeModeBefore == "" && mode != want {

@@ -18,8 +18,7 @@ import (
 
 var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
 
-// callWithin bounds what a supervisor or a program takes that doesn't come to an
-// end.
+// callWithin bounds one call of the supervisor or of a driver's program.
 const callWithin = 30 * time.Second
 
 // visit is one operation on GPUs whose locks are held.
@@ -29,7 +28,7 @@ type visit struct {
 	plan  plan
 }
 
-// visit does something on GPUs, in ascending order, with their locks held.
+// visit calls do with the locks of the GPUs held. uuids are in ascending order.
 func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
 	unlock, err := m.gpuLocks.Lock(ctx, uuids...)
 	if err != nil {
@@ -44,7 +43,7 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 	return nil
 }
 
-// join has everything as claims need it, and the daemons of one of them run.
+// join applies what claims need to the GPUs, and starts the daemons of the claim r.
 func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	if err := v.stopUnwanted(ctx); err != nil {
 		return nil, err
@@ -71,8 +70,8 @@ func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]
 	return clients, v.open(ctx, slices.Collect(maps.Keys(states)))
 }
 
-// open has the GPUs open for the daemons that run, where they were closed while
-// one was away.
+// open opens the GPUs of running daemons again that were closed while a daemon was
+// away.
 func (v *visit) open(ctx context.Context, daemons []string) error {
 	for _, name := range daemons {
 		if err := v.m.awaitOpen(ctx, name); err != nil {
@@ -148,8 +147,8 @@ func (v *visit) tidy(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unwanted are those of the named daemons, and of those that are known to be on
-// the GPUs, that nobody needs.
+// unwanted returns the daemons that no claim needs, of those named and of those
+// known to be on the GPUs.
 func (v *visit) unwanted(names []string) []string {
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
@@ -163,7 +162,7 @@ func (v *visit) unwanted(names []string) []string {
 	return slices.DeleteFunc(names, v.plan.wants)
 }
 
-// stopUnwanted stops them.
+// stopUnwanted stops the unwanted daemons on the GPUs.
 func (v *visit) stopUnwanted(ctx context.Context) error {
 	var errs []error
 	for _, name := range v.unwanted(nil) {
@@ -172,9 +171,9 @@ func (v *visit) stopUnwanted(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// beginStopUnwanted stops those on partitions, which may be destroyed afterwards,
-// and has the end of those on whole GPUs begin: who wants such a GPU next waits
-// for it. ending says that one hasn't ended yet.
+// beginStopUnwanted stops the unwanted daemons on partitions, because the partitions
+// may be destroyed next. It only begins to stop those on whole GPUs: the next claim
+// of such a GPU waits for their end. ending reports whether one still runs.
 func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending bool, err error) {
 	var errs []error
 	for _, name := range v.unwanted(names) {
@@ -268,7 +267,7 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	return nil
 }
 
-// isOnPartition says whether a daemon is, or may be, of a MIG partition.
+// isOnPartition reports whether a daemon runs, or may run, on a MIG partition.
 func (m *Manager) isOnPartition(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -277,8 +276,8 @@ func (m *Manager) isOnPartition(name string) bool {
 	return !ok || len(s.Devices) == 0 || !whole(s.Devices[0])
 }
 
-// beginStop has a daemon on whole GPUs stopped, unless somebody needs it by now.
-// ended says that it has ended already.
+// beginStop begins to stop a daemon on whole GPUs, unless a claim needs it by now.
+// ended reports whether it has ended already.
 func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (ended bool, err error) {
 	unlock, err := m.daemonLocks.Lock(ctx, name)
 	if err != nil {
