@@ -16,9 +16,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// Another driver of the same name may have left slices of a node behind, or
-// still run there. Slices that are left are deleted once; a driver that runs
-// writes them again, and then the node is its own until they stay away.
+// Another driver of the same name may have left slices of a node behind, or may
+// still run there. Its slices are deleted once. If it writes them again, it runs,
+// and the node is contested: this driver publishes nothing there until the foreign
+// slices stay away.
 const (
 	// comesBack is how soon after a deletion new slices mean that their driver
 	// runs: it would write them at once, or when it is started again.
@@ -60,14 +61,14 @@ func (n *nodes) sinceEviction(node string) (time.Duration, bool) {
 	return n.contests.Clock.Since(at), ok
 }
 
-// cameBack reports whether foreign slices that are there now are the work of a
-// driver that runs.
+// cameBack reports whether the present foreign slices were written after a
+// deletion, by a driver that still runs.
 func (n *nodes) cameBack(node string) bool {
 	since, ok := n.sinceEviction(node)
 	return ok && since < comesBack
 }
 
-// setContested leaves the node to the other driver.
+// setContested sets the condition that leaves the node to the other driver.
 func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, foreign []*resourceapi.ResourceSlice) error {
 	n.contests.Next(inv.Name, n.contests.Clock.Now())
 	n.forget(inv.Name)
@@ -79,10 +80,9 @@ func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, fo
 	})
 }
 
-// contest takes a contested node back once nobody writes its slices any more. At
-// a pace that slows down it asks the plugin, and with its answer deletes what
-// the other driver has written: what is left of a driver that is gone doesn't go
-// by itself.
+// contest ends the contested state once no foreign slices appear any more. With a
+// growing pause it asks the plugin and, when that has answered, deletes the foreign
+// slices: nothing else deletes the slices of a driver that was removed.
 func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached publish.Found) (reconcile.Result, error) {
 	now := n.contests.Clock.Now()
 	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && n.contests.IsInBackOffSinceUpdate(inv.Name, now) {

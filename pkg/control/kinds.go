@@ -19,8 +19,8 @@ const (
 	sharingPolicies = "sharingpolicies"
 )
 
-// errKindGone says that the server doesn't serve a kind, or not for long: that
-// an object isn't there means nothing then.
+// errKindGone says that the definition of a kind is missing or being deleted, so
+// that a missing object of the kind doesn't mean that somebody deleted it.
 var errKindGone = errors.New("its CustomResourceDefinition is missing or being deleted, and with it all objects of the kind; " +
 	"nothing is changed until it is back: install the chart with crds.install=true")
 
@@ -36,8 +36,8 @@ type definitions struct {
 	live client.Reader
 }
 
-// served implements kinds. The definition of a kind that is being removed goes
-// after all objects of the kind, and says so meanwhile.
+// served implements kinds. While a definition is being deleted, its objects go
+// first, and its deletionTimestamp is set.
 func (d definitions) served(ctx context.Context, resource string) error {
 	definition := &metav1.PartialObjectMetadata{}
 	definition.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})

@@ -154,7 +154,7 @@ func (n *nodes) wanted(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resou
 	return publish.Pool(node, d.gpus, d.form), nil
 }
 
-// withdraw deletes what is ours of a node.
+// withdraw deletes our slices of a node.
 func (n *nodes) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice) error {
 	if len(ours) > 0 {
 		klog.FromContext(ctx).Info("Withdrawing the node's devices", "slices", len(ours))
@@ -248,8 +248,8 @@ func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.
 	return reconcile.Result{RequeueAfter: answerWithin}, nil
 }
 
-// setSilent writes into the inventory that the node's plugin doesn't answer. The
-// plugin itself takes that back. Why it wasn't ready before, it knows better.
+// setSilent sets the inventory's condition that the node's plugin doesn't answer,
+// unless the plugin itself has reported why it isn't ready. The plugin removes it.
 func (n *nodes) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, number int64) error {
 	if !meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil
@@ -261,8 +261,8 @@ func (n *nodes) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, numbe
 	})
 }
 
-// setCondition writes one condition of an inventory, unless somebody else has
-// changed the inventory: word of that is on its way here.
+// setCondition writes one condition of an inventory. On a conflict it does nothing,
+// because the newer inventory is reconciled next.
 func (n *nodes) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c metav1.Condition) error {
 	changed := inv.DeepCopy()
 	if !meta.SetStatusCondition(&changed.Status.Conditions, c) {
@@ -282,8 +282,8 @@ func (n *nodes) answered(inv *v1alpha1.GPUInventory) bool {
 	return ok && inv.Status.PublishResponse >= r.number
 }
 
-// underWay is the request under way, if there is one. One that was made of an
-// inventory that has since been deleted and made anew counts no more.
+// underWay returns the request under way, if there is one. A request to an inventory
+// that has since been deleted and created again doesn't count.
 func (n *nodes) underWay(inv *v1alpha1.GPUInventory) (request, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -37,12 +37,11 @@ func Dial(socket string) (*Client, error) {
 	return &Client{socket: socket}, nil
 }
 
-// Ensure has the daemon run with its limits when it returns nil. Its MPS server
-// may take another moment, which clients wait for by themselves; that it does
-// start is seen to afterwards, and State.Trouble says where it doesn't. One that
-// runs with other limits gets these, one that has other devices is stopped and
-// started again. A daemon of this name that is being stopped is waited for.
-// Idempotent.
+// Ensure starts the daemon, unless it runs, and sets its limits. Its MPS server may
+// start a moment later; clients wait for it by themselves, and State.Trouble says
+// if it doesn't start. A running daemon's limits are changed, and a daemon with
+// other devices is stopped and started again. If a daemon of this name is being
+// stopped, Ensure waits for its end. Idempotent.
 //
 // A daemon that can't be started is not kept; the error says why. A supervisor
 // that isn't there is waited for, since it may be starting: the kubelet's next try
@@ -67,9 +66,9 @@ func (c *Client) Stop(ctx context.Context, name string) error {
 	return err
 }
 
-// BeginStop is Stop that returns as soon as the end has begun and is written down:
-// no crash keeps it from being finished. The daemon is Ending until then. ended
-// says that nothing is left of it already.
+// BeginStop is Stop without waiting for the daemon's end: it returns once the stop is
+// recorded, so that it is completed even after a crash. Until then the daemon's
+// phase is Ending. ended reports whether the daemon is gone already.
 func (c *Client) BeginStop(ctx context.Context, name string) (ended bool, err error) {
 	return c.stop(ctx, &mpspb.StopRequest{Name: name, Background: true})
 }

@@ -58,10 +58,10 @@ func (s *Supervisor) revive(ctx context.Context, r record, why string) {
 	s.keepTrying(ctx, r.Daemon.Name)
 }
 
-// takeOver watches over a daemon that runs. That its process is the one of the
-// record is all that counts: it may be slow to answer, and its clients compute. It
-// gets its limits again beside the calls, since the crash may have come before they
-// were set.
+// takeOver adopts a running daemon. It checks only that the process is the recorded
+// one: the daemon may be slow to answer while its clients compute. The daemon's
+// limits are set again in the background, because the supervisor may have crashed
+// before it set them.
 func (s *Supervisor) takeOver(ctx context.Context, r record) {
 	at := s.cfg.place(r.Daemon.Name)
 	if err := writeRecord(at.record(), r); err != nil {

@@ -20,9 +20,9 @@ const (
 	replaceFrom = 10
 )
 
-// attend sees to it that a daemon that runs has its limits and a server that takes
-// clients, until ctx ends. A daemon that doesn't answer is never killed for that:
-// its clients may compute. State.Trouble says what is wrong with it.
+// attend sets a running daemon's limits and keeps a server running that accepts
+// clients, until ctx ends. It never kills a daemon because it doesn't answer: its
+// clients may still compute. State.Trouble says what is wrong with it.
 func (s *Supervisor) attend(ctx context.Context, r record) {
 	name, failures := r.Daemon.Name, 0
 	for ctx.Err() == nil {
@@ -49,7 +49,8 @@ func (s *Supervisor) attend(ctx context.Context, r record) {
 	}
 }
 
-// attendPause grows from a quarter of a second over a second to half a minute.
+// attendPause returns the pause after so many failures in a row: 250 ms at first,
+// 1 s until replaceFrom, then up to 30 s.
 func attendPause(failures int) time.Duration {
 	if failures <= replaceFrom {
 		return min(250*time.Millisecond<<(failures-1), time.Second)
@@ -64,7 +65,7 @@ func (s *Supervisor) attendOnce(ctx context.Context, name string) (server int, e
 	return s.driver.serve(ctx, s.cfg.place(name))
 }
 
-// setLimits gives an adopted daemon its limits, and lets clients in.
+// setLimits sets an adopted daemon's limits, and then admits clients.
 func (s *Supervisor) setLimits(ctx context.Context, name string) error {
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
@@ -89,7 +90,7 @@ func (s *Supervisor) setLimits(ctx context.Context, name string) error {
 	return nil
 }
 
-// serves notes that the daemon has a server that takes clients.
+// serves records that the daemon has a server that accepts clients.
 func (s *Supervisor) serves(ctx context.Context, name string, server int) {
 	d, ok := s.get(name)
 	if !ok || d.server == server && d.trouble == "" {
@@ -99,8 +100,8 @@ func (s *Supervisor) serves(ctx context.Context, name string, server int) {
 	s.set(name, func(d *daemon) { d.server, d.trouble = server, "" })
 }
 
-// troubled notes that the daemon has no server that takes clients, and if that
-// lasts, why. The first reason stays until there is one.
+// troubled records that the daemon has no server that accepts clients and, if
+// lasts is set, why. The first reason stays until there is such a server.
 func (s *Supervisor) troubled(ctx context.Context, name string, err error, lasts bool) {
 	d, ok := s.get(name)
 	news := lasts && d.trouble == ""
@@ -132,8 +133,8 @@ func (s *Supervisor) awaitServerExit(ctx context.Context, name string, pid int) 
 	}
 }
 
-// replace has a control daemon started again that gets no server, unless a server
-// is there: then clients may be, too.
+// replace restarts a control daemon that has no server. It does nothing if there
+// is a server, because that may have clients.
 func (s *Supervisor) replace(ctx context.Context, r record) bool {
 	name := r.Daemon.Name
 	unlock, err := s.locks.Lock(ctx, name)

@@ -107,9 +107,9 @@ func statesToWire(states []mps.State) *mpspb.States {
 	return w
 }
 
-// work begins something with a daemon under the lock of its name, and returns a
-// channel for how it ends. It goes on when the caller has gone: the next call
-// finds it done.
+// work starts a task on a daemon, under the lock of the daemon's name, and returns
+// a channel for its result. The task continues when the caller's context ends; the
+// next call finds its result.
 func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context.Context) error) (<-chan error, error) {
 	logger := klog.LoggerWithValues(s.logger, "daemon", name)
 	unlock, err := s.locks.Lock(ctx, name)

@@ -75,7 +75,7 @@ func parseGroups(membership, first, mountinfo string) ([]group, error) {
 	return found, nil
 }
 
-// errNoPod refuses to start what would end with the container.
+// errNoPod says that a daemon would end with this container.
 var errNoPod = errors.New("this process is in a container whose cgroup is below none of the kubelet's for pods (named kubepods, or ending in -kubepods), and MPS daemons would end with the container: " +
 	"have the kubelet make cgroups for pods (cgroupsPerQOS: true, its default), or run mps-supervisor as a service of the host")
 

@@ -293,8 +293,8 @@ func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
 	return nil
 }
 
-// serve returns the process id of the daemon's server when that takes clients. It
-// starts one where there is none.
+// serve returns the process id of the daemon's server when it accepts clients, and
+// starts a server if there is none.
 func (d *driver) serve(ctx context.Context, at place) (int, error) {
 	out, err := d.command(ctx, at, "get_server_list")
 	if err == nil && len(parseServers(out)) == 0 {
@@ -339,7 +339,7 @@ var (
 	errServerEnded = errors.New("the MPS server ended as soon as it had started: another process may have the GPU")
 )
 
-// withServerLog adds to an error the server's last words.
+// withServerLog appends the last lines of the server's log to the error.
 func withServerLog(err error, at place) error {
 	if text := tail(at.log() + "/server.log"); text != "" {
 		return fmt.Errorf("%w; %s/server.log ends with: %s", err, at.log(), text)

@@ -304,8 +304,8 @@ func (s *Supervisor) keepTrying(ctx context.Context, name string) {
 	})
 }
 
-// stop is Client.Stop, with the name's lock held. begun is called when a crash
-// can't undo any more that the daemon is stopped.
+// stop implements Client.Stop; the name's lock is held. It calls begun once the
+// record says that the daemon is to be stopped, so that a crash doesn't undo it.
 func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error {
 	at := s.cfg.place(name)
 	if d, ok := s.get(name); ok {

@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
-// healthTime is what a supervisor that works never needs to answer.
+// healthTime is longer than a working supervisor ever takes to answer.
 const healthTime = 3 * time.Second
 
 // serveHTTP answers on the metrics and the health address until ctx ends; not on
@@ -62,7 +62,7 @@ func (s *Supervisor) healthHandler() http.Handler {
 	return mux
 }
 
-// ready says what is missing for daemons to be started.
+// ready returns an error that says why daemons can't be started yet.
 func (s *Supervisor) ready(ctx context.Context) error {
 	if !s.serving.Load() {
 		return errors.New("not serving yet: another supervisor has the run directory, or the daemons that are there are being adopted")
@@ -70,8 +70,8 @@ func (s *Supervisor) ready(ctx context.Context) error {
 	return s.healthy(ctx)
 }
 
-// healthy asks as the plugin does, over the socket. While the supervisor waits for
-// another one to end, it is well.
+// healthy makes a call over the socket, as the plugin does. A supervisor that waits
+// for another one to end is healthy.
 func (s *Supervisor) healthy(ctx context.Context) error {
 	if !s.serving.Load() {
 		return nil

@@ -17,8 +17,8 @@ const (
 	shmInodes = 16 << 10
 )
 
-// mountShm has the daemon's /dev/shm be a file system of its own. It stays mounted
-// when the daemon is another one, since containers have it. Mounts reach the host
+// mountShm mounts a file system for the daemon's /dev/shm. It stays mounted when the
+// daemon is replaced, because containers use it. Mounts reach the host
 // and containers where the run directory is mounted with propagation.
 // Idempotent.
 func (p place) mountShm() error {
@@ -33,8 +33,8 @@ func (p place) mountShm() error {
 	return nil
 }
 
-// unmountShm undoes mountShm, with the directory emptied first: who has looked at
-// the host's mounts in another namespace may have it mounted for a while.
+// unmountShm empties the directory and undoes mountShm. It empties it first because
+// the file system may stay mounted for a while in other mount namespaces.
 func (p place) unmountShm() error {
 	mounted, err := isMount(p.shm())
 	if err != nil || !mounted {
@@ -49,8 +49,8 @@ func (p place) unmountShm() error {
 	return nil
 }
 
-// isMount says whether a file system is mounted at the directory, if that is
-// there.
+// isMount reports whether a file system is mounted at the directory. It is false if
+// there is no such directory.
 func isMount(dir string) (bool, error) {
 	var own, parent unix.Stat_t
 	if err := unix.Lstat(dir, &own); errors.Is(err, os.ErrNotExist) {
