@@ -1,8 +1,8 @@
-// Package allocator knows what the scheduler's allocator of a Kubernetes
-// version does wrong, and where that is fixed.
+// Package allocator decides whether the scheduler of a Kubernetes version
+// allocates shares safely: older versions allocate the same part of a GPU twice.
 //
-// Controller and plugin both import it: one offers less on such a version, the
-// other explains why it refuses a claim.
+// Controller and plugin both import it: the controller offers less on such a
+// version, and the plugin explains why it refuses a claim.
 package allocator
 
 import (
@@ -25,12 +25,11 @@ const (
 
 // ChargesShared reports whether the allocator of a version, as the API server's
 // /version spells it, charges counters for devices that are allocated several
-// times. A version that can't be read doesn't.
+// times. It is false for a version that can't be parsed.
 //
-// A version whose suffix says that it precedes the fixed release, or that is a
-// vendor's build of exactly that release, doesn't count as fixed: what a vendor
-// built it from isn't known. Pre-releases of 1.37.0 don't either, because the
-// early ones lack the fix.
+// Pre-releases of the fixed version don't count as fixed, nor do vendors' builds of
+// exactly that version, because it isn't known which commit they were built from.
+// Pre-releases of 1.37.0 don't either, because the early ones lack the fix.
 func ChargesShared(gitVersion string) bool {
 	v, err := version.ParseSemantic(gitVersion)
 	if err != nil || v.LessThan(version.MustParseSemantic(Fixed)) {
@@ -43,8 +42,8 @@ func ChargesShared(gitVersion string) bool {
 	return true
 }
 
-// Explain is a sentence about a version that doesn't: why it matters and what
-// to do. The version may be empty.
+// Explain returns a sentence about a version for which ChargesShared is false: why
+// it matters and what to do. The version may be empty.
 func Explain(gitVersion string) string {
 	if gitVersion == "" {
 		gitVersion = "of an unknown version"

@@ -7,8 +7,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
-// checkDataDir is an error if claims were prepared by a plugin with another data
-// directory: its journal says who has which GPU and which partitions are ours. The
+// checkDataDir returns an error if claims were prepared by a plugin with another
+// data directory: that one's journal says who has which GPU and which partitions are
+// ours. The
 // common CDI specification names the hook program, and so that directory. After
 // a reboot neither the specifications nor what the journal would tell of is there.
 func checkDataDir(specs *cdi.Specs, dataDir, hook string) error {

@@ -56,7 +56,7 @@ type hardware struct {
 	// arrived is called when a driver that works has come, or has been
 	// replaced by another version.
 	arrived func(context.Context)
-	// held are the GPUs that the journal names.
+	// held returns the GPUs that the journal names.
 	held func() []gpu.UUID
 	// reread is called when the facts have been read again since, with all that is
 	// there.
@@ -72,9 +72,9 @@ type hardware struct {
 	calming atomic.Bool
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
-	// alive is told of each step of the loop.
+	// alive is beaten at each step of the loop.
 	alive heartbeat
-	// modules is what is known of the driver's kernel modules.
+	// modules loads the driver's kernel modules.
 	modules modules
 	// cdiFailed says why the CDI specifications aren't as they should be; nil if
 	// they are.
@@ -206,8 +206,8 @@ func (h *hardware) close(ctx context.Context, session *nvml.Session) {
 	}
 }
 
-// recover has what was done to the hardware before looked at, and returns when
-// that is done or has taken too long. The channel is closed when it is done.
+// recover starts to make the hardware agree with the journal. It returns when that
+// is done, or after recoverWithin. The channel is closed when it is done.
 func (h *hardware) recover(ctx context.Context) (done <-chan struct{}) {
 	recovered := make(chan struct{})
 	go func() {
@@ -281,8 +281,8 @@ func sameRoot(a, b driverroot.Root) bool {
 	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
 }
 
-// rereadAfter is when the facts are read again without any sign of change:
-// soon while something is tried again.
+// rereadAfter returns after what time the facts are read again if no event comes
+// first: a short time while something is being retried.
 func (h *hardware) rereadAfter() time.Duration {
 	if h.cdiFailed != nil || h.modules.missing {
 		return retryDriver
@@ -332,7 +332,7 @@ func (h *hardware) remember(session *nvml.Session) []gpu.GPU {
 	return has
 }
 
-// withConditions adds what is known to be wrong from elsewhere.
+// withConditions adds the conditions that other parts know of.
 func (h *hardware) withConditions(node gpu.Node) gpu.Node {
 	known := h.conditions()
 	for i, g := range node.GPUs {
@@ -443,7 +443,8 @@ func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 	return done
 }
 
-// watchSilence wakes when a GPU doesn't respond any more, and when it does again.
+// watchSilence wakes the loop when a GPU stops responding, and when it responds
+// again.
 func (h *hardware) watchSilence(ctx context.Context, session *nvml.Session) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {

@@ -26,7 +26,7 @@ func newRegistry() *prometheus.Registry {
 // doesn't respond.
 const stuckAfter = 3 * time.Minute
 
-// heartbeat is when something last went on.
+// heartbeat is the time at which a loop last made progress.
 type heartbeat struct{ last atomic.Int64 }
 
 func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
@@ -40,7 +40,7 @@ func (h *heartbeat) age() time.Duration {
 	return time.Since(time.Unix(0, last))
 }
 
-// checks are what probes ask; each says what is wrong, nil where nothing is.
+// checks has a function for each probe; it returns what is wrong, or nil.
 type checks struct {
 	// healthy: the process needn't be restarted.
 	healthy func() error

@@ -16,7 +16,7 @@ import (
 )
 
 // programs runs programs of the driver. One that hangs in the driver can't be
-// killed: nobody waits for it, and it isn't started again while it is there.
+// killed: run stops waiting for it, and doesn't start it again while it exists.
 type programs struct {
 	host driverroot.Host
 	root driverroot.Root
@@ -35,7 +35,7 @@ const killWithin = time.Second
 // errStillRuns says that a program hangs in the driver.
 var errStillRuns = errors.New("it was started before, hangs in the driver and can't be killed")
 
-// run returns what the program has written.
+// run runs the program and returns its output.
 func (p *programs) run(ctx context.Context, name string, args ...string) (string, error) {
 	line := strings.Join(append([]string{name}, args...), " ")
 	p.mu.Lock()
@@ -88,8 +88,8 @@ func nvidiaSMI(host driverroot.Host, root driverroot.Root) sharing.SMI {
 	return func(ctx context.Context, args ...string) (string, error) { return p.run(ctx, "nvidia-smi", args...) }
 }
 
-// modules has the driver's kernel modules loaded that nothing else loads at boot
-// on some hosts: nvidia-uvm, without which no CUDA program runs.
+// modules loads the driver's kernel modules that nothing loads at boot on some
+// hosts: nvidia-uvm, without which no CUDA program runs.
 type modules struct {
 	// missing: a device node that all containers need isn't there.
 	missing bool

@@ -43,7 +43,7 @@ func check(handle gonvml.Device, uuid gpu.UUID, object string) error {
 	return nil
 }
 
-// change is onGPU for what changes the GPU and has no result.
+// change is onGPU for a call that changes the GPU and has no result.
 func change(s *Session, uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
 	_, err := onGPU(s, uuid, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
 		return struct{}{}, f(handle, object)

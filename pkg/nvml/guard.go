@@ -52,9 +52,9 @@ type call struct {
 
 func newGuard() *guard { return &guard{calls: map[subject]map[*call]bool{}} }
 
-// ask runs f, and returns ErrNotResponding when it takes longer than within, or
-// when another call for the subject is late already. f goes on then, and its
-// result is dropped.
+// ask runs f. It returns ErrNotResponding if f takes longer than within; f goes on
+// then, and its result is dropped. If another call for the subject is late, ask
+// returns ErrNotResponding at once, without f.
 func ask[T any](g *guard, about subject, what string, within time.Duration, f func() (T, error)) (T, error) {
 	var none T
 	c, err := g.begin(about, what)
@@ -84,7 +84,7 @@ func ask[T any](g *guard, about subject, what string, within time.Duration, f fu
 	}
 }
 
-// do is ask for what has no result.
+// do is ask for a call without a result.
 func do(g *guard, about subject, what string, within time.Duration, f func() error) error {
 	_, err := ask(g, about, what, within, func() (struct{}, error) { return struct{}{}, f() })
 	return err

@@ -8,8 +8,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// known are the GPUs that have answered, each as it last did, and those that
-// Remember has named. Not by index: when a GPU vanishes, those behind it move up.
+// known has the GPUs that have answered, with their last facts, and those that
+// Remember has named. The key isn't the index, because indexes move up when a GPU
+// vanishes.
 type known map[gpu.UUID]identity
 
 type identity struct {
@@ -22,7 +23,7 @@ type identity struct {
 // Remember names GPUs that the machine had before the session began, so that
 // those of them that don't answer are listed. With mayBeGone, a GPU is listed
 // only while one that NVML lists can't be identified: they may have been removed
-// since. What the session has read itself counts more.
+// since. It changes nothing about a GPU that the session has read itself.
 func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

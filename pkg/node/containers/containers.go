@@ -36,10 +36,10 @@ type Containers struct {
 	cgroups *cgroups
 
 	mu sync.Mutex
-	// deleted are the watches on deleted marks that were mounted when they were
-	// last looked at, by claim UID.
+	// deleted has the watches on deleted marks that are still mounted, as far as is
+	// known, by claim UID.
 	deleted map[string][]*watch
-	// unwatched are claims that may have deleted marks which no watch is on.
+	// unwatched has the claims that may have deleted marks without a watch.
 	unwatched map[string]bool
 }
 
@@ -58,8 +58,8 @@ func New(dir string, path func(hostPath string) string) (*Containers, error) {
 // Run reads what the kernel reports until ctx ends. Ended needs it.
 func (c *Containers) Run(ctx context.Context) error { return c.events.run(ctx) }
 
-// Recover looks for containers with marks that were deleted before this process
-// started. It is for the start, before Mark creates them again.
+// Recover finds containers with marks that were deleted before this process
+// started. Call it once at the start, before Mark creates these marks again.
 func (c *Containers) Recover() error {
 	mounts, err := c.scan()
 	for _, m := range mounts {

@@ -11,8 +11,8 @@
 // Once the file is unlinked, a container that was about to start with the claim
 // can't: its runtime finds nothing to mount.
 //
-// Deleted marks that an earlier process of the plugin waited for are found in the
-// mountinfo of the host's processes, once at the start.
+// At its start, the package finds marks that an earlier process of the plugin
+// deleted and that are still mounted, in the mountinfo of the host's processes.
 //
 // The pods that a claim's record names count as a whole: a process of any of
 // their containers may have been passed a file descriptor of the device. Their

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// answerTime is what a living plugin has to answer in.
+	// answerTime is how long a living plugin may take to answer.
 	answerTime = 2 * time.Second
 	// lookEvery is the pause between two looks at the sockets.
 	lookEvery = 10 * time.Second
 )
 
-// errTaken says that the kubelet can't reach this process any more, and that
-// nobody has its place: a new one can be reached.
+// errTaken says that the kubelet can't reach this process any more and that no
+// other driver has replaced it, so that a restart makes the plugin reachable.
 var errTaken = errors.New("the plugin's sockets were removed or replaced by others, and no other driver answers there: the plugin has to start again")
 
 // waitAlone returns when no other driver is alive under the plugin's name.
@@ -77,7 +77,7 @@ func (p *Plugin) challenge(ctx context.Context, err error) {
 	p.OnChallenged(err.Error())
 }
 
-// areThere says whether all the sockets are those that they were.
+// areThere reports whether all the sockets still exist and are the same files.
 func areThere(sockets map[string]os.FileInfo) bool {
 	for socket, was := range sockets {
 		if now, err := os.Stat(socket); err != nil || was == nil || !os.SameFile(was, now) {

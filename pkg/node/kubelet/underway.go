@@ -33,8 +33,8 @@ func (u *underway) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, 
 	return next(ctx, req)
 }
 
-// OldestCall is since when the call of the kubelet has been under way that began
-// first; 0 where none is.
+// OldestCall returns how long the oldest of the kubelet's calls has been under way;
+// 0 if there is none.
 func (p *Plugin) OldestCall() time.Duration {
 	p.underway.mu.Lock()
 	defer p.underway.mu.Unlock()

@@ -797,8 +797,8 @@ func TestReadWhileMade(t *testing.T) {
 	}
 }
 
-// TestFactsStayWhileTheModeIsOurs: what MIG mode changes about a GPU isn't
-// reported while it is on for a claim.
+// TestFactsStayWhileTheModeIsOurs checks that a GPU's facts are reported as before
+// while MIG mode is on for a claim.
 func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
 	n := newNode(t, newHardware())
 	off := gpu.MIG{Switchable: true, Profiles: profiles()}
@@ -818,8 +818,8 @@ func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
 	}
 }
 
-// TestModeSwitchedIsTold: before anything is made on a GPU whose facts may be
-// others now; and nothing is, where they can't be read.
+// TestModeSwitchedIsTold checks that ModeSwitched is called before a partition is
+// created, and that none is created if ModeSwitched fails.
 func TestModeSwitchedIsTold(t *testing.T) {
 	n := newNode(t, newHardware())
 	var told []string

@@ -8,8 +8,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
-// TestAShareOfAllIsTheWhole: who is given all memory and all multiprocessors of
-// a GPU gets it without MPS; who is given less, on whatever account, doesn't.
+// TestAShareOfAllIsTheWhole checks that a claim with all memory and all
+// multiprocessors of a GPU gets it without MPS, and a claim with less doesn't.
 func TestAShareOfAllIsTheWhole(t *testing.T) {
 	f := newFixture(t, 1)
 	_, facts, err := f.Inventory.Device(preparetest.Device(0))

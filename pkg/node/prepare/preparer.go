@@ -118,8 +118,8 @@ type Options struct {
 	// Given, which may be nil, is called after a claim with partitions or MPS was
 	// given what it has, in a prepare or in a recovery. It must not block.
 	Given func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given)
-	// Warn, which may be nil, shows people a warning about the claim, for a reason in
-	// one word. It must not block.
+	// Warn, which may be nil, writes a warning event about the claim; reason is one
+	// word in CamelCase. It must not block.
 	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
@@ -351,9 +351,9 @@ func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// take removes the spec and the mark, once ended returns nil takes down what was
-// only shared with claims that leave too, releases the partitions, and then drops
-// the record.
+// take removes the spec and the mark. When ended has returned nil, it removes
+// daemons and settings that no other claim needs, releases the partitions, and then
+// drops the record.
 func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
 	p.Journal.SetLeaving(claimUID, true)
 	if err := p.CDI.Remove(claimUID); err != nil {
@@ -377,7 +377,7 @@ func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal
 	return p.drop(claimUID)
 }
 
-// unused is for claims that no container can have.
+// unused is the ended function of claims that no container can have.
 func unused(journal.Record) error { return nil }
 
 // drop removes the record.

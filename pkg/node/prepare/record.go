@@ -48,8 +48,8 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, read []claim.Grant) (jou
 	return r, setLimits(r.Grants, read, on)
 }
 
-// entire returns the whole GPU in place of a share that has all of it: there is
-// nobody to share it with.
+// entire replaces a share that has all of a GPU with the whole GPU, because no
+// other claim can share it.
 func entire(found resolved, g claim.Grant) gpu.Device {
 	share, ok := found.device.(gpu.Share)
 	if !ok || share.Count > 0 || g.Consumed.ThreadPercentage != 100 {

@@ -27,8 +27,8 @@ type argument struct {
 	memory []byte
 }
 
-// output gets what is to be written to an argument's memory; nothing where that
-// stays as it was.
+// output has a function that returns the bytes to write to an argument's memory;
+// none if the memory stays unchanged.
 type output struct {
 	argument int
 	bytes    func() []byte
@@ -56,7 +56,7 @@ func decode(request []byte) (*frame, error) {
 	return f, nil
 }
 
-// reader takes what comes next, until something is missing.
+// reader reads fields one after the other. failed is set when one is incomplete.
 type reader struct {
 	rest   []byte
 	failed bool
@@ -146,8 +146,8 @@ func memory[T any](f *frame, i int) *T {
 	return v
 }
 
-// room is memory of the caller's for any number of values, as far as the other
-// arguments say how many fit.
+// room is an array in the caller's memory; the other arguments say how many values
+// fit.
 type room[T any] struct {
 	// in is what was copied from it, if anything.
 	in []byte
