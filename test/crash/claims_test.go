@@ -49,6 +49,14 @@ func TestHandover(t *testing.T) {
 	if err := shared.api.CoreV1().Pods("default").Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
 	}
+	// The cluster's claim controller removes a pod that is gone from the claim.
+	if current, err = shared.api.ResourceV1().ResourceClaims("default").Get(t.Context(), old.Name, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	current.Status.ReservedFor = nil
+	if _, err := shared.api.ResourceV1().ResourceClaims("default").UpdateStatus(t.Context(), current, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	prepared := make(chan error, 1)
 	go func() {
 		_, err := p.prepare(t, anew)

@@ -80,21 +80,36 @@ func newNode(t *testing.T, machine ...string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.hardware.Close() })
-	// The host has the data directory under the same path.
-	hook := filepath.Join(n.host.Host, n.data, "bin", "nvidia-cdi-hook")
-	for _, d := range []string{filepath.Join(n.kubelet, "plugins_registry"), n.cdi, filepath.Dir(hook)} {
+	if err := n.layData(); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{filepath.Join(n.kubelet, "plugins_registry"), n.cdi} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := os.WriteFile(hook, nil, 0o755); err != nil {
-		t.Fatal(err)
 	}
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
 	if _, err := shared.api.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// layData makes the data directory, which has the same path on the host, the CDI
+// hook in it, and the host's directories that show processes and cgroups. No
+// container runs on the node.
+func (n *node) layData() error {
+	data := filepath.Join(n.host.Host, n.data)
+	hook := filepath.Join(data, "bin", "nvidia-cdi-hook")
+	for _, d := range []string{filepath.Dir(hook), filepath.Join(n.host.Host, "proc"), filepath.Join(n.host.Host, "sys/fs/cgroup")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Symlink(data, n.data); err != nil {
+		return err
+	}
+	return os.WriteFile(hook, nil, 0o755)
 }
 
 // journal is the directory of claims' records; GPUs' are in gpus, below it.
