@@ -126,11 +126,17 @@ func (c *Containers) Ended(ctx context.Context, claimUID string, pods []kubeletp
 // delete unlinks the claim's mark. If it is mounted somewhere, its end is watched.
 func (c *Containers) delete(claimUID string) error {
 	w, err := c.events.add(filepath.Join(c.dir, claimUID))
-	switch {
-	case err == nil:
+	if err == nil {
+		if err := c.Forget(claimUID); err != nil {
+			c.events.remove(w)
+			return err
+		}
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.deleted[claimUID] = append(c.deleted[claimUID], w)
-		c.mu.Unlock()
+		return nil
+	}
+	switch {
 	case errors.Is(err, fs.ErrNotExist) && len(c.watches(claimUID)) > 0:
 		// An earlier call has deleted it.
 	default:

@@ -287,3 +287,25 @@ func TestMarkRefusesOtherNames(t *testing.T) {
 		}
 	}
 }
+
+// TestEndedAfterAMarkThatCouldNotBeDeleted tries again when the mark can be
+// deleted: nothing of the first try is waited for.
+func TestEndedAfterAMarkThatCouldNotBeDeleted(t *testing.T) {
+	dir := t.TempDir()
+	c := start(t, dir, t.TempDir())
+	obstacle := filepath.Join(dir, claimUID, "file")
+	if err := os.MkdirAll(obstacle, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Ended(t.Context(), claimUID, nil); err == nil {
+		t.Fatal("no error for a mark that can't be deleted")
+	}
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := c.Ended(ctx, claimUID, nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -30,9 +30,9 @@ type Journal struct {
 	gpus     *store[GPURecord]
 	settings *store[Settings]
 
-	// leaving are the claims that are being given up, by UID: of this process's
-	// time only.
-	leaving sync.Map
+	// unpreparing are the claims whose unprepare has begun, leaving those of them
+	// that no container uses any more, by UID. Neither is on disk.
+	unpreparing, leaving sync.Map
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Files that
@@ -106,18 +106,28 @@ func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []Record {
 	return holders
 }
 
-// SetLeaving says whether a claim is being given up: its record stays until that
-// is done, but InUse doesn't count it any more. Nothing of this is on disk: after
-// a crash the claim is as it was before.
-func (j *Journal) SetLeaving(claimUID string, leaving bool) {
-	if leaving {
-		j.leaving.Store(claimUID, true)
-	} else {
-		j.leaving.Delete(claimUID)
-	}
+// SetUnpreparing records that the claim's unprepare has begun. Its containers may
+// still run, so InUse counts it. After a crash the claim is as it was before.
+func (j *Journal) SetUnpreparing(claimUID string) { j.unpreparing.Store(claimUID, true) }
+
+// IsUnpreparing reports whether the claim's unprepare has begun.
+func (j *Journal) IsUnpreparing(claimUID string) bool {
+	_, ok := j.unpreparing.Load(claimUID)
+	return ok
 }
 
-// IsLeaving says what SetLeaving has said last.
+// SetLeaving records that no container uses the claim any more: its record stays
+// until its devices are released, but InUse doesn't count it. It follows
+// SetUnpreparing. After a crash the claim is as it was before.
+func (j *Journal) SetLeaving(claimUID string) { j.leaving.Store(claimUID, true) }
+
+// SetStaying ends what SetUnpreparing and SetLeaving began.
+func (j *Journal) SetStaying(claimUID string) {
+	j.leaving.Delete(claimUID)
+	j.unpreparing.Delete(claimUID)
+}
+
+// IsLeaving reports whether SetLeaving was called and SetStaying wasn't since.
 func (j *Journal) IsLeaving(claimUID string) bool {
 	_, ok := j.leaving.Load(claimUID)
 	return ok

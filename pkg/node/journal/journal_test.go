@@ -429,14 +429,14 @@ func TestLastToAskHearsFalse(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, uid := range uids {
 			wg.Go(func() {
-				j.SetLeaving(uid, true)
+				j.SetLeaving(uid)
 				if !j.InUse(gpu.Whole{GPU: uuid}) {
 					unused.Store(true)
 				}
 				if err := j.Delete(uid); err != nil {
 					t.Error(err)
 				}
-				j.SetLeaving(uid, false)
+				j.SetStaying(uid)
 			})
 		}
 		wg.Wait()

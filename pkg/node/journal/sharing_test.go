@@ -127,11 +127,11 @@ func TestInUse(t *testing.T) {
 		}
 	}
 	check(true)
-	j.SetLeaving("a", true)
+	j.SetLeaving("a")
 	check(true)
-	j.SetLeaving("b", true)
+	j.SetLeaving("b")
 	check(false)
-	j.SetLeaving("a", false)
+	j.SetStaying("a")
 	check(true)
 	if err := j.Delete("a"); err != nil {
 		t.Fatal(err)

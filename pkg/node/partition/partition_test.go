@@ -67,12 +67,12 @@ func (n *node) hold(t testing.TB, d gpu.Device) {
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	n.journal.SetLeaving(r.ClaimUID, false)
+	n.journal.SetStaying(r.ClaimUID)
 }
 
 // Release is as in an unprepare: of a claim that is leaving.
 func (n *node) Release(ctx context.Context, p gpu.Partition) error {
-	n.journal.SetLeaving(uid(p), true)
+	n.journal.SetLeaving(uid(p))
 	return n.Manager.Release(ctx, p)
 }
 

@@ -17,14 +17,14 @@ func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	if err := n.journal.Put(journal.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Grants: []journal.Grant{g}}); err != nil {
 		t.Fatal(err)
 	}
-	n.journal.SetLeaving(shareUID(number), false)
+	n.journal.SetStaying(shareUID(number))
 }
 
 func shareUID(number int) string { return fmt.Sprintf("share-%d", number) }
 
 func (n *node) releaseShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
-	n.journal.SetLeaving(shareUID(number), true)
+	n.journal.SetLeaving(shareUID(number))
 	if err := n.Manager.Release(t.Context(), p); err != nil {
 		t.Error(err)
 	}

@@ -262,7 +262,7 @@ func (p *Preparer) hold(ctx context.Context, want journal.Record) (r journal.Rec
 		unlock()
 		return r, false, nil, err
 	}
-	p.Journal.SetLeaving(want.ClaimUID, false)
+	p.Journal.SetStaying(want.ClaimUID)
 	p.Step("prepare.recorded")
 	return r, before, unlock, nil
 }
@@ -355,7 +355,7 @@ const undoWithin = 30 * time.Second
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
 func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
-	p.Journal.SetLeaving(claimUID, true)
+	p.Journal.SetUnpreparing(claimUID)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
@@ -364,6 +364,7 @@ func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal
 	if err := ended(r); err != nil {
 		return err
 	}
+	p.Journal.SetLeaving(claimUID) // not before: its containers need what they share
 	if err := p.Containers.Forget(claimUID); err != nil {
 		return err
 	}
@@ -386,7 +387,7 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.Journal.SetLeaving(claimUID, false)
+	p.Journal.SetStaying(claimUID)
 	p.releases.tell()
 	p.tellSettled(unreadable)
 	p.Step("unprepare.forgotten")

@@ -103,7 +103,7 @@ func given(r journal.Record) map[gpu.DeviceName]gpu.Given {
 // hold is the first half of a prepare: the claim's record.
 func (n *node) hold(t testing.TB, r journal.Record) journal.Record {
 	t.Helper()
-	n.journal.SetLeaving(r.ClaimUID, false)
+	n.journal.SetStaying(r.ClaimUID)
 	r.BootID = n.boot
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
@@ -130,12 +130,12 @@ func (n *node) unprepare(t testing.TB, uid string) {
 
 func (n *node) giveUp(ctx context.Context, uid string) error {
 	r, _ := n.journal.Get(uid)
-	n.journal.SetLeaving(uid, true)
+	n.journal.SetLeaving(uid)
 	if err := n.Leave(ctx, r); err != nil {
 		return err
 	}
 	err := n.journal.Delete(uid)
-	n.journal.SetLeaving(uid, false)
+	n.journal.SetStaying(uid)
 	return err
 }
 
@@ -563,7 +563,7 @@ func TestSupervisorAway(t *testing.T) {
 		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
 			t.Errorf("leave: got %v", err)
 		}
-		n.journal.SetLeaving("a", false)
+		n.journal.SetStaying("a")
 		end := n.run(t)
 		time.Sleep(time.Minute)
 		m.do(func() {
@@ -776,7 +776,7 @@ func TestUnreadable(t *testing.T) {
 			if len(u) != 1 {
 				t.Fatalf("unreadable: %v", u)
 			}
-			n.journal.SetLeaving("a", true)
+			n.journal.SetLeaving("a")
 			if err := n.Leave(t.Context(), u[0].Record); err != nil {
 				t.Error(err)
 			}
@@ -802,7 +802,7 @@ func TestUnreadableLeaves(t *testing.T) {
 	}
 	m.away = true
 	n = start(t, m, n.dir, "boot-1", nil)
-	n.journal.SetLeaving("a", true)
+	n.journal.SetLeaving("a")
 	r := claim("a", g) // by the device's name; not which boot it is of
 	if err := n.Leave(t.Context(), r); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("leave: got %v", err)
