@@ -22,10 +22,12 @@ import (
 // slices stay away.
 const (
 	// comesBack is how soon after a deletion new slices mean that their driver
-	// runs: it would write them at once, or when it is started again.
+	// runs: it writes them again within staysAway, or when it is started again.
 	comesBack = 10 * time.Minute
-	// staysAway is for how long a contested node has to be without foreign slices.
-	staysAway = 15 * time.Second
+	// staysAway is for how long a contested node has to be without foreign slices:
+	// longer than the 30 s after which a driver that is built with Kubernetes' own
+	// library writes deleted slices again (resourceslice.DefaultSyncDelay).
+	staysAway = 45 * time.Second
 	// A contested node is tried again after firstContest, and, each time that its
 	// slices come back, after twice as long, up to maxContest.
 	firstContest = time.Minute
@@ -47,10 +49,13 @@ func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.R
 		return nil
 	}
 	klog.FromContext(ctx).Info("Deleting what another driver has published for the node", "slices", len(foreign), "example", foreign[0].Name)
+	if err := n.slices.Delete(ctx, foreign); err != nil {
+		return err
+	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.evicted[node] = n.contests.Clock.Now()
-	n.mu.Unlock()
-	return n.slices.Delete(ctx, foreign)
+	return nil
 }
 
 // sinceEviction is how long ago foreign slices of the node were deleted.
@@ -100,7 +105,6 @@ func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached 
 	case len(current.Foreign) == 0 && evicted && since < staysAway:
 		return reconcile.Result{RequeueAfter: staysAway - since}, nil
 	case len(current.Foreign) == 0:
-		n.contests.Reset(inv.Name)
 		return reconcile.Result{}, n.setCondition(ctx, inv, metav1.Condition{
 			Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
 			Message: "nobody else publishes this node's GPUs any more",

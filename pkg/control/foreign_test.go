@@ -54,6 +54,26 @@ func TestWhatAnotherDriverLeftGoes(t *testing.T) {
 	}
 }
 
+// Slices that couldn't be deleted are no sign of a driver that runs.
+func TestForeignSlicesThatCannotBeDeleted(t *testing.T) {
+	s := newScene(t)
+	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	s.shelf.stuck = errors.New("the server is busy")
+	s.mustReconcile()
+	s.pluginAnswers()
+	if err := s.reconcile(); !errors.Is(err, s.shelf.stuck) {
+		t.Fatalf("got %v", err)
+	}
+	s.shelf.stuck = nil
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.mustReconcile()
+	if c := s.condition(v1alpha1.ConditionConflicting); c.Status == metav1.ConditionTrue {
+		t.Errorf("got %+v", c)
+	}
+	s.mustHaveForeign(0)
+}
+
 // What another driver publishes where this one's plugin isn't at work is its own.
 func TestForeignSlicesElsewhereAreLeftAlone(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.GPUInventory){

@@ -28,6 +28,7 @@ type shelf struct {
 	rewrites bool
 	writes   int
 	broken   error // what Write returns, after half of its work
+	stuck    error // what Delete returns, without deleting anything
 }
 
 func (s *shelf) Cached(string) (publish.Found, error) {
@@ -53,6 +54,9 @@ func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []
 
 func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
 	s.writes++
+	if s.stuck != nil && len(current) > 0 {
+		return s.stuck
+	}
 	deleted := func(have *resourceapi.ResourceSlice) bool {
 		return slices.ContainsFunc(current, func(d *resourceapi.ResourceSlice) bool { return d.Name == have.Name })
 	}

@@ -187,8 +187,8 @@ func (n *node) processes(t *testing.T, of ...string) []process {
 		line, _ := os.ReadFile(path) // gone meanwhile, or dead: empty
 		program, _, _ := bytes.Cut(line, []byte{0})
 		kind, ok := strings.CutPrefix(filepath.Base(string(program)), "nvidia-cuda-mps-")
-		if !ok {
-			continue
+		if isCommand := kind == "control" && !bytes.Contains(line, []byte("\x00-")); !ok || isCommand {
+			continue // not of MPS, or the supervisor asks a daemon something
 		}
 		env, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
 		dir, ok := pipeDirectory(env)
