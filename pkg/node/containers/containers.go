@@ -136,13 +136,11 @@ func (c *Containers) delete(claimUID string) error {
 		c.deleted[claimUID] = append(c.deleted[claimUID], w)
 		return nil
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && len(c.watches(claimUID)) > 0:
-		// An earlier call has deleted it.
-	default:
-		// Somebody else has deleted it, or the host allows no more watches.
-		c.setUnwatched(claimUID, true)
+	if deletedBefore := errors.Is(err, fs.ErrNotExist) && len(c.watches(claimUID)) > 0; deletedBefore {
+		return nil
 	}
+	// Somebody else has deleted it, or the host allows no more watches.
+	c.setUnwatched(claimUID, true)
 	return c.Forget(claimUID)
 }
 

@@ -13,9 +13,11 @@
 // the record is on disk, a claim's lock when all is done: the hardware works
 // for the claims of one GPU in turn, and for GPUs side by side. A device of
 // another claim, or one that needs some of the same silicon, is never
-// given away; shares and replicas of the same are meant to be. A claim that is on
-// its way out says so before it gives anything up (journal.SetLeaving): what it
-// shared goes with the last that leaves, in whatever order they come to it. Where
+// given away; shares and replicas of the same are meant to be. An
+// unprepare first waits for the end of the claim's containers; until then the
+// claim counts among those that share (journal.SetUnpreparing). Then the claim is
+// marked as leaving (journal.SetLeaving) before anything of it is released, so the
+// last claim to leave releases what they shared, in whatever order they end. Where
 // the other claim is on its way out, Prepare waits for the
 // kubelet to unprepare it, because the kubelet's next try comes a minute
 // later. An unprepare wins over every prepare of the same claim that began
