@@ -19,7 +19,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	// A command run inside a machine speaks for itself.
+	// A command that runs inside a machine has printed its own error.
 	var failed *exec.ExitError
 	if errors.As(err, &failed) && failed.ExitCode() > 0 {
 		os.Exit(failed.ExitCode())

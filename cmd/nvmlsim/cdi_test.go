@@ -9,7 +9,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 )
 
-// TestCDI makes a CDI specification of the driver root by NVIDIA's own library,
+// TestCDI creates a CDI specification of the driver root with NVIDIA's library,
 // as the kubelet plugin does.
 func TestCDI(t *testing.T) {
 	if !ownProcess(t) {

@@ -31,8 +31,8 @@ func library(root string) string {
 	return filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
 }
 
-// declared are the functions of nvml.h of the pinned go-nvml: prototypes and
-// the old names that are macros.
+// declared returns the functions in nvml.h of the pinned go-nvml: prototypes
+// and the old names that are macros.
 func declared(t *testing.T) []string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
@@ -83,8 +83,8 @@ func TestLibraryExportsAllOfNVML(t *testing.T) {
 	}
 }
 
-// A second Go runtime in a process breaks it in ways that nobody supports, so the
-// library has nothing of Go, and nothing but the C library below it.
+// Go doesn't support a second Go runtime in a process, so the library contains
+// no Go code and needs only the C library.
 func TestLibraryHasNoGo(t *testing.T) {
 	path := library(install(t, "l4"))
 	if info, err := buildinfo.ReadFile(path); err == nil {
@@ -120,7 +120,7 @@ func TestLibraryHasNoGo(t *testing.T) {
 	}
 }
 
-// compile makes a program of testdata.
+// compile builds a program of testdata.
 func compile(t *testing.T, name, dir string) string {
 	t.Helper()
 	program := filepath.Join(dir, name)
@@ -130,8 +130,8 @@ func compile(t *testing.T, name, dir string) string {
 	return program
 }
 
-// TestNoCallCrashes calls everything with null pointers. What has no behaviour
-// must answer NOT_SUPPORTED, the rest must refuse.
+// TestNoCallCrashes calls all functions with null pointers. Functions that
+// aren't simulated must answer NOT_SUPPORTED, the others must return an error.
 func TestNoCallCrashes(t *testing.T) {
 	root := install(t, "l4")
 	program := compile(t, "call_all", t.TempDir())
@@ -155,9 +155,9 @@ func TestNoCallCrashes(t *testing.T) {
 	}
 }
 
-// ownProcess runs the rest of a test in a process of its own, and says whether
-// this is it: a process binds NVML's functions once, to the first library that
-// it loads.
+// ownProcess runs the rest of a test in a separate process, and reports whether
+// it was called in that process: a process binds NVML's functions once, to the
+// first library that it loads.
 func ownProcess(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownProcessEnv) != "" {
@@ -203,8 +203,8 @@ func device(t *testing.T, l nvml.Interface, i int) nvml.Device {
 	return d
 }
 
-// checkCUDAVersion: NVML knows the CUDA version only while the loader finds
-// libcuda.
+// checkCUDAVersion checks that NVML knows the CUDA version only while the
+// loader finds libcuda.
 func checkCUDAVersion(t *testing.T, l nvml.Interface, root string) {
 	t.Helper()
 	if _, r := l.SystemGetCudaDriverVersion(); r != nvml.ERROR_NOT_FOUND {
@@ -219,8 +219,8 @@ func checkCUDAVersion(t *testing.T, l nvml.Interface, root string) {
 	}
 }
 
-// TestLibraryByGoNVML goes through the real client library: what it shows must
-// be what nvidia-smi, which uses the engine in process, shows.
+// TestLibraryByGoNVML uses the real client library: its results must agree with
+// nvidia-smi, which uses the engine in process.
 func TestLibraryByGoNVML(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -479,14 +479,14 @@ func TestLibraryManyTimesAndFromManyThreads(t *testing.T) {
 			}
 		})
 	}
-	for i := range 20 { // the state changes meanwhile
+	for i := range 20 { // while the state changes
 		nvmlsim(t, "xid", itoa(i%8), "13", "--root", root)
 	}
 	wg.Wait()
 }
 
-// TestLibraryInContainer runs a C program, as a user's is, where only the
-// library and device nodes are.
+// TestLibraryInContainer runs a C program, like a user's, in a container that
+// has only the library and device nodes.
 func TestLibraryInContainer(t *testing.T) {
 	root := install(t, "8xh100-80gb")
 	dir := container(t, root, "nvidiactl", "nvidia3")
@@ -512,7 +512,7 @@ func TestLibraryInContainer(t *testing.T) {
 	}
 }
 
-// What docs/testing.md runs for hours, for a moment.
+// TestLibraryStress is a short run of the stress test in docs/testing.md.
 func TestLibraryStress(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), compile(t, "stress", t.TempDir()), library(install(t, "8xh100-80gb")), "8", "32").CombinedOutput()
 	if err != nil {
@@ -537,7 +537,7 @@ func TestLibraryThreadsEnd(t *testing.T) {
 	}
 }
 
-// engineOf finds the engine of a process, its child.
+// engineOf finds the engine of a process, which is its child.
 func engineOf(t *testing.T, pid int) int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -561,8 +561,8 @@ func engineOf(t *testing.T, pid int) int {
 	return 0
 }
 
-// After an engine has died, NVML is as after a shutdown; nvmlInit starts
-// another, which knows the same GPUs.
+// After an engine has died, NVML is in the same state as after a shutdown;
+// nvmlInit starts another engine with the same GPUs.
 func TestLibraryEngineDies(t *testing.T) {
 	if !ownProcess(t) {
 		return

@@ -1,10 +1,11 @@
-// Command nvmlsim makes simulated NVIDIA machines: it lays out a driver root
-// that production programs run on unmodified (install, uninstall), shows and
-// changes the machine there (state, fault, latency, process, lose, xid, reboot,
-// driver, mps), lists what GPUs there are (models), and is a program that uses
-// one (cuda). Called as nvidia-smi, nvidia-modprobe, nvidia-cuda-mps-control or
-// nvidia-cuda-mps-server it is the stand-in that install puts into the driver
-// root under that name; the library there starts nvidia-smi as its engine.
+// Command nvmlsim simulates NVIDIA machines: it installs a driver root for
+// unmodified production programs (install, uninstall), shows and changes the
+// machine there (state, fault, latency, process, lose, xid, reboot, driver,
+// mps), lists the GPU models (models), and runs a simulated CUDA program
+// (cuda). install copies it into the driver root as nvidia-smi,
+// nvidia-modprobe, nvidia-cuda-mps-control and nvidia-cuda-mps-server; under
+// these names it simulates those programs. The library there starts nvidia-smi
+// as its engine.
 //
 // Build it static (CGO_ENABLED=0 go build ./cmd/nvmlsim), so that they work in
 // any container image, and the library beside it (go run ./cmd/nvmlsim/lib FILE).
@@ -42,18 +43,18 @@ func main() {
 	}
 }
 
-// openOwn opens the machine that this very file belongs to.
+// openOwn opens the machine of this program's file.
 func openOwn() (*nvmlsim.Machine, error) {
 	return nvmlsim.OpenInstalled(ownPath())
 }
 
-// ownPath is this very file.
+// ownPath returns the path of this program's file.
 func ownPath() string {
 	exe, err := os.Executable()
 	if err == nil {
 		return exe
 	}
-	// Chrooted into a driver root there is no real /proc.
+	// In a chroot into a driver root there is no real /proc.
 	if exe, err = exec.LookPath(os.Args[0]); err != nil {
 		return os.Args[0]
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLibraryMIGLife goes through the life of a MIG device as a driver does,
-// by the real client library.
+// TestLibraryMIGLife creates and destroys a MIG device as a driver does,
+// through the real client library.
 func TestLibraryMIGLife(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -103,8 +103,8 @@ func checkMIGDevice(t *testing.T, l nvml.Interface, m, parent nvml.Device, uuid 
 	}
 }
 
-// TestProfileNamesByGoNVLib: NVIDIA's library must give every profile of every
-// product the name that the tables have.
+// TestProfileNamesByGoNVLib checks that NVIDIA's library derives the same name
+// as the tables for every profile of every product.
 func TestProfileNamesByGoNVLib(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -181,8 +181,8 @@ func TestSMIForMIG(t *testing.T) {
 	}
 }
 
-// Processes hold MIG devices: nvidia-smi shows them and can't destroy what they
-// use, and the library names them.
+// Processes use MIG devices: nvidia-smi lists them and can't destroy these
+// devices, and the library names the processes.
 func TestProcessesHoldMIGDevices(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -217,7 +217,7 @@ func TestProcessesHoldMIGDevices(t *testing.T) {
 	smi(t, root, "mig", "-dci")
 }
 
-// Every MIG call meets the faults set for it, by name and GPU, and those only.
+// Exactly the faults for its name and GPU apply to a MIG call.
 func TestMIGCallsMeetTheirFaults(t *testing.T) {
 	if !ownProcess(t) {
 		return
@@ -286,7 +286,7 @@ func TestMIGCallsMeetTheirFaults(t *testing.T) {
 	}
 }
 
-// MIG is root's, as with a real driver.
+// Only root may change MIG, as with a real driver.
 func TestMIGNeedsRoot(t *testing.T) {
 	root := install(t, machineFile(t, "gpus: [{model: h100-80gb, migEnabled: true}]"))
 	for dir := root; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

@@ -67,7 +67,7 @@ func (n *mpsNode) daemon(t *testing.T, env ...string) {
 	}
 }
 
-// command has the daemon carry out commands.
+// command sends commands to the daemon.
 func (n *mpsNode) command(t *testing.T, lines ...string) string {
 	t.Helper()
 	out, code := n.control(nil, strings.Join(lines, "\n")+"\n")
@@ -82,11 +82,11 @@ func (n *mpsNode) cuda(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), append([]string{"cuda", "--root", n.root}, args...)...)
 	c.Env = append(slices.Clone(n.env), env...)
-	out, _ := c.Output() // what it prints says it
+	out, _ := c.Output() // the output shows the error
 	return regexp.MustCompile(`(context .*) \d+ ms`).ReplaceAllString(string(out), "$1")
 }
 
-// running is a CUDA program that goes on.
+// running is a CUDA program in the background.
 type running struct {
 	cmd *exec.Cmd
 	out *bufio.Reader
@@ -122,7 +122,7 @@ func startHolding(t *testing.T, c *exec.Cmd) *running {
 	return r
 }
 
-// end is how it ended.
+// end returns how the program ended.
 func (r *running) end(t *testing.T) string {
 	t.Helper()
 	b, err := io.ReadAll(r.out)
@@ -133,7 +133,7 @@ func (r *running) end(t *testing.T) string {
 	return how
 }
 
-// server is the PID of the one server.
+// server returns the PID of the only server.
 func (n *mpsNode) server(t *testing.T) int {
 	t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(n.command(t, "get_server_list")))
@@ -156,7 +156,7 @@ const (
 	busy      = "cuda context all CUDA-capable devices are busy or unavailable\n"
 )
 
-// As a session with the real one went.
+// TestMPSSession repeats a session with the real daemon.
 func TestMPSSession(t *testing.T) {
 	n := newMPSNode(t, "2xh200")
 	if out, code := n.control(nil, "get_server_list\n"); code != 1 || out != "Cannot find MPS control daemon process\n" {
@@ -209,7 +209,8 @@ func TestMPSSession(t *testing.T) {
 	}
 }
 
-// What lies in the pipe directory while a daemon runs, and what it leaves there.
+// TestMPSFiles checks the files in the pipe directory while a daemon runs and
+// after its end.
 func TestMPSFiles(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	list := func() map[string]string {
@@ -248,11 +249,11 @@ func TestMPSFiles(t *testing.T) {
 	if out, code := n.control(nil, "get_server_list\n"); code != 1 {
 		t.Errorf("after quit: %d, %q", code, out)
 	}
-	n.daemon(t) // in place of what is left
+	n.daemon(t) // replaces the files of the old one
 }
 
-// Who reaches the socket for everybody alone, as containers do, may ask, and set
-// the percentage of a server that runs; root too.
+// Through the socket for all users, the only one in containers, users and root
+// may send queries and set the percentage of a running server.
 func TestMPSPrivileges(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -287,7 +288,7 @@ func TestMPSLimits(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t, "CUDA_VISIBLE_DEVICES=0")
 	n.command(t, "set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 3G")
-	n.cuda(t, nil) // from now on there is a server
+	n.cuda(t, nil) // starts the server
 	for name, c := range map[string]struct {
 		env   []string
 		alloc []string
@@ -321,7 +322,8 @@ func TestMPSLimits(t *testing.T) {
 	}
 }
 
-// Defaults bind when a server starts; a running one has commands of its own.
+// Defaults apply to servers that start later; a running one has separate
+// commands.
 func TestMPSLimitsOfARunningServer(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -347,7 +349,7 @@ func TestMPSLimitsOfARunningServer(t *testing.T) {
 	}
 }
 
-// A fault of one client hits all of them; the server goes on.
+// A fault of one client affects all clients; the server continues.
 func TestMPSFault(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -379,8 +381,8 @@ func TestMPSServerKilled(t *testing.T) {
 	}
 }
 
-// Server and clients die with the control daemon, and what it leaves is in
-// nobody's way.
+// Server and clients die with the control daemon, and its remaining files don't
+// affect the next one.
 func TestMPSControlKilled(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -427,7 +429,7 @@ func TestMPSKillCommand(t *testing.T) {
 	}
 }
 
-// quit waits for the clients, as long as it may.
+// quit waits for the clients until its time limit.
 func TestMPSQuit(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -519,7 +521,7 @@ func TestComputeModes(t *testing.T) {
 	}
 }
 
-// A reboot ends MPS and all who use GPUs.
+// A reboot ends MPS and all processes that use GPUs.
 func TestMPSReboot(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -548,7 +550,7 @@ func TestMPSChrooted(t *testing.T) {
 		}
 	}
 	run := func(commands string, args ...string) string {
-		// Of a pipe, since exec opens the null device here, where it is.
+		// Use a pipe, because exec opens the null device outside of the chroot.
 		c := exec.Command("/usr/bin/nvidia-cuda-mps-control", args...)
 		c.SysProcAttr = &syscall.SysProcAttr{Chroot: n.root}
 		c.Dir = "/"
@@ -572,8 +574,8 @@ func TestMPSChrooted(t *testing.T) {
 }
 
 // A container has the driver's files and its GPU's device nodes, read-only, and
-// the pipe directory. Without it only the compute mode keeps it from more than its
-// share.
+// the pipe directory. If a program bypasses the pipe directory, only the compute
+// mode limits it.
 func TestMPSClientInContainer(t *testing.T) {
 	n := newMPSNode(t, "2xh200")
 	n.daemon(t, "CUDA_VISIBLE_DEVICES=1")

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// machines makes a directory of machine files, as a ConfigMap is mounted.
+// machines creates a directory of machine files, like a mounted ConfigMap.
 func machines(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,8 +59,8 @@ func TestServeInstallsUntilItIsStopped(t *testing.T) {
 	}
 }
 
-// The pods that use a machine's MIG instances outlive the pod of the simulator:
-// their hardware must still be there for its next one.
+// Pods that use a machine's MIG instances may run longer than the simulator's
+// pod: the next pod of the simulator must still have the instances.
 func TestServeLeavesMachineInUse(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	serve := func(whileItRuns func()) (printed string) {

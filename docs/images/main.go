@@ -1,5 +1,6 @@
-// Command images draws the pictures of docs/mig.md: where the MIG partitions of
-// a GPU can lie, from the tables of pkg/nvmlsim, and what fits together.
+// Command images draws the pictures of docs/mig.md: the placements of MIG
+// partitions on a GPU, from the tables of pkg/nvmlsim, and partitions that fit
+// together.
 //
 // It isn't part of the product; go generate runs it in its own directory.
 package main
@@ -46,7 +47,7 @@ func draw() error {
 const (
 	left    = 150 // room for a row's name
 	gpuWide = 480
-	right   = 250 // room for what is said about a row
+	right   = 250 // room for the text about a row
 	row     = 34
 	bar     = 26
 	top     = 56
@@ -79,7 +80,7 @@ func (p *picture) text(x, y int, class, s string) {
 	fmt.Fprintf(&p.body, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n", x, y, class, s)
 }
 
-// add draws a row: its name, the empty GPU, and what is said about it.
+// add draws a row: its name, the empty GPU, and a text about it.
 func (p *picture) add(name, about string) {
 	p.text(10, p.y()+18, "", name)
 	for s := range p.slices {
@@ -150,8 +151,8 @@ type placed struct {
 	start   uint32
 }
 
-// packing shows on an empty GPU of the product what fits together, and what
-// order does. That 1g goes to 6, 4 and 5 first is pkg/offer's order.
+// packing shows which partitions fit together on an empty GPU of the product,
+// and the effect of their order. pkg/offer places 1g at 6, 4 and 5 first.
 func packing(m *nvmlsim.Model) (*picture, error) {
 	p := newPicture("What fits together on one "+m.ProductName, m.MIG.MemorySlices, "")
 	for _, r := range []struct {

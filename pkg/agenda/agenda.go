@@ -1,7 +1,7 @@
-// Package agenda says when which GPU is to be looked after: at a time that
-// somebody has named, and again after a failure, with growing pauses.
+// Package agenda schedules work by key, for example by GPU: at a given time,
+// and again after a failure, with growing delays.
 //
-// It imports nothing of this project, and everybody may import it.
+// It imports no package of this project, and every package may import it.
 package agenda
 
 import (
@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// Agenda has one entry a key. Its methods may be called from everywhere at once.
+// Agenda has one entry per key. Its methods may be called concurrently.
 type Agenda[K comparable] struct {
-	// first and last bound the pause after a failure; it doubles in between.
+	// first and last are the limits of the delay after a failure, which doubles
+	// each time.
 	first, last time.Duration
 	wake        chan struct{}
 
@@ -22,8 +23,8 @@ type Agenda[K comparable] struct {
 	failures map[K]int
 }
 
-// New returns an empty agenda. The pause after the first failure in a row is the
-// one, and after many the other.
+// New returns an empty agenda. The delay after consecutive failures grows from
+// first to last.
 func New[K comparable](first, last time.Duration) *Agenda[K] {
 	return &Agenda[K]{
 		first: first, last: last, wake: make(chan struct{}, 1),
@@ -31,9 +32,9 @@ func New[K comparable](first, last time.Duration) *Agenda[K] {
 	}
 }
 
-// Run calls do for each key that is due, for several at once and beside what it
-// still does for the same one. It returns when ctx has ended and all calls have
-// returned.
+// Run calls do for each key that is due, concurrently for several keys, and
+// even if an earlier call for the same key has not returned. It returns when
+// ctx has ended and all calls have returned.
 func (a *Agenda[K]) Run(ctx context.Context, do func(context.Context, K)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -54,7 +55,8 @@ func (a *Agenda[K]) Run(ctx context.Context, do func(context.Context, K)) {
 	}
 }
 
-// takeDue returns the keys that are due and after which time the next one is.
+// takeDue removes and returns the keys that are due, and returns the time until
+// the next one.
 func (a *Agenda[K]) takeDue(now time.Time) (due []K, next time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,7 +72,7 @@ func (a *Agenda[K]) takeDue(now time.Time) (due []K, next time.Duration) {
 	return due, next
 }
 
-// At has Run look after the key at that time, or before.
+// At makes Run call do for the key at that time, or earlier.
 func (a *Agenda[K]) At(key K, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,8 +86,8 @@ func (a *Agenda[K]) At(key K, at time.Time) {
 	}
 }
 
-// Failed has Run look after the key again in a while: the longer, the more often
-// it has failed in a row.
+// Failed makes Run call do for the key again after a delay, which grows with
+// the number of consecutive failures.
 func (a *Agenda[K]) Failed(key K) {
 	a.mu.Lock()
 	wait := min(a.first<<min(a.failures[key], 10), a.last)
@@ -94,15 +96,15 @@ func (a *Agenda[K]) Failed(key K) {
 	a.At(key, time.Now().Add(wait))
 }
 
-// Succeeded ends the row of failures.
+// Succeeded resets the key's count of consecutive failures.
 func (a *Agenda[K]) Succeeded(key K) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.failures, key)
 }
 
-// IsNews says whether the key's last failure is worth a line: the first ones are,
-// and then fewer and fewer.
+// IsNews reports whether to log the key's last failure: the first ones, and
+// then fewer and fewer.
 func (a *Agenda[K]) IsNews(key K) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

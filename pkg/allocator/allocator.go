@@ -42,8 +42,8 @@ func ChargesShared(gitVersion string) bool {
 	return true
 }
 
-// Explain returns a sentence about a version for which ChargesShared is false: why
-// it matters and what to do. The version may be empty.
+// Explain returns a sentence about a version for which ChargesShared is false: the
+// reason and the remedy. The version may be empty.
 func Explain(gitVersion string) string {
 	if gitVersion == "" {
 		gitVersion = "of an unknown version"

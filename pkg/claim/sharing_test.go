@@ -40,7 +40,7 @@ func TestSharingByKind(t *testing.T) {
 	type outcome struct {
 		mps       *claim.MPS // without its source
 		timeSlice v1beta1.TimeSliceInterval
-		refused   string // what the refusal says
+		refused   string // a part of the error
 		passed    bool   // over, where it isn't addressed
 	}
 	for parameters, kinds := range map[string]map[string]outcome{

@@ -166,8 +166,8 @@ func TestSliceOfTheProbesName(t *testing.T) {
 	n.waitForPool(t, 1)
 }
 
-// The controller is replaced while a policy is refused: what was accepted is in
-// force all the same.
+// The controller is replaced while a policy is refused: the accepted version
+// stays in force.
 func TestAcceptedFormSurvivesControllers(t *testing.T) {
 	stop := startController(t)
 	n := newNode(t, 1)
@@ -220,7 +220,7 @@ func label(t *testing.T, node, key, value string) {
 	}
 }
 
-// What can be judged when an object is stored isn't stored.
+// The server refuses objects that it can validate itself.
 func TestServerRefusesWhatCannotBeMeant(t *testing.T) {
 	expressions := func(all ...any) map[string]any {
 		return map[string]any{"plan": map[string]any{"exclusive": map[string]any{}}, "nodeSelector": map[string]any{"matchExpressions": all}}
@@ -269,8 +269,8 @@ func TestServerRefusesTooManyGPUs(t *testing.T) {
 	}
 }
 
-// TestNodeLabels: a node has the labels while it has an inventory; what
-// somebody else wrote stays, and the command removes what is left.
+// TestNodeLabels: a node has the labels while it has an inventory; labels of
+// others stay, and the command removes the remaining ones.
 func TestNodeLabels(t *testing.T) {
 	stop := startController(t, "--node-labels")
 	n, other := newNode(t, 2), newNode(t, 1)

@@ -38,7 +38,7 @@ func (s *scene) mustHaveForeign(n int) {
 }
 
 // The other driver was uninstalled, and this one installed before the kubelet
-// deleted what the other had published: nobody else ever will.
+// deleted the other's slices: nothing else will delete them.
 func TestWhatAnotherDriverLeftGoes(t *testing.T) {
 	s := newScene(t)
 	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
@@ -74,7 +74,8 @@ func TestForeignSlicesThatCannotBeDeleted(t *testing.T) {
 	s.mustHaveForeign(0)
 }
 
-// What another driver publishes where this one's plugin isn't at work is its own.
+// Slices of another driver on nodes without this driver's plugin are not
+// touched.
 func TestForeignSlicesElsewhereAreLeftAlone(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.GPUInventory){
 		"not registered": func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil },
@@ -97,8 +98,8 @@ func TestForeignSlicesElsewhereAreLeftAlone(t *testing.T) {
 	}
 }
 
-// The other driver is installed where this one's plugin was, and is gone: what
-// this one has published goes, and the other's stays.
+// The other driver is installed where this one's plugin was, and is gone: this
+// driver's slices are deleted, and the other's stay.
 func TestTheNodeGoesToTheOtherDriver(t *testing.T) {
 	s := newScene(t)
 	s.published()
@@ -162,7 +163,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 	s.mustHave(2)
 }
 
-// An inventory that says Ready while nobody answers would send people elsewhere.
+// An inventory that says Ready while no plugin answers would mislead users.
 func TestSilentPluginIsNotReady(t *testing.T) {
 	s := newScene(t)
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Registered", LastTransitionTime: metav1.Now()}

@@ -25,7 +25,7 @@ const (
 	probeTimeout = 10 * time.Second
 )
 
-// prober is what a server needs of publish.Publisher.
+// prober has the methods of publish.Publisher that a server needs.
 type prober interface {
 	Probe(ctx context.Context) (publish.Abilities, error)
 }
@@ -44,8 +44,8 @@ type server struct {
 
 func newServer(p prober) *server { return &server{prober: p, clock: clock.RealClock{}} }
 
-// changes returns a channel that tells when the server isn't able any more to
-// what it was. To be called before anything else.
+// changes returns a channel that receives an event when the server gains or
+// loses an ability. It must be called before all other methods.
 func (s *server) changes() <-chan event.GenericEvent {
 	c := make(chan event.GenericEvent, 1)
 	s.listeners = append(s.listeners, c)
@@ -64,7 +64,7 @@ func (s *server) abilities(ctx context.Context) (publish.Abilities, error) {
 	return s.able, nil
 }
 
-// doubt asks the server anew, unless that was done just now: because a pool
+// doubt asks the server again, unless that was done just now: because a pool
 // could not be written, or because time has passed.
 func (s *server) doubt(ctx context.Context) error {
 	s.mu.Lock()
@@ -75,9 +75,9 @@ func (s *server) doubt(ctx context.Context) error {
 	return s.ask(ctx)
 }
 
-// ask finds the abilities out, and tells the listeners if they are others. A
-// refusal is an answer only where there hasn't been one: it says nothing about
-// a server that told before.
+// ask finds out the abilities, and notifies the listeners if they have changed.
+// A refusal counts only as the first answer: after an earlier answer it says
+// nothing about the server.
 func (s *server) ask(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.asked = s.clock.Now()

@@ -107,8 +107,8 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	}
 }
 
-// Nobody tells the controller that a feature gate was switched. A server whose
-// gate is off goes on storing counters where there were some, but its scheduler
+// The controller isn't notified when a feature gate is switched. A server whose
+// gate is off still stores counters in slices that had some, but its scheduler
 // doesn't understand them.
 func TestServerMayChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -74,7 +74,7 @@ func nodesWithLabels(c client.Reader) handler.EventHandler {
 // that the server happens to have.
 type informed struct {
 	informer toolscache.SharedIndexInformer
-	// what names the informer's objects, for errors.
+	// what is the name of the informer's objects, for errors.
 	what string
 	// requests that an object's event leads to.
 	requests func(obj any) []reconcile.Request
@@ -106,8 +106,8 @@ func (s informed) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
-// nodeOfSlice is the node of every slice that comes, changes or goes. What
-// another driver does on nodes without an inventory concerns nobody.
+// nodeOfSlice is the node of every slice that comes, changes or goes. Slices of
+// another driver on nodes without an inventory trigger nothing.
 func (n *nodes) nodeOfSlice(obj any) []reconcile.Request {
 	slice, ok := obj.(*resourceapi.ResourceSlice)
 	if !ok || slice.Spec.NodeName == nil {
@@ -121,9 +121,9 @@ func (n *nodes) nodeOfSlice(obj any) []reconcile.Request {
 	return []reconcile.Request{requestFor(node)}
 }
 
-// concerned lists the nodes that an event of a claim concerns: what they offer
-// depends on claims only while claims have devices that the plan doesn't
-// offer. Claims that come and go in a steady state concern nobody.
+// concerned lists the nodes to reconcile after an event of a claim: their offer
+// depends on claims only while claims have devices that the plan doesn't offer.
+// In a steady state, claims that are created and deleted trigger nothing.
 func (n *nodes) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {

@@ -1,6 +1,6 @@
-// Package driverroot finds the NVIDIA driver's user space on a host: which
-// directory its libraries and programs lie under, where its device nodes are,
-// and which file is the NVML library.
+// Package driverroot finds the NVIDIA driver's user space on a host: the
+// directory of its libraries and programs, its device nodes, and the file of
+// the NVML library.
 //
 // The plugin usually runs in a container with the host's file system mounted
 // somewhere (--host-root). Driver installations are full of symbolic links,

@@ -9,24 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is the node's own file system as this process sees it: mounted
-// somewhere in the plugin's container, or simply "/". Make one with NewHost.
+// Host is the node's own file system as this process sees it: mounted somewhere
+// in the plugin's container, or simply "/". Create one with NewHost.
 type Host struct{ mount string }
 
 // NewHost returns the file system mounted at an absolute path.
 func NewHost(mount string) Host { return Host{mount: filepath.Clean(mount)} }
 
-// Path is where this process finds a path of the host that has no symbolic
-// link on its way, or none that leaves its directory (see Do).
+// Path returns the path for this process of a path of the host. The path must
+// have no symbolic links, except links that stay in their directory (see Do).
 func (h Host) Path(hostPath string) string {
 	return filepath.Join(h.mount, hostPath)
 }
 
-// Do calls f so that every path f uses, and every symbolic link on its way, is
-// the host's: on a thread of its own whose root directory is the host's, and
-// which ends with f. f must not start goroutines that use files; file descriptors
-// it opens stay valid afterwards. Needs CAP_SYS_CHROOT unless the host is mounted
-// at "/".
+// Do calls f with the host's root directory, so that all paths that f uses, and
+// all symbolic links in them, are resolved on the host. f runs on a separate
+// thread, which ends with f. f must not start goroutines that use files; file
+// descriptors that it opens stay valid afterwards. Do needs CAP_SYS_CHROOT
+// unless the host is mounted at "/".
 func (h Host) Do(f func() error) error {
 	if h.mount == "/" {
 		return f()
@@ -42,8 +42,9 @@ func (h Host) Do(f func() error) error {
 	return <-done
 }
 
-// onThread calls f on a thread that ends with the calling goroutine, and that isn't
-// the first one: others know this process by the first one's root directory.
+// onThread calls f on a thread that ends with the calling goroutine and isn't the
+// main thread, because other programs see the main thread's root directory as that
+// of this process.
 func onThread(f func()) {
 	runtime.LockOSThread()
 	if unix.Gettid() != os.Getpid() {
@@ -54,12 +55,12 @@ func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		onThread(f) // another, since this one is taken
+		onThread(f) // use another thread, since this is the main one
 	}()
 	<-done
 }
 
-// enter gives the calling thread a root directory of its own.
+// enter changes the root directory of the calling thread to the host's.
 func (h Host) enter() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("give a thread its own root directory: %w", err)

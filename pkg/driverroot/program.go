@@ -12,21 +12,22 @@ import (
 	"syscall"
 )
 
-// Program is one of the driver's programs, and how it has to be run.
+// Program is one of the driver's programs, with the settings to run it.
 type Program struct {
 	// Root is the directory of the host that has to be the program's root: "/", or
-	// the driver root if that is a system of its own, with a loader.
+	// the driver root if that is a complete system with a loader.
 	Root string
-	// Path of the program below Root.
+	// Path is the path of the program below Root.
 	Path string
-	// Env that it needs to find its libraries and the driver's other programs.
+	// Env is the environment that it needs to find its libraries and the driver's
+	// other programs.
 	Env []string
 }
 
-// NoProgramError says that this installation of the driver lacks a program.
+// NoProgramError means that this installation of the driver lacks a program.
 type NoProgramError struct {
 	Program string
-	// Root is the driver root it was looked for in.
+	// Root is the searched driver root.
 	Root string
 }
 
@@ -35,8 +36,8 @@ func (e *NoProgramError) Error() string {
 		e.Program, e.Root)
 }
 
-// Program finds one of the driver's programs, such as "nvidia-smi"; a
-// NoProgramError says that there is none.
+// Program finds one of the driver's programs, such as "nvidia-smi"; it returns
+// a NoProgramError if there is none.
 func (r Root) Program(h Host, name string) (Program, error) {
 	if p, err := r.inside(h, name); err != nil || p.Path != "" {
 		return p, err
@@ -56,9 +57,9 @@ func (r Root) Program(h Host, name string) (Program, error) {
 	return p, nil
 }
 
-// inside finds the program in a driver root that has the loader the program
-// asks for: such a root may have another C library than the host, so that the
-// program runs nowhere else. No Path where that is not so.
+// inside finds the program in a driver root that has the program's loader: such
+// a root may have another C library than the host, so the program runs only
+// there. Otherwise the result has no Path.
 func (r Root) inside(h Host, name string) (Program, error) {
 	if r.Path == "/" {
 		return Program{}, nil
@@ -89,10 +90,10 @@ func (r Root) inside(h Host, name string) (Program, error) {
 	return p, nil
 }
 
-// Command returns what runs one of the driver's programs as the host would:
-// with the right root directory and libraries, and no other environment.
-// Needs CAP_SYS_CHROOT unless the host is mounted at "/". A NoProgramError says
-// that there is no such program.
+// Command returns the command that runs one of the driver's programs as on the
+// host: with the right root directory and libraries, and no other environment.
+// It needs CAP_SYS_CHROOT unless the host is mounted at "/". It returns a
+// NoProgramError if there is no such program.
 func (r Root) Command(ctx context.Context, h Host, name string, args ...string) (*exec.Cmd, error) {
 	p, err := r.Program(h, name)
 	if err != nil {
@@ -101,7 +102,7 @@ func (r Root) Command(ctx context.Context, h Host, name string, args ...string) 
 	return p.Command(ctx, h, args...), nil
 }
 
-// Command returns what runs the program, see Root.Command.
+// Command returns the command that runs the program, see Root.Command.
 func (p Program) Command(ctx context.Context, h Host, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Env, cmd.Dir = p.Env, "/"
@@ -111,8 +112,8 @@ func (p Program) Command(ctx context.Context, h Host, args ...string) *exec.Cmd 
 	return cmd
 }
 
-// programDirs are where the driver's programs may be, with the driver root at a
-// path.
+// programDirs returns the possible directories of the driver's programs, with
+// the driver root at a path.
 func (r Root) programDirs(at string) []string {
 	own := filepath.Join(at, strings.TrimPrefix(filepath.Dir(filepath.Dir(r.Library)), r.Path))
 	dirs := []string{filepath.Join(own, "bin")}
@@ -122,8 +123,8 @@ func (r Root) programDirs(at string) []string {
 	return dirs
 }
 
-// libraryPath is what the host's loader must search beyond its usual
-// directories.
+// libraryPath returns the directories that the host's loader must search in
+// addition to its usual ones.
 func (r Root) libraryPath() []string {
 	if r.Path == "/" && len(r.LibraryDirs) == 0 {
 		return nil
@@ -139,7 +140,7 @@ func environment(program string, libraryDirs []string) []string {
 	return env
 }
 
-// locate returns the first executable file of a name, "" for none.
+// locate returns the first executable file with the name, "" if there is none.
 func locate(dirs []string, name string) string {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, name)
@@ -155,8 +156,8 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// interpreter returns the loader that a program asks for; "" for one that needs
-// none, or is a script.
+// interpreter returns the loader of a program; "" for a static program or a
+// script.
 func interpreter(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

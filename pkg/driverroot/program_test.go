@@ -12,7 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
-// copyProgram makes a program of this machine one of a pretended host.
+// copyProgram copies a program of this machine to a fake host.
 func copyProgram(t *testing.T, program, to string) {
 	t.Helper()
 	data, err := os.ReadFile(program)
@@ -41,7 +41,7 @@ func TestProgram(t *testing.T) {
 	const loader = "lib64/ld-linux-x86-64.so.2"
 	for name, tc := range map[string]struct {
 		host    []string
-		program string // where there is a dynamically linked one
+		program string // path of a dynamically linked program
 		want    driverroot.Program
 	}{
 		"installed in the host": {
@@ -96,7 +96,7 @@ func TestNoProgram(t *testing.T) {
 	}
 }
 
-// A program runs with the host's root and sees no environment but its own.
+// A program runs with the host's root and only its own environment.
 func TestCommandRunsInTheHost(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "usr/lib64/libnvidia-ml.so.1", "only-here")
@@ -115,8 +115,8 @@ func TestCommandRunsInTheHost(t *testing.T) {
 	}
 }
 
-// Programs are looked for with each command: nothing of it may stay, and it may
-// not be seen from outside.
+// Each command searches for its program: the search must leave no thread, and
+// must not be visible to other programs.
 func TestProgramKeepsNoThread(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

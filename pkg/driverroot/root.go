@@ -10,29 +10,31 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
 )
 
-// library is what makes a directory a driver root.
+// library is the file by which a driver root is recognized.
 const library = "libnvidia-ml.so.1"
 
-// Root is an NVIDIA driver's user space on a host. All paths are the host's.
+// Root is an NVIDIA driver's user space on a host. All paths are paths of the
+// host.
 type Root struct {
-	// Path that the driver's files lie under: "/" where it is installed in the
+	// Path is the directory of the driver's files: "/" if it is installed in the
 	// host itself.
 	Path string
 	// DevRoot has the device nodes in its dev directory.
 	DevRoot string
 	// SysRoot has the kernel's view of the PCI devices in its sys directory.
 	SysRoot string
-	// ProcRoot has what the driver's kernel modules tell in its proc directory:
+	// ProcRoot has the files of the driver's kernel modules in its proc directory:
 	// /proc/driver/nvidia, and /proc/devices for their device numbers.
 	ProcRoot string
-	// Library is libnvidia-ml.so.1, links resolved.
+	// Library is the path of libnvidia-ml.so.1, with links resolved.
 	Library string
-	// LibraryDirs has what must be searched beyond the usual places for the
-	// libraries to be found; usually empty.
+	// LibraryDirs has the directories to search for libraries in addition to the
+	// usual ones; usually empty.
 	LibraryDirs []string
 }
 
-// Candidates are where a driver is looked for when nobody says where it is.
+// Candidates returns the directories to search for a driver if none is
+// configured.
 func Candidates() []string {
 	return []string{
 		"/",                           // installed in the host
@@ -41,17 +43,17 @@ func Candidates() []string {
 	}
 }
 
-// extraLibraryDirs are directories below a driver root that the toolkit's own
+// extraLibraryDirs returns directories below a driver root that the toolkit's
 // search doesn't know.
 func extraLibraryDirs() []string {
 	return []string{"/usr/lib", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/lib"}
 }
 
-// NotFoundError says that the host has no driver (yet).
+// NotFoundError means that the host has no driver, or not yet.
 type NotFoundError struct {
-	// Looked are the driver roots that were tried.
+	// Looked has the driver roots that were tried.
 	Looked []string
-	// Asked says that the only one was given by --driver-root.
+	// Asked is true if the only one was set with --driver-root.
 	Asked bool
 }
 
@@ -65,9 +67,9 @@ func (e *NotFoundError) Error() string {
 		library, where)
 }
 
-// Find looks for the driver, at path alone unless that is empty, and fails
-// with a NotFoundError while there is none. It may be called again and again:
-// drivers appear, move and disappear while a node runs.
+// Find searches for the driver, only at path unless that is empty, and returns
+// a NotFoundError if there is none. It may be called repeatedly: drivers
+// appear, move and disappear while a node runs.
 func Find(h Host, path string) (Root, error) {
 	looked := Candidates()
 	if path != "" {
@@ -85,7 +87,8 @@ func Find(h Host, path string) (Root, error) {
 	return root, err
 }
 
-// inspect returns a root without a library where the candidate isn't one.
+// inspect returns a root without a library if the candidate isn't a driver
+// root.
 func inspect(candidate string) Root {
 	root := inspectTree(candidate)
 	if own := root.ownTree(); own != "" {
@@ -96,10 +99,10 @@ func inspect(candidate string) Root {
 	return root
 }
 
-// ownTree returns the directory of a driver that was not spread over the root's
-// usual directories but lies in a tree of its own, such as /usr/local/nvidia
-// with lib64 and bin: nvidia-smi is found there with the library it belongs to,
-// while a program of that name elsewhere may be anything. Empty otherwise.
+// ownTree returns the directory of a driver that has a directory tree of its
+// own, such as /usr/local/nvidia with lib64 and bin, instead of files in the
+// root's usual directories: nvidia-smi there belongs to the library, while an
+// nvidia-smi elsewhere may not. It returns "" otherwise.
 func (r *Root) ownTree() string {
 	own := filepath.Dir(filepath.Dir(r.Library))
 	if r.Library == "" || own == r.Path || own == filepath.Join(r.Path, "usr") {
@@ -112,7 +115,7 @@ func (r *Root) ownTree() string {
 }
 
 func inspectTree(candidate string) Root {
-	// Links are resolved, since the libraries below will be.
+	// Resolve links, because the libraries below are resolved too.
 	path, err := filepath.EvalSymlinks(candidate)
 	if err != nil {
 		return Root{}
@@ -154,8 +157,8 @@ func isCharDevice(path string) bool {
 	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
-// silent keeps the toolkit's remarks on every directory it looks into out of
-// the log: the search is repeated while a driver is being installed.
+// silent drops the toolkit's messages about every searched directory: the
+// search is repeated while a driver is being installed.
 type silent struct{}
 
 func (silent) Debugf(string, ...any)   {}

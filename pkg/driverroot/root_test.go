@@ -14,8 +14,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
-// put lays out files on a pretended host: a path ending in "/" is a directory,
-// one with " -> " a link, one starting with "c " a character device.
+// put creates files on a fake host: a path ending in "/" is a directory, one
+// with " -> " a link, one starting with "c " a character device.
 func put(t *testing.T, host string, entries ...string) {
 	t.Helper()
 	for _, e := range entries {
@@ -190,7 +190,7 @@ func TestDoLeavesTheProcessAlone(t *testing.T) {
 	if err != nil {
 		t.Errorf("f doesn't see the host's files: %v", err)
 	}
-	for range 8 { // on whichever thread
+	for range 8 { // on any thread
 		if _, err := os.Stat(filepath.Join(dir, "only-here")); err != nil {
 			t.Errorf("the process has lost its root directory: %v", err)
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// buildStatic builds a program that needs no library: it says whether there is
-// a file, and its environment.
+// buildStatic builds a program that needs no library: it prints whether a file
+// exists, and its environment.
 func buildStatic(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

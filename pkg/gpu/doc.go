@@ -1,9 +1,9 @@
-// Package gpu holds the words of this driver: what a GPU is, what a node
-// with GPUs is, what can be allocated, and how allocatable devices are named.
+// Package gpu defines the terms of this driver: GPUs, nodes with GPUs,
+// allocatable devices and their names.
 //
-// It has no behaviour beyond making and reading names: no clock, no files, no
-// network, no hardware. Everybody may import it; it imports the standard
-// library only. Facts enter it through pkg/nvml and pkg/node/report, leave the
-// node through pkg/inventory, become devices in pkg/offer, and come back as
-// the device names of an allocated claim in pkg/claim.
+// Its only behaviour is to build and parse names, and rules about devices, such as
+// which exclude each other: no clock, no files, no network, no hardware. Every package may import it; it imports only the
+// standard library. Facts come from pkg/nvml and pkg/node/report, leave the
+// node through pkg/inventory, become devices in pkg/offer, and come back as the
+// device names of an allocated claim in pkg/claim.
 package gpu

@@ -24,10 +24,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// SetFacts replaces in s everything that n tells: driver versions, GPUs, and
-// their summary. The same node always gives the same result; only conditions that
-// a GPU has in s already keep their time. Stamp sets that of the others. Quantities
-// compare with equality.Semantic of k8s.io/apimachinery/pkg/api, not with
+// SetFacts sets in s all facts of n: driver versions, GPUs, and their summary. The
+// same node always gives the same result, except that conditions that a GPU already
+// has in s keep their time. Stamp sets the time of the others. Quantities compare
+// with equality.Semantic of k8s.io/apimachinery/pkg/api, not with
 // reflect.DeepEqual.
 func SetFacts(s *v1alpha1.GPUInventoryStatus, n gpu.Node) {
 	gpus := slices.SortedStableFunc(slices.Values(n.GPUs), func(a, b gpu.GPU) int {

@@ -96,7 +96,7 @@ func TestConditionsKeepTheirTime(t *testing.T) {
 	}
 }
 
-// What isn't so any more, as a newer plugin may write it, is no condition.
+// A condition with status False, which a newer plugin may write, is ignored.
 func TestConditionsThatHaveEnded(t *testing.T) {
 	inv := &v1alpha1.GPUInventory{Status: v1alpha1.GPUInventoryStatus{GPUs: []v1alpha1.GPU{{Conditions: []v1alpha1.GPUCondition{
 		{Type: "Lost", Status: metav1.ConditionFalse}, {Type: "Unreadable"}, {Type: "DeviceNodeMissing", Status: metav1.ConditionUnknown},

@@ -1,7 +1,8 @@
-// Package keylock has locks by name: what is done to one thing is done in turn,
-// to different things at the same time, and waiting ends with a context.
+// Package keylock has locks by key: operations on one object run one after the
+// other, those on different objects at the same time, and waiting ends with a
+// context.
 //
-// It imports nothing of this project, and everybody may import it.
+// It imports no package of this project, and every package may import it.
 package keylock
 
 import (
@@ -9,8 +10,8 @@ import (
 	"sync"
 )
 
-// Locks are one lock a key. The zero value is ready; it must not be copied. A key
-// that nobody has or waits for takes no memory.
+// Locks has one lock for each key. The zero value is ready to use; it must not
+// be copied. A key that is neither locked nor waited for uses no memory.
 type Locks[K comparable] struct {
 	mu sync.Mutex
 	of map[K]*lock
@@ -18,12 +19,12 @@ type Locks[K comparable] struct {
 
 type lock struct {
 	token chan struct{}
-	users int // who has it or waits for it
+	users int // goroutines that hold the lock or wait for it
 }
 
-// Lock takes the locks of the keys, one after the other: whoever takes several
-// names them in an order that all keep. The error is the context's cause; no lock
-// is held then.
+// Lock takes the locks of the keys, one after the other: all callers must name
+// several keys in the same order. If the context ends first, it returns the
+// context's cause and holds no lock.
 func (l *Locks[K]) Lock(ctx context.Context, keys ...K) (unlock func(), _ error) {
 	var held []func()
 	unlock = func() {

@@ -33,7 +33,7 @@ func TestLocks(t *testing.T) {
 func TestLocksKeepOthersOut(t *testing.T) {
 	var l Locks[int]
 	var all sync.WaitGroup
-	inside := [2]int{} // the race detector and the count tell
+	inside := [2]int{} // checked by the race detector and by the count
 	for i := range 200 {
 		all.Go(func() {
 			unlock, err := l.Lock(t.Context(), i%2)

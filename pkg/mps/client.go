@@ -23,7 +23,7 @@ import (
 var ErrUnavailable = errors.New("the MPS supervisor of this node does not answer: look at the node's pod of the DaemonSet tessera-mps")
 
 // Client asks the supervisor of the node. It may be used by several goroutines.
-// Each call connects anew, so a supervisor that was restarted is found at once.
+// Each call makes a connection, so a supervisor that was restarted is found at once.
 type Client struct {
 	socket string
 }

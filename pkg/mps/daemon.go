@@ -29,11 +29,11 @@ var (
 	uuidPattern = regexp.MustCompile(`^(GPU|MIG)-[0-9a-zA-Z/-]{1,100}$`)
 )
 
-// MaxMemoryMiB is more memory than any device has, and what MPS is told for no
-// bound at all once there was one.
+// MaxMemoryMiB is more memory than any device has. It resets a limit that was
+// set earlier; MPS has no command to unset one.
 const MaxMemoryMiB = 1 << 24
 
-// ValidateName says what can't be the name of a daemon.
+// ValidateName returns an error if name can't be the name of a daemon.
 func ValidateName(name string) error {
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("%q can't be an MPS daemon's name", name)
@@ -41,7 +41,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Validate says what no supervisor can do.
+// Validate returns an error if no supervisor can run the daemon.
 func (d Daemon) Validate() error {
 	if err := ValidateName(d.Name); err != nil {
 		return err
@@ -97,8 +97,8 @@ type State struct {
 	// CUDA_MPS_PIPE_DIRECTORY; they needn't be able to write there. The socket that
 	// root needs to change the daemon isn't in it.
 	PipeDir string
-	// ShmDir is the host's path of what must be the clients' /dev/shm; empty where
-	// they need none.
+	// ShmDir is the host's path of the directory to mount as the clients'
+	// /dev/shm; empty if they need none.
 	ShmDir string
 	Phase  Phase
 	// Message says why it failed.

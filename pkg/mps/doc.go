@@ -1,7 +1,7 @@
-// Package mps is how the kubelet plugin has MPS control daemons started and
-// stopped: by asking the supervisor of the node (package mps/supervisor, program
-// mps-supervisor) over its unix socket.
+// Package mps is the kubelet plugin's client of the node's supervisor (package
+// mps/supervisor, program mps-supervisor), which starts and stops MPS control
+// daemons on request over a unix socket.
 //
-// It decides nothing: which daemons are wanted, with which limits, is what the
-// plugin's journal says.
+// It decides nothing: the plugin's journal determines the wanted daemons and
+// their limits.
 package mps

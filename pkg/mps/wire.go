@@ -64,7 +64,8 @@ func phaseToWire(p Phase) mpspb.Phase {
 	}
 }
 
-// phaseFromWire takes what it doesn't know for a daemon that can't be used yet.
+// phaseFromWire returns Starting for a phase that it doesn't know: such a daemon
+// can't be used yet.
 func phaseFromWire(p mpspb.Phase) Phase {
 	switch p {
 	case mpspb.Phase_PHASE_RUNNING:

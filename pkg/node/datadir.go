@@ -9,9 +9,8 @@ import (
 
 // checkDataDir returns an error if claims were prepared by a plugin with another
 // data directory: that one's journal says who has which GPU and which partitions are
-// ours. The
-// common CDI specification names the hook program, and so that directory. After
-// a reboot neither the specifications nor what the journal would tell of is there.
+// ours. The common CDI specification names the hook program, and so that directory.
+// After a reboot, specifications, partitions and prepared claims are gone.
 func checkDataDir(specs *cdi.Specs, dataDir, hook string) error {
 	claims, err := specs.Claims()
 	if err != nil || len(claims) == 0 {

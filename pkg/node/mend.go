@@ -10,7 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// mended is what is remembered from one mend to the next.
+// mended is the state that is kept from one mend to the next.
 type mended struct {
 	// lacking are partitions of prepared claims that weren't there.
 	lacking map[gpu.Partition]bool
@@ -19,10 +19,10 @@ type mended struct {
 	said  string // the last trouble that was logged
 }
 
-// mend gives prepared claims back what somebody has taken from them: a CDI spec,
-// or a MIG partition that is not among what is there. A partition has to be
-// missing twice in a row: it may have been made or given up since the hardware
-// was looked at, and who destroys one by hand does it in two steps. What fails
+// mend restores CDI specs and MIG partitions of prepared claims that another program
+// removed. A partition has to be missing twice in a row: it may have been created
+// or released since the hardware was read, and who destroys one by hand does it in
+// two steps. What fails
 // is left alone for a while, because trying changes the hardware, and each change
 // of it leads here.
 func (p *plugin) mend(ctx context.Context, there gpu.Node) {

@@ -22,7 +22,7 @@ type programs struct {
 	root driverroot.Root
 
 	mu      sync.Mutex
-	running map[string]bool // that nobody waits for any more, by command line
+	running map[string]bool // programs whose caller has stopped waiting, by command line
 }
 
 func newPrograms(host driverroot.Host, root driverroot.Root) *programs {

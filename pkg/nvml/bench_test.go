@@ -7,9 +7,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// BenchmarkInstance is what the port itself costs, through the library, on
-// hardware that takes no time: one instance made and destroyed, and all GPUs
-// read, on a machine that is otherwise full.
+// BenchmarkInstance measures the cost of the port itself, through the library,
+// on hardware without latency: create and destroy one instance, and read all
+// GPUs, on a machine that is otherwise full.
 func BenchmarkInstance(b *testing.B) {
 	built := b.TempDir()
 	build(b, built)

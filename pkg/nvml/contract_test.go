@@ -33,8 +33,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// again runs the contract in a process of its own: go-nvml binds to the first
-// library that a process loads, whatever it is told to load later.
+// again runs the contract in a separate process: go-nvml binds to the first
+// library that a process loads, and ignores later paths.
 func again(t *testing.T, path string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestContract$", "-test.v", "-nvml.library", path).CombinedOutput()
@@ -56,7 +56,7 @@ func build(t testing.TB, dir string) {
 	}
 }
 
-// install lays a simulated machine out and returns its library.
+// install installs a simulated machine and returns the path of its library.
 func install(t testing.TB, built, machine string) string {
 	t.Helper()
 	spec, err := nvmlsim.ParseSpec([]byte(machine))
@@ -113,7 +113,8 @@ func TestContractInProcess(t *testing.T) {
 	}
 }
 
-// machines are two GPUs of every model, and a virtual machine's.
+// machines returns one machine with two GPUs for every model, and a virtual
+// machine.
 func machines(t *testing.T) []string {
 	models, err := nvmlsim.Models()
 	if err != nil {
@@ -126,8 +127,8 @@ func machines(t *testing.T) []string {
 	return all
 }
 
-// TestKilledBetweenTheTwo: a process that dies after it made the GPU instance
-// and before its compute instance leaves what the next one finds and destroys.
+// TestKilledBetweenTheTwo checks that the next process finds and destroys a GPU
+// instance whose creator died before it created the compute instance.
 func TestKilledBetweenTheTwo(t *testing.T) {
 	if os.Getenv(nvmlsim.StateEnv) != "" {
 		m, err := nvmlsim.Open(os.Getenv(nvmlsim.StateEnv))
@@ -155,7 +156,7 @@ func TestKilledBetweenTheTwo(t *testing.T) {
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_, waitErr := set.Wait(t.Context(), time.Minute) // the GPU instance is there
+	_, waitErr := set.Wait(t.Context(), time.Minute) // the GPU instance exists
 	if err := errors.Join(waitErr, child.Process.Kill()); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +175,7 @@ func TestKilledBetweenTheTwo(t *testing.T) {
 	}
 }
 
-// first is the first partition that a machine can have.
+// first returns the first partition that a machine can have.
 func first(t *testing.T, s *nvmltest.Simulated) gpu.Partition {
 	t.Helper()
 	gpus, err := s.GPUs()

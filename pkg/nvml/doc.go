@@ -1,10 +1,10 @@
-// Package nvml is the hardware port: the few calls this driver makes of
-// NVIDIA's management library, each with its contract, and NVML's return codes
-// mapped once to errors of ours.
+// Package nvml is the hardware port: the few functions of NVIDIA's management
+// library that this driver uses, each with its contract. It maps NVML's return
+// codes to errors of its own.
 //
-// It is the only importer of go-nvml. A Session is opened once and kept for
-// the life of the process, because nvmlInit is slow on busy hosts; GPU handles
-// are looked up by index at each read, which is cheap, since by UUID is not.
+// It is the only importer of go-nvml. A Session is opened once and kept for the
+// life of the process, because nvmlInit is slow on busy hosts; GPU handles are
+// looked up by index at each read, because a lookup by UUID is slow.
 //
 // The same contract suite (package nvmltest) runs on real hardware and on the
 // simulator's library.

@@ -9,9 +9,9 @@ import (
 )
 
 // Facts returns go-nvml for libraries that describe GPUs (nvcdi): it answers
-// from what was read before and calls no driver, so that a GPU that doesn't
-// respond blocks nobody who describes another. It has what describing whole GPUs
-// takes; any other call panics.
+// from facts that were read before and doesn't call the driver, so that a GPU
+// that doesn't respond can't block the description of another. It has only the
+// calls that describe whole GPUs; any other call panics.
 func Facts(driverVersion string, gpus []gpu.GPU) gonvml.Interface {
 	return facts{version: driverVersion, gpus: gpus}
 }

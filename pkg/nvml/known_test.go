@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// What is listed, as "UUID@index condition", after NVML has listed a, b and c
-// and then what the case says.
+// Each case has the GPUs that are listed, as "UUID@index condition", after NVML
+// has listed first a, b and c and then the GPUs of the case.
 func TestGPUsThatDoNotAnswerStayListed(t *testing.T) {
 	at := func(index int, uuid gpu.UUID) gpu.GPU { return gpu.GPU{UUID: uuid, Index: index} }
 	lost := fmt.Errorf("read: %w", ErrLost)

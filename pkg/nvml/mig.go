@@ -11,10 +11,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// MIG reads the MIG side of a GPU as it is now: mode, profiles and all GPU
-// instances, those without compute instance too. An instance that comes or goes
-// meanwhile is in the answer or not, and is no error. ErrNotSupported for a GPU
-// without MIG, ErrLost for one that is lost or isn't listed, ErrNotResponding.
+// MIG reads the current MIG state of a GPU: mode, profiles and all GPU
+// instances, including those without compute instance. It may or may not
+// include an instance that is created or destroyed during the call. It returns
+// ErrNotSupported for a GPU without MIG, ErrLost for one that is lost or isn't
+// listed, and ErrNotResponding.
 func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 	return onGPU(s, uuid, "read MIG", s.limits.read, func(handle gonvml.Device, object string) (gpu.MIG, error) {
 		mig, err := s.readMIG(handle, uuid, object)
@@ -49,7 +50,7 @@ func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*
 	if mig.Enabled {
 		there, err = readInstances(handle, profiles, object)
 	}
-	if errors.Is(err, ErrNotSupported) { // the mode was switched off meanwhile, or a guest isn't shown instances
+	if errors.Is(err, ErrNotSupported) { // the mode was switched off in the meantime, or a guest can't see instances
 		mig, err = readMode(handle, object)
 	}
 	for _, i := range there {
@@ -71,9 +72,9 @@ func readMode(handle gonvml.Device, object string) (gpu.MIG, error) {
 	}, nil
 }
 
-// switchable says whether a MIG mode takes effect at once and touches nothing
-// but this GPU: from Hopper on (MIG user guide), and not in a guest, whose
-// hypervisor has the say. What can't be read counts as no.
+// switchable reports whether a MIG mode takes effect at once and affects only
+// this GPU: from Hopper on (MIG user guide), and not in a guest, where the
+// hypervisor controls it. It returns false if this can't be read.
 func switchable(handle gonvml.Device) bool {
 	architecture, ret := handle.GetArchitecture()
 	if ret != gonvml.SUCCESS || architecture == gonvml.DEVICE_ARCH_UNKNOWN || architecture < gonvml.DEVICE_ARCH_HOPPER {
@@ -87,7 +88,7 @@ func switchable(handle gonvml.Device) bool {
 	}
 }
 
-// instance is a GPU instance with what is needed to act on it.
+// instance is a GPU instance with the handles needed to change it.
 type instance struct {
 	gpu.Instance
 	handle gonvml.GpuInstance
@@ -95,18 +96,19 @@ type instance struct {
 	devices []migDevice
 }
 
-// migDevice is a compute instance as the MIG device it is.
+// migDevice is a compute instance and its MIG device.
 type migDevice struct {
 	handle    gonvml.Device
 	uuid      gpu.UUID
 	computeID int
-	// whole: it has all slices of its GPU instance.
+	// whole means that it has all slices of its GPU instance.
 	whole bool
 }
 
-// readInstances lists the GPU instances of a GPU whose mode is on, by id. The
-// handles come first and are asked last, so that an instance that goes
-// meanwhile is left out instead of shown without its compute instance.
+// readInstances lists the GPU instances of a GPU whose mode is on, by id. It
+// gets the handles first and their data last, so that an instance that is
+// destroyed in the meantime is omitted and not listed without its compute
+// instance.
 func readInstances(handle gonvml.Device, profiles []gpu.Profile, object string) ([]instance, error) {
 	handles := map[string][]gonvml.GpuInstance{} // by profile
 	for _, p := range profiles {
@@ -149,14 +151,14 @@ func newInstance(h gonvml.GpuInstance, info gonvml.GpuInstanceInfo, profile stri
 	return i
 }
 
-// gone says that what a handle stood for isn't there any more.
+// gone reports whether the object of a handle no longer exists.
 func gone(ret gonvml.Return) bool {
 	return ret == gonvml.ERROR_NOT_FOUND || ret == gonvml.ERROR_INVALID_ARGUMENT
 }
 
 // readMIGDevices lists the MIG devices of a GPU by the id of their GPU
-// instance. It walks their indexes, because nvml.h gives a compute instance
-// the parent's handle only.
+// instance. It walks their indexes, because in nvml.h a compute instance has
+// only the parent's handle.
 func readMIGDevices(handle gonvml.Device, object string) (map[int][]migDevice, error) {
 	count, ret := handle.GetMaxMigDeviceCount()
 	if err := wrap(ret, "nvmlDeviceGetMaxMigDeviceCount", object); err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// nvlinks remembers the NVLinks of each GPU that were seen active, and where
-// they lead. A link that goes down later stays: it may be training again, and
-// what a node reports must not change with that. The memory ends with the
-// session, and so with the driver.
+// nvlinks stores the NVLinks of each GPU that were seen active, and their other
+// ends. A link that goes down later stays: it may be training again, and the
+// node's report must not change with that. The data ends with the session, and
+// so with the driver.
 type nvlinks struct {
 	mu   sync.Mutex
 	ends map[gpu.UUID]map[int]linkEnd
@@ -26,7 +26,7 @@ type linkEnd struct {
 	pci      gpu.PCIAddress
 }
 
-// known returns a copy of what is remembered of a GPU; none says that it has no
+// known returns a copy of the stored links of a GPU; none is true if it has no
 // NVLink.
 func (n *nvlinks) known(uuid gpu.UUID) (ends map[int]linkEnd, none bool) {
 	n.mu.Lock()
@@ -47,8 +47,8 @@ func (n *nvlinks) add(uuid gpu.UUID, found map[int]linkEnd, none bool) {
 	maps.Copy(n.ends[uuid], found)
 }
 
-// readNVLink remembers what it finds of a GPU's links. A link that NVML can't
-// tell about now is tried again at the next reading.
+// readNVLink reads and stores a GPU's links. A link about which NVML has no
+// data now is read again next time.
 func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
 	known, none := s.nvlinks.known(uuid)
 	if none {
@@ -62,7 +62,7 @@ func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
 		}
 		state, ret := handle.GetNvLinkState(link)
 		if ret == gonvml.ERROR_INVALID_ARGUMENT {
-			break // the GPU has so many
+			break // the GPU has no more links
 		}
 		supported = supported || ret != gonvml.ERROR_NOT_SUPPORTED
 		if ret != gonvml.SUCCESS || state != gonvml.FEATURE_ENABLED {
@@ -75,9 +75,9 @@ func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
 	s.nvlinks.add(uuid, found, !supported)
 }
 
-// readLinkEnd reads what is at the other end of a link; false if NVML says
-// nothing of it. A driver that doesn't know the kind of the other end may still
-// know its PCI address, and the other way round.
+// readLinkEnd reads the device at the other end of a link; false if NVML has no
+// data about it. A driver that doesn't know the kind of the device may still
+// know its PCI address, and vice versa.
 func (s *Session) readLinkEnd(handle gonvml.Device, link int) (end linkEnd, ok bool) {
 	if s.lib.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemoteDeviceType") == nil {
 		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
@@ -90,8 +90,7 @@ func (s *Session) readLinkEnd(handle gonvml.Device, link int) (end linkEnd, ok b
 	return end, ok
 }
 
-// join sets the NVLink of all GPUs of a node: each GPU's links, and the domain
-// that it is in.
+// join sets the NVLink of all GPUs of a node: each GPU's links, and its domain.
 func (n *nvlinks) join(gpus []gpu.GPU) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,7 +107,7 @@ func (n *nvlinks) join(gpus []gpu.GPU) {
 	}
 	for i, g := range gpus {
 		if _, read := n.ends[g.UUID]; !read {
-			continue // one that hasn't answered in this session stays as it is remembered
+			continue // a GPU that hasn't answered in this session keeps its stored links
 		}
 		gpus[i].NVLink = nil
 		if links := len(n.ends[g.UUID]); links > 0 {
@@ -140,9 +139,9 @@ func (d domains) merge(a, b string) {
 	}
 }
 
-// name is that of a GPU's domain: SwitchDomain, or the UUID that sorts first in it,
-// so that it is the same after a restart. Empty where the GPU is the only one of
-// the domain.
+// name returns the name of a GPU's domain: SwitchDomain, or the first UUID in it by
+// order, so that it is the same after a restart. It is empty if the GPU is the only
+// one of the domain.
 func (d domains) name(g gpu.GPU, gpus []gpu.GPU) string {
 	mine := d[string(g.PCI)]
 	if mine == d[gpu.SwitchDomain] {

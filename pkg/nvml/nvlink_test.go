@@ -11,8 +11,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// linksOf are the NVLinks of a machine's GPUs. A domain that is named after a GPU
-// is written as "with" and the index of that GPU.
+// linksOf returns the NVLinks of a machine's GPUs. A domain that is named after
+// a GPU is written as "with" and the index of that GPU.
 func linksOf(t *testing.T, s *nvmltest.Simulated) []gpu.NVLink {
 	t.Helper()
 	gpus, err := s.GPUs()
@@ -67,8 +67,9 @@ func TestNVLinkDomains(t *testing.T) {
 	}
 }
 
-// TestNVLinkStaysWhileLinksAreDown: what is reported follows links that come up,
-// and doesn't change when they go down, fail to answer, or a GPU is lost.
+// TestNVLinkStaysWhileLinksAreDown checks that the report includes links that
+// come up, and doesn't change when they go down, fail to answer, or a GPU is
+// lost.
 func TestNVLinkStaysWhileLinksAreDown(t *testing.T) {
 	s := nvmltest.NewSimulated(t, "2xh100-nvl")
 	down := func(on bool) {

@@ -12,7 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// readGPU reads all facts of the GPU that is at an index.
+// readGPU reads all facts of the GPU at an index.
 func (s *Session) readGPU(handle gonvml.Device, index int, object string) (gpu.GPU, error) {
 	g := gpu.GPU{Index: index}
 	if err := readIdentity(handle, object, &g); err != nil {
@@ -45,8 +45,8 @@ func (s *Session) readGPU(handle gonvml.Device, index int, object string) (gpu.G
 	return g, nil
 }
 
-// readReserved is what the driver keeps of the GPU's memory for itself; 0 where
-// it is too old to tell (R510 and before).
+// readReserved returns the memory that the driver reserves; 0 for a driver that
+// is too old to report it (R510 and before).
 func (s *Session) readReserved(handle gonvml.Device, object string) (int64, error) {
 	const call = "nvmlDeviceGetMemoryInfo_v2"
 	if s.lib.Extensions().LookupSymbol(call) != nil {
@@ -77,8 +77,8 @@ func readIdentity(handle gonvml.Device, object string, g *gpu.GPU) error {
 	return nil
 }
 
-// readModel spells brand and architecture as go-nvlib does, so that selectors
-// written for NVIDIA's driver match here too.
+// readModel uses go-nvlib's names of brands and architectures, so that
+// selectors written for NVIDIA's driver match.
 func readModel(lib device.Interface, handle gonvml.Device, object string) (gpu.Model, error) {
 	name, ret := handle.GetName()
 	if err := wrap(ret, "nvmlDeviceGetName", object); err != nil {
@@ -89,7 +89,7 @@ func readModel(lib device.Interface, handle gonvml.Device, object string) (gpu.M
 		return gpu.Model{}, fmt.Errorf("read model %s: %w", object, err)
 	}
 	m := gpu.Model{ProductName: name}
-	// A brand or architecture newer than the library is no reason to hide the GPU.
+	// Report the GPU even if its brand or architecture is newer than the library.
 	m.Brand, _ = d.GetBrandAsString()
 	m.Architecture, _ = d.GetArchitectureAsString()
 	major, minor, ret := handle.GetCudaComputeCapability()
@@ -134,8 +134,8 @@ func readVirtualization(handle gonvml.Device) string {
 	}
 }
 
-// readAddressingMode returns "HMM", "ATS" or "None", as NVIDIA's DRA driver spells
-// them, and "" where the driver (R550 and before) or the GPU doesn't tell.
+// readAddressingMode returns "HMM", "ATS" or "None", the names in NVIDIA's DRA
+// driver, and "" if the driver (R550 and before) or the GPU doesn't report it.
 func (s *Session) readAddressingMode(handle gonvml.Device, object string) (string, error) {
 	const call = "nvmlDeviceGetAddressingMode"
 	if s.lib.Extensions().LookupSymbol(call) != nil {
@@ -169,7 +169,7 @@ func readFabric(handle gonvml.Device) *gpu.Fabric {
 	}
 	u := info.ClusterUuid
 	if u == [16]uint8{} {
-		return nil // a fabric without a name links nothing to anything
+		return nil // a fabric without a name connects no GPUs
 	}
 	return &gpu.Fabric{
 		ClusterUUID: fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]),
@@ -177,8 +177,8 @@ func readFabric(handle gonvml.Device) *gpu.Fabric {
 	}
 }
 
-// profilesOf lists the profiles a GPU can be cut into, in NVML's order. They
-// are read once: that takes some fifty calls.
+// profilesOf lists the MIG profiles of a GPU, in NVML's order. They are read
+// only once, because that takes about fifty calls.
 func (s *Session) profilesOf(handle gonvml.Device, uuid gpu.UUID, object string) ([]gpu.Profile, error) {
 	if known, ok := s.profiles.Load(uuid); ok {
 		return slices.Clone(known.([]gpu.Profile)), nil
@@ -238,8 +238,8 @@ func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalByte
 	return p, nil
 }
 
-// profileName is NVML's own name for the profile, or, from drivers too old to
-// tell, the one go-nvlib derives.
+// profileName returns NVML's name of the profile, or, with drivers too old to
+// have it, the name that go-nvlib derives.
 func profileName(lib device.Interface, handle gonvml.Device, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
 	h := handle.GetGpuInstanceProfileInfoV(enum)
 	if h == (gonvml.GpuInstanceProfileInfoHandler{}) {
@@ -262,8 +262,8 @@ func derivedName(lib device.Interface, enum int, info gonvml.GpuInstanceProfileI
 	return p.String(), nil
 }
 
-// computeProfile is the compute instance profile that takes a whole GPU
-// instance of the given profile: the one of as many slices.
+// computeProfile returns the compute instance profile that takes a whole GPU
+// instance of the given profile: the one with the same number of slices.
 func computeProfile(enum int) int {
 	switch enum {
 	case gonvml.GPU_INSTANCE_PROFILE_2_SLICE, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX,
@@ -284,7 +284,8 @@ func computeProfile(enum int) int {
 	}
 }
 
-// cString reads a NUL-terminated C string of whichever char go-nvml made it.
+// cString converts a NUL-terminated C string, with either type of char in
+// go-nvml.
 func cString[C int8 | uint8](s []C) string {
 	var b strings.Builder
 	for _, c := range s {

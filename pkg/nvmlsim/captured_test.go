@@ -11,9 +11,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// The models' tables are those that real machines showed, where any was found:
-// every captured row is in the model with these numbers, and no profile of the
-// model is missing in the capture.
+// The models' tables agree with captures of real machines, where one exists:
+// every captured row is in the model with the same numbers, and every profile
+// of the model is in the capture.
 func TestTablesAreThoseCaptured(t *testing.T) {
 	text, err := os.ReadFile("testdata/captured.md")
 	check(t, err)
@@ -51,7 +51,8 @@ func TestTablesAreThoseCaptured(t *testing.T) {
 	}
 }
 
-// likeRow is the model's row of the same profile, with ? where the capture has it.
+// likeRow returns the model's row of the same profile, with ? where the capture
+// has it.
 func likeRow(m *nvmlsim.Model, row string, inGiB bool) string {
 	captured := strings.Fields(row)
 	for _, p := range m.MIG.Profiles {
@@ -75,8 +76,9 @@ func likeRow(m *nvmlsim.Model, row string, inGiB bool) string {
 	return "no such profile"
 }
 
-// Ids and places are the same on all products of as many memory slices (seen on
-// A100, H100, H200, A30, RTX PRO 6000; the MIG user guide).
+// Ids and placements are the same on all products with the same number of
+// memory slices (seen on A100, H100, H200, A30, RTX PRO 6000; the MIG user
+// guide).
 func TestIDsAndPlacesAreThoseOfTheKind(t *testing.T) {
 	type row struct {
 		id     uint32

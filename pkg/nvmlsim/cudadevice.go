@@ -6,22 +6,23 @@ import (
 	"strings"
 )
 
-// CUDADevice is what a CUDA program can compute on: a GPU, or a MIG device of
-// one whose mode is on.
+// CUDADevice is a device of a CUDA program: a GPU, or a MIG device of a GPU in
+// MIG mode.
 type CUDADevice struct {
 	GPU  *GPU
 	UUID string
 	// GPUInstance and ComputeInstance are NoInstance for a whole GPU.
 	GPUInstance, ComputeInstance uint32
 	Multiprocessors              uint32
-	// Memory in bytes, without what the driver keeps for itself.
+	// Memory in bytes, without the memory that the driver reserves.
 	Memory uint64
 }
 
-// CUDADevices are the devices that a CUDA program sees here, in its order. Of a
-// GPU in MIG mode it sees the first MIG device. visible is CUDA_VISIBLE_DEVICES,
-// nil where that isn't set: indexes, and UUIDs of GPUs and MIG devices or what
-// they begin with; what follows the first that isn't there is not seen.
+// CUDADevices returns the devices that a CUDA program sees here, in its order.
+// It sees only the first MIG device of a GPU in MIG mode. visible is
+// CUDA_VISIBLE_DEVICES, nil if that isn't set: indexes, and UUIDs of GPUs and
+// MIG devices or prefixes of them. All entries after the first unknown one are
+// ignored.
 func (m *Machine) CUDADevices(visible *string) []CUDADevice {
 	var all, first []CUDADevice
 	for _, g := range m.gpus {
@@ -33,8 +34,8 @@ func (m *Machine) CUDADevices(visible *string) []CUDADevice {
 	return SelectVisible(visible, first, all, func(d CUDADevice) string { return d.UUID })
 }
 
-// SelectVisible does what CUDA_VISIBLE_DEVICES (nil: not set) does to devices:
-// indexes are of first, UUIDs of all.
+// SelectVisible selects devices as CUDA_VISIBLE_DEVICES does (nil: not set):
+// indexes refer to first, UUIDs to all.
 func SelectVisible[T any](visible *string, first, all []T, uuid func(T) string) []T {
 	if visible == nil {
 		return first
@@ -73,7 +74,7 @@ func (g *GPU) cudaDevices() []CUDADevice {
 	for _, c := range g.migDevices() {
 		p, cp, err := c.Attributes()
 		if err != nil {
-			continue // gone meanwhile
+			continue // destroyed in the meantime
 		}
 		all = append(all, CUDADevice{
 			GPU: g, UUID: c.uuid(), GPUInstance: c.in.id, ComputeInstance: c.id,
@@ -83,8 +84,8 @@ func (g *GPU) cudaDevices() []CUDADevice {
 	return all
 }
 
-// Admits says whether another program may use so many bytes of the device now:
-// InUse and Memory as Holder.Set.
+// Admits returns nil if another program may use this number of bytes of the
+// device now, otherwise the errors InUse and Memory of Holder.Set.
 func (d CUDADevice) Admits(memory uint64) error {
 	return d.admits(d.GPU.state(), 0, memory)
 }
@@ -95,7 +96,7 @@ func (d CUDADevice) admits(s GPUState, holder, memory uint64) error {
 	if s.Lost {
 		return GPUIsLost
 	}
-	whole := d.GPUInstance == NoInstance // MIG devices know no other mode than the default
+	whole := d.GPUInstance == NoInstance // MIG devices always have the default mode
 	if whole && s.ComputeMode == prohibited {
 		return InUse
 	}
@@ -118,7 +119,7 @@ func (d CUDADevice) used(all []Process) uint64 {
 	return sum
 }
 
-// Free is how many bytes of the device nobody uses now.
+// Free returns the number of unused bytes of the device.
 func (d CUDADevice) Free() uint64 {
 	return d.Memory - min(d.used(d.GPU.m.living(d.GPU.state().Processes)), d.Memory)
 }

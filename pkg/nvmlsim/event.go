@@ -9,14 +9,14 @@ import (
 // EventType is a bit of nvmlEventType*.
 type EventType uint64
 
-// The event types people ask for; nvml.h has them all.
+// The commonly used event types; nvml.h has the complete list.
 const (
 	XIDCriticalError EventType = 0x8
 	MIGConfigChange  EventType = 0x100
 	GPUUnavailable   EventType = 0x4000
 )
 
-// Event is something a GPU reported.
+// Event is an event that a GPU reported.
 type Event struct {
 	// Seq is the event's number, from 1 on, set by the machine.
 	Seq uint64 `json:"seq"`
@@ -25,7 +25,7 @@ type Event struct {
 	Type EventType `json:"type"`
 	// Data is the Xid of an XIDCriticalError.
 	Data uint64 `json:"data"`
-	// GPUInstance and ComputeInstance are NoInstance where not attributable.
+	// GPUInstance and ComputeInstance are NoInstance if the event belongs to none.
 	GPUInstance     uint32 `json:"gpuInstance"`
 	ComputeInstance uint32 `json:"computeInstance"`
 }
@@ -34,13 +34,14 @@ func xidEvent(gpu int, xid uint64) Event {
 	return Event{GPU: gpu, Type: XIDCriticalError, Data: xid, GPUInstance: NoInstance, ComputeInstance: NoInstance}
 }
 
-// addMIGEvent tells that a GPU's MIG configuration has changed: its mode, or
-// the instance of these ids. That hardware tells of instances too is assumed.
+// addMIGEvent adds an event for a change of a GPU's MIG configuration: its
+// mode, or the instance with these ids. That hardware reports changes of
+// instances too is an assumption.
 func (s *State) addMIGEvent(gpu int, gpuInstance, computeInstance uint32) {
 	s.addEvent(Event{GPU: gpu, Type: MIGConfigChange, GPUInstance: gpuInstance, ComputeInstance: computeInstance})
 }
 
-// PushEvent makes a GPU report something.
+// PushEvent makes a GPU report an event.
 func (m *Machine) PushEvent(e Event) error {
 	return m.updateGPU(e.GPU, func(s *State, _ *GPUState) error {
 		s.addEvent(e)
@@ -52,7 +53,7 @@ func (m *Machine) PushEvent(e Event) error {
 func (m *Machine) PushXID(gpu int, xid uint64) error { return m.PushEvent(xidEvent(gpu, xid)) }
 
 // EventSet collects the events of the GPUs registered with it, from their
-// registration on. Wait takes them out one by one, in order.
+// registration on. Wait returns and removes them one by one, in order.
 type EventSet struct {
 	m      *Machine
 	mu     sync.Mutex
@@ -74,8 +75,9 @@ func (m *Machine) NewEventSet() (*EventSet, error) {
 	return s, nil
 }
 
-// Register is nvmlDeviceRegisterEvents: it adds types to what the set collects
-// of a GPU. NotSupported for a type the GPU hasn't.
+// Register is nvmlDeviceRegisterEvents: it adds types to those that the set
+// collects for a GPU. It returns NotSupported for a type that the GPU doesn't
+// have.
 func (s *EventSet) Register(g *GPU, types EventType) error {
 	if err := g.call("DeviceRegisterEvents"); err != nil {
 		return err
@@ -95,8 +97,8 @@ func (s *EventSet) Register(g *GPU, types EventType) error {
 }
 
 // Wait is nvmlEventSetWait: the next event of the set, blocking until there is
-// one. Timeout after timeout, ctx's error when that ends first, Uninitialized
-// when the set is closed meanwhile.
+// one. It returns Timeout after timeout, ctx's error if ctx ends first, and
+// Uninitialized if the set is closed during the wait.
 func (s *EventSet) Wait(ctx context.Context, timeout time.Duration) (Event, error) {
 	if err := s.m.call("EventSetWait", AnyGPU); err != nil {
 		return Event{}, err
@@ -141,7 +143,7 @@ func (s *EventSet) next() (Event, bool, error) {
 	return Event{}, false, nil
 }
 
-// Close is nvmlEventSetFree. Waits that are under way end within a second.
+// Close is nvmlEventSetFree. Waits in progress end within a second.
 func (s *EventSet) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

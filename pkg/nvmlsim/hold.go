@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is a running program's hold on GPUs. What it uses is gone when the
-// program ends, however it ends: each Holder has a byte of the state file
-// locked, which the kernel unlocks then, and processes of a Holder whose byte is
-// free count no more. So it works across containers and PID namespaces.
+// Holder is a running program that uses GPUs. Its use ends with the program,
+// however it ends: each Holder locks a byte of the state file, which the kernel
+// then unlocks, and processes of a Holder whose byte is not locked no longer
+// count. This works across containers and PID namespaces.
 type Holder struct {
 	m      *Machine
 	number uint64
 	lock   *os.File
 }
 
-// holderBytes is where the bytes that Holders lock begin: far behind the end of
-// the file, which needn't be there to be locked.
+// holderBytes is the offset of the bytes that Holders lock, far beyond the end
+// of the file: a byte need not exist to be locked.
 const holderBytes = 1 << 40
 
-// Hold makes a Holder that uses nothing yet. NoPermission where the state can
-// only be read.
+// Hold creates a Holder that uses nothing yet. It returns NoPermission if the
+// state is read-only.
 func (m *Machine) Hold() (*Holder, error) {
 	h := &Holder{m: m}
 	err := m.update(func(s *State) error {
@@ -45,14 +45,14 @@ func (m *Machine) Hold() (*Holder, error) {
 	return h, nil
 }
 
-// held says whether the Holder of a number still is.
+// held reports whether the Holder with this number still exists.
 func (s *Store) held(number uint64) bool {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: holderBytes + int64(number), Len: 1}
 	err := unix.FcntlFlock(s.file.Fd(), unix.F_OFD_GETLK, &lock)
 	return err != nil || lock.Type != unix.F_UNLCK
 }
 
-// living leaves out the processes whose Holder is no more.
+// living returns the processes except those whose Holder has ended.
 func (m *Machine) living(all []Process) []Process {
 	if m.store == nil || !slices.ContainsFunc(all, func(p Process) bool { return p.Holder != 0 }) {
 		return all
@@ -60,7 +60,7 @@ func (m *Machine) living(all []Process) []Process {
 	return slices.DeleteFunc(slices.Clone(all), func(p Process) bool { return p.Holder != 0 && !m.store.held(p.Holder) })
 }
 
-// Held says whether any Holder uses a GPU.
+// Held reports whether any Holder uses a GPU.
 func (m *Machine) Held() bool {
 	s := m.state()
 	return s != nil && slices.ContainsFunc(s.GPUs, func(g GPUState) bool {
@@ -76,9 +76,9 @@ type Use struct {
 	Memory uint64
 }
 
-// Set makes uses all that the Holder uses, in place of what it used before.
-// Nothing changes when it can't: InUse for a device that its compute mode keeps
-// from the Holder, Memory where a device hasn't as much.
+// Set replaces the uses of the Holder. On an error nothing changes: InUse if a
+// device's compute mode excludes the Holder, Memory if a device doesn't have
+// enough memory.
 func (h *Holder) Set(uses []Use) error {
 	return h.m.update(func(s *State) error {
 		for i := range s.GPUs {
@@ -98,7 +98,7 @@ func (h *Holder) Set(uses []Use) error {
 	})
 }
 
-// Close ends the hold and all that was used by it.
+// Close ends the Holder and all its uses.
 func (h *Holder) Close() error {
 	return errors.Join(h.Set(nil), h.lock.Close())
 }

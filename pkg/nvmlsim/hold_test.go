@@ -23,7 +23,7 @@ func first(t *testing.T, m *nvmlsim.Machine) nvmlsim.CUDADevice {
 	return all[0]
 }
 
-// What a Holder uses is there until it is closed, for every session.
+// A Holder's uses are visible in every session until it is closed.
 func TestHold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	m := createAt(t, path, "h200")
@@ -53,7 +53,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// The hold of a process that was killed is no hold, though nobody has cleaned up.
+// The Holder of a killed process doesn't count, although it was never closed.
 func TestHoldOfAKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	m := createAt(t, path, "h100-80gb")
@@ -88,7 +88,7 @@ func TestHoldNeedsAStateThatCanBeWritten(t *testing.T) {
 func TestComputeModeAdmits(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode        uint32
-		other       bool // another process is there
+		other       bool // another process uses the device
 		alone, with error
 	}{
 		"default":    {0, true, nil, nil},
@@ -112,7 +112,7 @@ func TestComputeModeAdmits(t *testing.T) {
 			h, err := m.Hold()
 			check(t, err)
 			defer h.Close()
-			// A holder's own processes are not in its way.
+			// A Holder's own processes don't exclude it.
 			if err := h.Set([]nvmlsim.Use{{On: on, PID: 8}, {On: on, PID: 9}}); err != c.with {
 				t.Errorf("set: %v, want %v", err, c.with)
 			}
@@ -155,7 +155,7 @@ func TestTimeSlice(t *testing.T) {
 	}
 }
 
-// CUDA sees GPUs by index, and of one in MIG mode its first MIG device.
+// CUDA sees GPUs by index, and only the first MIG device of a GPU in MIG mode.
 func TestCUDADevices(t *testing.T) {
 	m := create(t, "gpus: [{model: h200}, {model: h100-80gb, migEnabled: true}, {model: l4}]")
 	cut := m.GPUs()[1]

@@ -68,8 +68,8 @@ func TestMIGMode(t *testing.T) {
 	}
 }
 
-// Two instances fit together exactly when their slices don't overlap, the
-// profile allows two, and the engines last. Checked for all pairs of placements
+// Two instances fit together exactly if their slices don't overlap, the profile
+// allows two, and there are enough engines. Checked for all pairs of placements
 // of all products.
 func TestAllPairsOfPlacements(t *testing.T) {
 	for _, m := range models(t) {
@@ -255,8 +255,8 @@ func TestComputeInstances(t *testing.T) {
 	}
 }
 
-// Processes, and sessions in each, race for one GPU's slices: nothing overlaps,
-// nothing is lost.
+// Processes, and sessions in each, race for one GPU's slices: no instances
+// overlap, none is lost.
 func TestProcessesRaceForSlices(t *testing.T) {
 	if path := os.Getenv(nvmlsim.StateEnv); path != "" {
 		race(t, path)
@@ -300,7 +300,7 @@ func race(t *testing.T, path string) {
 	wg.Wait()
 }
 
-// makeAndDestroy does nothing where there is no room.
+// makeAndDestroy does nothing if there is no room.
 func makeAndDestroy(g *nvmlsim.GPU) error {
 	i, err := g.CreateInstance(19, nil)
 	if errors.Is(err, nvmlsim.InsufficientResources) {

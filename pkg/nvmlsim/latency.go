@@ -6,29 +6,30 @@ import (
 	"time"
 )
 
-// Latency is how long MIG's calls take: each call waits before it does
-// anything. Whole milliseconds.
+// Latency holds the durations of MIG's calls, in whole milliseconds: each call
+// waits before it does anything.
 type Latency struct {
 	// Init is nvmlInit.
 	Init time.Duration
-	// Create of a GPU instance and its compute instance together, a quarter of
-	// it for the latter.
+	// Create is the time to create a GPU instance and its compute instance, a
+	// quarter of it for the latter.
 	Create time.Duration
-	// Destroy of both, a twentieth of it for the compute instance.
+	// Destroy is the time to destroy both, a twentieth of it for the compute
+	// instance.
 	Destroy time.Duration
 	// Mode is a switch of the MIG mode.
 	Mode time.Duration
 }
 
-// RealisticLatency are delays as MIG is thought to have on hardware. An
-// assumption: no distribution is published. A driver's comments tell of about
-// 1 s for destroying, and logs of 10 ms for nvmlInit; creation and mode switch
-// are guesses.
+// RealisticLatency returns the assumed delays of MIG on hardware; no
+// distribution is published. Comments in a driver mention about 1 s for
+// destroying, and logs show 10 ms for nvmlInit; creation and mode switch are
+// guesses.
 func RealisticLatency() Latency {
 	return Latency{Init: 10 * time.Millisecond, Create: 200 * time.Millisecond, Destroy: time.Second, Mode: 2 * time.Second}
 }
 
-// faults are the delays of the calls, none where there is none.
+// faults returns the delays of the calls, except zero ones.
 func (l Latency) faults() []Fault {
 	computeCreate, computeDestroy := l.Create/4, l.Destroy/20
 	var all []Fault
@@ -52,8 +53,8 @@ func (l Latency) faults() []Fault {
 	return all
 }
 
-// SetLatency replaces the latency that was set before; the zero Latency takes
-// it away. Faults stay.
+// SetLatency replaces the previous latency; the zero Latency removes it. Faults
+// stay.
 func (m *Machine) SetLatency(l Latency) error {
 	for _, d := range []time.Duration{l.Init, l.Create, l.Destroy, l.Mode} {
 		if d < 0 {

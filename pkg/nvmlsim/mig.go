@@ -5,7 +5,7 @@ package nvmlsim
 // InvalidArgument from 17 on).
 const ProfileEnums = 17
 
-// MIGMode is the current and the pending mode; NotSupported without MIG.
+// MIGMode returns the current and the pending mode; NotSupported without MIG.
 func (g *GPU) MIGMode() (current, pending bool, err error) {
 	if err := g.needMIG("DeviceGetMigMode"); err != nil {
 		return false, false, err
@@ -14,7 +14,8 @@ func (g *GPU) MIGMode() (current, pending bool, err error) {
 	return s.MIGCurrent, s.MIGPending, nil
 }
 
-// MaxMIGDeviceCount is 0 while the mode is off or the product has no MIG.
+// MaxMIGDeviceCount returns the maximum, 0 while the mode is off or if the
+// product has no MIG.
 func (g *GPU) MaxMIGDeviceCount() (int, error) {
 	n := 0
 	if g.model.MIG != nil && g.state().MIGCurrent {
@@ -23,14 +24,15 @@ func (g *GPU) MaxMIGDeviceCount() (int, error) {
 	return value(g, "DeviceGetMaxMigDeviceCount", n)
 }
 
-// ProfileByEnum is nvmlDeviceGetGpuInstanceProfileInfo: readable with the mode
-// off. NotSupported for an enum the product lacks, InvalidArgument beyond them.
+// ProfileByEnum is nvmlDeviceGetGpuInstanceProfileInfo: it works with the mode
+// off too. It returns NotSupported for an enum that the product lacks,
+// InvalidArgument for an unknown enum.
 func (g *GPU) ProfileByEnum(enum uint32) (Profile, error) {
 	return g.profileByEnum("DeviceGetGpuInstanceProfileInfo", enum)
 }
 
-// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which tells the same
-// and the name.
+// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which also returns
+// the name.
 func (g *GPU) ProfileByEnumV(enum uint32) (Profile, error) {
 	return g.profileByEnum("DeviceGetGpuInstanceProfileInfoV", enum)
 }
@@ -65,7 +67,7 @@ func (g *GPU) profile(missing Return, is func(Profile) bool) (Profile, error) {
 	return Profile{}, missing
 }
 
-// needMIG is call for what only products with MIG answer.
+// needMIG is like call, for functions that only products with MIG support.
 func (g *GPU) needMIG(call string) error {
 	if err := g.call(call); err != nil {
 		return err
@@ -76,7 +78,7 @@ func (g *GPU) needMIG(call string) error {
 	return nil
 }
 
-// needMIGMode is call for what is answered only while the mode is on.
+// needMIGMode is like call, for functions that work only while the mode is on.
 func (g *GPU) needMIGMode(call string) error {
 	if err := g.needMIG(call); err != nil {
 		return err
@@ -87,7 +89,8 @@ func (g *GPU) needMIGMode(call string) error {
 	return nil
 }
 
-// PossiblePlacements of a profile (by id) on an empty GPU: starts and one size.
+// PossiblePlacements returns the placements of a profile (by id) on an empty
+// GPU: starts and one size.
 func (g *GPU) PossiblePlacements(profileID uint32) (starts []uint32, size uint32, err error) {
 	if err := g.needMIG("DeviceGetGpuInstancePossiblePlacements"); err != nil {
 		return nil, 0, err

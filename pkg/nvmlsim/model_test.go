@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// probe is what was read from a real GPU.
+// probe holds data that was read from a real GPU.
 type probe struct {
 	Facts    map[string]any `json:"facts"`
 	Profiles []struct {
@@ -43,7 +43,7 @@ func readProbe(t *testing.T) probe {
 	return p
 }
 
-// h200 is the machine that the probe was read on.
+// h200 declares the machine on which the probe was read.
 const h200 = `
 driverVersion: 580.159.04
 cudaVersion: "13.0"
@@ -125,8 +125,8 @@ func TestH200ProfilesAreThoseOfARealOne(t *testing.T) {
 	}
 }
 
-// Programs make profile names from memory sizes, by a rule of go-nvlib's. The
-// tables must agree with it.
+// Programs derive profile names from memory sizes, by a rule of go-nvlib. The
+// tables must agree with that rule.
 func TestProfileNamesFollowFromMemory(t *testing.T) {
 	for _, m := range models(t) {
 		if m.MIG == nil {
@@ -182,7 +182,7 @@ func models(t *testing.T) []*nvmlsim.Model {
 	return all
 }
 
-// create makes a machine and opens it.
+// create creates a machine and opens it.
 func create(t *testing.T, machine string) *nvmlsim.Machine {
 	t.Helper()
 	return createAt(t, filepath.Join(t.TempDir(), "state"), machine)

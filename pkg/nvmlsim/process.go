@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// AddProcess makes a process use a GPU (by position), or a MIG device of it:
-// its instances must exist then. It holds them, and the MIG mode, until it is
+// AddProcess makes a process use a GPU (by position), or a MIG device of it,
+// whose instances must exist. It holds them, and the MIG mode, until it is
 // removed or the machine reboots.
 func (m *Machine) AddProcess(gpu int, p Process) error {
 	return m.updateGPU(gpu, func(_ *State, g *GPUState) error {
@@ -26,8 +26,8 @@ func (m *Machine) AddProcess(gpu int, p Process) error {
 	})
 }
 
-// RemoveProcess ends a process on a GPU (by position). NotFound where it isn't
-// there.
+// RemoveProcess ends a process on a GPU (by position). It returns NotFound if
+// there is no such process.
 func (m *Machine) RemoveProcess(gpu int, pid uint32) error {
 	return m.updateGPU(gpu, func(_ *State, g *GPUState) error {
 		n := len(g.Processes)

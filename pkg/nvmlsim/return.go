@@ -9,7 +9,7 @@ import (
 // returned as an error by this package. Values and texts are nvml.h's.
 type Return int32
 
-// The codes the simulator answers by itself; a Fault can make it answer any.
+// The codes that the simulator uses; a Fault can make it answer any code.
 const (
 	Success               Return = 0
 	Uninitialized         Return = 1

@@ -16,12 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The state file: a header page and two slots. The header's generation says
-// which slot is current (its lowest bit) and is the word that waiters sleep on.
-// A writer, alone by flock, fills the other slot and then raises the
-// generation; killed at any point it leaves the current slot whole. The file is
-// allocated at once and never truncated or replaced, so that mapped headers
-// stay valid, a full disk can't hurt an update, and the file can be bind-mounted.
+// The state file: a header page and two slots. The lowest bit of the header's
+// generation selects the current slot; waiters sleep on the generation (a
+// futex). A writer holds a flock, fills the other slot and then increments the
+// generation; if it is killed at any point, the current slot is intact. The
+// file is allocated at once and never truncated or replaced, so mapped headers
+// stay valid, a full disk doesn't affect updates, and the file can be
+// bind-mounted.
 const (
 	storeMagic    = "NVMLSIM1"
 	headerSize    = 4096
@@ -34,8 +35,8 @@ const (
 // ErrNoState says that there is no state file at a path.
 var ErrNoState = errors.New("no simulated machine")
 
-// Store is an open state file. Its methods may be called by any number of
-// goroutines and processes at once.
+// Store is an open state file. Its methods may be called concurrently by any
+// number of goroutines and processes.
 type Store struct {
 	path     string
 	file     *os.File
@@ -49,15 +50,15 @@ type snapshot struct {
 	state      *State
 }
 
-// CreateStore makes the state file at path with this state, or replaces the
-// content of the one there. Processes that have it open see the new content.
+// CreateStore creates the state file at path with this state, or replaces the
+// content of an existing file. Processes that have it open see the new content.
 func CreateStore(path string, s State) (*Store, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return nil, fmt.Errorf("create state file: %w", err)
 	}
 	defer f.Close()
-	// Whoever may use the GPU may change its state, as with /dev/nvidia*.
+	// Every user may change the state, as with the permissions of /dev/nvidia*.
 	if err := f.Chmod(0o666); err != nil {
 		return nil, fmt.Errorf("create state file: %w", err)
 	}
@@ -88,7 +89,8 @@ func allocate(f *os.File) error {
 }
 
 // OpenStore opens the state file at path. Without write permission (or on a
-// read-only mount) it can be read but not updated. ErrNoState where there is none.
+// read-only mount) it can be read but not updated. It returns ErrNoState if there
+// is no file.
 func OpenStore(path string) (*Store, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	writable := err == nil
@@ -136,22 +138,22 @@ func mapHeader(f *os.File, writable bool) ([]byte, error) {
 	return unix.Mmap(int(f.Fd()), 0, headerSize, prot, unix.MAP_SHARED)
 }
 
-// Close releases the file. Reads fail from then on; calls under way on other
-// goroutines are safe (the mapped header goes with the last of them).
+// Close releases the file. Later reads fail; calls in progress on other
+// goroutines are safe (the header is unmapped after the last of them).
 func (s *Store) Close() error { return s.file.Close() }
 
-// Path of the file.
+// Path returns the path of the file.
 func (s *Store) Path() string { return s.path }
 
 func generationOf(header []byte) *uint64 {
 	return (*uint64)(unsafe.Pointer(&header[generationOff]))
 }
 
-// Generation rises with every update.
+// Generation returns a number that every update increments.
 func (s *Store) Generation() uint64 { return atomic.LoadUint64(generationOf(s.header)) }
 
-// Read returns the current state. It costs one load from memory when nothing
-// has changed since the last call.
+// Read returns the current state. If nothing has changed since the last call,
+// it costs one load from memory.
 func (s *Store) Read() (*State, error) {
 	for {
 		g := s.Generation()
@@ -159,7 +161,7 @@ func (s *Store) Read() (*State, error) {
 			return c.state, nil
 		}
 		body, err := readSlot(s.file, g)
-		// From the next generation on a writer may be at work on this slot.
+		// After the next generation a writer may be writing this slot.
 		if s.Generation() != g {
 			continue
 		}
@@ -174,7 +176,7 @@ func (s *Store) Read() (*State, error) {
 
 func slotOffset(generation uint64) int64 { return headerSize + int64(generation&1)*slotSize }
 
-// readSlot returns what is in a slot, its checksum first.
+// readSlot returns the checksum in a slot, followed by the encoded state.
 func readSlot(f *os.File, generation uint64) ([]byte, error) {
 	var h [slotHeader]byte
 	off := slotOffset(generation)
@@ -193,7 +195,7 @@ func readSlot(f *os.File, generation uint64) ([]byte, error) {
 	return content, nil
 }
 
-// decode takes what readSlot returned.
+// decode decodes the result of readSlot.
 func decode(content []byte, err error) (*State, error) {
 	if err != nil {
 		return nil, err
@@ -212,7 +214,7 @@ func decode(content []byte, err error) (*State, error) {
 	return st, nil
 }
 
-// commit writes a state into the slot that isn't current and makes it so. The
+// commit writes a state into the other slot and makes that slot current. The
 // caller holds the lock.
 func commit(f *os.File, header []byte, st *State) error {
 	body, err := json.Marshal(st)
@@ -234,15 +236,16 @@ func commit(f *os.File, header []byte, st *State) error {
 	return nil
 }
 
-// Update changes the state: change gets a private copy of the newest, alone
-// among all processes, and what it leaves becomes the state unless it returns
-// an error, which Update returns as it is. NoPermission where the file can't
-// be written.
+// Update changes the state: it calls change with a private copy of the current
+// state, under a lock among all processes, and stores the changed copy. If
+// change returns an error, Update stores nothing and returns that error. It
+// returns NoPermission if the file can't be written.
 func (s *Store) Update(change func(*State) error) error {
 	if !s.writable {
 		return fmt.Errorf("state file %s is read-only here: %w", s.path, NoPermission)
 	}
-	// A description of its own makes the lock hold between goroutines too.
+	// A separate open file description makes the lock effective between goroutines
+	// too.
 	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("update state: %w", err)
@@ -262,7 +265,7 @@ func (s *Store) Update(change func(*State) error) error {
 }
 
 // WaitChange returns when the generation is no longer the given one, or after
-// the timeout, whichever is first; also spuriously.
+// the timeout, whichever is first. It may also return earlier.
 func (s *Store) WaitChange(generation uint64, timeout time.Duration) {
 	ts := unix.NsecToTimespec(max(timeout, 0).Nanoseconds())
 	const futexWait = 0

@@ -20,7 +20,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// helperEnv makes the test binary another process of the simulated machine.
+// helperEnv makes the test binary run as another process on the simulated
+// machine.
 const helperEnv = "NVMLSIM_TEST_PROCESS"
 
 func TestMain(m *testing.M) {
@@ -34,7 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// helper is a process of its own: it writes for ever, or waits for an event.
+// helper is the main function of the other process: it writes in an endless
+// loop, or waits for an event.
 func helper(role, path string) error {
 	m, err := nvmlsim.Open(path)
 	if err != nil {
@@ -85,12 +87,12 @@ func holdOn(m *nvmlsim.Machine, role string) error {
 	}
 	fmt.Println("ready")
 	err = unix.Pause()
-	runtime.KeepAlive(h) // it lets go when it is collected
+	runtime.KeepAlive(h) // the garbage collector would close it
 	return err
 }
 
-// raise makes a change that can be told from a torn one: all GPUs get the same
-// temperature, one higher than before.
+// raise makes a change that is recognizable if it is stored only partly: all
+// GPUs get the same temperature, one higher than before.
 func raise(m *nvmlsim.Machine) error {
 	store, err := nvmlsim.OpenStore(m.StatePath())
 	if err != nil {
@@ -177,7 +179,7 @@ func TestKilledWriterLeavesAWholeState(t *testing.T) {
 		_, _ = io.Copy(io.Discard, out)
 		_ = c.Wait() // killed
 		check(t, whole(m.State()))
-		check(t, raise(m)) // its lock is gone with it
+		check(t, raise(m)) // the kernel has released its lock
 	}
 }
 

@@ -48,7 +48,7 @@ func TestLostGPU(t *testing.T) {
 func TestFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		fault nvmlsim.Fault
-		// want are the codes of three calls of UUID on GPU 0, and one on GPU 1.
+		// want has the codes of three calls of UUID on GPU 0, and one on GPU 1.
 		want [4]nvmlsim.Return
 	}{
 		"all GPUs":      {nvmlsim.Fault{Call: "DeviceGetUUID", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown}, [4]nvmlsim.Return{999, 999, 999, 999}},
@@ -80,8 +80,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A call that hangs keeps nobody else waiting, and ends with the fault or the
-// session that it was made in.
+// A call that hangs doesn't block others, and ends when the fault is cleared or
+// its session is closed.
 func TestHang(t *testing.T) {
 	m := create(t, "2xl4")
 	other, err := nvmlsim.Open(m.StatePath())

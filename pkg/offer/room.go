@@ -7,8 +7,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// room is what a GPU has for new partitions: its own, less what the instances
-// that exist take.
+// room has the resources of a GPU for new partitions: all of them minus those
+// of existing instances.
 type room struct {
 	// slices is how many memory slices there are: placements are in [0, slices).
 	slices int

@@ -9,10 +9,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// What a GPU's MIG tables may be as large as. Real ones have up to 12 memory
-// slices and 30 places. They come from an object that each node's plugin
-// writes; whatever it writes must not cost the controller its memory, nor the
-// node its other GPUs.
+// The maximum size of a GPU's MIG tables. Real ones have up to 12 memory slices
+// and 30 placements. They come from an object that each node's plugin writes;
+// no content of it may use up the controller's memory, or affect the node's
+// other GPUs.
 const (
 	maxGPUs   = 128 // as in the schema of GPUInventory; real nodes have up to 16
 	maxSlices = 24
@@ -20,7 +20,7 @@ const (
 	maxUnits  = 10000
 )
 
-// sane returns an error that says what of a GPU's MIG tables makes no sense.
+// sane returns an error that names the inconsistent part of a GPU's MIG tables.
 func sane(names *gpu.Names, g gpu.GPU) error {
 	if g.MIG == nil {
 		return nil

@@ -1,11 +1,10 @@
-// Package policy decides which SharingPolicy, and so which plan, each GPU is
-// under.
+// Package policy decides which SharingPolicy, and so which plan, applies to
+// each GPU.
 //
 // It is pure: the answer for a GPU follows from the policies, its node's
 // labels, and its description as a device; it doesn't depend on the order of
-// the policies, and there always is one. How a gpuSelector is evaluated is
-// pkg/control's affair, which brings it along as a function; what a plan makes
-// of a GPU is pkg/offer's.
+// the policies, and there always is one. pkg/control evaluates a gpuSelector
+// and passes that as a function; pkg/offer decides the devices of a plan.
 //
 // Only the controller imports it.
 package policy
@@ -33,7 +32,7 @@ type Policy struct {
 	GPUs func(resourceapi.Device) (bool, error)
 }
 
-// Verdict is what is decided about one GPU.
+// Verdict is the decision about one GPU.
 type Verdict struct {
 	// Policy that the GPU is under, by name; empty where no policy selects it.
 	Policy string

@@ -30,7 +30,7 @@ const (
 // as the kubelet asks for them.
 func (b *bench) mig(ctx context.Context) error {
 	if b.real {
-		return nil // other people's hardware isn't cut
+		return nil // don't partition real hardware
 	}
 	node := b.stack.Cluster.Nodes()[1]
 	p, err := b.dial(node)
@@ -68,8 +68,8 @@ func (b *bench) mig(ctx context.Context) error {
 }
 
 // fillAtOnce prepares a claim for every partition at the same time. The ideal
-// is what the hardware takes: the GPUs in parallel, one partition after the
-// other on each.
+// is the time of the hardware alone: the GPUs in parallel, one partition after
+// the other on each.
 func (b *bench) fillAtOnce(ctx context.Context, p *plugin, node string, claims []*resourcev1.ResourceClaim) error {
 	if err := b.latency(ctx, node, migDestroy); err != nil {
 		return err

@@ -29,7 +29,7 @@ const (
 // Options say what cluster is wanted. The zero value of a field means its
 // default.
 type Options struct {
-	// Name tells clusters on one host apart; "tessera".
+	// Name distinguishes clusters on one host; the default is "tessera".
 	Name string
 	// Kubernetes is a minor version, the name of a directory in
 	// test/cluster/kubernetes; "1.37".
@@ -70,7 +70,7 @@ type Cluster struct {
 	plan    plan
 }
 
-// record is what is stored of a cluster, once all its files are written.
+// record is the stored data of a cluster, written after all its files.
 type record struct {
 	Options Options `json:"options"`
 	Slot    int     `json:"slot"`
@@ -82,8 +82,8 @@ var errNotRoot = errors.New("local clusters need root: run this with sudo")
 
 // Up brings a cluster up and returns when its nodes are ready for pods. A
 // cluster that is up already is checked, and machines of it that are gone are
-// switched on again; one with other options is refused. After an error, what
-// was started stays for a look at the logs, and Down removes it.
+// switched on again; one with other options is refused. After an error, started
+// machines stay, so that their logs can be read, and Down removes them.
 func Up(ctx context.Context, options Options) (*Cluster, error) {
 	options = options.withDefaults()
 	if err := options.validate(); err != nil {

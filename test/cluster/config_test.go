@@ -11,7 +11,7 @@ import (
 )
 
 // golden compares text with a file of testdata. Set UPDATE_GOLDEN=1 to write
-// the files anew, and read the difference before committing it.
+// the files again, and read the difference before committing it.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)

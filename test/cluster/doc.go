@@ -6,8 +6,8 @@
 // A cluster is one control-plane machine and a few node machines. Each machine
 // is a process tree in namespaces of its own (package machine), in which the
 // usual paths (/var/lib/kubelet, /run/containerd, /etc/cdi …) are real, so that
-// Helm charts run unchanged and clusters don't meet. What is left for Down to
-// do is to kill pid 1 of each machine and to remove cgroups and files.
+// Helm charts run unchanged and clusters don't meet. Down only has to kill pid
+// 1 of each machine and to remove cgroups and files.
 //
 // There is no kube-proxy and no DNS: only the kubernetes service has a cluster
 // IP that works, and pods reach each other by address.

@@ -17,16 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stdio is what a command run in a machine reads and writes; nil means
-// nothing.
+// Stdio has the streams of a command that runs in a machine; nil means none.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
 }
 
-// Exec runs a command in a machine ("node-0", "control-plane") and returns
-// what it wrote to standard output. When it fails, the error carries what it
-// wrote to standard error.
+// Exec runs a command in a machine ("node-0", "control-plane") and returns its
+// standard output. When it fails, the error includes its standard error.
 func (c *Cluster) Exec(ctx context.Context, machine string, command ...string) ([]byte, error) {
 	var out, stderr bytes.Buffer
 	if err := c.Run(ctx, machine, Stdio{Out: &out, Err: &stderr}, command...); err != nil {
@@ -106,7 +104,7 @@ func lookPath(name string) (string, error) {
 }
 
 // enterNamespaces moves the calling thread into the namespaces of process pid;
-// what it starts from then on runs there.
+// programs that it starts later run there.
 func enterNamespaces(pid int) error {
 	// A thread that shares its working directory can't change mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {

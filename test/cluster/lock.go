@@ -11,7 +11,7 @@ import (
 
 // lockDir makes dir if it isn't there and locks it against other processes
 // until unlock is called or the process ends. A directory that its former
-// holder removed meanwhile is made anew.
+// holder has removed in the meantime is created again.
 func lockDir(dir string, log io.Writer) (unlock func(), err error) {
 	for {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -53,8 +53,8 @@ func (s *side) close() {
 }
 
 // connect links the machines, whose pid 1s are given by name, with each other
-// and with the host. What is there already stays, but the links of a fresh
-// machine are made anew: those of its predecessor may not be gone yet.
+// and with the host. Existing links stay, but those of a fresh machine are
+// created again: the ones of its predecessor may still exist.
 //
 // The bridge is in the control plane's namespace, out of reach of the host's
 // packet filters; all links end with the machines they belong to.
@@ -166,7 +166,7 @@ func (p plan) routeNode(machine *side, node int) error {
 	return nil
 }
 
-// cable links two namespaces, anew if fresh.
+// cable links two namespaces; if fresh, it replaces an existing link.
 func (s *side) cable(name, peer string, to *side, fresh bool) error {
 	if fresh {
 		if err := errors.Join(s.remove(name), to.remove(peer)); err != nil {

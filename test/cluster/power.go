@@ -32,7 +32,7 @@ func (c *Cluster) switchOn(ctx context.Context) error {
 	var begun []*starting
 	defer func() {
 		for _, s := range begun {
-			_ = s.goFD.Close() // a pid 1 that got no sign ends by itself
+			_ = s.goFD.Close() // a pid 1 that gets no signal ends
 			_ = s.okFD.Close()
 		}
 	}()
@@ -174,8 +174,8 @@ func (c *Cluster) machinePID(machineName string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// answers tells a machine that runs from one that is just being killed, whose
-// socket may still take connections.
+// answers distinguishes a running machine from one that is being killed, whose
+// socket may still accept connections.
 func (c *Cluster) answers(machineName string) bool {
 	_, err := c.Status(machineName)
 	return err == nil

@@ -11,9 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// operation is what a plugin is killed in, at each of its steps.
+// operation is an operation of a plugin that is killed at each of its steps.
 type operation struct {
-	// other and claim are devices; claim is what the operation is about.
+	// other and claim are devices; claim is the subject of the operation.
 	other, claim func(*node) []string
 	// before is done by plugins that live, do by one that dies.
 	before func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim)
@@ -34,7 +34,7 @@ type operation struct {
 	wipe bool
 	// mps: a supervisor runs on the node, and outlives the plugin.
 	mps bool
-	// config is what the claim says of how its devices are shared.
+	// config is the claim's configuration of sharing.
 	config string
 }
 
@@ -82,9 +82,9 @@ func TestWhole(t *testing.T) {
 	})
 }
 
-// testOperations kills the plugin after each step of each operation, as kill
-// -9 does; starts it again and asks the doctor, then has the kubelet try again
-// what it got no answer to, and goes on until nothing is left.
+// testOperations kills the plugin after each step of each operation, as kill -9
+// does; starts it again and runs the doctor, then repeats the kubelet's
+// unanswered calls, and continues until nothing is left.
 func testOperations(t *testing.T, operations map[string]operation) {
 	for name, op := range operations {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func (op operation) steps(t *testing.T) []string {
 		if err := op.do(t, n, p, c); err != nil {
 			t.Fatal(err)
 		}
-		// What is done in the background is done at another time each time.
+		// Steps in the background run at a different time each time.
 		steps = slices.DeleteFunc(p.ran(t)[starting:], func(s string) bool { return strings.HasPrefix(s, "recover.") })
 	}
 	p.kill()

@@ -1,5 +1,5 @@
-// Package crash kills the real kubelet plugin at every step of what it does,
-// on a simulated driver and a real API server, and asserts what must always be
-// true (docs/state.md) when it has started again. It has tests only, behind
-// the build tag integration.
+// Package crash kills the real kubelet plugin at every step of its operations,
+// on a simulated driver and a real API server, and checks the rules of
+// docs/state.md after it has started again. It has tests only, behind the build
+// tag integration.
 package crash

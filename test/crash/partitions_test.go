@@ -96,7 +96,7 @@ func TestPartitions(t *testing.T) {
 	})
 }
 
-// dieIn lets a plugin die at a step of what is done.
+// dieIn makes a plugin die at a step of an operation.
 func (n *node) dieIn(t *testing.T, step string, do func(*plugin) error) {
 	t.Helper()
 	p := n.start(t, step)
@@ -107,8 +107,7 @@ func (n *node) dieIn(t *testing.T, step string, do func(*plugin) error) {
 	p.waitDead(t)
 }
 
-// unprepareAndRest waits for what the plugin does by itself later: it switches
-// MIG mode off.
+// unprepareAndRest also waits until the plugin has switched MIG mode off.
 func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
 	if err := p.unprepare(t, c); err != nil {
 		return err
@@ -120,8 +119,8 @@ func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceC
 	return p.answers(t) // it may have died at that very step
 }
 
-// failToPrepare has the second GPU refuse when the first has what it should; an
-// error is that the plugin has died.
+// failToPrepare makes the second GPU refuse after the first is done; an error
+// means that the plugin has died.
 func failToPrepare(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error {
 	n.fault(t, nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: 1, Code: nvmlsim.Unknown, DelayMS: 500, Count: 1})
 	if names, err := p.prepare(t, c); err == nil {
@@ -150,13 +149,13 @@ func evict(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error
 	return prepareIt(t, n, p, c)
 }
 
-// keepWarm is what a SharingPolicy would ask of the second GPU.
+// keepWarm sets the second GPU's keepWarm as a SharingPolicy would.
 func (n *node) keepWarm(t *testing.T, d time.Duration) {
 	t.Helper()
 	n.ask(t, &v1alpha1.GPUSpec{KeepWarm: &metav1.Duration{Duration: d}})
 }
 
-// ask is what SharingPolicies ask of the second GPU; nil: nothing.
+// ask sets the settings of SharingPolicies for the second GPU; nil: none.
 func (n *node) ask(t *testing.T, spec *v1alpha1.GPUSpec) {
 	t.Helper()
 	inventory := &v1alpha1.GPUInventory{}
@@ -177,7 +176,7 @@ func (n *node) ask(t *testing.T, spec *v1alpha1.GPUSpec) {
 	}
 }
 
-// TestWarm keeps idle partitions, and what comes then.
+// TestWarm keeps idle partitions, and tests the following operations.
 func TestWarm(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

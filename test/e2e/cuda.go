@@ -15,8 +15,7 @@ import (
 )
 
 // cudaProgram is the simulator's CUDA program, as the test image has it. It prints
-// what a context, its multiprocessors and its memory are like, and how each
-// allocation ends.
+// its context, multiprocessors and memory, and the result of each allocation.
 func cudaProgram(args ...string) []string {
 	return append([]string{"nvmlsim", "cuda"}, args...)
 }

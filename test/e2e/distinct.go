@@ -18,9 +18,9 @@ import (
 )
 
 // distinct waits until so many pods with a label run at the same time, and
-// checks that each sees exactly one MIG device, the one its claim was given, and
-// no two the same. The pods' first container prints what nvidia-smi -L tells.
-// It prints "POD PROFILE UUID" for each.
+// checks that each sees exactly one MIG device, the one its claim was given,
+// and no two the same. The pods' first container prints the output of
+// nvidia-smi -L. It prints "POD PROFILE UUID" for each.
 //
 //	distinct TIMEOUT LABEL COUNT
 func distinct(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {

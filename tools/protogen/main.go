@@ -30,7 +30,7 @@ func main() {
 	}
 }
 
-// generate writes what both programs make of a file that imports no other.
+// generate writes the output of both generators for a file without imports.
 func generate(ctx context.Context, file string) error {
 	compiler := protocompile.Compiler{
 		Resolver:       &protocompile.SourceResolver{},

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// GPUInventory is what one node has: its GPUs and their health. It is named
+// GPUInventory lists the GPUs of one node and their health. It is named
 // after its Node and owned by it. The node's plugin creates it and writes its
 // status, only on change; the controller reads it, and writes the spec.
 //
@@ -28,15 +28,16 @@ type GPUInventory struct {
 
 // GPUInventorySpec is the controller's side of the conversation.
 type GPUInventorySpec struct {
-	// publishRequest is raised by the controller when this node's
-	// ResourceSlices were deleted by somebody else (the kubelet does so when it
-	// starts, and when the plugin's socket is gone for about 30 s). The slices
-	// come back once status.publishResponse has caught up: only a living plugin
-	// that is registered with its kubelet can answer.
+	// publishRequest is raised by the controller before it publishes this node's
+	// ResourceSlices for the first time, when they were deleted by somebody else (the
+	// kubelet does so when it starts, and when the plugin's socket is gone for about
+	// 30 s), and before it deletes the slices of another driver. The slices are
+	// written once status.publishResponse has caught up: only a living plugin that is
+	// registered with its kubelet can answer.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	PublishRequest int64 `json:"publishRequest,omitempty"`
-	// gpus has what SharingPolicies ask of the node for single GPUs.
+	// gpus has the settings of single GPUs that SharingPolicies ask for.
 	// +optional
 	// +listType=map
 	// +listMapKey=uuid
@@ -44,7 +45,7 @@ type GPUInventorySpec struct {
 	GPUs []GPUSpec `json:"gpus,omitempty"`
 }
 
-// GPUSpec is what a SharingPolicy asks of the node for one GPU.
+// GPUSpec has the settings of one GPU that a SharingPolicy asks for.
 type GPUSpec struct {
 	// uuid of the GPU.
 	// +kubebuilder:validation:MaxLength=64
@@ -56,7 +57,7 @@ type GPUSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="must be a duration such as 90s or 1h30m, and not negative"
 	KeepWarm *metav1.Duration `json:"keepWarm,omitempty"`
 	// timeSlice is the interval of one turn while claims have replicas of the GPU.
-	// Absent: the GPU's time slice is none of the policy's business.
+	// Absent: the plugin doesn't change the GPU's time slice.
 	// +optional
 	TimeSlice TimeSliceInterval `json:"timeSlice,omitempty"`
 }
@@ -158,7 +159,7 @@ type GPU struct {
 	// mig is absent on GPUs without MIG.
 	// +optional
 	MIG *MIG `json:"mig,omitempty"`
-	// conditions that are wrong with this GPU; none means healthy.
+	// conditions are the problems of this GPU; none means healthy.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -26,7 +26,7 @@ func (s *SharingPolicySpec) SetDefaults() {
 	}
 }
 
-// Validate says what is wrong with the form of a policy, naming fields. The
+// Validate returns the errors in the form of a policy, by field. The
 // server checks most of it when it stores the object; this checks it all, for
 // objects that never met a server. Whether gpuSelector compiles is checked
 // where it is compiled, by the controller.

@@ -17,7 +17,7 @@ import (
 // Decode reads the parameters of an opaque device configuration (JSON),
 // strictly: an unknown or repeated field, a wrong type, another kind or
 // version, a value out of range or an empty part is an error that names the
-// field. What it returns is valid and has its defaults filled in.
+// field. The returned configuration is valid, with its defaults filled in.
 func Decode(raw []byte) (Config, error) {
 	var meta metav1.TypeMeta
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {

@@ -4,6 +4,6 @@
 // means the same here.
 //
 // Decode reads a configuration; the kubelet plugin uses it when it prepares a
-// claim, which is the first time that anybody checks one. Whether a node can do
-// what a configuration asks for isn't decided here: see pkg/claim.
+// claim, which is the first time that a configuration is checked. pkg/claim decides
+// whether a node can honour it.
 package v1beta1

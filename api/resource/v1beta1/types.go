@@ -19,7 +19,7 @@ const (
 //
 //sumtype:decl
 type Config interface {
-	// Validate says what is wrong with the configuration's form, naming fields.
+	// Validate returns the errors in the configuration's form, by field.
 	Validate() field.ErrorList
 	setDefaults()
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Validate says what is wrong with the configuration, naming fields.
+// Validate returns the errors in the configuration, by field.
 func (c *GpuConfig) Validate() field.ErrorList {
 	s, path := c.Sharing, field.NewPath("sharing")
 	if s == nil {
@@ -27,7 +27,7 @@ func (c *GpuConfig) Validate() field.ErrorList {
 	return errs
 }
 
-// Validate says what is wrong with the configuration, naming fields.
+// Validate returns the errors in the configuration, by field.
 func (c *MigDeviceConfig) Validate() field.ErrorList {
 	s, path := c.Sharing, field.NewPath("sharing")
 	if s == nil {

@@ -60,7 +60,8 @@ func TestDockerfileBuildsTheSame(t *testing.T) {
 	}
 }
 
-// dockerfile is what a Dockerfile builds, without the variables' values.
+// dockerfile has the build commands of a Dockerfile, without the variables'
+// values.
 type dockerfile struct {
 	version  string // VERSION's default
 	labels   map[string]string

@@ -12,7 +12,7 @@ import (
 type program struct {
 	// path in the image.
 	path string
-	// pkg to build, or to run if it is what builds the file.
+	// pkg is the package to build, or to run if it builds the file itself.
 	pkg   string
 	run   bool
 	cgo   bool
@@ -27,7 +27,7 @@ func programs(version string) []program {
 		{path: "/usr/bin/controller", pkg: "./cmd/controller", flags: []string{stamped}},
 		// go-nvml opens the driver's library with dlopen, hence cgo and glibc.
 		{path: "/usr/bin/kubelet-plugin", pkg: "./cmd/kubelet-plugin", cgo: true, flags: []string{"-tags=netgo,osusergo,grpcnotrace", stamped}},
-		// Static: it calls itself with the host's root directory.
+		// Static: it needs no C library.
 		{path: "/usr/bin/mps-supervisor", pkg: "./cmd/mps-supervisor", flags: []string{stamped}},
 		// The hook runs on the host, whose C library may be older than ours or
 		// another one: static, it needs none.

@@ -129,8 +129,8 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
-// Nobody owns a default repository, so whoever registered its name would run
-// privileged on the nodes of everybody who forgot to set one.
+// There is no default repository: anyone could register its name, and that
+// image would run privileged on nodes of users who forgot to set one.
 func TestImage(t *testing.T) {
 	_, all, err := templateAsIs(t)
 	if want := "image.repository is not set: there are no published images, so build one"; err == nil || !strings.Contains(all, want) {

@@ -43,8 +43,8 @@ func TestFindServer(t *testing.T) {
 	}
 }
 
-// What servers make of a slice, as read in their sources: what validation
-// refuses, and what they drop before.
+// TestProbe uses fake servers that treat slices as in the sources of
+// Kubernetes: they drop fields, and refuse slices in validation.
 func TestProbe(t *testing.T) {
 	invalid := apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceSlice").GroupKind(), "x", nil)
 	drop := func(s *resourceapi.ResourceSlice) error {

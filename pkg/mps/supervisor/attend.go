@@ -22,7 +22,7 @@ const (
 
 // attend sets a running daemon's limits and keeps a server running that accepts
 // clients, until ctx ends. It never kills a daemon because it doesn't answer: its
-// clients may still compute. State.Trouble says what is wrong with it.
+// clients may still compute. State.Trouble has the reason.
 func (s *Supervisor) attend(ctx context.Context, r record) {
 	name, failures := r.Daemon.Name, 0
 	for ctx.Err() == nil {

@@ -12,10 +12,10 @@ import (
 // root in a container, too.
 const privileged = "control_privileged"
 
-// admit lets clients in: what they need of the pipe directory, which is all but
-// the privileged socket, gets second names in the directory that they see. That
-// directory stays when the daemon is another one, since containers have it
-// mounted. Idempotent.
+// admit makes the daemon reachable for clients: it links all files of the pipe
+// directory except the privileged socket into the clients' directory. That
+// directory stays when the daemon is replaced, because containers have it
+// mounted. It is idempotent.
 func (p place) admit() error {
 	entries, err := os.ReadDir(p.pipe())
 	if err != nil {

@@ -17,7 +17,7 @@ type scenario struct {
 	before func(*node)
 	// act has it come to its steps; it fails when the supervisor is killed.
 	act func(*node)
-	// want is what the daemon must be given after the crash.
+	// want is the daemon that must run after the crash.
 	want mps.Daemon
 	// keeps: the daemon that ran before is the one that runs after.
 	keeps bool

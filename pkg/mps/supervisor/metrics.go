@@ -12,7 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
-// metrics are what is counted.
+// metrics has the metrics that a supervisor observes.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec

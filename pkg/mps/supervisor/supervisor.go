@@ -34,7 +34,7 @@ type Supervisor struct {
 	pause func(failures int) time.Duration
 	// attendPause is before the next look at a daemon without a server, after so many.
 	attendPause func(failures int) time.Duration
-	// tasks are what goes on beside the calls.
+	// tasks are the goroutines that outlive calls.
 	tasks sync.WaitGroup
 	// ended is closed when Run ends.
 	ended  chan struct{}
@@ -50,7 +50,7 @@ type Supervisor struct {
 	changed chan struct{} // closed with each change
 }
 
-// daemon is what is known of one; its supervisor's mutex guards it, and only who
+// daemon is the state of one; its supervisor's mutex guards it, and only who
 // has the lock of its name changes it.
 type daemon struct {
 	record   record
@@ -141,7 +141,7 @@ func (s *Supervisor) claimRunDir(ctx context.Context) (unlock func(), err error)
 	return func() { _ = f.Close() }, nil // closing unlocks
 }
 
-// report logs what daemons would be started with.
+// report logs the program and the cgroups that daemons would be started with.
 func (s *Supervisor) report(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	all, err := hostGroups()
@@ -175,7 +175,7 @@ func (s *Supervisor) hasGroup(name string) bool {
 	return len(s.groups) == 0
 }
 
-// outlive returns a context for what goes on after the call that begins it, until
+// outlive returns a context for work that continues after the call that begins it, until
 // Run ends.
 func (s *Supervisor) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	// Not a child of the call's: daemons that die again and again would make a
@@ -230,7 +230,7 @@ func (s *Supervisor) get(name string) (daemon, bool) {
 	return *d, true
 }
 
-// set changes what is known of a daemon, and tells the watchers.
+// set changes the state of a daemon, and notifies the watchers.
 func (s *Supervisor) set(name string, change func(*daemon)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,7 +241,7 @@ func (s *Supervisor) set(name string, change func(*daemon)) {
 	s.tell()
 }
 
-// forget drops the daemon, and tells the watchers.
+// forget drops the daemon, and notifies the watchers.
 func (s *Supervisor) forget(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,8 +257,8 @@ func (s *Supervisor) tell() {
 	s.changed = make(chan struct{})
 }
 
-// list returns all daemons, ordered by name, and what is closed when that is no
-// longer right.
+// list returns all daemons, ordered by name, and a channel that is closed at
+// the next change.
 func (s *Supervisor) list() []mps.State {
 	states, _ := s.watch()
 	return states
@@ -297,8 +297,8 @@ func isEmpty(dir string) bool {
 	return err != nil || len(entries) == 0
 }
 
-// adoptAll takes over what is in the run directory. What can't be taken over as
-// it is, is put right beside the calls.
+// adoptAll adopts the daemons in the run directory. A daemon that can't be adopted as
+// it is, is restarted or stopped in the background.
 func (s *Supervisor) adoptAll(ctx context.Context) error {
 	entries, err := os.ReadDir(filepath.Join(s.cfg.RunDir, "d"))
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// options for nvcdi; called with the host's root directory.
+// options returns the options for nvcdi; it is called with the host's root
+// directory.
 func options(cfg Config, d *Driver) []nvcdi.Option {
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml),
@@ -25,7 +26,7 @@ func options(cfg Config, d *Driver) []nvcdi.Option {
 		nvcdi.WithDevRoot(d.DevRoot),
 		nvcdi.WithNVIDIACDIHookPath(cfg.HookPath),
 		nvcdi.WithDisabledHooks(uselessHooks(d)...),
-		// It would be loaded into this process to tell what NVML tells too.
+		// It would load another library for facts that NVML has too.
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 	}
 	if len(d.LibraryDirs) > 0 {
@@ -34,8 +35,8 @@ func options(cfg Config, d *Driver) []nvcdi.Option {
 	return opts
 }
 
-// uselessHooks are those that could do nothing on this host. Each hook is a
-// program that is started before a container is, some milliseconds each.
+// uselessHooks returns the hooks without effect on this host. Each hook is a
+// program that runs before a container starts, and takes some milliseconds.
 func uselessHooks(d *Driver) []string {
 	var useless []string
 	if !hasMemoryLimits(d.Version) {
@@ -47,8 +48,8 @@ func uselessHooks(d *Driver) []string {
 	return useless
 }
 
-// dropGraphicsHook takes out the hook that tells EGL and Vulkan which GPUs they
-// may see, where the driver comes without them, as on most servers.
+// dropGraphicsHook removes the hook that sets the visible GPUs of EGL and
+// Vulkan if the driver is installed without them, as on most servers.
 func dropGraphicsHook(edits *specs.ContainerEdits) {
 	for _, m := range edits.Mounts {
 		if strings.HasPrefix(filepath.Base(m.ContainerPath), "libEGL_nvidia.so") {
@@ -60,7 +61,7 @@ func dropGraphicsHook(edits *specs.ContainerEdits) {
 	})
 }
 
-// mergeSymlinkHooks makes all links with the first hook that makes any: nvcdi
+// mergeSymlinkHooks moves all links to the first hook that creates links: nvcdi
 // has one such hook for the libraries and one for graphics.
 func mergeSymlinkHooks(edits *specs.ContainerEdits) {
 	const fixed = 2 // arguments before those that name links: program and hook
@@ -81,26 +82,27 @@ func mergeSymlinkHooks(edits *specs.ContainerEdits) {
 // applicationProfileHook has no exported name.
 const applicationProfileHook = "update-application-profile"
 
-// hasMemoryLimits: nvmlDeviceSetMemoryLimits came with driver 615.
+// hasMemoryLimits reports whether the driver has nvmlDeviceSetMemoryLimits,
+// which was added in 615.
 func hasMemoryLimits(version string) bool {
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)
 	return err != nil || n >= 615
 }
 
-// modifiesDeviceFiles says whether the driver's user space makes device nodes
-// by itself, as it does by default; in a container it would make those of
-// other GPUs too.
+// modifiesDeviceFiles reports whether the driver's user space creates device
+// nodes, as it does by default; in a container it would create those of other
+// GPUs too.
 func modifiesDeviceFiles() bool {
 	params, err := os.ReadFile("/proc/driver/nvidia/params")
 	if err != nil {
-		return false // the hook, too, does nothing without the file
+		return false // without the file the hook does nothing either
 	}
 	return !strings.Contains(string(params), "ModifyDeviceFiles: 0")
 }
 
-// logger turns what nvcdi has to say, mostly on files that optional parts of a
-// driver lack, into lines for those who look for them.
+// logger logs nvcdi's messages, mostly about missing optional files of a
+// driver, at a high verbosity.
 type logger struct{ klog.Logger }
 
 func (l logger) Debugf(string, ...any)               {}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// mountElsewhere mounts a file at target in a mount namespace of its own, and
-// returns when it is there. The process in it is named sleep.
+// mountElsewhere mounts a file at target in a new mount namespace, and returns
+// when it is mounted. The process in it is named sleep.
 func mountElsewhere(t *testing.T, file, target string) (end func()) {
 	t.Helper()
 	const script = `mount --make-rprivate / && mount -t tmpfs tmpfs /dev && mkdir -p "${2%/*}" && : > "$2" && mount --bind "$1" "$2" && echo mounted && exec sleep infinity`

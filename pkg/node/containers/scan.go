@@ -12,13 +12,14 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// podPattern finds a pod's UID in the path of a cgroup, of both drivers.
+// podPattern finds a pod's UID in the path of a cgroup, with both cgroup
+// drivers.
 var podPattern = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})`)
 
 // mount is a claim's mark in the mount namespace of a process.
 type mount struct {
 	claimUID string
-	// deleted: the mark was unlinked since.
+	// deleted means that the mark has been unlinked.
 	deleted bool
 	pid     int
 }
@@ -37,7 +38,7 @@ func (c *Containers) scan() ([]mount, error) {
 		if err != nil {
 			continue
 		}
-		// A process that ends meanwhile can't be read.
+		// A process that has just ended can't be read.
 		namespace, err := os.Readlink(c.process(pid, "ns/mnt"))
 		if err != nil || seen[namespace] {
 			continue
@@ -71,12 +72,12 @@ func parseMounts(mountinfo string, pid int) []mount {
 	return mounts
 }
 
-// holders names the processes that a claim's marks are mounted for, with their
+// holders lists the processes that have a claim's marks mounted, with their
 // pods, and the pods whose cgroups aren't empty.
 func (c *Containers) holders(claimUID string, pods []kubeletplugin.NamespacedObject) string {
 	var names []string
 	named := map[string]bool{}
-	mounts, _ := c.scan() // without it, only the pods are named that the record names
+	mounts, _ := c.scan() // on an error only the pods of the record are listed
 	for _, m := range mounts {
 		if m.claimUID != claimUID {
 			continue
@@ -121,8 +122,8 @@ func (c *Containers) podOf(pid int) string {
 	return strings.ReplaceAll(string(m[1]), "_", "-")
 }
 
-// podName is namespace/name, which the directory of the pod's logs has where the
-// claim's record hasn't; else the UID.
+// podName returns the pod's namespace/name from the claim's record or from the
+// directory of the pod's logs, otherwise its UID.
 func (c *Containers) podName(uid string, pods []kubeletplugin.NamespacedObject) string {
 	for _, p := range pods {
 		if string(p.UID) == uid {

@@ -7,39 +7,41 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Level says how much a finding matters.
+// Level is the severity of a finding.
 type Level string
 
 const (
-	// Trouble must not be: somebody has to do something.
+	// Trouble violates a rule: somebody has to act.
 	Trouble Level = "trouble"
-	// Leftover is this driver's own, used by nobody, and goes by itself: an
-	// instance that is kept warm, for instance.
+	// Leftover is an unused object of this driver that will be removed
+	// automatically, for example an instance that is kept warm.
 	Leftover Level = "leftover"
-	// Note is worth knowing: what others have made, or what could not be seen.
+	// Note is information: objects that others have created, or state that could
+	// not be read.
 	Note Level = "note"
 )
 
-// Finding is one thing that was found.
+// Finding is one result of a check.
 type Finding struct {
 	Level Level `json:"level"`
-	// Check names the rule, in a word that doesn't change: "cdi-spec-missing".
+	// Check is the fixed name of the rule: "cdi-spec-missing".
 	Check string `json:"check"`
-	// What is there, or isn't, in a sentence.
+	// What describes the finding in a sentence.
 	What string `json:"what"`
-	// Do is what to do about it; empty where nothing is to be done.
+	// Do is the advice; empty if there is nothing to do.
 	Do string `json:"do,omitempty"`
-	// Claim as namespace/name, or its UID where the name isn't known.
+	// Claim is namespace/name, or the claim's UID if the name isn't known.
 	Claim string `json:"claim,omitempty"`
-	// GPU and Device concerned, as far as there are any.
+	// GPU and Device are the affected ones, if any.
 	GPU    gpu.UUID `json:"gpu,omitempty"`
 	Device string   `json:"device,omitempty"`
-	// Path of the file concerned.
+	// Path is the affected file.
 	Path string `json:"path,omitempty"`
 }
 
-// sameSubject says whether both are about the same claim or, where there is none,
-// the same GPU or file. What is wrong with it may look another way meanwhile.
+// sameSubject reports whether both are about the same claim or, without a
+// claim, the same GPU or file. The problem itself may have changed between the
+// checks.
 func (f Finding) sameSubject(g Finding) bool {
 	switch {
 	case f.Claim != "" || g.Claim != "":
@@ -51,7 +53,7 @@ func (f Finding) sameSubject(g Finding) bool {
 	}
 }
 
-// order puts what matters most first, then what belongs together.
+// order compares findings by severity, then by subject.
 func order(a, b Finding) int {
 	rank := map[Level]int{Trouble: 0, Leftover: 1, Note: 2}
 	return cmp.Or(
@@ -62,19 +64,19 @@ func order(a, b Finding) int {
 	)
 }
 
-// Report is what Examine has seen.
+// Report is the result of Examine.
 type Report struct {
-	// Healthy: no finding is trouble.
+	// Healthy means that no finding is trouble.
 	Healthy bool `json:"healthy"`
-	// Looks is how often it took to be sure.
+	// Looks is the number of checks that were needed.
 	Looks int `json:"looks"`
-	// Claims and Instances in the journal, MPS daemons that the supervisor has, and
-	// GPUs that answered.
+	// Claims and Instances count those in the journal, Daemons the supervisor's
+	// MPS daemons, and GPUs the ones that answered.
 	Claims    int `json:"claims"`
 	Instances int `json:"instances"`
 	Daemons   int `json:"daemons"`
 	GPUs      int `json:"gpus"`
-	// Findings, those that matter most first.
+	// Findings are ordered by severity.
 	Findings []Finding `json:"findings"`
 }
 

@@ -2,8 +2,9 @@ package doctor
 
 import "github.com/tessera-dra/tessera/pkg/allocator"
 
-// checkServer notes an API server whose scheduler allocates shares twice. The
-// controller offers less there, and prepare refuses what overlaps.
+// checkServer notes an API server whose scheduler allocates shares twice. With
+// such a server the controller offers less, and prepare refuses overlapping
+// devices.
 func (l *look) checkServer() {
 	if l.Kubernetes == "" || allocator.ChargesShared(l.Kubernetes) {
 		return

@@ -19,7 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// shared is what the node's GPUs are shared through.
+// shared is a fake of the daemons and settings of the node's GPUs.
 type shared struct {
 	daemons map[string]mps.State
 	away    error
@@ -56,8 +56,8 @@ func (s *shared) TimeSlice(uuid gpu.UUID) (string, error) {
 	}
 }
 
-// sharedNode is a node as it should be: two claims share the first GPU, one has a
-// share of a partition of the other.
+// sharedNode is a node without findings: two claims share the first GPU, one
+// has a share of a partition of the other.
 type sharedNode struct {
 	*node
 	shared   *shared
@@ -85,14 +85,14 @@ func newSharedNode(t *testing.T) *sharedNode {
 	return n
 }
 
-// run has a daemon run.
+// run adds a running daemon.
 func (n *sharedNode) run(d mps.Daemon) {
 	n.shared.daemons[d.Name] = mps.State{Daemon: d, Phase: mps.Running, PipeDir: "/run/mps/d/" + d.Name + "/pipe"}
 	n.shared.remains = append(n.shared.remains, d.Name)
 	n.host["run/mps/d/"+d.Name+"/pipe"] = &fstest.MapFile{Mode: os.ModeDir}
 }
 
-// claim has a claim prepared, as a client of a daemon.
+// claim adds a prepared claim that is a client of a daemon.
 func (n *sharedNode) claim(uid, daemon string, e specs.ContainerEdits, g journal.Grant) {
 	n.claims[uid] = journal.Record{ClaimUID: uid, Namespace: "default", Name: uid, BootID: boot, Grants: []journal.Grant{g}}
 	if daemon != "" {
@@ -101,7 +101,7 @@ func (n *sharedNode) claim(uid, daemon string, e specs.ContainerEdits, g journal
 	n.specs["k8s.gpu.nvidia.com-claim_"+uid+".json"] = claimSpec(uid+"-"+string(g.Device), e)
 }
 
-// unprepare forgets the claim.
+// unprepare removes the claims.
 func (n *sharedNode) unprepare(uids ...string) {
 	for _, uid := range uids {
 		delete(n.claims, uid)
@@ -133,7 +133,7 @@ func (n *sharedNode) writeSettings() {
 
 func TestCheckSharing(t *testing.T) {
 	for name, tc := range map[string]struct {
-		before func(n *sharedNode) // changes what is written
+		before func(n *sharedNode) // changes the node before it is written
 		after  func(t *testing.T, n *sharedNode)
 		want   []string
 	}{
@@ -286,8 +286,8 @@ func TestCheckSharing(t *testing.T) {
 	}
 }
 
-// withSharedMemory has clients of the partition's daemon see its /dev/shm, which is
-// on a file system of this number.
+// withSharedMemory mounts the /dev/shm of the partition's daemon into its clients,
+// from a file system with this number.
 func (n *sharedNode) withSharedMemory(fileSystem uint64) {
 	s := n.shared.daemons[partName]
 	s.ShmDir = "/run/mps/d/" + partName + "/shm"
@@ -296,7 +296,7 @@ func (n *sharedNode) withSharedMemory(fileSystem uint64) {
 	n.host["run/mps/d/"+partName+"/shm"] = &fstest.MapFile{Mode: os.ModeDir, Sys: &syscall.Stat_t{Dev: fileSystem}}
 }
 
-// withSlice has the first GPU be given whole with a time slice.
+// withSlice grants the first GPU as a whole, with a time slice.
 func (n *sharedNode) withSlice(interval string) {
 	n.unprepare("a", "b")
 	n.stop("gpu-980fb000")

@@ -1,20 +1,20 @@
-// Package journal remembers on disk which claim holds which devices, and what
-// was made of which GPU, so that it is known after a crash, a reboot, or a
-// change of the plugin's version.
+// Package journal stores on disk which claim holds which devices, and which
+// partitions and settings were changed on which GPU, so that they are known
+// after a crash, a reboot, or a change of the plugin's version.
 //
-// There is one file per claim, named by the claim's UID, so that the cost of
-// a write doesn't depend on how many claims there are; and, in directories of
-// their own, one per GPU on which MIG partitions were made, and one per GPU whose
-// compute mode or time slice isn't as it was found. Reads are served from memory; a
-// claim's record is on disk, data and name, when its write returns; a GPU's, of
-// either kind, needn't survive the machine. A file is written beside its
-// place and renamed, so that a crash leaves the old record or the new one. A
-// file that can't be read is put aside, never overwritten, and its claim or GPU
-// stays in the list of what is unreadable until another record takes its place
-// or it is known that there is none.
+// There is one file per claim, named by the claim's UID, so that the cost of a
+// write doesn't depend on how many claims there are; and, in directories of their
+// own, one per GPU on which MIG partitions were made, and one per GPU whose compute
+// mode or time slice isn't as it was found. Reads are served from memory; a claim's
+// record is on disk, data and name, when its write returns; a GPU's, of either
+// kind, needn't survive the machine. A file is written beside its place and
+// renamed, so that a crash leaves the old record or the new one. A file that can't
+// be read is renamed, never overwritten, and its claim or GPU stays in the list of
+// unreadable ones until another record replaces it or it is known that there is
+// none.
 //
-// The file's envelope is {"version", "crc32", "body"}; the checksum is over
-// the bytes of the body. What is in the body are this package's own types: no
+// The file's envelope is {"version", "crc32", "body"}; the checksum is over the
+// bytes of the body. The body consists of this package's own types: no
 // library's struct goes to disk. Fields may be added at any time: readers skip
 // what they don't know. The version is raised only when an older reader would
 // do harm, and an older reader refuses to start on such a file.

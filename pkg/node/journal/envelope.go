@@ -10,7 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// version is what this package writes, and the newest it reads.
+// version is the version that this package writes, and the newest that it
+// reads.
 const version = 1
 
 // ErrNewerVersion says that a file was written by a plugin whose files this

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRead reads while the journal is open; what is wrong is told and stays.
+// TestRead reads while the journal is open; unreadable files are reported and
+// not changed.
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	j, err := Open(dir, nil)

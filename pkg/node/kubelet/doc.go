@@ -1,14 +1,14 @@
-// Package kubelet is the plugin's door to the kubelet: it serves the DRA
+// Package kubelet is the plugin's interface to the kubelet: it serves the DRA
 // gRPC API (v1 and v1beta1) and plugin registration through the kubeletplugin
-// helper, and passes each claim on to what prepares it.
+// helper, and passes each claim to Claims.
 //
-// It adds what the helper leaves to drivers: the claims of one call are
-// handled side by side and fail one by one; a prepare is announced before
-// the helper reads the claim from the API server, so that an unprepare which
-// arrives meanwhile can win over it; the wiring hears of every registration,
-// a kubelet's restart included; and another driver that is alive under the
-// same name is found before its sockets are taken away from it.
+// It adds to the helper: the claims of one call are handled concurrently and
+// fail separately; a prepare is announced before the helper reads the claim
+// from the API server, so that an unprepare that arrives in the meantime
+// prevails; OnRegistered reports every registration, including those after a
+// kubelet's restart; and another running driver with the same name is detected
+// before this plugin replaces its sockets.
 //
-// It publishes nothing: ResourceSlices are the controller's. Only what wires
-// the plugin imports it.
+// It publishes nothing: the controller writes ResourceSlices. Only pkg/node
+// imports it.
 package kubelet

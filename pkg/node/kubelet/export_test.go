@@ -2,5 +2,5 @@ package kubelet
 
 import "time"
 
-// LookOften has a plugin look at the sockets all the time.
+// LookOften makes a plugin check the sockets every 10 milliseconds.
 func (p *Plugin) LookOften() { p.every = 10 * time.Millisecond }

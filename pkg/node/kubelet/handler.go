@@ -25,7 +25,7 @@ type handler struct {
 	fail context.CancelCauseFunc
 }
 
-// PrepareResourceClaims prepares the claims side by side.
+// PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(claims, func(i int, c *resourceapi.ResourceClaim) { results[i] = h.prepare(ctx, c) })
@@ -48,7 +48,7 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 	return kubeletplugin.PrepareResult{Devices: devices}
 }
 
-// UnprepareResourceClaims unprepares the claims side by side.
+// UnprepareResourceClaims unprepares the claims concurrently.
 func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	errs := make([]error, len(claims))
 	each(claims, func(i int, c kubeletplugin.NamespacedObject) { errs[i] = h.unprepare(ctx, c) })
@@ -70,7 +70,7 @@ func (h *handler) unprepare(ctx context.Context, c kubeletplugin.NamespacedObjec
 	return nil
 }
 
-// HandleError ends Run if the error is one that the helper can't go on with.
+// HandleError ends Run if the helper can't continue after the error.
 func (h *handler) HandleError(ctx context.Context, err error, msg string) {
 	runtime.HandleErrorWithContext(ctx, err, msg)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
@@ -78,13 +78,13 @@ func (h *handler) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus says that there is no such thing; Run has the service
-// turned off.
+// WatchHealthStatus returns that it isn't implemented; Run disables the
+// service.
 func (h *handler) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }
 
-// announce is a gRPC interceptor that tells of a prepare before the helper
+// announce is a gRPC interceptor that announces a prepare before the helper
 // reads its claims from the API server.
 func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	var uids []types.UID
@@ -105,8 +105,8 @@ func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return next(ctx, req)
 }
 
-// noteRegistration is a gRPC interceptor that sees the kubelet say whether it
-// has registered the plugin.
+// noteRegistration is a gRPC interceptor that handles the kubelet's notice
+// about the plugin's registration.
 func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	if status, ok := req.(*registerapi.RegistrationStatus); ok && err == nil && status.GetPluginRegistered() {
@@ -115,7 +115,8 @@ func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnarySer
 	return resp, err
 }
 
-// each calls do for all items at once and returns when all calls have.
+// each calls do for all items concurrently and returns when all calls have
+// returned.
 func each[T any](items []T, do func(int, T)) {
 	var wg sync.WaitGroup
 	for i, item := range items {

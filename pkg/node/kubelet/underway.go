@@ -8,14 +8,14 @@ import (
 	"google.golang.org/grpc"
 )
 
-// underway are the kubelet's calls that have not ended.
+// underway has the kubelet's calls that have not ended.
 type underway struct {
 	mu    sync.Mutex
 	last  uint64
 	began map[uint64]time.Time
 }
 
-// count is a gRPC interceptor that notes when calls begin and end.
+// count is a gRPC interceptor that records when calls begin and end.
 func (u *underway) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	u.mu.Lock()
 	if u.began == nil {
@@ -33,8 +33,8 @@ func (u *underway) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, 
 	return next(ctx, req)
 }
 
-// OldestCall returns how long the oldest of the kubelet's calls has been under way;
-// 0 if there is none.
+// OldestCall returns the duration of the oldest call of the kubelet that has not
+// ended; 0 if there is none.
 func (p *Plugin) OldestCall() time.Duration {
 	p.underway.mu.Lock()
 	defer p.underway.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package nodetest lays out simulated drivers for the tests of the packages
+// Package nodetest installs simulated drivers for the tests of the packages
 // under node. Only tests import it.
 package nodetest
 
@@ -15,19 +15,18 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
 )
 
-// Driver is a simulated driver on a pretended host.
+// Driver is a simulated driver on a fake host.
 type Driver struct {
-	// Host is the directory that stands for the host's file system; Root is
-	// the driver root in it.
+	// Host is the root directory of the fake host; Root is the driver root in it.
 	Host, Root string
 	// Machine that was installed.
 	Machine nvmlsim.Description
 }
 
 // Run builds the simulator's library, installs a machine ("8xh100-80gb") on a
-// pretended host as a driver container would, runs the tests of a package with
-// it, and returns the exit status. One machine a process: the library is
-// loaded into it. Needs root (device nodes).
+// fake host as a driver container would, runs the tests of a package with it,
+// and returns the exit status. A process can have only one machine, because it
+// loads the library. Needs root (device nodes).
 func Run(m *testing.M, machine string, use func(Driver)) int {
 	dir, err := os.MkdirTemp("", "tessera-driver-")
 	if err != nil {
@@ -51,7 +50,7 @@ func fail(err error) int {
 	return 1
 }
 
-// program is beside the library what becomes nvidia-smi.
+// program is the file beside the library that is installed as nvidia-smi.
 const program = "nvmlsim"
 
 // Build builds the simulator's library, and its program beside it, in a directory
@@ -62,15 +61,15 @@ func Build(dir string) (string, error) {
 		return "", err
 	}
 	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(file), program), "github.com/tessera-dra/tessera/cmd/nvmlsim")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs with the pretended host as its root
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs with the fake host as its root
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the program: %w\n%s", err, out)
 	}
 	return file, nil
 }
 
-// Install lays a machine out on a pretended host. Machines of one name have the
-// same GPUs. The library is as Build has made it.
+// Install installs a machine on a fake host. Machines with the same name have
+// the same GPUs. built is the library from Build.
 func Install(host, built, machine, name string) (Driver, error) {
 	d := Driver{Host: host, Root: "/run/nvidia/driver"}
 	spec, err := nvmlsim.ParseSpec([]byte(machine))
@@ -84,7 +83,7 @@ func Install(host, built, machine, name string) (Driver, error) {
 	return d, driverroot.Install(driverroot.Options{Root: filepath.Join(host, d.Root), Machine: d.Machine, Library: built, SMI: smi})
 }
 
-// Hardware opens the machine, to do to it what happens to hardware.
+// Hardware opens the machine, to change its hardware.
 func (d Driver) Hardware() (*nvmlsim.Machine, error) {
 	return nvmlsim.Open(filepath.Join(d.Host, d.Root, nvmlsim.StateFile))
 }

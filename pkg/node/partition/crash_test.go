@@ -36,7 +36,7 @@ func (d *death) step(name string) {
 	}
 }
 
-// scenario is an operation and what comes before it.
+// scenario is an operation and its preconditions.
 type scenario struct {
 	before, do func(*testing.T, *node)
 	// steps is the least number of steps it must have, so that a test that
@@ -305,7 +305,8 @@ func TestRecoverGoesOn(t *testing.T) {
 	}
 }
 
-// TestStopsInBetween: what is begun when the context ends is done, and no more.
+// TestStopsInBetween: operations in progress when the context ends are
+// finished, and no others begin.
 func TestStopsInBetween(t *testing.T) {
 	n := newNode(t, newHardware())
 	n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Hour})
@@ -333,7 +334,8 @@ func TestStopsInBetween(t *testing.T) {
 	}
 }
 
-// TestLeaveStops when its context ends, with what it began done.
+// TestLeaveStops checks that Leave stops when its context ends, after it has
+// finished the operation in progress.
 func TestLeaveStops(t *testing.T) {
 	n := newNode(t, newHardware())
 	n.prepare(t, part(gpu0, "1g.18gb", 0))

@@ -1,19 +1,19 @@
-// Package partition makes MIG partitions when claims need them and destroys
-// them when nobody does.
+// Package partition creates MIG partitions when claims need them and destroys
+// unneeded ones.
 //
-// What it made, and whether it switched a GPU's MIG mode on, is in one journal
-// record a GPU, written before the hardware is changed. Only what is in there,
-// and agrees with the hardware in ids, profile and place, is Tessera's: it is
-// used again, destroyed, and kept out of what the node reports. All else
-// belongs to others; it is used where it is exactly what a claim was given, and
-// never changed. Whether a partition of ours is needed is computed from the
-// claims' records, so a partition that stays warm for the next claim costs no
-// write.
+// One journal record per GPU lists the partitions that Tessera created, and whether
+// it switched the GPU's MIG mode on. The record is written before the hardware is
+// changed. Only partitions in the record that agree with the hardware in ids, profile
+// and placement are Tessera's: they are used again, destroyed, and left out of the
+// node's report. All others belong to other programs; a claim uses such a partition
+// if it is exactly the allocated one, and Tessera never changes it. Whether a
+// partition is needed is computed from the claims' records, so a partition that stays
+// warm for the next claim costs no write.
 //
-// Every operation looks at the hardware first and takes it as the truth: what
-// was destroyed by others, by a reboot or a reload of the driver is gone, and
-// what a crash left half made is completed or destroyed. There is one lock a
-// GPU, held for the length of an operation; GPUs don't wait for each other.
+// Every operation reads the hardware first and takes it as the truth: partitions that
+// were destroyed by others, by a reboot or by a reload of the driver are gone, and
+// those that a crash left incomplete are completed or destroyed. There is one lock per
+// GPU, held during an operation; GPUs don't wait for each other.
 //
 // The package knows nothing of Kubernetes objects or CDI. It is called by
 // pkg/node/prepare through an interface of that package; only pkg/node, which

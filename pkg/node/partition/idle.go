@@ -9,9 +9,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// holder names who holds the partition, or a share of it, in the journal, "" where
-// nobody does. A claim whose file can't be read counts as a holder of all that it
-// may hold.
+// holder returns the name of the claim that holds the partition, or a share of it,
+// in the journal, "" if none does. A claim whose file can't be read counts as a
+// holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
 	exactly := func(g journal.Grant) bool { return !g.Admin && g.Base() == gpu.Device(p) }
 	for _, r := range m.Journal.Holders(p, "") {
@@ -46,8 +46,8 @@ func (m *Manager) isIdle(p gpu.Partition) bool {
 	return idle
 }
 
-// idleFor is how long the partition, which nobody holds, has been idle; from
-// now on where that was not known.
+// idleFor returns how long the partition, which no claim holds, has been idle;
+// if that is unknown, it counts from now on.
 func (m *Manager) idleFor(p gpu.Partition) time.Duration {
 	m.setIdle(p, true)
 	m.mu.Lock()

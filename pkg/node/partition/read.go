@@ -13,12 +13,12 @@ type watch struct {
 	records []journal.GPURecord
 }
 
-// Read returns what read finds, less what is ours: our instances, and a mode
-// that we switched on, which shows as off. What is made or destroyed while read
-// looks never shows, so that what a node reports doesn't change with claims.
-// While a mode is ours, the GPU's other facts are as before has them, since some
-// (reserved memory, index, minor number) may be others in MIG mode.
-// Where a mode was switched meanwhile, read is called again.
+// Read returns the result of read without our instances, and with a mode that
+// we switched on shown as off. Instances that are created or destroyed during
+// read never show, so that what a node reports doesn't change with claims.
+// While a mode is ours, the GPU's other facts are as before has them, since
+// some (reserved memory, index, minor number) may be others in MIG mode. Where
+// a mode was switched meanwhile, read is called again.
 func (m *Manager) Read(before []gpu.GPU, read func() (gpu.Node, error)) (gpu.Node, error) {
 	w := m.watch()
 	node, err := m.undisturbed(read)
@@ -80,9 +80,9 @@ func (m *Manager) disturb() (done func()) {
 	}
 }
 
-// watch starts with the records of now. A record is told of after it is written
-// and before the hardware is changed, so that whatever can be seen was in force
-// when the watch began or is told of.
+// watch starts with the current records. A record is added to the watches after it is
+// written and before the hardware is changed, so that every partition that can be
+// seen is in the watch's records.
 func (m *Manager) watch() *watch {
 	w := &watch{}
 	m.mu.Lock()
@@ -123,7 +123,7 @@ func frozen(now gpu.GPU, before []gpu.GPU, r journal.GPURecord) gpu.GPU {
 	return was
 }
 
-// without returns the facts less what the record tells of.
+// without returns the facts without the partitions in the record.
 func without(facts *gpu.MIG, r journal.GPURecord) *gpu.MIG {
 	if facts == nil {
 		return nil

@@ -18,8 +18,8 @@ const (
 
 // Run destroys partitions that nobody has used for as long as SetKeepWarm says,
 // switches MIG mode off some seconds after the last partition of ours is gone,
-// and tries again what failed. It returns when the context has ended and what
-// it began is done.
+// and retries failures. It returns when the context has ended and operations in
+// progress are done.
 func (m *Manager) Run(ctx context.Context) { m.agenda.Run(ctx, m.sweep) }
 
 func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {
@@ -44,7 +44,8 @@ func (v *visit) plan() {
 	}
 }
 
-// planOwn is plan for one of ours; what a claim holds goes when that gives it up.
+// planOwn is plan for one of our partitions; a claim's partition is planned
+// when the claim releases it.
 func (v *visit) planOwn(o own) {
 	keep := v.m.keep(v.uuid)
 	switch {

@@ -30,8 +30,8 @@ func slicesName(p gpu.Placement) string {
 	return fmt.Sprintf("memory slices %d-%d", p.Start, p.Start+p.Size-1)
 }
 
-// unreadable says what is wrong with a GPU whose record can't be read, and what
-// to do.
+// unreadable returns the message about a GPU whose record can't be read, with
+// the remedy.
 func unreadable(u journal.UnreadableGPU) string {
 	return fmt.Sprintf("journal file %s can't be read (%v), so it isn't known which MIG instances Tessera made on GPU %s: none is made or destroyed there; this ends when the GPU has none and its MIG mode, if Tessera may switch it, is off: end the pods that use it, then nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi; nvidia-smi -i %s -mig 0",
 		u.Path, u.Err, u.GPU, u.GPU, u.GPU, u.GPU)

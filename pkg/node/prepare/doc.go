@@ -1,11 +1,11 @@
-// Package prepare gives an allocated claim its devices, and takes them back.
+// Package prepare prepares and unprepares the devices of allocated claims.
 //
 // A prepare writes one durable journal record, has the claim's MIG partitions
 // made, has set up what it shares (MPS daemons, time slices), and then writes the
 // claim's CDI spec. The record comes first and holds everything that the rest is
-// made from, limits included: after a crash in between, Recover goes forward. So
-// one record does for what would otherwise be an intent and a result; what a
-// partition or a GPU's setting needs beyond that is remembered by who makes it. An
+// made from, limits included: after a crash in between, Recover goes forward. One
+// record serves as intent and result; pkg/node/partition and pkg/node/sharing
+// record what partitions and settings need beyond that. An
 // unprepare goes the other way: spec, what is shared, partitions, record.
 //
 // Who holds a device is computed from the journal each time, under the lock

@@ -14,7 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 )
 
-// answer is what a Prepare in the background came to.
+// answer is the result of a Prepare in the background.
 type answer struct {
 	devices []kubeletplugin.Device
 	err     error

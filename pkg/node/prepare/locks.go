@@ -11,9 +11,9 @@ import (
 func claimKey(claimUID string) string { return "claim/" + claimUID }
 func gpuKey(uuid gpu.UUID) string     { return "gpu/" + string(uuid) }
 
-// locks are locks by key. A set of keys is taken at once or not at all, so
-// that nobody waits for one key while holding another and no order has to be
-// kept; and waiting ends with the context.
+// locks are locks by key. A set of keys is taken at once or not at all, so that
+// no goroutine waits for one key while it holds another and there is no lock
+// order; and waiting ends with the context.
 type locks struct {
 	mu      sync.Mutex
 	taken   map[string]bool
@@ -74,7 +74,7 @@ func (l *locks) unlock(keys []string) {
 	l.changed = make(chan struct{})
 }
 
-// broadcast tells all who wait at once.
+// broadcast wakes all waiting goroutines at once.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}

@@ -10,9 +10,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 )
 
-// TestAllocatedTwice: what an older scheduler allocates twice is refused, and
-// the kubelet's event for the pod tells people which version mends it. Other
-// conflicts have other causes.
+// TestAllocatedTwice: a device that an older scheduler allocates twice is
+// refused, and the kubelet's event for the pod names the version with the fix.
+// Other conflicts have other causes.
 func TestAllocatedTwice(t *testing.T) {
 	for name, tc := range map[string]struct {
 		first, second resourceapi.DeviceRequestAllocationResult

@@ -32,7 +32,7 @@ func (d *death) step(name string) {
 	}
 }
 
-// scenario is an operation and what comes before it.
+// scenario is an operation and its preconditions.
 type scenario struct {
 	before []journal.Record
 	do     func(*testing.T, *node)

@@ -12,7 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// metrics are what is counted.
+// metrics has the metrics that a Manager observes.
 type metrics struct {
 	calls *prometheus.HistogramVec
 }

@@ -61,7 +61,7 @@ func TestOverNVML(t *testing.T) {
 }
 
 // TestTimeSlicesBeforeVolta: on a P100 the user reads that the length of a time
-// slice can't be set, and what to ask for.
+// slice can't be set, and the remedy.
 func TestTimeSlicesBeforeVolta(t *testing.T) {
 	sim := nvmltest.NewSimulated(t, "1xp100-16gb,1xrtx-2080-ti")
 	run := func(_ context.Context, args ...string) (string, error) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What nvidia-smi of driver 580 prints on an H200.
+// The output of nvidia-smi of driver 580 on an H200.
 const listed = `+-------------------------------------+
 | GPU compute policies:               |
 | GPU     Name           Value        |

@@ -1,11 +1,10 @@
-// Package nvmltest is the contract of the hardware port as tests: whatever
-// claims to be NVML for this driver must pass Contract, which changes nothing
-// on the GPUs it reads, and MIGLifecycle and ComputeModes, which do. Contract runs on the
-// simulator in process, on the simulator's library through go-nvml, and on real
-// hardware; the others on the first two.
+// Package nvmltest tests the contract of the hardware port: every implementation must
+// pass Contract, which changes nothing on the GPUs, and MIGLifecycle and ComputeModes,
+// which do. Contract runs on the simulator in process, on the simulator's library through
+// go-nvml, and on real hardware; the others only on the simulator.
 //
-// Simulated is the port for other packages' tests: the Session of production
-// over the simulator's engine in this process, without a library.
+// Simulated is the port for tests of other packages: the production Session on
+// the simulator's engine in this process, without a library.
 package nvmltest
 
 import (
@@ -24,7 +23,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// Port is what the driver uses of NVML.
+// Port has the methods that the driver uses of NVML.
 type Port interface {
 	Driver() (nvml.Driver, error)
 	GPUs() ([]gpu.GPU, error)
@@ -42,7 +41,7 @@ var (
 	profileForm = regexp.MustCompile(`^[1-8]g\.[0-9]+gb(\+me|\+me\.all|\+gfx|-me)?$`)
 )
 
-// nowhere is the UUID of no GPU.
+// nowhere is a UUID that no GPU has.
 const nowhere = gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
 
 // Contract checks one machine with at least one healthy GPU.
@@ -128,8 +127,8 @@ func checkGPU(t *testing.T, g gpu.GPU) {
 	}
 }
 
-// checkNVLink: a domain is that of the switches, or is named after a GPU in it and
-// has another one.
+// checkNVLink checks that a domain is SwitchDomain, or is named after one of its
+// GPUs and has another one.
 func checkNVLink(t *testing.T, g gpu.GPU, gpus []gpu.GPU) {
 	if g.NVLink == nil {
 		t.Logf("%s: no NVLink, addressing mode %q", g.Model.ProductName, g.AddressingMode)
@@ -154,7 +153,8 @@ func checkNVLink(t *testing.T, g gpu.GPU, gpus []gpu.GPU) {
 	}
 }
 
-// NVLinks compares the links that the port counts with the simulated machine's.
+// NVLinks compares the number of links from the port with the simulated
+// machine's.
 func NVLinks(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	gpus, err := port.GPUs()
 	must(t, err)
@@ -175,7 +175,7 @@ func NVLinks(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	}
 }
 
-// checkMIG: MIG tells what GPUs told, and what it tells is possible.
+// checkMIG checks that MIG agrees with GPUs, and that its result is consistent.
 func checkMIG(t *testing.T, port Port, g gpu.GPU) {
 	got, err := port.MIG(g.UUID)
 	if g.MIG == nil {
@@ -204,7 +204,7 @@ func checkMIG(t *testing.T, port Port, g gpu.GPU) {
 	}
 }
 
-// checkComputeMode only reads: a mode that is set would be in other programs' way.
+// checkComputeMode only reads the mode: setting it would affect other programs.
 func checkComputeMode(t *testing.T, port Port, g gpu.GPU) {
 	mode, err := port.ComputeMode(g.UUID)
 	must(t, err)
@@ -241,7 +241,8 @@ func checkProfiles(t *testing.T, profiles []gpu.Profile, memory int64) {
 	}
 }
 
-// checkReaders reads from several goroutines at once: equal facts, always.
+// checkReaders reads from several goroutines at once, and checks that all get
+// equal facts.
 func checkReaders(t *testing.T, port Port, want []gpu.GPU) {
 	var wg sync.WaitGroup
 	for range 8 {

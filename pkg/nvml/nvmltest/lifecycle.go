@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// MIGPort is what the driver uses of NVML to change MIG.
+// MIGPort has the methods that the driver uses to change MIG.
 type MIGPort interface {
 	CreateInstance(p gpu.Partition) (gpu.Instance, error)
 	DestroyInstance(uuid gpu.UUID, want gpu.Instance) error
@@ -25,8 +25,8 @@ type MIGPort interface {
 
 var migUUIDForm = regexp.MustCompile(`^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// life is one GPU whose MIG is gone through, and the machine behind it, by
-// which the hardware is changed as others, or fate, would.
+// life is the GPU under test, and its machine, through which tests change the
+// hardware as other programs or failures would.
 type life struct {
 	port     Port
 	mig      MIGPort
@@ -35,10 +35,10 @@ type life struct {
 	position int
 }
 
-// MIGLifecycle goes through the life of MIG modes and instances on a simulated
-// machine whose GPUs are idle and have MIG off. It changes the machine, which
-// port and machine must both be of, and leaves it as it was. GPUs without MIG
-// are checked to say so.
+// MIGLifecycle tests MIG modes and instances on a simulated machine whose GPUs
+// are idle and have MIG off. port and machine must be of the same machine. It
+// changes the machine, and restores it at the end. For GPUs without MIG it
+// checks that they say so.
 func MIGLifecycle(t *testing.T, port interface {
 	Port
 	MIGPort
@@ -75,7 +75,8 @@ func MIGLifecycle(t *testing.T, port interface {
 	})
 }
 
-// lost: nothing is done to a GPU that fell off the bus, and it is told.
+// lost checks that calls for a GPU that fell off the bus change nothing and
+// return ErrLost.
 func (l *life) lost(t *testing.T) {
 	must(t, l.machine.Lose(l.position))
 	_, migErr := l.port.MIG(l.gpu.UUID)
@@ -111,7 +112,8 @@ func (l *life) instances(t *testing.T) {
 	}
 }
 
-// without: everything about a GPU without MIG is not supported.
+// without checks that all MIG calls for a GPU without MIG return
+// ErrNotSupported.
 func (l *life) without(t *testing.T) {
 	_, migErr := l.port.MIG(l.gpu.UUID)
 	_, createErr := l.mig.CreateInstance(gpu.Partition{GPU: l.gpu.UUID, Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
@@ -128,8 +130,9 @@ func (l *life) modeOff(t *testing.T) {
 	want(t, "create on a GPU that isn't there", err, nvml.ErrLost)
 }
 
-// mode: a switchable one is switched at once and not while processes use the
-// GPU; another isn't, and least while a change pends.
+// mode checks that a switchable mode is switched at once, but not while
+// processes use the GPU; and that others aren't switched, in particular while a
+// change is pending.
 func (l *life) mode(t *testing.T) {
 	if !l.gpu.MIG.Switchable {
 		want(t, "switch on", l.mig.SetMIGMode(l.gpu.UUID, true), nvml.ErrNotSwitchable)
@@ -159,11 +162,11 @@ func (l *life) mode(t *testing.T) {
 		l.fault(t, call, nvmlsim.Unknown)
 		want(t, "switch on without "+call, l.mig.SetMIGMode(l.gpu.UUID, true), nvml.ErrNotSwitchable)
 	}
-	must(t, l.mig.SetMIGMode(l.gpu.UUID, false)) // as it is
+	must(t, l.mig.SetMIGMode(l.gpu.UUID, false)) // no change
 }
 
-// readWhileSwitched: a mode that changes while a GPU is read makes it neither
-// unreadable nor contradict itself.
+// readWhileSwitched checks that a GPU is readable and consistent if its mode
+// changes while it is read.
 func (l *life) readWhileSwitched(t *testing.T) {
 	if !l.gpu.MIG.Switchable {
 		return
@@ -191,7 +194,8 @@ func (l *life) readWhileSwitched(t *testing.T) {
 	}
 }
 
-// switchMode switches by the port where that may be, else as an admin does.
+// switchMode switches the mode through the port if that is allowed, otherwise
+// as an administrator does.
 func (l *life) switchMode(t *testing.T, on bool) {
 	t.Helper()
 	if l.gpu.MIG.Switchable {
@@ -207,7 +211,7 @@ func (l *life) switchMode(t *testing.T, on bool) {
 	}
 }
 
-// partitions are all the GPU can be cut into.
+// partitions returns all possible partitions of the GPU.
 func (l *life) partitions() []gpu.Partition {
 	var all []gpu.Partition
 	for _, p := range l.gpu.MIG.Profiles {
@@ -247,8 +251,8 @@ func (l *life) destroy(t *testing.T, i gpu.Instance) {
 	must(t, l.mig.DestroyInstance(l.gpu.UUID, i))
 }
 
-// everyPlacement: instances have the ids that hardware gives, are seen by
-// everybody at once, and have the same UUID when made again.
+// everyPlacement checks that instances have the ids of real hardware, are
+// visible to all sessions at once, and have the same UUID when created again.
 func (l *life) everyPlacement(t *testing.T) {
 	memorySlices := 0
 	for _, p := range l.partitions() {
@@ -286,7 +290,7 @@ func (l *life) everyPlacement(t *testing.T) {
 	}
 }
 
-// seenByOthers: another session with the machine has the MIG device.
+// seenByOthers checks that another session with the machine has the MIG device.
 func (l *life) seenByOthers(t *testing.T, i gpu.Instance) {
 	t.Helper()
 	all, err := l.machine.GPUs()[l.position].MIGDevices()
@@ -301,8 +305,8 @@ func (l *life) seenByOthers(t *testing.T, i gpu.Instance) {
 	}
 }
 
-// allPairs: a second instance has room exactly where the first leaves slices,
-// engines, and the profile's maximum.
+// allPairs checks that a second instance can be created exactly if the first
+// leaves enough slices and engines, and the profile's maximum allows it.
 func (l *life) allPairs(t *testing.T) {
 	for _, p := range l.partitions() {
 		first := l.create(t, p)
@@ -334,7 +338,7 @@ func (l *life) fit(p, q gpu.Partition) bool {
 		a.JPEGEngines+b.JPEGEngines <= all.JPEGEngines && a.OFAEngines+b.OFAEngines <= all.OFAEngines
 }
 
-// bare makes a GPU instance without compute instance, as a crash leaves it.
+// bare creates a GPU instance without compute instance, as a crash leaves it.
 func (l *life) bare(t *testing.T, p gpu.Partition) (nvmlsim.Instance, gpu.Instance) {
 	t.Helper()
 	start := uint32(p.Placement.Start)
@@ -358,8 +362,8 @@ func (l *life) withoutCompute(t *testing.T) {
 	}
 }
 
-// divided: a GPU instance with several compute instances, or with one that
-// takes a part of it, is no MIG device of ours, and none that is destroyed.
+// divided checks that a GPU instance with several compute instances, or with
+// one that takes a part of it, is not listed as a MIG device and not destroyed.
 func (l *life) divided(t *testing.T) {
 	for _, p := range l.partitions() {
 		i, bare := l.bare(t, p)
@@ -380,7 +384,8 @@ func (l *life) divided(t *testing.T) {
 	}
 }
 
-// identity: an instance is destroyed only if all of it agrees.
+// identity checks that an instance is destroyed only if all its properties
+// agree.
 func (l *life) identity(t *testing.T) {
 	there := l.create(t, l.partitions()[0])
 	for name, c := range map[string]struct {
@@ -464,7 +469,8 @@ func (l *life) noPermission(t *testing.T) {
 	}
 }
 
-// failures: what fails half way is undone, and where it can't be, is seen.
+// failures checks that a failed creation is undone, and that the rest is listed
+// if undoing fails.
 func (l *life) failures(t *testing.T) {
 	p := l.partitions()[0]
 	for _, call := range []string{
@@ -511,7 +517,7 @@ func (l *life) destroyedFromOutside(t *testing.T) {
 
 func (l *life) modeKept(t *testing.T) {
 	if !l.gpu.MIG.Switchable {
-		return // never switched
+		return // the mode can't be switched
 	}
 	there := l.create(t, l.partitions()[0])
 	want(t, "switch off", l.mig.SetMIGMode(l.gpu.UUID, false), nvml.ErrInUse)
@@ -521,8 +527,9 @@ func (l *life) modeKept(t *testing.T) {
 	l.destroy(t, there)
 }
 
-// parallel fills every GPU with its first profile, one after the other on a GPU
-// and GPUs side by side, while others read, and empties them.
+// parallel fills every GPU with instances of its first profile, sequentially on
+// a GPU and in parallel on several, while other goroutines read, and destroys
+// them.
 func parallel(t *testing.T, port Port, mig MIGPort, machine *nvmlsim.Machine) {
 	gpus, err := port.GPUs()
 	must(t, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// The whole of Install and Uninstall is tested with real programs in
-// cmd/nvmlsim; here is what those can't reach.
+// The tests of cmd/nvmlsim run Install and Uninstall with real programs; these
+// tests cover cases that those can't reach.
 
 func TestEmptyLibraryIsOne(t *testing.T) {
 	image := emptyLibrary("libcuda.so.1")
@@ -78,7 +78,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// An installation that was killed has announced all it may have made.
+// A killed installation has recorded every file that it may have created.
 func TestUninstallAfterAKilledInstallation(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	half := []entry{

@@ -57,7 +57,8 @@ func emptyLibrary(soname string) []byte {
 	return b.Bytes()
 }
 
-// checkLibrary says whether an image is a shared library of this name.
+// checkLibrary returns an error unless the image is a shared library with this
+// soname.
 func checkLibrary(image []byte, soname string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {

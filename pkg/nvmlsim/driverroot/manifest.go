@@ -14,12 +14,12 @@ import (
 
 const manifestFile = "var/lib/nvmlsim/manifest"
 
-// manifest is the set of paths, relative to the root, that Install made.
+// manifest is the set of paths, relative to the root, that Install created.
 type manifest map[string]bool
 
 func (m manifest) add(path string) { m[path] = true }
 
-// readManifest is empty where there is none.
+// readManifest returns an empty manifest if there is none.
 func readManifest(root string) (manifest, error) {
 	path := filepath.Join(root, manifestFile)
 	b, err := os.ReadFile(path)
@@ -51,7 +51,7 @@ func (m manifest) write(root string) error {
 	return nil
 }
 
-// replace gives a file its content in one step; a file that has it is left alone.
+// replace writes a file atomically, unless it has the content already.
 func replace(path string, content []byte, mode fs.FileMode) error {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode() == mode {
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
@@ -66,14 +66,14 @@ func replace(path string, content []byte, mode fs.FileMode) error {
 	})
 }
 
-// swap makes something beside path and renames it there.
+// swap creates an object under a temporary name and renames it to path.
 func swap(path string, create func(tmp string) error) error {
 	tmp := filepath.Join(filepath.Dir(path), ".nvmlsim-"+filepath.Base(path))
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := create(tmp); err != nil {
-		_ = os.Remove(tmp) // the first error is the one to tell
+		_ = os.Remove(tmp) // report the first error
 		return err
 	}
 	return os.Rename(tmp, path)

@@ -9,9 +9,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// Modprobe is nvidia-modprobe, as far as it is needed: "-u" makes the device nodes
-// of nvidia-uvm, "-c0" that of GPU 0 and nvidiactl, in the driver root that the
-// file at path was installed in. It returns the exit status.
+// Modprobe implements the used options of nvidia-modprobe: "-u" creates the device
+// nodes of nvidia-uvm, "-c0" those of GPU 0 and nvidiactl, in the driver root of
+// the file at path. It returns the exit status.
 func Modprobe(path string, args []string) int {
 	root, d, err := nvmlsim.Embedded(path)
 	if err != nil {

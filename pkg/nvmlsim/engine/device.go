@@ -111,7 +111,7 @@ func (s *session) deviceGetPciInfoExt(h handle, out *nvmlPciInfoExtV1) nvmlsim.R
 
 func (s *session) deviceGetMemoryInfo(h handle, out *nvmlMemory) nvmlsim.Return {
 	return s.memory(h, out != nil, func(i nvmlsim.MemoryInfo) {
-		// Unlike the second version's, its used counts what is reserved.
+		// Unlike in the second version, used includes reserved memory.
 		out.Total, out.Free, out.Used = i.Total, i.Free, uint64(i.Total-i.Free)
 	})
 }

@@ -1,10 +1,10 @@
-// Package engine answers the calls of libnvidia-ml.so.1 (package library), which
-// passes them on with copies of the caller's memory, laid out as nvml.h has it.
-// It adds no behaviour to package nvmlsim.
+// Package engine answers the calls of libnvidia-ml.so.1 (package library),
+// which sends them with copies of the caller's memory, in the layout of nvml.h.
+// Its behaviour is that of package nvmlsim.
 //
-// The library starts a process for itself that calls Run, and is its parent. So
-// the process that uses NVML has nothing of Go in it, and what it had open here,
-// such as event sets and calls that hang, ends with it.
+// The library starts a child process, which calls Run. So the process that uses
+// NVML contains no Go code, and its event sets and hanging calls end with the
+// child.
 package engine
 
 import (
@@ -20,10 +20,11 @@ import (
 
 //go:generate go run ./gen
 
-// ProgramName is what the library calls the program when it starts an engine.
+// ProgramName is the name under which the library starts the program as an
+// engine.
 const ProgramName = "nvmlsim-engine"
 
-// controlFD is where the library puts the control socket; maxMessage is the
+// controlFD is the file descriptor of the control socket; maxMessage is the
 // longest request and answer. Both as in forward.c.
 const (
 	controlFD  = 3
@@ -31,8 +32,8 @@ const (
 )
 
 // Run serves the library that started this process, and returns the exit code
-// when that has closed the control socket or is gone. image is the file that
-// says which machine it is, see nvmlsim.OpenInstalled.
+// after the library has closed the control socket or its process has ended.
+// image is the file with the machine's description, see nvmlsim.OpenInstalled.
 func Run(image string) int {
 	e := &engine{image: image}
 	for {
@@ -71,21 +72,22 @@ func accept(control int) (int, error) {
 	return fds[0], nil
 }
 
-// engine is what serves one process.
+// engine serves one process.
 type engine struct {
 	image string
 	mu    sync.Mutex
 	open  atomic.Pointer[opened]
 }
 
-// opened is what the first nvmlInit opened.
+// opened holds the machine and the session that the first nvmlInit opened.
 type opened struct {
 	machine *nvmlsim.Machine
 	calls   map[string]func(*frame) nvmlsim.Return
 }
 
 // serve answers the calls of a connection, one after the other, until it is
-// closed. Reading blocks a thread: that is quicker than to be woken for each call.
+// closed. Reading blocks a thread, which is faster than waiting for the runtime's
+// poller at each call.
 func (e *engine) serve(connection int) {
 	file := os.NewFile(uintptr(connection), "connection")
 	defer file.Close()
@@ -108,7 +110,8 @@ func (e *engine) serve(connection int) {
 	}
 }
 
-// answer makes the call that a request asks for. An error says that it is none.
+// answer executes the call of a request. It returns an error for a malformed
+// request.
 func (e *engine) answer(request []byte) ([]byte, error) {
 	f, err := decode(request)
 	if err != nil {
@@ -123,12 +126,12 @@ func (e *engine) answer(request []byte) ([]byte, error) {
 	}
 	call, known := open.calls[f.call]
 	if !known {
-		return f.answer(nvmlsim.NotSupported) // of a library of another version
+		return f.answer(nvmlsim.NotSupported) // the library has another version
 	}
 	return f.answer(call(f))
 }
 
-// init is nvmlInit. The library counts.
+// init is nvmlInit. The library counts its calls.
 func (e *engine) init() error {
 	open, err := e.opened()
 	if err != nil {

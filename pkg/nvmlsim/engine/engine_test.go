@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// All calls are made through the library by the tests of cmd/nvmlsim and the
-// contract suite of pkg/nvml; here is what a library doesn't send.
+// The tests of cmd/nvmlsim and the contract suite of pkg/nvml make all calls
+// through the library; these tests send requests that the library doesn't.
 
 // request encodes a call, as forward.c does.
 func request(call string, arguments ...argument) []byte {
@@ -25,7 +25,7 @@ func request(call string, arguments ...argument) []byte {
 	return b
 }
 
-// open makes an engine of a machine with two GPUs.
+// open creates an engine for a machine with two GPUs.
 func open(t testing.TB) *engine {
 	t.Helper()
 	spec, err := nvmlsim.ParseSpec([]byte("2xl4"))

@@ -9,13 +9,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// frame is one request, and what its call wrote to the caller's memory. A request
-// is the function's name and its arguments: one byte for the length of the name,
-// the name, one byte for the number of arguments, and of each the value in eight
-// bytes, the length of its memory in four, and a copy of the memory. An answer is
-// the return code in four bytes, and for each piece of memory to be changed the
-// number of the argument in one byte, the length in four, and the bytes. Numbers
-// are in the machine's order.
+// frame is one request, and the data that its call wrote to the caller's
+// memory. A request is the function's name and its arguments: one byte for the
+// length of the name, the name, one byte for the number of arguments, and for
+// each argument its value in eight bytes, the length of its memory in four, and
+// a copy of the memory. An answer is the return code in four bytes, and for
+// each piece of memory to be changed the number of the argument in one byte,
+// the length in four, and the bytes. Numbers are in the machine's byte order.
 type frame struct {
 	call      string
 	arguments []argument
@@ -23,7 +23,7 @@ type frame struct {
 }
 
 type argument struct {
-	value  uint64 // of a pointer: 0 where it is null
+	value  uint64 // of a pointer: 0 for null
 	memory []byte
 }
 
@@ -56,7 +56,8 @@ func decode(request []byte) (*frame, error) {
 	return f, nil
 }
 
-// reader reads fields one after the other. failed is set when one is incomplete.
+// reader reads fields one after the other. It sets failed if a field is
+// incomplete.
 type reader struct {
 	rest   []byte
 	failed bool
@@ -97,7 +98,7 @@ func (f *frame) answer(code nvmlsim.Return) ([]byte, error) {
 	return b, nil
 }
 
-// at is an argument; one that wasn't sent is 0.
+// at returns the argument with index i, a zero one if it wasn't sent.
 func (f *frame) at(i int) argument {
 	if i >= len(f.arguments) {
 		return argument{}
@@ -107,7 +108,7 @@ func (f *frame) at(i int) argument {
 
 func value[T ~int32 | ~uint32 | ~uint64](f *frame, i int) T { return T(f.at(i).value) }
 
-// text is a string that was passed, nil for a null pointer.
+// text returns a string argument, nil for a null pointer.
 func (f *frame) text(i int) *string {
 	a := f.at(i)
 	if a.value == 0 {
@@ -117,7 +118,7 @@ func (f *frame) text(i int) *string {
 	return &s
 }
 
-// input is a copy of what a pointer to constant memory points to, nil for a null
+// input returns a copy of the constant memory of a pointer, nil for a null
 // pointer.
 func input[T any](f *frame, i int) *T {
 	a := f.at(i)
@@ -129,8 +130,8 @@ func input[T any](f *frame, i int) *T {
 	return v
 }
 
-// memory is a copy of what a pointer points to, nil for a null pointer. What the
-// call changes in it is changed in the caller's memory.
+// memory returns a copy of the memory of a pointer, nil for a null pointer.
+// Changes to the copy are written to the caller's memory.
 func memory[T any](f *frame, i int) *T {
 	v := input[T](f, i)
 	if v == nil {
@@ -146,16 +147,16 @@ func memory[T any](f *frame, i int) *T {
 	return v
 }
 
-// room is an array in the caller's memory; the other arguments say how many values
-// fit.
+// room is an array in the caller's memory; other arguments give the number of
+// values that fit.
 type room[T any] struct {
-	// in is what was copied from it, if anything.
+	// in is the copy of its content, if any.
 	in []byte
-	// out is what is written to it, from its beginning.
+	// out is written to the beginning of the array.
 	out []T
 }
 
-// array is the room that a pointer points to, nil for a null pointer.
+// array returns the array of a pointer, nil for a null pointer.
 func array[T any](f *frame, i int) *room[T] {
 	a := f.at(i)
 	if a.value == 0 {
@@ -166,7 +167,7 @@ func array[T any](f *frame, i int) *room[T] {
 	return r
 }
 
-// version is the first member of a struct that has versions.
+// version returns the first member of a versioned struct.
 func (r *room[T]) version() uint32 {
 	if len(r.in) < 4 {
 		return 0

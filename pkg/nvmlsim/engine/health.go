@@ -121,7 +121,7 @@ func (s *session) deviceGetFieldValues(h handle, n int32, values *room[nvmlField
 	return ok
 }
 
-// field is one NVML_FI_* value.
+// field returns one NVML_FI_* value.
 func field(g *nvmlsim.GPU, id uint32) (uint32, error) {
 	switch id {
 	case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
@@ -180,7 +180,8 @@ func processes[T any](s *session, h handle, count *uint32, infos *room[T], conve
 	return ok
 }
 
-// processLister is the GPU's list, or the MIG device's.
+// processLister returns the function that lists the processes of a GPU or MIG
+// device.
 func (s *session) processLister(h handle) (func() ([]nvmlsim.Process, error), error) {
 	if c, ok := s.migDevice(h); ok {
 		return c.Processes, nil
@@ -227,7 +228,7 @@ func (s *session) eventSetCreate(out *handle) nvmlsim.Return {
 	return nvmlsim.Memory
 }
 
-// eventSet finds what a handle stands for; take removes it.
+// eventSet returns the event set of a handle; with take it removes the set.
 func (s *session) eventSet(h handle, take bool) (*nvmlsim.EventSet, error) {
 	slot := h.slot(kindSet, s.number)
 	if slot < 0 || slot >= len(s.sets) {

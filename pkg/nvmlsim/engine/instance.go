@@ -182,7 +182,7 @@ func (s *session) gpuInstanceGetComputeInstanceProfileInfoV(h handle, profileEnu
 		switch out.version() {
 		case nvmlComputeInstanceProfileInfo_v2:
 			out.out = bytesOf(&info)
-		case nvmlComputeInstanceProfileInfo_v3: // has the same, and more at its end
+		case nvmlComputeInstanceProfileInfo_v3: // has the same fields, and more at its end
 			var v3 nvmlComputeInstanceProfileInfoV3
 			copy(bytesOf(&v3), bytesOf(&info))
 			v3.Capabilities = p.Parent.Capabilities() >> 1 // graphics is the lowest bit here

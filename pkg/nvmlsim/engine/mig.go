@@ -61,7 +61,7 @@ func (s *session) profile(h handle, wanted bool, find func(*nvmlsim.GPU) (nvmlsi
 	return put(p)
 }
 
-// versioned fills the version of the struct that the caller asked for.
+// versioned fills the struct in the version that the caller requested.
 func versioned(out *room[byte], p nvmlsim.Profile) nvmlsim.Return {
 	switch out.version() {
 	case nvmlGpuInstanceProfileInfo_v2:

@@ -6,12 +6,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// maxObjects is how many MIG instances and devices have handles at a time.
+// maxObjects is the number of MIG instances and devices that can have handles
+// at a time.
 const maxObjects = 1 << 20
 
-// objects are what MIG handles stand for: nvmlsim.Instance, nvmlsim.Compute and
-// device, all of them comparable. One object has one handle for as long as it is
-// known here.
+// objects maps MIG handles to objects: nvmlsim.Instance, nvmlsim.Compute and
+// device, all of them comparable. An object has the same handle for as long as
+// it is in the map.
 type objects struct {
 	number uint64
 	mu     sync.Mutex
@@ -20,7 +21,8 @@ type objects struct {
 	at     map[int]any
 }
 
-// device is a MIG device, as different from its compute instance.
+// device is a MIG device. It has another type than its compute instance, and so
+// another handle.
 type device struct{ nvmlsim.Compute }
 
 func (o *objects) handle(x any) handle {
@@ -33,13 +35,13 @@ func (o *objects) handle(x any) handle {
 		}
 		slot = o.next % maxObjects
 		o.next++
-		delete(o.slots, o.at[slot]) // of a million handles ago
+		delete(o.slots, o.at[slot]) // the oldest handle of a full ring
 		o.slots[x], o.at[slot] = slot, x
 	}
 	return newHandle(kindObject, o.number, slot)
 }
 
-// find returns nil for what is no handle, or no longer.
+// find returns nil for an unknown or expired handle.
 func (o *objects) find(h handle) any {
 	slot := h.slot(kindObject, o.number)
 	if slot < 0 {
@@ -59,7 +61,7 @@ func (o *objects) forget(x any) {
 	}
 }
 
-// object finds what a handle of one kind stands for.
+// object returns the object of type T that a handle refers to.
 func object[T any](s *session, h handle) (T, error) {
 	x, is := s.objects.find(h).(T)
 	if !is {

@@ -7,15 +7,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// session is what the calls of one process share.
+// session is the state that the calls of one process share.
 type session struct {
 	machine *nvmlsim.Machine
-	gpus    []*nvmlsim.GPU // by position; nil where not visible
+	gpus    []*nvmlsim.GPU // by position; nil if not visible
 	objects objects
 	mu      sync.Mutex
 	sets    [256]*nvmlsim.EventSet
-	// number makes handles of objects and event sets differ from those of other
-	// engines.
+	// number makes the handles of objects and event sets differ between engines.
 	number uint64
 }
 
@@ -28,11 +27,10 @@ func newSession(m *nvmlsim.Machine) *session {
 	return s
 }
 
-// handle is what stands for a GPU, an event set, or a MIG instance or device. As
-// an address it is one that no process can have, so that a foreign one is not
-// taken for one of ours, nor one of ours for a pointer by whoever keeps it. From
-// the top it has 16 bits of tag, 4 of kind, 20 that are the engine's, and 24 of
-// slot. GPUs have the same handles in all engines.
+// handle refers to a GPU, an event set, or a MIG instance or device. Its value
+// is never a valid address, so it can't be confused with a foreign handle or a
+// pointer. From the highest bit it has 16 bits of tag, 4 of kind, 20 of the
+// engine's number, and 24 of slot. GPUs have the same handles in all engines.
 type handle uint64
 
 const (
@@ -49,7 +47,8 @@ func newHandle(kind, number uint64, slot int) handle {
 	return handle(uint64(handleTag)<<48 | kind<<(numberBits+slotBits) | number<<slotBits | uint64(slot))
 }
 
-// slot returns -1 for a handle of another kind or engine, or none at all.
+// slot returns the slot of a handle; -1 for a handle of another kind or engine,
+// and for an invalid one.
 func (h handle) slot(kind, number uint64) int {
 	slot := int(uint64(h) & (1<<slotBits - 1))
 	if newHandle(kind, number, slot) != h {
@@ -64,7 +63,7 @@ func code(err error) nvmlsim.Return { return nvmlsim.Code(err) }
 
 const ok = nvmlsim.Success
 
-// gpu finds what a handle stands for; InvalidArgument for what is no handle.
+// gpu returns the GPU of a handle; InvalidArgument for an invalid handle.
 func (s *session) gpu(h handle) (*nvmlsim.GPU, error) {
 	pos := h.slot(kindGPU, 0)
 	if pos < 0 || pos >= len(s.gpus) || s.gpus[pos] == nil {
@@ -107,8 +106,8 @@ func enabled(v bool) uint32 {
 	return 0
 }
 
-// text answers a call with one string. mig is what a MIG device answers, nil
-// where it has no answer.
+// text answers a call with one string. mig returns the answer of a MIG device;
+// nil if it has none.
 func (s *session) text(h handle, buf *room[byte], n uint32, get func(*nvmlsim.GPU) (string, error), mig func(nvmlsim.Compute) (string, error)) nvmlsim.Return {
 	if c, ok := s.migDevice(h); ok && mig != nil {
 		v, err := mig(c)
@@ -137,7 +136,7 @@ func fill(buf *room[byte], n uint32, v string, err error) nvmlsim.Return {
 	return ok
 }
 
-// put copies a string into a fixed array of C, cut where it doesn't fit.
+// put copies a string into a fixed array of C, and truncates it if necessary.
 func put(dst []int8, v string) {
 	n := min(len(v), len(dst)-1)
 	for i := range n {
@@ -146,7 +145,7 @@ func put(dst []int8, v string) {
 	dst[n] = 0
 }
 
-// put1 hands one number to the caller.
+// put1 writes one number to the caller's memory.
 func put1[N, T integer](out *N, get func() (T, error)) nvmlsim.Return {
 	if out == nil {
 		return nvmlsim.InvalidArgument
@@ -159,7 +158,7 @@ func put1[N, T integer](out *N, get func() (T, error)) nvmlsim.Return {
 	return ok
 }
 
-// giveGPU hands a GPU's handle to the caller.
+// giveGPU writes a GPU's handle to the caller's memory.
 func giveGPU(out *handle, g *nvmlsim.GPU, err error) nvmlsim.Return {
 	if err != nil {
 		return code(err)
@@ -168,7 +167,7 @@ func giveGPU(out *handle, g *nvmlsim.GPU, err error) nvmlsim.Return {
 	return ok
 }
 
-// give hands an object's handle to the caller.
+// give writes an object's handle to the caller's memory.
 func (s *session) give(out *handle, x any, err error) nvmlsim.Return {
 	if err != nil {
 		return code(err)

@@ -16,7 +16,8 @@ func (s *session) systemGetNVMLVersion(buf *room[byte], n uint32) nvmlsim.Return
 	return fill(buf, n, v, err)
 }
 
-// systemGetCudaDriverVersion is also told whether the caller's loader finds libcuda.
+// systemGetCudaDriverVersion has an additional argument: whether the caller's loader
+// finds libcuda.
 func (s *session) systemGetCudaDriverVersion(out *int32, found uint32) nvmlsim.Return {
 	if out == nil {
 		return nvmlsim.InvalidArgument

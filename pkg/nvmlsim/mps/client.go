@@ -15,18 +15,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// Program is a CUDA program that makes a context, allocates memory, holds it,
-// and may fail. It behaves as CUDA does with its environment.
+// Program is a CUDA program that creates a context, allocates memory, keeps it
+// for some time, and may fail. It reads its environment as CUDA does.
 type Program struct {
 	// Tag begins each line.
 	Tag string
-	// Device is the index among the devices it sees.
+	// Device is the index among the devices that the program sees.
 	Device int
-	// Alloc are amounts of memory, in bytes, to allocate one after the other.
+	// Alloc lists sizes of memory, in bytes, to allocate one after the other.
 	Alloc []uint64
-	// Hold is how long it goes on then; until ctx ends if negative.
+	// Hold is the time for which the program then keeps running; if negative,
+	// until ctx ends.
 	Hold time.Duration
-	// Fault ends it by an illegal memory access.
+	// Fault ends the program with an illegal memory access.
 	Fault bool
 }
 
@@ -42,24 +43,27 @@ func ParseAlloc(s string) (uint64, error) {
 	return n, nil
 }
 
-// errNoContext and errLost are why a Program ended early; it has printed the rest.
+// errNoContext and errLost are the reasons for an early end of a Program, which
+// has printed the details.
 var (
 	errNoContext = errors.New("no CUDA context")
 	errLost      = errors.New("the CUDA context was lost")
 )
 
-// gpuContext is a CUDA context. Error texts are "" where all is well.
+// gpuContext is a CUDA context. An error text of "" means success.
 type gpuContext interface {
 	describe() reply
 	alloc(n uint64) string
 	fault() string
-	// lost gets the error text when the context is lost.
+	// lost returns a channel that receives the error text when the context is
+	// lost.
 	lost() <-chan string
 	close()
 }
 
-// Run runs the program: it prints what it sees and how each step ended. An error
-// where it got no context or lost it; allocations that fail are none.
+// Run runs the program: it prints its device and the result of each step. It
+// returns an error if it got no context or lost it; a failed allocation is not
+// an error.
 func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.Machine, error)) error {
 	began := time.Now()
 	c, problem := p.connect(open)
@@ -111,8 +115,8 @@ func (p Program) hold(ctx context.Context, c gpuContext, out io.Writer) string {
 	return problem
 }
 
-// connect makes the context as CUDA does: by MPS where a control daemon listens
-// in the pipe directory, else directly on the GPU.
+// connect creates the context as CUDA does: through MPS if a control daemon
+// listens in the pipe directory, otherwise directly on the GPU.
 func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, string) {
 	m, err := open()
 	if err != nil || m.Init() != nil {
@@ -140,7 +144,7 @@ func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, str
 	return c, ""
 }
 
-// meetServer tries once more where the server was killed just when it got the
+// meetServer retries once if the server was killed just when it got the
 // connection.
 func meetServer(conn net.Conn, who client) (*remote, string) {
 	for range 2 {
@@ -159,12 +163,12 @@ func meetServer(conn net.Conn, who client) (*remote, string) {
 			return nil, notConnected
 		}
 	}
-	_ = conn.Close() // it has said nothing
+	_ = conn.Close() // the server has sent no reply
 	return nil, notConnected
 }
 
-// sees says whether the device is there for this program: in a container its
-// device nodes must be.
+// sees reports whether this program can use the device: in a container its
+// device nodes must exist.
 func sees(m *nvmlsim.Machine, uuid string) bool {
 	return len(m.CUDADevices(&uuid)) > 0
 }
@@ -193,7 +197,8 @@ func (c *remote) greet(who client) error {
 	return readLine(c.r, &c.about)
 }
 
-// listen ends with the connection, which is the context's end too.
+// listen returns when the connection ends, which is also the end of the
+// context.
 func (c *remote) listen() {
 	defer close(c.replies)
 	for {
@@ -222,7 +227,7 @@ func (c *remote) ask(a ask) string {
 	return c.why()
 }
 
-// why is the error of a context that is lost, which stays to be read.
+// why returns the error of a lost context. It can be called several times.
 func (c *remote) why() string {
 	problem := <-c.gone
 	c.gone <- problem
@@ -233,8 +238,8 @@ func (c *remote) alloc(n uint64) string { return c.ask(ask{Alloc: n}) }
 func (c *remote) fault() string         { return c.ask(ask{Fault: true}) }
 func (c *remote) lost() <-chan string   { return c.gone }
 
-// close returns when the server has let go of what the context had, or after a
-// second.
+// close returns when the server has released the resources of the context, or
+// after a second.
 func (c *remote) close() {
 	defer c.conn.Close()
 	u, ok := c.conn.(*net.UnixConn)
@@ -249,7 +254,7 @@ func (c *remote) close() {
 type local struct {
 	machine *nvmlsim.Machine
 	device  nvmlsim.CUDADevice
-	holder  *nvmlsim.Holder // nil where the state can only be read, as in containers
+	holder  *nvmlsim.Holder // nil if the state is read-only, as in containers
 	used    uint64
 }
 
@@ -270,7 +275,7 @@ func (p Program) direct(m *nvmlsim.Machine, visible *string) (gpuContext, string
 	return c, ""
 }
 
-// use takes so much more memory.
+// use allocates n more bytes.
 func (c *local) use(n uint64) error {
 	var err error
 	if c.holder == nil {
@@ -301,7 +306,7 @@ func (c *local) alloc(n uint64) string {
 
 func (c *local) fault() string { return illegalAccess }
 
-// lost hears of a reboot.
+// lost reports a reboot.
 func (c *local) lost() <-chan string {
 	gone := make(chan string, 1)
 	began := c.machine.State()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// commands is what a user of the control daemon can have done.
+// commands has the operations that users of the control daemon can request.
 type commands interface {
 	acts
 	views
@@ -15,22 +15,22 @@ type commands interface {
 
 type acts interface {
 	startServer(uid uint32)
-	// quit returns when all is over; after so many seconds at the latest, 0 is no
-	// limit.
+	// quit returns when all servers have ended, at most after this number of
+	// seconds; 0 means no limit.
 	quit(seconds int)
-	// terminate is false where there is no such server.
+	// terminate returns false if there is no such server.
 	terminate(server, client uint32) bool
 }
 
 type views interface {
 	servers() []uint32
-	// status is false where there is no such server.
+	// status returns false if there is no such server.
 	status(server uint32) (string, bool)
 	list(server uint32) []served
 }
 
-// bounded are the limits of servers to come and of those that are there; false
-// where there is no such server.
+// bounded changes the limits of future servers and of running ones. Its methods
+// return false if there is no such server.
 type bounded interface {
 	defaults() bounds
 	setDefaults(change func(*bounds))
@@ -38,14 +38,14 @@ type bounded interface {
 	setBounds(server uint32, change func(*bounds)) bool
 }
 
-// bounds are limits of clients.
+// bounds holds limits of clients.
 type bounds struct {
 	threads float64
 	memory  limits
 }
 
-// execute carries out one line and returns what is printed, with its newline; ""
-// is nothing. Answers to what is malformed are assumed.
+// execute executes one line and returns the output with its newline; "" is no
+// output. The answers to malformed lines are assumptions.
 func execute(c commands, line string) string {
 	words := strings.Fields(line)
 	if len(words) == 0 {
@@ -60,10 +60,10 @@ func execute(c commands, line string) string {
 	return fmt.Sprintf("Unknown command \"%s\"\n", name)
 }
 
-// refuse is what a command gets that came by the socket for everybody, where only
-// those by the other one change the daemon; false where it is carried out. That
-// start_server and those about a server are is assumed, but for
-// set_active_thread_percentage.
+// refuse returns the answer to a command that came through the socket for all
+// users and is allowed only through the other socket; false if the command is
+// executed. For start_server and commands about a server, except
+// set_active_thread_percentage, that they are executed is an assumption.
 func refuse(line string, uid uint32) (string, bool) {
 	words := strings.Fields(line)
 	switch {
@@ -156,7 +156,7 @@ func line(s string) string {
 	return s + "\n"
 }
 
-// withPercentage takes a percentage that is the last of n+1 arguments.
+// withPercentage calls do with the percentage in the last of n+1 arguments.
 func withPercentage(args []string, n int, do func(float64) string) string {
 	if len(args) != n+1 {
 		return invalidArguments
@@ -168,7 +168,7 @@ func withPercentage(args []string, n int, do func(float64) string) string {
 	return do(p)
 }
 
-// withSize takes an amount of memory that is the last of n+1 arguments.
+// withSize calls do with the amount of memory in the last of n+1 arguments.
 func withSize(args []string, n int, do func(string) string) string {
 	if len(args) != n+1 {
 		return invalidArguments
@@ -179,7 +179,7 @@ func withSize(args []string, n int, do func(string) string) string {
 	return do(args[n])
 }
 
-// withServer takes the server's PID that is the first argument.
+// withServer calls do with the server's PID in the first argument.
 func withServer(args []string, do func(uint32) (string, bool)) string {
 	if len(args) == 0 {
 		return invalidArguments
@@ -250,7 +250,7 @@ func getClientList(c commands, args []string) string {
 	})
 }
 
-// chosen are the servers that arguments name: one by its PID, or all.
+// chosen returns the servers that the arguments select: one by its PID, or all.
 func chosen(c commands, args []string) []uint32 {
 	if len(args) == 0 {
 		return c.servers()

@@ -56,7 +56,7 @@ func TestExecute(t *testing.T) {
 	const head = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        \n"
 	const first = "572       6         42             GPU-28933e90-dc02-c686    4026531836     /tmp/c         \n"
 	const second = "571       7         42             GPU-28933e90-dc02-c686    4026531836     /tmp/c         \n"
-	session := newFake() // one for all lines: what was set by one is there for the next
+	session := newFake() // one for all lines: settings persist from line to line
 	for _, c := range []struct{ line, want, did string }{
 		{"", "", ""},
 		{"bogus", "Unknown command \"bogus\"\n", ""},
@@ -113,7 +113,7 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// The answers are those that user 65534 got on an H200.
+// User 65534 got these answers on an H200.
 func TestRefuse(t *testing.T) {
 	const settings = "Insufficient privileges for UID 65534. Control deamon settings can only be modified by the user who started it or by the root user.\n"
 	for line, want := range map[string]string{
@@ -132,7 +132,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// Whatever is typed, the daemon says whole lines, and limits stay possible ones.
+// For any input the daemon answers in complete lines, and limits stay valid.
 func FuzzExecute(f *testing.F) {
 	for _, line := range []string{
 		"", "ps", "ps -p", "quit -t 99999999999", "start_server -uid -1", "get_server_status x", "set_default_active_thread_percentage NaN",

@@ -29,8 +29,8 @@ var errRunning = errors.New("An instance of this daemon is already running") //n
 
 // control is the control daemon.
 type control struct {
-	machine   *nvmlsim.Machine // nil where there is none
-	server    string           // its program
+	machine   *nvmlsim.Machine // nil if there is none
+	server    string           // path of the server program
 	multiuser bool
 	pipe      string
 	log       journal
@@ -39,7 +39,7 @@ type control struct {
 	listeners []net.Listener
 
 	mu       sync.Mutex
-	upcoming bounds // of servers to come
+	upcoming bounds // limits of future servers
 	running  *child
 	quitting bool
 	ended    chan struct{} // closed when quit is done
@@ -52,8 +52,8 @@ type child struct {
 	pid   uint32
 	uid   uint32
 	link  link
-	ready chan struct{} // closed when it is
-	ended chan struct{} // closed when it is no more
+	ready chan struct{} // closed when the server is ready
+	ended chan struct{} // closed when the server has ended
 	limit bounds
 
 	asking  sync.Mutex
@@ -61,8 +61,8 @@ type child struct {
 	answers chan report
 }
 
-// newControl takes the pipe directory, where errRunning says that another one
-// has it, and listens there.
+// newControl claims the pipe directory and listens there. It returns errRunning
+// if another daemon has the directory.
 func newControl(program string, open func() (*nvmlsim.Machine, error), multiuser bool) (*control, error) {
 	c := &control{
 		server:    filepath.Join(filepath.Dir(program), serverProgram),
@@ -78,7 +78,7 @@ func newControl(program string, open func() (*nvmlsim.Machine, error), multiuser
 	c.log, c.logFile = openJournal("control.log", "Control")
 	if m, err := open(); err == nil {
 		c.machine = m
-		// Before it is ready, so that it can be killed from then on.
+		// Read the state before the daemon is ready, so that a later kill is noticed.
 		began := m.State()
 		if err := m.Meet("MPSControl"); err != nil {
 			return nil, fmt.Errorf("Failed to start: %w", err) //nolint:staticcheck // as nvidia's programs speak
@@ -108,8 +108,8 @@ func (c *control) take() error {
 	return f.Chmod(0o666)
 }
 
-// listen makes what a daemon has in its pipe directory, in place of what a dead
-// one left there.
+// listen creates the daemon's files in the pipe directory, and replaces those
+// of a dead daemon.
 func (c *control) listen() error {
 	for _, name := range []string{publicName, privilegedName, logPipe, pidFile} {
 		if err := os.Remove(filepath.Join(c.pipe, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +135,7 @@ func (c *control) listen() error {
 			return fmt.Errorf("pipe directory: %w", err)
 		}
 	}
-	// Not what the umask makes of them.
+	// Set the modes regardless of the umask.
 	return errors.Join(os.Chmod(log, 0o777), os.Chmod(pid, 0o666))
 }
 
@@ -156,8 +156,8 @@ func (c *control) serve() {
 	c.talking.Lock() // the last answers
 }
 
-// attend serves a connection: of a user's program to its end, of a client until
-// the server has it.
+// attend serves a connection: of a user's commands until its end, of a client
+// until it is passed to the server.
 func (c *control) attend(conn net.Conn) {
 	defer conn.Close()
 	c.log.printf("Accepting connection...")
@@ -190,7 +190,7 @@ func (c *control) converse(r *bufio.Reader, conn net.Conn) {
 	}
 }
 
-// obey carries a command out and answers.
+// obey executes a command and answers.
 func (c *control) obey(conn net.Conn, text string) error {
 	c.talking.RLock()
 	defer c.talking.RUnlock()
@@ -213,8 +213,8 @@ func (c *control) meet(call string) error {
 	return c.machine.Meet(call)
 }
 
-// peerOf is the other side of a connection, and the connection as a file, which
-// the caller closes.
+// peerOf returns the connection as a file, which the caller closes, and the
+// credentials of the peer.
 func peerOf(conn net.Conn) (*os.File, *unix.Ucred, error) {
 	f, err := conn.(*net.UnixConn).File() //nolint:forcetypeassert // a unix listener made it
 	if err != nil {
@@ -227,7 +227,7 @@ func peerOf(conn net.Conn) (*os.File, *unix.Ucred, error) {
 	return f, peer, nil
 }
 
-// uidOf is the user on the other side; nobody where that can't be told.
+// uidOf returns the user of the peer; the user nobody if that is unknown.
 func uidOf(conn net.Conn) uint32 {
 	f, peer, err := peerOf(conn)
 	if err != nil {
@@ -239,8 +239,8 @@ func uidOf(conn net.Conn) uint32 {
 
 const nobody = 65534
 
-// introduce hands a client over to the server, which is started if need be, or
-// returns the error text that the client gets.
+// introduce passes a client to the server, which it starts if necessary, or
+// returns the error text for the client.
 func (c *control) introduce(conn net.Conn, who client) string {
 	f, peer, err := peerOf(conn)
 	if err != nil {
@@ -261,11 +261,11 @@ func (c *control) introduce(conn net.Conn, who client) string {
 		if s.link.send(order{Client: &who}, f) == nil {
 			return ""
 		}
-		<-s.ended // it was killed, and the client gets another one
+		<-s.ended // the server was killed: start another one for the client
 	}
 }
 
-// serverFor is the server of a client, which may not be ready yet.
+// serverFor returns the server of a client, which may not be ready yet.
 func (c *control) serverFor(who client) (*child, string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,7 +279,8 @@ func (c *control) serverFor(who client) (*child, string) {
 			return nil, notConnected
 		}
 	case !c.multiuser && c.running.uid != who.UID:
-		// The real one makes it wait for the other user's last client.
+		// The real daemon makes the client wait for the last client of the other
+		// user.
 		return nil, notReady
 	default:
 		c.log.printf("NEW CLIENT %d from user %d: Server already exists", who.PID, who.UID)
@@ -287,7 +288,7 @@ func (c *control) serverFor(who client) (*child, string) {
 	return c.running, ""
 }
 
-// start starts a server with the defaults as they are. The caller has the lock.
+// start starts a server with the current defaults. The caller has the lock.
 func (c *control) start(uid uint32) error {
 	mine, theirs, err := newLink()
 	if err != nil {
@@ -304,7 +305,7 @@ func (c *control) start(uid uint32) error {
 		cmd.Args = append(cmd.Args, "-multiuser-server")
 	}
 	cmd.ExtraFiles = []*os.File{theirs}
-	// Where this program is chrooted there may be no /dev/null.
+	// In a chroot there may be no /dev/null.
 	if c.logFile != nil {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = c.logFile, c.logFile, c.logFile
 	}
@@ -318,7 +319,7 @@ func (c *control) start(uid uint32) error {
 	return mine.send(order{Threads: s.limit.threads, Memory: s.limit.memory}, nil)
 }
 
-// follow hears a server out, to its end.
+// follow receives the messages of a server until its end.
 func (c *control) follow(s *child, cmd *exec.Cmd) {
 	for {
 		var r report
@@ -347,21 +348,21 @@ func (c *control) follow(s *child, cmd *exec.Cmd) {
 	close(s.ended)
 }
 
-// clean is the last thing of a daemon. The caller has the lock.
+// clean removes the daemon's files at its end. The caller has the lock.
 func (c *control) clean() {
 	for _, l := range c.listeners {
-		_ = l.Close() // nobody new; the sockets stay, as the real one's do
+		_ = l.Close() // no new connections; the sockets stay, as those of the real daemon do
 	}
 	c.listeners = nil
 	for _, name := range []string{logPipe, pidFile} {
-		_ = os.Remove(filepath.Join(c.pipe, name)) // gone is what it shall be
+		_ = os.Remove(filepath.Join(c.pipe, name)) // a missing file is fine
 	}
 	_ = c.lock.Close()
 	c.log.printf("Exit with status 0")
 	close(c.ended)
 }
 
-// What follows is commands.
+// The following methods implement commands.
 
 func (c *control) startServer(uid uint32) {
 	c.mu.Lock()
@@ -381,7 +382,7 @@ func (c *control) quit(seconds int) {
 	c.mu.Unlock()
 	if s != nil {
 		c.log.printf("Try shutting down server %d, backoff is disabled", s.pid)
-		_ = s.link.send(order{Drain: true, Seconds: seconds}, nil) // if it is gone, ended says so
+		_ = s.link.send(order{Drain: true, Seconds: seconds}, nil) // if the server has ended, the channel ended is closed
 		<-s.ended
 	}
 	c.mu.Lock()
@@ -422,7 +423,7 @@ func (c *control) status(pid uint32) (string, bool) {
 	}
 }
 
-// list is nil for a server that isn't ready.
+// list returns nil for a server that isn't ready.
 func (c *control) list(pid uint32) []served {
 	s := c.find(pid)
 	if s == nil {
@@ -474,7 +475,8 @@ func (c *control) bounds(pid uint32) (bounds, bool) {
 	return s.limit.clone(), true
 }
 
-// setBounds is for clients to come (assumed: those that are there keep theirs).
+// setBounds sets the limits of future clients (assumed: existing clients keep
+// theirs).
 func (c *control) setBounds(pid uint32, change func(*bounds)) bool {
 	s := c.find(pid)
 	if s == nil {
@@ -488,7 +490,7 @@ func (c *control) setBounds(pid uint32, change func(*bounds)) bool {
 
 func (b bounds) clone() bounds { return bounds{threads: b.threads, memory: maps.Clone(b.memory)} }
 
-// say prints what a user is told.
+// say prints the error for the user.
 func say(out io.Writer, err error) int {
 	fmt.Fprintln(out, err)
 	return 1

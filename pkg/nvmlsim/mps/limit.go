@@ -9,20 +9,21 @@ import (
 
 const mib = 1 << 20
 
-// Memory that was measured on an H200: of a server, and of a client's context.
+// Memory measured on an H200: of a server, and of a client's context.
 const serverMemory = 66 * mib
 
-// contextMemory is what a context of so many multiprocessors takes: 72 MiB of 12,
-// 145 of 32, 271 of 66, 514 of 132 (measured; a line through them).
+// contextMemory returns the memory of a context with this number of
+// multiprocessors. Measured: 72 MiB for 12, 145 for 32, 271 for 66, 514 for
+// 132; a line fitted to these points.
 func contextMemory(multiprocessors uint32) uint64 {
 	return (28_000 + 3685*uint64(multiprocessors)) / 1000 * mib
 }
 
-// directMemory is what a context without MPS takes beyond that.
+// directMemory is the additional memory of a context without MPS.
 const directMemory = 12 * mib
 
-// portion is how many of a device's multiprocessors a percentage is: whole pairs
-// (measured: 10 % of 132 are 12, 25 % 32, 50 % 66, 90 % 118), at least one pair.
+// portion returns the number of multiprocessors for a percentage: whole pairs,
+// at least one pair (measured: 10 % of 132 are 12, 25 % 32, 50 % 66, 90 % 118).
 func portion(multiprocessors uint32, percentage float64) uint32 {
 	if percentage >= 100 {
 		return multiprocessors
@@ -31,13 +32,14 @@ func portion(multiprocessors uint32, percentage float64) uint32 {
 	return min(max(n, 2), multiprocessors)
 }
 
-// parsePercentage takes more than 0 up to 100.
+// parsePercentage accepts numbers above 0 and up to 100.
 func parsePercentage(s string) (float64, bool) {
 	p, err := strconv.ParseFloat(s, 64)
 	return p, err == nil && p > 0 && p <= 100
 }
 
-// parseSize reads a number of bytes, or of K, M or G (of 1024).
+// parseSize parses a number of bytes, or a number with K, M or G (powers of
+// 1024).
 func parseSize(s string) (uint64, bool) {
 	digits := strings.TrimRight(strings.ToUpper(s), "BI")
 	shift := 0
@@ -51,8 +53,8 @@ func parseSize(s string) (uint64, bool) {
 	return n << shift, err == nil && n <= math.MaxUint64>>shift
 }
 
-// said is how a limit is told when it is asked for: in the largest unit of which
-// there is one, rounded down. 71513M is "69G" (measured).
+// said formats a limit as the daemon reports it: in the largest unit that gives
+// at least 1, rounded down. 71513M is "69G" (measured).
 func said(limit string) string {
 	n, ok := parseSize(limit)
 	if !ok {
@@ -66,12 +68,13 @@ func said(limit string) string {
 	return limit
 }
 
-// limits are memory limits by device, as they were given: "0" → "3G". Only those
-// that name a device by its index work; others are ignored, as the real ones do.
+// limits holds memory limits by device, as they were set: "0" → "3G". Only
+// limits that name a device by its index take effect; others are ignored, as in
+// the real MPS.
 type limits map[string]string
 
-// parseLimits reads CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: "0=1G,1=2G". What can't be
-// read is left out.
+// parseLimits reads CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: "0=1G,1=2G". It skips
+// invalid parts.
 func parseLimits(s string) limits {
 	l := limits{}
 	for part := range strings.SplitSeq(s, ",") {
@@ -82,7 +85,7 @@ func parseLimits(s string) limits {
 	return l
 }
 
-// of is the limit of a device; the largest number where there is none.
+// of returns the limit of a device; the largest number if there is none.
 func (l limits) of(index int) uint64 {
 	if n, ok := parseSize(l[strconv.Itoa(index)]); ok {
 		return n
@@ -90,9 +93,9 @@ func (l limits) of(index int) uint64 {
 	return math.MaxUint64
 }
 
-// clientLimit is what a client may have of a device: the lower one of the
-// server's and its own. One of its own that doesn't name the device takes the
-// server's away (measured).
+// clientLimit returns the limit of a client on a device: the lower one of the
+// server's limit and its own. If its own doesn't name the device, the server's
+// limit doesn't apply either (measured).
 func clientLimit(server limits, own string, index int) uint64 {
 	if own == "" {
 		return server.of(index)
@@ -104,7 +107,8 @@ func clientLimit(server limits, own string, index int) uint64 {
 	return min(wanted, server.of(index))
 }
 
-// clientPercentage is the lower one of the server's and the client's own.
+// clientPercentage returns the lower one of the server's percentage and the
+// client's.
 func clientPercentage(server float64, own string) float64 {
 	if p, ok := parsePercentage(own); ok {
 		return min(p, server)

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// journal writes a log as MPS does: time, who, PID, what.
+// journal writes a log in the format of MPS: time, program, PID, message.
 type journal struct {
 	out io.Writer
 	who string
 }
 
-// openJournal appends to a file of the log directory, which is made if missing.
-// Without one that can be written nothing is logged.
+// openJournal opens a file of the log directory for appending, and creates the
+// directory if it is missing. If the file can't be written, nothing is logged.
 func openJournal(name, who string) (journal, *os.File) {
 	dir := setting(logEnv, defaultLog)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -62,7 +62,7 @@ COMMAND:
                        Terminate a client process
 `
 
-// options of nvidia-cuda-mps-control.
+// options holds the flags of nvidia-cuda-mps-control.
 type options struct {
 	help, daemon, foreground, multiuser bool
 	command                             []string
@@ -92,13 +92,13 @@ func parseOptions(args []string) (options, error) {
 	return o, nil
 }
 
-// readyEnv names the file descriptor on which the daemon in the background says
+// readyEnv names the file descriptor on which the background daemon reports
 // that it is ready ("") or why it isn't.
 const readyEnv = "NVMLSIM_MPS_READY"
 
-// RunControl is nvidia-cuda-mps-control: program is its path, args what follows
-// its name, and the exit code is its result. Without -d and -f it has the running
-// daemon carry out the commands that in has, one on a line.
+// RunControl is nvidia-cuda-mps-control: program is its path, args are its
+// arguments, and the result is the exit code. Without -d and -f it sends the
+// commands in in, one per line, to the running daemon.
 func RunControl(program string, args []string, in io.Reader, out io.Writer, open func() (*nvmlsim.Machine, error)) int {
 	o, err := parseOptions(args)
 	switch {
@@ -147,7 +147,7 @@ func daemonize(program string, args []string, out io.Writer) int {
 	c.Stdin, c.Stdout, c.Stderr = null, feed, feed
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = c.Start()
-	_, _ = w.Close(), feed.Close() // the daemon has its own
+	_, _ = w.Close(), feed.Close() // the daemon has its own copies
 	if err != nil {
 		return say(out, err)
 	}
@@ -165,14 +165,14 @@ func daemonize(program string, args []string, out io.Writer) int {
 
 const ready = "ready"
 
-// background is the daemon that daemonize started.
+// background runs the daemon that daemonize started.
 func background(program string, o options, open func() (*nvmlsim.Machine, error)) int {
 	tell := os.NewFile(linkFD, "ready")
 	syscall.CloseOnExec(linkFD)
-	_ = os.Unsetenv(readyEnv) // not the server's business
+	_ = os.Unsetenv(readyEnv) // the server must not inherit it
 	c, err := newControl(program, open, o.multiuser)
 	if err != nil {
-		_, _ = io.WriteString(tell, err.Error()) // who started it may be gone
+		_, _ = io.WriteString(tell, err.Error()) // the parent may have ended
 		return 1
 	}
 	_, _ = io.WriteString(tell, ready)
@@ -181,10 +181,10 @@ func background(program string, o options, open func() (*nvmlsim.Machine, error)
 	return 0
 }
 
-// converse has the running daemon carry out commands.
+// converse sends commands to the running daemon and prints the answers.
 func converse(in io.Reader, out io.Writer) int {
 	conn, err := net.Dial("unix", filepath.Join(pipeDirectory(), privilegedName))
-	if err != nil { // not for this user, or not in this container
+	if err != nil { // not accessible to this user or in this container
 		conn, err = net.Dial("unix", controlSocket())
 	}
 	if err != nil {
@@ -193,7 +193,7 @@ func converse(in io.Reader, out io.Writer) int {
 	}
 	defer conn.Close()
 	r := bufio.NewReader(conn)
-	// What the daemon doesn't answer, it didn't live to.
+	// If there is no answer, the daemon has ended.
 	gone := errors.New(noControlDaemon) //nolint:staticcheck // the program's words
 	if writeLine(conn, greeting{UI: true}) != nil {
 		return say(out, gone)

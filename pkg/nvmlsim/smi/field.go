@@ -49,7 +49,7 @@ func enabled(on bool) string {
 	return "Disabled"
 }
 
-// idle answers zero for what an idle GPU has nothing of.
+// idle returns zero, for values that are zero on an idle GPU.
 func idle(g *nvmlsim.GPU) (uint32, error) {
 	_, err := g.PowerUsage()
 	return 0, err
@@ -89,7 +89,7 @@ func column(name string) (field, bool) {
 	return changing(name)
 }
 
-// changing are the fields of what can change.
+// changing returns the fields for changeable state.
 func changing(name string) (field, bool) {
 	switch name {
 	case "memory.total":
@@ -149,7 +149,7 @@ func computeMode(g *nvmlsim.GPU) (string, error) {
 	return "Default", err
 }
 
-// cell is a value as nvidia-smi prints it, errors included.
+// cell formats a value or an error as nvidia-smi prints it.
 func cell(v any, err error, unit string) string {
 	switch {
 	case errors.Is(err, nvmlsim.NotSupported):

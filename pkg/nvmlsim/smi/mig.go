@@ -11,10 +11,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// migOptions are those of "nvidia-smi mig".
+// migOptions holds the options of "nvidia-smi mig".
 type migOptions struct {
 	ids []string
-	// action is the option that says what to do: -lgip, -lgipp, -lgi, -lci,
+	// action is the option that selects the operation: -lgip, -lgipp, -lgi, -lci,
 	// -cgi, -cci, -dgi or -dci, with its argument.
 	action, argument string
 	gi, ci           []string
@@ -159,7 +159,7 @@ func plural(n int) string {
 	return ""
 }
 
-// instancesOf are the GPU instances of -gi, or all, by id.
+// instancesOf returns the GPU instances of -gi, or all, by id.
 func instancesOf(o migOptions, g *nvmlsim.GPU) ([]nvmlsim.Instance, error) {
 	var all []nvmlsim.Instance
 	for _, p := range g.Model().MIG.Profiles {
@@ -178,7 +178,8 @@ func instancesOf(o migOptions, g *nvmlsim.GPU) ([]nvmlsim.Instance, error) {
 	return all, nil
 }
 
-// computesOf are the compute instances of a GPU instance and -ci, or all.
+// computesOf returns the compute instances of a GPU instance that -ci selects,
+// or all.
 func computesOf(o migOptions, i nvmlsim.Instance) ([]nvmlsim.Compute, nvmlsim.GPUInstance, error) {
 	info, err := i.Info()
 	if err != nil {
@@ -204,7 +205,7 @@ func listInstances(o migOptions, g *nvmlsim.GPU, b *strings.Builder) error {
 		info, infoErr := i.Info()
 		p, profileErr := g.ProfileByID(info.Profile)
 		if infoErr != nil || profileErr != nil {
-			continue // gone meanwhile
+			continue // destroyed in the meantime
 		}
 		fmt.Fprintf(b, "| %3d  MIG %-15s %4d     %4d      %5d:%-5d |\n", index(g), p.Name, info.Profile, info.ID, info.Start, info.Size)
 	}
@@ -294,8 +295,8 @@ func createComputes(o migOptions, g *nvmlsim.GPU, b *strings.Builder) error {
 	return nil
 }
 
-// createCompute makes one of a profile, by name or id; "" is all of the GPU
-// instance.
+// createCompute creates a compute instance of a profile, by name or id; "" is
+// all of the GPU instance.
 func createCompute(g *nvmlsim.GPU, i nvmlsim.Instance, want string, b *strings.Builder) error {
 	info, err := i.Info()
 	if err != nil {

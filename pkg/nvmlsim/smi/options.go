@@ -36,7 +36,8 @@ type options struct {
 	format            bool
 }
 
-// parse understands "-i 0", "-i0" is none of nvidia-smi's, "--id=0" and "--id 0".
+// parse accepts "-i 0", "--id=0" and "--id 0"; like nvidia-smi it refuses
+// "-i0".
 func parse(args []string) (options, error) {
 	var o options
 	for i := 0; i < len(args); i++ {

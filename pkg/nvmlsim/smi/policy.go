@@ -11,11 +11,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// policyOptions are those of "nvidia-smi compute-policy".
+// policyOptions holds the options of "nvidia-smi compute-policy".
 type policyOptions struct {
 	ids   []string
 	list  bool
-	slice string // of --set-timeslice, "" without
+	slice string // argument of --set-timeslice, "" if not given
 }
 
 const policyUsage = `
@@ -81,7 +81,7 @@ func runPolicy(o policyOptions, m *nvmlsim.Machine, out io.Writer) (int, error) 
 	return listPolicies(gpus, out)
 }
 
-// timeSlice is the name of a time slice.
+// timeSlice returns the name of a time slice.
 func timeSlice(n uint32) string {
 	names := []string{"Default", "Short", "Medium", "Long"}
 	if int(n) >= len(names) {
@@ -125,12 +125,13 @@ func listPolicies(gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
 	return exitOK, err
 }
 
-// computeModes are the arguments of -c, by value: the mode's number or name.
+// computeModes returns the arguments of -c, by value: the mode's number or
+// name.
 func computeModes() []string {
 	return []string{"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"}
 }
 
-// parseComputeMode is false for what is no mode.
+// parseComputeMode returns false for an unknown mode.
 func parseComputeMode(value string) (uint32, bool) {
 	if i := slices.Index(computeModes(), strings.ToUpper(value)); i >= 0 {
 		return uint32(i), true
@@ -174,7 +175,7 @@ func queryApps(o options, gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
 		fmt.Fprintln(&b, strings.Join(headers, ", "))
 	}
 	for _, g := range gpus {
-		all, _ := g.Processes() // none of a GPU that doesn't answer
+		all, _ := g.Processes() // a GPU that doesn't answer has none
 		for _, p := range all {
 			cells := make([]string, len(headers))
 			for i, header := range headers {

@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// node is an element of -q: a heading with what is under it, or a value. The
-// text and the XML form show the same tree.
+// node is an element of -q: a heading with its children, or a value. The text
+// and the XML form show the same tree.
 type node struct {
 	// Title in the text form, tag in the XML form.
 	title, tag string

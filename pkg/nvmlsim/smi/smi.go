@@ -1,8 +1,8 @@
-// Package smi is a stand-in for nvidia-smi on simulated machines: the options
-// that people and programs use most, with the real program's wording and exit
-// codes. It shows what the in-process engine tells (nvmlsim.OpenInstalled
-// decides which GPUs those are) and needs neither a C library nor
-// libnvidia-ml.so.1. Options it doesn't know are refused, as by the real one.
+// Package smi simulates nvidia-smi: the options that people and programs use
+// most, with the real program's wording and exit codes. It reads the machine in
+// process (nvmlsim.OpenInstalled selects the visible GPUs) and needs neither a
+// C library nor libnvidia-ml.so.1. Like the real program it refuses unknown
+// options.
 package smi
 
 import (
@@ -25,7 +25,8 @@ const (
 	exitUnknown     = 255
 )
 
-// Run is nvidia-smi: args without the program's name, the exit code as result.
+// Run runs nvidia-smi with args, without the program's name, and returns the
+// exit code.
 func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) int {
 	if len(args) > 0 && args[0] == "compute-policy" && (slices.Contains(args, "-h") || slices.Contains(args, "--help")) {
 		fmt.Fprint(out, policyUsage)
@@ -55,7 +56,7 @@ func Run(args []string, out io.Writer, open func() (*nvmlsim.Machine, error)) in
 	return code
 }
 
-// action is what a command line asks for; its result is the exit code.
+// action is the operation of a command line; its result is the exit code.
 type action func(*nvmlsim.Machine, io.Writer) (int, error)
 
 func command(args []string) (action, error) {
@@ -149,7 +150,7 @@ func pick(m *nvmlsim.Machine, ids []string) ([]*nvmlsim.GPU, error) {
 }
 
 func index(g *nvmlsim.GPU) int {
-	i, _ := g.Index() // a lost GPU keeps its index; run has told of it
+	i, _ := g.Index() // a lost GPU keeps its index; run has reported it
 	return i
 }
 
@@ -169,7 +170,7 @@ func list(gpus []*nvmlsim.GPU, out io.Writer) error {
 		for i, d := range devices {
 			name, err := d.ProfileName()
 			if err != nil {
-				continue // gone meanwhile
+				continue // destroyed in the meantime
 			}
 			uuid, _ := d.UUID()
 			fmt.Fprintf(&b, "  MIG %-11s Device %2d: (UUID: %s)\n", name, i, uuid)

@@ -9,8 +9,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
 )
 
-// Whatever is asked, nvidia-smi answers with something and one of its exit
-// codes, and the machine is as possible as before.
+// For any arguments nvidia-smi prints an answer and returns one of its exit
+// codes, and the machine's state stays valid.
 func FuzzRun(f *testing.F) {
 	for _, line := range []string{
 		"", "-L", "-q -x", "--query-gpu=uuid,mig.mode.current --format=csv,noheader", "-mig 1 -i 0", "-mig 2", "--gpu-reset -i 1", "-r",

@@ -10,7 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// show is a value of a GPU, or how nvidia-smi says that there is none.
+// show formats a value of a GPU, or an error as nvidia-smi prints it.
 func show[T any](v T, err error) string {
 	if err != nil {
 		return strings.Trim(cell(nil, err, ""), "[]")
@@ -74,7 +74,7 @@ func row(b *strings.Builder, g *nvmlsim.GPU) {
 	fmt.Fprintf(b, "| %39s | %22s | %20s |\n%s\n", "", "", mig, ruler)
 }
 
-// migTable lists the MIG devices, where a GPU has the mode on.
+// migTable prints the MIG devices of GPUs in MIG mode.
 func migTable(b *strings.Builder, gpus []*nvmlsim.GPU) {
 	const rule = "+------------------+----------------------------------+-----------+-----------------------+\n"
 	rows, on := "", false
@@ -125,7 +125,7 @@ func shortMode(g *nvmlsim.GPU) string {
 	return s
 }
 
-// processRows says whether there were any.
+// processRows prints the processes and reports whether there were any.
 func processRows(b *strings.Builder, gpus []*nvmlsim.GPU) bool {
 	found := false
 	for _, g := range gpus {

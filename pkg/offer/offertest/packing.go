@@ -20,7 +20,7 @@ import (
 // Whole asks for a whole GPU in a Mix.
 const Whole = "whole"
 
-// Mix is what claims ask for: how often which profile, or Whole.
+// Mix is the frequency of each requested profile, or Whole.
 type Mix map[string]int
 
 // Load is how claims come and go.
@@ -34,10 +34,10 @@ type Load struct {
 	Seed uint64
 }
 
-// Play lets claims come and go, and returns how many of them were given a
-// device. One that finds none at once goes away: the share of those that were
-// given one says how well the devices before it were chosen. What claims ask
-// for, and how long they stay, doesn't depend on the offer's order.
+// Play creates and deletes claims, and returns the number of claims that were
+// allocated a device. A claim that finds none at once is dropped: the fraction
+// of successful claims shows how well the devices before them were chosen. The
+// claims' requests and lifetimes don't depend on the order of the offer.
 func Play(gpus []offer.GPU, mix Mix, l Load) (given int) {
 	s := newShop(gpus)
 	random := rand.New(rand.NewPCG(l.Seed, uint64(l.Claims)))
@@ -153,7 +153,7 @@ func pick(random *rand.Rand, kinds []string, weights []int) string {
 	return ""
 }
 
-// departure is when a claim goes, and what it gives back.
+// departure is the time at which a claim ends, and the device that it releases.
 type departure struct {
 	when   float64
 	device int

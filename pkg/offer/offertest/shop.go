@@ -6,9 +6,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// shop gives devices as the scheduler's allocator does: the first, in the order
-// of GPUs and their devices, that is free, is what is asked for, and whose
-// counters allow it.
+// shop allocates as the scheduler does: the first device, in the order of GPUs
+// and their devices, that is free, matches the request, and whose counters
+// allow it.
 type shop struct {
 	devices []device
 	// left of each counter, of all GPUs.

@@ -1,6 +1,6 @@
-// Package machine is one pretended machine of a local cluster: the program
-// that runs as pid 1 inside the machine's namespaces, and the words it shares
-// with the cluster package outside.
+// Package machine is one simulated machine of a local cluster: the program that
+// runs as pid 1 inside the machine's namespaces, and the words it shares with
+// the cluster package outside.
 //
 // A machine is a process tree in PID, mount, UTS and network namespaces of its
 // own. Pid 1 builds the machine's file system view, starts the components it
@@ -32,7 +32,7 @@ const (
 	InitLogFile = "init.log"
 )
 
-// Spec says what a machine is. It is written as JSON to SpecFile before the
+// Spec describes a machine. It is written as JSON to SpecFile before the
 // machine starts; pid 1 reads it once.
 type Spec struct {
 	// Name is the machine's host name.
@@ -91,8 +91,8 @@ type Response struct {
 	Components []ComponentStatus `json:"components,omitempty"`
 }
 
-// ComponentStatus is what pid 1 knows of a component. PID is 0 while the
-// component isn't running and counts in the machine's PID namespace.
+// ComponentStatus is the state of a component as pid 1 knows it. PID is 0 while
+// the component isn't running and counts in the machine's PID namespace.
 type ComponentStatus struct {
 	Name     string `json:"name"`
 	PID      int    `json:"pid"`

@@ -59,8 +59,8 @@ func (s *supervisor) startAll() {
 	}
 }
 
-// start waits for what the component needs and then starts it, unless it was
-// stopped meanwhile or is running already.
+// start waits for the component's dependencies and then starts it, unless it
+// was stopped in the meantime or is already running.
 func (s *supervisor) start(r *running) {
 	for _, address := range r.WaitFor {
 		waitFor(address)

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// header is nvml.h as far as it matters here.
+// header holds the used parts of nvml.h.
 type header struct {
 	text      string
 	functions []function        // sorted by name
@@ -30,7 +30,7 @@ type function struct {
 // param has a type without blanks around its star: "const char *".
 type param struct{ typ, name string }
 
-// notice is the first comments of the header: version, origin and license.
+// notice returns the first comments of the header: version, origin and license.
 func notice(text string) string {
 	const end = "Notice.\n */\n"
 	i := strings.Index(text, end)
@@ -112,8 +112,8 @@ func parseParam(text string) param {
 	return param{typ: typ, name: name}
 }
 
-// renamed are the old names that the header only keeps as macros for newer
-// functions, where the old one is declared no more.
+// renamed returns the old names that the header keeps only as macros for newer
+// functions.
 func renamed(text string) map[string]string {
 	names := map[string]string{}
 	for _, m := range regexp.MustCompile(`#define\s+(nvml[A-Z]\w*)\s+(nvml[A-Z]\w*)`).FindAllStringSubmatch(text, -1) {
@@ -122,7 +122,8 @@ func renamed(text string) map[string]string {
 	return names
 }
 
-// goType is what a C type is in package engine, "" for an unknown one.
+// goType returns the type in package engine for a C type, "" for an unknown
+// one.
 func (h *header) goType(c string) string {
 	for h.aliases[c] != "" {
 		c = h.aliases[c]
@@ -150,7 +151,7 @@ func structName(c string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(c, "_t"), "_v", "V")
 }
 
-// goTypes has cgo lay out the structs that calls use, and look up the constants
+// goTypes runs cgo to translate the structs that calls use and the constants
 // that the sources name.
 func (h *header) goTypes(calls map[string]call, sources string) ([]byte, error) {
 	names := map[string]bool{}
@@ -184,7 +185,7 @@ func (h *header) goTypes(calls map[string]call, sources string) ([]byte, error) 
 	return godefs(in.Bytes())
 }
 
-// addStructs adds a struct and those in it.
+// addStructs adds a struct and its nested structs.
 func (h *header) addStructs(names map[string]bool, c string) {
 	for h.aliases[c] != "" {
 		c = h.aliases[c]
@@ -198,8 +199,8 @@ func (h *header) addStructs(names map[string]bool, c string) {
 	}
 }
 
-// godefs runs cgo -godefs. Handles, which C declares as pointers, become numbers:
-// what a caller takes for a handle must never look like a pointer to Go.
+// godefs runs cgo -godefs. Handles, which C declares as pointers, become
+// numbers: Go must never take a caller's handle for a pointer.
 func godefs(in []byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "godefs")
 	if err != nil {

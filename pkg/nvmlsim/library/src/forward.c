@@ -2,10 +2,10 @@
 // that this library lies in, which is the simulator's program under another name.
 // This side has no threads and no state of the hardware.
 //
-// The engine holds one end of a control socket. Each connection is a socket pair
-// of its own, whose other end is sent over the control socket; a connection
-// serves one call at a time, so that a call that blocks keeps no other waiting.
-// When this process is gone, or closes the control socket, the engine ends.
+// The engine holds one end of a control socket. Each connection is a separate
+// socket pair, whose other end is sent over the control socket. A connection
+// serves one call at a time, so a call that blocks doesn't delay others. When
+// this process is gone, or closes the control socket, the engine ends.
 #define _GNU_SOURCE
 #include "forward.h"
 
@@ -39,8 +39,8 @@ struct connection {
 
 // All of this is guarded by the lock. It is never held during a call.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int initialized; // how often, less shutdowns
-static int starting;    // initializations under way
+static int initialized; // calls of nvmlInit minus calls of nvmlShutdown
+static int starting;    // initializations in progress
 static int control = -1;
 static pid_t engine;
 static unsigned generation;
@@ -57,8 +57,8 @@ static void discard(struct connection *c)
     free(c);
 }
 
-// forget_engine closes what leads to the engine. Connections that calls are
-// using are closed by them.
+// forget_engine closes the control socket and the connections. A connection in
+// use is closed by its call.
 static void forget_engine(void)
 {
     struct connection *c, *next;
@@ -77,13 +77,13 @@ static void stop_engine(void)
 {
     if (control < 0)
         return;
-    shutdown(control, SHUT_RDWR); // even if a process that is being started still has it
+    shutdown(control, SHUT_RDWR); // even if a process that is being started still has a copy
     forget_engine();
     while (waitpid(engine, 0, 0) < 0 && errno == EINTR)
         ;
 }
 
-// A process that forks has the engine for itself; its child has none.
+// After a fork only the parent has the engine; the child has none.
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
@@ -91,7 +91,7 @@ static void after_fork_in_child(void)
 {
     struct connection *c;
     for (c = connections; c; c = c->next)
-        c->busy = 0; // other threads are not here
+        c->busy = 0; // the other threads don't exist in the child
     if (control >= 0)
         forget_engine();
     starting = 0;
@@ -125,9 +125,9 @@ static int engine_program(char *path, size_t size)
     return n > 0 && (size_t)n < size ? 0 : -1;
 }
 
-// spawn starts the engine with one end of the control socket, and nothing else
-// of this process but its standard files: in a session of its own, so that it
-// doesn't get this process's signals from a terminal.
+// spawn starts the engine. It inherits one end of the control socket and the
+// standard files, and runs in a new session, so that it doesn't get this
+// process's signals from a terminal.
 static int spawn(const char *path, int end)
 {
     char *arguments[] = {"nvmlsim-engine", (char *)path, 0};
@@ -178,7 +178,7 @@ static ssize_t send_all(int fd, const struct msghdr *m)
     return n;
 }
 
-// pass gives the engine one end of a connection.
+// pass sends one end of a connection to the engine.
 static int pass(int end)
 {
     char nothing = 0;
@@ -224,8 +224,8 @@ static struct connection *connect_engine(void)
     return c;
 }
 
-// borrow finds a connection that no other call is using, or makes one. 0 where
-// it can't: for lack of something, or because there is no engine any more.
+// borrow returns an unused connection, or creates one. 0 on failure: a resource
+// is missing, or the engine has ended.
 static struct connection *borrow(void)
 {
     struct connection *c;
@@ -256,8 +256,8 @@ static unsigned char *put(unsigned char *at, const void *from, size_t n)
     return at + n;
 }
 
-// encode writes a request: the function's name, how many arguments there are,
-// and of each the value and the memory. 0 where it doesn't fit.
+// encode writes a request: the function's name, the number of arguments, and
+// the value and the memory of each. 0 if it doesn't fit.
 static size_t encode(unsigned char *buffer, const char *function, const struct argument *arguments, unsigned count)
 {
     unsigned char *at = buffer, length = (unsigned char)strlen(function), n = (unsigned char)count;
@@ -283,8 +283,8 @@ static size_t encode(unsigned char *buffer, const char *function, const struct a
     return need;
 }
 
-// decode reads an answer: the return code, and what is to be copied to which
-// argument. -1 for what is none.
+// decode reads an answer: the return code, and the memory to copy to arguments.
+// -1 for a malformed answer.
 static int decode(const unsigned char *buffer, size_t length, const struct argument *arguments, unsigned count, nvmlReturn_t *code)
 {
     const unsigned char *at = buffer + sizeof(int32_t), *end = buffer + length;
@@ -309,7 +309,7 @@ static int decode(const unsigned char *buffer, size_t length, const struct argum
     return 0;
 }
 
-// exchange makes a call over a connection. -1 where the engine doesn't answer.
+// exchange makes a call over a connection. -1 if the engine doesn't answer.
 static int exchange(struct connection *c, size_t size, const struct argument *arguments, unsigned count, nvmlReturn_t *code)
 {
     struct iovec data = {c->buffer, size};
@@ -324,11 +324,12 @@ static int exchange(struct connection *c, size_t size, const struct argument *ar
     return n <= 0 ? -1 : decode(c->buffer, (size_t)n, arguments, count, code);
 }
 
-// finish gives a connection back, and the engine up if it didn't answer.
+// finish returns a connection for reuse, and stops the engine if it didn't
+// answer.
 static nvmlReturn_t finish(struct connection *c, int failed, nvmlReturn_t code)
 {
     if (failed && c->generation != generation)
-        code = NVML_ERROR_UNINITIALIZED; // shut down meanwhile
+        code = NVML_ERROR_UNINITIALIZED; // nvmlShutdown was called in the meantime
     else if (failed) {
         code = NVML_ERROR_UNKNOWN;
         stop_engine();
@@ -385,7 +386,7 @@ nvmlReturn_t initialize(void)
     } else if (code == NVML_SUCCESS && c->generation == generation)
         initialized++;
     else if (code == NVML_SUCCESS)
-        code = NVML_ERROR_UNINITIALIZED; // the engine ended meanwhile
+        code = NVML_ERROR_UNINITIALIZED; // the engine has ended in the meantime
     give_back(c);
     if (!initialized && !starting)
         stop_engine();
@@ -407,7 +408,7 @@ nvmlReturn_t shut_down(void)
     return code;
 }
 
-// NVML asks libcuda for the CUDA version, by the loader's own search.
+// NVML asks libcuda for the CUDA version, and finds libcuda through the loader.
 int cuda_found(void)
 {
     void *cuda = dlopen("libcuda.so.1", RTLD_LAZY);

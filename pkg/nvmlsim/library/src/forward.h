@@ -11,9 +11,9 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-// argument is one argument of a call. A pointer's value says whether there is
-// one; size bytes at in are copied to the engine, which answers with bytes that
-// are copied to out. Both are null where nothing is copied that way.
+// argument is one argument of a call. The value of a pointer is 0 for null.
+// size bytes at in are copied to the engine, whose answer is copied to out. in
+// or out is null if nothing is copied in that direction.
 struct argument {
     uint64_t value;
     const void *in;
@@ -27,13 +27,14 @@ struct argument {
 #define INPUT(p, n) {.value = (p) != 0, .in = (p), .size = (p) ? (n) : 0}
 #define OUTPUT(p) {.value = (p) != 0, .out = (p)}
 
-// Each answers what the engine does, and NVML_ERROR_UNINITIALIZED without one.
-// A call during which the engine ended is answered NVML_ERROR_UNKNOWN.
+// Each returns the engine's answer, and NVML_ERROR_UNINITIALIZED without an
+// engine. If the engine ends during a call, the call returns
+// NVML_ERROR_UNKNOWN.
 nvmlReturn_t forward(const char *function, const struct argument *arguments, unsigned count);
 nvmlReturn_t initialize(void);
 nvmlReturn_t shut_down(void);
 
-// cuda_found says whether the loader finds libcuda.
+// cuda_found reports whether the loader finds libcuda.
 int cuda_found(void);
 
 #endif
