@@ -120,7 +120,7 @@ install() {
 	"$localcluster" load-image --name "$cluster" _output/images/tessera.tar
 
 	say "helm install"
-	# A second run on a cluster that was kept: begin anew.
+	# A second run on a cluster that was kept: install again.
 	if "$helm" status tessera --namespace "$namespace" >/dev/null 2>&1; then
 		"$helm" uninstall tessera --namespace "$namespace" --wait
 		until_devices 0
