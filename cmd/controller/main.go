@@ -1,4 +1,4 @@
-// Controller publishes the GPUs of all nodes as ResourceSlices.
+// Command controller publishes the GPUs of all nodes as ResourceSlices.
 package main
 
 import (
@@ -52,14 +52,14 @@ holder of the Lease tessera-controller works, the others wait.
 		return control.Run(klog.NewContext(cmd.Context(), klog.Background()), c)
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "`file` that says which cluster to work for; default: the cluster this pod runs in")
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig `file` of the cluster; default: the cluster of this pod")
 	logsapi.AddFlags(logs, flags)
 	flags = cmd.Flags()
 	flags.StringVar(&c.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "`namespace` of the Lease; default: $POD_NAMESPACE")
-	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; false only where nobody else can be running")
-	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 turns them off")
-	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 turns them off")
-	flags.BoolVar(&c.NodeLabels, "node-labels", false, "give nodes with GPUs the labels that GPU Feature Discovery gives them")
+	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; set to false only if no other instance can run")
+	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 disables them")
+	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 disables them")
+	flags.BoolVar(&c.NodeLabels, "node-labels", false, "write the labels of GPU Feature Discovery to nodes with GPUs")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "remove-node-labels",
 		Short: "Remove the labels that --node-labels has written, from all nodes",

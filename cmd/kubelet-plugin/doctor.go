@@ -18,37 +18,35 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 )
 
-const doctorHelp = `Compare what this node's plugin has written down (the journal), what container
-runtimes read (the CDI directory) and what is there (the GPUs, their MIG
-instances and settings, and MPS daemons), and say what doesn't fit, where, and
-what to do about it.
+const doctorHelp = `Compare the plugin's journal, the CDI directory, and the GPUs of this node with
+their MIG instances, settings and MPS daemons. Report differences, and say where
+they are and what to do about them.
 
-It changes nothing and disturbs nobody: run it whenever you like, whether the
-plugin runs or not. What a pod that is just starting or ending leaves
-unfinished is looked at again, for a quarter of a minute, and only told if it
-stays. Where many partitions are made or destroyed at once it may take longer:
-then ask again.
+It changes nothing and can be run at any time, whether the plugin runs or not.
+Pods that are starting or ending leave unfinished state for a moment: such
+findings are checked again for 15 seconds and reported if they stay. If many
+partitions are created or destroyed at once it may take longer: run it again.
 
   trouble    must not be; something has to be done. The exit status is 1
-  leftover   this driver's own, in use by nobody, and goes by itself; with
-             --strict it counts as trouble
-  note       worth knowing, such as MIG instances that others have made
+  leftover   created by this driver, not in use, and removed automatically;
+             with --strict it counts as trouble
+  note       for information, such as MIG instances that others have created
 
 In the plugin's pod the flags default to those of the plugin itself. On a host,
-as root, give those that its plugin has, if they aren't the defaults.`
+as root, set the flags of its plugin if they aren't the defaults.`
 
 const doctorExamples = `  kubectl exec -n tessera-system daemonset/tessera-node -- kubelet-plugin doctor
   kubectl exec -n tessera-system tessera-node-x7k2p -- kubelet-plugin doctor -o json
   kubelet-plugin doctor --strict`
 
-// doctorCommand is `kubelet-plugin doctor`.
+// doctorCommand returns the command `kubelet-plugin doctor`.
 func doctorCommand() *cobra.Command {
 	var cfg node.Config
 	var output string
 	options := doctor.Options{Looks: 4, Pause: 5 * time.Second}
 	cmd := &cobra.Command{
 		Use:     "doctor",
-		Short:   "Say what is wrong with what this node's plugin has prepared",
+		Short:   "Report problems with the claims that this node's plugin has prepared",
 		Long:    doctorHelp,
 		Example: doctorExamples,
 		Args:    cobra.NoArgs,
@@ -64,7 +62,7 @@ func doctorCommand() *cobra.Command {
 				return err
 			}
 			if !report.Healthy {
-				return errors.New("this node needs care")
+				return errors.New("problems were found on this node")
 			}
 			return nil
 		},
@@ -76,13 +74,13 @@ func doctorCommand() *cobra.Command {
 		cmd.Flags().AddFlag(plugin.Lookup(name))
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	cmd.Flags().BoolVar(&options.Strict, "strict", false, "what is left over is trouble too")
-	cmd.Flags().IntVar(&options.Looks, "looks", options.Looks, "how often to look before something counts as trouble")
-	cmd.Flags().DurationVar(&options.Pause, "pause", options.Pause, "how long to wait between two looks")
+	cmd.Flags().BoolVar(&options.Strict, "strict", false, "count leftovers as trouble")
+	cmd.Flags().IntVar(&options.Looks, "looks", options.Looks, "number of checks that must agree before a finding counts as trouble")
+	cmd.Flags().DurationVar(&options.Pause, "pause", options.Pause, "time between two checks")
 	return cmd
 }
 
-// commandLine is that of a process; nil where it can't be read.
+// commandLine returns the command line of a process; nil if it can't be read.
 func commandLine(pid int) []string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -91,15 +89,15 @@ func commandLine(pid int) []string {
 	return strings.Split(string(bytes.TrimRight(data, "\x00")), "\x00")
 }
 
-// adopt makes the flags' defaults those of a plugin's command line, as far as
-// it is one: in the plugin's pod, it is process 1.
+// adopt sets the defaults of flags from args if these are the command line of a
+// plugin: in the plugin's pod, that is process 1.
 func adopt(flags *pflag.FlagSet, args []string) {
 	if len(args) == 0 || filepath.Base(args[0]) != "kubelet-plugin" {
 		return
 	}
 	flags.ParseErrorsAllowlist.UnknownFlags = true
 	if err := flags.Parse(args[1:]); err != nil {
-		return // it runs, so it is this program's fault; the defaults may do
+		return // the plugin runs with these flags, so this program can't parse them; use the defaults
 	}
 	flags.VisitAll(func(f *pflag.Flag) { f.DefValue, f.Changed = f.Value.String(), false })
 }
@@ -118,7 +116,7 @@ func writeReport(w io.Writer, r doctor.Report, format string) error {
 	if r.Healthy {
 		b.WriteString("nothing is wrong.\n")
 	} else {
-		fmt.Fprintf(&b, "the same trouble in each of %s (if pods start or end here just now, ask again).\n", count(r.Looks, "look"))
+		fmt.Fprintf(&b, "the same trouble in each of %s (if pods are starting or ending on this node, run it again).\n", count(r.Looks, "check"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -53,7 +53,7 @@ func TestWriteReport(t *testing.T) {
           do      mend it
 NOTE      instance-of-others: so it is
           file    /a/file
-2 GPUs, 1 claim, 1 MIG instance and 2 MPS daemons made by this driver: the same trouble in each of 3 looks (if pods start or end here just now, ask again).
+2 GPUs, 1 claim, 1 MIG instance and 2 MPS daemons made by this driver: the same trouble in each of 3 checks (if pods are starting or ending on this node, run it again).
 `,
 		"json": `{
   "healthy": false,

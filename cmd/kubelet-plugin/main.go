@@ -1,5 +1,5 @@
-// Command kubelet-plugin gives the GPUs of one node to the claims that the
-// cluster has allocated them to.
+// Command kubelet-plugin prepares the GPUs of one node for the claims that they
+// are allocated to.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 var version = "unknown"
 
 func main() {
-	debug.SetGCPercent(40) // there is little work; memory is what each node spends
+	debug.SetGCPercent(40) // the load is low; save memory on every node
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := command().ExecuteContext(ctx)
 	stop()
@@ -38,7 +38,7 @@ func command() *cobra.Command {
 	logging := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
 		Use:           "kubelet-plugin",
-		Short:         "Give the GPUs of this node to the claims they are allocated to",
+		Short:         "Prepare the GPUs of this node for the claims that they are allocated to",
 		Args:          cobra.NoArgs,
 		Version:       version,
 		SilenceUsage:  true,

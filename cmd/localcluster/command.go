@@ -41,7 +41,7 @@ localhost/tessera/debian:local (with the C library) are there. The first "up"
 builds Kubernetes, which takes about 15 minutes on 2 cores; later ones take
 seconds. Binaries are kept in $TESSERA_CACHE, by default ~/.cache/tessera.`
 
-// settings are the flags that all commands share.
+// settings has the flags that all commands share.
 type settings struct {
 	options cluster.Options
 }
@@ -92,14 +92,14 @@ remove it with:   localcluster down --name %[1]s
 		},
 	}
 	s.kubernetesFlag(cmd)
-	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "how many nodes the cluster has")
+	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "number of nodes of the cluster")
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false")
-	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (made by build --output) instead of building; also $TESSERA_BIN_DIR")
+	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (written by build --output) instead of building; also $TESSERA_BIN_DIR")
 	return cmd
 }
 
-// withAdvice says what can be done about a cluster that did not come up, if
-// something of it is there.
+// withAdvice adds to the error how to inspect and remove a cluster that did not
+// come up, if parts of it exist.
 func (s *settings) withAdvice(err error) error {
 	if _, openErr := s.open(); openErr != nil {
 		return err
@@ -116,7 +116,7 @@ func parseGates(texts map[string]string) (map[string]bool, error) {
 	for gate, text := range texts {
 		on, err := strconv.ParseBool(text)
 		if err != nil {
-			return nil, fmt.Errorf("--feature-gates: %s=%s: say true or false", gate, text)
+			return nil, fmt.Errorf("--feature-gates: %s=%s: want true or false", gate, text)
 		}
 		gates[gate] = on
 	}
@@ -127,7 +127,7 @@ func (s *settings) down() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use: "down", Args: cobra.NoArgs,
-		Short: "Remove the cluster and all it left on this machine",
+		Short: "Remove the cluster and all its files on this machine",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names := []string{s.options.Name}
 			if all {
@@ -140,7 +140,7 @@ func (s *settings) down() *cobra.Command {
 				if err := cluster.Down(cmd.Context(), name, cmd.ErrOrStderr()); err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is gone\n", name)
+				fmt.Fprintf(cmd.OutOrStdout(), "removed cluster %s\n", name)
 			}
 			return nil
 		},
@@ -167,7 +167,7 @@ func (s *settings) status() *cobra.Command {
 			for _, name := range names {
 				c, err := cluster.Open(name)
 				if err != nil {
-					fmt.Fprintf(w, "%s\t-\t-\tbeing made, or left by a failed up\t\t\n", name)
+					fmt.Fprintf(w, "%s\t-\t-\tbeing created, or left by a failed up\t\t\n", name)
 					continue
 				}
 				printStatus(w, c)
@@ -271,7 +271,7 @@ func printLogs(w io.Writer, c *cluster.Cluster, args []string) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("no component %v has logs: localcluster logs names them", args)
+		return fmt.Errorf("no logs of component %v: localcluster logs lists the log files", args)
 	}
 	return nil
 }
@@ -310,7 +310,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 			if dir == "" {
 				var err error
 				if dir, err = os.MkdirTemp("", "localcluster-build-"); err != nil {
-					return fmt.Errorf("make a temporary directory: %w", err)
+					return fmt.Errorf("create a temporary directory: %w", err)
 				}
 				defer os.RemoveAll(dir)
 			}
@@ -324,7 +324,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 		},
 	}
 	s.kubernetesFlag(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "", "also fill this directory")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "also copy the binaries to this directory")
 	return cmd
 }
 
@@ -386,7 +386,7 @@ func (s *settings) component() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			action := actions[args[0]]
 			if action == nil {
-				return errors.New("say kill, stop, start or restart")
+				return errors.New("want kill, stop, start or restart")
 			}
 			c, err := s.open()
 			if err != nil {

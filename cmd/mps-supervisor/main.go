@@ -16,19 +16,15 @@ import (
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/mps/supervisor"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 )
 
 // version is set by the linker.
 var version = "unknown"
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == launchName { // at once: a claim's prepare waits for it
-		fmt.Fprintln(os.Stderr, "mps-supervisor:", supervisor.Launch(os.Args[2]))
-		os.Exit(1)
-	}
-	debug.SetGCPercent(40) // there is little work; memory is what each node spends
+	debug.SetGCPercent(40) // the load is low; save memory on every node
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := command().ExecuteContext(ctx)
 	stop()
@@ -40,7 +36,7 @@ func main() {
 }
 
 func command() *cobra.Command {
-	cfg := supervisor.Config{Launcher: []string{"/proc/self/exe", launchName}, Step: failpoint.Step()}
+	cfg := supervisor.Config{Step: failpoint.Step()}
 	logging := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
 		Use:   "mps-supervisor",
@@ -88,6 +84,3 @@ system (chroot, mount), moves them out of its container's cgroup, and ends them.
 	logsapi.AddFlags(logging, cmd.Flags())
 	return cmd
 }
-
-// launchName is how the supervisor calls itself.
-const launchName = "launch"

@@ -22,7 +22,7 @@ func cudaCommand() *cobra.Command {
 	var hold, root string
 	c := &cobra.Command{
 		Use:   "cuda [--alloc SIZE]... [--hold D] [--fault]",
-		Short: "Use a GPU as a CUDA program does, by MPS where there is MPS",
+		Short: "Use a GPU as a CUDA program does, through MPS if a daemon runs",
 		Long: `Makes a CUDA context on the first GPU that a program would see here, and says
 how that went, how many multiprocessors and how much memory it has. Then it
 allocates memory, goes on for a while, and may end by a fault:
@@ -55,10 +55,10 @@ failed allocation is printed only.`,
 			return p.Run(ctx, c.OutOrStdout(), func() (*nvmlsim.Machine, error) { return openForCUDA(root) })
 		},
 	}
-	c.Flags().StringArrayVar(&alloc, "alloc", nil, "memory to allocate: MiB, or with K, M or G; may be given again")
-	c.Flags().StringVar(&hold, "hold", "", "how long to go on, such as 10s, or \"forever\", until SIGTERM")
-	c.Flags().BoolVar(&p.Fault, "fault", false, "end by an illegal memory access, which all clients of an MPS server feel")
-	c.Flags().IntVar(&p.Device, "device", 0, "index of the GPU among those the program sees")
+	c.Flags().StringArrayVar(&alloc, "alloc", nil, "memory to allocate: MiB, or with K, M or G; may be repeated")
+	c.Flags().StringVar(&hold, "hold", "", "time to keep running, such as 10s, or \"forever\", until SIGTERM")
+	c.Flags().BoolVar(&p.Fault, "fault", false, "end with an illegal memory access, which affects all clients of an MPS server")
+	c.Flags().IntVar(&p.Device, "device", 0, "index of the GPU among the visible ones")
 	c.Flags().StringVar(&p.Tag, "tag", "cuda", "first word of each line")
 	c.Flags().StringVar(&root, "root", "", "driver root of the machine (default: that of nvidia-smi in PATH)")
 	return c
@@ -78,8 +78,7 @@ func parseHold(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// openForCUDA opens the machine at a root, or the one that a program finds
-// itself on.
+// openForCUDA opens the machine at a root, or the one of this program.
 func openForCUDA(root string) (*nvmlsim.Machine, error) {
 	if root != "" {
 		return nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))

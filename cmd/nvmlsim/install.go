@@ -18,7 +18,7 @@ func installCommand() *cobra.Command {
 	o := driverroot.Options{}
 	c := &cobra.Command{
 		Use:   "install --root DIR --machine 8xh100-80gb",
-		Short: "Lay out the driver root of a simulated machine",
+		Short: "Install the driver root of a simulated machine",
 		Long: `Lays out a driver root: versioned libraries, nvidia-smi, device nodes, and the
 parts of /proc and /sys that an NVIDIA driver makes. Point a program at it as its
 driver root, or run DIR/usr/bin/nvidia-smi.
@@ -27,6 +27,7 @@ The machine is given in short (8xh100-80gb, or 4xa30,4xl40s) or as a YAML file:
 
     driverVersion: 580.159.04     # default
     cudaVersion: "13.0"           # default
+    minorsMove: true              # a GPU's /dev/nvidiaN is another after a switch of its MIG mode; default: it stays
     gpus:
     - {model: h100-80gb, count: 8}
     - {model: a100-40gb, count: 2, migEnabled: true}
@@ -50,16 +51,16 @@ root (device nodes).`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&o.Root, "root", "", "driver root to make, e.g. /run/nvidia/driver")
+	c.Flags().StringVar(&o.Root, "root", "", "driver root to create, e.g. /run/nvidia/driver")
 	c.Flags().StringVar(&machine, "machine", "", "machine file, or short form such as 8xh100-80gb")
-	c.Flags().StringVar(&name, "node-name", "", "name that identities follow from (default: the machine file's name)")
+	c.Flags().StringVar(&name, "node-name", "", "name from which UUIDs are derived (default: the machine file's name)")
 	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
 	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
 	return c
 }
 
-// complete fills in what flags leave open: the machine from its text, this
-// program as nvidia-smi, and the library beside it.
+// complete sets the options that follow from the flags: the parsed machine,
+// this program as nvidia-smi, and the library in the same directory.
 func complete(o *driverroot.Options, machine, name string) (err error) {
 	if o.Machine, err = readMachine(machine, name); err != nil {
 		return err
@@ -71,19 +72,20 @@ func complete(o *driverroot.Options, machine, name string) (err error) {
 		o.Library = filepath.Join(filepath.Dir(o.SMI), "libnvidia-ml.so.1")
 	}
 	if _, err := os.Stat(o.Library); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("library %s is not there; build it with \"go run ./cmd/nvmlsim/lib %[1]s\" or name it with --library", o.Library)
+		return fmt.Errorf("library %s does not exist; build it with \"go run ./cmd/nvmlsim/lib %[1]s\" or name it with --library", o.Library)
 	}
 	return nil
 }
 
-// must panics on what can only be a mistake in this program.
+// must panics on an error, which can only be a mistake in this program.
 func must(errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		panic(err)
 	}
 }
 
-// readMachine takes a file if there is one of this name, else the short form.
+// readMachine reads a machine from the file arg if it exists, otherwise from
+// the short form.
 func readMachine(arg, name string) (nvmlsim.Description, error) {
 	text, err := os.ReadFile(arg)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Ext(arg) == "" {
@@ -103,11 +105,11 @@ func uninstallCommand() *cobra.Command {
 	var root string
 	c := &cobra.Command{
 		Use:   "uninstall --root DIR",
-		Short: "Remove what install made, and nothing else",
+		Short: "Remove the files that install has created, and no others",
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return driverroot.Uninstall(root) },
 	}
-	c.Flags().StringVar(&root, "root", "", "driver root that was given to install")
+	c.Flags().StringVar(&root, "root", "", "driver root of the installation")
 	must(c.MarkFlagRequired("root"))
 	return c
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// built are the program and the library, built once for all tests.
+// built has the program and the library, built once for all tests.
 type built struct{ dir string }
 
 var binaries built
@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(runTests(m))
 }
 
-// ownProcessEnv names the directory of the binaries in a process that one test
-// has to itself.
+// ownProcessEnv names the directory of the binaries in the separate process of
+// a test.
 const ownProcessEnv = "NVMLSIM_TEST_BINARIES"
 
 func runTests(m *testing.M) int {
@@ -62,7 +62,7 @@ func nvmlsim(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// install makes a driver root with a machine.
+// install creates a driver root with a machine.
 func install(t *testing.T, machine string) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "driver")
@@ -79,7 +79,8 @@ func smi(t *testing.T, root string, args ...string) string {
 	return string(out)
 }
 
-// files are the paths under a directory with what matters of each.
+// files returns the paths under a directory with the relevant properties of
+// each.
 func files(t *testing.T, root string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -219,7 +220,7 @@ func TestBadInput(t *testing.T) {
 		"root is /":      {[]string{"install", "--root", "/", "--machine", "l4"}, "not /"},
 		"no library":     {[]string{"install", "--root", dir, "--machine", "l4", "--library", dir + "/none.so"}, "build it with"},
 		"other library":  {[]string{"install", "--root", dir, "--machine", "l4", "--library", "/proc/self/exe"}, "libnvidia-ml.so.1"},
-		"no root":        {[]string{"state"}, "which machine? Give --root DIR"},
+		"no root":        {[]string{"state"}, "which machine? Set --root DIR"},
 		"not installed":  {[]string{"state", "--root", dir}, "no simulated machine"},
 		"unknown option": {[]string{"state", "--rot", dir}, "unknown flag: --rot"},
 	} {
@@ -235,8 +236,9 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// container is what a container runtime makes of some GPUs of a driver root:
-// the library, nvidia-smi and device nodes, and nothing else of it.
+// container creates the directory of a container with some GPUs of a driver
+// root, as a container runtime does: only the library, nvidia-smi and device
+// nodes.
 func container(t *testing.T, root string, nodes ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -267,7 +269,7 @@ func container(t *testing.T, root string, nodes ...string) string {
 			t.Fatal(err)
 		}
 	}
-	// A static program finds itself by /proc in a container.
+	// In a container a static program finds its path through /proc.
 	if err := os.MkdirAll(filepath.Join(dir, "proc"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +316,8 @@ func TestContainerSeesTheGPUsItWasGiven(t *testing.T) {
 	}
 }
 
-// mountFirmware does what container runtimes do with a driver's firmware.
+// mountFirmware adds the driver's firmware to a container, as container
+// runtimes do.
 func mountFirmware(t *testing.T, root, dir string) {
 	t.Helper()
 	const firmware = "lib/firmware/nvidia/580.159.04/gsp_nvmlsim.bin"
@@ -334,7 +337,8 @@ func mountFirmware(t *testing.T, root, dir string) {
 	})
 }
 
-// TestContainerSeesItsMIGDevices: those whose two capability nodes are there.
+// TestContainerSeesItsMIGDevices checks that a container sees the MIG devices
+// whose two capability nodes it has.
 func TestContainerSeesItsMIGDevices(t *testing.T) {
 	root := install(t, "1xh100-80gb")
 	smi(t, root, "-mig", "1")
@@ -362,15 +366,15 @@ func TestContainerSeesItsMIGDevices(t *testing.T) {
 	cmd := exec.Command("/usr/bin/nvidia-smi", "-L")
 	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: dir}, "/"
 	out, err := cmd.Output()
-	// GPU instance 8 is the one at slice 1, the second of three.
+	// GPU instance 8 is at slice 1, the second of three.
 	want := all[0] + "\n" + strings.Replace(all[2], "Device  1", "Device  0", 1) + "\n"
 	if diff := cmp.Diff(want, string(out)); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
 
-// The firmware that container runtimes mount is the hardware: what happens to a
-// GPU shows in the containers that have it.
+// Containers read the state of a GPU from the firmware file that container
+// runtimes mount, so they see changes.
 func TestContainerSeesWhatHappens(t *testing.T) {
 	root := install(t, "2xh100-80gb")
 	dir := container(t, root, "nvidiactl", "nvidia1")

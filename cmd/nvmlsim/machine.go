@@ -19,7 +19,7 @@ func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "nvmlsim",
 		Short: "NVIDIA GPUs without hardware",
-		Long: `nvmlsim pretends to be a machine with NVIDIA GPUs. Start with
+		Long: `nvmlsim simulates a machine with NVIDIA GPUs. Start with
 
     nvmlsim models                                        # what GPUs there are
     nvmlsim install --root /tmp/gpus --machine 8xh100-80gb
@@ -27,7 +27,7 @@ func newCommand() *cobra.Command {
     nvmlsim lose 3 --root /tmp/gpus                       # break something
     nvmlsim uninstall --root /tmp/gpus
 
-GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
+GPUs are named by the number N of /dev/nvidiaN that they boot with, UUID or PCI address.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -41,7 +41,7 @@ GPUs are named by their number N of /dev/nvidiaN, UUID or PCI address.`,
 	return root
 }
 
-// target is the machine that a command is about.
+// target is the machine of a command.
 type target struct{ root string }
 
 // do opens the machine, runs a change and closes it.
@@ -51,7 +51,7 @@ func (t *target) do(change func(*nvmlsim.Machine) error) (err error) {
 		path = filepath.Join(t.root, nvmlsim.StateFile)
 	}
 	if path == "" {
-		return errors.New("which machine? Give --root DIR")
+		return errors.New("which machine? Set --root DIR")
 	}
 	m, err := nvmlsim.Open(path)
 	if err != nil {
@@ -126,10 +126,10 @@ CALL is the function's name without nvml and version; '*' is every one.`,
 	}
 	c.Flags().StringVar(&gpu, "gpu", "", "only for this GPU (default: all)")
 	c.Flags().Int32Var(&code, "code", 0, "NVML return code; 0 delays only")
-	c.Flags().IntVar(&f.DelayMS, "delay-ms", 0, "milliseconds to wait before the call does anything")
-	c.Flags().IntVar(&f.Count, "count", 0, "how many calls meet it; 0 is all, until cleared")
+	c.Flags().IntVar(&f.DelayMS, "delay-ms", 0, "milliseconds to wait at the start of the call")
+	c.Flags().IntVar(&f.Count, "count", 0, "number of calls that fail; 0 is all, until cleared")
 	c.Flags().BoolVar(&f.Hang, "hang", false, "keep calls from returning until cleared")
-	c.Flags().BoolVar(&clear, "clear", false, "take all faults away, and load the driver")
+	c.Flags().BoolVar(&clear, "clear", false, "remove all faults, and load the driver")
 	return c
 }
 
@@ -150,7 +150,7 @@ What realistic sets is an assumption: nobody has published measurements.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			given := c.Flags().Changed("create") || c.Flags().Changed("destroy") || c.Flags().Changed("mode")
 			if given == (len(args) == 1) {
-				return errors.New("how long? Give realistic, none, or durations: nvmlsim latency --create 200ms --destroy 1s")
+				return errors.New("which latency? Set realistic, none, or durations: nvmlsim latency --create 200ms --destroy 1s")
 			}
 			if len(args) == 1 && args[0] == "realistic" {
 				l = nvmlsim.RealisticLatency()
@@ -158,16 +158,16 @@ What realistic sets is an assumption: nobody has published measurements.`,
 			return t.do(func(m *nvmlsim.Machine) error { return m.SetLatency(l) })
 		},
 	}
-	c.Flags().DurationVar(&l.Create, "create", 0, "how long it takes to create a GPU instance and its compute instance, together")
-	c.Flags().DurationVar(&l.Destroy, "destroy", 0, "how long it takes to destroy both")
-	c.Flags().DurationVar(&l.Mode, "mode", 0, "how long it takes to switch the MIG mode")
+	c.Flags().DurationVar(&l.Create, "create", 0, "time to create a GPU instance and its compute instance")
+	c.Flags().DurationVar(&l.Destroy, "destroy", 0, "time to destroy both")
+	c.Flags().DurationVar(&l.Mode, "mode", 0, "time to switch the MIG mode")
 	return c
 }
 
 func processCommand(t *target) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "process",
-		Short: "Let processes use GPUs and MIG devices, which they then hold",
+		Short: "Add and remove processes that use GPUs and MIG devices",
 	}
 	c.AddCommand(addProcessCommand(t), removeProcessCommand(t))
 	return c
@@ -207,7 +207,7 @@ switched, until it is removed (or the machine reboots):
 	c.Flags().IntVar(&gi, "gi", -1, "id of the GPU instance (default: the whole GPU)")
 	c.Flags().IntVar(&ci, "ci", -1, "id of the compute instance in it (default 0)")
 	c.Flags().Uint32Var(&p.PID, "pid", 0, "process id")
-	c.Flags().StringVar(&p.Name, "name", "", "what nvidia-smi calls it")
+	c.Flags().StringVar(&p.Name, "name", "", "its name in nvidia-smi")
 	c.Flags().Uint32Var(&memoryMiB, "memory", 0, "GPU memory it uses, in MiB")
 	must(c.MarkFlagRequired("gpu"), c.MarkFlagRequired("pid"))
 	return c
@@ -239,7 +239,7 @@ func removeProcessCommand(t *target) *cobra.Command {
 func loseCommand(t *target) *cobra.Command {
 	return &cobra.Command{
 		Use:   "lose GPU --root DIR",
-		Short: "Let a GPU fall off the bus (until reboot)",
+		Short: "Make a GPU fall off the bus (until reboot)",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return t.do(func(m *nvmlsim.Machine) error {
@@ -256,7 +256,7 @@ func loseCommand(t *target) *cobra.Command {
 func xidCommand(t *target) *cobra.Command {
 	return &cobra.Command{
 		Use:   "xid GPU NUMBER --root DIR",
-		Short: "Let a GPU report an Xid to whoever waits for events",
+		Short: "Make a GPU report an Xid event",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			xid, err := strconv.ParseUint(args[1], 10, 16)
@@ -277,7 +277,7 @@ func xidCommand(t *target) *cobra.Command {
 func rebootCommand(t *target) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reboot --root DIR",
-		Short: "Forget what hardware forgets: MIG instances, modes, lost GPUs",
+		Short: "Reboot: reset volatile state such as MIG instances, modes and lost GPUs",
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return t.do((*nvmlsim.Machine).Reboot) },
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
 )
 
-// anyNode is the machine of nodes without one of their own, in a directory of
-// machines. No node can have this name.
+// anyNode is the file name of the default machine in a directory of machines.
+// No node can have this name.
 const anyNode = "_default"
 
 func serveCommand() *cobra.Command {
@@ -53,20 +53,20 @@ named after the node, or else the file ` + anyNode + `.`,
 			return serve(ctx, o, patience, c.OutOrStdout())
 		},
 	}
-	c.Flags().StringVar(&o.Root, "root", "", "driver root to make, e.g. /run/nvidia/driver")
+	c.Flags().StringVar(&o.Root, "root", "", "driver root to create, e.g. /run/nvidia/driver")
 	c.Flags().StringVar(&machine, "machine", "", "machine file, directory of machine files, or short form such as 8xh100-80gb")
-	c.Flags().StringVar(&name, "node-name", "", "name that identities follow from (default: the machine file's name)")
+	c.Flags().StringVar(&name, "node-name", "", "name from which UUIDs are derived (default: the machine file's name)")
 	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
 	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
 	return c
 }
 
-// patience is how long a machine that is in use is waited for.
+// patience is the time to wait at the end for the machine's users.
 const patience = 5 * time.Second
 
-// serve installs, says so, waits for ctx to end, and uninstalls, unless MIG
-// instances or stand-ins of CUDA programs are left after so long. What a failed installation left is removed
-// too.
+// serve installs the driver root, prints a message, waits for ctx to end, and uninstalls, unless MIG
+// instances or simulated CUDA programs exist after patience. It also removes the files of a failed
+// installation.
 func serve(ctx context.Context, o driverroot.Options, patience time.Duration, out io.Writer) error {
 	if err := driverroot.Install(o); err != nil {
 		return errors.Join(err, driverroot.Uninstall(o.Root))
@@ -80,9 +80,9 @@ func serve(ctx context.Context, o driverroot.Options, patience time.Duration, ou
 	return driverroot.Uninstall(o.Root)
 }
 
-// inUse says whether the machine still has MIG instances or programs that hold
-// its GPUs at the deadline; false as soon as it has none. A machine that can't be
-// read has none.
+// inUse reports whether the machine still has MIG instances or programs that
+// use its GPUs at the deadline. It returns false as soon as there are none, or
+// if the machine can't be read.
 func inUse(root string, deadline time.Time) bool {
 	m, err := nvmlsim.Open(filepath.Join(root, nvmlsim.StateFile))
 	if err != nil {
@@ -100,12 +100,12 @@ func inUse(root string, deadline time.Time) bool {
 	return false
 }
 
-// hasInstances ignores those of lost GPUs, which nobody can destroy.
+// hasInstances ignores the instances of lost GPUs, which can't be destroyed.
 func hasInstances(s *nvmlsim.State) bool {
 	return s != nil && slices.ContainsFunc(s.GPUs, func(g nvmlsim.GPUState) bool { return !g.Lost && len(g.Instances) > 0 })
 }
 
-// machineOf finds the node's file where arg is a directory of machines.
+// machineOf returns the node's file if arg is a directory of machines.
 func machineOf(arg, node string) (string, error) {
 	info, err := os.Stat(arg)
 	if err != nil || !info.IsDir() {

@@ -37,12 +37,12 @@ func TestAgenda(t *testing.T) {
 		time.Sleep(25 * time.Second)
 		cancel()
 		<-done
-		want := []time.Duration{1, 3, 7, 12, 17, 22, 24} // pauses of 2, 4, 5, 5, 5; then of 2 again
+		want := []time.Duration{1, 3, 7, 12, 17, 22, 24} // delays of 2, 4, 5, 5, 5; then of 2 again
 		for i := range want {
 			want[i] *= time.Second
 		}
 		if diff := cmp.Diff(want, seen); diff != "" {
-			t.Errorf("looked after (-want +got):\n%s", diff)
+			t.Errorf("calls of do (-want +got):\n%s", diff)
 		}
 		if want := []bool{true, true, false, true, false, true, true}; !slices.Equal(want, news) {
 			t.Errorf("news: %v, want %v", news, want)

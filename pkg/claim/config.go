@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// MPS is what a configuration with strategy MPS asks for. Limits are of each
-// client; 0: no limit.
+// MPS holds the settings of a configuration with strategy MPS. Limits are of
+// each client; 0: no limit.
 type MPS struct {
 	// ThreadPercentage as in gpu.Limits.
 	ThreadPercentage int
@@ -38,8 +38,7 @@ type effective struct {
 // allocation, and refuses one that this driver can't read or honour. The
 // configurations of the device class come first, then those of the claim; the
 // last one that applies to the result counts. One of the wrong kind for the
-// device is passed over where it is for all requests, since others may be what it
-// means, and refused where it names this request.
+// device is ignored if it is for all requests, and refused if it names this one.
 func configFor(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (effective, error) {
 	var counts effective
 	device := gpu.DeviceName(result.Device)
@@ -158,7 +157,7 @@ func wrongKind(config v1beta1.Config, device gpu.DeviceName) error {
 	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", got, device, describeKind(device), want)
 }
 
-// describeKind says what kind of device has the name.
+// describeKind returns the kind of device in words.
 func describeKind(device gpu.DeviceName) string {
 	switch {
 	case device.IsShare() && device.IsPartition():
@@ -194,11 +193,12 @@ func permanent(source resourceapi.AllocationConfigSource, err error) error {
 	if source == resourceapi.AllocationConfigSourceClass {
 		where = "DeviceClass"
 	}
-	return fmt.Errorf("%w: configuration in the %s: %w; correct it there and make the claim anew", ErrPermanent, where, err)
+	return fmt.Errorf("%w: configuration in the %s: %w; correct it there and create the claim again", ErrPermanent, where, err)
 }
 
-// Refuse is the error for a configuration that asks for what the devices of the
-// claim don't have: ErrPermanent, and it says where the configuration is.
+// Refuse returns the error for a configuration that requests more than the
+// devices of the claim have: an ErrPermanent that names the place of the
+// configuration.
 func (m *MPS) Refuse(err error) error { return permanent(m.Source, err) }
 
 // sameMPS says whether the two ask for the same.

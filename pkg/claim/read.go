@@ -16,7 +16,7 @@ import (
 
 // ErrPermanent marks errors that no retry can mend: the claim itself must
 // change. Their text says so.
-var ErrPermanent = errors.New("retrying cannot mend this")
+var ErrPermanent = errors.New("retrying can't help")
 
 // Grant is one device given to one request of a claim.
 type Grant struct {
@@ -28,29 +28,28 @@ type Grant struct {
 	// Admin: the device may be looked at while others use it. An admin grant
 	// holds nothing.
 	Admin bool
-	// ShareID tells several grants of one device apart; empty where the device
-	// can be given only once.
+	// ShareID distinguishes several grants of one device; empty if the device can
+	// be allocated only once.
 	ShareID string
-	// Consumed is what of an MPS share that can be given several times is this
-	// grant's: as much as was asked for. Zero for other devices.
+	// Consumed is this grant's part of an MPS share that can be allocated several
+	// times: the requested amount. It is zero for other devices.
 	Consumed gpu.Limits
-	// MPS is what the configuration asks for with strategy MPS; nil where it doesn't.
-	// A share is a client of MPS without it; what it asks for must not be more than
-	// the share has, which isn't known here.
+	// MPS holds the settings of a configuration with strategy MPS; nil without one. A
+	// share is a client of MPS without it. Its settings must not exceed the share's
+	// limits, which aren't known here.
 	MPS *MPS
 	// TimeSlice is the interval that the configuration asks for with strategy
 	// TimeSlicing; empty where it doesn't. Whole GPUs only.
 	TimeSlice v1beta1.TimeSliceInterval
 }
 
-// Read returns what the claim was given from one driver's pool, in the order
-// of the allocation, at least one grant. Results of other drivers and pools
-// are left out.
+// Read returns the claim's grants from one driver's pool, in the order of the
+// allocation, at least one. It skips results of other drivers and pools.
 //
-// A claim that isn't allocated, that has nothing from this pool, or whose
-// configuration this driver can't honour is an error; the last of these is
-// ErrPermanent. An admin grant has no part in how the device is shared: its
-// configuration is read, and counts for nothing.
+// It returns an error for a claim that isn't allocated, has nothing from this
+// pool, or has a configuration that this driver can't honour; the last one is
+// ErrPermanent. The configuration of an admin grant is checked, but has no
+// effect.
 func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated: the scheduler has to give it devices first")
@@ -101,29 +100,23 @@ func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, resul
 	return g, nil
 }
 
-// consumed reads what of a share with multiple allocations was given. Whether
-// there has to be something, the share decides.
+// consumed reads the allocated amount of a share with multiple allocations.
+// SetLimits refuses a share that needs an amount and has none.
 func consumed(capacity map[resourceapi.QualifiedName]resource.Quantity, driver string) (gpu.Limits, error) {
 	var l gpu.Limits
 	for name, q := range capacity {
 		switch resourceapi.QualifiedName(strings.TrimPrefix(string(name), driver+"/")) {
-		case memoryCapacity:
+		case gpu.MemoryCapacity:
 			l.MemoryMiB = mebibytes(q)
 			if l.MemoryMiB < 1 {
-				return gpu.Limits{}, fmt.Errorf("%w: %s of capacity memory were allocated, and an MPS share has at least 1Mi: ask for more, and make the claim anew", ErrPermanent, q.String())
+				return gpu.Limits{}, fmt.Errorf("%w: %s of capacity memory were allocated, and an MPS share has at least 1Mi: request more, and create the claim again", ErrPermanent, q.String())
 			}
-		case threadsCapacity:
+		case gpu.ThreadCapacity:
 			l.ThreadPercentage = int(min(max(q.Value(), 1), 100))
 		}
 	}
 	return l, nil
 }
-
-// Capacities of an MPS share, as pkg/offer calls them.
-const (
-	memoryCapacity  resourceapi.QualifiedName = "memory"
-	threadsCapacity resourceapi.QualifiedName = "threadPercentage"
-)
 
 // mebibytes rounds down: that is the unit of MPS limits.
 func mebibytes(q resource.Quantity) int64 { return q.Value() >> 20 }
@@ -137,7 +130,7 @@ func checkTwice(grants []Grant) error {
 			continue
 		}
 		if first, dup := seen[g.Device]; dup && (g.ShareID == "" || first.ShareID == "" || g.ShareID == first.ShareID) {
-			return fmt.Errorf("device %q is allocated to request %q and to request %q of the same claim; %w: delete the claim and let it be allocated anew",
+			return fmt.Errorf("device %q is allocated to request %q and to request %q of the same claim; %w: delete the claim and create it again",
 				g.Device, first.Request, g.Request, ErrPermanent)
 		}
 		seen[g.Device] = g

@@ -42,7 +42,7 @@ func (f *fleet) plan(t *testing.T, node string) (policy string, plan v1alpha1.Pl
 	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, inv); err != nil {
 		t.Fatal(err)
 	}
-	d, err := f.policies.plans.decide(t.Context(), inv)
+	d, err := f.policies.plans.forNode(t.Context(), inv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestPolicyThatWasNeverAccepted(t *testing.T) {
 	if policy, _ := f.plan(t, "n"); policy != "" || got.Accepted != nil || got.GPUs != 0 {
 		t.Errorf("the GPU is under %q; %+v", policy, got)
 	}
-	if c := condition(got, v1alpha1.ConditionAccepted); !strings.Contains(c.Message, "it applies to no GPU") {
+	if c := condition(got, v1alpha1.ConditionAccepted); !strings.Contains(c.Message, "the policy applies to no GPU") {
 		t.Errorf("got %+v", c)
 	}
 }

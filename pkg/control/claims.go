@@ -1,9 +1,11 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,7 +15,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // poolIndex finds the claims that have devices of a pool.
@@ -83,7 +84,7 @@ func trim(obj any) (any, error) {
 // notHeld says that a result is another driver's, or leaves its device to
 // others, as admin access does.
 func notHeld(r resourceapi.DeviceRequestAllocationResult) bool {
-	return r.Driver != offer.Driver || r.AdminAccess != nil && *r.AdminAccess
+	return r.Driver != gpu.DriverName || r.AdminAccess != nil && *r.AdminAccess
 }
 
 func results(obj any) []resourceapi.DeviceRequestAllocationResult {
@@ -119,4 +120,8 @@ func allocations(objs []any, pool string) []allocation {
 	}
 	slices.SortFunc(out, allocation.compare)
 	return slices.Compact(out)
+}
+
+func (a allocation) compare(b allocation) int {
+	return cmp.Or(strings.Compare(string(a.device), string(b.device)), strings.Compare(a.claim, b.claim))
 }

@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // Another driver of the same name may have left slices of a node behind, or may
@@ -34,15 +34,6 @@ const (
 	maxContest   = 30 * time.Minute
 )
 
-// contested reports whether another driver keeps writing slices of the node.
-func contested(inv *v1alpha1.GPUInventory) bool {
-	if inv == nil {
-		return false
-	}
-	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting)
-	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonForeignSlices
-}
-
 // evict deletes foreign slices.
 func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.ResourceSlice) error {
 	if len(foreign) == 0 {
@@ -54,7 +45,7 @@ func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.R
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.evicted[node] = n.contests.Clock.Now()
+	n.evicted[node] = n.clock.Now()
 	return nil
 }
 
@@ -63,7 +54,7 @@ func (n *nodes) sinceEviction(node string) (time.Duration, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	at, ok := n.evicted[node]
-	return n.contests.Clock.Since(at), ok
+	return n.clock.Since(at), ok
 }
 
 // cameBack reports whether the present foreign slices were written after a
@@ -75,13 +66,13 @@ func (n *nodes) cameBack(node string) bool {
 
 // setContested sets the condition that leaves the node to the other driver.
 func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, foreign []*resourceapi.ResourceSlice) error {
-	n.contests.Next(inv.Name, n.contests.Clock.Now())
+	n.contests.begin(inv.Name)
 	n.forget(inv.Name)
 	return n.setCondition(ctx, inv, metav1.Condition{
 		Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonForeignSlices,
 		Message: fmt.Sprintf("Another driver publishes ResourceSlices of %s for this node, %s for one, and wrote them again after they were deleted: "+
 			"two drivers would give the same GPU to two pods, so that Tessera publishes nothing here. Remove the other DRA driver for GPUs from this node, "+
-			"or keep Tessera's plugin off it. Tessera tries again from time to time.", offer.Driver, foreign[0].Name),
+			"or keep Tessera's plugin off it. Tessera tries again from time to time.", gpu.DriverName, foreign[0].Name),
 	})
 }
 
@@ -89,9 +80,9 @@ func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, fo
 // growing pause it asks the plugin and, when that has answered, deletes the foreign
 // slices: nothing else deletes the slices of a driver that was removed.
 func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached publish.Found) (reconcile.Result, error) {
-	now := n.contests.Clock.Now()
-	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && n.contests.IsInBackOffSinceUpdate(inv.Name, now) {
-		return reconcile.Result{RequeueAfter: n.contests.Get(inv.Name)}, nil
+	left := n.contests.left(inv.Name)
+	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	current, err := n.slices.Live(ctx, inv.Name)
 	if err != nil {
@@ -109,12 +100,12 @@ func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached 
 			Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
 			Message: "nobody else publishes this node's GPUs any more",
 		})
-	case n.contests.IsInBackOffSinceUpdate(inv.Name, now):
-		return reconcile.Result{RequeueAfter: n.contests.Get(inv.Name)}, nil
+	case left > 0:
+		return reconcile.Result{RequeueAfter: left}, nil
 	case !n.answered(inv):
 		return n.ask(ctx, inv)
 	}
 	n.forget(inv.Name)
-	n.contests.Next(inv.Name, now)
+	n.contests.begin(inv.Name)
 	return reconcile.Result{RequeueAfter: staysAway}, n.evict(ctx, inv.Name, current.Foreign)
 }

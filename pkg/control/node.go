@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -24,7 +24,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// slicePublisher is what a node's reconciliation needs of publish.Publisher.
+// slicePublisher has the methods of publish.Publisher that a node's
+// reconciliation needs.
 type slicePublisher interface {
 	Cached(node string) (publish.Found, error)
 	Live(ctx context.Context, node string) (publish.Found, error)
@@ -33,21 +34,23 @@ type slicePublisher interface {
 }
 
 // nodes reconciles one node at a time: the node's GPUInventory against its
-// ResourceSlices. Different nodes run in parallel and share nothing.
+// ResourceSlices. Different nodes run in parallel; none waits
+// for the writes of another.
 type nodes struct {
-	client client.Client // reads come from the cache
-	live   client.Reader
-	slices slicePublisher
-	plans  *plans
-	kinds  kinds
+	client      client.Client // reads come from the cache
+	inventories *inventoryReader
+	slices      slicePublisher
+	plans       *plans
 
-	// failures holds back nodes that could not be published. The work queue's
-	// rate limiter can't: what a failed attempt did write wakes the controller.
-	failures *flowcontrol.Backoff
+	// failures delays nodes that could not be published. The work queue's rate
+	// limiter can't do that: objects that a failed attempt wrote wake the controller.
+	failures *pauses
 
 	// contests paces the attempts to delete the slices of a driver that writes them
 	// again.
-	contests *flowcontrol.Backoff
+	contests *pauses
+
+	clock clock.PassiveClock
 
 	mu    sync.Mutex
 	asked map[string]request
@@ -66,11 +69,11 @@ type request struct {
 // publishRequest, at most. It watches its inventory: usual are milliseconds.
 const answerWithin = 30 * time.Second
 
-func newNodes(c client.Client, live client.Reader, p slicePublisher, plans *plans, kinds kinds) *nodes {
+func newNodes(api client.Client, live client.Reader, p slicePublisher, plans *plans, kinds kinds, c clock.PassiveClock) *nodes {
 	return &nodes{
-		client: c, live: live, slices: p, plans: plans, kinds: kinds,
-		failures: flowcontrol.NewBackOff(firstRetryDelay, maxRetryDelay),
-		contests: flowcontrol.NewBackOff(firstContest, maxContest),
+		client: api, inventories: newInventoryReader(api, live, kinds), slices: p, plans: plans, clock: c,
+		failures: newPauses(c, firstRetryDelay, maxRetryDelay),
+		contests: newPauses(c, firstContest, maxContest),
 		asked:    make(map[string]request), evicted: make(map[string]time.Time),
 	}
 }
@@ -78,49 +81,73 @@ func newNodes(c client.Client, live client.Reader, p slicePublisher, plans *plan
 // Reconcile brings one node's slices in line. In a steady state it reads the
 // caches and writes nothing.
 func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	inv, err := n.inventory(ctx, r.Name)
-	if err != nil {
+	inv, err := n.inventories.get(ctx, r.Name)
+	switch {
+	case err != nil:
 		return reconcile.Result{}, err
+	case inv == nil:
+		n.forgetNode(r.Name)
 	}
-	var want []resourceapi.ResourceSlice
-	if publishable(inv) {
-		want, err = n.wanted(ctx, inv)
+	if left := untilReported(inv, n.clock.Now()); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
 	}
+	if !publishable(inv) {
+		return n.compare(ctx, r.Name, inv, nil)
+	}
+	want, requests, err := n.desired(ctx, inv)
 	switch {
 	case errors.Is(err, errNodeUnknown):
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	cached, err := n.slices.Cached(r.Name)
+	if err := n.writeRequests(ctx, inv, requests); err != nil {
+		return reconcile.Result{}, err
+	}
+	return n.compare(ctx, r.Name, inv, want)
+}
+
+// compare acts if the cached slices of a node aren't those that it should have.
+func (n *nodes) compare(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+	cached, err := n.slices.Cached(node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	equal := publish.Equal(cached.Ours, want)
-	n.plans.sawPublished(r.Name, equal && len(want) > 0)
-	if contested(inv) {
+	n.plans.sawPublished(node, equal && len(want) > 0)
+	if inv != nil && inv.Status.HasForeignSlices() {
 		return n.contest(ctx, inv, cached)
 	}
 	if len(want) == 0 {
-		n.forget(r.Name)
-		n.failures.Reset(r.Name)
+		n.forget(node)
+		n.failures.forget(node)
 	}
 	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
 		return reconcile.Result{}, nil
 	}
-	return n.act(ctx, r.Name, inv, want)
+	return n.act(ctx, node, inv, want)
 }
 
 // act looks at the live slices and settles them, unless that failed just now.
 func (n *nodes) act(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
-	if len(want) > 0 && n.failures.IsInBackOffSinceUpdate(node, n.failures.Clock.Now()) {
-		return reconcile.Result{RequeueAfter: n.failures.Get(node)}, nil
+	if left := n.failures.left(node); len(want) > 0 && left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	current, err := n.slices.Live(ctx, node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	return n.settle(ctx, inv, current, want)
+}
+
+// untilReported returns how much longer to wait for the status of an inventory that
+// a plugin has created without one: nothing follows from that for a while. It is 0
+// or less if there is nothing to wait for.
+func untilReported(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
+	if inv == nil || inv.DeletionTimestamp != nil || !equality.Semantic.DeepEqual(inv.Status, v1alpha1.GPUInventoryStatus{}) {
+		return 0
+	}
+	return inv.CreationTimestamp.Add(reportWithin).Sub(now)
 }
 
 // publishable says whether a node should have a pool: not without an
@@ -131,27 +158,24 @@ func publishable(inv *v1alpha1.GPUInventory) bool {
 		!meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting)
 }
 
-// wanted is the pool that a node should have. On the way there it tells the
-// node, in the inventory, what the policies ask of it. It is a terminal error
-// if the inventory isn't owned by its Node: its slices would outlive the Node.
-func (n *nodes) wanted(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, error) {
+// desired returns the pool that a node should have, and the policies' settings
+// for the node. It is a terminal error if the inventory isn't owned by its
+// Node: its slices would outlive the Node.
+func (n *nodes) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
 	i := slices.IndexFunc(inv.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name
 	})
 	if i < 0 {
-		return nil, reconcile.TerminalError(fmt.Errorf(
-			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin makes it anew", inv.Name, inv.Name))
+		return nil, nil, reconcile.TerminalError(fmt.Errorf(
+			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
 	}
-	d, err := n.plans.decide(ctx, inv)
+	d, err := n.plans.forNode(ctx, inv)
 	if err != nil {
-		return nil, err
-	}
-	if err := n.tell(ctx, inv, d.requests); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	o := inv.OwnerReferences[i]
 	node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
-	return publish.Pool(node, d.gpus, d.form), nil
+	return publish.Pool(node, d.gpus, d.form), d.requests, nil
 }
 
 // withdraw deletes our slices of a node.
@@ -162,9 +186,9 @@ func (n *nodes) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice)
 	return n.slices.Delete(ctx, ours)
 }
 
-// tell writes into the inventory what the policies ask of the node, if it
-// isn't there. The patch says nothing about the rest of the spec.
-func (n *nodes) tell(ctx context.Context, inv *v1alpha1.GPUInventory, requests []v1alpha1.GPUSpec) error {
+// writeRequests writes to the inventory what the policies ask of the node, unless
+// it is there. The patch leaves the rest of the spec as it is.
+func (n *nodes) writeRequests(ctx context.Context, inv *v1alpha1.GPUInventory, requests []v1alpha1.GPUSpec) error {
 	if equality.Semantic.DeepEqual(inv.Spec.GPUs, requests) {
 		return nil
 	}
@@ -173,7 +197,7 @@ func (n *nodes) tell(ctx context.Context, inv *v1alpha1.GPUInventory, requests [
 	if err := n.client.Patch(ctx, inv, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("write spec.gpus of GPUInventory %s: %w", inv.Name, err)
 	}
-	klog.FromContext(ctx).Info("Told the node what policies ask of it", "gpus", len(requests))
+	klog.FromContext(ctx).Info("Wrote what policies ask of the node", "gpus", len(requests))
 	return nil
 }
 
@@ -190,8 +214,8 @@ func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current 
 	case !alone && n.cameBack(inv.Name):
 		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))
 	case alone && publish.Complete(current.Ours) || n.answered(inv):
-		// An answer serves one attempt: if this one fails, who knows what became
-		// of the plugin by the next.
+		// An answer is valid for one attempt: if this one fails, the plugin may be
+		// gone at the next.
 		n.forget(inv.Name)
 		if err := n.evict(ctx, inv.Name, current.Foreign); err != nil {
 			return reconcile.Result{}, err
@@ -209,20 +233,20 @@ func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current 
 // write publishes, and keeps count of failures.
 func (n *nodes) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
 	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
-		n.failures.Next(node, n.failures.Clock.Now())
+		n.failures.begin(node)
 		if publish.Doubtful(err) {
 			err = errors.Join(err, n.plans.server.doubt(ctx))
 		}
 		return err
 	}
-	n.failures.Reset(node)
+	n.failures.forget(node)
 	return nil
 }
 
 // ask raises the node's publishRequest, unless one is under way. One that isn't
 // answered in time makes the inventory say so.
 func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
-	now := n.failures.Clock.Now()
+	now := n.clock.Now()
 	if r, ok := n.underWay(inv); ok {
 		if left := answerWithin - now.Sub(r.raised); left > 0 {
 			return reconcile.Result{RequeueAfter: left}, nil
@@ -269,7 +293,10 @@ func (n *nodes) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c 
 		return nil
 	}
 	err := n.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("write condition %s of GPUInventory %s: %w", c.Type, inv.Name, err)
 	}
 	klog.FromContext(ctx).Info("Wrote a condition of the node's inventory", "condition", c.Type, "status", c.Status, "reason", c.Reason)
@@ -291,31 +318,19 @@ func (n *nodes) underWay(inv *v1alpha1.GPUInventory) (request, bool) {
 	return r, ok && r.inventory == inv.UID
 }
 
+// forgetNode drops everything that is remembered of a node without an inventory.
+func (n *nodes) forgetNode(node string) {
+	n.plans.forget(node)
+	n.failures.forget(node)
+	n.contests.forget(node)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.asked, node)
+	delete(n.evicted, node)
+}
+
 func (n *nodes) forget(node string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.asked, node)
-}
-
-// inventory returns the node's GPUInventory, or nil where there is none. That
-// there is none decides about deleting slices, so the server is asked, and it
-// is an error where no node can have one.
-func (n *nodes) inventory(ctx context.Context, node string) (*v1alpha1.GPUInventory, error) {
-	inv := &v1alpha1.GPUInventory{}
-	key := types.NamespacedName{Name: node}
-	err := n.client.Get(ctx, key, inv)
-	if apierrors.IsNotFound(err) {
-		err = n.live.Get(ctx, key, inv)
-	}
-	switch {
-	case apierrors.IsNotFound(err):
-		if err := n.kinds.served(ctx, inventories); err != nil {
-			return nil, err
-		}
-		n.plans.forget(node)
-		return nil, nil //nolint:nilnil // no inventory is an answer, not an error
-	case err != nil:
-		return nil, fmt.Errorf("read GPUInventory %s: %w", node, err)
-	}
-	return inv, nil
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -27,8 +30,8 @@ type shelf struct {
 	// rewrites is a driver that writes foreign slices again when they are deleted.
 	rewrites bool
 	writes   int
-	broken   error // what Write returns, after half of its work
-	stuck    error // what Delete returns, without deleting anything
+	broken   error // the error of Write, after half of its work
+	stuck    error // the error of Delete, which then deletes nothing
 }
 
 func (s *shelf) Cached(string) (publish.Found, error) {
@@ -85,12 +88,12 @@ type fakeKinds struct {
 	asked int
 }
 
-func (k *fakeKinds) served(_ context.Context, resource string) error {
+func (k *fakeKinds) served(_ context.Context, resource string, _ time.Time) (time.Time, error) {
 	k.asked++
 	if slices.Contains(k.gone, resource) {
-		return errKindGone
+		return time.Time{}, errKindGone
 	}
-	return nil
+	return time.Time{}, nil
 }
 
 // newAPI is an API server in memory.
@@ -138,11 +141,10 @@ func newScene(t *testing.T) *scene {
 func (s *scene) restart() {
 	form := newServer(s.server)
 	form.clock = s.clock
-	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form, s.kinds), s.kinds)
-	s.nodes.failures.Clock, s.nodes.contests.Clock = s.clock, s.clock
+	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form, s.kinds), s.kinds, s.clock)
 }
 
-// report makes the node's inventory anew, as changed.
+// report replaces the node's inventory with a changed one.
 func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
 	s.t.Helper()
 	old := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
@@ -173,7 +175,7 @@ func (s *scene) inventory() *v1alpha1.GPUInventory {
 	return inv
 }
 
-// pluginAnswers is what a living plugin does when it is asked.
+// pluginAnswers answers a request as a running plugin does.
 func (s *scene) pluginAnswers() {
 	s.t.Helper()
 	inv := s.inventory()
@@ -302,7 +304,92 @@ func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
 	s.mustHave(2)
 }
 
-// What nobody should have any more is taken away at once, whatever failed before.
+// TestRequeueAfterTheRestOfAPause checks that a reconciliation that comes during a
+// pause doesn't make it longer.
+func TestRequeueAfterTheRestOfAPause(t *testing.T) {
+	s := newScene(t)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.shelf.broken = errors.New("the server is full")
+	_ = s.reconcile()
+	s.clock.Step(firstRetryDelay / 2)
+	r := reconcile.Request{}
+	r.Name = "n"
+	result, err := s.nodes.Reconcile(t.Context(), r)
+	if err != nil || result.RequeueAfter != firstRetryDelay/2 {
+		t.Errorf("got %s, %v, want %s", result.RequeueAfter, err, firstRetryDelay/2)
+	}
+}
+
+// TestPausesGrow checks how long pauses last, and when they start over.
+func TestPausesGrow(t *testing.T) {
+	c := testingclock.NewFakeClock(time.Unix(1000, 0))
+	p := newPauses(c, time.Second, 4*time.Second)
+	var got []time.Duration
+	for range 4 {
+		p.begin("n")
+		got = append(got, p.left("n"))
+		c.Step(p.left("n"))
+	}
+	c.Step(8 * time.Second)
+	p.begin("n")
+	if got = append(got, p.left("n")); !slices.Equal(got, []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 4 * time.Second, time.Second}) {
+		t.Errorf("got %v", got)
+	}
+	p.forget("n")
+	if p.left("n") != 0 {
+		t.Error("a pause that was forgotten lasts")
+	}
+}
+
+// TestDeletedNodeIsForgotten checks that the controller's memory doesn't grow with
+// nodes that come and go.
+func TestDeletedNodeIsForgotten(t *testing.T) {
+	s := newScene(t)
+	s.shelf.rewrites = true
+	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	for range 5 {
+		s.mustReconcile()
+		s.pluginAnswers()
+	}
+	s.shelf.broken = errors.New("the server is full")
+	s.nodes.failures.begin("n")
+	if len(s.nodes.evicted) == 0 || s.nodes.contests.left("n") == 0 {
+		t.Fatal("the node isn't contested")
+	}
+	if err := s.api.Delete(t.Context(), s.inventory()); err != nil {
+		t.Fatal(err)
+	}
+	s.mustReconcile()
+	n := s.nodes
+	if left := len(n.evicted) + len(n.asked) + len(n.contests.last) + len(n.failures.last) + len(n.plans.last) + len(n.plans.published); left > 0 {
+		t.Errorf("%d entries are left", left)
+	}
+}
+
+// TestConflictIsNoWrite checks that the log doesn't claim a write that the server
+// refused.
+func TestConflictIsNoWrite(t *testing.T) {
+	s := newScene(t)
+	old := s.inventory()
+	changed := old.DeepCopy()
+	changed.Status.BootID = "changed since"
+	if err := s.api.Status().Update(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPluginSilent}
+	if err := s.nodes.setCondition(ctx, old, c); err != nil || log.Len() > 0 {
+		t.Errorf("after a conflict: %v, log %q", err, &log)
+	}
+	if err := s.nodes.setCondition(ctx, s.inventory(), c); err != nil || log.Len() == 0 {
+		t.Errorf("after a write: %v, log %q", err, &log)
+	}
+}
+
+// Devices that must not be allocated are withdrawn at once, even after
+// failures.
 func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
 	s := newScene(t)
 	s.mustReconcile()
@@ -427,5 +514,5 @@ func TestNewFactsNeedNoAnswer(t *testing.T) {
 	if !publish.Complete(s.shelf.slices) {
 		t.Error("the pool is not complete")
 	}
-	s.mustHaveAsked(0) // the inventory was made anew
+	s.mustHaveAsked(0) // the inventory was created again
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -25,8 +26,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/inventory"
 )
 
-// labelOwner is the field manager that owns the labels of Nodes that this
-// program writes: what it owns it changes and removes, and nothing else.
+// labelOwner is the field manager of the labels of Nodes that this program
+// writes: it changes and removes only labels that it owns.
 const labelOwner = "tessera-node-labels"
 
 // labelPrefix starts the key of each of them.
@@ -105,7 +106,7 @@ func mainModel(gpus []gpu.GPU) (main gpu.GPU, most int) {
 }
 
 // labelValue writes a name as a label's value: words joined by dashes, without
-// what a value may not have.
+// characters that a value must not have.
 func labelValue(s string) string {
 	s = regexp.MustCompile(`[^A-Za-z0-9-_. ]`).ReplaceAllString(s, "")
 	s = strings.Join(strings.Fields(s), "-")
@@ -140,17 +141,17 @@ func family(major, minor int) string {
 
 // nodeLabeler keeps the labels of Nodes equal to their inventories.
 type nodeLabeler struct {
-	client client.Client // reads come from the cache
-	live   client.Reader
-	kinds  kinds
+	client      client.Client // reads come from the cache
+	inventories *inventoryReader
+	clock       clock.PassiveClock
 
 	mu sync.Mutex
 	// refused are labels that a node has from others: their values, by node and key.
 	refused map[string]labels.Set
 }
 
-func newNodeLabeler(c client.Client, live client.Reader, k kinds) *nodeLabeler {
-	return &nodeLabeler{client: c, live: live, kinds: k, refused: make(map[string]labels.Set)}
+func newNodeLabeler(c client.Client, live client.Reader, k kinds, now clock.PassiveClock) *nodeLabeler {
+	return &nodeLabeler{client: c, inventories: newInventoryReader(c, live, k), clock: now, refused: make(map[string]labels.Set)}
 }
 
 // Reconcile brings the labels of one node in line. In a steady state it writes
@@ -162,33 +163,27 @@ func (l *nodeLabeler) Reconcile(ctx context.Context, r reconcile.Request) (recon
 		l.remember(r.Name, nil)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	want, err := l.wanted(ctx, r.Name)
+	inv, err := l.inventories.get(ctx, r.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	if left := untilReported(inv, l.clock.Now()); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	want := wantedLabels(inv)
 	if l.settled(node, want) {
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{}, l.apply(ctx, node, want)
 }
 
-// wanted are the labels that a node should have from us.
-func (l *nodeLabeler) wanted(ctx context.Context, node string) (labels.Set, error) {
-	inv := &v1alpha1.GPUInventory{}
-	key := client.ObjectKey{Name: node}
-	err := l.client.Get(ctx, key, inv)
-	if apierrors.IsNotFound(err) {
-		err = l.live.Get(ctx, key, inv)
+// wantedLabels returns the labels that this program should have written to the node
+// of an inventory.
+func wantedLabels(inv *v1alpha1.GPUInventory) labels.Set {
+	if inv == nil || inv.DeletionTimestamp != nil {
+		return nil
 	}
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, l.kinds.served(ctx, inventories)
-	case err != nil:
-		return nil, fmt.Errorf("read GPUInventory %s: %w", node, err)
-	case inv.DeletionTimestamp != nil:
-		return labels.Set{}, nil
-	}
-	return nodeLabels(inventory.Node(inv)), nil
+	return nodeLabels(inventory.Node(inv))
 }
 
 // settled reports whether the node has all labels that it should have, apart
@@ -210,8 +205,8 @@ func (l *nodeLabeler) settled(node *metav1.PartialObjectMetadata, want labels.Se
 	return true
 }
 
-// apply writes the labels that nobody else owns, and removes those of ours that
-// aren't wanted any more.
+// apply writes the labels that no other manager owns, and removes labels of
+// ours that are no longer wanted.
 func (l *nodeLabeler) apply(ctx context.Context, node *metav1.PartialObjectMetadata, want labels.Set) error {
 	ours := maps.Clone(want)
 	stored, err := applyLabels(ctx, l.client, node, ours)

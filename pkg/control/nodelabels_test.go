@@ -5,14 +5,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -102,10 +107,10 @@ func (f *fleet) label(t *testing.T, node, key, value string) {
 	}
 }
 
-// Only our own labels are changed and removed; what somebody else wrote stays.
+// Only our own labels are changed and removed; labels of others stay.
 func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	f := newFleet(t, 0, nodeWith("n", "", l4(0), l4(1))...)
-	l := newNodeLabeler(f.api, f.api, f.kinds)
+	l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
 	reconciled := func() map[string]string {
 		t.Helper()
 		r := reconcile.Request{}
@@ -143,7 +148,7 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	f.label(t, "n", "product", "mine")
 	check("somebody takes one over", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
 
-	l = newNodeLabeler(f.api, f.api, f.kinds) // another controller
+	l = newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{}) // another controller
 	f.kinds.gone = []string{inventories}
 	inv := nodeWith("n", "")[1]
 	if err := f.api.Delete(t.Context(), inv); err != nil {
@@ -156,9 +161,42 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	check("the inventory is gone", map[string]string{"product": "mine", "replicas": "4"})
 }
 
+// TestLabelsWhenKindsAreInstalledAgain checks that a node keeps its labels while the
+// plugin has created the inventory and hasn't written its status yet.
+func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
+	f := newFleet(t, 0, nodeWith("n", "", l4(0))...)
+	now := testingclock.NewFakeClock(time.Unix(1000, 0))
+	l := newNodeLabeler(f.api, f.api, f.kinds, now)
+	reconciled := func() map[string]string {
+		t.Helper()
+		if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err != nil {
+			t.Fatal(err)
+		}
+		return f.labels(t, "n")
+	}
+	want := map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}
+	if diff := cmp.Diff(want, reconciled()); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
+	}
+	if err := f.api.Delete(t.Context(), nodeWith("n", "")[1]); err != nil {
+		t.Fatal(err)
+	}
+	bare := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n", CreationTimestamp: metav1.NewTime(now.Now())}}
+	if err := f.api.Create(t.Context(), bare); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, reconciled()); diff != "" {
+		t.Errorf("without a status (-want +got):\n%s", diff)
+	}
+	now.Step(reportWithin)
+	if got := reconciled(); len(got) > 0 {
+		t.Errorf("the status doesn't come, and the node has the labels %v", got)
+	}
+}
+
 func TestRemoveNodeLabels(t *testing.T) {
 	f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
-	l := newNodeLabeler(f.api, f.api, f.kinds)
+	l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
 	f.label(t, "b", "product", "mine")
 	f.label(t, "c", "present", "true")
 	for _, name := range []string{"a", "b"} {

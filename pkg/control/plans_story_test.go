@@ -28,6 +28,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
 // newMIGNode is a node of H100s that can be cut into 1g.10gb and 3g.40gb. It
@@ -57,7 +58,7 @@ func placements(size int, starts ...int) []gpu.Placement {
 	return out
 }
 
-// change writes an object until nobody else has written it meanwhile.
+// change writes an object, and retries after conflicts.
 func change(t *testing.T, o client.Object, how func()) {
 	t.Helper()
 	eventually(t, "the change is stored", func() bool {
@@ -264,8 +265,8 @@ func TestKeepWarmReachesTheNode(t *testing.T) {
 	eventually(t, "nothing is to be kept warm", func() bool { return len(warm()) == 0 })
 }
 
-// Shares are offered as the policy plans them, and its status says what became
-// of it, while claims come and go.
+// Shares are offered according to the policy's plan, and its status is correct,
+// while claims are created and deleted.
 func TestSharesAreOffered(t *testing.T) {
 	startController(t)
 	n := newMIGNode(t, 2)
@@ -409,7 +410,7 @@ func TestServerOfTheFirstBeta(t *testing.T) {
 
 type namedPlan struct {
 	name string
-	plan offer.Plan
+	plan v1alpha1.Plan
 }
 
 // offers are all kinds of plans, with counters and without.
@@ -417,14 +418,14 @@ func offers() iter.Seq2[namedPlan, publish.Counters] {
 	return func(yield func(namedPlan, publish.Counters) bool) {
 		for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
 			for _, p := range []namedPlan{
-				{"partitioned", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}},
-				{"shares of partitions", offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
-				{"equal shares", offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
-				{"shares by size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
-				{"shares that are GPUs", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true}}}},
-				{"GPUs of one share", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true, MemoryStep: new(resource.MustParse("50G"))}}}},
-				{"shares of one size", offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
-				{"replicas", offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
+				{"partitioned", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}},
+				{"shares of partitions", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
+				{"equal shares", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
+				{"shares by size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
+				{"shares that are GPUs", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true}}}},
+				{"GPUs of one share", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true, MemoryStep: new(resource.MustParse("50G"))}}}},
+				{"shares of one size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
+				{"replicas", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
 			} {
 				if !yield(p, form) {
 					return
@@ -452,10 +453,9 @@ func TestServerStoresEveryOffer(t *testing.T) {
 		}
 		for what, form := range offers() {
 			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+what.name+"/"+form.String(), func(t *testing.T) {
-				offered := offer.Build(inventory.Node(inv), offer.Options{
-					Counters: form != publish.NoCounters, Multiple: true, Charged: true,
-					Plan: func(gpu.GPU) offer.Plan { return what.plan },
-				})
+				n := inventory.Node(inv)
+				offered := offer.Build(n, offertest.OnePlan(n, what.plan), nil,
+					offer.Server{Counters: form != publish.NoCounters, Multiple: true, Charged: true})
 				pool := publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form)
 				for i := range pool {
 					stored, err := slices.Create(t.Context(), &pool[i], metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

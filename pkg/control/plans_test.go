@@ -104,15 +104,16 @@ func (c *leavingClaims) in(string) ([]allocation, error) {
 	return now, nil
 }
 
-// A claim that goes while its node is decided on concerned nobody at that
-// moment, since nothing waited for it yet: nobody would look again.
+// A claim that is deleted during the decision about its node triggers no
+// reconciliation, because nothing waited for it yet: the node must be decided
+// again.
 func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	s := newScene(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", exclusive())
 	s.nodes.plans.claims = &leavingClaims{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
-	d, err := s.nodes.plans.decide(t.Context(), s.inventory())
+	d, err := s.nodes.plans.forNode(t.Context(), s.inventory())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +122,8 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	}
 }
 
-// What claims have changes nothing that policies' statuses are judged by, except
-// what waits for them and what can't be done beside them: that is told.
+// Devices of claims affect the policies' statuses only through waiting devices
+// and problems; changes of these trigger an event.
 func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 	for name, device := range map[string]string{"leftover": "gpu-00000000-mig-3g40gb-4", "not listed any more": "gpu-00000000-mig-2g20gb-0"} {
 		t.Run(name, func(t *testing.T) {
@@ -182,7 +183,7 @@ func TestPlanFollowsTheFacts(t *testing.T) {
 	s.mustOffer(all...)
 }
 
-// Labels decide about plans; while they aren't known, what is there stays.
+// Plans depend on labels; while these are unknown, the published slices stay.
 func TestUnknownNodeKeepsItsPool(t *testing.T) {
 	s := newScene(t)
 	s.published()
@@ -340,7 +341,7 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, _ := b.rules(t.Context()); again != first {
-		t.Error("the rules were made anew though nothing changed")
+		t.Error("the rules were compiled again although nothing changed")
 	}
 	if err := api.Create(t.Context(), sharing("c", v1alpha1.SharingPolicySpec{Plan: exclusive()})); err != nil {
 		t.Fatal(err)

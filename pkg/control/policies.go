@@ -21,9 +21,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// policies tells admins what became of their SharingPolicies. It looks at all
-// policies and nodes at once, since each GPU's answer depends on all policies;
-// there is one request for everything.
+// policies writes the statuses of SharingPolicies. It reads all policies and
+// nodes at once, because the verdict on each GPU depends on all policies; there
+// is one request for everything.
 type policies struct {
 	client client.Client
 	plans  *plans
@@ -80,10 +80,12 @@ func (p policies) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outco
 	return nil
 }
 
-// judgedNode is a node with what was decided about its GPUs.
+// judgedNode is a node with the decisions about its GPUs.
 type judgedNode struct {
 	name string
 	gpus []gpuAccount
+	// withheld are the node's GPUs that aren't offered.
+	withheld []withheldGPU
 	// unpublished is why the node's devices aren't published; empty where they are.
 	unpublished string
 }
@@ -108,14 +110,14 @@ func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus, unpublished: unpublished(inv, a, cached)})
+		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus, withheld: a.withheld, unpublished: unpublished(inv, a, cached)})
 	}
 	slices.SortFunc(out, func(a, b judgedNode) int { return cmp.Compare(a.name, b.name) })
 	return out, nil
 }
 
-// unpublished says why nobody can get what a node is to offer; empty where
-// everybody can.
+// unpublished returns the reason why a node's offer can't be allocated; empty
+// if it can.
 func unpublished(inv *v1alpha1.GPUInventory, a account, cached publish.Found) string {
 	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
@@ -123,7 +125,7 @@ func unpublished(inv *v1alpha1.GPUInventory, a account, cached publish.Found) st
 		return "It isn't offered, because another driver serves its node's GPUs (condition Conflicting of the GPUInventory)."
 	case !publishable(inv):
 		return "It isn't offered, because its node's plugin isn't registered with the kubelet."
-	case a.pool != "" && a.pool == publish.Fingerprint(cached.Ours) && len(cached.Foreign) == 0:
+	case (a.pool != "" || len(cached.Ours) == 0) && a.pool == publish.Fingerprint(cached.Ours) && len(cached.Foreign) == 0:
 		return ""
 	case ready != nil && ready.Reason == v1alpha1.ReasonPluginSilent:
 		return "It isn't offered, because its node's plugin doesn't answer (condition Ready of the GPUInventory)."
@@ -131,9 +133,9 @@ func unpublished(inv *v1alpha1.GPUInventory, a account, cached publish.Found) st
 	return "It isn't offered as planned yet: its node's ResourceSlices have not been written; the controller's log says why if it lasts."
 }
 
-// outcome is what became of one policy.
+// outcome is the result of one policy.
 type outcome struct {
-	// refused is what is wrong with the spec.
+	// refused is the error in the spec, nil if there is none.
 	refused error
 	// form that is in force; nil: none.
 	form     *v1alpha1.AcceptedForm
@@ -143,6 +145,7 @@ type outcome struct {
 	hidden   bool             // GPUs aren't published
 	unsafe   bool             // GPUs are offered as less than the plan
 	waiting  []v1alpha1.WaitingDevice
+	withheld []v1alpha1.WithheldGPU
 	problems map[string]*v1alpha1.PolicyProblem // by message
 	// profiles that the plan names: those that some GPU has, and on how many each
 	// is missing.
@@ -169,12 +172,17 @@ func judge(r *rules, nodes []judgedNode) map[string]*outcome {
 		for _, g := range n.gpus {
 			tally(out, n, g)
 		}
+		for _, w := range n.withheld {
+			if o := out[w.policy]; o.takesPart() {
+				o.withheld = append(o.withheld, v1alpha1.WithheldGPU{Node: n.name, GPU: w.gpu, Message: cut(w.reason, maxWithheldMessage)})
+			}
+		}
 	}
 	return out
 }
 
-// tally adds one GPU to what became of the policies that it is about. The
-// account may be of a moment ago, when there were others.
+// tally adds one GPU to the outcomes of its policies. The account may be of a
+// moment ago, when there were others.
 func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
 	for name, err := range g.verdict.Failed {
 		if o := all[name]; o.takesPart() {
@@ -206,10 +214,23 @@ func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
 
 func (o *outcome) takesPart() bool { return o != nil && o.form != nil }
 
-// serve adds a GPU that is under the policy and published.
+// serve adds a GPU that is under the policy, of a node whose slices are as planned.
 func (o *outcome) serve(node string, g gpuAccount) {
-	o.gpus++
+	if g.devices > 0 {
+		o.count(node, g)
+	}
 	o.unsafe = o.unsafe || g.uncharged
+	for _, w := range g.waiting {
+		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
+	}
+	for _, message := range g.problems {
+		o.problem(message, node, g)
+	}
+}
+
+// count adds a GPU of which there are devices.
+func (o *outcome) count(node string, g gpuAccount) {
+	o.gpus++
 	last := len(o.nodes) - 1
 	if last < 0 || o.nodes[last].Node != node {
 		o.nodes = append(o.nodes, v1alpha1.ServedNode{Node: node})
@@ -217,12 +238,6 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	}
 	if n := &o.nodes[last]; len(n.GPUs) < v1alpha1.MaxServedGPUs {
 		n.GPUs = append(n.GPUs, string(g.name))
-	}
-	for _, w := range g.waiting {
-		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
-	}
-	for _, message := range g.problems {
-		o.problem(message, node, g)
 	}
 }
 
@@ -252,7 +267,7 @@ func (o *outcome) misspelt() []v1alpha1.PolicyProblem {
 func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus {
 	status := v1alpha1.SharingPolicyStatus{ObservedGeneration: s.Generation, Accepted: o.form, Conditions: slices.Clone(s.Status.Conditions)}
 	if o.refused != nil {
-		message := o.refused.Error() + "; it applies to no GPU, because no form of it has been accepted yet"
+		message := o.refused.Error() + "; the policy applies to no GPU, because no version of it has been accepted yet"
 		if o.form != nil {
 			message = fmt.Sprintf("%v; generation %d stays in force until this is corrected or the policy deleted (status.accepted)", o.refused, o.form.Generation)
 		}
@@ -270,6 +285,7 @@ func (o *outcome) status(s *v1alpha1.SharingPolicy) v1alpha1.SharingPolicyStatus
 		problems = append(problems, *o.problems[message])
 	}
 	status.Problems = first(problems, v1alpha1.MaxProblems)
+	status.WithheldGPUs, status.Withheld = int32(len(o.withheld)), first(o.withheld, v1alpha1.MaxWithheldGPUs)
 	o.applied(&status, s)
 	return status
 }
@@ -294,8 +310,16 @@ func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.Shar
 	if n := int(status.WaitingDevices); n > 0 {
 		reason = v1alpha1.ReasonWaiting
 		w := status.Waiting[0]
-		message = append(message, fmt.Sprintf("Until their claims are gone, %s of before the change stay; the first is %s of node %s, which claim %s has.",
+		message = append(message, fmt.Sprintf("Until their claims are gone, %s of the previous plan stay offered; the first is %s of node %s, which claim %s has.",
 			plural(n, "device"), w.Device, w.Node, w.Claim))
+	}
+	if n := int(status.WithheldGPUs); n > 0 {
+		if len(message) == 0 {
+			reason = v1alpha1.ReasonWithheld
+		}
+		w := status.Withheld[0]
+		message = append(message, fmt.Sprintf("%s can't be used and isn't offered to anybody; the first is %s of node %s (%s).",
+			plural(n, "selected GPU"), w.GPU, w.Node, w.Message))
 	}
 	switch {
 	case o.refused != nil:
@@ -307,7 +331,7 @@ func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.Shar
 	case len(message) > 0:
 	case status.GPUs == 0:
 		reason, message = v1alpha1.ReasonNoGPUs,
-			[]string{"No GPU is under the policy: its selectors match none, or status.conflicts names the policies that have them."}
+			[]string{"The policy applies to no GPU: its selectors match none, or the policies in status.conflicts take precedence."}
 	default:
 		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
 	}
@@ -321,22 +345,26 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// first cuts a list to what a status has room for.
+// first truncates a list to the limit of a status.
 func first[T any](all []T, most int) []T { return all[:min(len(all), most)] }
 
 func set(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, condition string, is metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: condition, Status: is, Reason: reason, Message: cut(message), ObservedGeneration: s.Generation,
+		Type: condition, Status: is, Reason: reason, Message: cut(message, maxMessage), ObservedGeneration: s.Generation,
 	})
 }
 
-// maxMessage is how long a condition's message may be, in characters.
-const maxMessage = 32768
+// The most characters of a condition's message, which the API server limits, and
+// of a withheld GPU's, of which a status has many.
+const (
+	maxMessage         = 32768
+	maxWithheldMessage = 256
+)
 
-// cut shortens what quotes too much of a long selector.
-func cut(message string) string {
-	if r := []rune(message); len(r) > maxMessage {
-		return string(r[:maxMessage-1]) + "…"
+// cut shortens a message to at most so many characters.
+func cut(message string, most int) string {
+	if r := []rune(message); len(r) > most {
+		return string(r[:most-1]) + "…"
 	}
 	return message
 }

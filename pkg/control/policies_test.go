@@ -20,6 +20,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // verdict is a status in one line.
@@ -49,7 +50,7 @@ func (f *fleet) Cached(node string) (publish.Found, error) {
 	if err := f.api.Get(context.Background(), client.ObjectKey{Name: node}, inv); err != nil || slices.Contains(f.hidden, node) {
 		return publish.Found{}, err
 	}
-	d, err := f.policies.plans.decide(context.Background(), inv)
+	d, err := f.policies.plans.forNode(context.Background(), inv)
 	if err != nil {
 		return publish.Found{}, err
 	}
@@ -73,7 +74,7 @@ func (f *fleet) restart() {
 	f.policies = policies{client: f.api, plans: newPlans(f.api, f.claims, newServer(f.server), f.kinds), slices: f}
 }
 
-// statuses judges, and reads what was written.
+// statuses reconciles, and returns the written statuses.
 func (f *fleet) statuses(t *testing.T) map[string]v1alpha1.SharingPolicyStatus {
 	t.Helper()
 	if _, err := f.policies.Reconcile(t.Context(), reconcile.Request{}); err != nil {
@@ -207,7 +208,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What an admin reads must say what is wrong and where.
+// Messages for admins must name the problem and its place.
 func TestJudgeExplains(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spec      v1alpha1.SharingPolicySpec
@@ -247,11 +248,11 @@ func TestJudgeExplains(t *testing.T) {
 		},
 		"a selector that selects nothing": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "misspelt"}}},
-			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonNoGPUs, want: "No GPU is under the policy",
+			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonNoGPUs, want: "The policy applies to no GPU",
 		},
 		"a selector that asks whether a value is there": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].?fabricClique.orValue("") == "x"`},
-			condition: v1alpha1.ConditionApplied, want: "No GPU is under the policy",
+			condition: v1alpha1.ConditionApplied, want: "The policy applies to no GPU",
 		},
 		"a layout that is too much": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"3g.40gb", "3g.40gb", "3g.40gb"}}}},
@@ -279,7 +280,8 @@ func TestJudgeExplains(t *testing.T) {
 	}
 }
 
-// A layout may be for several models: what one of them lacks is said of that one.
+// A layout may be for several models: a missing profile is reported for the
+// model that lacks it.
 func TestLayoutForSeveralModels(t *testing.T) {
 	other := h100(1)
 	other.MIG.Profiles = other.MIG.Profiles[1:]
@@ -364,5 +366,63 @@ func TestJudgeSaysTheSameAgain(t *testing.T) {
 	}
 	if version() != before {
 		t.Error("statuses were written again")
+	}
+}
+
+// TestWithheldGPUs checks that a policy names the selected GPUs that can't be
+// allocated, and isn't applied as long as there are any.
+func TestWithheldGPUs(t *testing.T) {
+	lost := func(g v1alpha1.GPU) v1alpha1.GPU {
+		g.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.Lost), Message: "it fell off the bus"}}
+		return g
+	}
+	unidentified := lost(v1alpha1.GPU{UUID: "GPU-00000002-0000-0000-0000-000000000000", Index: 2})
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", l4(0), lost(l4(1)), unidentified, lost(h100(3))),
+		sharing("l4", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"`}))...)
+	got := f.statuses(t)["l4"]
+	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
+	want := "1 selected GPU can't be used and isn't offered to anybody; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
+	if applied.Status != metav1.ConditionFalse || applied.Reason != v1alpha1.ReasonWithheld || applied.Message != want {
+		t.Errorf("got %+v", applied)
+	}
+	if diff := cmp.Diff([]v1alpha1.WithheldGPU{{Node: "n", GPU: "gpu-00000001", Message: "Lost: it fell off the bus"}}, got.Withheld); diff != "" {
+		t.Errorf("status.withheld (-want +got):\n%s", diff)
+	}
+	if got.GPUs != 1 || got.WithheldGPUs != 1 || len(got.Problems) > 0 {
+		t.Errorf("%d GPUs, %d withheld, problems %v", got.GPUs, got.WithheldGPUs, got.Problems)
+	}
+}
+
+// TestWithheldGPUsAreBounded checks that a status doesn't grow with the number of
+// broken GPUs, nor with their messages.
+func TestWithheldGPUsAreBounded(t *testing.T) {
+	var gpus []v1alpha1.GPU
+	for i := range 20 {
+		g := l4(i)
+		g.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.Unreadable), Message: strings.Repeat("x", 1000)}}
+		gpus = append(gpus, g)
+	}
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", gpus...), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	got := f.statuses(t)["p"]
+	if got.WithheldGPUs != 20 || len(got.Withheld) != v1alpha1.MaxWithheldGPUs || len([]rune(got.Withheld[0].Message)) != maxWithheldMessage {
+		t.Errorf("%d GPUs, %d listed, the first with %d characters", got.WithheldGPUs, len(got.Withheld), len(got.Withheld[0].Message))
+	}
+	if c := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied); c.Reason != v1alpha1.ReasonWithheld {
+		t.Errorf("got %+v", c)
+	}
+}
+
+// TestGPUOfWhichNothingCanBeOffered checks that the status says why, and
+// doesn't mention ResourceSlices that must not be written.
+func TestGPUOfWhichNothingCanBeOffered(t *testing.T) {
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f.claims["n"] = []allocation{{"gpu-00000000-mig-2g20gb-0", "ns/c"}} // the tables list no such partition
+	got := f.statuses(t)["p"]
+	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
+	if applied.Status != metav1.ConditionFalse || applied.Reason != v1alpha1.ReasonProblems || !strings.Contains(applied.Message, "don't list gpu-00000000-mig-2g20gb-0") {
+		t.Errorf("got %+v", applied)
+	}
+	if got.GPUs != 0 || len(got.Served) > 0 {
+		t.Errorf("%d GPUs are offered: %v", got.GPUs, got.Served)
 	}
 }

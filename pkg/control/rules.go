@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -63,34 +64,78 @@ type rulebook struct {
 	forms map[types.UID]rule
 }
 
+// rules returns the rules of the policies that the cache has. It doesn't hold the lock
+// while it asks the server about missing policies.
 func (b *rulebook) rules(ctx context.Context) (*rules, error) {
-	var list v1alpha1.SharingPolicyList
-	if err := b.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list SharingPolicies: %w", err)
+	for {
+		var list v1alpha1.SharingPolicyList
+		if err := b.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("list SharingPolicies: %w", err)
+		}
+		slices.SortFunc(list.Items, func(a, b v1alpha1.SharingPolicy) int { return cmp.Compare(a.Name, b.Name) })
+		version := version(list.Items)
+		before, gone := b.compare(list.Items, version)
+		if before != nil && before.version == version {
+			return before, nil
+		}
+		names, err := b.checkGone(ctx, gone)
+		if err != nil {
+			return nil, err
+		}
+		if after := b.replace(ctx, before, list.Items, version, names); after != nil {
+			return after, nil
+		}
 	}
-	slices.SortFunc(list.Items, func(a, b v1alpha1.SharingPolicy) int { return cmp.Compare(a.Name, b.Name) })
-	version := version(list.Items)
+}
+
+// compare returns the current rules, and, if they are of another version, those of
+// their policies that are missing.
+func (b *rulebook) compare(all []v1alpha1.SharingPolicy, version string) (current *rules, gone []policy.Policy) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != nil && b.current.version == version {
 		return b.current, nil
 	}
-	if err := b.checkGone(ctx, list.Items); err != nil {
-		return nil, err
-	}
-	b.read(list.Items, version)
-	return b.current, nil
-}
-
-// checkGone returns an error if policies are gone because their kind is: GPUs
-// keep their plans then.
-func (b *rulebook) checkGone(ctx context.Context, all []v1alpha1.SharingPolicy) error {
-	for uid := range b.forms {
+	for uid, r := range b.forms {
 		if !slices.ContainsFunc(all, func(s v1alpha1.SharingPolicy) bool { return s.UID == uid }) {
-			return b.kinds.served(ctx, sharingPolicies)
+			gone = append(gone, r.policy)
 		}
 	}
-	return nil
+	return b.current, gone
+}
+
+// checkGone returns an error while policies are missing because their kind is, or
+// was a moment ago: GPUs keep their plans then. Otherwise it returns the names of
+// those that have gone with their kind for good.
+func (b *rulebook) checkGone(ctx context.Context, gone []policy.Policy) ([]string, error) {
+	var names []string
+	for _, p := range gone {
+		since, err := b.kinds.served(ctx, sharingPolicies, p.Created)
+		if err != nil {
+			return nil, err
+		}
+		if p.Created.Before(since) {
+			names = append(names, p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// replace reads the policies unless the current rules aren't those of before any
+// more, and returns nil then. It logs the policies that have gone with their kind.
+func (b *rulebook) replace(ctx context.Context, before *rules, all []v1alpha1.SharingPolicy, version string, gone []string) *rules {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.current != before {
+		return nil
+	}
+	if len(gone) > 0 {
+		klog.FromContext(ctx).Error(nil, "SharingPolicies were deleted with their CustomResourceDefinition, which has been installed again; "+
+			"those that haven't been applied again are no longer in force", "policies", gone)
+	}
+	b.read(all, version)
+	return b.current
 }
 
 // version of policies that are sorted by name.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,13 +33,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// Config is what the controller needs to run.
+// Config has the settings of the controller.
 type Config struct {
 	// REST is how to reach the API server.
 	REST *rest.Config
 	// Namespace of the Lease tessera-controller.
 	Namespace string
-	// LeaderElect is false only where nobody else can be running.
+	// LeaderElect is false only if no other instance can run.
 	LeaderElect bool
 	// MetricsAddress serves /metrics; "0" serves nothing.
 	MetricsAddress string
@@ -61,8 +62,8 @@ const (
 	requestBurst      = 200
 	// parallelNodes bounds how many nodes are reconciled at once.
 	parallelNodes = 8
-	// Retries come soon and maxRetryDelay is short, because a pool that could not
-	// be written is GPUs that nobody can have.
+	// Retries come soon and maxRetryDelay is short, because the GPUs of a pool
+	// that could not be written can't be allocated.
 	firstRetryDelay = 50 * time.Millisecond
 	maxRetryDelay   = 30 * time.Second
 )
@@ -126,8 +127,8 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims) error {
 			return err
 		}
 	}
-	kinds := definitions{mgr.GetAPIReader()}
-	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s, kinds), kinds)
+	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
+	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -182,8 +183,8 @@ func ready(mgr manager.Manager) healthz.Checker {
 }
 
 // addNodes makes the manager run one reconciliation a node, whenever something
-// changes that the node's offer follows from: its inventory, one of its
-// slices, its labels, a policy, what claims have, or what the server stores.
+// changes that the node's offer follows from: its inventory, one of its slices,
+// its labels, a policy, the devices of claims, or the server's abilities.
 func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedIndexInformer, s *server) error {
 	ctl, err := controller.New("node", mgr, controller.Options{
 		Reconciler:              n,
@@ -216,9 +217,9 @@ func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedInd
 	return nil
 }
 
-// addPolicies makes the manager judge all policies anew whenever a policy, an
-// inventory, a node's labels, what waits for claims, or what the server stores
-// changes.
+// addPolicies makes the manager reconcile all policies whenever a policy, an
+// inventory, a node's labels, the waiting devices, or the server's abilities
+// change.
 func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInformer, s *server) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
 		Reconciler:   policies{mgr.GetClient(), n.plans, n.slices},
@@ -250,8 +251,9 @@ func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInf
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a
 // Node's labels change.
 func addNodeLabels(mgr manager.Manager) error {
+	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
 	ctl, err := controller.New("node-labels", mgr, controller.Options{
-		Reconciler:              newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), definitions{mgr.GetAPIReader()}),
+		Reconciler:              newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), kinds, clock.RealClock{}),
 		MaxConcurrentReconciles: parallelNodes,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(r *reconcile.Request) logr.Logger {

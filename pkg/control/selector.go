@@ -3,11 +3,11 @@ package control
 import (
 	"context"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/cel"
-
-	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // selector is a compiled gpuSelector.
@@ -23,6 +23,6 @@ func compile(expression string) (*selector, error) {
 }
 
 func (s *selector) matches(ctx context.Context, d resourceapi.Device) (bool, error) {
-	ok, _, err := s.compiled.DeviceMatches(ctx, cel.Device{Driver: offer.Driver, Attributes: d.Attributes, Capacity: d.Capacity})
+	ok, _, err := s.compiled.DeviceMatches(ctx, cel.Device{Driver: gpu.DriverName, Attributes: d.Attributes, Capacity: d.Capacity})
 	return ok, cel.EnhanceRuntimeError(err)
 }

@@ -5,6 +5,7 @@ package control_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,11 +36,11 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/apiserver"
 )
 
-// patience is how long a story waits for what must happen. What it says about
-// speed is in the log, not in a deadline.
+// patience is the time limit for expected events. Durations are in the log and
+// not checked.
 const patience = 20 * time.Second
 
 var (
@@ -70,12 +71,9 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	binaries = os.Getenv("KUBEBUILDER_ASSETS")
-	if binaries == "" {
-		binaries = filepath.Join(dir, "bin")
-		if err := cluster.Build(context.Background(), "1.37", binaries, os.Stderr); err != nil {
-			return 0, fmt.Errorf("get kube-apiserver and etcd: %w", err)
-		}
+	binaries = filepath.Join(dir, "bin")
+	if err := errors.Join(os.Mkdir(binaries, 0o755), apiserver.Binaries(context.Background(), binaries, os.Stderr)); err != nil {
+		return 0, fmt.Errorf("get kube-apiserver and etcd: %w", err)
 	}
 	program = filepath.Join(dir, "controller")
 	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/controller").CombinedOutput(); err != nil {
@@ -97,21 +95,20 @@ func run(m *testing.M) (code int, err error) {
 // told to it.
 func serve(dir, binaries, version string, args ...string) (stop func(), err error) {
 	env := envtest.Environment{
-		BinaryAssetsDirectory: binaries,
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
-	apiserver := env.ControlPlane.GetAPIServer().Configure()
+	flags := env.ControlPlane.GetAPIServer().Configure()
 	if version != "" && version != "v1" {
-		apiserver.Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+		flags.Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
 	}
 	for _, arg := range args {
 		name, value, _ := strings.Cut(arg, "=")
-		apiserver.Append(name, value)
+		flags.Append(name, value)
 	}
-	config, err := env.Start()
+	config, err := apiserver.Start(&env, binaries)
 	if err != nil {
-		return nil, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
+		return nil, err
 	}
 	stop = func() { _ = env.Stop() }
 	if err := connect(dir, env.KubeConfig, config); err != nil {
@@ -139,7 +136,7 @@ func connect(dir string, file []byte, config *rest.Config) (err error) {
 	return nil
 }
 
-// anotherServer tells the rest of this story to another API server.
+// anotherServer runs the rest of this story with another API server.
 func anotherServer(t *testing.T, version string, args ...string) {
 	t.Helper()
 	api0, slices0, claims0, kubeconfig0 := api, slices, claims, kubeconfig
@@ -207,7 +204,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
-// What the kubelet does when it starts, with a plugin that lives.
+// The kubelet deletes the slices when it starts, and the plugin runs.
 func TestWipedPoolComesBackWithALivingPlugin(t *testing.T) {
 	startController(t)
 	n := newNode(t, 8)
@@ -218,7 +215,7 @@ func TestWipedPoolComesBackWithALivingPlugin(t *testing.T) {
 
 	begun := time.Now()
 	n.wipe(t)
-	eventually(t, "the pool is back, made anew", func() bool {
+	eventually(t, "the pool is published again", func() bool {
 		now := n.pool(t)
 		for _, s := range now {
 			if _, ok := old[string(s.UID)]; ok {
@@ -344,8 +341,8 @@ func TestNodesAreIndependent(t *testing.T) {
 	bad.waitForPool(t, 2)
 }
 
-// A driver of the same name that isn't ours keeps what it published on nodes
-// that this one doesn't serve.
+// Another driver of the same name keeps its slices on nodes that this one
+// doesn't serve.
 func TestForeignSlicesAreLeftAlone(t *testing.T) {
 	n := newNode(t, 1)
 	foreign := &resourceapi.ResourceSlice{
@@ -375,7 +372,7 @@ func TestInventoryDeletedTakesTheSlicesAlong(t *testing.T) {
 	}
 	eventually(t, "the slices are gone", func() bool { return len(n.pool(t)) == 0 })
 
-	n.report(t) // the plugin makes it anew
+	n.report(t) // the plugin creates it again
 	n.startPlugin(t)
 	n.waitForPool(t, 3)
 }
@@ -557,7 +554,7 @@ func versions(pool []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInve
 	return out
 }
 
-// controllerLog is what the controller that was started last has logged.
+// controllerLog returns the log of the controller that was started last.
 var controllerLog func() string
 
 // safeBuffer can be read while it is written to.
@@ -586,6 +583,7 @@ func startController(t *testing.T, flags ...string) (stop func()) {
 	controllerLog = log.String
 	cmd := exec.Command(program, append([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2"}, flags...)...)
 	cmd.Stdout, cmd.Stderr = io.Discard, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -632,7 +630,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// The lease is given back, so that nobody waits for it to run out.
+// The lease is released, so that the next controller doesn't wait for its
+// expiry.
 func TestAnotherControllerTakesOver(t *testing.T) {
 	stop := startController(t)
 	n := newNode(t, 2)
@@ -767,7 +766,7 @@ func TestServerTakesTheProfilesThatThereAre(t *testing.T) {
 	}
 }
 
-// What the server fills in is what SetDefaults fills in.
+// The server sets the same defaults as SetDefaults.
 func TestServerDefaults(t *testing.T) {
 	for name, plan := range map[string]v1alpha1.Plan{
 		"consumable":  {MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}},

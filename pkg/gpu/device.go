@@ -1,12 +1,12 @@
 package gpu
 
-// Device is something a claim can be given. The family is closed: a whole GPU, a
-// MIG partition of one, an MPS share of either, or a time-sliced replica of a
-// GPU. Devices can be compared with ==.
+// Device is something that can be allocated to a claim. The family is closed: a
+// whole GPU, a MIG partition of one, an MPS share of either, or a time-sliced
+// replica of a GPU. Devices can be compared with ==.
 //
 //sumtype:decl
 type Device interface {
-	// Parent is the GPU the device is, or is part of.
+	// Parent returns the GPU that the device is, or is part of.
 	Parent() UUID
 	device()
 }
@@ -35,14 +35,14 @@ func (p Partition) Parent() UUID { return p.GPU }
 
 func (Partition) device() {}
 
-// Share is one of several that a GPU or a partition is divided into by MPS: it
-// runs beside the others, within limits of memory and threads.
+// Share is one of several MPS shares of a GPU or a partition: its programs run
+// at the same time as the others', within limits of memory and threads.
 type Share struct {
 	// Of is a Whole or a Partition. All shares of it are clients of one MPS
 	// daemon.
 	Of Device
-	// Count is how many equal shares there are; 0 where each claim takes as much
-	// as it asked for (a device with multiple allocations).
+	// Count is the number of equal shares; 0 if each claim gets the amount it
+	// requested (a device with multiple allocations).
 	Count int
 	// Number of this one, from 0; always 0 where Count is.
 	Number int
@@ -53,11 +53,11 @@ func (s Share) Parent() UUID { return s.Of.Parent() }
 
 func (Share) device() {}
 
-// Replica is one of several under which an entire GPU is given away at the same
-// time: their processes take turns. Nothing but time is divided.
+// Replica is one of several allocations of an entire GPU at the same time:
+// their processes take turns. Only time is divided.
 type Replica struct {
 	GPU UUID
-	// Count is how many replicas there are.
+	// Count is the number of replicas.
 	Count int
 	// Number of this one, from 0.
 	Number int
@@ -83,10 +83,10 @@ func Base(d Device) Device {
 	}
 }
 
-// Conflict says whether two devices can't be given to two claims at once: they
-// need the same silicon, and aren't shares, or replicas, that are meant to have
-// it together. A device is in conflict with itself, but for a share that may be
-// given several times.
+// Conflict reports whether two devices can't be allocated to two claims at
+// once: they need the same silicon, and aren't shares, or replicas, that share
+// it on purpose. A device conflicts with itself, except a share that can be
+// allocated several times.
 func Conflict(a, b Device) bool {
 	if a.Parent() != b.Parent() || together(a, b) {
 		return false
@@ -96,7 +96,7 @@ func Conflict(a, b Device) bool {
 	return !isPartition || !too || p.Placement.Overlaps(q.Placement)
 }
 
-// together says whether two devices of one GPU share it on purpose.
+// together reports whether two devices of one GPU share it on purpose.
 func together(a, b Device) bool {
 	switch a := a.(type) {
 	case Share:
@@ -110,17 +110,17 @@ func together(a, b Device) bool {
 	return false
 }
 
-// Given is a device as a claim was given it.
-type Given struct {
+// Prepared is a device as a claim was given it.
+type Prepared struct {
 	Device Device
-	// Name of the device, and what tells this share of it from others where it can
-	// be given several times.
+	// Name of the device, and the id that distinguishes this share if the device
+	// can be allocated several times.
 	Name    DeviceName
 	ShareID string
 	// Instance that the device's Base is, if that is a Partition; zero for a
 	// whole GPU.
 	Instance Instance
-	// MPS is how the claim's containers reach the MPS daemon, and what they may
-	// use; nil where there is no MPS.
+	// MPS has the paths and limits of the claim's containers as clients of an MPS
+	// daemon; nil without MPS.
 	MPS *MPSClient
 }

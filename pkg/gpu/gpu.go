@@ -11,6 +11,9 @@ import (
 // are made again on the same GPU.
 type UUID string
 
+// IsWhole reports whether the UUID is a GPU's, not a MIG device's.
+func (u UUID) IsWhole() bool { return strings.HasPrefix(string(u), "GPU-") }
+
 // PCIAddress is a PCI function as sysfs spells it: "0000:07:00.0", lower case,
 // four-digit domain (NVML prints eight digits; see NewPCIAddress).
 type PCIAddress string
@@ -29,8 +32,9 @@ func NewPCIAddress(busID string) PCIAddress {
 	return PCIAddress(s)
 }
 
-// Node is what one node's plugin reports: everything the controller needs to
-// decide what can be allocated there, and nothing that changes while idle.
+// Node is the report of one node's plugin: all facts that the controller needs
+// to decide which devices are offered there, and none that changes while the
+// node is idle.
 type Node struct {
 	// Name of the Kubernetes Node.
 	Name string
@@ -84,7 +88,7 @@ type GPU struct {
 	Conditions []Condition
 }
 
-// Model is what all GPUs of one product share.
+// Model has the facts that all GPUs of one product share.
 type Model struct {
 	// ProductName as NVML prints it, e.g. "NVIDIA H100 80GB HBM3".
 	ProductName string
@@ -127,9 +131,9 @@ const SwitchDomain = "nvswitch"
 
 // MIG is the Multi-Instance GPU side of a GPU that can do it.
 type MIG struct {
-	// Enabled is the current mode; Pending is what the next reset brings. In
-	// what a node reports, a mode that this driver switched on for a claim
-	// counts as off, so that a report doesn't change with claims.
+	// Enabled is the current mode; Pending is the mode after the next reset. In a
+	// node's report, a mode that this driver switched on for a claim counts as
+	// off, so that the report doesn't change with claims.
 	Enabled, Pending bool
 	// Switchable says that this driver may switch the mode: it takes effect at
 	// once, and nothing but this GPU is touched. Never so on Ampere, which needs
@@ -137,8 +141,8 @@ type MIG struct {
 	Switchable bool
 	// Profiles the GPU can be cut into, in NVML's order.
 	Profiles []Profile
-	// Instances that exist now, by GPU instance id. In what a node reports,
-	// those that this driver didn't make.
+	// Instances that exist now, by GPU instance id. A node's report has only those
+	// that this driver didn't create.
 	Instances []Instance
 }
 
@@ -146,7 +150,7 @@ type MIG struct {
 type Profile struct {
 	// Name, e.g. "1g.18gb", "1g.18gb+me".
 	Name string
-	// ID is what NVML's create and placement calls take.
+	// ID is the parameter of NVML's create and placement calls.
 	ID int
 	// MaxInstances of this profile on an otherwise empty GPU.
 	MaxInstances int
@@ -210,7 +214,7 @@ const (
 	// nvidia-modprobe didn't make it. It takes no claims until the node is there.
 	DeviceNodeMissing ConditionType = "DeviceNodeMissing"
 	// StateUnreadable: a journal file that names this GPU could not be read and
-	// was put aside; what it recorded may still be in effect.
+	// was renamed; the recorded devices may still be in use.
 	StateUnreadable ConditionType = "StateUnreadable"
 	// Unreadable: NVML did not answer for this GPU.
 	Unreadable ConditionType = "Unreadable"
@@ -236,7 +240,7 @@ func (c Condition) Blocks() bool {
 	switch c.Type {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing:
 		return true
-	case CDIFailed, MPSDaemonFailed, TimeSliceUnsupported:
+	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return false
 	default: // of a newer version
 		return false

@@ -11,14 +11,14 @@ import (
 // so that a name keeps meaning the same silicon across reboots.
 type DeviceName string
 
-// IsPartition says whether the name is one of a MIG partition, or of a share of
-// one. Which, and whether there can be one, the node's Names know.
+// IsPartition reports whether the name is that of a MIG partition, or of a
+// share of one. The node's Names can tell which one, and whether it can exist.
 func (n DeviceName) IsPartition() bool { return strings.Contains(string(n), partitionInfix) }
 
-// IsShare says whether the name is one of an MPS share.
+// IsShare reports whether the name is that of an MPS share.
 func (n DeviceName) IsShare() bool { return strings.Contains(string(n), shareInfix) }
 
-// IsReplica says whether the name is one of a time-sliced replica.
+// IsReplica reports whether the name is that of a time-sliced replica.
 func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replicaInfix) }
 
 // namePrefix starts every device's name; minHex is how much of the UUID
@@ -26,10 +26,10 @@ func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replic
 const (
 	namePrefix = "gpu-"
 	minHex     = 8
-	// partitionInfix separates a GPU's name from what is cut from it.
+	// partitionInfix separates a GPU's name from that of its partition.
 	partitionInfix = "-mig-"
-	// shareInfix separates the name of what is shared from how many shares there
-	// are and which this is.
+	// shareInfix separates the name of the shared device from the number of shares
+	// and the number of this one.
 	shareInfix = "-mps"
 	// replicaInfix does so for replicas.
 	replicaInfix = "-ts"
@@ -101,7 +101,7 @@ func (n *Names) Name(d Device) (DeviceName, bool) {
 	case Whole:
 		return whole, true
 	case Partition:
-		return DeviceName(fmt.Sprintf("%s%s%s-%d", whole, partitionInfix, slug(d.Profile), d.Placement.Start)), true
+		return DeviceName(fmt.Sprintf("%s%s%s-%d", whole, partitionInfix, ProfileLabel(d.Profile), d.Placement.Start)), true
 	case Share:
 		of, ok := n.Name(d.Of)
 		return of + DeviceName(shareInfix+part(d.Count, d.Number)), ok
@@ -120,7 +120,7 @@ func part(count, number int) string {
 	return fmt.Sprintf("%d-%d", count, number)
 }
 
-// readPart reads what part writes, and nothing else.
+// readPart parses exactly the texts that part writes.
 func readPart(s string, most int) (count, number int, ok bool) {
 	c, n, _ := strings.Cut(s, "-")
 	count, err := strconv.Atoi(c)
@@ -134,9 +134,8 @@ func readPart(s string, most int) (count, number int, ok bool) {
 	return count, number, true
 }
 
-// Device returns what a name stands for, or an error that says what the name
-// should look like, that the node has no such GPU, or that the GPU can't be
-// cut that way.
+// Device returns the device with a name, or an error: the name has the wrong
+// form, the node has no such GPU, or the GPU can't be divided that way.
 func (n *Names) Device(name DeviceName) (Device, error) {
 	if of, which, ok := cutLast(name, shareInfix); ok {
 		return n.share(name, of, which)
@@ -210,6 +209,13 @@ func (n *Names) Parent(name DeviceName) (UUID, bool) {
 	return g.UUID, ok
 }
 
+// MayBeOf reports whether a device of the GPU may have the name. It needs no Names,
+// and so can't tell GPUs apart whose UUIDs begin with the same eight digits.
+func (n DeviceName) MayBeOf(u UUID) bool {
+	digits, err := hexDigits(u)
+	return err == nil && strings.HasPrefix(string(n), namePrefix+digits[:minHex])
+}
+
 // partition reads "1g18gb-4".
 func partition(g GPU, name DeviceName, part string) (Device, error) {
 	if g.MIG == nil {
@@ -217,7 +223,7 @@ func partition(g GPU, name DeviceName, part string) (Device, error) {
 	}
 	for _, p := range g.MIG.Profiles {
 		for _, at := range p.Placements {
-			if fmt.Sprintf("%s-%d", slug(p.Name), at.Start) == part {
+			if fmt.Sprintf("%s-%d", ProfileLabel(p.Name), at.Start) == part {
 				return Partition{GPU: g.UUID, Profile: p.Name, Placement: at}, nil
 			}
 		}
@@ -225,10 +231,16 @@ func partition(g GPU, name DeviceName, part string) (Device, error) {
 	return nil, fmt.Errorf("device %q: GPU %s has no MIG profile with that placement", name, g.UUID)
 }
 
-// slug is a profile's name as it can be in a DNS label. The names of one GPU's
-// profiles stay different.
-func slug(profile string) string {
+// ProfileLabel returns a profile's name in the form that a DNS label may contain:
+// "1g.10gb+me" becomes "1g10gbme". Profiles of one GPU have different labels.
+func ProfileLabel(profile string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(profile, ".", ""), "+", "")
+}
+
+// SharedDevice returns the name of the device that a share with this name is part of;
+// empty if the name is not a share's.
+func (n DeviceName) SharedDevice() DeviceName {
+	return n[:max(0, strings.LastIndex(string(n), shareInfix))]
 }
 
 // hexDigits returns the 32 digits of a "GPU-…" UUID, lower case, no dashes.

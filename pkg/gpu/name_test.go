@@ -111,6 +111,21 @@ func TestNames(t *testing.T) {
 	}
 }
 
+func TestMayBeOf(t *testing.T) {
+	const uuid = UUID("GPU-980FB007-8a10-0135-bada-13f71feaef21")
+	for name, want := range map[DeviceName]bool{
+		"gpu-980fb007": true, "gpu-980fb0078a100135bada13f71feaef21-mps": true, "gpu-980fb007-mig-1g18gb-4": true,
+		"gpu-11111111": false, "claim-980fb007": false, "": false,
+	} {
+		if got := name.MayBeOf(uuid); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+	}
+	if DeviceName("gpu-").MayBeOf("MIG-1") {
+		t.Error("a name may be of something that isn't a GPU")
+	}
+}
+
 func TestNewNamesRefusesWhatItCannotName(t *testing.T) {
 	ok := UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
 	for name, gpus := range map[string][]UUID{

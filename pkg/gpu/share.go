@@ -6,19 +6,18 @@ import (
 	"slices"
 )
 
-// Limits are what one MPS client, a process, may use. Nothing is reserved: each
-// limit is a ceiling.
+// Limits are the limits of one MPS client, which is a process. Nothing is
+// reserved: each limit is a ceiling.
 type Limits struct {
 	// ThreadPercentage of the multiprocessors of the GPU or partition, 1 to 100;
 	// 0: no limit.
 	ThreadPercentage int
-	// MemoryMiB of device memory, what CUDA needs for itself included; 0: no
-	// limit.
+	// MemoryMiB of device memory, including CUDA's own; 0: no limit.
 	MemoryMiB int64
 }
 
-// MPSClient is what a container needs to be a client of an MPS daemon. Paths are
-// the host's.
+// MPSClient has the paths and limits of a container that is a client of an MPS
+// daemon. Paths are those of the host.
 type MPSClient struct {
 	// PipeDir has the daemon's sockets for clients (CUDA_MPS_PIPE_DIRECTORY).
 	PipeDir string
@@ -42,8 +41,8 @@ func CheckMPS(m Model) error {
 
 const mebibyte = 1 << 20
 
-// mpsServerMiB is kept back for the MPS server of a GPU or partition (66 MiB on
-// an H200, driver 580) and what the driver rounds up.
+// mpsServerMiB is reserved for the MPS server of a GPU or partition (66 MiB on
+// an H200, driver 580) and for the driver's rounding.
 const mpsServerMiB = 128
 
 // ShareableMiB is how much memory the MPS shares of d, a Whole or a Partition of
@@ -81,7 +80,7 @@ func shareable(bytes int64) (int64, error) {
 // partition of it: a Count-th of the memory and of the threads, rounded down.
 func EqualShare(g GPU, s Share) (Limits, error) {
 	if s.Count < 1 {
-		return Limits{}, errors.New("a share that is given several times has no limits of its own: each claim brings them")
+		return Limits{}, errors.New("a share that is given several times has no limits of its own: they depend on the claim")
 	}
 	all, err := ShareableMiB(g, s.Of)
 	if err != nil {

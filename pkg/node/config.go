@@ -14,13 +14,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Config is what the kubelet plugin is told when it starts.
+// Config has the settings of the kubelet plugin.
 type Config struct {
 	// NodeName of the Node the plugin runs on.
 	NodeName string
 	// Kubeconfig to reach the API server with; empty in a cluster.
 	Kubeconfig string
-	// HostRoot is where the host's file system is mounted.
+	// HostRoot is the path at which the host's file system is mounted.
 	HostRoot string
 	// DriverRoot on the host; empty: found.
 	DriverRoot string
@@ -31,7 +31,7 @@ type Config struct {
 	// MPSSocket is where the node's MPS supervisor listens. Its directory has the
 	// same path here and on the host.
 	MPSSocket string
-	// MPSComputeMode is what becomes of the compute mode of a GPU with an MPS daemon:
+	// MPSComputeMode determines the compute mode of a GPU with an MPS daemon:
 	// "exclusive-process" or "unchanged".
 	MPSComputeMode string
 	// MetricsAddress to serve /metrics on; empty: none.
@@ -42,7 +42,7 @@ type Config struct {
 	Version string
 }
 
-// What --mps-compute-mode may be.
+// The values of --mps-compute-mode.
 const (
 	mpsExclusiveProcess = "exclusive-process"
 	mpsUnchanged        = "unchanged"
@@ -53,9 +53,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of the Node this plugin runs on (default: the environment's NODE_NAME)")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "file with the API server's address and credentials (default: those of the pod)")
 	fs.StringVar(&c.HostRoot, "host-root", "/", "where the host's file system is mounted")
-	fs.StringVar(&c.DriverRoot, "driver-root", "", "directory on the host that the NVIDIA driver is installed under (default: found)")
+	fs.StringVar(&c.DriverRoot, "driver-root", "", "directory on the host with the NVIDIA driver (default: searched)")
 	fs.StringVar(&c.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's root directory")
-	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and what containers need from this plugin; same path here and on the host")
+	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and the files of this plugin that containers need; same path here and on the host")
 	fs.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specifications; same path here and on the host")
 	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
 	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
@@ -89,7 +89,7 @@ func (c *Config) Validate() error {
 	return errors.Join(append(errs, c.validateHost())...)
 }
 
-// validateHost reports what is wrong with what must be there.
+// validateHost checks that the required paths exist.
 func (c *Config) validateHost() error {
 	var errs []error
 	if err := isDir(c.HostRoot); err != nil {

@@ -17,11 +17,11 @@ func TestDataDirChanged(t *testing.T) {
 		h.specs = cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: h.host})
 		runHardware(t, h)
 		<-h.first
-		device, _, err := h.reporter.Device(firstDevice(t))
+		device, _, err := h.facts.Device(firstDevice(t))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Given{firstDevice(t): {Device: device}}); err != nil {
+		if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{firstDevice(t): {Device: device}}); err != nil {
 			t.Fatal(err)
 		}
 		return h.specs

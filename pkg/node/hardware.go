@@ -17,6 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
@@ -29,8 +30,8 @@ const (
 	retryDriver = 5 * time.Second
 	// rereadEvery is how often the facts are read without any sign of change.
 	rereadEvery = time.Minute
-	// settle is how long signs of change are gathered: they come in bursts.
-	settle = 100 * time.Millisecond
+	// burstPause is how long signs of change are gathered: they come in bursts.
+	burstPause = 100 * time.Millisecond
 	// calm is how long changes of MIG instances are gathered.
 	calm = 2 * time.Second
 	// leaveWithin bounds what is done to the hardware when the plugin ends.
@@ -42,13 +43,14 @@ const (
 	recoverWithin = 15 * time.Second
 )
 
-// hardware keeps what the other parts know of the driver and the GPUs true.
+// hardware keeps the other parts' knowledge of the driver and the GPUs up to
+// date.
 type hardware struct {
 	nodeName   string
 	driverRoot string // empty: found
 	host       driverroot.Host
 	specs      *cdi.Specs
-	reporter   *report.Reporter
+	facts      *facts.Facts
 	partitions *partition.Manager
 	sharing    *sharing.Manager
 	// conditions known from elsewhere, by GPU.
@@ -58,8 +60,7 @@ type hardware struct {
 	arrived func(context.Context)
 	// held returns the GPUs that the journal names.
 	held func() []gpu.UUID
-	// reread is called when the facts have been read again since, with all that is
-	// there.
+	// reread is called after each later reading, with the full inventory.
 	reread func(context.Context, gpu.Node)
 	// leaving is called before the driver is let go of because the plugin ends.
 	leaving func(context.Context)
@@ -90,11 +91,14 @@ type hardware struct {
 	// calls stays bound to the first one.
 	loaded string
 
+	// opener opens the NVML sessions.
+	opener *nvml.Opener
+
 	said string // the last trouble that was logged
 }
 
-// Wake asks for the facts, and what the host has of the driver, to be read again
-// soon.
+// Wake requests that the facts and the host's files of the driver are read
+// again soon.
 func (h *hardware) Wake() {
 	h.hostChanged.Store(true)
 	h.wakeForGPUs()
@@ -121,7 +125,7 @@ func (h *hardware) soon() {
 }
 
 // errOtherLibrary says that only a new process can go on.
-var errOtherLibrary = errors.New("the plugin has to start anew to load the library of another driver")
+var errOtherLibrary = errors.New("the plugin must be restarted to load the library of another driver")
 
 // Run looks for the driver, follows it as long as it works, and starts again,
 // until ctx ends; then it returns nil. It returns an error when the driver was
@@ -143,17 +147,17 @@ func (h *hardware) Run(ctx context.Context) error {
 	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
-// lose tells everybody that there is no driver now.
+// lose notifies all parts that there is no driver now.
 func (h *hardware) lose(ctx context.Context, err error) {
-	reason := report.ReasonNVMLError
+	reason := facts.ReasonNVMLError
 	if notFound := (*driverroot.NotFoundError)(nil); errors.As(err, &notFound) {
-		reason = report.ReasonDriverNotFound
+		reason = facts.ReasonDriverNotFound
 	}
 	if h.said != err.Error() {
 		klog.FromContext(ctx).Info("No working NVIDIA driver, waiting for one", "reason", reason, "err", err)
 		h.said = err.Error()
 	}
-	h.reporter.Missing(reason, err.Error())
+	h.facts.Missing(reason, err.Error())
 	_ = h.specs.SetDriver(nil) // nil never fails
 }
 
@@ -199,7 +203,8 @@ func (h *hardware) follow(ctx context.Context, found func()) error {
 	return h.keepReading(ctx, root, session, node.DriverVersion)
 }
 
-// close ends a session. What can't be ended now ends with the process.
+// close ends a session. A session that can't be ended now ends with the
+// process.
 func (h *hardware) close(ctx context.Context, session *nvml.Session) {
 	if err := session.Close(); err != nil {
 		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", h.nodeName)
@@ -223,7 +228,7 @@ func (h *hardware) recover(ctx context.Context) (done <-chan struct{}) {
 	return recovered
 }
 
-// leave has the hardware left as it was found, if ctx has ended.
+// leave restores the hardware if ctx has ended.
 func (h *hardware) leave(ctx context.Context) {
 	if ctx.Err() == nil {
 		return
@@ -237,7 +242,7 @@ func (h *hardware) open(root driverroot.Root) (*nvml.Session, error) {
 	if h.loaded != "" && h.loaded != root.Library {
 		return nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, h.loaded, root.Library)
 	}
-	session, err := nvml.Open(h.host.Path(root.Library))
+	session, err := h.opener.Open(h.host.Path(root.Library))
 	if !errors.Is(err, nvml.ErrLibraryNotFound) {
 		h.loaded = root.Library
 	}
@@ -290,8 +295,8 @@ func (h *hardware) rereadAfter() time.Duration {
 	return rereadEvery
 }
 
-// read takes in the facts and passes them on, without what is made for claims.
-// It returns all. The error is about the driver as a whole.
+// read reads the facts, stores them without the partitions that are created for
+// claims, and returns them with these. The error is about the driver as a whole.
 func (h *hardware) read(ctx context.Context, root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) (there gpu.Node, _ error) {
 	dirs := report.Dirs{
 		Sys: h.host.Path(filepath.Join(root.SysRoot, "sys")),
@@ -309,16 +314,16 @@ func (h *hardware) read(ctx context.Context, root driverroot.Root, session *nvml
 			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", h.nodeName, err)
 		}
 		if !h.setDriver(ctx, switched, there, root, session, set) {
-			continue // what was read is out of date
+			continue // the facts are out of date
 		}
-		return there, h.reporter.Found(h.withConditions(node))
+		return there, h.facts.Found(h.withConditions(node))
 	}
 }
 
 // remember tells the session which GPUs the machine has had, and returns those
 // that it has had since it started.
 func (h *hardware) remember(session *nvml.Session) []gpu.GPU {
-	has, hadBefore := h.reporter.Remembered()
+	has, hadBefore := h.facts.Remembered()
 	session.Remember(has, false)
 	for _, uuid := range h.held() {
 		i := slices.IndexFunc(hadBefore, func(g gpu.GPU) bool { return g.UUID == uuid })
@@ -344,8 +349,8 @@ func (h *hardware) withConditions(node gpu.Node) gpu.Node {
 	return node
 }
 
-// setDriver has container edits computed from what was read; false where a MIG
-// mode was switched since then: device nodes may have other numbers now.
+// setDriver computes container edits from the facts; false where a MIG mode was
+// switched since then: device nodes may have other numbers now.
 func (h *hardware) setDriver(ctx context.Context, switched int, there gpu.Node, root driverroot.Root, session *nvml.Session, set func(*cdi.Driver) error) bool {
 	h.switching.Lock()
 	defer h.switching.Unlock()
@@ -357,7 +362,7 @@ func (h *hardware) setDriver(ctx context.Context, switched int, there gpu.Node, 
 		LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
 	})
 	if err != nil && (h.cdiFailed == nil || h.cdiFailed.Error() != err.Error()) {
-		klog.FromContext(ctx).Error(err, "CDI specifications aren't as they should be; it is tried again", "node", h.nodeName)
+		klog.FromContext(ctx).Error(err, "Restoring CDI specifications failed, retrying", "node", h.nodeName)
 	}
 	h.cdiFailed = err
 	return true
@@ -404,7 +409,7 @@ func (h *hardware) pause(ctx context.Context, d time.Duration) (woken bool) {
 		return false
 	case <-h.wake:
 		select {
-		case <-time.After(settle):
+		case <-time.After(burstPause):
 		case <-ctx.Done():
 		}
 		return true
@@ -417,6 +422,7 @@ func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		pause := retryDriver // after an error; each wakes a reading, so the pause grows
 		for ctx.Err() == nil {
 			event, err := session.WaitEvent(ctx)
 			switch {
@@ -428,13 +434,16 @@ func (h *hardware) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 			case err != nil: // such as a GPU that is lost
 				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", h.nodeName, "err", err)
 				select {
-				case <-time.After(retryDriver):
+				case <-time.After(pause):
 				case <-ctx.Done():
 				}
+				pause = min(2*pause, rereadEvery)
 			case event.Xid == 0:
+				pause = retryDriver
 				h.soon()
 				continue
 			default:
+				pause = retryDriver
 				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
 			}
 			h.wakeForGPUs()
@@ -460,7 +469,7 @@ func (h *hardware) watchSilence(ctx context.Context, session *nvml.Session) <-ch
 			if slices.Equal(silent, before) {
 				continue
 			}
-			klog.FromContext(ctx).Info("Other GPUs than before don't respond", "node", h.nodeName, "gpus", silent, "before", before)
+			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", h.nodeName, "gpus", silent, "before", before)
 			before = silent
 			h.wakeForGPUs()
 		}
@@ -491,7 +500,7 @@ func (h *hardware) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 			case <-ctx.Done():
 				return
 			case err := <-watcher.Errors:
-				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them anew", "err", err)
+				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them again", "err", err)
 				h.Wake()
 			case event := <-watcher.Events:
 				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {

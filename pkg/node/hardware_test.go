@@ -10,27 +10,27 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 var installed nodetest.Driver
 
 func TestMain(m *testing.M) {
-	os.Exit(nodetest.Run(m, "2xh100-80gb", func(d nodetest.Driver) { installed = d }))
+	os.Exit(nodetest.Run(m, "minorsMove: true\ngpus: [{model: h100-80gb, count: 2}]", func(d nodetest.Driver) { installed = d }))
 }
 
-// startHardware runs a hardware on the pretended host until the test ends.
+// startHardware runs a hardware on the fake host until the test ends.
 func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 	t.Helper()
 	h, arrivals = newHardware(t)
@@ -40,10 +40,6 @@ func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 
 func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 	t.Helper()
-	reporter, err := report.New(report.Config{NodeName: "node-0", REST: &rest.Config{Host: "http://127.0.0.1:1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	j, err := journal.Open(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +48,7 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 	host := driverroot.NewHost(installed.Host)
 	arrivals = make(chan struct{}, 10)
 	h = &hardware{
-		nodeName: "node-0", host: host, reporter: reporter,
+		nodeName: "node-0", host: host, facts: facts.New("node-0"),
 		partitions: partition.New(partition.Options{Journal: j, BootID: "boot"}),
 		sharing:    sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
@@ -61,7 +57,7 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		arrived:    func(context.Context) { arrivals <- struct{}{} },
 		reread:     func(context.Context, gpu.Node) {},
 		leaving:    func(context.Context) {},
-		wake:       make(chan struct{}, 1), first: make(chan struct{}),
+		wake:       make(chan struct{}, 1), first: make(chan struct{}), opener: nvml.NewOpener(),
 	}
 	return h, arrivals
 }
@@ -80,8 +76,8 @@ func runHardware(t *testing.T, h *hardware) {
 	t.Cleanup(func() { cancel(); <-done })
 }
 
-// moveAside takes a path of the pretended host away, and returns what puts it
-// back.
+// moveAside renames a path of the fake host, and returns a function that
+// restores it.
 func moveAside(t *testing.T, path string) (back func()) {
 	t.Helper()
 	path = filepath.Join(installed.Host, path)
@@ -103,7 +99,7 @@ func eventually(t *testing.T, h *hardware, what string, holds func() bool) {
 		h.Wake()
 		<-time.After(20 * time.Millisecond)
 	}
-	t.Fatalf("%s doesn't come to hold; trouble: %v", what, h.reporter.Trouble())
+	t.Fatalf("%s doesn't come to hold; trouble: %v", what, h.facts.Trouble())
 }
 
 func firstDevice(t *testing.T) gpu.DeviceName {
@@ -124,33 +120,33 @@ func TestDriverComesAndGoes(t *testing.T) {
 	back := moveAside(t, installed.Root)
 	h, arrivals := startHardware(t)
 	<-h.first
-	if err := h.reporter.Trouble(); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
+	if err := h.facts.Trouble(); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
 		t.Fatalf("without a driver: %v, want an error that says where it was looked for", err)
 	}
 	name := firstDevice(t)
-	if _, _, err := h.reporter.Device(name); err == nil {
+	if _, _, err := h.facts.Device(name); err == nil {
 		t.Error("there is a device without a driver")
 	}
 	back()
-	eventually(t, h, "the driver's arrival", func() bool { return h.reporter.Trouble() == nil })
+	eventually(t, h, "the driver's arrival", func() bool { return h.facts.Trouble() == nil })
 	<-arrivals
-	device, g, err := h.reporter.Device(name)
+	device, g, err := h.facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
 		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
 	}
-	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Given{name: {Device: device}}); err != nil {
+	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err != nil {
 		t.Errorf("prepare: %v", err)
 	}
 	back = moveAside(t, installed.Root)
-	eventually(t, h, "the driver's loss", func() bool { return h.reporter.Trouble() != nil })
-	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Given{name: {Device: device}}); err == nil {
+	eventually(t, h, "the driver's loss", func() bool { return h.facts.Trouble() != nil })
+	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	back()
-	eventually(t, h, "the driver's return", func() bool { return h.reporter.Trouble() == nil })
+	eventually(t, h, "the driver's return", func() bool { return h.facts.Trouble() == nil })
 	<-arrivals
 }
 
@@ -159,7 +155,7 @@ func TestDeviceNodeComesLate(t *testing.T) {
 	h, _ := startHardware(t)
 	name := firstDevice(t)
 	missing := func() bool {
-		_, g, err := h.reporter.Device(name)
+		_, g, err := h.facts.Device(name)
 		return err == nil && len(g.Conditions) == 1 && g.Conditions[0].Type == gpu.DeviceNodeMissing
 	}
 	eventually(t, h, "the condition", missing)
@@ -175,7 +171,7 @@ func TestDeviceNodeComesLate(t *testing.T) {
 
 // hasConditions says whether the first GPU has these conditions, and no other.
 func hasConditions(h *hardware, name gpu.DeviceName, want ...gpu.ConditionType) bool {
-	_, g, err := h.reporter.Device(name)
+	_, g, err := h.facts.Device(name)
 	var have []gpu.ConditionType
 	for _, c := range g.Conditions {
 		have = append(have, c.Type)
@@ -190,7 +186,7 @@ func TestModuleIsLoaded(t *testing.T) {
 	h, _ := startHardware(t)
 	<-h.first
 	if name := firstDevice(t); !hasConditions(h, name) {
-		_, g, err := h.reporter.Device(name)
+		_, g, err := h.facts.Device(name)
 		t.Errorf("the GPU has conditions %v, error %v; want none", g.Conditions, err)
 	}
 }
@@ -205,7 +201,7 @@ func TestModuleIsNotLoaded(t *testing.T) {
 	if !hasConditions(h, name, gpu.DeviceNodeMissing) {
 		t.Errorf("want the condition %s", gpu.DeviceNodeMissing)
 	}
-	if _, g, _ := h.reporter.Device(name); !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+	if _, g, _ := h.facts.Device(name); !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
 		t.Error("a GPU that no program can use is offered")
 	}
 	back()
@@ -224,7 +220,7 @@ func TestCDITroubleIsNoMissingDriver(t *testing.T) {
 	runHardware(t, h)
 	<-h.first
 	name := firstDevice(t)
-	if err := h.reporter.Trouble(); err != nil {
+	if err := h.facts.Trouble(); err != nil {
 		t.Fatalf("the driver counts as missing: %v", err)
 	}
 	if !hasConditions(h, name, gpu.CDIFailed) {
@@ -260,7 +256,7 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 	h.held = func() []gpu.UUID { return []gpu.UUID{uuid} }
 	runHardware(t, h)
 	<-h.first
-	if _, g, err := h.reporter.Device(firstDevice(t)); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
+	if _, g, err := h.facts.Device(firstDevice(t)); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
 		t.Errorf("GPU %q, error %v; want %s, and that it is lost", g.UUID, err, uuid)
 	}
 }
@@ -274,13 +270,13 @@ func TestWipedCDIDirectory(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	p := &plugin{journal: j, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
-		Journal: j, CDI: h.specs, Containers: startContainers(t), Inventory: h.reporter, Partitions: h.partitions, Driver: DriverName, Pool: "node-0", BootID: "boot",
+		Journal: j, CDI: h.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: h.partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})}
 	h.reread = p.mend
 	runHardware(t, h)
 	<-h.first
 	name := firstDevice(t)
-	device, _, err := h.reporter.Device(name)
+	device, _, err := h.facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +290,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 	})
 }
 
-// A process can't load another NVML than its first: it has to start anew.
+// A process can't load a second NVML: it must be restarted.
 func TestDriverReplaced(t *testing.T) {
 	h, _ := newHardware(t)
 	_, ctx := ktesting.NewTestContext(t)

@@ -14,17 +14,17 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// What the plugin keeps in its data directory.
+// The contents of the plugin's data directory.
 const (
-	lockFile    = "lock"
-	journalDir  = "claims"
-	gpuDir      = "gpus"     // of the journal
-	settingsDir = "settings" // of the journal
-	marksDir    = "containers"
-	hookFile    = "bin/nvidia-cdi-hook"
-	hookTemp    = hookFile + ".tmp" // while it is installed
+	lockFile   = "lock"
+	journalDir = "claims"
+	marksDir   = "containers"
+	hookFile   = "bin/nvidia-cdi-hook"
+	hookTemp   = hookFile + ".tmp" // while it is installed
 )
 
 // lockPoll is how often the data directory's lock is tried.
@@ -151,15 +151,15 @@ func digestOf(path string) (string, error) {
 	return digest(f)
 }
 
-// leave takes what the plugin has put into its data directory off the host;
-// what others put there stays, and then the directory does.
-func leave(dataDir string) error {
+// cleanDataDir removes the plugin's files from its data directory, and the directory
+// if nothing else is in it.
+func cleanDataDir(dataDir string) error {
 	return errors.Join(
 		removeIfThere(filepath.Join(dataDir, hookFile)),
 		removeIfThere(filepath.Join(dataDir, hookTemp)),
 		removeIfEmpty(filepath.Join(dataDir, filepath.Dir(hookFile))),
-		removeIfEmpty(filepath.Join(dataDir, journalDir, gpuDir)),
-		removeIfEmpty(filepath.Join(dataDir, journalDir, settingsDir)),
+		removeIfEmpty(filepath.Join(dataDir, journalDir, journal.GPUDir)),
+		removeIfEmpty(filepath.Join(dataDir, journalDir, journal.SettingsDir)),
 		removeIfEmpty(filepath.Join(dataDir, journalDir)),
 		removeIfEmpty(filepath.Join(dataDir, marksDir)),
 		removeIfThere(filepath.Join(dataDir, lockFile)),
@@ -180,7 +180,7 @@ func removeIfEmpty(dir string) error {
 	return nil
 }
 
-// bootIDFile tells boots of the kernel apart.
+// bootIDFile has an id that differs for each boot of the kernel.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func readBootID() (string, error) {

@@ -16,10 +16,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/rest"
 
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
-	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
 // valid is a configuration without mistakes.
@@ -175,7 +174,7 @@ func TestOnePluginAtATimeAfterALeave(t *testing.T) {
 		locked <- f
 	}()
 	waitOpen(t, filepath.Join(c.DataDir, lockFile), 2)
-	if err := errors.Join(leave(c.DataDir), first.Close()); err != nil {
+	if err := errors.Join(cleanDataDir(c.DataDir), first.Close()); err != nil {
 		t.Fatal(err)
 	}
 	second := <-locked
@@ -229,13 +228,13 @@ func TestLeave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := leave(c.DataDir); err != nil {
+	if err := cleanDataDir(c.DataDir); err != nil {
 		t.Errorf("with a file of somebody else: %v", err)
 	}
 	if err := os.Remove(foreign); err != nil {
 		t.Fatal(err)
 	}
-	if err := leave(c.DataDir); err != nil {
+	if err := cleanDataDir(c.DataDir); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := fs.Glob(os.DirFS(c.DataDir), "*"); err != nil || len(left) > 0 {
@@ -283,13 +282,9 @@ func TestMetricsAndProbesAreServedApart(t *testing.T) {
 // A plugin that the kubelet doesn't register stops a rollout; a node without a
 // driver doesn't.
 func TestReadyOnceRegistered(t *testing.T) {
-	reporter, err := report.New(report.Config{NodeName: "node-a", REST: &rest.Config{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &plugin{reporter: reporter}
-	if reporter.Trouble() == nil {
-		t.Fatal("a reporter that has seen no driver knows of no trouble")
+	p := &plugin{facts: facts.New("node-a")}
+	if p.facts.Trouble() == nil {
+		t.Fatal("there is no trouble without a driver")
 	}
 	if err := p.ready(); err == nil {
 		t.Error("ready before the kubelet has registered it")
@@ -353,15 +348,15 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// TestEndIsNotWaitedForLong: what hangs doesn't keep the plugin from ending, so
-// that the next one gets the lock.
+// TestEndIsNotWaitedForLong: a part that hangs doesn't keep the plugin from
+// ending, so that the next one gets the lock.
 func TestEndIsNotWaitedForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := make(chan error)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := endWithin(ctx, stopWithin, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "hangs") {
-			t.Errorf("got %v, want an error that says that something hangs", err)
+		if err := endWithin(ctx, stopWithin, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "did not stop") {
+			t.Errorf("got %v, want an error that says that the plugin did not stop", err)
 		}
 		hangs <- nil
 		if err := endWithin(ctx, stopWithin, func() error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {

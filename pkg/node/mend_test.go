@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
@@ -52,7 +53,8 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, preparer: prepare.New(prepare.Options{
-			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, Sharing: sharing.New(sharing.Options{Journal: j, BootID: "boot"}), BootID: "boot",
+			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
+			Sharing: sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
 		})}
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}
 		look := func(instances ...gpu.Instance) {

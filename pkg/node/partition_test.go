@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,6 +29,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
 // leaving says of every holder that it goes.
@@ -36,7 +39,7 @@ func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
 	return prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, nil
 }
 
-// divided is a plugin without a kubelet and an API server, on the pretended host.
+// divided is a plugin without a kubelet and an API server, on the fake host.
 type divided struct {
 	*plugin
 	ctx     context.Context
@@ -58,13 +61,13 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	h.partitions = partition.New(partition.Options{Journal: j, BootID: "boot"})
+	h.partitions = partition.New(partition.Options{Journal: j, BootID: "boot", ModeSwitched: h.modeSwitched})
 	h.sharing = sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true})
 	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
 	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, sharing: h.sharing, hardware: h, cfg: Config{DataDir: dir}}
 	d.preparer = prepare.New(prepare.Options{
-		Journal: d.journal, CDI: d.specs, Containers: startContainers(t), Inventory: h.reporter, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
-		Driver: DriverName, Pool: "node-0", BootID: "boot",
+		Journal: d.journal, CDI: d.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
+		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware
 	h.reread = func(ctx context.Context, there gpu.Node) {
@@ -91,7 +94,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 func claimOf(name string, devices ...gpu.DeviceName) *resourceapi.ResourceClaim {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for _, d := range devices {
-		results = append(results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: DriverName, Pool: "node-0", Device: string(d)})
+		results = append(results, resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: gpu.DriverName, Pool: "node-0", Device: string(d)})
 	}
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
@@ -187,7 +190,57 @@ func TestPartitionOnDemand(t *testing.T) {
 	}
 }
 
-// What somebody destroys under a prepared claim is there again soon, because the
+// TestMinorThatCannotBeRead checks that a claim gets the device node that its GPU
+// has since its MIG mode was switched, or none, when the node's number can't be
+// read at first.
+func TestMinorThatCannotBeRead(t *testing.T) {
+	d, _ := startDivided(t)
+	name := d.gpus(t)[0]
+	machine, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { machine.Close() })
+	if err := machine.Init(); err != nil {
+		t.Fatal(err)
+	}
+	if err := machine.Fault(nvmlsim.Fault{Call: "DeviceGetMinorNumber", GPU: 0, Code: nvmlsim.Unknown}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := machine.ClearFaults(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := claimOf("training", name+"-mig-3g40gb-4")
+	if _, err := d.preparer.Prepare(d.ctx, c); err == nil {
+		t.Fatal("a claim was prepared while the GPU's device node was unknown")
+	}
+	if err := machine.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, d.hardware, "the prepare", func() bool {
+		_, err := d.preparer.Prepare(d.ctx, c)
+		return err == nil
+	})
+	minor, err := machine.GPUs()[0].MinorNumber()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := os.ReadFile(filepath.Join(d.cdi, "k8s.gpu.nvidia.com-claim_training.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if node := fmt.Sprintf(`"/dev/nvidia%d"`, minor); !strings.Contains(string(spec), node) {
+		t.Errorf("the claim's spec doesn't have %s:\n%s", node, spec)
+	}
+	d.checkWithDoctor(t)
+	if err := d.unprepare(c); err != nil {
+		t.Error(err)
+	}
+}
+
+// A destroyed partition of a prepared claim is created again soon, because the
 // kubelet restarts containers without preparing their claims again.
 func TestPartitionIsDestroyedFromOutside(t *testing.T) {
 	d, _ := startDivided(t)
@@ -220,7 +273,7 @@ func TestPartitionIsDestroyedFromOutside(t *testing.T) {
 
 func (d *divided) facts(t *testing.T, name gpu.DeviceName) gpu.GPU {
 	t.Helper()
-	_, g, err := d.hardware.reporter.Device(name)
+	_, g, err := d.hardware.facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,24 +17,24 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
-
-// DriverName is the DRA driver's name: that of NVIDIA's driver, so that what
-// was written for it works unchanged.
-const DriverName = "gpu.nvidia.com"
 
 // firstReportWithin is how long registration waits for the first report. The
 // kubelet must be able to unprepare while the API server is away.
@@ -44,13 +44,13 @@ const firstReportWithin = 15 * time.Second
 // hardware: the kubelet must be able to unprepare while the driver hangs.
 const firstLookWithin = 45 * time.Second
 
-// stopWithin is how long the parts may take to end. What hangs in the driver is
-// left to the end of the process, after the lock of the data directory was
+// stopWithin is how long the parts may take to end. A part that hangs in the
+// driver ends with the process, after the lock of the data directory was
 // released, so that the next plugin can start.
 const stopWithin = 25 * time.Second
 
-// Run is the plugin. It returns when ctx ends, or with what makes it
-// impossible to go on; a missing driver or API server doesn't.
+// Run runs the plugin. It returns when ctx ends, or with an error after which
+// it can't continue; a missing driver or API server isn't one.
 func Run(ctx context.Context, cfg Config) error {
 	api, err := cfg.restConfig()
 	if err != nil {
@@ -67,7 +67,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer p.journal.Close()
 	err = p.run(ctx)
-	return errors.Join(err, p.leave(ctx))
+	return errors.Join(err, p.cleanUp(ctx))
 }
 
 // plugin is the parts, wired.
@@ -78,6 +78,7 @@ type plugin struct {
 	containers *containers.Containers
 	specs      *cdi.Specs
 	warnings   *warnings
+	facts      *facts.Facts
 	reporter   *report.Reporter
 	partitions *partition.Manager
 	sharing    *sharing.Manager
@@ -108,11 +109,11 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		return nil, err
 	}
 	p.warnings = newWarnings(p.client, cfg.NodeName)
-	p.statuses = claimstatus.New(p.client, DriverName, cfg.NodeName)
+	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.hardware = &hardware{
 		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
 		conditions: p.conditions, held: p.held, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
-		wake: make(chan struct{}, 1), first: make(chan struct{}),
+		wake: make(chan struct{}, 1), first: make(chan struct{}), opener: nvml.NewOpener(),
 	}
 	p.partitions = partition.New(partition.Options{
 		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
@@ -124,26 +125,28 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	}
 	p.sharing = sharing.New(sharing.Options{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
-		Remains: mpsRemains(cfg.MPSSocket), Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs, Step: failpoint.Step(),
+		Remains: mpsRemains(cfg.MPSSocket), Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs,
+		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
 	})
+	p.facts = facts.New(cfg.NodeName)
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
-		KeepWarm: p.partitions.SetKeepWarm, TimeSlices: p.sharing.SetTimeSlices, Recalled: p.hardware.wakeForGPUs,
+		Facts: p.facts, Seen: p.ask, Recalled: p.hardware.wakeForGPUs,
 	})
 	if err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
-	p.hardware.reporter, p.hardware.partitions, p.hardware.sharing = p.reporter, p.partitions, p.sharing
+	p.hardware.facts, p.hardware.partitions, p.hardware.sharing = p.facts, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
-		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.reporter, Partitions: p.partitions, Sharing: p.sharing,
-		Holders: prepare.NewCluster(draclient.New(p.client), DriverName, cfg.NodeName),
-		Driver:  DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, Given: p.statuses.Tell, Warn: p.warnings.warn,
+		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
+		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
+		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
+		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, OnPrepared: p.statuses.Tell, Warn: p.warnings.warn,
 		Step: failpoint.Step(),
 	})
 	p.kubelet = kubelet.New(kubelet.Options{
-		Driver: DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
-		OnRegistered: p.onRegistered, OnChallenged: p.reporter.Challenged,
+		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
+		OnRegistered: p.onRegistered, OnChallenged: p.facts.Challenged,
 	})
 	return p, nil
 }
@@ -210,7 +213,7 @@ func endWithin(ctx context.Context, within time.Duration, wait func() error) err
 	case err := <-ended:
 		return err
 	case <-time.After(within):
-		return fmt.Errorf("something hangs and is cut off, as by a crash: it didn't end within %s", within)
+		return fmt.Errorf("the plugin did not stop within %s and is terminated", within)
 	}
 }
 
@@ -219,7 +222,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	select {
 	case <-p.hardware.first:
-		if p.reporter.Trouble() != nil {
+		if p.facts.Trouble() != nil {
 			p.recoverWithout(ctx)
 		}
 	case <-time.After(firstLookWithin):
@@ -233,9 +236,9 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 		logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
 		return nil
 	}
-	if conflict := p.reporter.Conflict(); conflict != "" {
+	if conflict := p.facts.Conflict(); conflict != "" {
 		logger.Info("Not registering with the kubelet until the other driver is gone", "node", p.cfg.NodeName, "conflict", conflict)
-		return p.reporter.WaitUnchallenged(ctx)
+		return p.facts.WaitUnchallenged(ctx)
 	}
 	return ctx.Err()
 }
@@ -253,6 +256,12 @@ func (p *plugin) recoverWithout(ctx context.Context) {
 	case <-time.After(recoverWithin):
 	case <-ctx.Done():
 	}
+}
+
+// ask passes on what policies ask of the node.
+func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
+	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
+	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
 }
 
 func (p *plugin) onRegistered(time.Time) {
@@ -292,10 +301,10 @@ func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
 // there is no driver, is retried when a driver has been found.
 func (p *plugin) recover(ctx context.Context) {
 	if err := p.sharing.Recover(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some GPUs aren't shared as they should be; it is tried again", "node", p.cfg.NodeName)
+		klog.FromContext(ctx).Error(err, "Recovering MPS daemons failed, retrying", "node", p.cfg.NodeName)
 	}
 	if err := p.partitions.Recover(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some MIG partitions aren't as they should be; it is tried again", "node", p.cfg.NodeName)
+		klog.FromContext(ctx).Error(err, "Recovering MIG partitions failed, retrying", "node", p.cfg.NodeName)
 	}
 	if err := p.preparer.Recover(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
@@ -307,21 +316,25 @@ func (p *plugin) recover(ctx context.Context) {
 // without a driver, or with a broken one, must not stop it; its GPUInventory says
 // what is wrong there.
 func (p *plugin) ready() error {
-	if p.registered.Load() || p.reporter.NoDriver() {
+	if p.registered.Load() || p.facts.NoDriver() {
 		return nil
 	}
-	if conflict := p.reporter.Conflict(); conflict != "" {
+	if conflict := p.facts.Conflict(); conflict != "" {
 		return errors.New(conflict)
 	}
 	return errors.New("not registered with the kubelet yet")
 }
 
-// healthy says what is stuck.
-func (p *plugin) healthy() error {
-	if age := p.hardware.alive.age(); age > stuckAfter {
+// healthy returns an error if something is stuck.
+func (p *plugin) healthy() error { return p.stuck(stuckAfter) }
+
+// stuck returns an error if the hardware's loop, or a call of the kubelet, has not
+// ended for longer than after.
+func (p *plugin) stuck(after time.Duration) error {
+	if age := p.hardware.alive.age(); age > after {
 		return fmt.Errorf("the look at the hardware has not ended for %s", age.Round(time.Second))
 	}
-	if age := p.kubelet.OldestCall(); age > stuckAfter {
+	if age := p.kubelet.OldestCall(); age > after {
 		return fmt.Errorf("a call of the kubelet has not ended for %s", age.Round(time.Second))
 	}
 	return nil
@@ -343,20 +356,20 @@ func (p *plugin) leaveHardware(ctx context.Context) {
 // claims is how many claims are, or may be, prepared.
 func (p *plugin) claims() int { return p.journal.Len() + len(p.journal.Unreadable()) }
 
-// leave cleans up on the host, if nothing there is in use any more: the next
+// cleanUp cleans up on the host, if nothing there is in use any more: the next
 // plugin, if there is one, puts it back.
-func (p *plugin) leave(ctx context.Context) error {
+func (p *plugin) cleanUp(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	if n := p.claims(); n > 0 {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}
-	err := errors.Join(p.specs.RemoveCommon(), leave(p.cfg.DataDir))
+	err := errors.Join(p.specs.RemoveCommon(), cleanDataDir(p.cfg.DataDir))
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}
 	// They stay if others have put something there, or if they are mounts.
 	_ = os.Remove(p.cfg.DataDir)
-	_ = os.Remove(kubelet.DataDirectory(p.cfg.KubeletRoot, DriverName))
+	_ = os.Remove(kubelet.DataDirectory(p.cfg.KubeletRoot, gpu.DriverName))
 	return nil
 }

@@ -4,11 +4,14 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // warnings writes events about claims.
@@ -32,6 +35,11 @@ func (w *warnings) run(ctx context.Context) error {
 	<-ctx.Done()
 	w.broadcaster.Shutdown()
 	return nil
+}
+
+// warnHolder writes a warning about the claim of a record. It doesn't block.
+func (w *warnings) warnHolder(r journal.Record, reason, message string) {
+	w.warn(kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID)}, reason, message)
 }
 
 // warn writes a warning about a claim. It doesn't block.

@@ -8,23 +8,26 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// ComputeMode says which processes may use a GPU. It is of this boot only: the
-// driver starts with ComputeDefault.
+// ComputeMode determines which processes may use a GPU. It doesn't survive a
+// reboot: the driver starts with ComputeDefault.
 type ComputeMode string
 
 const (
-	// ComputeDefault: as many processes as like.
+	// ComputeDefault admits any number of processes.
 	ComputeDefault ComputeMode = "default"
-	// ComputeExclusiveThread is of old drivers; it can be read, and not be set.
+	// ComputeExclusiveThread is a mode of old drivers; it can be read, but not
+	// set.
 	ComputeExclusiveThread ComputeMode = "exclusive-thread"
-	// ComputeProhibited: no process.
+	// ComputeProhibited admits no process.
 	ComputeProhibited ComputeMode = "prohibited"
-	// ComputeExclusiveProcess: one process, such as an MPS server for its clients.
+	// ComputeExclusiveProcess admits one process, such as an MPS server for its
+	// clients.
 	ComputeExclusiveProcess ComputeMode = "exclusive-process"
 )
 
-// ComputeMode reads the GPU's mode. ErrNotSupported where it has none, ErrLost
-// for one that doesn't answer or isn't listed, ErrNotResponding.
+// ComputeMode reads the GPU's mode. It returns ErrNotSupported if the GPU has
+// none, ErrLost if the GPU doesn't answer or isn't listed, and
+// ErrNotResponding.
 func (s *Session) ComputeMode(uuid gpu.UUID) (ComputeMode, error) {
 	return onGPU(s, uuid, "read the compute mode", s.limits.read, readComputeMode)
 }
@@ -44,14 +47,15 @@ func readComputeMode(handle gonvml.Device, object string) (ComputeMode, error) {
 	case gonvml.COMPUTEMODE_EXCLUSIVE_PROCESS:
 		return ComputeExclusiveProcess, nil
 	default:
-		return "", fmt.Errorf("nvmlDeviceGetComputeMode %s: the mode is %d, which has no name here: %w", object, mode, ErrNotSupported)
+		return "", fmt.Errorf("nvmlDeviceGetComputeMode %s: the mode is %d, which is unknown: %w", object, mode, ErrNotSupported)
 	}
 }
 
-// SetComputeMode sets the GPU's mode, at once. Processes that use the GPU
-// already go on, whatever the mode. Idempotent. ErrNotSupported where the GPU has
-// none, or not this one, or is in MIG mode; ErrNoPermission for others than
-// root; ErrLost and ErrNotResponding as ComputeMode.
+// SetComputeMode sets the GPU's mode, which takes effect at once. Processes
+// that use the GPU already continue in any mode. It is idempotent. It returns
+// ErrNotSupported if the GPU has no modes, or not this one, or is in MIG mode;
+// ErrNoPermission unless called by root; ErrLost and ErrNotResponding as
+// ComputeMode does.
 func (s *Session) SetComputeMode(uuid gpu.UUID, mode ComputeMode) error {
 	value, err := computeModeValue(mode)
 	if err != nil {
@@ -73,6 +77,6 @@ func computeModeValue(mode ComputeMode) (gonvml.ComputeMode, error) {
 	case ComputeExclusiveThread:
 		return 0, fmt.Errorf("%s: %w", mode, ErrNotSupported)
 	default:
-		return 0, fmt.Errorf("%q is none: %w", mode, ErrNotSupported)
+		return 0, fmt.Errorf("%q is not a compute mode: %w", mode, ErrNotSupported)
 	}
 }

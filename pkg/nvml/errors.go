@@ -7,36 +7,42 @@ import (
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// What NVML can answer, as far as this driver tells answers apart. Every error
-// of this package that comes from NVML wraps gonvml's Return, and one of these
-// where it fits.
+// The answers of NVML that this driver distinguishes. Every error of this
+// package that comes from NVML wraps gonvml's Return, and one of these if it
+// applies.
 var (
-	// ErrLibraryNotFound: libnvidia-ml.so.1 can't be loaded.
+	// ErrLibraryNotFound means that libnvidia-ml.so.1 can't be loaded.
 	ErrLibraryNotFound = errors.New("NVML library cannot be loaded")
-	// ErrDriverNotLoaded: the kernel module isn't there, or not ready.
+	// ErrDriverNotLoaded means that the kernel module isn't loaded, or not ready.
 	ErrDriverNotLoaded = errors.New("NVIDIA kernel driver is not loaded")
-	// ErrVersionMismatch: the kernel module and the library are of two drivers.
-	ErrVersionMismatch = errors.New("the loaded kernel driver is of another version than the library: reload it, or reboot the node")
-	// ErrLost: the GPU fell off the bus, or needs a reset to answer again.
+	// ErrVersionMismatch means that the kernel module and the library are of
+	// different driver versions.
+	ErrVersionMismatch = errors.New("the loaded kernel driver has another version than the library: reload it, or reboot the node")
+	// ErrLost means that the GPU fell off the bus, or needs a reset to answer
+	// again.
 	ErrLost = errors.New("GPU is lost")
-	// ErrNotResponding: a call into the driver for this GPU has not returned, and
-	// may never. Calls fail with it at once until that call has returned.
+	// ErrNotResponding means that a call into the driver for this GPU has not
+	// returned, and may never return. Until it does, further calls fail with this
+	// error at once.
 	ErrNotResponding = errors.New("GPU does not respond")
-	// ErrNotSupported: this GPU or driver has no such thing, or not while its
-	// MIG mode is what it is.
+	// ErrNotSupported means that this GPU or driver doesn't have the feature, or
+	// not in the current MIG mode.
 	ErrNotSupported = errors.New("not supported")
-	// ErrInUse: processes use it, or what is part of it. The error names those
-	// that NVML knows; a monitor such as DCGM may hold a GPU without being one.
+	// ErrInUse means that processes use the object or a part of it. The error
+	// names the processes that NVML lists; a monitor such as DCGM may hold a GPU
+	// without being listed.
 	ErrInUse = errors.New("in use")
-	// ErrNoPermission: the caller isn't root, or lacks the mig/config capability.
+	// ErrNoPermission means that the caller isn't root, or lacks the mig/config
+	// capability.
 	ErrNoPermission = errors.New("no permission (MIG is root's, with the capability nvidia/capabilities/mig/config)")
-	// ErrInsufficientResources: no room at that place, or no engines left.
+	// ErrInsufficientResources means that there is no room at the placement, or no
+	// engines are left.
 	ErrInsufficientResources = errors.New("insufficient resources")
-	// ErrNotFound: there is no such instance (any more).
+	// ErrNotFound means that there is no such instance, or no longer.
 	ErrNotFound = errors.New("not found")
-	// ErrMismatch: something else is where the wanted instance would be.
+	// ErrMismatch means that another instance is in the place of the expected one.
 	ErrMismatch = errors.New("another instance is there")
-	// ErrNotSwitchable: the GPU's MIG mode is not one that may be switched here
+	// ErrNotSwitchable means that this driver may not switch the GPU's MIG mode
 	// (see gpu.MIG.Switchable).
 	ErrNotSwitchable = errors.New("MIG mode can't be switched here")
 )

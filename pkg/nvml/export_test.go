@@ -2,17 +2,27 @@ package nvml
 
 import "time"
 
-// SetLimits has calls for a GPU count as late after the given time.
+// SetLimits sets the time after which calls for a GPU count as late.
 func (s *Session) SetLimits(all time.Duration) {
-	s.limits = limits{identify: all, read: all, change: all}
+	s.limits = limits{initialize: all, identify: all, read: all, change: all}
 }
 
-// CallsUnderway is how many calls have not returned.
-func (s *Session) CallsUnderway() int {
-	s.guard.mu.Lock()
-	defer s.guard.mu.Unlock()
+// SetLimits has calls count as late after the given time.
+func (o *Opener) SetLimits(all time.Duration) {
+	o.limits = limits{initialize: all, identify: all, read: all, change: all}
+}
+
+// CallsUnderway returns the number of calls that have not returned.
+func (s *Session) CallsUnderway() int { return s.guard.underway() }
+
+// CallsUnderway is how many calls of all sessions have not returned.
+func (o *Opener) CallsUnderway() int { return o.guard.underway() }
+
+func (g *guard) underway() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	n := 0
-	for _, calls := range s.guard.calls {
+	for _, calls := range g.calls {
 		n += len(calls)
 	}
 	return n

@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// onGPU calls f with the handle of a GPU and how errors name the GPU. It asks no
-// other GPU, unless this one has not been identified yet.
+// onGPU calls f with the handle of a GPU and the GPU's name for errors. It
+// makes no calls for other GPUs, unless this one has not been identified yet.
 func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
 	handle, err := s.find(uuid)
 	if err != nil {
@@ -31,7 +31,8 @@ func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, 
 	})
 }
 
-// check makes sure that a handle still is the GPU's, and that the GPU answers.
+// check checks that a handle still belongs to the GPU, and that the GPU
+// answers.
 func check(handle gonvml.Device, uuid gpu.UUID, object string) error {
 	is, ret := handle.GetUUID()
 	if err := wrap(ret, "nvmlDeviceGetUUID", object); err != nil {
@@ -43,7 +44,7 @@ func check(handle gonvml.Device, uuid gpu.UUID, object string) error {
 	return nil
 }
 
-// change is onGPU for a call that changes the GPU and has no result.
+// change is like onGPU, for a call that changes the GPU and has no result.
 func change(s *Session, uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
 	_, err := onGPU(s, uuid, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
 		return struct{}{}, f(handle, object)
@@ -51,9 +52,9 @@ func change(s *Session, uuid gpu.UUID, what string, f func(handle gonvml.Device,
 	return err
 }
 
-// find returns the handle of a GPU. Where it isn't known, the GPUs are
-// identified by index: nvmlDeviceGetHandleByUUID takes up to seconds while others
-// change MIG.
+// find returns the handle of a GPU. If the handle isn't known, it identifies
+// the GPUs by index: nvmlDeviceGetHandleByUUID takes up to seconds while other
+// programs change MIG.
 func (s *Session) find(uuid gpu.UUID) (gonvml.Device, error) {
 	if handle := s.handle(uuid); handle != nil {
 		return handle, nil
@@ -84,9 +85,9 @@ func (s *Session) identified() []gpu.UUID {
 	return slices.Sorted(maps.Keys(s.handles))
 }
 
-// identify asks for the UUIDs of all GPUs, side by side, and remembers their
-// handles. The errors are those of GPUs that don't answer, by index. A GPU that
-// is known not to respond isn't asked.
+// identify reads the UUIDs of all GPUs in parallel, and stores their handles.
+// failed has the errors of GPUs that don't answer, by index. It makes no call
+// for a GPU with a late call.
 func (s *Session) identify() (_ map[int]gpu.UUID, failed map[int]error, _ error) {
 	count, err := ask(s.guard, theDriver, "nvmlDeviceGetCount", s.limits.read, func() (int, error) {
 		count, ret := s.lib.DeviceGetCount()
@@ -141,9 +142,9 @@ func (s *Session) identifyOne(index int) (identification, error) {
 	})
 }
 
-// Probe asks every GPU something that makes the driver talk to it, and returns
-// what doesn't respond: UUIDs and, of GPUs that haven't been identified, "GPU"
-// and the index.
+// Probe makes a call for every GPU for which the driver has to access the
+// hardware, and returns the GPUs that don't respond: UUIDs and, for GPUs that
+// haven't been identified, "GPU" and the index.
 func (s *Session) Probe() []string {
 	var wg sync.WaitGroup
 	for _, uuid := range s.identified() {
@@ -159,10 +160,17 @@ func (s *Session) Probe() []string {
 }
 
 // Minor reads the number of a GPU's device node, which may change when its MIG
-// mode does (nvml.h, nvmlDeviceSetMigMode).
+// mode does (nvml.h, nvmlDeviceSetMigMode). It is the one that GPUs returns from then
+// on, if the GPU doesn't answer.
 func (s *Session) Minor(uuid gpu.UUID) (int, error) {
-	return onGPU(s, uuid, "read its minor number", s.limits.read, func(handle gonvml.Device, object string) (int, error) {
+	minor, err := onGPU(s, uuid, "read its minor number", s.limits.read, func(handle gonvml.Device, object string) (int, error) {
 		minor, ret := handle.GetMinorNumber()
 		return minor, wrap(ret, "nvmlDeviceGetMinorNumber", object)
 	})
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.known.setMinor(uuid, minor)
+	}
+	return minor, err
 }

@@ -12,6 +12,8 @@ import (
 // not respond. Together with the pause between two Probes, each leaves room
 // within the 30 seconds in which a node reports such a GPU.
 type limits struct {
+	// initialize bounds nvmlInit, which may initialize all GPUs.
+	initialize time.Duration
 	// identify bounds the first call for a GPU: without the persistence daemon, the
 	// driver initializes the GPU then, which takes seconds.
 	identify time.Duration
@@ -22,7 +24,7 @@ type limits struct {
 }
 
 func defaultLimits() limits {
-	return limits{identify: 15 * time.Second, read: 10 * time.Second, change: 30 * time.Second}
+	return limits{initialize: 30 * time.Second, identify: 15 * time.Second, read: 10 * time.Second, change: 30 * time.Second}
 }
 
 // subject is what calls are for: a GPU by UUID or, as long as it has not been

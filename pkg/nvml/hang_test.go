@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,11 +16,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// lateAfter is long enough for a call that returns, on a busy machine.
+// lateAfter is long enough for a working call on a busy machine.
 const lateAfter = 2 * time.Second
 
-// hangs is a machine of three GPUs, a session that has read them, and what it
-// read, with a fault: no call for the first GPU returns.
+// hangs returns a session on a machine with three GPUs, and the GPUs as it has
+// read them. Then it sets a fault: no call for the first GPU returns.
 func hangs(t *testing.T) (*nvmltest.Simulated, []gpu.GPU) {
 	t.Helper()
 	t.Parallel()
@@ -47,8 +48,8 @@ func endHang(t *testing.T, s *nvmltest.Simulated) {
 	}
 }
 
-// withHung is what GPUs lists while the first GPU doesn't respond; the condition's
-// message isn't compared.
+// withHung returns the expected list of GPUs while the first GPU doesn't respond;
+// the condition's message isn't compared.
 func withHung(gpus []gpu.GPU) []gpu.GPU {
 	gpus = slices.Clone(gpus)
 	gpus[0].Conditions = []gpu.Condition{{Type: gpu.NotResponding}}
@@ -69,8 +70,9 @@ func list(t *testing.T, s *nvmltest.Simulated) []gpu.GPU {
 	return gpus
 }
 
-// TestHungGPUBlocksNoOther: calls for other GPUs answer while calls for one never
-// return, and those for that one fail, at once after the first.
+// TestHungGPUBlocksNoOther checks that calls for other GPUs work while calls
+// for one never return, and that calls for that one fail, at once after the
+// first.
 func TestHungGPUBlocksNoOther(t *testing.T) {
 	s, before := hangs(t)
 	hung, fine := before[0].UUID, before[2]
@@ -103,7 +105,8 @@ func TestHungGPUBlocksNoOther(t *testing.T) {
 	}
 }
 
-// TestHangEnds: the GPU is as before when its calls return.
+// TestHangEnds checks that the GPU works as before after its calls have
+// returned.
 func TestHangEnds(t *testing.T) {
 	s, before := hangs(t)
 	if late := s.Probe(); !slices.Equal(late, []string{string(before[0].UUID)}) {
@@ -115,8 +118,8 @@ func TestHangEnds(t *testing.T) {
 	}
 }
 
-// TestSessionOpenedWhileGPUHangs: the others are read, and the one is listed if
-// somebody remembers it.
+// TestSessionOpenedWhileGPUHangs checks that the other GPUs are read, and that
+// the hanging one is listed if Remember has named it.
 func TestSessionOpenedWhileGPUHangs(t *testing.T) {
 	first, before := hangs(t)
 	s := nvmltest.OpenSimulated(first.Machine)
@@ -140,8 +143,8 @@ func TestSessionOpenedWhileGPUHangs(t *testing.T) {
 	}
 }
 
-// TestEventsWhileGPUHangs: another GPU's events arrive, and after the hang those
-// of the one.
+// TestEventsWhileGPUHangs checks that events of another GPU arrive during a
+// hang, and events of the hanging GPU after it.
 func TestEventsWhileGPUHangs(t *testing.T) {
 	first, before := hangs(t)
 	s := nvmltest.OpenSimulated(first.Machine)
@@ -165,19 +168,19 @@ func TestEventsWhileGPUHangs(t *testing.T) {
 					t.Errorf("event %+v, want %+v", e, want)
 				}
 				return
-			case <-time.After(100 * time.Millisecond): // it may not have been watched yet
+			case <-time.After(100 * time.Millisecond): // the GPU may not have been registered yet
 			}
 		}
 	}
 	await(1)
 	endHang(t, s)
-	if _, err := s.GPUs(); err != nil { // which identifies it
+	if _, err := s.GPUs(); err != nil { // identifies the GPU
 		t.Fatal(err)
 	}
 	await(0)
 }
 
-// TestCloseWhileGPUHangs: the session's end waits for no call.
+// TestCloseWhileGPUHangs checks that Close doesn't wait for a hanging call.
 func TestCloseWhileGPUHangs(t *testing.T) {
 	first, _ := hangs(t)
 	s := nvmltest.OpenSimulated(first.Machine)
@@ -190,8 +193,8 @@ func TestCloseWhileGPUHangs(t *testing.T) {
 	}
 }
 
-// TestLostBeforeOpened: a GPU that is lost when the session begins is listed if
-// somebody remembers it.
+// TestLostBeforeOpened checks that a GPU that is lost when the session begins
+// is listed if Remember has named it.
 func TestLostBeforeOpened(t *testing.T) {
 	first := nvmltest.NewSimulated(t, "2xh100-80gb")
 	before := list(t, first)
@@ -227,5 +230,110 @@ func TestLostBeforeOpened(t *testing.T) {
 				t.Errorf("GPUs (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestMinorOfAGPUThatFails checks that a GPU which doesn't answer is listed with the
+// device node that it had last, after a switch of its MIG mode.
+func TestMinorOfAGPUThatFails(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "minorsMove: true\ngpus: [{model: h100-80gb}]")
+	before := list(t, s)[0]
+	if err := s.SetMIGMode(before.UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	now, err := s.Minor(before.UUID)
+	if err != nil || now == before.Minor {
+		t.Fatalf("minor number %d, %v after the mode was switched; want another than %d", now, err, before.Minor)
+	}
+	if err := s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMinorNumber", GPU: 0, Code: nvmlsim.Unknown}); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, s)[0]; got.Minor != now || len(got.Conditions) != 1 {
+		t.Errorf("listed with minor number %d and conditions %v, want %d and one", got.Minor, got.Conditions, now)
+	}
+}
+
+// TestDriverHangs checks that sessions which are opened one after the other while
+// the whole driver hangs have one call under way together.
+func TestDriverHangs(t *testing.T) {
+	for _, call := range []string{"Init", "SystemGetDriverVersion"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			m := nvmltest.NewSimulated(t, "h100-80gb").Machine
+			if err := m.Fault(nvmlsim.Fault{Call: call, GPU: nvmlsim.AnyGPU, Hang: true}); err != nil {
+				t.Fatal(err)
+			}
+			o := nvml.NewOpener()
+			o.SetLimits(lateAfter)
+			open := func() error {
+				s, err := nvmltest.OpenSimulatedBy(o, m)
+				if err == nil {
+					_, err = s.Driver()
+				}
+				return err
+			}
+			for range 3 {
+				if err := open(); !errors.Is(err, nvml.ErrNotResponding) {
+					t.Errorf("open: %v, want %v", err, nvml.ErrNotResponding)
+				}
+			}
+			if n := o.CallsUnderway(); n != 1 {
+				t.Errorf("%d calls are under way, want the first", n)
+			}
+			if err := m.ClearFaults(); err != nil {
+				t.Fatal(err)
+			}
+			for o.CallsUnderway() > 0 {
+				<-time.After(10 * time.Millisecond)
+			}
+			if err := open(); err != nil {
+				t.Errorf("open, when the hang has ended: %v", err)
+			}
+		})
+	}
+}
+
+// TestGPUWithoutEvents checks that a GPU which has no events is asked for them once.
+func TestGPUWithoutEvents(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "2xh100-80gb")
+	none := nvmlsim.Fault{Call: "DeviceGetSupportedEventTypes", GPU: 0, Code: nvmlsim.NotSupported, Count: 10}
+	if err := s.Machine.Fault(none); err != nil {
+		t.Fatal(err)
+	}
+	uuid := list(t, s)[1].UUID
+	got := make(chan nvml.Event)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		for {
+			e, err := s.WaitEvent(ctx)
+			if err != nil {
+				close(got)
+				return
+			}
+			got <- e
+		}
+	})
+	defer waiting.Wait()
+	defer cancel()
+	for seen := 0; seen < 3; {
+		if err := s.Machine.PushXID(1, 13); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case e := <-got:
+			if want := (nvml.Event{GPU: uuid, Xid: 13}); e != want {
+				t.Fatalf("event %+v, want %+v", e, want)
+			}
+			seen++
+		case <-time.After(100 * time.Millisecond): // it may not have been watched yet
+		}
+	}
+	none.Count--
+	if diff := cmp.Diff([]nvmlsim.Fault{none}, s.Machine.State().Faults); diff != "" {
+		t.Errorf("what is left of the fault (-want +got):\n%s", diff)
+	}
+	cancel()
+	for range got { // until it has ended
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// CreateInstance makes the partition: a GPU instance at its place and the
-// compute instance that takes all of it. It is not idempotent. On failure
-// nothing is left: what was made is undone, and where that fails too the error
-// is why, and says both. Dying in between leaves a GPU instance without compute
-// instance, which MIG shows.
+// CreateInstance creates the partition: a GPU instance at its placement and the
+// compute instance that takes all of it. It is not idempotent. On failure it
+// undoes its changes; if that fails too, the error says both. If the process
+// dies in between, a GPU instance without compute instance is left, which MIG
+// lists.
 //
-// ErrInsufficientResources, which always means that nothing is left, where the
-// place isn't free or the engines are used up; ErrNotSupported where the GPU has no such profile or place, or its MIG
-// mode is off; ErrNoPermission; ErrNotResponding, and then the instance may still come to be.
+// It returns ErrInsufficientResources, which always means that nothing is left, if the placement isn't free or the
+// engines are used up; ErrNotSupported if the GPU has no such profile or placement, or its MIG mode is off;
+// ErrNoPermission; ErrNotResponding, and then the instance may still be created later.
 func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 	made, err := s.create(p)
 	if err != nil {
@@ -54,7 +54,8 @@ func (s *Session) createOn(handle gonvml.Device, object string, p gpu.Partition)
 	return gpu.Instance{}, err
 }
 
-// profileFor finds the partition's profile, and its place among the possible.
+// profileFor returns the partition's profile and its placement, if it is a
+// possible one.
 func (s *Session) profileFor(handle gonvml.Device, p gpu.Partition, object string) (gonvml.GpuInstanceProfileInfo, error) {
 	profiles, err := s.profilesOf(handle, p.GPU, object)
 	if err != nil {
@@ -65,7 +66,7 @@ func (s *Session) profileFor(handle gonvml.Device, p gpu.Partition, object strin
 		return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("the GPU has no such profile: %w", ErrNotSupported)
 	}
 	if !slices.Contains(profiles[i].Placements, p.Placement) {
-		return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("the profile has no place %d:%d: %w", p.Placement.Start, p.Placement.Size, ErrNotSupported)
+		return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("the profile has no placement %d:%d: %w", p.Placement.Start, p.Placement.Size, ErrNotSupported)
 	}
 	for enum := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := handle.GetGpuInstanceProfileInfo(enum)
@@ -76,8 +77,8 @@ func (s *Session) profileFor(handle gonvml.Device, p gpu.Partition, object strin
 	return gonvml.GpuInstanceProfileInfo{}, fmt.Errorf("profile id %d: %w", profiles[i].ID, ErrNotSupported)
 }
 
-// complete makes the compute instance that takes all of a GPU instance, and
-// returns it also where reading it back fails.
+// complete creates the compute instance that takes all of a GPU instance, and
+// returns it even if reading it back fails.
 func complete(handle gonvml.Device, gi gonvml.GpuInstance, profile gonvml.GpuInstanceProfileInfo, p gpu.Partition) (gpu.Instance, gonvml.ComputeInstance, error) {
 	info, ret := gi.GetInfo()
 	if err := wrap(ret, "nvmlGpuInstanceGetInfo", ""); err != nil {
@@ -105,9 +106,10 @@ func complete(handle gonvml.Device, gi gonvml.GpuInstance, profile gonvml.GpuIns
 	return made.Instance, ci, nil
 }
 
-// wholeCompute finds the compute instance profile that takes all of a GPU
-// instance: the one of as many slices. Where several have those, it is the one
-// with the most multiprocessors, as a profile of double memory has more.
+// wholeCompute returns the compute instance profile that takes all of a GPU
+// instance: the one with the same number of slices. If there are several, it is
+// the one with the most multiprocessors, because a profile of double memory has
+// more.
 func wholeCompute(gi gonvml.GpuInstance, slices uint32) (gonvml.ComputeInstanceProfileInfo, error) {
 	var whole gonvml.ComputeInstanceProfileInfo
 	for enum := range gonvml.COMPUTE_INSTANCE_PROFILE_COUNT {
@@ -132,7 +134,7 @@ func wholeCompute(gi gonvml.GpuInstance, slices uint32) (gonvml.ComputeInstanceP
 	return whole, nil
 }
 
-// undo takes back what create made.
+// undo destroys the instances that CreateInstance has created.
 func undo(gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
 	if ci != nil {
 		if err := wrap(ci.Destroy(), "undo: nvmlComputeInstanceDestroy", ""); err != nil {
@@ -145,14 +147,15 @@ func undo(gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
 // DestroyInstance destroys an instance that is exactly the wanted one: UUID,
 // GPU instance id, compute instance id, profile and placement all agree. With
 // want.ComputeInstanceID NoComputeInstance (and no UUID) that is a GPU instance
-// without compute instance. It returns when the instance is gone; dying, or
-// failing, in between may leave a GPU instance without compute instance, which
-// MIG shows and which is another want.
+// without compute instance. It returns when the instance is gone. A crash or
+// failure in between may leave a GPU instance without compute instance, which
+// MIG lists and which can be destroyed as described.
 //
-// ErrNotFound where no GPU instance has the id, or the mode is off;
-// ErrMismatch, with nothing destroyed, where one has and isn't the wanted;
-// ErrInUse, naming the processes, while processes use it; ErrNoPermission;
-// ErrNotResponding, and then the instance may still go.
+// It returns ErrNotFound if no GPU instance has the id, or the mode is off;
+// ErrMismatch, with nothing destroyed, if the instance with the id differs from
+// the wanted one; ErrInUse, naming the processes, while processes use it;
+// ErrNoPermission; ErrNotResponding, and then the instance may still be
+// destroyed later.
 func (s *Session) DestroyInstance(uuid gpu.UUID, want gpu.Instance) error {
 	if err := s.destroy(uuid, want); err != nil {
 		return fmt.Errorf("destroy MIG instance %s at %d (GPU instance %d) of GPU %s: %w", want.Profile, want.Placement.Start, want.GPUInstanceID, uuid, err)
@@ -221,7 +224,7 @@ func usedBy(err error, handle gonvml.Device) error {
 	} {
 		all, ret := list()
 		if ret != gonvml.SUCCESS {
-			continue // the error is err
+			continue // err is returned anyway
 		}
 		for _, p := range all {
 			pids = append(pids, p.Pid)
@@ -234,13 +237,13 @@ func usedBy(err error, handle gonvml.Device) error {
 	return fmt.Errorf("%w by process %s", err, strings.Trim(strings.ReplaceAll(fmt.Sprint(slices.Compact(pids)), " ", ", "), "[]"))
 }
 
-// SetMIGMode switches the MIG mode of a GPU on or off and returns when it is
-// so; it is idempotent. ErrNotSwitchable, and nothing is done, unless
-// gpu.MIG.Switchable says that it may be; ErrInUse, naming the processes, while
-// processes use the GPU or, switching off, while it has instances; a change
-// that the hardware would only take at the next reset is taken back.
-// ErrNotSupported for a GPU without MIG; ErrNoPermission; ErrNotResponding, and
-// then the mode may still change.
+// SetMIGMode switches the MIG mode of a GPU on or off and returns when the mode
+// is in effect. It is idempotent. It changes nothing and returns
+// ErrNotSwitchable unless gpu.MIG.Switchable is true. It returns ErrInUse,
+// naming the processes, while processes use the GPU or, to switch off, while it
+// has instances; a change that would take effect only at the next reset is
+// undone. It returns ErrNotSupported for a GPU without MIG; ErrNoPermission;
+// ErrNotResponding, and then the mode may still change later.
 func (s *Session) SetMIGMode(uuid gpu.UUID, on bool) error {
 	if err := s.setMIGMode(uuid, on); err != nil {
 		return fmt.Errorf("switch MIG mode of GPU %s %s: %w", uuid, onOff(on), err)
@@ -267,7 +270,7 @@ func (s *Session) setMIGModeOn(handle gonvml.Device, object string, uuid gpu.UUI
 		return err
 	}
 	if current != pending {
-		return fmt.Errorf("%w: a change to %s pends already; reset the GPU or reboot the node", ErrNotSwitchable, onOff(pending == gonvml.DEVICE_MIG_ENABLE))
+		return fmt.Errorf("%w: a change to %s is already pending; reset the GPU or reboot the node", ErrNotSwitchable, onOff(pending == gonvml.DEVICE_MIG_ENABLE))
 	}
 	want := gonvml.DEVICE_MIG_DISABLE
 	if on {
@@ -280,12 +283,12 @@ func (s *Session) setMIGModeOn(handle gonvml.Device, object string, uuid gpu.UUI
 		return err
 	}
 	if !switchable(handle) {
-		return fmt.Errorf("%w: before Hopper it needs a GPU reset, and in a virtual machine it is the hypervisor's; an administrator can, with nvidia-smi -mig", ErrNotSwitchable)
+		return fmt.Errorf("%w: before Hopper this needs a GPU reset, and in a virtual machine the hypervisor controls it; an administrator can switch it with nvidia-smi -mig", ErrNotSwitchable)
 	}
 	return activate(handle, current, want)
 }
 
-// noInstances is ErrInUse where the GPU has instances.
+// noInstances returns ErrInUse if the GPU has instances.
 func (s *Session) noInstances(handle gonvml.Device, uuid gpu.UUID, object string, current int) error {
 	if current != gonvml.DEVICE_MIG_ENABLE {
 		return nil
@@ -304,7 +307,7 @@ func (s *Session) noInstances(handle gonvml.Device, uuid gpu.UUID, object string
 	return nil
 }
 
-// activate switches the mode, checks what the driver made of it, and reads it
+// activate switches the mode, checks the driver's result, and reads the mode
 // back.
 func activate(handle gonvml.Device, current, want int) error {
 	activation, ret := handle.SetMigMode(want)
@@ -319,13 +322,13 @@ func activate(handle gonvml.Device, current, want int) error {
 		return err
 	}
 	if current != want || pending != want {
-		return fmt.Errorf("the driver said so, but the mode is %s and %s pends", onOff(current == gonvml.DEVICE_MIG_ENABLE), onOff(pending == gonvml.DEVICE_MIG_ENABLE))
+		return fmt.Errorf("the driver reported success, but the mode is %s and %s is pending", onOff(current == gonvml.DEVICE_MIG_ENABLE), onOff(pending == gonvml.DEVICE_MIG_ENABLE))
 	}
 	return nil
 }
 
-// takeBack makes the pending mode what the current one is.
+// takeBack sets the pending mode to the current one.
 func takeBack(handle gonvml.Device, current int) error {
 	_, ret := handle.SetMigMode(current)
-	return wrap(ret, "take the pending mode back: nvmlDeviceSetMigMode", "")
+	return wrap(ret, "reset the pending mode: nvmlDeviceSetMigMode", "")
 }

@@ -9,21 +9,21 @@ import (
 )
 
 // known has the GPUs that have answered, with their last facts, and those that
-// Remember has named. The key isn't the index, because indexes move up when a GPU
-// vanishes.
+// Remember has named. The key isn't the index, because indexes change when a
+// GPU disappears.
 type known map[gpu.UUID]identity
 
 type identity struct {
 	gpu.GPU
-	// maybe: the GPU may have been removed from the machine. It is listed only
-	// while there is a GPU that can't be identified.
+	// maybe means that the GPU may have been removed from the machine. It is
+	// listed only while NVML lists a GPU that can't be identified.
 	maybe bool
 }
 
-// Remember names GPUs that the machine had before the session began, so that
-// those of them that don't answer are listed. With mayBeGone, a GPU is listed
-// only while one that NVML lists can't be identified: they may have been removed
-// since. It changes nothing about a GPU that the session has read itself.
+// Remember adds GPUs that the machine had before the session began, so that
+// GPUs lists them even if they don't answer. With mayBeGone, such a GPU is
+// listed only while NVML lists one that can't be identified: it may have been
+// removed. GPUs that the session has read itself are not changed.
 func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,8 +35,16 @@ func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 	}
 }
 
-// list remembers what was read and returns it together with the GPUs that were
-// known and didn't answer; failed has the errors by index.
+// setMinor changes what is known of a GPU.
+func (k known) setMinor(uuid gpu.UUID, minor int) {
+	if g, ok := k[uuid]; ok {
+		g.Minor = minor
+		k[uuid] = g
+	}
+}
+
+// list stores the GPUs that were read, and returns them together with the known
+// ones that didn't answer; failed has the errors by index.
 func (k known) list(read []gpu.GPU, failed map[int]error) []gpu.GPU {
 	silent := maps.Clone(k)
 	for _, g := range read {
@@ -60,9 +68,9 @@ func byIndex(a, b gpu.GPU) int {
 	return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 }
 
-// attribute says which of the silent GPUs are listed, and with which error, nil
-// where none tells of it: that of its last index, or else one of those that are
-// left over.
+// attribute returns the silent GPUs to list and their errors: the error at the
+// GPU's last index, otherwise one of the remaining errors, or nil if there is
+// none.
 func attribute(silent known, failed map[int]error) map[gpu.UUID]error {
 	listed, left := map[gpu.UUID]error{}, maps.Clone(failed)
 	var moved, maybe []gpu.GPU

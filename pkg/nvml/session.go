@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,16 +19,16 @@ import (
 )
 
 // Session is one initialized NVML. Its methods may be called concurrently, and
-// none waits longer than a minute: a GPU for which a call never returns fails
-// its own calls with ErrNotResponding, and those of no other GPU.
-// It keeps no state of the hardware but the handles and identities of the GPUs
-// it has seen, so that a call for one GPU asks no other and one that is lost can
-// still be named, the profiles they can be cut into, which stay the same as long
-// as their driver is loaded, and their NVLinks.
+// none waits longer than a minute: if a call for a GPU never returns, calls for
+// that GPU fail with ErrNotResponding, and calls for other GPUs are not
+// affected. It stores the handles and identities of the GPUs it has seen, so
+// that a call for one GPU needs no other and a lost GPU can still be named;
+// their MIG profiles, which don't change while the driver is loaded; and their
+// NVLinks. It stores no other state of the hardware.
 type Session struct {
 	lib     gonvml.Interface
-	devices device.Interface // go-nvlib's spelling of models and profiles
-	cuda    string           // path of the driver's libcuda; "" where NVML needs no help to find it
+	devices device.Interface // for the names of models and profiles as in go-nvlib
+	cuda    string           // path of the driver's libcuda; "" if NVML finds it in the loader's search path
 	guard   *guard
 	limits  limits
 
@@ -36,46 +37,65 @@ type Session struct {
 
 	mu    sync.Mutex
 	known known
-	// handles of the GPUs that were identified, and their indexes.
+	// handles has the handles of the identified GPUs, and indexes their indexes.
 	handles map[gpu.UUID]gonvml.Device
 	indexes map[int]gpu.UUID
 
 	watching sync.Mutex // held by WaitEvent
 	events   gonvml.EventSet
-	// watched are the GPUs whose events are in the set.
+	// watched has the GPUs that were registered for events: true if their events are
+	// in the set, false if they have none.
 	watched map[gpu.UUID]bool
 }
 
-// Driver says which driver answers.
+// Driver identifies the driver.
 type Driver struct {
 	// Version, e.g. "580.159.04".
 	Version string
-	// CUDAVersion is the newest CUDA the driver serves, "major.minor"; empty
-	// for a driver that was installed without CUDA.
+	// CUDAVersion is the newest CUDA that the driver supports, "major.minor";
+	// empty for a driver that was installed without CUDA.
 	CUDAVersion string
 }
 
+// Opener opens sessions, one after the other. They share the list of calls into
+// the driver that have not returned: while a call for the whole driver, such as
+// nvmlInit, hangs, no other session starts one.
+type Opener struct {
+	guard  *guard
+	limits limits
+}
+
+// NewOpener returns an Opener without calls in progress.
+func NewOpener() *Opener { return &Opener{guard: newGuard(), limits: defaultLimits()} }
+
 // Open loads the library at path, which is one of a driver's directory of
-// libraries, and initializes NVML. It fails with
-// ErrLibraryNotFound or ErrDriverNotLoaded where the driver isn't (yet) there;
-// trying again later is right then.
-func Open(path string) (*Session, error) {
-	lib := gonvml.New(gonvml.WithLibraryPath(path))
-	if err := wrap(lib.Init(), "nvmlInit", path); err != nil {
+// libraries, and initializes NVML. It fails with ErrLibraryNotFound or
+// ErrDriverNotLoaded if the driver isn't installed or loaded yet, and with
+// ErrNotResponding if it hangs; the caller should retry later.
+func (o *Opener) Open(path string) (*Session, error) {
+	s, err := o.Init(gonvml.New(gonvml.WithLibraryPath(path)), path)
+	if err != nil {
 		return nil, err
 	}
-	s := New(lib)
 	s.cuda = filepath.Join(filepath.Dir(path), "libcuda.so.1")
 	return s, nil
 }
 
-// New makes a session of an NVML that is initialized already.
-func New(lib gonvml.Interface) *Session {
-	return &Session{
-		lib: lib, devices: device.New(lib), guard: newGuard(), limits: defaultLimits(), known: known{},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{},
+// Init initializes lib; name is used in errors. If initialization is late, NVML
+// stays initialized.
+func (o *Opener) Init(lib gonvml.Interface, name string) (*Session, error) {
+	err := do(o.guard, theDriver, "nvmlInit", o.limits.initialize, func() error { return wrap(lib.Init(), "nvmlInit", name) })
+	if err != nil {
+		return nil, err
 	}
+	return &Session{
+		lib: lib, devices: device.New(lib), guard: o.guard, limits: o.limits, known: known{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{},
+	}, nil
 }
+
+// Open opens the only session of a process; see Opener.Open.
+func Open(path string) (*Session, error) { return NewOpener().Open(path) }
 
 // Close ends the session. The library may stay loaded. While a call into the
 // driver doesn't return, NVML stays initialized, and the error is
@@ -109,9 +129,9 @@ func (s *Session) readDriver() (Driver, error) {
 	return Driver{Version: version, CUDAVersion: cuda}, err
 }
 
-// cudaVersion has libcuda loaded while it asks: NVML opens it by name alone,
-// and where the driver is not in the loader's search path, as in the plugin's
-// container, that finds it only if it is loaded already.
+// cudaVersion loads libcuda before it asks NVML, which opens libcuda by name
+// alone: if the driver is not in the loader's search path, as in the plugin's
+// container, NVML finds libcuda only if it is loaded already.
 func (s *Session) cudaVersion() (string, error) {
 	if s.cuda == "" {
 		return s.askCUDAVersion()
@@ -134,9 +154,9 @@ func (s *Session) askCUDAVersion() (string, error) {
 }
 
 // GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is
-// in the list all the same, with the identity it had when it last did, or that
-// Remember has named, and a condition that says what is wrong; only one of which
-// neither is known is left out. The error is about the listing itself.
+// listed too, with its last known identity, or the one from Remember, and a
+// condition that explains the failure. A GPU without a known identity is
+// omitted. The error is about the listing itself.
 func (s *Session) GPUs() ([]gpu.GPU, error) {
 	identified, failed, err := s.identify()
 	if err != nil {
@@ -178,21 +198,21 @@ func conditionOf(err error) gpu.Condition {
 	return c
 }
 
-// Event is something that happened to a GPU.
+// Event is an event of a GPU.
 type Event struct {
-	// GPU is empty where NVML doesn't say which.
+	// GPU is empty if NVML doesn't name it.
 	GPU gpu.UUID
-	// Xid is the error number of a critical Xid, else 0.
+	// Xid is the error number of a critical Xid, otherwise 0.
 	Xid uint64
 }
 
-// waitMillis is how long one nvmlEventSetWait may block: it bounds how late a
-// cancelled context is noticed.
+// waitMillis is how long one nvmlEventSetWait may block: a cancelled context is
+// noticed at most this much later.
 const waitMillis = 1000
 
-// WaitEvent blocks until a GPU reports something or ctx ends; the error is
-// then ctx's. ErrNotSupported where no GPU has events. Only one goroutine may
-// wait at a time.
+// WaitEvent blocks until a GPU reports an event or ctx ends, when it returns
+// ctx's error. It returns ErrNotSupported if no GPU has events. Only one
+// goroutine may wait at a time.
 func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -229,12 +249,12 @@ func (s *Session) newEvent(data gonvml.EventData) Event {
 	return e
 }
 
-// interesting are the events that can change what a node reports.
+// interesting is the set of events that can change a node's report.
 const interesting = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange |
 	gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuUnavailableError
 
 // watch registers the GPUs that aren't in the event set yet for the events they
-// support. One that doesn't respond comes later.
+// support. A GPU that doesn't respond is registered later.
 func (s *Session) watch() error {
 	if s.events == nil {
 		set, ret := s.lib.EventSetCreate()
@@ -247,21 +267,27 @@ func (s *Session) watch() error {
 		}
 	}
 	gpus := s.identified()
+	var failed error
 	for _, uuid := range gpus {
-		if !s.watched[uuid] && s.guard.late(subject(uuid)) == nil {
-			s.watched[uuid] = s.register(uuid, s.events)
+		if _, ok := s.watched[uuid]; ok {
+			continue
+		}
+		if err := s.register(uuid, s.events); err == nil || errors.Is(err, ErrNotSupported) {
+			s.watched[uuid] = err == nil
+		} else {
+			failed = err
 		}
 	}
 	if !slices.Contains(slices.Collect(maps.Values(s.watched)), true) {
 		s.events.Free()
 		s.events = nil
-		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), ErrNotSupported)
+		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), cmp.Or(failed, ErrNotSupported))
 	}
 	return nil
 }
 
-func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) bool {
-	err := change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
+func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) error {
+	return change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
 		supported, ret := handle.GetSupportedEventTypes()
 		if err := wrap(ret, "nvmlDeviceGetSupportedEventTypes", object); err != nil {
 			return err
@@ -271,5 +297,4 @@ func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) bool {
 		}
 		return wrap(handle.RegisterEvents(supported&interesting, set), "nvmlDeviceRegisterEvents", object)
 	})
-	return err == nil
 }

@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// Compute refers to one compute instance, as Instance does to a GPU instance.
-// With its GPU instance it is a MIG device.
+// Compute refers to one compute instance, as Instance does to a GPU instance. A
+// compute instance and its GPU instance are a MIG device.
 type Compute struct {
 	in   Instance
 	id   uint32
 	born uint64
 }
 
-// ComputeProfile is nvmlComputeInstanceProfileInfo: how a GPU instance can be
-// cut. Its engines are the GPU instance's, shared.
+// ComputeProfile is nvmlComputeInstanceProfileInfo: one way to divide a GPU
+// instance. All compute instances share the engines of the GPU instance.
 type ComputeProfile struct {
-	// ID is the enum too.
+	// ID equals the enum.
 	ID                  uint32
 	SliceCount          uint32
 	InstanceCount       uint32
@@ -27,10 +27,11 @@ type ComputeProfile struct {
 	Parent Profile
 }
 
-// computeProfiles are those of GPU instances of a profile. By go-nvlib's rule
-// c of g slices is one when c is g or 2c ≤ g+1. The one of a GPU instance with
-// double memory has id 7 (seen on H100). A part has the multiprocessors of as
-// many one-slice instances (seen on A30, assumed for others).
+// computeProfiles returns the compute instance profiles of GPU instances of
+// profile p. By go-nvlib's rule, c of g slices is a profile if c equals g or 2c
+// ≤ g+1. The profile of a GPU instance with double memory has id 7 (seen on
+// H100). A profile of c slices has the multiprocessors of c one-slice instances
+// (seen on A30, assumed for others).
 func (g *GPU) computeProfiles(p Profile) []ComputeProfile {
 	one := p.MultiprocessorCount
 	for _, q := range g.model.MIG.Profiles {
@@ -57,7 +58,7 @@ func (g *GPU) computeProfiles(p Profile) []ComputeProfile {
 }
 
 // ComputeProfile finds a compute instance profile by its enum, which is its id.
-// NotSupported for one the instance hasn't.
+// It returns NotSupported if the instance doesn't have it.
 func (i Instance) ComputeProfile(enum uint32) (ComputeProfile, error) {
 	gi, err := i.get("GpuInstanceGetComputeInstanceProfileInfo")
 	if err != nil {
@@ -79,7 +80,8 @@ func (i Instance) computeProfile(gi GPUInstance, id uint32, missing Return) (Com
 	return ComputeProfile{}, missing
 }
 
-// starts of a compute instance profile within its GPU instance, in slices.
+// starts returns the possible starts of a compute instance profile within its
+// GPU instance, in slices.
 func (p ComputeProfile) starts() []uint32 {
 	all := make([]uint32, p.InstanceCount)
 	for n := range all {
@@ -88,7 +90,8 @@ func (p ComputeProfile) starts() []uint32 {
 	return all
 }
 
-// ComputePlacements of a compute instance profile (by id): starts and one size.
+// ComputePlacements returns the placements of a compute instance profile (by
+// id): starts and one size.
 func (i Instance) ComputePlacements(profileID uint32) (starts []uint32, size uint32, err error) {
 	gi, err := i.get("GpuInstanceGetComputeInstancePossiblePlacements")
 	if err != nil {
@@ -98,7 +101,8 @@ func (i Instance) ComputePlacements(profileID uint32) (starts []uint32, size uin
 	return p.starts(), p.SliceCount, err
 }
 
-// ComputeCapacity is how many more compute instances of a profile (by id) fit.
+// ComputeCapacity returns how many more compute instances of a profile (by id)
+// fit.
 func (i Instance) ComputeCapacity(profileID uint32) (int, error) {
 	gi, err := i.get("GpuInstanceGetComputeInstanceRemainingCapacity")
 	if err != nil {
@@ -126,8 +130,8 @@ func freeCompute(start, size uint32, there []ComputeInstance) bool {
 	return true
 }
 
-// CreateCompute makes a compute instance of a profile (by id), at a start or,
-// with nil, at the first free one. Errors as of CreateInstance.
+// CreateCompute creates a compute instance of a profile (by id), at a start or,
+// with nil, at the first free one. It returns the errors of CreateInstance.
 func (i Instance) CreateCompute(profileID uint32, start *uint32) (Compute, error) {
 	call := "GpuInstanceCreateComputeInstance"
 	if start != nil {
@@ -176,7 +180,7 @@ func freeID(there []ComputeInstance) uint32 {
 	return id
 }
 
-// Computes are the compute instances of a profile (by id), ordered by id.
+// Computes returns the compute instances of a profile (by id), ordered by id.
 func (i Instance) Computes(profileID uint32) ([]Compute, error) {
 	gi, err := i.get("GpuInstanceGetComputeInstances")
 	if err != nil {
@@ -194,7 +198,7 @@ func (i Instance) Computes(profileID uint32) ([]Compute, error) {
 	return found, nil
 }
 
-// ComputeByID finds a compute instance; NotFound where there is none of this id.
+// ComputeByID finds a compute instance; NotFound if none has this id.
 func (i Instance) ComputeByID(id uint32) (Compute, error) {
 	gi, err := i.get("GpuInstanceGetComputeInstanceById")
 	if err != nil {
@@ -208,7 +212,7 @@ func (i Instance) ComputeByID(id uint32) (Compute, error) {
 	return Compute{}, NotFound
 }
 
-// Instance the compute instance is part of.
+// Instance returns the GPU instance that contains the compute instance.
 func (c Compute) Instance() Instance { return c.in }
 
 func (c Compute) get(call string) (GPUInstance, ComputeInstance, error) {
@@ -224,13 +228,14 @@ func (c Compute) get(call string) (GPUInstance, ComputeInstance, error) {
 	return gi, ComputeInstance{}, NotFound
 }
 
-// Info is the compute instance as it is now.
+// Info returns the current state of the compute instance.
 func (c Compute) Info() (ComputeInstance, error) {
 	_, ci, err := c.get("ComputeInstanceGetInfo")
 	return ci, err
 }
 
-// Destroy is InUse while processes use the compute instance.
+// Destroy destroys the compute instance. It returns InUse while processes use
+// it.
 func (c Compute) Destroy() error {
 	if _, _, err := c.get("ComputeInstanceDestroy"); err != nil {
 		return err
@@ -255,9 +260,9 @@ func (c Compute) Destroy() error {
 	})
 }
 
-// MIGDevices of the GPU that are visible here, in the order of their indexes:
-// by GPU instance and compute instance id. A GPU instance without compute
-// instance is none.
+// MIGDevices returns the MIG devices of the GPU that are visible here, in the
+// order of their indexes: by GPU instance and compute instance id. A GPU
+// instance without compute instance is not a MIG device.
 func (g *GPU) MIGDevices() ([]Compute, error) {
 	if err := g.needMIGMode("DeviceGetMigDeviceHandleByIndex"); err != nil {
 		return nil, err
@@ -265,8 +270,8 @@ func (g *GPU) MIGDevices() ([]Compute, error) {
 	return g.migDevices(), nil
 }
 
-// MIGDevice is the one of an index; NotFound for an index that is free,
-// InvalidArgument for one that can't be.
+// MIGDevice returns the MIG device of an index: NotFound for a free index,
+// InvalidArgument for an impossible one.
 func (g *GPU) MIGDevice(index int) (Compute, error) {
 	all, err := g.MIGDevices()
 	switch {
@@ -282,9 +287,10 @@ func (g *GPU) MIGDevice(index int) (Compute, error) {
 
 func (g *GPU) migDevices() []Compute {
 	var all []Compute
-	for _, gi := range g.state().Instances {
+	s := g.state()
+	for _, gi := range s.Instances {
 		for _, ci := range gi.Compute {
-			if g.m.mayUse(g.id.Minor, gi.ID, ci.ID) {
+			if g.m.mayUse(s.Minor, gi.ID, ci.ID) {
 				all = append(all, Compute{in: Instance{g: g, id: gi.ID, born: gi.Born}, id: ci.ID, born: ci.Born})
 			}
 		}
@@ -307,21 +313,21 @@ func (m *Machine) MIGDeviceByUUID(uuid string) (Compute, error) {
 	return Compute{}, NotFound
 }
 
-// uuid follows from the GPU and the instance ids: it repeats when the same
-// ones are made again, as on hardware.
+// uuid derives the UUID from the GPU and the instance ids. As on hardware, an
+// instance that is created with the ids of an earlier one has the same UUID.
 func (c Compute) uuid() string {
 	sum := sha1.Sum(fmt.Appendf(nil, "%s/%d/%d", c.in.g.id.UUID, c.in.id, c.id)) //nolint:gosec // as above
 	u := uuidText(sum[:16])
 	return "MIG-" + u[:14] + "5" + u[15:]
 }
 
-// UUID of the MIG device, "MIG-…".
+// UUID returns the UUID of the MIG device, "MIG-…".
 func (c Compute) UUID() (string, error) {
 	_, _, err := c.get("DeviceGetUUID")
 	return c.uuid(), err
 }
 
-// Name of the MIG device: the GPU's and the profile's.
+// Name returns the name of the MIG device: the GPU's name and the profile's.
 func (c Compute) Name() (string, error) {
 	gi, ci, err := c.get("DeviceGetName")
 	if err != nil {
@@ -330,8 +336,8 @@ func (c Compute) Name() (string, error) {
 	return c.in.g.model.ProductName + " MIG " + c.profileName(gi, ci), nil
 }
 
-// ProfileName is the name of what the MIG device is: "1g.10gb", or with a part
-// of a GPU instance "1c.2g.20gb".
+// ProfileName returns the profile of the MIG device: "1g.10gb", or "1c.2g.20gb"
+// for a part of a GPU instance.
 func (c Compute) ProfileName() (string, error) {
 	gi, ci, err := c.get("DeviceGetAttributes")
 	return c.profileName(gi, ci), err
@@ -345,7 +351,8 @@ func (c Compute) profileName(gi GPUInstance, ci ComputeInstance) string {
 	return fmt.Sprintf("%dc.%s", ci.Size, p.Name)
 }
 
-// Attributes is nvmlDeviceAttributes of the MIG device, its profiles and memory.
+// Attributes returns the data of nvmlDeviceAttributes of the MIG device: its
+// profiles and memory.
 func (c Compute) Attributes() (Profile, ComputeProfile, error) {
 	gi, ci, err := c.get("DeviceGetAttributes")
 	if err != nil {
@@ -355,7 +362,8 @@ func (c Compute) Attributes() (Profile, ComputeProfile, error) {
 	return c.in.profile(gi), cp, err
 }
 
-// MemoryInfo of the GPU instance, which all its compute instances share.
+// MemoryInfo returns the memory of the GPU instance, which all its compute
+// instances share.
 func (c Compute) MemoryInfo() (MemoryInfo, error) {
 	gi, _, err := c.get("DeviceGetMemoryInfo")
 	if err != nil {
@@ -371,7 +379,7 @@ func (c Compute) MemoryInfo() (MemoryInfo, error) {
 	return info, nil
 }
 
-// Processes that use the MIG device now.
+// Processes returns the processes that use the MIG device now.
 func (c Compute) Processes() ([]Process, error) {
 	if _, _, err := c.get("DeviceGetComputeRunningProcesses"); err != nil {
 		return nil, err
@@ -397,21 +405,21 @@ func (c Compute) ComputeInstanceID() (uint32, error) {
 	return c.id, err
 }
 
-// CapabilityMinors are the minors of the device nodes /dev/nvidia-caps/nvidia-capN
-// that give access to a GPU instance and one of its compute instances. The
-// numbering is the driver's: 15 GPU instances of one access file and 8 compute
-// instances each, from 3 on.
+// CapabilityMinors returns the minors of the device nodes
+// /dev/nvidia-caps/nvidia-capN that give access to a GPU instance and one of its
+// compute instances. It numbers them as the driver does: from 3 on, 15 GPU
+// instances with one access file and 8 compute instances each.
 func CapabilityMinors(gpuMinor int, gpuInstance, computeInstance uint32) (gi, ci int) {
 	const perInstance, perGPU = 9, 15 * 9
 	gi = 3 + gpuMinor*perGPU + int(gpuInstance)*perInstance
 	return gi, gi + 1 + int(computeInstance)
 }
 
-// IsMIG says whether a UUID is a MIG device's.
+// IsMIG reports whether a UUID is that of a MIG device.
 func IsMIG(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
 
-// Name of the profile: "2g.20gb" where it is all of the GPU instance, else
-// "1c.2g.20gb".
+// Name returns the name of the profile: "2g.20gb" if it is all of the GPU
+// instance, otherwise "1c.2g.20gb".
 func (p ComputeProfile) Name() string {
 	if p.SliceCount == p.Parent.SliceCount {
 		return p.Parent.Name
@@ -419,7 +427,7 @@ func (p ComputeProfile) Name() string {
 	return fmt.Sprintf("%dc.%s", p.SliceCount, p.Parent.Name)
 }
 
-// Index of the MIG device among those of its GPU.
+// Index returns the index of the MIG device among those of its GPU.
 func (c Compute) Index() (int, error) {
 	if err := c.in.g.call("DeviceGetIndex"); err != nil {
 		return 0, err

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// embedMagic ends a file that carries a description: JSON, its length in eight
-// bytes, this. ELF loaders ignore what follows the sections.
+// embedMagic ends a file with an appended description: JSON, its length in
+// eight bytes, embedMagic. ELF loaders ignore data after the sections.
 const embedMagic = "NVMLSIM-MACHINE\n"
 
 type embedded struct {
@@ -20,8 +20,8 @@ type embedded struct {
 	Description Description `json:"description"`
 }
 
-// Embed returns the bytes to append to an installed file so that it knows its
-// machine. root is the driver root relative to the file's directory.
+// Embed returns the bytes to append to an installed file, with the description
+// of its machine. root is the driver root relative to the file's directory.
 func Embed(root string, d Description) ([]byte, error) {
 	b, err := json.Marshal(embedded{Root: root, Description: d})
 	if err != nil {
@@ -31,12 +31,12 @@ func Embed(root string, d Description) ([]byte, error) {
 	return append(binary.LittleEndian.AppendUint64(b, n), embedMagic...), nil
 }
 
-// Embedded reads what Embed appended to a file. root is the driver root as a
-// path; in a container into which the file was mounted that is "/".
+// Embedded reads the data that Embed appended to a file. root is the path of
+// the driver root; in a container into which the file was mounted it is "/".
 func Embedded(path string) (root string, d Description, err error) {
 	e, err := readEmbedded(path)
 	if err != nil {
-		return "", Description{}, fmt.Errorf("%s belongs to no simulated machine: %w", path, err)
+		return "", Description{}, fmt.Errorf("%s has no description of a simulated machine: %w", path, err)
 	}
 	return filepath.Join(filepath.Dir(path), e.Root), e.Description, nil
 }
@@ -55,7 +55,7 @@ func readEmbedded(path string) (embedded, error) {
 	}
 	b := make([]byte, tail)
 	if _, err := f.ReadAt(b, max(end-int64(tail), 0)); err != nil || string(b[8:]) != embedMagic {
-		return e, errors.New("nothing was appended to it by nvmlsim install")
+		return e, errors.New("nvmlsim install has appended nothing to it")
 	}
 	n := int64(binary.LittleEndian.Uint64(b))
 	if n <= 0 || n > slotSize || n > end-int64(tail) {
@@ -68,8 +68,8 @@ func readEmbedded(path string) (embedded, error) {
 	return e, json.Unmarshal(body, &e)
 }
 
-// WithoutEmbedded is the content of a file less what Embed's result, appended
-// to it, added.
+// WithoutEmbedded returns the content of a file without the bytes of Embed at
+// its end.
 func WithoutEmbedded(path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -9,32 +9,33 @@ import (
 	"time"
 )
 
-// AnyGPU in a Fault or Call means no particular one.
+// AnyGPU in a Fault or Call means no particular GPU.
 const AnyGPU = -1
 
-// Fault is a failure, a delay or both that calls meet until it is used up or
-// cleared, or keeps them from ever returning.
+// Fault makes calls fail, makes them slow, or both, until it is used up or
+// cleared; or it keeps them from returning.
 type Fault struct {
 	// Call is the name of an NVML function, with or without "nvml" and version
 	// suffix ("DeviceGetUUID"), or "*".
 	Call string `json:"call"`
-	// GPU is its position in the machine (= minor), or AnyGPU.
+	// GPU is its position in the machine (= minor at boot), or AnyGPU.
 	GPU int `json:"gpu"`
-	// Code answered; Success lets the call go on after the delay.
+	// Code is the answer; with Success the call continues after the delay.
 	Code Return `json:"code,omitempty"`
-	// DelayMS before the call does anything.
+	// DelayMS is the delay before the call does anything.
 	DelayMS int `json:"delayMS,omitempty"`
-	// Count of calls still to meet it; 0 means all, until cleared. Where the
-	// state file is read-only, meeting it doesn't count.
+	// Count is the number of calls that the fault still applies to; 0 means all
+	// calls until it is cleared. A read-only state file can't count calls.
 	Count int `json:"count,omitempty"`
-	// Hang keeps the call from returning until the fault is cleared or the
-	// session is closed. It goes with no code, delay or count.
+	// Hang keeps the call from returning until the fault is cleared or the session
+	// is closed. It can't be combined with a code, a delay or a count.
 	Hang bool `json:"hang,omitempty"`
-	// Latency: set by SetLatency, which replaces it.
+	// Latency marks a fault of SetLatency, which the next call of SetLatency
+	// replaces.
 	Latency bool `json:"latency,omitempty"`
 }
 
-// callName strips what versions and prefixes add to a function's name.
+// callName removes the prefix and the version from a function's name.
 func callName(s string) string {
 	s = strings.TrimPrefix(s, "nvml")
 	if i := strings.LastIndex(s, "_v"); i > 0 {
@@ -43,18 +44,18 @@ func callName(s string) string {
 	return s
 }
 
-// Meet makes a call that isn't NVML's meet the faults set for it. The stand-ins
-// of CUDA MPS have MPSControl and MPSServer (the start of each) and MPSCommand.
+// Meet applies faults to a call that isn't one of NVML. The simulated CUDA MPS
+// has MPSControl and MPSServer (the start of each) and MPSCommand.
 func (m *Machine) Meet(call string) error { return m.call(call, AnyGPU) }
 
-// MPSKills is how often KillMPS killed what.
+// MPSKills counts the calls of KillMPS, by the kind of process.
 type MPSKills struct {
 	Control uint64 `json:"control,omitempty"`
 	Server  uint64 `json:"server,omitempty"`
 }
 
 // KillMPS kills all MPS control daemons, MPS servers or both of the machine, as
-// SIGKILL does, wherever they run. What is started later lives.
+// SIGKILL does, wherever they run. Processes that start later are not affected.
 func (m *Machine) KillMPS(control, server bool) error {
 	return m.update(func(s *State) error {
 		if control {
@@ -67,8 +68,8 @@ func (m *Machine) KillMPS(control, server bool) error {
 	})
 }
 
-// Await returns when the state is as wanted, and at the latest soon after ctx
-// ended. Where the state isn't in reach it never is.
+// Await returns when wanted accepts the state, or soon after ctx has ended. If
+// the state file can't be read, wanted is never called.
 func (m *Machine) Await(ctx context.Context, wanted func(*State) bool) {
 	for ctx.Err() == nil {
 		generation := m.generation()
@@ -89,7 +90,7 @@ func (m *Machine) Fault(f Fault) error {
 		return fmt.Errorf("fault %+v: call, delay or count: %w", f, InvalidArgument)
 	}
 	if f.Hang && (f.Code != Success || f.DelayMS != 0 || f.Count != 0) {
-		return fmt.Errorf("fault %+v: a call that never returns has no code, delay or count: %w", f, InvalidArgument)
+		return fmt.Errorf("fault %+v: a call that never returns can't have a code, a delay or a count: %w", f, InvalidArgument)
 	}
 	return m.update(func(s *State) error {
 		if f.GPU != AnyGPU && (f.GPU < 0 || f.GPU >= len(s.GPUs)) {
@@ -100,8 +101,8 @@ func (m *Machine) Fault(f Fault) error {
 	})
 }
 
-// ClearFaults takes all faults away, also latencies and an unloaded driver.
-// Lost GPUs stay lost.
+// ClearFaults removes all faults, also latencies and an unloaded driver. Lost
+// GPUs stay lost.
 func (m *Machine) ClearFaults() error {
 	return m.update(func(s *State) error {
 		s.Faults, s.DriverUnloaded = nil, false
@@ -109,9 +110,10 @@ func (m *Machine) ClearFaults() error {
 	})
 }
 
-// LoadDriver loads or unloads the driver: Init answers DriverNotLoaded without
-// it, and the GPUs' MIG instances go with it, as does the mode of those that
-// keep it only as long as the driver is there (MIG user guide: Hopper and later).
+// LoadDriver loads or unloads the driver: without it Init answers
+// DriverNotLoaded. Unloading destroys the GPUs' MIG instances, and switches off
+// the MIG mode of GPUs that keep it only while the driver is loaded (MIG user
+// guide: Hopper and later).
 func (m *Machine) LoadDriver(loaded bool) error {
 	return m.update(func(s *State) error {
 		if !loaded && !s.DriverUnloaded {
@@ -136,9 +138,9 @@ func (m *Machine) Lose(gpu int) error {
 	})
 }
 
-// Reboot restarts the machine: everything that hardware forgets is gone, lost
-// GPUs are back, and the boot id is a new one. On Ampere a pending MIG mode is
-// taken; later GPUs boot with the mode that their description has. Faults stay.
+// Reboot restarts the machine: volatile state of the hardware is gone, lost
+// GPUs are back, and the boot id is new. On Ampere a pending MIG mode takes
+// effect; later GPUs boot with the mode of their description. Faults stay.
 func (m *Machine) Reboot() error {
 	return m.update(func(s *State) error {
 		if err := s.forgetMIG(); err != nil {
@@ -157,7 +159,7 @@ func (m *Machine) Reboot() error {
 	})
 }
 
-// forgetMIG is what happens to MIG when the driver goes.
+// forgetMIG changes the MIG state as unloading the driver does.
 func (s *State) forgetMIG() error {
 	for i, id := range s.Description.GPUs {
 		model, err := FindModel(id.Model)
@@ -167,15 +169,15 @@ func (s *State) forgetMIG() error {
 		g := &s.GPUs[i]
 		mode := id.MIGEnabled
 		if model.MIG != nil && model.MIG.ModeNeedsReset {
-			mode = g.MIGPending // it is written into the GPU (MIG user guide)
+			mode = g.MIGPending // the mode is stored in the GPU (MIG user guide)
 		}
-		g.MIGCurrent, g.MIGPending, g.Instances = mode, mode, nil
+		g.MIGCurrent, g.MIGPending, g.Instances, g.Minor = mode, mode, nil, id.Minor
 	}
 	return nil
 }
 
-// ChangeGPU changes anything about a GPU, by position: what hardware, or
-// somebody outside, might do.
+// ChangeGPU changes the state of a GPU, by position, as hardware or another
+// program might.
 func (m *Machine) ChangeGPU(gpu int, change func(*GPUState) error) error {
 	return m.updateGPU(gpu, func(_ *State, g *GPUState) error { return change(g) })
 }
@@ -189,8 +191,8 @@ func (m *Machine) updateGPU(gpu int, change func(*State, *GPUState) error) error
 	})
 }
 
-// call is what every NVML function goes through first: it meets the faults
-// set for it, and a lost GPU.
+// call runs at the start of every NVML function: it applies faults, and fails
+// for a lost GPU.
 func (m *Machine) call(name string, gpu int) error {
 	if err := m.hang(name, gpu); err != nil {
 		return err
@@ -234,7 +236,8 @@ func (m *Machine) hang(name string, gpu int) error {
 	return Uninitialized
 }
 
-// useUp counts a fault down; false if others had used it up meanwhile.
+// useUp decrements the count of a fault; it returns false if other calls have
+// used it up.
 func (m *Machine) useUp(f Fault) bool {
 	used := false
 	err := m.update(func(s *State) error {

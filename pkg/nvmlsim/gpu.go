@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// GPU is a GPU as a session sees it. Its getters are the NVML calls of the
-// same name; each meets the faults set for it and answers GPUIsLost when the
-// GPU has fallen off the bus.
+// GPU is a GPU as a session sees it. Its getters are the NVML calls of the same
+// name; faults apply to each, and they return GPUIsLost when the GPU has fallen
+// off the bus.
 type GPU struct {
 	m     *Machine
 	pos   int
@@ -19,7 +19,7 @@ type GPU struct {
 
 func (g *GPU) call(name string) error { return g.m.call(name, g.pos) }
 
-// value answers v unless the call meets a fault.
+// value returns v unless a fault applies to the call.
 func value[T any](g *GPU, call string, v T) (T, error) {
 	if err := g.call(call); err != nil {
 		var zero T
@@ -28,8 +28,8 @@ func value[T any](g *GPU, call string, v T) (T, error) {
 	return v, nil
 }
 
-// fromState answers from what can change; a GPU whose state isn't in reach is
-// as after boot.
+// fromState answers from the current state; without access to the state file a
+// GPU answers as after boot.
 func fromState[T any](g *GPU, call string, get func(GPUState) T) (T, error) {
 	return value(g, call, get(g.state()))
 }
@@ -41,34 +41,37 @@ func (g *GPU) state() GPUState {
 	return bootGPU(g.id, g.model)
 }
 
-// Position in the machine: the number that Lose, Fault and Event take.
+// Position returns the GPU's position in the machine: the number that Lose,
+// Fault and Event use.
 func (g *GPU) Position() int { return g.pos }
 
-// Model of the GPU.
+// Model returns the GPU's model.
 func (g *GPU) Model() *Model { return g.model }
 
-// Identity of the GPU.
+// Identity returns the GPU's identity.
 func (g *GPU) Identity() Identity { return g.id }
 
-// Index in NVML's order, among the GPUs visible here.
+// Index returns the index in NVML's order, among the GPUs visible here.
 func (g *GPU) Index() (int, error) { return value(g, "DeviceGetIndex", g.index) }
 
 // UUID returns "GPU-…".
 func (g *GPU) UUID() (string, error) { return value(g, "DeviceGetUUID", g.id.UUID) }
 
-// Name is the product name.
+// Name returns the product name.
 func (g *GPU) Name() (string, error) { return value(g, "DeviceGetName", g.model.ProductName) }
 
-// Serial number.
+// Serial returns the serial number.
 func (g *GPU) Serial() (string, error) { return value(g, "DeviceGetSerial", g.id.Serial) }
 
-// MinorNumber is N of /dev/nvidiaN.
-func (g *GPU) MinorNumber() (int, error) { return value(g, "DeviceGetMinorNumber", g.id.Minor) }
+// MinorNumber is N of /dev/nvidiaN now.
+func (g *GPU) MinorNumber() (int, error) {
+	return fromState(g, "DeviceGetMinorNumber", func(s GPUState) int { return s.Minor })
+}
 
-// ModuleID on its board.
+// ModuleID returns the position on its board.
 func (g *GPU) ModuleID() (int, error) { return value(g, "DeviceGetModuleId", g.id.ModuleID) }
 
-// BoardID follows from the PCI address.
+// BoardID returns an id derived from the PCI address.
 func (g *GPU) BoardID() (uint32, error) {
 	p, _ := parseBusID(g.id.BusID)
 	return value(g, "DeviceGetBoardId", p.Bus<<8|p.Device)
@@ -82,7 +85,7 @@ func (g *GPU) Architecture() (uint32, error) {
 	return value(g, "DeviceGetArchitecture", g.model.ArchitectureType())
 }
 
-// CUDAComputeCapability is major and minor.
+// CUDAComputeCapability returns the major and the minor number.
 func (g *GPU) CUDAComputeCapability() ([2]int, error) {
 	major, minor, _ := strings.Cut(g.model.CUDAComputeCapability, ".")
 	a, _ := strconv.Atoi(major)
@@ -90,7 +93,7 @@ func (g *GPU) CUDAComputeCapability() ([2]int, error) {
 	return value(g, "DeviceGetCudaComputeCapability", [2]int{a, b})
 }
 
-// VBIOSVersion is NotSupported where the model has none.
+// VBIOSVersion returns the version, NotSupported if the model has none.
 func (g *GPU) VBIOSVersion() (string, error) {
 	if g.model.VBIOSVersion == "" {
 		return value(g, "DeviceGetVbiosVersion", "00.00.00.00.00")
@@ -103,13 +106,14 @@ type PCI struct {
 	Domain, Bus, Device uint32
 }
 
-// BusID as NVML prints it: eight digits of domain.
+// BusID returns the address as NVML prints it, with eight digits of domain.
 func (p PCI) BusID() string { return fmt.Sprintf("%08X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
 
-// BusIDLegacy has four digits of domain.
+// BusIDLegacy returns the address with four digits of domain.
 func (p PCI) BusIDLegacy() string { return fmt.Sprintf("%04X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
 
-// PCIInfo is where the GPU sits. Device and subsystem ids are the Model's.
+// PCIInfo returns the GPU's address. The Model has the device and subsystem
+// ids.
 func (g *GPU) PCIInfo() (PCI, error) {
 	p, _ := parseBusID(g.id.BusID)
 	return value(g, "DeviceGetPciInfo", p)
@@ -141,12 +145,12 @@ func parseBusID(s string) (PCI, bool) {
 	return PCI{Domain: n[0], Bus: n[1], Device: n[2]}, true
 }
 
-// MemoryInfo is in bytes. Total is Reserved, Free and Used together.
+// MemoryInfo is in bytes. Total is the sum of Reserved, Free and Used.
 type MemoryInfo struct {
 	Total, Reserved, Free, Used uint64
 }
 
-// MemoryInfo of the whole GPU.
+// MemoryInfo returns the memory of the whole GPU.
 func (g *GPU) MemoryInfo() (MemoryInfo, error) {
 	info := MemoryInfo{Total: g.model.MemoryBytes(), Reserved: g.model.ReservedBytes()}
 	for _, p := range g.m.living(g.state().Processes) {
@@ -161,7 +165,7 @@ func (g *GPU) AddressingMode() (uint32, error) {
 	return value(g, "DeviceGetAddressingMode", g.model.AddressingModeType())
 }
 
-// NUMANode the GPU is near to.
+// NUMANode returns the nearest NUMA node.
 func (g *GPU) NUMANode() (int, error) { return value(g, "DeviceGetMemoryAffinity", g.id.NUMANode) }
 
 // VirtualizationMode is nvmlGpuVirtualizationMode_t: 0 none, 1 passthrough.
@@ -173,12 +177,12 @@ func (g *GPU) VirtualizationMode() (uint32, error) {
 	return value(g, "DeviceGetVirtualizationMode", mode)
 }
 
-// PersistenceMode is on or off.
+// PersistenceMode reports whether persistence mode is on.
 func (g *GPU) PersistenceMode() (bool, error) {
 	return fromState(g, "DeviceGetPersistenceMode", func(s GPUState) bool { return s.PersistenceMode })
 }
 
-// SetPersistenceMode needs the state file.
+// SetPersistenceMode sets the mode; it needs the state file.
 func (g *GPU) SetPersistenceMode(on bool) error {
 	return g.change("DeviceSetPersistenceMode", func(s *GPUState) error { s.PersistenceMode = on; return nil })
 }
@@ -188,8 +192,9 @@ func (g *GPU) ComputeMode() (uint32, error) {
 	return fromState(g, "DeviceGetComputeMode", func(s GPUState) uint32 { return s.ComputeMode })
 }
 
-// SetComputeMode takes 0 default, 2 prohibited, 3 exclusive process. In MIG mode
-// there is only the default; NotSupported for others. It is forgotten on reboot.
+// SetComputeMode sets the mode to 0 default, 2 prohibited or 3 exclusive
+// process. In MIG mode it returns NotSupported for all but the default. A
+// reboot resets the mode.
 func (g *GPU) SetComputeMode(mode uint32) error {
 	if mode != 0 && mode != 2 && mode != 3 {
 		return InvalidArgument
@@ -203,9 +208,9 @@ func (g *GPU) SetComputeMode(mode uint32) error {
 	})
 }
 
-// TimeSlice is 0 default, 1 short, 2 medium, 3 long; NotSupported before Volta
-// (assumed). It isn't NVML's: nvidia-smi has a way of its own to it, whose faults
-// are of the call "ComputePolicy".
+// TimeSlice returns 0 default, 1 short, 2 medium, 3 long; NotSupported before
+// Volta (assumed). It isn't an NVML call: nvidia-smi uses an interface of its
+// own. Its faults have the call "ComputePolicy".
 func (g *GPU) TimeSlice() (uint32, error) {
 	if !g.hasTimeSlices() {
 		return 0, NotSupported
@@ -213,8 +218,8 @@ func (g *GPU) TimeSlice() (uint32, error) {
 	return fromState(g, "ComputePolicy", func(s GPUState) uint32 { return s.TimeSlice })
 }
 
-// SetTimeSlice is InvalidArgument beyond 3, and in MIG mode NotSupported (assumed).
-// It is forgotten on reboot.
+// SetTimeSlice returns InvalidArgument for values above 3, and NotSupported in MIG
+// mode (assumed). A reboot resets the time slice.
 func (g *GPU) SetTimeSlice(slice uint32) error {
 	if slice > 3 {
 		return InvalidArgument
@@ -240,7 +245,7 @@ func (g *GPU) change(call string, change func(*GPUState) error) error {
 	return g.m.ChangeGPU(g.pos, change)
 }
 
-// ECCMode is on where the product has it; NotSupported where not.
+// ECCMode returns true if the product has ECC, otherwise NotSupported.
 func (g *GPU) ECCMode() (bool, error) {
 	if !g.model.ECC {
 		return false, NotSupported
@@ -248,22 +253,23 @@ func (g *GPU) ECCMode() (bool, error) {
 	return value(g, "DeviceGetEccMode", true)
 }
 
-// Temperature in °C.
+// Temperature returns the temperature in °C.
 func (g *GPU) Temperature() (uint32, error) {
 	return fromState(g, "DeviceGetTemperature", func(s GPUState) uint32 { return s.Temperature })
 }
 
-// PowerUsage in milliwatts.
+// PowerUsage returns the power in milliwatts.
 func (g *GPU) PowerUsage() (uint32, error) {
 	return fromState(g, "DeviceGetPowerUsage", func(s GPUState) uint32 { return s.PowerMilliwatts })
 }
 
-// PowerLimit in milliwatts.
+// PowerLimit returns the limit in milliwatts.
 func (g *GPU) PowerLimit() (uint32, error) {
 	return value(g, "DeviceGetEnforcedPowerLimit", g.model.PowerLimitWatts*1000)
 }
 
-// RemappedRows of the GPU's memory; NotSupported before Ampere.
+// RemappedRows returns the remapped rows of the GPU's memory; NotSupported
+// before Ampere.
 func (g *GPU) RemappedRows() (RemappedRows, error) {
 	if g.model.ArchitectureType() < 7 {
 		return RemappedRows{}, NotSupported
@@ -276,18 +282,18 @@ func (g *GPU) RecoveryAction() (uint32, error) {
 	return fromState(g, "DeviceGetFieldValues", func(s GPUState) uint32 { return s.RecoveryAction })
 }
 
-// SupportedEventTypes is the mask that EventSet.Register takes.
+// SupportedEventTypes returns the mask of types that EventSet.Register accepts.
 func (g *GPU) SupportedEventTypes() (uint64, error) {
 	return value(g, "DeviceGetSupportedEventTypes", g.model.SupportedEventTypes)
 }
 
-// Processes that compute on the GPU now.
+// Processes returns the processes that compute on the GPU now.
 func (g *GPU) Processes() ([]Process, error) {
 	return fromState(g, "DeviceGetComputeRunningProcesses", func(s GPUState) []Process { return g.m.living(s.Processes) })
 }
 
-// CommonAncestor is nvmlGpuTopologyLevel_t of two GPUs: 10 (one switch) where
-// they share a root complex, 40 where only the NUMA node, 50 otherwise.
+// CommonAncestor is nvmlGpuTopologyLevel_t of two GPUs: 10 (one switch) if they
+// share a root complex, 40 if they share only the NUMA node, 50 otherwise.
 func (g *GPU) CommonAncestor(h *GPU) (uint32, error) {
 	level := uint32(50)
 	switch {

@@ -6,18 +6,19 @@ import (
 	"strings"
 )
 
-// Instance refers to one GPU instance that was made: a later one with the same
-// id is another. Once it is gone its methods answer NotFound.
+// Instance refers to one created GPU instance; a later one with the same id is
+// a different instance. After the instance was destroyed its methods return
+// NotFound.
 type Instance struct {
 	g    *GPU
 	id   uint32
 	born uint64
 }
 
-// SetMIGMode asks for a MIG mode. What the hardware made of it is activation:
-// Success, or why the mode only pends. It pends until reset on Ampere and in a
-// guest (assumed: ResetRequired and NotSupported), and while processes use the
-// GPU (InUse). Turning it off with instances there is an error, InUse.
+// SetMIGMode requests a MIG mode. activation is the result: Success, or the
+// reason why the mode is pending. It is pending until a reset on Ampere and in
+// a guest (assumed: ResetRequired and NotSupported), and while processes use
+// the GPU (InUse). Turning it off while instances exist is an error, InUse.
 func (g *GPU) SetMIGMode(on bool) (activation Return, err error) {
 	if err := g.needMIG("DeviceSetMigMode"); err != nil {
 		return Unknown, err
@@ -30,6 +31,7 @@ func (g *GPU) SetMIGMode(on bool) (activation Return, err error) {
 		activation = g.activation(s, on)
 		if activation == Success && s.MIGCurrent != on {
 			s.MIGCurrent = on
+			st.moveMinor(g.pos)
 			st.addMIGEvent(g.pos, NoInstance, NoInstance)
 		}
 		return nil
@@ -51,8 +53,8 @@ func (g *GPU) activation(s *GPUState, on bool) Return {
 	return Success
 }
 
-// Reset resets the GPU: a pending MIG mode is taken, instances and modes are
-// gone. InUse while processes use it.
+// Reset resets the GPU: a pending MIG mode takes effect, instances and modes
+// are gone. It returns InUse while processes use the GPU.
 func (g *GPU) Reset() error {
 	if err := g.call("DeviceReset"); err != nil {
 		return err
@@ -63,15 +65,34 @@ func (g *GPU) Reset() error {
 		}
 		fresh := bootGPU(g.id, g.model)
 		fresh.MIGCurrent, fresh.MIGPending, fresh.RemappedRows = s.MIGPending, s.MIGPending, s.RemappedRows
-		if s.MIGCurrent != fresh.MIGCurrent || len(s.Instances) > 0 {
+		fresh.Minor = s.Minor
+		switched := s.MIGCurrent != fresh.MIGCurrent
+		if switched || len(s.Instances) > 0 {
 			st.addMIGEvent(g.pos, NoInstance, NoInstance)
 		}
 		*s = fresh
+		if switched {
+			st.moveMinor(g.pos)
+		}
 		return nil
 	})
 }
 
-// changeMIG changes the GPU as only root may.
+// moveMinor gives a GPU, by position, the lowest minor number that is free, where
+// numbers move.
+func (s *State) moveMinor(gpu int) {
+	if !s.Description.MinorsMove {
+		return
+	}
+	for _, minor := range s.Description.Minors() {
+		if !slices.ContainsFunc(s.GPUs, func(g GPUState) bool { return g.Minor == minor }) {
+			s.GPUs[gpu].Minor = minor
+			return
+		}
+	}
+}
+
+// changeMIG changes the GPU, for callers with root's permission.
 func (g *GPU) changeMIG(change func(*State, *GPUState) error) error {
 	if os.Geteuid() != 0 {
 		return NoPermission
@@ -79,9 +100,10 @@ func (g *GPU) changeMIG(change func(*State, *GPUState) error) error {
 	return g.m.updateGPU(g.pos, change)
 }
 
-// CreateInstance makes a GPU instance of a profile (by id), at a start or,
-// with nil, where the driver likes. InvalidArgument for a start the profile
-// hasn't, InsufficientResources where there is no room.
+// CreateInstance creates a GPU instance of a profile (by id), at a start or,
+// with nil, at one that the driver chooses. It returns InvalidArgument for a
+// start that the profile doesn't have, InsufficientResources if there is no
+// room.
 func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) {
 	call := "DeviceCreateGpuInstance"
 	if start != nil {
@@ -113,13 +135,13 @@ func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) 
 	return made, err
 }
 
-// instanceID is how the hardware numbers GPU instances, as a heap: the whole
-// GPU is 0, its halves 1 and 2, and so on. Checked against observed ids of A100,
-// H100, A30 and RTX PRO 6000.
+// instanceID returns the id that the hardware assigns to a GPU instance, as in
+// a heap: the whole GPU is 0, its halves 1 and 2, and so on. It was compared
+// with observed ids of A100, H100, A30 and RTX PRO 6000.
 func instanceID(slices, start, size uint32) uint32 { return slices/size - 1 + start/size }
 
-// InstanceIDs are all the ids that GPU instances of the product can have, in
-// rising order.
+// InstanceIDs returns all ids that GPU instances of the product can have, in
+// ascending order.
 func (m *MIGModel) InstanceIDs() []uint32 {
 	var ids []uint32
 	for _, p := range m.Profiles {
@@ -131,7 +153,7 @@ func (m *MIGModel) InstanceIDs() []uint32 {
 	return slices.Compact(ids)
 }
 
-// place finds where an instance of p goes, given those that are there.
+// place returns the start for an instance of p, next to the existing ones.
 func (g *GPU) place(p Profile, start *uint32, there []GPUInstance) (uint32, bool) {
 	if !g.room(p, there) {
 		return 0, false
@@ -148,9 +170,10 @@ func (g *GPU) place(p Profile, start *uint32, there []GPUInstance) (uint32, bool
 	return 0, false
 }
 
-// preferred are a profile's starts in the order in which an H100's driver was
-// seen to choose them (1g: 6, 4, 5, 0, 1, 2, 3; 2g first at 4): the second half
-// first, and in it a slice that has no neighbour. Assumed for all products.
+// preferred returns a profile's starts in the order in which an H100's driver
+// was seen to choose them (1g: 6, 4, 5, 0, 1, 2, 3; 2g first at 4): the second
+// half first, and there a slice without a neighbour. This order is assumed for
+// all products.
 func preferred(p Profile, memorySlices uint32) []uint32 {
 	starts := slices.Clone(p.Starts)
 	rank := func(s uint32) uint32 {
@@ -166,8 +189,8 @@ func preferred(p Profile, memorySlices uint32) []uint32 {
 	return starts
 }
 
-// room says whether the GPU has another instance's engines, and the profile
-// another instance.
+// room reports whether the GPU has the engines for another instance, and the
+// profile allows another instance.
 func (g *GPU) room(p Profile, there []GPUInstance) bool {
 	same := uint32(0)
 	used := p
@@ -197,7 +220,8 @@ func free(start, size uint32, instances []GPUInstance) bool {
 	return true
 }
 
-// RemainingCapacity is how many more instances of a profile (by id) fit now.
+// RemainingCapacity returns how many more instances of a profile (by id) fit
+// now.
 func (g *GPU) RemainingCapacity(profileID uint32) (int, error) {
 	if err := g.needMIGMode("DeviceGetGpuInstanceRemainingCapacity"); err != nil {
 		return 0, err
@@ -216,8 +240,8 @@ func (g *GPU) RemainingCapacity(profileID uint32) (int, error) {
 	}
 }
 
-// Instances of a profile (by id) that exist now and are visible here, ordered
-// by id.
+// Instances returns the instances of a profile (by id) that exist now and are
+// visible here, ordered by id.
 func (g *GPU) Instances(profileID uint32) ([]Instance, error) {
 	if err := g.needMIGMode("DeviceGetGpuInstances"); err != nil {
 		return nil, err
@@ -234,7 +258,7 @@ func (g *GPU) Instances(profileID uint32) ([]Instance, error) {
 	return found, nil
 }
 
-// InstanceByID finds a GPU instance; NotFound where there is none of this id.
+// InstanceByID finds a GPU instance; NotFound if none has this id.
 func (g *GPU) InstanceByID(id uint32) (Instance, error) {
 	if err := g.needMIGMode("DeviceGetGpuInstanceById"); err != nil {
 		return Instance{}, err
@@ -247,7 +271,7 @@ func (g *GPU) InstanceByID(id uint32) (Instance, error) {
 	return Instance{}, NotFound
 }
 
-// GPU the instance is part of.
+// GPU returns the GPU that contains the instance.
 func (i Instance) GPU() *GPU { return i.g }
 
 func (i Instance) find(s *GPUState) *GPUInstance {
@@ -259,7 +283,7 @@ func (i Instance) find(s *GPUState) *GPUInstance {
 	return nil
 }
 
-// get is the instance as it is now, for a call.
+// get returns the current state of the instance, for a call.
 func (i Instance) get(call string) (GPUInstance, error) {
 	if err := i.g.call(call); err != nil {
 		return GPUInstance{}, err
@@ -271,10 +295,11 @@ func (i Instance) get(call string) (GPUInstance, error) {
 	return GPUInstance{}, NotFound
 }
 
-// Info is the instance as it is now.
+// Info returns the current state of the instance.
 func (i Instance) Info() (GPUInstance, error) { return i.get("GpuInstanceGetInfo") }
 
-// Destroy is InUse while the instance has compute instances.
+// Destroy destroys the instance. It returns InUse while it has compute
+// instances.
 func (i Instance) Destroy() error {
 	if _, err := i.get("GpuInstanceDestroy"); err != nil {
 		return err
@@ -293,19 +318,19 @@ func (i Instance) Destroy() error {
 	})
 }
 
-// Profile the instance was made by.
+// profile returns the profile of the instance.
 func (i Instance) profile(gi GPUInstance) Profile {
 	p, err := i.g.profile(Unknown, func(p Profile) bool { return p.ID == gi.Profile })
 	if err != nil {
-		return Profile{} // the model has changed under a kept state
+		return Profile{} // the model has changed since the state was written
 	}
 	return p
 }
 
-// graphics says whether a profile offers graphics APIs.
+// graphics reports whether a profile offers graphics APIs.
 func (p Profile) graphics() bool { return strings.HasSuffix(p.Name, "+gfx") }
 
-// Capabilities is the bit set of nvmlGpuInstanceProfileInfo_v3_t.
+// Capabilities returns the bit set of nvmlGpuInstanceProfileInfo_v3_t.
 func (p Profile) Capabilities() uint32 {
 	var c uint32
 	if p.P2P {

@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// What a GPU that had MIG on, with an instance, is after the machine's life
-// went on: mode, instances.
+// TestWhatHardwareForgets checks MIG mode and instances of a GPU with MIG on
+// and an instance, after reboots, resets and reloads.
 func TestWhatHardwareForgets(t *testing.T) {
 	reboot := (*nvmlsim.Machine).Reboot
 	reload := func(m *nvmlsim.Machine) error {
@@ -56,7 +56,7 @@ func TestWhatHardwareForgets(t *testing.T) {
 	}
 }
 
-// Every change of a GPU's MIG configuration is an event of it.
+// The GPU reports every change of its MIG configuration as an event.
 func TestMIGEvents(t *testing.T) {
 	m := create(t, "2xh100-80gb")
 	set, err := m.NewEventSet()
@@ -117,7 +117,7 @@ func TestProcesses(t *testing.T) {
 	check(t, ci.Destroy())
 }
 
-// Delays are set and taken away without touching what else was set to fail.
+// Setting and removing delays doesn't affect other faults.
 func TestLatency(t *testing.T) {
 	m := create(t, "h100-80gb")
 	fault := nvmlsim.Fault{Call: "GpuInstanceDestroy", GPU: 0, Code: nvmlsim.InUse, Count: 1}
@@ -149,5 +149,38 @@ func TestLatency(t *testing.T) {
 	}
 	if err := m.SetLatency(nvmlsim.Latency{Create: -1}); nvmlsim.Code(err) != nvmlsim.InvalidArgument {
 		t.Errorf("negative: %v", err)
+	}
+}
+
+// TestMinorsMove checks that a GPU gets another device node with each change of its
+// MIG mode, which may be the one that another GPU had.
+func TestMinorsMove(t *testing.T) {
+	m := create(t, "minorsMove: true\ngpus: [{model: h100-80gb, count: 2}]")
+	if diff := cmp.Diff([]int{0, 1, 2}, m.Description().Minors()); diff != "" {
+		t.Errorf("numbers that may be used (-want +got):\n%s", diff)
+	}
+	minors := func() (all []int) {
+		for _, g := range m.GPUs() {
+			all = append(all, get(t, g.MinorNumber))
+		}
+		return all
+	}
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want []int
+	}{
+		{"booted", func() error { return nil }, []int{0, 1}},
+		{"mode of the first on", func() error { _, err := m.GPUs()[0].SetMIGMode(true); return err }, []int{2, 1}},
+		{"again", func() error { _, err := m.GPUs()[0].SetMIGMode(true); return err }, []int{2, 1}},
+		{"mode of the second on", func() error { _, err := m.GPUs()[1].SetMIGMode(true); return err }, []int{2, 0}},
+		{"mode of the first off", func() error { _, err := m.GPUs()[0].SetMIGMode(false); return err }, []int{1, 0}},
+		{"reset", func() error { return m.GPUs()[0].Reset() }, []int{1, 0}},
+		{"rebooted", m.Reboot, []int{0, 1}},
+	} {
+		check(t, step.do())
+		if diff := cmp.Diff(step.want, minors()); diff != "" {
+			t.Errorf("%s: minor numbers (-want +got):\n%s", step.what, diff)
+		}
 	}
 }

@@ -16,29 +16,33 @@ import (
 )
 
 const (
-	// DefaultDriverVersion and DefaultCUDAVersion are those of the H200 host
-	// that the H200 model was read from.
+	// DefaultDriverVersion and DefaultCUDAVersion are the versions on the host
+	// from which the H200 model was read.
 	DefaultDriverVersion = "580.159.04"
 	DefaultCUDAVersion   = "13.0"
 	// MaxGPUs is how many GPUs a machine can have.
 	MaxGPUs = 128
 )
 
-// Spec declares a machine, as its user writes it:
+// Spec declares a machine, as users write it:
 //
 //	driverVersion: 580.159.04
 //	gpus:
 //	- {model: h100-80gb, count: 8}
 type Spec struct {
-	// Name seeds UUIDs, serials and PCI addresses: one name, one machine.
+	// Name is the seed of UUIDs, serials and PCI addresses: machines with the same
+	// name and GPUs are identical.
 	Name string `json:"name,omitempty"`
 	// DriverVersion is three or two dotted numbers; default DefaultDriverVersion.
 	DriverVersion string `json:"driverVersion,omitempty"`
 	// CUDAVersion is "major.minor"; default DefaultCUDAVersion.
 	CUDAVersion string `json:"cudaVersion,omitempty"`
 	// Virtualization is none (default) or passthrough.
-	Virtualization string    `json:"virtualization,omitempty"`
-	GPUs           []GPUSpec `json:"gpus"`
+	Virtualization string `json:"virtualization,omitempty"`
+	// MinorsMove has a GPU's minor number change each time its MIG mode does, as
+	// nvml.h allows (nvmlDeviceSetMigMode).
+	MinorsMove bool      `json:"minorsMove,omitempty"`
+	GPUs       []GPUSpec `json:"gpus"`
 }
 
 // GPUSpec declares Count GPUs of one model.
@@ -46,25 +50,39 @@ type GPUSpec struct {
 	Model string `json:"model"`
 	// Count defaults to 1.
 	Count int `json:"count,omitempty"`
-	// MIGEnabled is the MIG mode the machine boots with.
+	// MIGEnabled is the MIG mode after booting.
 	MIGEnabled bool `json:"migEnabled,omitempty"`
-	// NVLink says how these GPUs are linked with each other: none, pairs (the first
-	// with the second, and so on), mesh or switch (NVSwitches). Default: as the
-	// model's boards are.
+	// NVLink is the way in which these GPUs are linked with each other: none,
+	// pairs (the first with the second, and so on), mesh or switch (NVSwitches).
+	// Default: that of the model.
 	NVLink string `json:"nvlink,omitempty"`
-	// PCIBusIDs fixes the addresses ("0000:07:00.0"), one per GPU; without it
-	// they follow from the machine's name.
+	// PCIBusIDs fixes the addresses ("0000:07:00.0"), one per GPU; without it they
+	// are derived from the machine's name.
 	PCIBusIDs []string `json:"pciBusIDs,omitempty"`
 }
 
-// Description is a machine with its identities: everything about it that never
-// changes while it runs.
+// Description is a machine with its identities: all its properties that don't
+// change while it runs.
 type Description struct {
 	Name           string     `json:"name"`
 	DriverVersion  string     `json:"driverVersion"`
 	CUDAVersion    string     `json:"cudaVersion"`
 	Virtualization string     `json:"virtualization,omitempty"`
+	MinorsMove     bool       `json:"minorsMove,omitempty"`
 	GPUs           []Identity `json:"gpus"`
+}
+
+// Minors returns the minor numbers that GPUs may have: one more than there are
+// GPUs if they move.
+func (d Description) Minors() []int {
+	var minors []int
+	for _, g := range d.GPUs {
+		minors = append(minors, g.Minor)
+	}
+	if d.MinorsMove {
+		minors = append(minors, len(minors))
+	}
+	return minors
 }
 
 // Identity is one GPU of a machine. GPUs are ordered by PCI address.
@@ -72,24 +90,25 @@ type Identity struct {
 	Model  string `json:"model"`
 	UUID   string `json:"uuid"`
 	Serial string `json:"serial"`
-	// BusID as sysfs spells it: "0000:07:00.0".
+	// BusID in the format of sysfs: "0000:07:00.0".
 	BusID string `json:"busID"`
 	// PCIeRoot is the root complex: "pci0000:00".
 	PCIeRoot string `json:"pcieRoot"`
-	// Minor is N of /dev/nvidiaN.
+	// Minor is N of /dev/nvidiaN when the machine boots.
 	Minor      int  `json:"minor"`
 	NUMANode   int  `json:"numaNode"`
 	ModuleID   int  `json:"moduleID"`
 	MIGEnabled bool `json:"migEnabled,omitempty"`
-	// NVLink is how the GPUs with the same Board are linked; see GPUSpec.
+	// NVLink is the way in which the GPUs with the same Board are linked; see
+	// GPUSpec.
 	NVLink string `json:"nvlink,omitempty"`
-	// Board is which entry of the machine file the GPU is of.
+	// Board is the index of the GPU's entry in the machine file.
 	Board int `json:"board,omitempty"`
 }
 
 // ParseSpec reads a machine declaration: YAML with known fields only, or the
 // short form "8xh100-80gb" (also with × and comma-separated for several
-// models). The result is valid.
+// models). It returns only valid Specs.
 func ParseSpec(text []byte) (Spec, error) {
 	if short := strings.TrimSpace(string(text)); !strings.ContainsAny(short, ":\n{") {
 		return parseShort(short)
@@ -132,13 +151,13 @@ func parseShort(text string) (Spec, error) {
 	return s, nil
 }
 
-// Validate says what is wrong with a Spec, naming the field.
+// Validate returns an error that names the first invalid field of a Spec.
 func (s Spec) Validate() error {
 	if s.DriverVersion != "" && !regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`).MatchString(s.DriverVersion) {
-		return fmt.Errorf("driverVersion: %q is not like %s", s.DriverVersion, DefaultDriverVersion)
+		return fmt.Errorf("driverVersion: %q is not of the form %s", s.DriverVersion, DefaultDriverVersion)
 	}
 	if s.CUDAVersion != "" && !regexp.MustCompile(`^\d+\.\d+$`).MatchString(s.CUDAVersion) {
-		return fmt.Errorf("cudaVersion: %q is not like %s", s.CUDAVersion, DefaultCUDAVersion)
+		return fmt.Errorf("cudaVersion: %q is not of the form %s", s.CUDAVersion, DefaultCUDAVersion)
 	}
 	if !slices.Contains([]string{"", "none", "passthrough"}, s.Virtualization) {
 		return fmt.Errorf("virtualization: %q is neither none nor passthrough", s.Virtualization)
@@ -175,20 +194,20 @@ func (g GPUSpec) validate() error {
 	}
 	for i, id := range g.PCIBusIDs {
 		if !regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`).MatchString(id) {
-			return fmt.Errorf("pciBusIDs[%d]: %q is not like 0000:07:00.0", i, id)
+			return fmt.Errorf("pciBusIDs[%d]: %q is not of the form 0000:07:00.0", i, id)
 		}
 	}
 	return nil
 }
 
-// Describe gives the machine its identities. name replaces the Spec's where it
-// isn't empty. Equal arguments give equal results; other names give other
-// UUIDs, serials and addresses.
+// Describe derives the identities of a machine's GPUs. name, if not empty,
+// replaces the Spec's. Equal arguments give equal results; different names give
+// different UUIDs, serials and addresses.
 func Describe(s Spec, name string) (Description, error) {
 	if err := s.Validate(); err != nil {
 		return Description{}, err
 	}
-	d := Description{Name: s.Name, DriverVersion: s.DriverVersion, CUDAVersion: s.CUDAVersion, Virtualization: s.Virtualization}
+	d := Description{Name: s.Name, DriverVersion: s.DriverVersion, CUDAVersion: s.CUDAVersion, Virtualization: s.Virtualization, MinorsMove: s.MinorsMove}
 	if name != "" {
 		d.Name = name
 	}
@@ -214,13 +233,14 @@ func Describe(s Spec, name string) (Description, error) {
 	identify(&d)
 	for i := 1; i < len(d.GPUs); i++ {
 		if d.GPUs[i].BusID == d.GPUs[i-1].BusID {
-			return Description{}, fmt.Errorf("pciBusIDs: %s is given twice", d.GPUs[i].BusID)
+			return Description{}, fmt.Errorf("pciBusIDs: %s is listed twice", d.GPUs[i].BusID)
 		}
 	}
 	return d, nil
 }
 
-// identify fills in what follows from name and position.
+// identify sets the fields that are derived from the machine's name and the
+// GPU's position.
 func identify(d *Description) {
 	n := len(d.GPUs)
 	for i := range d.GPUs {
@@ -229,8 +249,8 @@ func identify(d *Description) {
 		g.UUID = "GPU-" + uuidText(sum[:16])
 		g.Serial = fmt.Sprintf("165%010d", binary.BigEndian.Uint64(sum[16:24])%1e10)
 		if g.BusID == "" {
-			// Buses 0x10 to 0xcf in rising order, so that the order of
-			// declaration is the order of indexes.
+			// Buses 0x10 to 0xcf in ascending order, so that the order of declaration is
+			// the order of indexes.
 			stride := 0xc0 / n
 			g.BusID = fmt.Sprintf("0000:%02x:00.0", 0x10+i*stride+int(sum[24])%max(stride-1, 1))
 		}

@@ -12,10 +12,10 @@ import (
 //go:embed models/*.yaml
 var modelFiles embed.FS
 
-// Model is what all GPUs of one product share. Sources says where the facts
-// are from, Assumptions which of them nobody could source.
+// Model describes the GPUs of one product. Sources lists the origins of the
+// facts, Assumptions the facts without a source.
 type Model struct {
-	// ID is how machine files name the model, e.g. "h100-80gb".
+	// ID is the name of the model in machine files, e.g. "h100-80gb".
 	ID string `json:"id"`
 	// ProductName as NVML prints it.
 	ProductName string `json:"productName"`
@@ -27,8 +27,8 @@ type Model struct {
 	CUDAComputeCapability string `json:"cudaComputeCapability"`
 	// MemoryMiB is NVML's total; MIG profile names follow from it.
 	MemoryMiB uint64 `json:"memoryMiB"`
-	// ReservedMiB is what the driver keeps of it for itself; 0 where nobody has
-	// measured it (see ReservedBytes).
+	// ReservedMiB is the part of the memory that the driver reserves; 0 if it
+	// wasn't measured (see ReservedBytes).
 	ReservedMiB    uint64  `json:"reservedMiB,omitempty"`
 	PCIDeviceID    uint32  `json:"pciDeviceID"`
 	PCISubSystemID uint32  `json:"pciSubSystemID"`
@@ -40,9 +40,9 @@ type Model struct {
 	PowerLimitWatts     uint32 `json:"powerLimitWatts"`
 	MaxPCIeGeneration   uint32 `json:"maxPCIeGeneration"`
 	SupportedEventTypes uint64 `json:"supportedEventTypes"`
-	// NVLink is nil where the product has none.
+	// NVLink is nil if the product has none.
 	NVLink *NVLinkModel `json:"nvlink,omitempty"`
-	// MIG is nil where the product has none.
+	// MIG is nil if the product has none.
 	MIG         *MIGModel `json:"mig,omitempty"`
 	Sources     []string  `json:"sources"`
 	Assumptions []string  `json:"assumptions,omitempty"`
@@ -58,19 +58,21 @@ type Engines struct {
 	OFA             uint32 `json:"ofa"`
 }
 
-// MIGModel is how a product can be cut.
+// MIGModel describes how a product can be divided.
 type MIGModel struct {
-	// MemorySlices is the range of placements.
+	// MemorySlices is the number of memory slices: placements are within 0 to
+	// MemorySlices.
 	MemorySlices uint32 `json:"memorySlices"`
 	// MaxDevices is GetMaxMigDeviceCount with the mode on.
 	MaxDevices uint32 `json:"maxDevices"`
-	// ModeNeedsReset: a mode change pends until the GPU is reset (Ampere).
+	// ModeNeedsReset means that a mode change is pending until the GPU is reset
+	// (Ampere).
 	ModeNeedsReset bool      `json:"modeNeedsReset"`
 	Profiles       []Profile `json:"profiles"`
 }
 
-// Profile is one GPU instance profile: NVML's GpuInstanceProfileInfo with the
-// enum it is asked by and its possible placements.
+// Profile is one GPU instance profile: NVML's GpuInstanceProfileInfo, its enum
+// and its possible placements.
 type Profile struct {
 	Name                string   `json:"name"`
 	Enum                uint32   `json:"enum"`
@@ -93,8 +95,8 @@ type Profile struct {
 // MemoryBytes is NVML's memory total.
 func (m *Model) MemoryBytes() uint64 { return m.MemoryMiB << 20 }
 
-// ReservedBytes is NVML's memory reserved. Where it wasn't measured it is taken
-// to be the same part of the whole as on the H200: an estimate.
+// ReservedBytes is NVML's memory reserved. If it wasn't measured, it is
+// estimated with the H200's ratio.
 func (m *Model) ReservedBytes() uint64 {
 	const h200, h200Reserved = 143771, 616
 	if m.ReservedMiB == 0 {
@@ -133,8 +135,8 @@ func readModel(id string) (*Model, error) {
 	return m, nil
 }
 
-// FindModel returns the model with this id; the error of an unknown one lists
-// those there are.
+// FindModel returns the model with this id; the error for an unknown id lists
+// all ids.
 func FindModel(id string) (*Model, error) {
 	entries, err := modelFiles.ReadDir("models")
 	if err != nil {
@@ -147,10 +149,10 @@ func FindModel(id string) (*Model, error) {
 	if slices.Contains(ids, id) {
 		return readModel(id)
 	}
-	return nil, fmt.Errorf("%q is not a GPU model; there are %s", id, strings.Join(ids, ", "))
+	return nil, fmt.Errorf("%q is not a GPU model; the models are %s", id, strings.Join(ids, ", "))
 }
 
-// The values of NVML's enumerations that models name by word.
+// The values of NVML's enumerations that models refer to by name.
 
 // BrandType is nvmlBrandType_t.
 func (m *Model) BrandType() uint32 {

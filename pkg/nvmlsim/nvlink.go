@@ -2,12 +2,11 @@ package nvmlsim
 
 import "fmt"
 
-// NVLinkModel is a product's NVLink.
+// NVLinkModel describes the NVLinks of a product.
 type NVLinkModel struct {
 	// Links of one GPU.
 	Links int `json:"links"`
-	// Topology that machines with the product have unless they say another one; see
-	// GPUSpec.NVLink.
+	// Topology is the default for machines with the product; see GPUSpec.NVLink.
 	Topology string `json:"topology"`
 }
 
@@ -19,11 +18,11 @@ const (
 	nvlinkSwitch = "switch"
 )
 
-// NVLink is what NVML tells of one of a GPU's links.
+// NVLink is NVML's information about one link of a GPU.
 type NVLink struct {
-	// Active: the link is up. What follows is known only then.
+	// Active means that the link is up. Only then the other fields are known.
 	Active bool
-	// Switch says that an NVSwitch is at the other end, otherwise a GPU.
+	// Switch is true if the other end is an NVSwitch, false if it is a GPU.
 	Switch bool
 	// Remote is the other end's address.
 	Remote PCI
@@ -37,7 +36,7 @@ func (l NVLink) DeviceType() uint32 {
 	return 0
 }
 
-// validateNVLink says what is wrong with a machine file's nvlink.
+// validateNVLink returns an error if a machine file's nvlink is invalid.
 func (g GPUSpec) validateNVLink(m *Model) error {
 	switch g.NVLink {
 	case "", nvlinkNone:
@@ -48,10 +47,10 @@ func (g GPUSpec) validateNVLink(m *Model) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("nvlink: %q is none of none, pairs, mesh, switch", g.NVLink)
+	return fmt.Errorf("nvlink: %q is not one of none, pairs, mesh, switch", g.NVLink)
 }
 
-// topology of the entry's GPUs, "" without NVLink.
+// topology returns the topology of the entry's GPUs, "" without NVLink.
 func (g GPUSpec) topology(m *Model) string {
 	if g.NVLink == "" && m.NVLink != nil {
 		return m.NVLink.Topology
@@ -60,7 +59,7 @@ func (g GPUSpec) topology(m *Model) string {
 }
 
 // NVLinkState is nvmlDeviceGetNvLinkState: NotSupported for a product without
-// NVLink, InvalidArgument for a link that it hasn't got.
+// NVLink, InvalidArgument for a link that it doesn't have.
 func (g *GPU) NVLinkState(link int) (bool, error) {
 	l, err := g.nvlink("DeviceGetNvLinkState", link)
 	return l.Active, err
@@ -92,7 +91,7 @@ func (g *GPU) nvlink(call string, link int) (NVLink, error) {
 	return g.linked(link), nil
 }
 
-// linked is where a link leads while it is up.
+// linked returns the other end of a link that is up.
 func (g *GPU) linked(link int) NVLink {
 	board, me := g.board()
 	if len(board) < 2 {
@@ -115,8 +114,8 @@ func (g *GPU) linked(link int) NVLink {
 	return NVLink{Active: true, Remote: remote}
 }
 
-// board lists the GPUs of the same entry of the machine file, and which of them
-// this one is.
+// board returns the GPUs of the same entry of the machine file, and the index
+// of this one.
 func (g *GPU) board() (board []Identity, me int) {
 	for _, id := range g.m.description.GPUs {
 		if id.Board != g.id.Board {
@@ -130,8 +129,8 @@ func (g *GPU) board() (board []Identity, me int) {
 	return board, me
 }
 
-// meshOffset is how far away among n GPUs a link's other end is: 1, n-1, 2, n-2
-// and so on, so that both ends agree.
+// meshOffset returns the distance to a link's other end among n GPUs: 1, n-1,
+// 2, n-2 and so on, so that both ends agree.
 func meshOffset(link, n int) int {
 	step := link % (n - 1)
 	offset := step/2 + 1

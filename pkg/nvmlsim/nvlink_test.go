@@ -7,7 +7,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// TestNVLinksLeadBack: of any two GPUs, each has as many links to the other.
+// TestNVLinksLeadBack checks that any two GPUs have the same number of links to
+// each other.
 func TestNVLinksLeadBack(t *testing.T) {
 	for _, machine := range []string{"2xv100-sxm2-16gb", "4xv100-sxm2-16gb", "8xv100-sxm2-32gb", "4xh100-nvl", "{gpus: [{model: rtx-2080-ti, count: 2, nvlink: pairs}]}"} {
 		gpus := create(t, machine).GPUs()
@@ -51,7 +52,7 @@ func TestNVLinkErrors(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"{gpus: [{model: t4, nvlink: pairs}]}":   "t4 has no NVLink",
-		"{gpus: [{model: a30, nvlink: bridge}]}": "none of none, pairs, mesh, switch",
+		"{gpus: [{model: a30, nvlink: bridge}]}": "not one of none, pairs, mesh, switch",
 	} {
 		if _, err := nvmlsim.ParseSpec([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
@@ -59,7 +60,7 @@ func TestNVLinkErrors(t *testing.T) {
 	}
 }
 
-// TestBeforeVolta: a P100 has no time slices to set.
+// TestBeforeVolta checks that time slices can't be set on a P100.
 func TestBeforeVolta(t *testing.T) {
 	m := create(t, "gpus: [{model: p100-16gb}, {model: v100-pcie-16gb}]")
 	if err := m.GPUs()[0].SetTimeSlice(3); err != nvmlsim.NotSupported {

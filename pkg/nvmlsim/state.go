@@ -5,13 +5,14 @@ import (
 	"encoding/hex"
 )
 
-// State is everything about a machine that can change, and the description
-// that it belongs to: the content of the state file. A State read from a Store
-// is shared and must not be changed; Store.Update gives a copy to change.
+// State is the changeable state of a machine, with its description: the content
+// of the state file. A State read from a Store is shared and must not be
+// changed; Store.Update passes a copy to change.
 type State struct {
 	// Version of this layout.
 	Version int `json:"version"`
-	// BootID changes with every Reboot: what hardware forgets is gone.
+	// BootID changes with every Reboot, which resets the volatile state of the
+	// hardware.
 	BootID      string      `json:"bootID"`
 	Description Description `json:"description"`
 	// DriverUnloaded makes Init answer DriverNotLoaded.
@@ -19,10 +20,10 @@ type State struct {
 	// GPUs are in the order of Description.GPUs.
 	GPUs   []GPUState `json:"gpus"`
 	Faults []Fault    `json:"faults,omitempty"`
-	// Births numbers the instances ever made, so that a handle can tell its own
-	// from a later one with the same ids.
+	// Births counts all instances ever created, so that a handle can distinguish
+	// its instance from a later one with the same ids.
 	Births uint64 `json:"births"`
-	// Holders numbers the Holders ever made.
+	// Holders counts all Holders ever created.
 	Holders uint64 `json:"holders,omitempty"`
 	// MPSKills counts how often MPS was killed.
 	MPSKills MPSKills `json:"mpsKills,omitzero"`
@@ -33,14 +34,17 @@ type State struct {
 }
 
 const (
-	stateVersion = 1
+	stateVersion = 2
 	maxEvents    = 64
 )
 
-// GPUState is what can change about one GPU.
+// GPUState is the changeable state of one GPU.
 type GPUState struct {
-	// Lost: fallen off the bus; every call answers GPUIsLost.
-	Lost            bool `json:"lost,omitempty"`
+	// Lost means that the GPU has fallen off the bus: every call answers
+	// GPUIsLost.
+	Lost bool `json:"lost,omitempty"`
+	// Minor is N of /dev/nvidiaN now.
+	Minor           int  `json:"minor"`
 	MIGCurrent      bool `json:"migCurrent,omitempty"`
 	MIGPending      bool `json:"migPending,omitempty"`
 	PersistenceMode bool `json:"persistenceMode,omitempty"`
@@ -49,7 +53,7 @@ type GPUState struct {
 	// TimeSlice is how long a process computes before another one's turn: 0
 	// default, 1 short, 2 medium, 3 long.
 	TimeSlice uint32 `json:"timeSlice,omitempty"`
-	// NVLinksDown: no NVLink of the GPU is up.
+	// NVLinksDown means that all NVLinks of the GPU are down.
 	NVLinksDown bool `json:"nvlinksDown,omitempty"`
 	// RecoveryAction is the value of field 230.
 	RecoveryAction uint32       `json:"recoveryAction,omitempty"`
@@ -91,7 +95,8 @@ type ComputeInstance struct {
 	Size    uint32 `json:"size"`
 }
 
-// NoInstance is the instance id of what belongs to no MIG instance.
+// NoInstance is the instance id for events and processes that belong to no MIG
+// instance.
 const NoInstance = 0xFFFFFFFF
 
 // Process is a client of a GPU.
@@ -102,12 +107,12 @@ type Process struct {
 	// GPUInstance and ComputeInstance are NoInstance without MIG.
 	GPUInstance     uint32 `json:"gpuInstance"`
 	ComputeInstance uint32 `json:"computeInstance"`
-	// Holder is the number of the Holder whose process it is; 0 for one that is
-	// there until it is removed.
+	// Holder is the number of the process's Holder; 0 for a process that stays
+	// until it is removed.
 	Holder uint64 `json:"holder,omitempty"`
 }
 
-// NewState is the state of a machine that has just booted.
+// NewState returns the state of a machine that has just booted.
 func NewState(d Description) (State, error) {
 	s := State{Version: stateVersion, BootID: newBootID(), Description: d}
 	for _, id := range d.GPUs {
@@ -120,9 +125,10 @@ func NewState(d Description) (State, error) {
 	return s, nil
 }
 
-// bootGPU is a GPU after a reboot or reset, idle.
+// bootGPU returns the state of a GPU after a reboot or reset: idle.
 func bootGPU(id Identity, m *Model) GPUState {
 	return GPUState{
+		Minor:      id.Minor,
 		MIGCurrent: id.MIGEnabled, MIGPending: id.MIGEnabled,
 		PersistenceMode: true,
 		Temperature:     30,
@@ -136,7 +142,7 @@ func newBootID() string {
 	return hex.EncodeToString(b)
 }
 
-// addEvent appends to the ring.
+// addEvent adds an event, and removes the oldest if there are too many.
 func (s *State) addEvent(e Event) {
 	s.EventSeq++
 	e.Seq = s.EventSeq

@@ -14,25 +14,27 @@ import (
 )
 
 const (
-	// StateEnv names the state file, before any other place is looked at.
+	// StateEnv names the environment variable with the path of the state file,
+	// which is tried before all other places.
 	StateEnv = "NVSIM_STATE"
-	// StateFile is where the state file lies under a driver root.
+	// StateFile is the path of the state file under a driver root.
 	StateFile = "var/lib/nvmlsim/state"
 )
 
-// FirmwareFile is a second name of the state file under a driver root. It looks
-// like the firmware of the driver, which container runtimes mount, read-only,
-// into every container that is given a GPU: so the hardware is in reach there.
+// FirmwareFile returns a second name of the state file under a driver root. It
+// looks like the driver's firmware, which container runtimes mount read-only
+// into every container with a GPU, so the simulated hardware is accessible
+// there.
 func FirmwareFile(driverVersion string) string {
 	return "lib/firmware/nvidia/" + driverVersion + "/gsp_nvmlsim.bin"
 }
 
-// Machine is a session with a simulated machine: what nvmlInit opens. Which
-// GPUs it sees is decided when it is opened; what they answer is current.
+// Machine is a session with a simulated machine, as opened by nvmlInit. Open
+// decides which GPUs the session sees; their answers follow the current state.
 // It may be used by any number of goroutines.
 type Machine struct {
 	description Description
-	store       *Store // nil where the state file isn't in reach
+	store       *Store // nil if the state file can't be opened
 	gpus        []*GPU // those that are visible here, by index
 	container   string // the container's root directory, "" on the node
 	closed      atomic.Bool
@@ -49,14 +51,14 @@ func Open(statePath string) (*Machine, error) {
 		return nil, errors.Join(err, store.Close())
 	}
 	m := &Machine{description: st.Description, store: store}
-	if err := m.see(func(Identity) bool { return true }); err != nil {
+	if err := m.see(func(int) bool { return true }); err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
 	return m, nil
 }
 
-// Create makes the state file of a freshly booted machine and opens it. An
-// existing file is replaced: that is a reboot with other hardware.
+// Create creates the state file of a freshly booted machine and opens it.
+// Replacing an existing file is a reboot with other hardware.
 func Create(statePath string, d Description) (*Machine, error) {
 	st, err := NewState(d)
 	if err != nil {
@@ -72,11 +74,11 @@ func Create(statePath string, d Description) (*Machine, error) {
 	return Open(statePath)
 }
 
-// OpenInContainer opens a machine in a container whose root directory this is:
-// it sees the GPUs whose device node is under dev and may be used here. Where
-// the firmware was not mounted they all count as healthy and idle.
-// DriverNotLoaded without nvidiactl, Unknown when that may not be used, as with
-// a real driver.
+// OpenInContainer opens a machine in a container with this root directory: it
+// sees the GPUs whose device node is under dev and accessible. If the firmware
+// was not mounted they all count as healthy and idle. As with a real driver, it
+// returns DriverNotLoaded without nvidiactl, and Unknown if nvidiactl isn't
+// accessible.
 func OpenInContainer(d Description, root string) (*Machine, error) {
 	switch err := usable(filepath.Join(root, "dev/nvidiactl")); {
 	case errors.Is(err, os.ErrNotExist):
@@ -95,13 +97,21 @@ func OpenInContainer(d Description, root string) (*Machine, error) {
 	if st := m.state(); st != nil {
 		m.description = st.Description
 	}
-	return m, m.see(func(id Identity) bool {
-		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(id.Minor))) == nil
+	return m, m.see(func(pos int) bool {
+		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(m.minor(pos)))) == nil
 	})
 }
 
-// mayUse says whether a MIG device's capabilities are here: everywhere on the
-// node, and in a container where their nodes are.
+// minor returns the minor number that a GPU (by position) has now.
+func (m *Machine) minor(gpu int) int {
+	if st := m.state(); st != nil && gpu < len(st.GPUs) {
+		return st.GPUs[gpu].Minor
+	}
+	return m.description.GPUs[gpu].Minor
+}
+
+// mayUse reports whether a MIG device may be used here: on the node always, in
+// a container if it has the capabilities' device nodes.
 func (m *Machine) mayUse(gpuMinor int, gpuInstance, computeInstance uint32) bool {
 	if m.container == "" {
 		return true
@@ -115,8 +125,8 @@ func (m *Machine) mayUse(gpuMinor int, gpuInstance, computeInstance uint32) bool
 	return true
 }
 
-// usable asks the kernel, the device cgroup included, without opening the
-// device: opening would wake a real GPU.
+// usable asks the kernel whether the device may be opened, including the device
+// cgroup, without opening it: that would wake a real GPU.
 func usable(path string) error {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -131,10 +141,10 @@ func usable(path string) error {
 	return nil
 }
 
-// OpenInstalled opens the machine that the file at imagePath (nvidia-smi, as
-// installed) belongs to: with the state file that NVSIM_STATE names; else with
-// that of the driver root the file lies in; else as in a container, with what is
-// mounted there and the description the file carries.
+// OpenInstalled opens the machine of the file at imagePath (the installed
+// nvidia-smi): with the state file that NVSIM_STATE names; otherwise with that
+// of the driver root that contains the file; otherwise as in a container, with
+// the files mounted there and the description in the file.
 func OpenInstalled(imagePath string) (*Machine, error) {
 	if p := os.Getenv(StateEnv); p != "" {
 		return Open(p)
@@ -150,8 +160,8 @@ func OpenInstalled(imagePath string) (*Machine, error) {
 	return OpenInContainer(d, root)
 }
 
-// see makes the visible GPUs.
-func (m *Machine) see(visible func(Identity) bool) error {
+// see creates the visible GPUs.
+func (m *Machine) see(visible func(position int) bool) error {
 	models := map[string]*Model{}
 	for pos, id := range m.description.GPUs {
 		if models[id.Model] == nil {
@@ -161,7 +171,7 @@ func (m *Machine) see(visible func(Identity) bool) error {
 			}
 			models[id.Model] = model
 		}
-		if visible(id) {
+		if visible(pos) {
 			m.gpus = append(m.gpus, &GPU{m: m, pos: pos, index: len(m.gpus), id: id, model: models[id.Model]})
 		}
 	}
@@ -179,7 +189,7 @@ func (m *Machine) Init() error {
 	return nil
 }
 
-// Close ends the session, and calls of it that hang. The machine goes on.
+// Close ends the session and its hanging calls. The machine is not affected.
 func (m *Machine) Close() error {
 	m.closed.Store(true)
 	if m.store == nil {
@@ -188,14 +198,15 @@ func (m *Machine) Close() error {
 	return m.store.Close()
 }
 
-// Description of the machine, GPUs that aren't visible here included.
+// Description returns the description of the machine, including GPUs that
+// aren't visible here.
 func (m *Machine) Description() Description { return m.description }
 
-// State returns what the machine is like now; nil where the state file is not
-// in reach. It must not be changed.
+// State returns the current state of the machine, nil if the state file can't
+// be opened. It must not be changed.
 func (m *Machine) State() *State { return m.state() }
 
-// StatePath is the state file, "" where it is not in reach.
+// StatePath returns the path of the state file, "" if it can't be opened.
 func (m *Machine) StatePath() string {
 	if m.store == nil {
 		return ""
@@ -203,11 +214,11 @@ func (m *Machine) StatePath() string {
 	return m.store.Path()
 }
 
-// GPUs that are visible here, by index.
+// GPUs returns the GPUs that are visible here, by index.
 func (m *Machine) GPUs() []*GPU { return m.gpus }
 
-// state is the current state, nil without one. A file that can't be read any
-// more counts as none: the GPUs then answer from the description.
+// state returns the current state, nil without one. If the file can't be read
+// any more, there is no state: the GPUs then answer from the description.
 func (m *Machine) state() *State {
 	if m.store == nil {
 		return nil
@@ -238,8 +249,8 @@ func (m *Machine) generation() uint64 {
 	return m.store.Generation()
 }
 
-// waitChange sleeps until the state changes, at most a second at a time so
-// that a context that ends or a set that is closed is noticed.
+// waitChange sleeps until the state changes, at most a second at a time, so
+// that it notices the end of a context and a closed set.
 func (m *Machine) waitChange(ctx context.Context, generation uint64, timeout time.Duration) {
 	timeout = min(timeout, time.Second)
 	if ctx.Done() != nil {

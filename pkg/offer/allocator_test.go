@@ -23,38 +23,38 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// scheduler gives devices to claims with the scheduler's own allocator, from
-// what is offered and published.
+// scheduler allocates offered and published devices to claims with the
+// scheduler's own allocator.
 type scheduler struct {
 	t       *testing.T
 	node    gpu.Node
-	options offer.Options
+	options options
 	// features of the scheduler; they decide which of its allocators is used.
 	features structured.Features
 	claims   map[string]*resourceapi.ResourceClaim
 }
 
 // newScheduler is for a cluster that has everything, with one 80 GiB GPU.
-func newScheduler(t *testing.T, plan offer.Plan) *scheduler {
+func newScheduler(t *testing.T, plan v1alpha1.Plan) *scheduler {
 	t.Helper()
 	s := &scheduler{
 		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim),
 		features: structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true},
-		options:  offer.Options{Counters: true, Multiple: true, Charged: true},
+		options:  options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}},
 	}
 	s.node.GPUs[0].MemoryReservedBytes = 616 << 20
 	s.plan(plan)
 	return s
 }
 
-func (s *scheduler) plan(p offer.Plan) {
-	s.options.Plan = func(gpu.GPU) offer.Plan { return p }
+func (s *scheduler) plan(p v1alpha1.Plan) {
+	s.options.Plan = p
 }
 
-// offered is what of the first GPU is on the shelf now.
+// offered returns the current offer of the first GPU.
 func (s *scheduler) offered() offer.GPU { return s.shelf()[0] }
 
-// shelf is what is on the shelf now.
+// shelf returns the current offer.
 func (s *scheduler) shelf() []offer.GPU {
 	o := s.options
 	o.Allocated = nil
@@ -63,10 +63,10 @@ func (s *scheduler) shelf() []offer.GPU {
 			o.Allocated = append(o.Allocated, gpu.DeviceName(r.Device))
 		}
 	}
-	return offer.Build(s.node, o)
+	return build(s.node, o)
 }
 
-// request is what a claim asks for: a type, and as much of which capacity.
+// request is a claim's request: a type, and amounts of capacities.
 type request struct {
 	kind, profile string
 	capacity      map[resourceapi.QualifiedName]string
@@ -167,7 +167,7 @@ func forgetShared(s *resourceapi.ResourceSlice) {
 	}
 }
 
-// checkApart: what is published for such an allocator has no device that is
+// checkApart checks that no device published for such an allocator is both
 // allocated several times and consumes counters.
 func checkApart(t *testing.T, s resourceapi.ResourceSlice) {
 	t.Helper()
@@ -187,7 +187,7 @@ func consumed(r resourceapi.DeviceRequestAllocationResult) string {
 	return out.String()
 }
 
-// allocated is what claims have, as the scheduler gathers it.
+// allocated returns the state of allocations, as the scheduler gathers it.
 func (s *scheduler) allocated() structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -245,29 +245,29 @@ func memory(size string, threads ...string) request {
 	return r
 }
 
-func equalShares(n int32) offer.Plan { return offer.Plan{MPS: &v1alpha1.MPSPlan{Shares: &n}} }
+func equalShares(n int32) v1alpha1.Plan { return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: &n}} }
 
-func bySize(step string, clients int32) offer.Plan {
+func bySize(step string, clients int32) v1alpha1.Plan {
 	q := resource.MustParse(step)
-	return offer.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: &q, MaxClients: &clients}}}
+	return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: &q, MaxClients: &clients}}}
 }
 
-func inTurn(n int32) offer.Plan {
-	return offer.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: n}}
+func inTurn(n int32) v1alpha1.Plan {
+	return v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: n}}
 }
 
-func sharedParts(shares int32, profiles ...string) offer.Plan {
-	return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
+func sharedParts(shares int32, profiles ...string) v1alpha1.Plan {
+	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
 }
 
-func sharedLayout(shares int32, layout ...string) offer.Plan {
-	return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: layout, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
+func sharedLayout(shares int32, layout ...string) v1alpha1.Plan {
+	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: layout, MPS: &v1alpha1.PartitionMPS{Shares: shares}}}
 }
 
 // A GPU is given whole or in shares, to as many as there are shares.
 func TestClaimsForEqualShares(t *testing.T) {
 	for name, tc := range map[string]struct {
-		plan  offer.Plan
+		plan  v1alpha1.Plan
 		what  request
 		share string
 	}{
@@ -298,7 +298,7 @@ func TestClaimsForEqualShares(t *testing.T) {
 
 // The allocator of Kubernetes with features that are beta there, and the one
 // with those that are alpha too.
-func everyAllocator(t *testing.T, plan offer.Plan, story func(*scheduler)) {
+func everyAllocator(t *testing.T, plan v1alpha1.Plan, story func(*scheduler)) {
 	t.Helper()
 	for name, alpha := range map[string]bool{"beta": false, "alpha": true} {
 		t.Run(name, func(t *testing.T) {
@@ -309,7 +309,7 @@ func everyAllocator(t *testing.T, plan offer.Plan, story func(*scheduler)) {
 	}
 }
 
-// Two shares for one claim; nobody else's are given twice.
+// One claim gets two shares; shares of other claims aren't allocated twice.
 func TestOneClaimForTwoShares(t *testing.T) {
 	everyAllocator(t, equalShares(3), func(s *scheduler) {
 		s.gets("a", "mps3-0 mps3-1", oneShare, oneShare)
@@ -318,7 +318,7 @@ func TestOneClaimForTwoShares(t *testing.T) {
 	})
 }
 
-// Claims say how much they want; what is left is for others.
+// Claims request amounts; the rest is for others.
 func TestClaimsForSharesOfASize(t *testing.T) {
 	everyAllocator(t, bySize("1Gi", 16), func(s *scheduler) {
 		s.gets("a", "mps clients=1 memory=10Gi threadPercentage=100", memory("10Gi"))
@@ -388,14 +388,14 @@ func TestClaimsForSharesOfPartitions(t *testing.T) {
 	})
 }
 
-// On servers without counters, or without consumable capacity, what is left of
-// the plan keeps devices apart all the same.
+// On servers without counters, or without consumable capacity, the remaining
+// offer still excludes overlapping allocations.
 func TestClaimsOnLesserServers(t *testing.T) {
 	for name, tc := range map[string]struct {
-		plan               offer.Plan
+		plan               v1alpha1.Plan
 		counters, multiple bool
 		what               request
-		want               []string // what claims that ask for it have
+		want               []string // the devices of the claims that request it
 		whole              bool     // has to be offered
 	}{
 		"equal, no counters":           {equalShares(2), false, true, oneShare, []string{"mps2-0", "mps2-1"}, false},
@@ -433,10 +433,10 @@ func TestClaimsOnLesserServers(t *testing.T) {
 	}
 }
 
-// What claims have never conflicts, whatever is planned meanwhile, whatever the
-// server forgets, and whoever comes and goes; and what a claim has stays.
+// The devices of claims never conflict, for any plans, abilities of the server,
+// and order of claims; and a claim keeps its devices.
 func TestNobodyGetsWhatSomebodyHas(t *testing.T) {
-	plans := []offer.Plan{
+	plans := []v1alpha1.Plan{
 		{}, equalShares(2), equalShares(4), bySize("1Gi", 4), bySize("30Gi", 2), inTurn(2), inTurn(3),
 		{Partitioned: only("1g.10gb", "3g.40gb")}, {Partitioned: fix("3g.40gb", "3g.40gb")},
 		sharedParts(2, "1g.10gb", "3g.40gb"), sharedParts(3, "3g.40gb"), sharedLayout(2, "3g.40gb", "1g.10gb"),
@@ -518,7 +518,7 @@ func checkNotShort(t *testing.T, s *scheduler, offered offer.GPU) {
 	}
 	state := s.allocated()
 	for _, d := range offered.Devices {
-		id := structured.MakeDeviceID(offer.Driver, s.node.Name, d.Name)
+		id := structured.MakeDeviceID(gpu.DriverName, s.node.Name, d.Name)
 		shared := slices.ContainsFunc(state.AllocatedSharedDeviceIDs.UnsortedList(), func(x structured.SharedDeviceID) bool {
 			return structured.MakeDeviceID(x.Driver.String(), x.Pool.String(), x.Device.String()) == id
 		})
@@ -539,10 +539,10 @@ func checkNotShort(t *testing.T, s *scheduler, offered offer.GPU) {
 }
 
 // TestLeftoversOfOtherCounts: while claims have shares that the plan doesn't
-// offer, nobody gets anything else of the GPU; then everybody does.
+// offer, no other claim gets a device of the GPU; afterwards claims do.
 func TestLeftoversOfOtherCounts(t *testing.T) {
 	for name, tc := range map[string]struct {
-		before, after offer.Plan
+		before, after v1alpha1.Plan
 		what          request
 		want          offered
 	}{
@@ -550,14 +550,14 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 		"other number, size": {equalShares(4), bySize("1Gi", 2), oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
 		"size, then number":  {bySize("1Gi", 2), equalShares(4), oneShare, offered{Devices: "mps", Leftover: "mps"}},
 		"size, other step":   {bySize("1Gi", 2), bySize("10Gi", 2), oneShare, offered{Devices: "whole mps", Counters: "shares=1"}},
-		"exclusive":          {equalShares(4), offer.Plan{}, oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
-		"partitioned":        {inTurn(4), offer.Plan{Partitioned: only("3g.40gb")}, oneTurn, offered{Devices: "ts4-0", Leftover: "ts4-0"}},
-		"from partitions":    {offer.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
-		"from whole":         {offer.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
+		"exclusive":          {equalShares(4), v1alpha1.Plan{}, oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
+		"partitioned":        {inTurn(4), v1alpha1.Plan{Partitioned: only("3g.40gb")}, oneTurn, offered{Devices: "ts4-0", Leftover: "ts4-0"}},
+		"from partitions":    {v1alpha1.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
+		"from whole":         {v1alpha1.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
 		"turns, then shares": {inTurn(2), equalShares(2), oneTurn, offered{Devices: "ts2-0", Leftover: "ts2-0"}},
-		"partitions, then shares of them": {offer.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{kind: "mig"},
+		"partitions, then shares of them": {v1alpha1.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{kind: "mig"},
 			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "memory-slice-0=1 memory-slice-4=1"}},
-		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), offer.Plan{}, oneShare,
+		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), v1alpha1.Plan{}, oneShare,
 			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps", Counters: "memory-slice-0=1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -579,11 +579,12 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 	}
 }
 
-// TestAllocatorThatDoesNotCharge: on Kubernetes before 1.36.2 nobody gets a GPU,
-// or a part of it, beside shares of it, and people read why less is offered.
+// TestAllocatorThatDoesNotCharge: on Kubernetes before 1.36.2 no claim gets a
+// GPU, or a part of it, while others have shares of it, and the problems say
+// why less is offered.
 func TestAllocatorThatDoesNotCharge(t *testing.T) {
 	for name, tc := range map[string]struct {
-		plan      offer.Plan
+		plan      v1alpha1.Plan
 		share     request
 		shared    bool // a share is given
 		uncharged bool // something is left out
@@ -593,7 +594,7 @@ func TestAllocatorThatDoesNotCharge(t *testing.T) {
 		"in turn":               {inTurn(4), oneTurn, true, false},
 		"of partitions":         {sharedParts(2, "1g.10gb", "3g.40gb"), oneShare, false, true},
 		"of a layout":           {sharedLayout(2, "3g.40gb", "3g.40gb"), oneShare, true, false},
-		"partitions, no shares": {offer.Plan{Partitioned: only("1g.10gb")}, request{kind: "mig"}, true, false},
+		"partitions, no shares": {v1alpha1.Plan{Partitioned: only("1g.10gb")}, request{kind: "mig"}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScheduler(t, tc.plan)
@@ -617,10 +618,10 @@ func TestAllocatorThatDoesNotCharge(t *testing.T) {
 // TestSharesOfBefore: shares that were allocated while they consumed counters,
 // under an earlier release, hold back all else of their GPU.
 func TestSharesOfBefore(t *testing.T) {
-	for name, plan := range map[string]offer.Plan{
+	for name, plan := range map[string]v1alpha1.Plan{
 		"by size": bySize("1Gi", 4), "of partitions": sharedParts(2, "1g.10gb", "3g.40gb"),
 	} {
-		for now, after := range map[string]offer.Plan{"same plan": plan, "partitioned": {Partitioned: only("1g.10gb", "3g.40gb")}, "exclusive": {}} {
+		for now, after := range map[string]v1alpha1.Plan{"same plan": plan, "partitioned": {Partitioned: only("1g.10gb", "3g.40gb")}, "exclusive": {}} {
 			t.Run(name+", "+now, func(t *testing.T) {
 				s := newScheduler(t, plan)
 				if s.asks("share", oneShare) == "" {
@@ -640,7 +641,7 @@ func TestSharesOfBefore(t *testing.T) {
 // TestBridgedPairs: two GPUs in one NVLink domain are those of one bridge. Two that
 // have no NVLink won't do.
 func TestBridgedPairs(t *testing.T) {
-	s := newScheduler(t, offer.Plan{})
+	s := newScheduler(t, v1alpha1.Plan{})
 	s.node = node(t, "l40s", 6)
 	for _, pair := range [][2]int{{1, 3}, {2, 5}} {
 		for _, i := range pair {
@@ -653,9 +654,10 @@ func TestBridgedPairs(t *testing.T) {
 	s.waits("a third pair", pair)
 }
 
-// TestSharesForGPUClaims: a GPU that serves the class of GPUs too. A claim that
-// asks for capacity gets a share; one that doesn't gets all of it, and nobody
-// else anything. It has no counters, so that older schedulers count right.
+// TestSharesForGPUClaims: a GPU that serves the class of GPUs too. A claim with
+// a request for capacity gets a share; one without gets all of it, and other
+// claims get nothing. It has no counters, so that older schedulers count
+// correctly.
 func TestSharesForGPUClaims(t *testing.T) {
 	plan := bySize("1Gi", 4)
 	plan.MPS.Consumable.ServesGPUClass = true
@@ -683,11 +685,12 @@ func TestSharesForGPUClaims(t *testing.T) {
 			if d := s.offered().Devices; len(d) != 1 || *d[0].Attributes["uuid"].StringValue != string(s.node.GPUs[0].UUID) {
 				t.Errorf("offered: %+v", d)
 			}
-			// The policy is edited: what claims have stays, and nobody gets it twice.
+			// The policy is edited: claims keep their devices, and no device is
+			// allocated twice.
 			s.plan(bySize("1Gi", 4))
 			checkHeld(t, s)
 			s.waits("all", wholeGPU)
-			s.plan(offer.Plan{})
+			s.plan(v1alpha1.Plan{})
 			checkHeld(t, s)
 			s.waits("all", wholeGPU)
 		})

@@ -3,7 +3,6 @@ package offer_test
 import (
 	"testing"
 
-	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
@@ -15,6 +14,6 @@ func BenchmarkBuild(b *testing.B) {
 	o := partitioned(nil)
 	b.ReportAllocs()
 	for b.Loop() {
-		offer.Build(n, o)
+		build(n, o)
 	}
 }

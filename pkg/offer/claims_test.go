@@ -11,9 +11,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// TestWhatClaimsHaveStays plays with every product: whatever claims have, others
-// have made, the plan, the mode and the server, what claims have is offered, and
-// no two devices that share silicon can be had, but by claims that have them.
+// TestWhatClaimsHaveStays tests every product: for any claims, foreign
+// instances, plan, mode and server, the devices of claims are offered, and no
+// two devices that share silicon can be allocated, except those that claims
+// already have.
 func TestWhatClaimsHaveStays(t *testing.T) {
 	for _, m := range migModels(t) {
 		t.Run(m.ID, func(t *testing.T) {
@@ -22,13 +23,12 @@ func TestWhatClaimsHaveStays(t *testing.T) {
 				n := node(t, m.ID, 1)
 				meddle(r, &n.GPUs[0])
 				have := someDevices(r, n.GPUs[0])
-				o := offer.Options{Counters: r.IntN(2) == 0, Multiple: r.IntN(2) == 0, Charged: r.IntN(2) == 0}
-				plan := somePlan(r, m)
-				o.Plan = func(gpu.GPU) offer.Plan { return plan }
+				o := options{Server: offer.Server{Counters: r.IntN(2) == 0, Multiple: r.IntN(2) == 0, Charged: r.IntN(2) == 0}}
+				o.Plan = somePlan(r, m)
 				for _, d := range have {
 					o.Allocated = append(o.Allocated, name(t, n, d))
 				}
-				g := offer.Build(n, o)[0]
+				g := build(n, o)[0]
 				checkKept(t, newChecker(t, m, n, g), have, o.Counters)
 				for _, l := range g.Leftover {
 					if !slices.Contains(o.Allocated, l) {
@@ -36,7 +36,7 @@ func TestWhatClaimsHaveStays(t *testing.T) {
 					}
 				}
 				if t.Failed() {
-					t.Fatalf("seed %d: %+v, plan %+v, claims have %v, counters %s", seed, *n.GPUs[0].MIG, plan, o.Allocated, counterText(g))
+					t.Fatalf("seed %d: %+v, plan %+v, claims have %v, counters %s", seed, *n.GPUs[0].MIG, o.Plan, o.Allocated, counterText(g))
 				}
 			}
 		})
@@ -105,12 +105,12 @@ func someDevices(r *rand.Rand, g gpu.GPU) []gpu.Device {
 	return have
 }
 
-func somePlan(r *rand.Rand, m *nvmlsim.Model) offer.Plan {
+func somePlan(r *rand.Rand, m *nvmlsim.Model) v1alpha1.Plan {
 	var profiles []string
 	for range 1 + r.IntN(4) {
 		profiles = append(profiles, m.MIG.Profiles[r.IntN(len(m.MIG.Profiles))].Name)
 	}
-	return []offer.Plan{
+	return []v1alpha1.Plan{
 		{}, {Partitioned: &v1alpha1.PartitionedPlan{}}, {Partitioned: only(profiles...)}, {Partitioned: fix(profiles...)},
 		sharedParts(2, profiles...), sharedLayout(2, profiles...), equalShares(4), equalShares(2), bySize("1Gi", 16), inTurn(2), inTurn(64),
 	}[r.IntN(11)]

@@ -43,11 +43,11 @@ func count(r room, parts []part, whole bool) counters {
 	return append(sliceCounters(r.slices, spans), scarce(r.slices, spans, possible(r, parts, len(spans)))...)
 }
 
-// sliceCounters let no two devices overlap. A slice that holds nobody apart
-// whom another slice doesn't hold apart too needs no counter, and neighbours
-// share one where their sum says the same as each of them.
+// sliceCounters prevent that two devices overlap. It skips a memory slice whose
+// counter is redundant, because another slice already excludes the same
+// placements, and merges neighbours if one counter of their sum is equivalent.
 func sliceCounters(memorySlices int, spans []gpu.Placement) counters {
-	at := telling(memorySlices, spans)
+	at := distinguishing(memorySlices, spans)
 	// best[n] is how at[:n] is divided into the fewest groups: groups, and where
 	// the last one starts.
 	type division struct{ groups, last int }
@@ -68,9 +68,9 @@ func sliceCounters(memorySlices int, spans []gpu.Placement) counters {
 	return out
 }
 
-// telling are the memory slices that keep devices apart whom no other of them
-// does.
-func telling(memorySlices int, spans []gpu.Placement) []int {
+// distinguishing returns the memory slices whose counters are not redundant: no
+// other memory slice excludes the same placements.
+func distinguishing(memorySlices int, spans []gpu.Placement) []int {
 	within := func(a, b int) bool {
 		return !slices.ContainsFunc(spans, func(s gpu.Placement) bool { return covers(s, a) && !covers(s, b) })
 	}
@@ -124,8 +124,8 @@ func sliceCounter(spans []gpu.Placement, at []int) counter {
 	return c
 }
 
-// possible are the counters there could be besides those of slices. What exists
-// takes nothing of them: room has counted it.
+// possible returns the candidates for counters besides those of slices.
+// Existing instances consume none of them: room has subtracted them already.
 func possible(r room, parts []part, devices int) counters {
 	var out counters
 	for k, u := range units(gpu.Engines{}) {
@@ -138,7 +138,7 @@ func possible(r room, parts []part, devices int) counters {
 		out = append(out, c)
 	}
 	for profile, like := range byProfile(parts) {
-		c := counter{name: "instances-" + like[0].slug(), limit: max(0, r.instances[profile]), takes: make([]int, devices)}
+		c := counter{name: "instances-" + gpu.ProfileLabel(like[0].Profile), limit: max(0, r.instances[profile]), takes: make([]int, devices)}
 		for i, p := range parts {
 			if !p.exists && p.Profile == profile {
 				c.takes[i] = 1
@@ -159,7 +159,7 @@ func scarce(memorySlices int, spans []gpu.Placement, all counters) counters {
 			out = append(out, c)
 		}
 	}
-	// What came later may say what an earlier one says.
+	// A later counter may make an earlier one redundant.
 	for i, c := range slices.Backward(out) {
 		others := slices.Delete(slices.Clone(out), i, i+1)
 		if most(memorySlices, spans, c, others) <= c.limit {
@@ -169,16 +169,17 @@ func scarce(memorySlices int, spans []gpu.Placement, all counters) counters {
 	return out
 }
 
-// maxWays is with how many different sums of the other counters most goes on
-// from one memory slice. Products have some tens; without a limit, tables that
-// a node makes up could take all memory.
+// maxWays limits the different sums of the other counters that most keeps per
+// memory slice. Products have some tens; without a limit, a table that a node
+// makes up could take all memory.
 const maxWays = 1000
 
-// most is what devices that don't overlap can take of c at most, if they keep
-// to the other counters; more than any limit if there are too many ways to try.
+// most returns the maximum that non-overlapping devices can consume of c within
+// the other counters; more than any limit if there are too many combinations to
+// try.
 func most(memorySlices int, spans []gpu.Placement, c counter, others counters) int {
-	// best[at] is what devices in [0, at) can take, by what they take of the
-	// others.
+	// best[at] has the maximum for devices in [0, at), by their consumption of the
+	// other counters.
 	best := make([]map[string]int, memorySlices+1)
 	for i := range best {
 		best[i] = make(map[string]int)
@@ -208,8 +209,8 @@ func most(memorySlices int, spans []gpu.Placement, c counter, others counters) i
 	return n
 }
 
-// add takes what a device takes to what has been taken of each counter, one
-// rune each, and says whether there is so much.
+// add adds the consumption of a device to taken, which has one rune for each
+// counter, and reports whether the counters allow it.
 func (c counters) add(taken string, device int) (string, bool) {
 	sum := []rune(taken)
 	for i, k := range c {
@@ -221,7 +222,7 @@ func (c counters) add(taken string, device int) (string, bool) {
 	return string(sum), true
 }
 
-// set is what the counters start with; nil if there are none.
+// set returns the initial values of the counters; nil if there are none.
 func (c counters) set(name gpu.DeviceName) *resourceapi.CounterSet {
 	if len(c) == 0 {
 		return nil
@@ -233,7 +234,7 @@ func (c counters) set(name gpu.DeviceName) *resourceapi.CounterSet {
 	return out
 }
 
-// use is what the device at a position takes of them.
+// use returns the consumption of the device at a position.
 func (c counters) use(name gpu.DeviceName, device int) []resourceapi.DeviceCounterConsumption {
 	takes := make(map[string]resourceapi.Counter)
 	for _, k := range c {

@@ -61,7 +61,7 @@ func TestCountersBesideOthers(t *testing.T) {
 func TestCounters(t *testing.T) {
 	for _, tc := range []struct {
 		models   []string
-		profiles []string // by the part before the dot and what follows "gb"
+		profiles []string // by the part before the dot and the suffix after "gb"
 		want     string
 	}{
 		{eightSlices, []string{"1g"}, "memory-slices-0-6=7"},
@@ -177,7 +177,7 @@ func checkCounterLimits(t *testing.T, g offer.GPU) {
 	}
 }
 
-// checker knows what counters and the hardware say of each set of devices.
+// checker compares counters and hardware for each set of devices.
 type checker struct {
 	devices  []gpu.Device
 	counters sums
@@ -185,7 +185,8 @@ type checker struct {
 	overlap  [][]bool
 }
 
-// sums that must not be exceeded: of what each device takes, of each kind.
+// sums has limits of the sum of the devices' consumption, for each kind of
+// resource.
 type sums struct {
 	kinds  []string
 	limits []int
@@ -367,9 +368,18 @@ func instance(g *gpu.GPU, profile string, start int) {
 	}
 }
 
-func partitioned(profiles []string) offer.Options {
-	plan := offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles}}
-	return offer.Options{Counters: true, Plan: func(gpu.GPU) offer.Plan { return plan }}
+func partitioned(profiles []string) options {
+	return options{Server: offer.Server{Counters: true}, Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles}}}
 }
 
-func build(n gpu.Node, o offer.Options) []offer.GPU { return offer.Build(n, o) }
+// options are the plan of all GPUs of a node, the server, and the devices that
+// claims have been allocated.
+type options struct {
+	offer.Server
+	Plan      v1alpha1.Plan
+	Allocated []gpu.DeviceName
+}
+
+func build(n gpu.Node, o options) []offer.GPU {
+	return offer.Build(n, offertest.OnePlan(n, o.Plan), o.Allocated, o.Server)
+}

@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// FuzzCounters checks the counters of products nobody has built: any profiles,
-// anywhere, with any engines.
+// FuzzCounters checks the counters of imaginary products: any profiles, at any
+// placements, with any engines.
 func FuzzCounters(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed)
@@ -26,7 +26,7 @@ func FuzzCounters(f *testing.F) {
 		for _, p := range m.MIG.Profiles {
 			all = append(all, p.Name)
 		}
-		g := offer.Build(n, partitioned(all))[0]
+		g := build(n, partitioned(all))[0]
 		c := newChecker(t, m, n, g)
 		if set, bad := c.disagree("", nil, 0); bad {
 			t.Errorf("%+v, counters %s: counters and hardware disagree about %v", m.MIG.Profiles, counterText(g), c.names(set))
@@ -52,8 +52,8 @@ func invented(r *rand.Rand) *nvmlsim.Model {
 	return m
 }
 
-// FuzzTables: whatever a node reports, the controller goes on, and what it
-// offers has names that differ.
+// FuzzTables checks that for any report of a node Build doesn't panic, and the
+// offered devices have different names.
 func FuzzTables(f *testing.F) {
 	f.Add(uint8(0), 0, 1, 7, 1, 0, 1)
 	f.Add(uint8(1), 1<<30, 1<<30, 1<<30, 1<<30, -5, 1<<30)
@@ -68,12 +68,12 @@ func FuzzTables(f *testing.F) {
 		mig.Instances = []gpu.Instance{{UUID: "MIG-1", Profile: p.Name, Placement: gpu.Placement{Start: otherStart, Size: otherSize}}}
 		mig.Enabled, mig.Pending = what&1 != 0, what&1 != 0
 		n.GPUs[0].MemoryReservedBytes, p.MemoryBytes = int64(start)<<32, int64(engines)<<20
-		for _, plan := range []offer.Plan{
+		for _, plan := range []v1alpha1.Plan{
 			{}, {Partitioned: &v1alpha1.PartitionedPlan{}}, {Partitioned: only(p.Name)}, {Partitioned: fix(p.Name, p.Name, "1g.10gb")},
 			sharedParts(2, p.Name), sharedLayout(48, p.Name, "1g.10gb", "1g.10gb", "3g.40gb"), equalShares(48), bySize("1", 48), inTurn(64),
 		} {
-			gpus := offer.Build(n, offer.Options{
-				Counters: what&2 != 0, Multiple: what&4 != 0, Charged: what&8 != 0, Plan: func(gpu.GPU) offer.Plan { return plan },
+			gpus := build(n, options{
+				Server: offer.Server{Counters: what&2 != 0, Multiple: what&4 != 0, Charged: what&8 != 0}, Plan: plan,
 				Allocated: []gpu.DeviceName{"gpu-00000001-mps4-1", "gpu-00000001-mig-1g10gb-0-mps", "gpu-00000002-mig-1g10gb-0-mps"},
 			})
 			if len(gpus) != 2 {
@@ -95,9 +95,8 @@ func FuzzTables(f *testing.F) {
 	})
 }
 
-// FuzzShares: whatever memory a GPU has, and however claims are to share it,
-// what is offered is something that the server stores, and the shares together
-// are no more than the GPU.
+// FuzzShares checks that for any memory and any plan of shares the server can
+// store the offer, and the shares together are not larger than the GPU.
 func FuzzShares(f *testing.F) {
 	f.Add(int64(80<<30), int64(616<<20), int64(1<<30), int32(4), true)
 	f.Add(int64(0), int64(0), int64(1), int32(48), true)
@@ -109,8 +108,8 @@ func FuzzShares(f *testing.F) {
 		}
 		n := node(t, "l4", 1)
 		n.GPUs[0].MemoryBytes, n.GPUs[0].MemoryReservedBytes = all, max(0, reserved)
-		for _, plan := range []offer.Plan{equalShares(shares), bySize(fmt.Sprint(step), shares), inTurn(shares), sharedParts(shares)} {
-			g := offer.Build(n, offer.Options{Counters: true, Multiple: multiple, Charged: true, Plan: func(gpu.GPU) offer.Plan { return plan }})[0]
+		for _, plan := range []v1alpha1.Plan{equalShares(shares), bySize(fmt.Sprint(step), shares), inTurn(shares), sharedParts(shares)} {
+			g := build(n, options{Server: offer.Server{Counters: true, Multiple: multiple, Charged: true}, Plan: plan})[0]
 			checkRoom(t, g)
 			sum := int64(0)
 			for _, d := range g.Devices {

@@ -7,10 +7,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// keep leaves on the shelf what claims have. Without counters, what couldn't
-// exist beside it is taken off instead; and everything is, beside a partition
-// of which nobody knows what it takes, and where a change between shares,
-// replicas and others isn't over.
+// keep keeps the devices of claims in the offer. Without counters, it removes
+// devices that overlap with them. It removes all other devices if a claim's
+// partition has an unknown size, and while a change between shares, replicas
+// and other devices isn't complete.
 func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName) {
 	var have []gpu.Device
 	var unknown []string
@@ -37,9 +37,9 @@ func (s *shelf) keep(names *gpu.Names, allocated []gpu.DeviceName) {
 	s.trim(have)
 }
 
-// changing says whether claims have what no counter would keep apart from what
-// the plan offers, or what they have is in each other's way: the scheduler gives
-// nothing away of a pool that has less than nothing left of a counter.
+// changing reports whether claims have devices that counters can't separate
+// from those of the plan, or that conflict with each other: the scheduler
+// allocates nothing of a pool with an overdrawn counter.
 func (s *shelf) changing(have []gpu.Device) bool {
 	return slices.ContainsFunc(have, func(d gpu.Device) bool {
 		return inTheWay(d, have) || !s.offers(d) && (len(s.slots) > 0 || isSlot(d)) || s.escapes(d)
@@ -77,8 +77,8 @@ func (s *shelf) offers(d gpu.Device) bool {
 		slices.ContainsFunc(s.slots, func(x slot) bool { return x.device == d })
 }
 
-// freeze takes off all that no claim has. What is in the way of something else
-// that claims have isn't to be given away again either.
+// freeze removes all devices that no claim has. A device that conflicts with
+// another claim's device must not be allocated again either.
 func (s *shelf) freeze(have []gpu.Device) {
 	s.frozen = true
 	if whole := gpu.Device(gpu.Whole{GPU: s.g.UUID}); !slices.Contains(have, whole) || inTheWay(whole, have) {
@@ -112,18 +112,18 @@ func (s *shelf) hold(d gpu.Device) {
 	}
 }
 
-// exists says whether a partition is one that others made.
-func (s *shelf) exists(d gpu.Partition) bool {
+// isExisting reports whether others made a partition.
+func (s *shelf) isExisting(d gpu.Partition) bool {
 	return slices.ContainsFunc(s.parts, func(p part) bool { return p.Partition == d && p.exists })
 }
 
-// withhold takes off what overlaps with what claims have, or wants engines of
-// which they leave too few.
+// withhold removes devices that overlap with those of claims, or need more
+// engines than they leave free.
 func (s *shelf) withhold(allocated []gpu.Device) {
 	s.whole = s.whole && !inTheWay(gpu.Whole{GPU: s.g.UUID}, allocated)
 	r := s.room
 	for _, a := range allocated {
-		if d, ok := gpu.Base(a).(gpu.Partition); ok && !s.exists(d) {
+		if d, ok := gpu.Base(a).(gpu.Partition); ok && !s.isExisting(d) {
 			if p, ok := s.profile(d.Profile); ok {
 				r = r.without(p, d.Placement)
 			}

@@ -7,9 +7,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// layout offers a fixed partitioning: each item once, at a place of its own.
+// planLayout offers a fixed partitioning: each item once, at a place of its own.
 // Instances of others that are of an item's profile stand for it.
-func (s *shelf) layout(items []string) {
+func (s *shelf) planLayout(items []string) {
 	spare := make(map[string]int)
 	for _, p := range s.parts {
 		spare[p.Profile]++

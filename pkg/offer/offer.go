@@ -1,27 +1,27 @@
-// Package offer decides what is on the shelf: which devices, with which
-// attributes, capacities and counters, a node's GPUs are offered as.
+// Package offer decides which devices a node's GPUs are offered as, with their
+// attributes, capacities and counters.
 //
 // It is pure: the same node, plans and allocations give the same devices on
-// every cluster. Which policy a GPU is under is pkg/policy's affair; what a
-// server can store, how devices are spread over ResourceSlices and when they
-// are published is pkg/control's. Attribute names and the form of their values
-// are those of NVIDIA's DRA driver, so that a selector written for it selects
-// the same devices here.
+// every cluster. pkg/policy decides which policy applies to a GPU; pkg/control
+// decides how devices are distributed over ResourceSlices and when they are
+// published. Attribute names and the form of their values are those of NVIDIA's
+// DRA driver, so that a selector written for it selects the same devices here.
 //
-// MIG partitions are offered before they exist: each profile at each place it
-// can be made at is a device, and shared counters see to it that no two claims
-// get silicon twice. What the numbers are is computed from the GPU's tables.
+// MIG partitions are offered before they exist: each profile at each possible
+// placement is a device, and shared counters prevent that two claims get the
+// same silicon. The numbers are computed from the GPU's tables.
 //
 // So are MPS shares, and replicas that take turns. Equal shares of a GPU are a
 // device each, and a counter keeps them apart from the whole GPU. Shares of a
-// partition, and those that claims choose the size of, are one device that is
-// given several times.
+// partition, and shares whose size claims choose, are one device that is
+// allocated several times.
 //
-// Only the controller, and what measures it, import it.
+// Only the controller and its benchmarks import it.
 package offer
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -31,53 +31,25 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Driver is the name of this DRA driver; attributes with bare names are in its
-// domain.
-const Driver = "gpu.nvidia.com"
-
-// Plan is what a GPU is to be offered as: one of these, at most. The zero Plan
-// is exclusive: as a whole only.
-type Plan struct {
-	// Partitioned cuts the GPU; the zero PartitionedPlan into the default
-	// profiles, wherever they fit, on demand. Nil: exclusive. KeepWarm changes
-	// nothing here.
-	Partitioned *v1alpha1.PartitionedPlan
-	// MPS divides the GPU into MPS shares.
-	MPS *v1alpha1.MPSPlan
-	// TimeSliced offers replicas. Interval changes nothing here.
-	TimeSliced *v1alpha1.TimeSlicedPlan
-}
-
-// Options are what a node's offer depends on besides its GPUs.
-type Options struct {
-	// Plan of each GPU. Nil: all are exclusive.
-	Plan func(gpu.GPU) Plan
-	// Allocated are the names of the node's devices that claims have been
-	// given, admin access apart, in any order. None of them leaves the shelf,
-	// whatever the plan. While a claim has a partition that its GPU's tables don't
-	// list, or a share or replica that the plan doesn't offer, or anything else
-	// where the plan offers whole GPUs' shares or replicas, nothing new of the GPU
-	// is offered. A name that is of no GPU on this node now is ignored, and one
-	// that is there several times counts once.
-	Allocated []gpu.DeviceName
-	// Counters says that the server stores shared counters. Without them only
-	// devices that never overlap are offered: whole GPUs, others' instances,
-	// what a layout fixes, or shares or replicas without the whole.
+// Server has the abilities of a cluster's API server and scheduler.
+type Server struct {
+	// Counters: the server stores shared counters. Without them only devices that
+	// never overlap are offered: whole GPUs, existing MIG devices of others, the
+	// partitions of a layout, or shares or replicas without the whole GPU.
 	Counters bool
-	// Multiple says that the server stores devices that can be given several
-	// times (consumable capacity). Without it all shares are equal, and there
-	// are shares of partitions only where a layout fixes these.
+	// Multiple: the server stores devices that can be allocated several times
+	// (consumable capacity). Without it all shares are equal, and only the
+	// partitions of a layout can be shared.
 	Multiple bool
-	// Charged says that the scheduler charges counters for devices that can be
-	// given several times (pkg/allocator). Without it no such device consumes
-	// counters.
+	// Charged: the scheduler charges counters for devices that can be allocated
+	// several times (pkg/allocator). Without it no such device consumes counters.
 	Charged bool
-	// Version of Kubernetes, for Problems; empty where it isn't known.
+	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
 }
 
-// GPU is what one physical GPU is offered as. Its devices stay together,
-// because they come and go together.
+// GPU is the offer of one physical GPU. Its devices stay together, because they
+// are published and withdrawn together.
 type GPU struct {
 	UUID gpu.UUID
 	// Name of the whole GPU's device; unique and stable on the node, also where
@@ -93,52 +65,55 @@ type GPU struct {
 	// Counters is the one counter set that Devices consume from; nil where no
 	// two of them are in each other's way. Its name is Name.
 	Counters *resourceapi.CounterSet
-	// Leftover are those of Devices that are there only because a claim has
-	// them: the plan wants others. When their claims are gone, so are they. Their
+	// Leftover lists the Devices that are offered only because a claim has them:
+	// the plan has others. They are removed when their claims are gone. Their
 	// attribute type is "leftover", so that no DeviceClass selects them for a new
-	// claim; what a claim has been given isn't selected again.
+	// claim; allocated devices aren't selected again.
 	Leftover []gpu.DeviceName
-	// Missing are profiles of the plan that this GPU hasn't, in the plan's order.
-	// That is no problem where a policy is for several models; a profile that all
-	// GPUs of a policy miss is misspelt. What a layout misses is among Problems.
+	// Missing lists profiles of the plan that this GPU doesn't have, in the plan's
+	// order. That is no problem if a policy is for several models; a profile that
+	// all GPUs of a policy miss is misspelt. Missing profiles of a layout are in
+	// Problems.
 	Missing []string
-	// Problems say what of the plan can't be carried out, why, and what to do:
-	// whole sentences without the GPU's name, in a fixed order.
+	// Problems lists the parts of the plan that can't be carried out, with reason
+	// and remedy: complete sentences without the GPU's name, in a fixed order.
 	Problems []string
 	// Uncharged says that less than the plan is offered because the scheduler
 	// doesn't charge counters for shares; Problems explains it.
 	Uncharged bool
 }
 
-// Build returns what the node offers, by index. A GPU that must not be given
-// to anybody isn't in it: one with a blocking condition, one whose UUID
-// doesn't identify it.
+// Build returns the node's offer, by index. Each GPU is offered by its plan; one
+// without a plan is offered as a whole only. A GPU that nobody may use isn't in the
+// offer: one with a blocking condition, or one whose UUID doesn't identify it.
 //
-// A GPU that others put into MIG mode is offered in partitions only; CUDA
-// can't use it whole. One whose mode is off is offered whole, and in
-// partitions where this driver may switch the mode. While a change of mode is
-// pending only what exists is offered. Instances that others made are offered
-// in every plan, as they are or divided into MPS shares, and nothing in the space
-// they take.
+// allocated are the names of the node's devices that claims have been allocated,
+// except for admin access, in any order. Each of them stays in the offer, whatever
+// the plan. Nothing new of a GPU is offered while a claim has one of its partitions
+// that its tables don't list, or a share or replica that the plan doesn't offer, or,
+// where the plan is for shares or replicas of the whole GPU, anything else. Names of
+// GPUs that the node doesn't have now are ignored; duplicates count once.
 //
-// Of a node that reports more than maxGPUs, as no server lets it, the rest is
-// left out.
-func Build(n gpu.Node, o Options) []GPU {
+// A GPU that others put into MIG mode is offered in partitions only, because CUDA
+// can't use it whole. One whose mode is off is offered whole, and in partitions
+// where this driver may switch the mode. While a change of the mode is pending only
+// existing MIG devices are offered. Every plan offers the instances that others
+// made, as they are or divided into MPS shares, and nothing in the space they take.
+//
+// Of a node that reports more than maxGPUs, which no server accepts, only the first
+// ones are offered.
+func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceName, server Server) []GPU {
 	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	names := nameAll(n.GPUs)
-	allocated := byGPU(names, o.Allocated)
+	claimed := byGPU(names, allocated)
 	var out []GPU
 	for _, g := range n.GPUs {
-		name, ok := names.Name(gpu.Whole{GPU: g.UUID})
-		if !ok || slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+		name, why := usable(names, g)
+		if why != "" {
 			continue
 		}
-		var p Plan
-		if o.Plan != nil {
-			p = o.Plan(g)
-		}
-		s := newShelf(g, p, o, sane(names, g))
-		s.keep(names, allocated[g.UUID])
+		s := newShelf(g, plans[g.UUID], server, sane(names, g))
+		s.keep(names, claimed[g.UUID])
 		out = append(out, s.offer(n, name, names))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
@@ -147,10 +122,51 @@ func Build(n gpu.Node, o Options) []GPU {
 	return out
 }
 
+// WithheldGPU is a GPU that is in no offer, whatever its plan.
+type WithheldGPU struct {
+	UUID gpu.UUID
+	// Name of the whole GPU's device; empty where the UUID doesn't identify the GPU.
+	Name gpu.DeviceName
+	// Reason lists the conditions that block the GPU, with their messages.
+	Reason string
+}
+
+// Withheld returns the node's GPUs that Build leaves out, by index.
+func Withheld(n gpu.Node) []WithheldGPU {
+	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
+	names := nameAll(n.GPUs)
+	var out []WithheldGPU
+	for _, g := range slices.SortedStableFunc(slices.Values(n.GPUs), func(a, b gpu.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
+		if name, why := usable(names, g); why != "" {
+			out = append(out, WithheldGPU{UUID: g.UUID, Name: name, Reason: why})
+		}
+	}
+	return out
+}
+
+// usable returns the GPU's name, and the reason why it must not be used; "" if
+// claims may use it.
+func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
+	name, ok := names.Name(gpu.Whole{GPU: g.UUID})
+	if !ok {
+		return "", "its UUID doesn't identify it: it is malformed, or another GPU of the node has the same"
+	}
+	var why []string
+	for _, c := range g.Conditions {
+		switch {
+		case !c.Blocks():
+		case c.Message == "":
+			why = append(why, string(c.Type))
+		default:
+			why = append(why, fmt.Sprintf("%s: %s", c.Type, c.Message))
+		}
+	}
+	return name, strings.Join(why, "; ")
+}
+
 // Whole describes an entire GPU of the node, whether it is offered whole or
-// not: it is what a SharingPolicy's gpuSelector is asked about. It has no
-// name.
-func Whole(n gpu.Node, g gpu.GPU) resourceapi.Device { return whole(n, g, "") }
+// not. A SharingPolicy's gpuSelector is evaluated on it. It has no name.
+func Whole(n gpu.Node, g gpu.GPU) resourceapi.Device { return describeWhole(n, g, "") }
 
 // byGPU sorts names of devices, each once, by the GPUs they are of.
 func byGPU(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.DeviceName {

@@ -20,7 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.out.yaml anew")
+var update = flag.Bool("update", false, "write testdata/*.out.yaml again")
 
 // TestGolden offers testdata/NAME.in.yaml, a GPUInventory, as
 // testdata/NAME.options.yaml says, if there is one, and expects
@@ -35,7 +35,7 @@ func TestGolden(t *testing.T) {
 		t.Run(filepath.Base(base), func(t *testing.T) {
 			var inv v1alpha1.GPUInventory
 			read(t, file, &inv)
-			gpus := offer.Build(inventory.Node(&inv), readOptions(t, base+".options.yaml"))
+			gpus := build(inventory.Node(&inv), readOptions(t, base+".options.yaml"))
 			got := golden(t, gpus)
 			if *update {
 				if err := os.WriteFile(base+".out.yaml", []byte(got), 0o644); err != nil {
@@ -70,7 +70,7 @@ func read(t *testing.T, file string, into any) {
 	}
 }
 
-func readOptions(t *testing.T, file string) offer.Options {
+func readOptions(t *testing.T, file string) options {
 	t.Helper()
 	var o struct {
 		Partitioned *v1alpha1.PartitionedPlan `json:"partitioned"`
@@ -84,19 +84,15 @@ func readOptions(t *testing.T, file string) offer.Options {
 	if _, err := os.Stat(file); err == nil {
 		read(t, file, &o)
 	}
-	return offer.Options{
-		Plan: func(gpu.GPU) offer.Plan {
-			return offer.Plan{Partitioned: o.Partitioned, MPS: o.MPS, TimeSliced: o.TimeSliced}
-		},
+	return options{
+		Server:    offer.Server{Counters: o.Counters, Multiple: o.Multiple, Charged: o.Charged},
+		Plan:      v1alpha1.Plan{Partitioned: o.Partitioned, MPS: o.MPS, TimeSliced: o.TimeSliced},
 		Allocated: o.Allocated,
-		Counters:  o.Counters,
-		Multiple:  o.Multiple,
-		Charged:   o.Charged,
 	}
 }
 
-// golden writes an offer as YAML, what belongs together on one line: devices
-// and counters as a ResourceSlice lists them.
+// golden writes an offer as YAML, with one line for each device and counter
+// set, in the order of a ResourceSlice.
 func golden(t *testing.T, gpus []offer.GPU) string {
 	t.Helper()
 	var out strings.Builder
@@ -127,7 +123,8 @@ func golden(t *testing.T, gpus []offer.GPU) string {
 	return out.String()
 }
 
-// checkLimits: what a server refuses would keep the whole node's GPUs back.
+// checkLimits checks the server's limits: one refused device would keep all
+// GPUs of the node from being published.
 func checkLimits(t *testing.T, d resourceapi.Device) {
 	t.Helper()
 	if errs := validation.IsDNS1123Label(d.Name); len(errs) > 0 {
@@ -158,7 +155,7 @@ func checkRoom(t *testing.T, g offer.GPU) {
 	}
 }
 
-// checkRequests: what claims may ask for has to make sense to the server.
+// checkRequests checks that the server accepts the request policies.
 func checkRequests(t *testing.T, d resourceapi.Device) {
 	t.Helper()
 	for name, c := range d.Capacity {
@@ -196,8 +193,31 @@ func TestNodeThatReportsTooManyGPUs(t *testing.T) {
 		g.UUID, g.Index = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, i)), i
 		n.GPUs = append(n.GPUs, g)
 	}
-	if got := len(offer.Build(n, offer.Options{})); got != 128 {
+	if got := len(build(n, options{})); got != 128 {
 		t.Errorf("%d GPUs are offered, want 128", got)
+	}
+}
+
+// TestWithheld checks that every GPU of a node is either offered or withheld with a
+// reason.
+func TestWithheld(t *testing.T) {
+	n := node(t, "l4", 6)
+	n.GPUs[1].Conditions = []gpu.Condition{{Type: gpu.CDIFailed, Message: "no space"}, {Type: gpu.Lost, Message: "gone"}, {Type: gpu.Unreadable}}
+	n.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.CDIFailed, Message: "no space"}}
+	n.GPUs[4].UUID = n.GPUs[3].UUID
+	n.GPUs[5].UUID = "nonsense"
+	ambiguous := "its UUID doesn't identify it: it is malformed, or another GPU of the node has the same"
+	want := []offer.WithheldGPU{
+		{UUID: n.GPUs[1].UUID, Name: "gpu-00000002", Reason: "Lost: gone; Unreadable"},
+		{UUID: n.GPUs[3].UUID, Reason: ambiguous},
+		{UUID: n.GPUs[3].UUID, Reason: ambiguous},
+		{UUID: "nonsense", Reason: ambiguous},
+	}
+	if diff := cmp.Diff(want, offer.Withheld(n)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := len(build(n, options{})); got != 2 {
+		t.Errorf("%d GPUs are offered, want the two others", got)
 	}
 }
 

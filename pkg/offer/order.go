@@ -7,13 +7,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// inOrder sorts partitions as they should be given away: the scheduler tries
-// them in this order and takes the first that fits. What comes late makes each
-// claim for it dearer, by measurement. Small profiles come first: to fill a GPU
-// takes many small claims, and one that a small partition satisfies gets it. Of
-// profiles of one size the plentiful goes first; those of one profile go so that
-// the largest holes are kept. An instance that exists goes first among its like:
-// to use it costs no room.
+// inOrder sorts partitions in the order in which they should be allocated: the
+// scheduler tries them in this order and takes the first that fits. By
+// measurement, claims for devices late in the list are more expensive. Small
+// profiles come first: filling a GPU takes many small claims, and a claim that
+// fits a small partition should get it. Among profiles of one size, the one
+// with more instances comes first; the placements of one profile are ordered to
+// keep the largest free areas. An existing instance comes first among equal
+// ones, because it needs no further room.
 func inOrder(m gpu.MIG, parts []part) []part {
 	rank := ranks(parts)
 	nvml := func(p part) int {
@@ -21,24 +22,17 @@ func inOrder(m gpu.MIG, parts []part) []part {
 	}
 	return slices.SortedFunc(slices.Values(parts), func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.Placement.Size, b.Placement.Size), cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances),
-			cmp.Compare(nvml(a), nvml(b)), existing(a, b), cmp.Compare(rank[a.Partition], rank[b.Partition]),
-			cmp.Compare(a.share(), b.share()))
+			cmp.Compare(nvml(a), nvml(b)), falseFirst(!a.exists, !b.exists), cmp.Compare(rank[a.Partition], rank[b.Partition]),
+			falseFirst(a.shared, b.shared))
 	})
 }
 
-// share tells a partition from one that is shared.
-func (p part) share() int {
-	if p.shared {
-		return 1
-	}
-	return 0
-}
-
-func existing(a, b part) int {
+// falseFirst compares two booleans.
+func falseFirst(a, b bool) int {
 	switch {
-	case a.exists == b.exists:
+	case a == b:
 		return 0
-	case a.exists:
+	case b:
 		return -1
 	}
 	return 1
@@ -74,13 +68,14 @@ func byProfile(parts []part) map[string][]part {
 	return out
 }
 
-// maxOrdered is of how many places of one profile the best order is looked for;
-// it takes time and memory for each subset of them. No product has more than 7.
+// maxOrdered limits the placements of one profile for which the best order is
+// computed, which takes time and memory for each subset of them. No product has
+// more than 7.
 const maxOrdered = 10
 
-// bestOrder looks at every subset of like once: what stays possible beside a
-// subset doesn't depend on the order in which it was given away. Of equally
-// good orders it takes the one with the lower slices first.
+// bestOrder examines every subset of like once: the partitions that remain
+// possible next to a subset don't depend on the order of its allocation. Of
+// equally good orders it takes the one with the lower slices first.
 func bestOrder(all []gpu.Placement, like []part) []part {
 	like = slices.SortedFunc(slices.Values(like), func(a, b part) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	if len(like) > maxOrdered {
@@ -88,7 +83,7 @@ func bestOrder(all []gpu.Placement, like []part) []part {
 	}
 	type order struct {
 		given []int
-		sum   []int // of what is left after each step
+		sum   []int // of the remaining partitions after each step
 	}
 	subsets := make([]order, 1<<len(like))
 	given := make([]gpu.Placement, 0, len(like))

@@ -1,17 +1,15 @@
 package offer
 
 import (
-	"strings"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// partition describes a MIG partition. A UUID it has only where it exists and
-// stays: the UUID of one that is made on demand is known when a claim has it.
-func partition(n gpu.Node, g gpu.GPU, p part, name gpu.DeviceName) resourceapi.Device {
+// describePartition describes a MIG partition. Only one that others made has a
+// UUID: that of a partition that is created on demand is known when a claim has it.
+func describePartition(n gpu.Node, g gpu.GPU, p part, name gpu.DeviceName) resourceapi.Device {
 	a := make(attributes)
 	a.model(n, g)
 	a.place(g)
@@ -53,9 +51,4 @@ func units(e gpu.Engines) []unit {
 		{"copyEngines", "copy-engines", e.CopyEngines},
 		{"multiprocessors", "multiprocessors", e.Multiprocessors},
 	}
-}
-
-// slug is the profile as the names of counters can have it.
-func (p part) slug() string {
-	return strings.ReplaceAll(strings.ReplaceAll(p.Profile, ".", ""), "+", "")
 }

@@ -16,11 +16,11 @@ import (
 // offered is one GPU's offer in short: "whole" and "1g10gb-4".
 type offered struct {
 	Devices, Leftover, Counters string
-	Problem                     string // what one of the problems must say; "": there is none
+	Problem                     string // a part of one of the problems; "": there is none
 }
 
-// TestPlans goes through what a GPU is offered as: by its plan, the state of
-// its MIG mode, what others made of it, and what claims still have of it.
+// TestPlans tests the offer of a GPU by its plan, its MIG mode, foreign
+// instances, and devices of claims.
 func TestPlans(t *testing.T) {
 	const (
 		small   = "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6"
@@ -28,7 +28,7 @@ func TestPlans(t *testing.T) {
 		halves  = "memory-slices-0-3=4 memory-slices-4-6=3"
 	)
 	for name, tc := range map[string]struct {
-		gpu       func(*gpu.GPU) // from an H100 that nobody has touched
+		gpu       func(*gpu.GPU) // changes an H100 in its initial state
 		plan      *v1alpha1.PartitionedPlan
 		allocated []string
 		bare      bool // a server without counters
@@ -111,11 +111,11 @@ func TestPlans(t *testing.T) {
 			if tc.gpu != nil {
 				tc.gpu(&n.GPUs[0])
 			}
-			o := offer.Options{Counters: !tc.bare, Plan: func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: tc.plan} }}
+			o := options{Server: offer.Server{Counters: !tc.bare}, Plan: v1alpha1.Plan{Partitioned: tc.plan}}
 			for _, a := range tc.allocated {
 				o.Allocated = append(o.Allocated, long(a))
 			}
-			got := offer.Build(n, o)
+			got := build(n, o)
 			if len(got) != 1 {
 				t.Fatalf("%d GPUs", len(got))
 			}
@@ -131,7 +131,7 @@ func TestPlans(t *testing.T) {
 
 func TestMissingProfilesAreNamed(t *testing.T) {
 	n := node(t, "h100-80gb", 1)
-	got := offer.Build(n, partitioned([]string{"1g.18gb", "1g.10gb", "9g.9gb"}))[0].Missing
+	got := build(n, partitioned([]string{"1g.18gb", "1g.10gb", "9g.9gb"}))[0].Missing
 	if diff := cmp.Diff([]string{"1g.18gb", "9g.9gb"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -151,7 +151,7 @@ func TestTablesThatMakeNoSense(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := node(t, "h100-80gb", 1)
 			change(n.GPUs[0].MIG)
-			got := offer.Build(n, partitioned(nil))[0]
+			got := build(n, partitioned(nil))[0]
 			checkProblem(t, got.Problems, "make no sense")
 			for _, d := range got.Devices {
 				checkLimits(t, d)
@@ -160,8 +160,8 @@ func TestTablesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// The number of ways to fill a GPU grows with every profile; what a node reports
-// must not cost the controller its time or memory.
+// The number of ways to fill a GPU grows with every profile; no report of a
+// node may use up the controller's time or memory.
 func TestManyProfilesAreCountedInTime(t *testing.T) {
 	n := node(t, "h100-80gb", 1)
 	m := n.GPUs[0].MIG
@@ -170,7 +170,7 @@ func TestManyProfilesAreCountedInTime(t *testing.T) {
 		m.Profiles = append(m.Profiles, gpu.Profile{Name: fmt.Sprintf("%dg.1gb", i+1), MaxInstances: 1,
 			Placements: []gpu.Placement{{Start: i, Size: 1}, {Start: (i + 12) % 24, Size: 1}}})
 	}
-	if got := offer.Build(n, partitioned(nil))[0]; len(got.Devices) != 49 {
+	if got := build(n, partitioned(nil))[0]; len(got.Devices) != 49 {
 		t.Errorf("%d devices, want all", len(got.Devices))
 	}
 }
@@ -190,7 +190,7 @@ func TestManyGPUs(t *testing.T) {
 	}
 	o := partitioned(all)
 	o.Allocated = []gpu.DeviceName{"gpu-00000004", "gpu-00000005-mig-1g24gb-0"}
-	got := offer.Build(n, o)
+	got := build(n, o)
 	if len(got) != 11 {
 		t.Fatalf("%d GPUs", len(got))
 	}
@@ -211,17 +211,17 @@ func TestManyGPUs(t *testing.T) {
 	}
 }
 
-// What is offered doesn't depend on the order in which facts are listed.
+// The offer doesn't depend on the order in which facts are listed.
 func TestOrderOfFactsDoesNotMatter(t *testing.T) {
 	n := node(t, "h100-80gb", 3)
 	o := partitioned([]string{"3g.40gb", "1g.10gb"})
 	o.Allocated = []gpu.DeviceName{"gpu-00000001-mig-2g20gb-0", "gpu-00000001-mig-2g20gb-2", "gpu-00000002-mig-2g20gb-2"}
-	want := offer.Build(n, o)
+	want := build(n, o)
 	slices.Reverse(n.GPUs)
 	slices.Reverse(o.Allocated)
 	reversed := partitioned([]string{"1g.10gb", "3g.40gb"})
 	o.Plan = reversed.Plan
-	if diff := cmp.Diff(want, offer.Build(n, o)); diff != "" {
+	if diff := cmp.Diff(want, build(n, o)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -241,7 +241,7 @@ func fix(layout ...string) *v1alpha1.PartitionedPlan {
 	return &v1alpha1.PartitionedPlan{Layout: layout}
 }
 
-// What can have happened to a GPU.
+// The possible states of a GPU.
 
 func on(g *gpu.GPU)    { g.MIG.Enabled, g.MIG.Pending = true, true }
 func fixed(g *gpu.GPU) { g.MIG.Switchable = false }
@@ -270,8 +270,8 @@ func long(short string) gpu.DeviceName {
 	return gpu.DeviceName(fmt.Sprintf("%s-mig-%s", firstGPU, short))
 }
 
-// checkLeftover: no DeviceClass selects what only a claim keeps on the shelf,
-// and everything else is what it is.
+// checkLeftover checks that no DeviceClass selects leftovers, and that all
+// other devices have their normal type.
 func checkLeftover(t *testing.T, g offer.GPU) {
 	t.Helper()
 	for _, d := range g.Devices {

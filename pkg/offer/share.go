@@ -21,8 +21,8 @@ type slot struct {
 // large a share they want.
 const equalInstead = 4
 
-// mps carries out a plan for MPS shares of the whole GPU.
-func (s *shelf) mps(plan v1alpha1.MPSPlan) {
+// planMPS carries out a plan for MPS shares of the whole GPU.
+func (s *shelf) planMPS(plan v1alpha1.MPSPlan) {
 	switch err := gpu.CheckMPS(s.g.Model); {
 	case err != nil:
 		s.problem("It can't be divided into MPS shares (spec.plan.mps): %v. It is offered whole; to have several claims use it, plan it timeSliced with interval Default.", err)
@@ -86,8 +86,8 @@ func mebibytes(step resource.Quantity, most int64) (int64, bool) {
 	return n, n <= most
 }
 
-// timeSliced carries out a plan for replicas.
-func (s *shelf) timeSliced(plan v1alpha1.TimeSlicedPlan) {
+// planTimeSliced carries out a plan for replicas.
+func (s *shelf) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 	if !s.whole {
 		s.problem("It can't be time-sliced (spec.plan.timeSliced), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
@@ -104,8 +104,8 @@ func (s *shelf) timeSliced(plan v1alpha1.TimeSlicedPlan) {
 	s.besideSlots("replicas")
 }
 
-// besideSlots takes the whole GPU off where nothing would keep it apart from
-// them.
+// besideSlots doesn't offer the whole GPU if no counter would exclude it while the
+// slots are allocated.
 func (s *shelf) besideSlots(what string) {
 	switch {
 	case !s.server.Counters:
@@ -138,13 +138,13 @@ func (s *shelf) divide(shares int) {
 		s.parts[i].shared, s.parts[i].shares = true, shares
 	}
 	if !s.server.Multiple || !s.charged() {
-		s.number(shares)
+		s.splitShares(shares)
 	}
 }
 
-// number offers each share of each partition as a device of its own, which only
+// splitShares offers each share of each partition as a device of its own, which only
 // partitions that don't overlap can have.
-func (s *shelf) number(shares int) {
+func (s *shelf) splitShares(shares int) {
 	parts := inOrder(s.mig, s.parts)
 	if n := len(parts) * shares; n > maxUncounted {
 		parts = parts[:maxUncounted/shares]
@@ -175,37 +175,30 @@ func countSlots(slots []slot, whole bool) counters {
 	return counters{c}
 }
 
-// describe an MPS share or a replica.
-func (s *shelf) describe(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+// describeSlot describes an MPS share or a replica.
+func (s *shelf) describeSlot(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
 	share, ok := d.(gpu.Share)
 	switch {
 	case !ok:
-		return s.replica(n, d, name)
+		return s.describeReplica(n, d, name)
 	case share.Count == 0:
-		return s.chosen(n, s.share(n, share, name))
+		return s.describeBySize(n, s.describeShare(n, share, name))
 	}
-	out := s.share(n, share, name)
+	out := s.describeShare(n, share, name)
 	attributes(out.Attributes).int("shares", share.Count)
 	if l, err := gpu.EqualShare(s.g, share); err == nil {
 		out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			memoryCapacity: {Value: *memory(l.MemoryMiB)},
-			threadCapacity: {Value: *number(l.ThreadPercentage)},
+			gpu.MemoryCapacity: {Value: *memory(l.MemoryMiB)},
+			gpu.ThreadCapacity: {Value: *quantity(l.ThreadPercentage)},
 		}
 	}
 	return out
 }
 
-// Capacities that claims can ask for a part of.
-const (
-	memoryCapacity resourceapi.QualifiedName = "memory"
-	threadCapacity resourceapi.QualifiedName = "threadPercentage"
-	clientCapacity resourceapi.QualifiedName = "clients"
-)
-
-// share describes what all MPS shares have. Both limits are ceilings for each
-// process: MPS doesn't know claims.
-func (s *shelf) share(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
-	a := s.slot(n, typeMPS)
+// describeShare describes the attributes that all MPS shares have. Both limits are
+// ceilings for each process, because MPS doesn't know claims.
+func (s *shelf) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
+	a := s.slotAttributes(n, typeMPS)
 	if p, ok := share.Of.(gpu.Partition); ok {
 		a.string("profile", p.Profile)
 	}
@@ -214,19 +207,19 @@ func (s *shelf) share(n gpu.Node, share gpu.Share, name gpu.DeviceName) resource
 	return resourceapi.Device{Name: string(name), Attributes: a}
 }
 
-func (s *shelf) replica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
-	a := s.slot(n, typeTimeSlice)
+func (s *shelf) describeReplica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+	a := s.slotAttributes(n, typeTimeSlice)
 	if r, ok := d.(gpu.Replica); ok {
 		a.int("replicas", r.Count)
 	}
 	a.string("memoryEnforcement", enforcementNone)
 	a.string("computeEnforcement", enforcementNone)
 	return resourceapi.Device{Name: string(name), Attributes: a, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		memoryCapacity: {Value: *resource.NewQuantity(s.g.MemoryBytes, resource.BinarySI)},
+		gpu.MemoryCapacity: {Value: *resource.NewQuantity(s.g.MemoryBytes, resource.BinarySI)},
 	}}
 }
 
-func (s *shelf) slot(n gpu.Node, kind string) attributes {
+func (s *shelf) slotAttributes(n gpu.Node, kind string) attributes {
 	a := make(attributes)
 	a.model(n, s.g)
 	a.place(s.g)
@@ -235,14 +228,14 @@ func (s *shelf) slot(n gpu.Node, kind string) attributes {
 	return a
 }
 
-// chosen lets claims choose how much of the GPU's memory they want, in steps, and
-// up to how many of its multiprocessors: each up to all of them. Memory is what
-// runs out, and clients.
+// describeBySize returns a device of which claims choose the amount of memory, in
+// steps, and the ceiling of multiprocessors, each up to all of them. Memory and
+// clients are consumed.
 //
-// Where the plan has it answer claims for GPUs, it looks like one, and its whole
-// memory is what a claim gets that doesn't say how much. Prepare then gives the
-// claim the whole GPU.
-func (s *shelf) chosen(n gpu.Node, d resourceapi.Device) resourceapi.Device {
+// If the plan serves claims for GPUs, the device looks like a GPU, and a claim
+// without a request gets all of its memory. Prepare then gives the claim the
+// whole GPU.
+func (s *shelf) describeBySize(n gpu.Node, d resourceapi.Device) resourceapi.Device {
 	d.AllowMultipleAllocations = s.multiple()
 	if s.step == 0 {
 		return d // only a claim keeps it on offer
@@ -260,23 +253,23 @@ func (s *shelf) chosen(n gpu.Node, d resourceapi.Device) resourceapi.Device {
 	most := all / s.step * s.step
 	if s.entire {
 		most, sizes = all, s.sizesOfAll(all)
-		a := attributes(whole(n, s.g, "").Attributes)
+		a := attributes(describeWhole(n, s.g, "").Attributes)
 		a.string("parentUUID", string(s.g.UUID))
 		a.string("memoryEnforcement", enforcementPerProcess)
 		a.string("computeEnforcement", enforcementCeiling)
 		d.Attributes = a
 	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		memoryCapacity: {Value: *memory(most), RequestPolicy: sizes},
-		threadCapacity: {Value: *number(100 * s.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
-			Default: number(100), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: number(1), Max: number(100), Step: number(1)},
+		gpu.MemoryCapacity: {Value: *memory(most), RequestPolicy: sizes},
+		gpu.ThreadCapacity: {Value: *quantity(100 * s.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: quantity(100), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(1), Max: quantity(100), Step: quantity(1)},
 		}},
-		clientCapacity: {Value: *number(s.clients), RequestPolicy: just(number(1))},
+		gpu.ClientCapacity: {Value: *quantity(s.clients), RequestPolicy: just(quantity(1))},
 	}
 	return d
 }
 
-// sizesOfAll lets claims have all of the memory, or that less so many steps.
+// sizesOfAll lets claims have all memory, or all minus a multiple of the step.
 func (s *shelf) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
 	least := all % s.step
 	if least == 0 {
@@ -290,9 +283,9 @@ func (s *shelf) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
 	}}
 }
 
-// divided describes a partition that several claims get an equal share of.
-func (s *shelf) divided(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
-	d := s.share(n, gpu.Share{Of: p.Partition}, name)
+// describeShared describes a partition that several claims get an equal share of.
+func (s *shelf) describeShared(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+	d := s.describeShare(n, gpu.Share{Of: p.Partition}, name)
 	d.AllowMultipleAllocations = s.multiple()
 	if p.shares == 0 {
 		return d // only a claim keeps it on offer
@@ -300,8 +293,8 @@ func (s *shelf) divided(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Dev
 	attributes(d.Attributes).int("shares", p.shares)
 	if l, err := gpu.EqualShare(s.g, gpu.Share{Of: p.Partition, Count: p.shares}); err == nil {
 		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			memoryCapacity: {Value: *memory(l.MemoryMiB * int64(p.shares)), RequestPolicy: just(memory(l.MemoryMiB))},
-			threadCapacity: {Value: *number(l.ThreadPercentage * p.shares), RequestPolicy: just(number(l.ThreadPercentage))},
+			gpu.MemoryCapacity: {Value: *memory(l.MemoryMiB * int64(p.shares)), RequestPolicy: just(memory(l.MemoryMiB))},
+			gpu.ThreadCapacity: {Value: *quantity(l.ThreadPercentage * p.shares), RequestPolicy: just(quantity(l.ThreadPercentage))},
 		}
 	}
 	return d
@@ -323,4 +316,4 @@ func just(q *resource.Quantity) *resourceapi.CapacityRequestPolicy {
 
 func memory(mib int64) *resource.Quantity { return resource.NewQuantity(mib<<20, resource.BinarySI) }
 
-func number(n int) *resource.Quantity { return resource.NewQuantity(int64(n), resource.DecimalSI) }
+func quantity(n int) *resource.Quantity { return resource.NewQuantity(int64(n), resource.DecimalSI) }

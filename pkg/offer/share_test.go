@@ -14,8 +14,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// TestSharesThatCannotBe goes through what of plans for shares and replicas
-// can't be carried out, and expects to read why, and what to do.
+// TestSharesThatCannotBe tests plans for shares and replicas that can't be
+// carried out, and expects a reason and a remedy.
 func TestSharesThatCannotBe(t *testing.T) {
 	poor := func(mib int64) func(*gpu.GPU) { return func(g *gpu.GPU) { g.MemoryBytes = mib << 20 } }
 	pascal := func(g *gpu.GPU) {
@@ -24,13 +24,13 @@ func TestSharesThatCannotBe(t *testing.T) {
 	turing := func(g *gpu.GPU) {
 		g.MIG, g.Model.ProductName, g.Model.CUDAComputeCapability = nil, "NVIDIA GeForce RTX 2080 Ti", "7.5"
 	}
-	longTurns := func(p offer.Plan) offer.Plan {
+	longTurns := func(p v1alpha1.Plan) v1alpha1.Plan {
 		p.TimeSliced.Interval = v1alpha1.LongTimeSlice
 		return p
 	}
 	for name, tc := range map[string]struct {
-		gpu       func(*gpu.GPU) // from an H100 that nobody has touched
-		plan      offer.Plan
+		gpu       func(*gpu.GPU) // changes an H100 in its initial state
+		plan      v1alpha1.Plan
 		single    bool // a server without consumable capacity
 		allocated []string
 		want      offered
@@ -70,11 +70,11 @@ func TestSharesThatCannotBe(t *testing.T) {
 			if tc.gpu != nil {
 				tc.gpu(&n.GPUs[0])
 			}
-			o := offer.Options{Counters: true, Multiple: !tc.single, Charged: true, Plan: func(gpu.GPU) offer.Plan { return tc.plan }}
+			o := options{Server: offer.Server{Counters: true, Multiple: !tc.single, Charged: true}, Plan: tc.plan}
 			for _, a := range tc.allocated {
 				o.Allocated = append(o.Allocated, long(a))
 			}
-			got := offer.Build(n, o)[0]
+			got := build(n, o)[0]
 			checkProblem(t, got.Problems, tc.want.Problem)
 			tc.want.Problem = ""
 			checkLeftover(t, got)
@@ -118,8 +118,8 @@ func TestNoMoreDevicesThanThereIsRoomFor(t *testing.T) {
 		all = append(all, p.Name)
 	}
 	plan := sharedParts(2, all...)
-	o := offer.Options{Counters: true, Multiple: true, Charged: true, Plan: func(gpu.GPU) offer.Plan { return plan }, Allocated: []gpu.DeviceName{long("21g1gb-20"), long("21g1gb-4-mps")}}
-	g := offer.Build(n, o)[0]
+	o := options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}, Plan: plan, Allocated: []gpu.DeviceName{long("21g1gb-20"), long("21g1gb-4-mps")}}
+	g := build(n, o)[0]
 	checkRoom(t, g)
 	for _, d := range o.Allocated {
 		if !slices.ContainsFunc(g.Devices, func(have resourceapi.Device) bool { return have.Name == string(d) }) {

@@ -29,7 +29,7 @@ type part struct {
 	leftover bool
 }
 
-// device is what claims are given.
+// device returns the device for claims.
 func (p part) device() gpu.Device {
 	if p.shared {
 		return gpu.Share{Of: p.Partition}
@@ -37,13 +37,12 @@ func (p part) device() gpu.Device {
 	return p.Partition
 }
 
-// shelf is what one GPU is offered as, while it is being decided.
+// shelf is the offer of one GPU while it is being decided.
 type shelf struct {
 	g gpu.GPU
 	// mig is g's, or an empty one.
-	mig gpu.MIG
-	// server is what the server can do; nothing else is read of it.
-	server Options
+	mig    gpu.MIG
+	server Server
 	// room that others leave.
 	room  room
 	whole bool
@@ -73,8 +72,8 @@ const (
 	maxUncounted = resourceapi.ResourceSliceMaxDevices
 )
 
-// newShelf decides what a plan makes of a GPU that nobody has been given.
-func newShelf(g gpu.GPU, p Plan, server Options, tables error) *shelf {
+// newShelf decides the offer of a GPU by its plan, without devices of claims.
+func newShelf(g gpu.GPU, p v1alpha1.Plan, server Server, tables error) *shelf {
 	s := &shelf{g: g, server: server}
 	if g.MIG != nil {
 		s.mig = *g.MIG
@@ -85,14 +84,14 @@ func newShelf(g gpu.GPU, p Plan, server Options, tables error) *shelf {
 		s.mig, p.Partitioned = gpu.MIG{}, nil
 	}
 	s.room = newRoom(s.mig)
-	s.existing()
+	s.offerExisting()
 	switch {
 	case p.MPS != nil:
-		s.mps(withDefaults(*p.MPS))
+		s.planMPS(withDefaults(*p.MPS))
 	case p.TimeSliced != nil:
-		s.timeSliced(*p.TimeSliced)
+		s.planTimeSliced(*p.TimeSliced)
 	case p.Partitioned != nil:
-		s.partition(*p.Partitioned)
+		s.planPartitioned(*p.Partitioned)
 	case !s.whole && tables == nil:
 		s.problem("It is exclusive by its plan, and can't be used whole because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
@@ -120,8 +119,8 @@ func (s *shelf) unsafe(consequence string) {
 	s.problem("%s %s", allocator.Explain(s.server.Version), consequence)
 }
 
-// existing offers others' instances as they are.
-func (s *shelf) existing() {
+// offerExisting offers others' instances as they are.
+func (s *shelf) offerExisting() {
 	for _, i := range s.mig.Instances {
 		p, known := s.profile(i.Profile)
 		switch {
@@ -149,15 +148,15 @@ func (s *shelf) profile(name string) (gpu.Profile, bool) {
 	return s.mig.Profiles[i], true
 }
 
-// partition carries out a partitioned plan as far as the GPU and the server
+// planPartitioned carries out a partitioned plan as far as the GPU and the server
 // can.
-func (s *shelf) partition(plan v1alpha1.PartitionedPlan) {
+func (s *shelf) planPartitioned(plan v1alpha1.PartitionedPlan) {
 	if why := s.uncut(); why != "" {
 		s.problem("%s", why)
 		return
 	}
 	if len(plan.Layout) > 0 {
-		s.layout(plan.Layout)
+		s.planLayout(plan.Layout)
 	} else if !s.onDemand(plan) {
 		return
 	}
@@ -168,10 +167,10 @@ func (s *shelf) partition(plan v1alpha1.PartitionedPlan) {
 
 // onDemand offers profiles wherever they fit, or says why it can't.
 func (s *shelf) onDemand(plan v1alpha1.PartitionedPlan) bool {
-	profiles := s.wanted(plan.Profiles)
+	profiles := s.plannedProfiles(plan.Profiles)
 	switch {
 	case len(profiles) == 0:
-		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't cut; it has %s.",
+		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't partitioned; its profiles are %s.",
 			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), s.profileNames())
 		return false
 	case !s.server.Counters:
@@ -205,10 +204,10 @@ func (s *shelf) uncut() string {
 	case s.mig.Enabled != s.mig.Pending:
 		return fmt.Sprintf("Its MIG mode is %s and becomes %s with the next GPU reset; until then only what exists is offered.", onOff(s.mig.Enabled), onOff(s.mig.Pending))
 	case !s.mig.Enabled && !s.mig.Switchable:
-		return "Its MIG mode is off, and this driver can't switch it on: on Ampere that takes a GPU reset, and in a virtual machine it is the host's affair. " +
-			"Switch it on by hand (nvidia-smi -mig 1), and the GPU is cut from then on; until then it is offered whole."
+		return "Its MIG mode is off, and this driver can't switch it on: on Ampere that takes a GPU reset, and in a virtual machine only the host can switch it. " +
+			"Switch it on with nvidia-smi -mig 1, and the GPU is offered in partitions; until then it is offered whole."
 	case len(s.mig.Profiles) == 0:
-		return "It lists no MIG profiles, and isn't cut."
+		return "It lists no MIG profiles, and isn't partitioned."
 	}
 	return ""
 }
@@ -228,9 +227,9 @@ func (s *shelf) profileNames() string {
 	return strings.Join(names, ", ")
 }
 
-// wanted are the profiles that a plan lists, or the default ones, in NVML's
-// order.
-func (s *shelf) wanted(names []string) []gpu.Profile {
+// plannedProfiles returns the profiles that a plan lists, or the default ones, in
+// the order of NVML.
+func (s *shelf) plannedProfiles(names []string) []gpu.Profile {
 	if len(names) == 0 {
 		return s.defaultProfiles()
 	}
@@ -286,22 +285,23 @@ func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
 		}
 	}
 	if entire {
-		add(whole(n, s.g, name), last, s.wholeLeft)
+		add(describeWhole(n, s.g, name), last, s.wholeLeft)
 	}
 	for i, p := range parts {
 		partName, _ := names.Name(p.device())
-		add(s.part(n, p, partName), i, p.leftover)
+		add(s.describePart(n, p, partName), i, p.leftover)
 	}
 	for i, x := range s.slots {
 		slotName, _ := names.Name(x.device)
-		add(s.describe(n, x.device, slotName), i, x.leftover)
+		add(s.describeSlot(n, x.device, slotName), i, x.leftover)
 	}
 	return out
 }
 
-func (s *shelf) part(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+// describePart describes a partition, shared or not.
+func (s *shelf) describePart(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
 	if p.shared {
-		return s.divided(n, p, name)
+		return s.describeShared(n, p, name)
 	}
-	return partition(n, s.g, p, name)
+	return describePartition(n, s.g, p, name)
 }

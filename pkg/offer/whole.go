@@ -31,8 +31,8 @@ const (
 // maxString is how long a string attribute may be on the API server.
 const maxString = resourceapi.DeviceAttributeMaxValueLength
 
-// whole describes an entire GPU.
-func whole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
+// describeWhole describes an entire GPU.
+func describeWhole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
 	a := make(attributes)
 	a.model(n, g)
 	a.place(g)
@@ -64,8 +64,8 @@ func whole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Device {
 // means something within its cluster only.
 func clique(f gpu.Fabric) string { return fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID) }
 
-// attributes of one device. What the host or NVML doesn't tell is left out: a
-// selector must be able to ask whether it is known.
+// attributes has the attributes of one device. Unknown facts are omitted, so
+// that a selector can test whether a fact is known.
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // model sets what all GPUs of one product, and all on one driver, share.
@@ -107,7 +107,7 @@ func (a attributes) nvlink(n gpu.Node, g gpu.GPU) {
 	}
 }
 
-// string sets a text, cut to what the server stores.
+// string sets a text, truncated to the server's limit.
 func (a attributes) string(name resourceapi.QualifiedName, s string) {
 	if s == "" {
 		return

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// SharingPolicy says what is made of the GPUs it selects. The admin writes the
+// SharingPolicy determines how the GPUs it selects are offered. The admin writes the
 // spec, the controller the status.
 //
 // +kubebuilder:object:root=true
@@ -18,6 +18,7 @@ import (
 // +kubebuilder:printcolumn:name="Applied",type=string,JSONPath=`.status.conditions[?(@.type=="Applied")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`
 // +kubebuilder:printcolumn:name="Waiting",type=integer,priority=1,JSONPath=`.status.waitingDevices`
+// +kubebuilder:printcolumn:name="Withheld",type=integer,priority=1,JSONPath=`.status.withheldGPUs`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type SharingPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -27,7 +28,7 @@ type SharingPolicy struct {
 	Status SharingPolicyStatus `json:"status,omitempty"`
 }
 
-// SharingPolicySpec selects GPUs and says what to make of them.
+// SharingPolicySpec selects GPUs and plans how they are offered.
 type SharingPolicySpec struct {
 	// priority decides where several policies select one GPU: the highest
 	// wins, then the older policy, then the one whose name sorts first.
@@ -51,7 +52,7 @@ type SharingPolicySpec struct {
 	Plan Plan `json:"plan"`
 }
 
-// Plan is what a GPU is offered as. Exactly one field is set.
+// Plan determines the devices that a GPU is offered as. Exactly one field is set.
 //
 // +kubebuilder:validation:XValidation:rule="[has(self.exclusive), has(self.partitioned), has(self.mps), has(self.timeSliced)].filter(x, x).size() == 1",message="exactly one of exclusive, partitioned, mps, timeSliced must be set"
 type Plan struct {
@@ -175,7 +176,7 @@ const (
 	LongTimeSlice    TimeSliceInterval = "Long"
 )
 
-// SharingPolicyStatus is what the controller made of the policy. Lists name the
+// SharingPolicyStatus is the result of the policy. Lists name the
 // first few, by name; the numbers count all.
 type SharingPolicyStatus struct {
 	// observedGeneration of the spec that the status is about.
@@ -209,17 +210,27 @@ type SharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Waiting []WaitingDevice `json:"waiting,omitempty"`
-	// problems are what of the plan can't be carried out, and what to do.
+	// problems are the parts of the plan that can't be carried out, with remedies.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Problems []PolicyProblem `json:"problems,omitempty"`
+	// withheldGPUs is how many GPUs under this policy aren't offered because a
+	// condition of theirs makes them unusable.
+	// +optional
+	WithheldGPUs int32 `json:"withheldGPUs,omitempty"`
+	// withheld lists these GPUs.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Withheld []WithheldGPU `json:"withheld,omitempty"`
 	// accepted is the last form of the spec that was accepted. It stays in force
 	// while the spec is refused. Absent: no form ever was.
 	// +optional
 	Accepted *AcceptedForm `json:"accepted,omitempty"`
 	// conditions. Accepted: the spec is well-formed. Applied: the spec has GPUs, and
-	// all of them are offered as it plans; nothing waits, and there is no problem.
+	// all of them are offered as it plans; nothing waits or is withheld, and there is
+	// no problem.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -269,6 +280,15 @@ type PolicyProblem struct {
 	Example string `json:"example,omitempty"`
 }
 
+// WithheldGPU is a GPU that isn't offered, whatever its plan.
+type WithheldGPU struct {
+	Node string `json:"node"`
+	// gpu by its device name, or by its UUID where that identifies no GPU.
+	GPU string `json:"gpu"`
+	// message lists the GPU's conditions that make it unusable.
+	Message string `json:"message"`
+}
+
 // Conditions of a SharingPolicy, and their reasons.
 const (
 	ConditionAccepted = "Accepted"
@@ -288,6 +308,8 @@ const (
 	ReasonUnsafeScheduler = "UnsafeScheduler"
 	// ReasonNotPublished: GPUs under the policy aren't published, or not yet.
 	ReasonNotPublished = "NotPublished"
+	// ReasonWithheld: GPUs under the policy are unusable and aren't offered.
+	ReasonWithheld = "Withheld"
 	// ReasonNoGPUs: no GPU is under the policy.
 	ReasonNoGPUs = "NoGPUs"
 )
@@ -299,6 +321,7 @@ const (
 	MaxConflicts      = 16
 	MaxWaitingDevices = 32
 	MaxProblems       = 16
+	MaxWithheldGPUs   = 16
 )
 
 // SharingPolicyList is a list of SharingPolicy.

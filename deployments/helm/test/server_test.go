@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/tessera-dra/tessera/test/apiserver"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
 
@@ -46,14 +49,14 @@ func startServer(t *testing.T) *server {
 	t.Helper()
 	log.SetLogger(klog.Background())
 	dir := t.TempDir()
-	if err := cluster.Build(t.Context(), "1.37", dir, os.Stderr); err != nil {
+	if err := apiserver.Binaries(t.Context(), dir, os.Stderr); err != nil {
 		t.Fatal(err)
 	}
-	env := envtest.Environment{BinaryAssetsDirectory: dir}
-	// From 1.36 on the server checks by itself, before admission, who may change
-	// which part of a claim's status. Older ones leave it to the chart's policy.
+	var env envtest.Environment
+	// From 1.36 on the server checks before admission who may change which part of
+	// a claim's status. Older ones leave it to the chart's policy.
 	env.ControlPlane.GetAPIServer().Configure().Append("feature-gates", "DRAResourceClaimGranularStatusAuthorization=false")
-	config, err := env.Start()
+	config, err := apiserver.Start(&env, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,6 +129,7 @@ func TestServer(t *testing.T) {
 	t.Run("the controller writes its driver's slices", func(t *testing.T) { controllerSlices(t, s) })
 	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
+	t.Run("a failed removal of labels is repeated", func(t *testing.T) { repeatsLabelRemoval(t, s) })
 }
 
 // acceptsAll creates what every golden file has, without leaving any of it. An
@@ -176,8 +180,8 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 }
 
 // keepsCRDs installs, turns crds.install off and on again, uninstalls, and
-// installs anew, under another name too. A policy that somebody wrote outlives all
-// of it.
+// installs again, also under another name. A policy that somebody wrote outlives
+// all of it.
 func keepsCRDs(t *testing.T, s *server) {
 	s.install(t)
 	policy := &unstructured.Unstructured{}
@@ -341,5 +345,47 @@ func pluginReads(t *testing.T, s *server) {
 		if err := plugin.Get(t.Context(), key, object); !apierrors.IsForbidden(err) {
 			t.Errorf("get a %s: %v, want it forbidden", kind, err)
 		}
+	}
+}
+
+// repeatsLabelRemoval turns node labels off while no Job can run. The rights of the
+// failed Job must be gone, and the next upgrade must try again.
+func repeatsLabelRemoval(t *testing.T, s *server) {
+	const name = "tessera-remove-node-labels"
+	fails := func(args ...string) {
+		t.Helper()
+		if out, err := s.helm(args...); err == nil {
+			t.Fatalf("helm %s succeeded, and there is nothing that runs Jobs:\n%s", strings.Join(args, " "), out)
+		}
+		for _, kind := range []string{"ClusterRole", "ClusterRoleBinding"} {
+			object := &metav1.PartialObjectMetadata{}
+			object.SetGroupVersionKind(schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: kind})
+			if err := s.admin.Get(t.Context(), types.NamespacedName{Name: name}, object); !apierrors.IsNotFound(err) {
+				t.Errorf("after helm %s, get %s %s: %v, want it deleted", args[0], kind, name, err)
+			}
+		}
+	}
+	job := func() types.UID {
+		t.Helper()
+		object := &batchv1.Job{}
+		if err := s.admin.Get(t.Context(), types.NamespacedName{Namespace: "tessera", Name: name}, object); err != nil {
+			t.Fatal(err)
+		}
+		return object.UID
+	}
+	upgrade := []string{"upgrade", "tessera", chart, "--namespace", "tessera", "--set=image.repository=registry.example.com/tessera", "--timeout=1s"}
+	s.install(t, "--set=controller.nodeLabels.enabled=true")
+	fails(upgrade...)
+	first := job()
+	fails(upgrade...)
+	if job() == first {
+		t.Error("the second upgrade didn't try again to remove the labels")
+	}
+	s.install(t, "--set=controller.nodeLabels.enabled=true")
+	fails("uninstall", "tessera", "--namespace", "tessera", "--timeout=1s")
+	second := job()
+	fails(slices.Insert(slices.Clone(upgrade), 1, "--install")...)
+	if job() == second {
+		t.Error("the install after an uninstall that failed didn't try to remove the labels")
 	}
 }

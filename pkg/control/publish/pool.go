@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,14 +42,15 @@ const (
 // String is how logs name it.
 func (c Counters) String() string { return [...]string{"none", "joint", "split"}[c] }
 
-// Pool returns the slices that one node's offer makes: one a GPU, in the order
-// of the GPUs' indexes, which is also the order of their names (from Kubernetes
-// 1.36 on the allocator takes the first device that fits, by slice name; before,
-// the slices of a node have no order), and as many for the counters as the server's form wants. Counters come first, so that a device
-// is never stored before what it consumes. The pool's generation is left 0;
-// Write sets it. A GPU without devices gets no slice; an empty offer makes none.
+// Pool returns the slices of one node's offer: one per GPU, in the order of the
+// GPUs' indexes, which is also the order of their names (from Kubernetes 1.36 on the
+// allocator takes the first device that fits, by slice name; before, the slices of a
+// node have no order), and as many for the counters as the server's form wants.
+// Counters come first, so that a device is never stored before the counters that it
+// consumes. The pool's generation is left 0; Write sets it. A GPU without devices
+// gets no slice; an empty offer makes none.
 //
-// What is offered must suit the form: no counters where it is NoCounters.
+// The offer must fit the form: no counters if it is NoCounters.
 func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
 	var out []resourceapi.ResourceSlice
 	add := func(tail string, devices []resourceapi.Device, counters []resourceapi.CounterSet) {
@@ -95,7 +98,7 @@ func slice(node metav1.OwnerReference, tail string, devices []resourceapi.Device
 			OwnerReferences: []metav1.OwnerReference{node},
 		},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver:         offer.Driver,
+			Driver:         gpu.DriverName,
 			Pool:           resourceapi.ResourcePool{Name: node.Name},
 			NodeName:       &node.Name,
 			Devices:        devices,
@@ -165,8 +168,8 @@ func same(have, want *resourceapi.ResourceSlice) bool {
 // stores a key like it.
 const digestKey = "digest of what was trimmed"
 
-// trim takes off a slice what makes it large, and leaves what tells it from
-// others and its devices' names. The cache holds every slice of the cluster.
+// trim removes the large parts of a slice, and keeps its identity and its
+// devices' names. The cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return

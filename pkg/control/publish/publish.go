@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,8 +16,6 @@ import (
 	"k8s.io/client-go/discovery"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
-
-	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // nodeIndex finds a node's slices in the cache.
@@ -121,9 +121,9 @@ func (p *Publisher) Live(ctx context.Context, node string) (Found, error) {
 }
 
 // Write makes current, a node's live slices, into want: creates and updates
-// under a new generation, then deletes what is left over. Until all of the new
-// generation is there the pool is incomplete; schedulers from 1.35 on allocate
-// nothing from it, older ones allocate from what is there.
+// under a new generation, then deletes the remaining old slices. Until all of
+// the new generation is there the pool is incomplete; schedulers from 1.35 on
+// allocate nothing from it, older ones allocate from what is there.
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
 // slices repairs it. It is a DroppedFieldsError where the server stored something
@@ -152,7 +152,7 @@ type DroppedFieldsError struct {
 }
 
 func (e *DroppedFieldsError) Error() string {
-	return fmt.Sprintf("the API server stored ResourceSlice %s otherwise than it was sent; look for mutating admission webhooks "+
+	return fmt.Sprintf("the API server changed ResourceSlice %s when storing it; look for mutating admission webhooks "+
 		"or policies on resourceslices, and for feature gates that are off", e.Slice)
 }
 
@@ -164,8 +164,8 @@ func (p *Publisher) put(ctx context.Context, have, want *resourceapi.ResourceSli
 	return p.client.Update(ctx, want, metav1.UpdateOptions{})
 }
 
-// Delete removes slices. One that is gone, or that was made anew by the same
-// name since, is no error and is left alone. All are tried.
+// Delete removes slices. A slice that is gone, or that was created again with
+// the same name, is skipped without an error. All are tried.
 func (p *Publisher) Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error {
 	var errs []error
 	for _, s := range current {
@@ -179,6 +179,6 @@ func (p *Publisher) Delete(ctx context.Context, current []*resourceapi.ResourceS
 
 // ofDriver restricts a list or watch to the slices of this driver's name.
 func ofDriver(o metav1.ListOptions) metav1.ListOptions {
-	o.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, offer.Driver).String()
+	o.FieldSelector = fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, gpu.DriverName).String()
 	return o
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/allocator"
 )
 
-// Server is what was found out about the API server, once, at start.
+// Server has the properties of the API server that were read once, at start.
 type Server struct {
 	// Version of resource.k8s.io that is spoken with it.
 	Version string
@@ -25,7 +25,7 @@ type Server struct {
 // this driver speaks.
 var ErrNoResourceAPI = errors.New("the API server serves none of resource.k8s.io v1, v1beta2, v1beta1: " +
 	"Dynamic Resource Allocation is on by default from Kubernetes 1.34; on 1.32 and 1.33 the feature gate DynamicResourceAllocation " +
-	"and --runtime-config=resource.k8s.io/v1beta1=true turn it on; older ones don't do")
+	"and --runtime-config=resource.k8s.io/v1beta1=true turn it on; older versions are not supported")
 
 // FindServer asks the API server which version of resource.k8s.io it serves,
 // newest first: v1, v1beta2, v1beta1. It returns ErrNoResourceAPI where there

@@ -12,8 +12,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
-// adopt takes over the daemon whose directory was found at the start. What it
-// can't put right at once goes on beside the calls.
+// adopt takes over the daemon whose directory was found at the start. Repairs
+// that take longer continue in the background.
 func (s *Supervisor) adopt(ctx context.Context, name string) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "daemon", name)
 	ctx = klog.NewContext(ctx, logger)
@@ -25,7 +25,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 	at := s.cfg.place(name)
 	r, err := readRecord(at.record(), name)
 	if errors.Is(err, fs.ErrNotExist) {
-		logger.Info("MPS daemon had only a directory, nobody has it")
+		logger.Info("Removing the directory of an MPS daemon that was never started")
 		s.discard(ctx, name)
 		return
 	}
@@ -43,7 +43,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 		return
 	}
 	if r.PID == 0 && r.Restarts == 0 {
-		logger.Info("MPS daemon had not been started completely, nobody has it")
+		logger.Info("Removing an MPS daemon that was not started completely, it has no clients")
 		s.discard(ctx, name)
 		return
 	}
@@ -67,26 +67,29 @@ func (s *Supervisor) takeOver(ctx context.Context, r record) {
 	if err := writeRecord(at.record(), r); err != nil {
 		klog.FromContext(ctx).Error(err, "MPS daemon runs, and its record can't be written", "pid", r.PID)
 	}
+	for _, p := range users(at.pipe()) { // the daemon and its server
+		protect(p.pid) // the supervisor may have crashed before it did
+	}
 	s.cfg.Step("adopt.known")
 	s.set(r.Daemon.Name, func(d *daemon) { d.unsure = true })
 	s.running(ctx, r)
 }
 
-// abandon ends a daemon of which it isn't known what it is. Its record is kept
+// abandon ends a daemon whose record can't be read. The record is kept
 // beside the directory.
 func (s *Supervisor) abandon(ctx context.Context, name string, why error) {
 	at := s.cfg.place(name)
 	logger := klog.FromContext(ctx)
-	logger.Error(why, "MPS daemon is not known and is stopped; its record is put aside", "to", at.aside())
+	logger.Error(why, "MPS daemon is unknown and is stopped; its record is renamed", "to", at.aside())
 	if err := os.Rename(at.record(), at.aside()); err != nil {
-		logger.Error(err, "Can't put the record aside")
+		logger.Error(err, "Can't rename the record of an MPS daemon")
 		return
 	}
 	s.cfg.Step("adopt.aside")
 	s.discard(ctx, name)
 }
 
-// discard removes a daemon that nobody wants. If it can't, the daemon is listed,
+// discard removes a daemon that no client wants. If it can't, the daemon is listed,
 // so that it is stopped again.
 func (s *Supervisor) discard(ctx context.Context, name string) {
 	if err := s.remove(ctx, name); err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
 )
 
-// calls are what clients ask of a supervisor.
+// calls serves the requests of a supervisor's clients.
 type calls struct {
 	mpspb.UnimplementedSupervisorServer
 
@@ -114,7 +114,7 @@ func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context
 	logger := klog.LoggerWithValues(s.logger, "daemon", name)
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("wait until something else is done with the MPS daemon: %w", err)
+		return nil, fmt.Errorf("wait for another operation on the MPS daemon: %w", err)
 	}
 	done := make(chan error, 1)
 	s.tasks.Go(func() {
@@ -123,7 +123,7 @@ func (s *Supervisor) work(ctx context.Context, verb, name string, f func(context
 		err := f(klog.NewContext(context.WithoutCancel(ctx), logger))
 		s.metrics.observe(verb, began, err)
 		if err != nil {
-			logger.Error(err, "Can't do what was asked with the MPS daemon", "verb", verb)
+			logger.Error(err, "Can't serve a request for an MPS daemon", "verb", verb)
 		}
 		done <- err
 	})
@@ -139,7 +139,8 @@ func await(ctx context.Context, done <-chan error) error {
 	}
 }
 
-// asStatus says of an error whether trying again is of any use.
+// asStatus returns the error as a gRPC status, whose code says whether a retry can
+// help.
 func asStatus(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
@@ -151,8 +152,8 @@ func asStatus(err error) error {
 	}
 }
 
-// isAway says whether an error is that the driver, or its program for MPS, isn't
-// there.
+// isAway reports whether the error is that the driver, or its program for MPS, isn't
+// installed.
 func isAway(err error) bool {
 	_, noProgram := errors.AsType[*driverroot.NoProgramError](err)
 	_, noDriver := errors.AsType[*driverroot.NotFoundError](err)

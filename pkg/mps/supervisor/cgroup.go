@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,8 @@ import (
 type group struct {
 	// parent is a directory that no container ends with.
 	parent string
+	// unified is set for version 2.
+	unified bool
 	// cpuset: a new cgroup has no processors and no memory nodes until it is given
 	// some (version 1).
 	cpuset bool
@@ -67,7 +70,7 @@ func parseGroups(membership, first, mountinfo string) ([]group, error) {
 			return nil, fmt.Errorf("the cgroup %s (%s) is mounted nowhere here: mount the host's /sys/fs/cgroup, or daemons would end with this container",
 				outside, parts[1])
 		}
-		found = append(found, group{parent: dir, cpuset: slices.Contains(strings.Split(parts[1], ","), "cpuset")})
+		found = append(found, group{parent: dir, unified: parts[1] == "", cpuset: slices.Contains(strings.Split(parts[1], ","), "cpuset")})
 	}
 	if id := containerPattern.FindString(membership); len(found) == 0 && id != "" && !strings.Contains(first, id) {
 		return nil, errNoPod
@@ -160,8 +163,41 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// enter moves this process into the daemon's cgroup, made first.
-func (g group) enter(name string) error {
+// leaveCgroup creates the cgroups of the daemon, and has the command, which this
+// thread must start, begin in them. done is to be called when it has been started.
+// The thread must end after that, because of version 1 it enters the cgroups itself.
+func leaveCgroup(name string, cmd *exec.Cmd) (done func(), err error) {
+	joinHostCgroups()
+	all, err := groups()
+	if err != nil {
+		return nil, err
+	}
+	done = func() {}
+	for _, g := range all {
+		if err := g.create(name); err != nil {
+			return nil, err
+		}
+		if !g.unified {
+			// "tasks" moves one thread, cgroup.procs would move all of this process.
+			if err := writeControl(filepath.Join(g.dir(name), "tasks"), "0"); err != nil {
+				return nil, fmt.Errorf("leave the container's cgroup: %w", err)
+			}
+			continue
+		}
+		// A process that begins there costs nothing. To move one, the kernel waits until
+		// all processors have passed through it, some ten milliseconds.
+		dir, err := os.Open(g.dir(name))
+		if err != nil {
+			return nil, fmt.Errorf("leave the container's cgroup: %w", err)
+		}
+		done = func() { _ = dir.Close() }
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	}
+	return done, nil
+}
+
+// create creates the daemon's cgroup.
+func (g group) create(name string) error {
 	for _, dir := range []string{filepath.Join(g.parent, groupName), g.dir(name)} {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("make the cgroup of the MPS daemon: %w", err)
@@ -172,13 +208,11 @@ func (g group) enter(name string) error {
 			}
 		}
 	}
-	if err := writeControl(filepath.Join(g.dir(name), "cgroup.procs"), "0"); err != nil {
-		return fmt.Errorf("leave the container's cgroup: %w", err)
-	}
 	return nil
 }
 
-// inheritCPUs gives a new cpuset of version 1 what its parent has.
+// inheritCPUs copies the parent's processors and memory nodes to a new cpuset of
+// version 1.
 func inheritCPUs(dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := os.ReadFile(filepath.Join(dir, file))
@@ -223,21 +257,12 @@ func joinHostCgroups() {
 }
 
 // hostGroups is groups as the host sees them.
-func hostGroups() ([]group, error) {
-	type answer struct {
-		groups []group
-		err    error
-	}
-	done := make(chan answer, 1)
-	go func() {
-		// Never unlocked: the thread in the other namespace ends with the goroutine.
-		runtime.LockOSThread()
+func hostGroups() (found []group, err error) {
+	onOwnThread(func() {
 		joinHostCgroups()
-		found, err := groups()
-		done <- answer{found, err}
-	}()
-	a := <-done
-	return a.groups, a.err
+		found, err = groups()
+	})
+	return found, err
 }
 
 // removeGroups removes the cgroups of a daemon that has ended. A process is in

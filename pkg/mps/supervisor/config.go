@@ -21,8 +21,6 @@ type Config struct {
 	MetricsAddress string
 	// HealthAddress is where /healthz and /readyz are served; empty: nowhere.
 	HealthAddress string
-	// Launcher is the command that calls Launch with its one further argument.
-	Launcher []string
 	// Step, when set, is called after each effect that a crash could leave alone;
 	// tests stop there.
 	Step func(string) `json:"-"`

@@ -28,13 +28,13 @@ const (
 	// program controls MPS: with -d it becomes the daemon, otherwise it hands the
 	// daemon commands.
 	program = "nvidia-cuda-mps-control"
-	// programPrefix is what the daemon's and its server's names begin with.
+	// programPrefix starts the names of the daemon's and its server's programs.
 	programPrefix = "nvidia-cuda-mps-"
 
 	pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 	logVariable  = "CUDA_MPS_LOG_DIRECTORY"
 
-	// commandTime is what a daemon that works never needs for a command; one about a
+	// commandTime is longer than a working daemon takes for a command; one about a
 	// server waits until that has started.
 	commandTime = 10 * time.Second
 	// answerTime is the same for a command about nothing but the daemon.
@@ -58,7 +58,7 @@ type driver struct {
 	of        string
 }
 
-// abilities are what a version of the program can do.
+// abilities are the options that a version of the program has.
 type abilities struct {
 	// multiUser: one daemon can serve several users (-M).
 	multiUser bool
@@ -68,7 +68,7 @@ type abilities struct {
 
 var optionPattern = regexp.MustCompile(`(?m)^\s+(-[A-Za-z])\b`)
 
-// parseHelp reads what the program prints for --help.
+// parseHelp reads the program's output for --help.
 func parseHelp(help string) abilities {
 	var a abilities
 	for _, m := range optionPattern.FindAllStringSubmatch(help, -1) {
@@ -102,7 +102,7 @@ func (d *driver) exists(hostPath string) bool {
 	return err == nil
 }
 
-// able returns what the program can do, asking it once.
+// able returns the program's abilities. It runs the program once.
 func (d *driver) able(ctx context.Context, p driverroot.Program) (abilities, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,7 +114,7 @@ func (d *driver) able(ctx context.Context, p driverroot.Program) (abilities, err
 	defer cancel()
 	out, err := p.Command(ctx, d.host, "--help").CombinedOutput()
 	if err != nil && len(out) == 0 {
-		return abilities{}, fmt.Errorf("ask %s what it can do: %w", p.Path, err)
+		return abilities{}, fmt.Errorf("run %s --help: %w", p.Path, err)
 	}
 	d.abilities, d.of = parseHelp(string(out)), id
 	klog.FromContext(ctx).Info("Found the MPS control program", "path", filepath.Join(p.Root, p.Path),
@@ -175,41 +175,44 @@ func (d *driver) start(ctx context.Context, want mps.Daemon, at place) (int, err
 	if able.multiUser {
 		args = append(args, "-M")
 	}
-	l := launch{HostRoot: d.cfg.HostRoot, Program: p, Args: args, Place: at, Group: want.Name}
-	cmd, err := l.command(ctx, d.cfg.Launcher, environ(p, at, want.Devices))
+	log, err := os.Create(at.startLog()) // not a pipe: the daemon would keep it open
 	if err != nil {
+		return 0, fmt.Errorf("start %s: %w", program, err)
+	}
+	defer log.Close()
+	l := launch{hostRoot: d.cfg.HostRoot, program: p, place: at, group: want.Name}
+	cmd := l.command(ctx, environ(p, at, want.Devices), args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := l.start(cmd); err != nil {
 		return 0, err
 	}
-	if err := runInto(cmd, at.startLog()); err != nil {
+	if err := cmd.Wait(); err != nil {
 		return 0, fmt.Errorf("%s refused to start for %v: %w", program, want.Devices, withLog(err, at))
 	}
 	data, err := os.ReadFile(at.pidFile())
 	if err != nil {
 		return 0, fmt.Errorf("%s started and left no pid file: %w", program, withLog(err, at))
 	}
-	return parsePID(data)
-}
-
-// runInto runs a command whose output goes to a file and not through a pipe,
-// which the daemon would keep open.
-func runInto(cmd *exec.Cmd, path string) error {
-	f, err := os.Create(path)
+	pid, err := parsePID(data)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer f.Close()
-	cmd.Stdout, cmd.Stderr = f, f
-	return cmd.Run()
+	protect(pid) // its server starts later and inherits this
+	return pid, nil
 }
 
-// withLog adds to an error what the daemon said about it.
+// protect has the process not be first in line when the node runs out of memory: all
+// clients depend on the daemon and its server.
+func protect(pid int) { _ = writeControl(fmt.Sprintf("/proc/%d/oom_score_adj", pid), "-900") }
+
+// withLog adds the end of the daemon's log to an error.
 func withLog(err error, at place) error {
 	for _, path := range []string{at.startLog(), at.log() + "/control.log"} {
 		if text := tail(path); text != "" {
 			return fmt.Errorf("%w: %s", err, text)
 		}
 	}
-	return fmt.Errorf("%w, and it said nothing: are the devices there, and does nvidia-smi see them?", err)
+	return fmt.Errorf("%w, and its log is empty: are the devices there, and does nvidia-smi see them?", err)
 }
 
 // tail returns the last lines of a log as one. The log may be of any size: each
@@ -247,16 +250,19 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	env := environ(p, at, nil)
 	cmd := p.Command(ctx, d.host)
 	cmd.Env = env
+	start := (*exec.Cmd).Start
 	if p.Root != "/" { // the daemon's directory is seen there by the launched only
-		l := launch{HostRoot: d.cfg.HostRoot, Program: p, Place: at}
-		if cmd, err = l.command(ctx, d.cfg.Launcher, env); err != nil {
-			return "", err
-		}
+		l := launch{hostRoot: d.cfg.HostRoot, program: p, place: at}
+		cmd, start = l.command(ctx, env), l.start
 	}
 	var out bytes.Buffer
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
-	if err := cmd.Run(); err != nil {
+	err = start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
 		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))
 	}
 	return out.String(), nil
@@ -392,9 +398,9 @@ var (
 	serverPattern     = regexp.MustCompile(`^\d+$`)
 )
 
-// checkLimits compares what the daemon says the limits are with what they should
-// be: of some things that it doesn't like it says nothing. It says a memory limit
-// in the largest unit of which there is one, rounded down: 71513M is "69G".
+// checkLimits compares the daemon's reported limits with the wanted ones,
+// because it ignores some invalid values silently. It reports a memory limit in
+// the largest unit that gives at least 1, rounded down: 71513M is "69G".
 func checkLimits(want mps.Daemon, out string) error {
 	threads := -1.0
 	var limits []memoryLimit
@@ -452,7 +458,11 @@ func parseServers(out string) []int {
 	return pids
 }
 
-// quit asks the daemon to end when its clients have, or soon without them.
-func (d *driver) quit(ctx context.Context, at place) {
-	_, _ = d.command(ctx, at, "quit -t 1") // who doesn't listen is killed
+// quit asks the daemon to end when its clients have, or soon without them. It
+// returns false if no daemon listens.
+func (d *driver) quit(ctx context.Context, at place) (listens bool) {
+	ctx, cancel := context.WithTimeout(ctx, answerQuitTime)
+	defer cancel()
+	_, err := d.command(ctx, at, "quit -t 1")
+	return err == nil || ctx.Err() != nil
 }

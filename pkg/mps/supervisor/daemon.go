@@ -18,11 +18,16 @@ import (
 const (
 	// startTime is the most that a daemon may take to start.
 	startTime = 20 * time.Second
-	// quitTime is what a daemon and its clients get to end by themselves, killTime
-	// what the kernel gets to end them.
+	// quitTime bounds the wait for a daemon and its clients to end by themselves,
+	// killTime the wait after they were killed.
 	quitTime = 2500 * time.Millisecond
 	killTime = 2 * time.Second
-	// emptyTime is what processes that have ended get to leave their cgroups.
+	// answerQuitTime bounds the wait for a daemon's answer to the request to end, which
+	// may take a second if it has clients. A daemon that hasn't ended quitAgain after
+	// that is asked again.
+	answerQuitTime = 1200 * time.Millisecond
+	quitAgain      = 500 * time.Millisecond
+	// emptyTime bounds the wait for ended processes to leave their cgroups.
 	emptyTime = 500 * time.Millisecond
 	// steadyTime is how long a daemon has to live for its next death to be its
 	// first.
@@ -49,7 +54,7 @@ func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
 		return nil
 	default:
 		err := s.changeLimits(ctx, d.record, want)
-		if isAway(err) { // it was started with these, and nobody can ask it
+		if isAway(err) { // it was started with these, and there is no program to ask it
 			return nil
 		}
 		return err
@@ -63,7 +68,7 @@ func equalLimits(a, b mps.Daemon) bool {
 // changeLimits gives the new limits to a daemon that runs. The record comes
 // first: whoever adopts the daemon gives it the same.
 func (s *Supervisor) changeLimits(ctx context.Context, r record, want mps.Daemon) error {
-	if len(want.MemoryMiB) < len(r.Daemon.MemoryMiB) { // lift what is no longer said
+	if len(want.MemoryMiB) < len(r.Daemon.MemoryMiB) { // lift the limits that are no longer wanted
 		want.MemoryMiB = append(slices.Clone(want.MemoryMiB), make([]int64, len(r.Daemon.MemoryMiB)-len(want.MemoryMiB))...)
 	}
 	r.Daemon = want
@@ -137,7 +142,7 @@ func (s *Supervisor) start(ctx context.Context, r record) error {
 	return errors.Join(err, killUsers(clean, at.pipe()))
 }
 
-// launch has the daemon run, and its process in the record.
+// launch starts the daemon and records its process.
 func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *stopwatch) error {
 	fresh, err := s.makePlace(at, r.Daemon.Name)
 	if err != nil {
@@ -210,7 +215,7 @@ func clean(at place) error {
 	return errors.Join(at.mountShm(), at.shorten(0))
 }
 
-// empty removes what is in a directory, and not the directory: containers of
+// empty removes the contents of a directory, but not the directory: containers of
 // clients have it mounted, and find the next daemon there.
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
@@ -251,7 +256,7 @@ func (s *Supervisor) running(ctx context.Context, r record) {
 	s.tasks.Go(func() { s.attend(watching, r) })
 }
 
-// died notes that the daemon has ended by itself, and starts it again.
+// died records that the daemon has ended without a request, and restarts it.
 func (s *Supervisor) died(ctx context.Context, name string, r record) {
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
@@ -335,8 +340,8 @@ func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error 
 	return nil
 }
 
-// remove ends a daemon, known or not, and removes all that is its own, but for a
-// record that was put aside.
+// remove ends a daemon, known or not, and removes all that is its own, except
+// an unreadable record that was renamed.
 func (s *Supervisor) remove(ctx context.Context, name string) error {
 	at, watch := s.cfg.place(name), s.metrics.stopwatch()
 	if err := s.end(ctx, name); err != nil {
@@ -371,15 +376,8 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 // others are killed.
 func (s *Supervisor) end(ctx context.Context, name string) error {
 	at := s.cfg.place(name)
-	if found := users(at.pipe()); len(found) > 0 {
-		patient, cancel := context.WithTimeout(ctx, quitTime)
-		defer cancel()
-		s.driver.quit(patient, at)
-		for _, p := range found {
-			if awaitExit(patient, p.pid, p.start) != nil {
-				break
-			}
-		}
+	if found := users(at.pipe()); len(found) > 0 && !s.quit(ctx, at, found) {
+		klog.FromContext(ctx).Info("MPS daemon doesn't end by itself and is killed", "daemon", name, "log", tail(at.log()+"/control.log"))
 	}
 	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
@@ -388,4 +386,33 @@ func (s *Supervisor) end(ctx context.Context, name string) error {
 		err = errors.Join(err, kill(hard, []process{{d.record.PID, d.record.Start}}))
 	}
 	return err
+}
+
+// quit asks the daemon to end until all of its processes have ended, and reports
+// whether they have. A daemon that is asked while its server starts may miss it.
+func (s *Supervisor) quit(ctx context.Context, at place, all []process) bool {
+	ctx, cancel := context.WithTimeout(ctx, quitTime)
+	defer cancel()
+	for ctx.Err() == nil {
+		listens := s.driver.quit(ctx, at)
+		if haveEnded(ctx, all, quitAgain) {
+			return true
+		}
+		if !listens { // nor will it; a server whose daemon has ended just now is ending too
+			return slices.ContainsFunc(all, process.ended) && haveEnded(ctx, all, quitTime)
+		}
+	}
+	return false
+}
+
+// haveEnded reports whether the processes end within the time.
+func haveEnded(ctx context.Context, all []process, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for _, p := range all {
+		if awaitExit(ctx, p.pid, p.start) != nil {
+			return false
+		}
+	}
+	return true
 }

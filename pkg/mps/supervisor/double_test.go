@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The test's program is also the supervisor's, its launcher's, and a double of
+// The test's program is also the supervisor's, and a double of
 // nvidia-cuda-mps-control and its server that prints what those of driver 580
 // do.
 func TestMain(m *testing.M) {
@@ -32,9 +32,6 @@ func TestMain(m *testing.M) {
 	case name == "nvidia-cuda-mps-server":
 		_, _ = io.Copy(io.Discard, os.Stdin) // ends with the control daemon
 		os.Exit(0)
-	case len(os.Args) == 3 && os.Args[1] == "launch":
-		fmt.Fprintln(os.Stderr, Launch(os.Args[2]))
-		os.Exit(1)
 	case len(os.Args) == 3 && os.Args[1] == "supervise":
 		fmt.Fprintln(os.Stderr, supervise(os.Args[2]))
 		os.Exit(1)
@@ -106,7 +103,7 @@ COMMAND:
 // control is the double. Files beside its directory say what goes wrong:
 // "refuse" is what it says instead of starting, "slow" is a pipe that it reads
 // before it starts, "clients" make it wait when it has to quit, "deaf" makes it
-// ignore that, "serverless" keeps it from starting a server, "garbled" makes it say limits as no
+// ignore that, "distracted" only the first time, "serverless" keeps it from starting a server, "garbled" makes it say limits as no
 // driver does.
 func control(args []string) int {
 	switch {
@@ -298,6 +295,9 @@ func (d *double) quit() {
 	if _, err := os.Stat(quirk("deaf")); err == nil {
 		return
 	}
+	if os.Remove(quirk("distracted")) == nil {
+		return
+	}
 	if _, err := os.Stat(quirk("clients")); err == nil {
 		time.Sleep(time.Second) // -t 1
 	}
@@ -308,6 +308,7 @@ func (d *double) quit() {
 		}
 	}
 	_ = os.Remove(filepath.Join(d.pipe, program+".pid"))
+	_ = os.WriteFile(quirk("ended"), nil, 0o644)
 	os.Exit(0) //nolint:revive // as above
 }
 

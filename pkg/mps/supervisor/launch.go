@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,75 +9,91 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
-// launch is what a launcher process is told.
+// launch says how a program of the driver is started.
 type launch struct {
-	HostRoot string             `json:"launchHostRoot"`
-	Program  driverroot.Program `json:"program"`
-	Args     []string           `json:"args,omitempty"`
-	// Place is the daemon's directory on the host.
-	Place place `json:"place"`
-	// Group is the name of the cgroup that the program gets; empty: this one.
-	Group string `json:"group,omitempty"`
+	hostRoot string
+	program  driverroot.Program
+	// place is the daemon's directory on the host.
+	place place
+	// group is the name of the cgroup that the program gets; empty: the supervisor's.
+	group string
 }
 
-// launchPrefix is how the text of a launch begins, and no other's.
-const launchPrefix = `{"launchHostRoot":`
-
-// command returns what runs the program through the launcher. The environment is
-// the program's from the beginning: that tells whose process it is.
-func (l launch) command(ctx context.Context, launcher, env []string) (*exec.Cmd, error) {
-	text, err := json.Marshal(l)
-	if err != nil {
-		return nil, fmt.Errorf("launch %s: %w", l.Program.Path, err)
-	}
-	cmd := exec.CommandContext(ctx, launcher[0], append(slices.Clip(launcher[1:]), string(text))...)
+// command returns the program as a command for start. Its environment
+// identifies the daemon.
+func (l launch) command(ctx context.Context, env []string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, l.program.Path, args...)
 	cmd.Env, cmd.Dir = env, "/"
-	return cmd, nil
+	return cmd
 }
 
-// Launch becomes a program of the driver: it leaves the container's cgroup,
-// which ends with the container, gets the host's files for its own, with the
-// daemon's directory as /dev/shm, and then is replaced by the program. It returns
-// only if that fails. The process must do nothing else.
-func Launch(text string) error {
-	var l launch
-	if err := json.Unmarshal([]byte(text), &l); err != nil {
-		return fmt.Errorf("launch: %w", err)
+// start starts the command as a process of the host: outside of the container's
+// cgroup, which ends with the container, and with the host's files, of which the
+// daemon's directory is /dev/shm. It forks from a thread that has entered the host,
+// so nothing else has to be started first.
+func (l launch) start(cmd *exec.Cmd) error {
+	if cmd.Stdin == nil { // the thread may see none
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			return fmt.Errorf("start %s: %w", l.program.Path, err)
+		}
+		defer null.Close()
+		cmd.Stdin = null
 	}
-	runtime.LockOSThread() // namespaces are a thread's, until it becomes the program
-	if l.Group != "" {
-		if err := l.leaveCgroup(); err != nil {
+	var err error
+	onOwnThread(func() { err = l.startHere(cmd) })
+	return err
+}
+
+// startHere is start for a thread that does nothing else afterwards.
+func (l launch) startHere(cmd *exec.Cmd) error {
+	if l.group != "" {
+		done, err := leaveCgroup(l.group, cmd)
+		if err != nil {
 			return err
 		}
+		defer done()
 	}
 	if err := l.enterHost(); err != nil {
 		return err
 	}
-	err := unix.Exec(l.Program.Path, append([]string{l.Program.Path}, l.Args...), os.Environ())
-	return fmt.Errorf("run %s with the root directory %s: %w", l.Program.Path, l.Program.Root, err)
+	if err := explainStart(cmd, cmd.Start()); err != nil {
+		return fmt.Errorf("run %s with the root directory %s: %w", l.program.Path, l.program.Root, err)
+	}
+	return nil
 }
 
-func (l launch) leaveCgroup() error {
-	joinHostCgroups()
-	all, err := groups()
-	if err != nil {
-		return err
+// explainStart adds to the error of starting the command that the kernel is too old,
+// where it is.
+func explainStart(cmd *exec.Cmd, err error) error {
+	if errors.Is(err, unix.ENOSYS) && cmd.SysProcAttr != nil && cmd.SysProcAttr.UseCgroupFD {
+		return fmt.Errorf("%w: on a node with cgroup v2, starting a daemon outside this container's cgroup needs Linux 5.7 (CLONE_INTO_CGROUP)", err)
 	}
-	for _, g := range all {
-		if err := g.enter(l.Group); err != nil {
-			return err
+	return err
+}
+
+// onOwnThread calls f on a thread that ends afterwards, so f may change the thread's
+// namespaces, root directory and cgroups.
+func onOwnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // the thread ends with the goroutine, unless it is unlocked
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
 		}
-	}
-	// Not first in line when the node runs out of memory: all clients depend on it.
-	_ = writeControl("/proc/self/oom_score_adj", "-900")
-	return nil
+		// The main thread never ends. While it is kept here, f gets another one.
+		onOwnThread(f)
+		runtime.UnlockOSThread()
+	}()
+	<-done
 }
 
 // enterHost gives the thread mounts of its own and the host's root directory.
@@ -86,38 +101,40 @@ func (l launch) enterHost() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("give the program mounts of its own (is this process privileged?): %w", err)
 	}
-	// What the host unmounts later must not stay mounted because of this program.
+	// A file system that the host unmounts later must not stay mounted because of
+	// this program.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("keep the program's mounts to itself: %w", err)
 	}
-	if err := enterRoot(l.HostRoot); err != nil {
-		return fmt.Errorf("enter the host's file system at %s: %w", l.HostRoot, err)
+	if err := enterRoot(l.hostRoot); err != nil {
+		return fmt.Errorf("enter the host's file system at %s: %w", l.hostRoot, err)
 	}
-	if err := bind(l.Place.shm(), "/dev/shm"); err != nil {
+	if err := bind(l.place.shm(), "/dev/shm"); err != nil {
 		return err
 	}
-	if l.Program.Root == "/" {
+	if l.program.Root == "/" {
 		return nil
 	}
 	if err := l.furnish(); err != nil {
 		return err
 	}
-	if err := unix.Chroot(l.Program.Root); err != nil {
-		return fmt.Errorf("enter the driver root %s: %w", l.Program.Root, err)
+	if err := unix.Chroot(l.program.Root); err != nil {
+		return fmt.Errorf("enter the driver root %s: %w", l.program.Root, err)
 	}
 	return unix.Chdir("/")
 }
 
-// furnish shows in the driver root what the daemon shares with its clients.
+// furnish mounts the directories that the daemon shares with its clients in the
+// driver root.
 func (l launch) furnish() error {
-	inside := filepath.Join(l.Program.Root, string(l.Place))
+	inside := filepath.Join(l.program.Root, string(l.place))
 	if err := os.MkdirAll(inside, 0o755); err != nil {
 		return fmt.Errorf("make a place for the daemon's directory in the driver root: %w", err)
 	}
-	if err := bind(string(l.Place), inside); err != nil {
+	if err := bind(string(l.place), inside); err != nil {
 		return err
 	}
-	return bind(l.Place.shm(), filepath.Join(l.Program.Root, "dev/shm"))
+	return bind(l.place.shm(), filepath.Join(l.program.Root, "dev/shm"))
 }
 
 // unfurnish removes the place that furnish has made, when nothing is shown there

@@ -1,12 +1,17 @@
 package supervisor
 
 import (
-	"encoding/json"
+	"bytes"
+	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,8 +50,8 @@ func look(t *testing.T, dir string) {
 	}
 }
 
-// What a launched program sees, with the host mounted as in a container, and as a
-// mere directory.
+// A launched program sees the host's files, with the host mounted as in a
+// container, and as a plain directory.
 func TestLaunchedInTheHost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -78,23 +83,18 @@ func TestLaunchedInTheHost(t *testing.T) {
 		"a driver root in a directory": {host, "/driver", "/only-the-driver /run/mps/d/a/pipe/control /dev/shm/private"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := launch{
-				HostRoot: tc.hostRoot, Program: driverroot.Program{Root: tc.root, Path: "/bin/look"}, Place: "/run/mps/d/a",
-				Args: []string{"/only-the-host", "/only-the-driver", "/run/mps/d/a/pipe/control", "/dev/shm/private", "/dev/shm/everybodys", container},
-			}
-			self, err := os.Executable()
-			if err != nil {
+			l := launch{hostRoot: tc.hostRoot, program: driverroot.Program{Root: tc.root, Path: "/bin/look"}, place: "/run/mps/d/a"}
+			cmd := l.command(t.Context(), []string{"A=b"},
+				"/only-the-host", "/only-the-driver", "/run/mps/d/a/pipe/control", "/dev/shm/private", "/dev/shm/everybodys", container)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := l.start(cmd); err != nil {
 				t.Fatal(err)
 			}
-			cmd, err := l.command(t.Context(), []string{self, "launch"}, []string{"A=b"})
-			if err != nil {
-				t.Fatal(err)
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v: %s", err, &out)
 			}
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			if got := strings.Join(strings.Fields(string(out)), " "); got != tc.want {
+			if got := strings.Join(strings.Fields(out.String()), " "); got != tc.want {
 				t.Errorf("it sees %q, want %q", got, tc.want)
 			}
 		})
@@ -146,32 +146,74 @@ func TestLaunchSaysWhatIsWrong(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, tc := range map[string]struct{ text, want string }{
-		"no program": {launchText(t, "/", "/nowhere/program"), "run /nowhere/program"},
-		"no host":    {launchText(t, "/nowhere", "/bin/true"), "enter the host's file system at /nowhere"},
-		"no text":    {"launch", "invalid character"},
+	for name, tc := range map[string]struct{ host, program, want string }{
+		"no program": {"/", "/nowhere/program", "run /nowhere/program"},
+		"no host":    {"/nowhere", "/bin/true", "enter the host's file system at /nowhere"},
 	} {
-		out, err := exec.Command(self, "launch", tc.text).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), tc.want) {
-			t.Errorf("%s: %v, %s", name, err, out)
+		l := launch{hostRoot: tc.host, program: driverroot.Program{Root: "/", Path: tc.program}, place: place(shmOf(t))}
+		if err := l.start(l.command(t.Context(), nil)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q in it", name, err, tc.want)
 		}
 	}
 }
 
-func launchText(t *testing.T, host, program string) string {
+// A kernel that can't start a process in a cgroup is named as the cause.
+func TestStartInACgroupNeedsLinux57(t *testing.T) {
+	started := &os.PathError{Op: "fork/exec", Path: "/bin/true", Err: syscall.ENOSYS}
+	in := &exec.Cmd{SysProcAttr: &syscall.SysProcAttr{UseCgroupFD: true}}
+	if err := explainStart(in, started); !strings.Contains(err.Error(), "Linux 5.7") || !errors.Is(err, syscall.ENOSYS) {
+		t.Errorf("in a cgroup: %v", err)
+	}
+	if err := explainStart(&exec.Cmd{}, started); err != error(started) {
+		t.Errorf("in none: %v", err)
+	}
+	if err := explainStart(in, syscall.ENOENT); !errors.Is(err, syscall.ENOENT) || strings.Contains(err.Error(), "Linux") {
+		t.Errorf("another error: %v", err)
+	}
+}
+
+// The process that launches keeps its own files and namespaces, whichever of its
+// threads is asked next.
+func TestLaunchLeavesTheProcessAsItWas(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	before := threads(t)
+	for range 20 {
+		l := launch{hostRoot: t.TempDir(), program: driverroot.Program{Root: "/", Path: "/nowhere"}, place: place(shmOf(t))}
+		if err := l.start(l.command(t.Context(), nil)); err == nil {
+			t.Fatal("a program that isn't there was started")
+		}
+	}
+	strange := func() map[string]bool {
+		seen := threads(t)
+		maps.DeleteFunc(seen, func(one string, _ bool) bool { return before[one] })
+		return seen
+	}
+	for began := time.Now(); len(strange()) > 0; runtime.Gosched() { // a thread ends a moment after its goroutine
+		if time.Since(began) > time.Minute {
+			t.Fatalf("threads have %v, want one of %v", strange(), before)
+		}
+	}
+}
+
+// threads returns the root directories and mount namespaces of this process's
+// threads. A thread that has begun to end has none.
+func threads(t *testing.T) map[string]bool {
 	t.Helper()
-	text, err := json.Marshal(launch{HostRoot: host, Program: driverroot.Program{Root: "/", Path: program}, Place: place(shmOf(t))})
+	tasks, err := filepath.Glob("/proc/self/task/*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(string(text), launchPrefix) {
-		t.Fatalf("%s doesn't begin with %s", text, launchPrefix)
+	all := map[string]bool{}
+	for _, task := range tasks {
+		root, rootErr := os.Readlink(filepath.Join(task, "root"))
+		mounts, mountsErr := os.Readlink(filepath.Join(task, "ns/mnt"))
+		if rootErr == nil && mountsErr == nil {
+			all[root+" "+mounts] = true
+		}
 	}
-	return string(text)
+	return all
 }
 
 func shmOf(t *testing.T) string {

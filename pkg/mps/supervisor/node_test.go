@@ -50,7 +50,6 @@ func newNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.cfg.Launcher = []string{self, "launch"}
 	for _, sub := range []string{"driver/lib64", "driver/bin", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			t.Fatal(err)

@@ -162,6 +162,35 @@ func TestKillSparesAnotherProcessOfTheSameID(t *testing.T) {
 	}
 }
 
+// TestServerEndsAfterItsDaemon: where nobody listens because the daemon is ending, its
+// server has the rest of the time to end.
+func TestServerEndsAfterItsDaemon(t *testing.T) {
+	begin := func(seconds string) (process, *exec.Cmd) {
+		cmd := exec.Command("sleep", seconds)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		start, ok := startOf(cmd.Process.Pid)
+		if !ok {
+			t.Fatalf("process %d has no start", cmd.Process.Pid)
+		}
+		return process{cmd.Process.Pid, start}, cmd
+	}
+	daemon, cmd := begin("60")
+	server, _ := begin("1") // longer than quitAgain
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	s := &Supervisor{driver: &driver{cfg: &Config{DriverRoot: t.TempDir()}}}
+	if !s.quit(t.Context(), place(t.TempDir()), []process{daemon, server}) {
+		t.Error("the server wasn't waited for")
+	}
+	left, cmd := begin("60")
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if s.quit(t.Context(), place(t.TempDir()), []process{left}) {
+		t.Error("a server without its daemon has ended by itself")
+	}
+}
+
 // A link in a container to where the host has the daemon's directory makes no
 // process there the daemon's.
 func TestUsersAreNotInContainers(t *testing.T) {

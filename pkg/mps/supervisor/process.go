@@ -48,6 +48,9 @@ func alive(pid int, start uint64) bool {
 	return ok && pid > 0 && now == start
 }
 
+// ended reports whether the process has ended.
+func (p process) ended() bool { return !alive(p.pid, p.start) }
+
 // parsePID reads a pid file.
 func parsePID(data []byte) (int, error) {
 	pid, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 32)
@@ -102,7 +105,7 @@ type process struct {
 }
 
 // users lists the processes that work behind a pipe directory: the daemon, its
-// server, and who is about to become them. Clients are not among them, nor is the
+// server, and commands to the daemon. Clients are not among them, nor is the
 // shell of somebody who looks at the daemon.
 func users(pipe string) []process {
 	var own unix.Stat_t
@@ -148,7 +151,8 @@ func hasVariable(pid int, variable []byte) bool {
 }
 
 // sees says whether a process has the directory at the same path. Links count as
-// they do for that process: with one in a container nobody passes for a daemon.
+// they do for that process: a process in a container can't pose as a
+// daemon by means of a link.
 func sees(pid int, path string, directory unix.Stat_t) bool {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -166,15 +170,11 @@ func sees(pid int, path string, directory unix.Stat_t) bool {
 	return err == nil && theirs.Dev == directory.Dev && theirs.Ino == directory.Ino
 }
 
-// isOurs says whether the words of a command, each ended by a zero byte, are those
-// of a launcher or of what it becomes.
+// isOurs reports whether the words of a command, each ended by a zero byte, are
+// those of a program of MPS.
 func isOurs(cmdline string) bool {
-	words := strings.Split(cmdline, "\x00")
-	if strings.HasPrefix(filepath.Base(words[0]), programPrefix) {
-		return true
-	}
-	// The last word is a launcher's only argument.
-	return len(words) > 2 && strings.HasPrefix(words[len(words)-2], launchPrefix)
+	name, _, _ := strings.Cut(cmdline, "\x00")
+	return strings.HasPrefix(filepath.Base(name), programPrefix)
 }
 
 // killUsers ends the processes that work with a pipe directory, and waits until

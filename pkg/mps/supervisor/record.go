@@ -19,7 +19,7 @@ const (
 	maxRecordSize = 64 << 10
 )
 
-// record is what daemon.json says.
+// record is the content of daemon.json.
 type record struct {
 	Daemon mps.Daemon `json:"daemon"`
 	// PID of the control daemon; 0 before it runs.
@@ -29,7 +29,7 @@ type record struct {
 	// BootID that Start counts from.
 	BootID   string `json:"bootID,omitempty"`
 	Restarts int    `json:"restarts,omitempty"`
-	// Stopping: nobody wants it any more.
+	// Stopping: it is being stopped.
 	Stopping bool `json:"stopping,omitempty"`
 }
 
@@ -85,6 +85,14 @@ func readRecord(path, name string) (record, error) {
 		return record{}, err
 	}
 	return decode(name, data)
+}
+
+// RecordedDaemon reads the daemon of the directory d/name of a supervisor's run
+// directory.
+func RecordedDaemon(runDir, name string) (mps.Daemon, error) {
+	cfg := Config{RunDir: runDir}
+	r, err := readRecord(cfg.place(name).record(), name)
+	return r.Daemon, err
 }
 
 // writeRecord replaces the file. It isn't synced: after the machine went down

@@ -100,7 +100,7 @@ func TestClientsSeeNoPrivilegedSocket(t *testing.T) {
 	sees()
 }
 
-// The daemon's /dev/shm is its own; nobody else's changes.
+// The daemon has a /dev/shm of its own; that of other processes doesn't change.
 func TestPrivateMemory(t *testing.T) {
 	n := newNode(t)
 	n.start("")
@@ -117,9 +117,9 @@ func TestPrivateMemory(t *testing.T) {
 	}
 }
 
-// What clients write to the daemon's /dev/shm doesn't fill the host's /run. It is
-// the same file system for a daemon that was started again and for a supervisor
-// that was, and goes with the daemon.
+// Files that clients write to the daemon's /dev/shm don't fill the host's /run.
+// The file system stays when the daemon or the supervisor is restarted, and is
+// removed with the daemon.
 func TestSharedMemoryIsBounded(t *testing.T) {
 	n := newNode(t)
 	n.start("")
@@ -178,7 +178,7 @@ func TestLimitsOfARunningDaemonChange(t *testing.T) {
 	d.ThreadPercentage, d.MemoryMiB = 50, []int64{4096}
 	after := n.ensure(d)
 	if after.PID != before.PID {
-		t.Error("the daemon was started anew")
+		t.Error("the daemon was restarted")
 	}
 	server := strings.TrimSpace(n.ask("claim-1", "get_server_list"))
 	got := n.ask("claim-1", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0",
@@ -189,7 +189,7 @@ func TestLimitsOfARunningDaemonChange(t *testing.T) {
 		t.Errorf("limits (-want +got):\n%s", diff)
 	}
 	if again := n.ensure(d); again.PID != before.PID {
-		t.Error("the daemon was started anew")
+		t.Error("the daemon was restarted")
 	}
 	n.put("limitless", "")
 	d.MemoryMiB[0] = 512
@@ -310,8 +310,24 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 	}
 }
 
-// A daemon that takes long to start holds up nobody who wants another one, and
-// is there for who asks again after having given up.
+// A daemon that misses the first request to end is asked again, not killed.
+func TestDaemonThatMissesItsEnd(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	n.ensure(one("a"))
+	n.serving()
+	n.put("distracted", "")
+	if err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	n.gone("a")
+	if _, err := os.Stat(filepath.Join(n.cfg.DriverRoot, "ended")); err != nil {
+		t.Errorf("the daemon didn't end by itself: %v", err)
+	}
+}
+
+// A daemon that takes long to start doesn't delay others, and continues to
+// start for a caller that asks again after a timeout.
 func TestDaemonsDoNotWaitForEachOther(t *testing.T) {
 	n := newNode(t)
 	n.start("")
@@ -385,7 +401,7 @@ func TestDriverAwayWhenTheSupervisorStarts(t *testing.T) {
 		t.Errorf("listed: %+v", states)
 	}
 	if again := n.ensure(one("a")); again.PID != first.PID {
-		t.Errorf("started anew: %+v", again)
+		t.Errorf("restarted: %+v", again)
 	}
 	n.link(plain, "bin/"+program)
 	if err := n.Stop(t.Context(), "a"); err != nil {
@@ -440,7 +456,7 @@ func TestUnreadableRecord(t *testing.T) {
 				t.Error("the unknown daemon still runs")
 			}
 			if _, err := os.Stat(n.at("a").aside()); (err == nil) != (name == "torn") {
-				t.Errorf("the record put aside: %v", err)
+				t.Errorf("the renamed record: %v", err)
 			}
 			n.ensure(one("a"))
 			if err := n.Stop(t.Context(), "a"); err != nil {
@@ -451,7 +467,7 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// What somebody does to a daemon's files doesn't keep it from being stopped.
+// A daemon can be stopped even if its files were changed or removed.
 func TestStopWithoutItsFiles(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, at place){
 		"no directory": func(t *testing.T, at place) {
@@ -487,7 +503,7 @@ func TestStopWithoutItsFiles(t *testing.T) {
 
 func before2(pid int) uint64 { start, _ := startOf(pid); return start }
 
-// A supervisor that starts anew doesn't fail the claims of that moment.
+// A supervisor that restarts doesn't make prepares in progress fail.
 func TestEnsureWaitsForSupervisor(t *testing.T) {
 	n := newNode(t)
 	begun, done := make(chan struct{}), make(chan error, 1)
@@ -612,8 +628,8 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// Nobody has to wait for the end of a daemon but who wants the next one, and no
-// crash keeps it from ending.
+// Only a caller that wants the next daemon waits for the end of the previous
+// one, and a crash doesn't prevent that end.
 func TestBeginStop(t *testing.T) {
 	n := newNode(t)
 	n.put("clients", "")
@@ -688,7 +704,7 @@ func TestHealth(t *testing.T) {
 	check("/readyz", http.StatusOK)
 	check("/healthz", http.StatusOK)
 	check("/metrics", http.StatusNotFound) // it has an address of its own
-	s.mu.Lock()                            // nobody gets an answer any more
+	s.mu.Lock()                            // all calls block from now on
 	check("/healthz", http.StatusServiceUnavailable)
 	s.mu.Unlock()
 	check("/healthz", http.StatusOK)

@@ -20,41 +20,42 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Driver is what edits are computed from. All paths are the host's.
+// Driver is the input for computing edits. All paths are paths of the host.
 type Driver struct {
 	// Version as NVML prints it.
 	Version string
-	// Root, DevRoot and ProcRoot that the driver's files and device nodes, and what
-	// its kernel modules tell in /proc, lie under.
+	// Root, DevRoot and ProcRoot are the root directories of the driver's files,
+	// of its device nodes, and of its files in /proc.
 	Root, DevRoot, ProcRoot string
 	// LibraryDirs to search when the usual directories don't have the
 	// libraries; usually empty.
 	LibraryDirs []string
 	// GPUs the node has.
 	GPUs []gpu.GPU
-	// Session that answers for them; open for as long as the driver is set.
+	// Session identifies the session that the facts were read in; it is open as long
+	// as the driver is set.
 	Session *nvml.Session
 }
 
-// computed are the edits of one driver at one time.
+// computed has the edits of one driver at one time.
 type computed struct {
 	common  specs.ContainerEdits
 	file    []byte // the common specification
 	devices map[gpu.UUID]device
 }
 
-// device is what a container needs of one GPU.
+// device has the edits for one GPU.
 type device struct {
 	edits specs.ContainerEdits
 	node  string // its /dev/nvidiaN, path in the container
-	err   error  // why there are no edits
+	err   error  // the reason if there are no edits
 }
 
-// SetDriver computes the edits of a driver and writes the common
-// specification, so that a prepare has little left to do. A nil driver means
-// that there is none. A GPU that can't be described only fails its own claims.
-// Setting the same driver again looks for what has changed on the host;
-// prepares go on meanwhile with what was found before.
+// SetDriver computes the edits of a driver and writes the common specification,
+// so that a prepare has little to do. A nil driver means that there is none. If
+// a GPU can't be described, only its own claims fail. Setting the same driver
+// again reads the host again; until it is done, prepares use the previous
+// edits.
 func (s *Specs) SetDriver(d *Driver) error {
 	s.computing.Lock()
 	defer s.computing.Unlock()
@@ -65,9 +66,9 @@ func (s *Specs) SetDriver(d *Driver) error {
 	return s.compute(d)
 }
 
-// UpdateDriver is SetDriver, but looks at the host again only if the driver or
-// its GPUs are others than those that were set: neither a GPU's MIG mode nor its
-// instances are in the edits that are computed.
+// UpdateDriver is like SetDriver, but reads the host again only if the driver
+// or its GPUs differ from those that were set: computed edits don't depend on a
+// GPU's MIG mode or instances.
 func (s *Specs) UpdateDriver(d *Driver) error {
 	s.computing.Lock()
 	defer s.computing.Unlock()
@@ -78,8 +79,8 @@ func (s *Specs) UpdateDriver(d *Driver) error {
 	return s.compute(d)
 }
 
-// SetMinor says that a GPU's device node has this number since its MIG mode was
-// switched.
+// SetMinor sets the number of a GPU's device node, which a switch of the MIG
+// mode may change.
 func (s *Specs) SetMinor(uuid gpu.UUID, minor int) error {
 	s.computing.Lock()
 	defer s.computing.Unlock()
@@ -97,16 +98,16 @@ func (s *Specs) SetMinor(uuid gpu.UUID, minor int) error {
 	return s.compute(&d)
 }
 
-// sameEdits says whether the same would be computed of the two, as far as the
-// host has not changed.
+// sameEdits reports whether both drivers give the same edits, if the host has
+// not changed.
 func sameEdits(a, b *Driver) bool {
 	return a.Version == b.Version && a.Root == b.Root && a.DevRoot == b.DevRoot &&
 		a.Session == b.Session && slices.Equal(a.LibraryDirs, b.LibraryDirs) &&
 		slices.EqualFunc(a.GPUs, b.GPUs, func(g, h gpu.GPU) bool { return g.UUID == h.UUID && g.Minor == h.Minor && g.PCI == h.PCI })
 }
 
-// compute needs the lock of that name. After a failure there are no edits,
-// and the next Write tries again.
+// compute computes the edits; the caller holds computing. After a failure there
+// are no edits, and the next Write tries again.
 func (s *Specs) compute(d *Driver) error {
 	edits, err := compute(s.cfg, d)
 	s.set(d, edits)
@@ -132,10 +133,10 @@ func (s *Specs) writeCommon(edits *computed) error {
 	return writeFile(filepath.Join(s.cfg.Dir, commonFile), edits.file)
 }
 
-// current returns edits under which every node and file for the devices is on
-// the host. What is stale or missing is looked for once more: device nodes
-// appear late on a fresh node, and a reloaded driver has other ones.
-func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*Driver, *computed, error) {
+// current returns edits whose nodes and files for the devices all exist on the
+// host. If some are stale or missing, it computes the edits once more: device
+// nodes appear late on a fresh node, and a reloaded driver has different ones.
+func (s *Specs) current(devices map[gpu.DeviceName]gpu.Prepared) (*Driver, *computed, error) {
 	driver, edits := s.get()
 	if driver == nil {
 		return nil, nil, ErrNoDriver
@@ -145,7 +146,7 @@ func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*Driver, *compute
 	}
 	s.computing.Lock()
 	defer s.computing.Unlock()
-	if d, now := s.get(); d != nil && now == edits { // nobody else has looked meanwhile
+	if d, now := s.get(); d != nil && now == edits { // no other goroutine has computed them in the meantime
 		if err := s.compute(d); err != nil {
 			return nil, nil, err
 		}
@@ -157,8 +158,8 @@ func (s *Specs) current(devices map[gpu.DeviceName]gpu.Given) (*Driver, *compute
 	return driver, edits, edits.check(s.cfg.Host, driver, devices)
 }
 
-// check says what of the edits isn't on the host.
-func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Given) error {
+// check returns an error if a path in the edits isn't on the host.
+func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
 	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
 		return err
 	}
@@ -170,8 +171,8 @@ func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Given
 	return nil
 }
 
-// checkDevice says what of a device's edits isn't on the host. What is a
-// partition's own is read when its edits are made.
+// checkDevice returns an error if a path in a device's edits isn't on the host.
+// The paths of partitions are read when their edits are computed.
 func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
 	dev, ok := c.devices[of.Parent()]
 	if !ok {
@@ -189,8 +190,8 @@ func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
 	return checkEdits(h, d, &edits, dev.node)
 }
 
-// checkEdits fails when a required node isn't in the edits, or something in
-// the edits isn't on the host as the edits say.
+// checkEdits returns an error if a required node isn't in the edits, or if the
+// edits differ from the host.
 func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...string) error {
 	for _, path := range required {
 		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
@@ -204,7 +205,7 @@ func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...stri
 	}
 	for _, m := range edits.Mounts {
 		if _, err := os.Lstat(h.Path(m.HostPath)); err != nil {
-			return fmt.Errorf("driver file %s isn't on the host any more: %w", m.HostPath, err)
+			return fmt.Errorf("driver file %s no longer exists on the host: %w", m.HostPath, err)
 		}
 	}
 	return nil
@@ -231,13 +232,13 @@ func checkNode(h Host, n *specs.DeviceNode) error {
 	return nil
 }
 
-// missingNode tells how the node comes to be.
+// missingNode returns an error that says how to create the node.
 func missingNode(path string) error {
-	how := "nvidia-modprobe -c0, or nvidia-smi, makes it"
+	how := "nvidia-modprobe -c0, or nvidia-smi, creates it"
 	if strings.Contains(path, "uvm") {
-		how = "nvidia-modprobe -u -c0 loads the module and makes it"
+		how = "nvidia-modprobe -u -c0 loads the module and creates it"
 	}
-	return fmt.Errorf("device node %s isn't on the host: the driver may not be fully loaded yet (%s); the claim is prepared by itself once the node is there", path, how)
+	return fmt.Errorf("device node %s doesn't exist on the host: the driver may not be fully loaded yet (%s); the claim is prepared when the node exists", path, how)
 }
 
 func compute(cfg Config, d *Driver) (*computed, error) {
@@ -273,8 +274,8 @@ func (c *computed) encodeCommon(d *Driver) error {
 		Kind: commonKind,
 		// A device must edit something; the variable is in the edits of the
 		// specification too. It keeps NVIDIA's runtime from injecting GPUs a second
-		// time, by its own rules: all of them, where an image asks for that. What a
-		// container sees, a MIG device among others, follows from its device nodes.
+		// time, by its own rules: all of them, if an image requests that. The device
+		// nodes determine which GPUs and MIG devices a container sees.
 		Devices: []specs.Device{{
 			Name:           commonName,
 			ContainerEdits: specs.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}},
@@ -316,8 +317,8 @@ func describe(lib nvcdi.Interface, d *Driver, g gpu.GPU) device {
 	return dev
 }
 
-// relocate takes the driver root off the paths that the container sees: there,
-// the driver is installed as in a host.
+// relocate removes the driver root from container paths: in a container the
+// driver's files are at the same paths as on a host.
 func relocate(spec *specs.Spec, driverRoot string) error {
 	return root.New(
 		root.WithRoot(driverRoot),
@@ -326,6 +327,6 @@ func relocate(spec *specs.Spec, driverRoot string) error {
 	).Transform(spec)
 }
 
-func sortedNames(devices map[gpu.DeviceName]gpu.Given) []gpu.DeviceName {
+func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
 	return slices.Sorted(maps.Keys(devices))
 }

@@ -12,8 +12,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// encode gives the specification the lowest version that has all it uses, so
-// that older container runtimes read it too.
+// encode sets the lowest version that has all used fields, so that older
+// container runtimes can read the specification too.
 func encode(spec *specs.Spec) ([]byte, error) {
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
@@ -27,8 +27,8 @@ func encode(spec *specs.Spec) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// writeSpec writes the file unless it has the very content already: each
-// change makes container runtimes read the directory again.
+// writeSpec writes the file unless it already has this content: each change
+// makes container runtimes read the directory again.
 func writeSpec(path string, spec *specs.Spec) error {
 	data, err := encode(spec)
 	if err != nil {
@@ -43,11 +43,11 @@ func writeFile(path string, data []byte) error {
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make CDI directory: %w", err)
+		return fmt.Errorf("create CDI directory: %w", err)
 	}
 	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*"+tempSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
-		// dir is there, or MkdirAll had failed, and takes no files.
+		// dir exists, because MkdirAll succeeded, but no file can be created in it.
 		return fmt.Errorf("write CDI specification: %w: the host's directory was removed while it was mounted here; restart the plugin's pod, and empty the directory instead of removing it", err)
 	}
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
-// TestMarkIsMounted: a container gets the claim's mark once, with any or all of
-// the claim's devices.
+// TestMarkIsMounted checks that a container gets the claim's mark once, with
+// any or all of the claim's devices.
 func TestMarkIsMounted(t *testing.T) {
 	_, d, dir := setUp(t)
 	specs := cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: driverroot.NewHost(installed.Host), Mark: func(claimUID string) (string, string, error) {
@@ -61,7 +61,7 @@ func TestNoSpecWithoutMark(t *testing.T) {
 	if err := specs.SetDriver(d); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := specs.Write("a", map[gpu.DeviceName]gpu.Given{}); !errors.Is(err, full) {
+	if _, err := specs.Write("a", map[gpu.DeviceName]gpu.Prepared{}); !errors.Is(err, full) {
 		t.Errorf("got %v, want %v", err, full)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*claim*")); err != nil || len(left) > 0 {

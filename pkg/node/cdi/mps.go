@@ -10,16 +10,15 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Where a container finds its MPS daemon. The first is CUDA's default, so that a
-// process which starts with an empty environment is a client too.
+// The paths of MPS in a container. The first is CUDA's default, so that a
+// process with an empty environment is a client too.
 const (
 	pipeInContainer = "/tmp/nvidia-mps"
 	shmInContainer  = "/dev/shm"
 )
 
-// mpsEdits are what a container needs to be a client of an MPS daemon. The limits
-// in the environment are each process's own; the daemon's bind those that change
-// theirs.
+// mpsEdits returns the edits for clients of an MPS daemon. A process can change
+// the limits in its environment, but not those of the daemon.
 func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 	edits := specs.ContainerEdits{Env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipeInContainer}}
 	if c.ThreadPercentage > 0 && c.ThreadPercentage < 100 {
@@ -33,7 +32,7 @@ func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 			continue
 		}
 		if info, err := os.Stat(s.cfg.Host.Path(dir.host)); dir.host == "" || err != nil || !info.IsDir() {
-			return specs.ContainerEdits{}, fmt.Errorf("directory %q of the MPS daemon isn't on the host: the daemon has just ended, or another program has removed it; it is started again with the next try (the MPS supervisor's log says more)", dir.host)
+			return specs.ContainerEdits{}, fmt.Errorf("directory %q of the MPS daemon doesn't exist on the host: the daemon has just ended, or another program has removed the directory; the next try starts the daemon again (see the MPS supervisor's log)", dir.host)
 		}
 		edits.Mounts = append(edits.Mounts, &specs.Mount{
 			HostPath: dir.host, ContainerPath: dir.container, Options: []string{dir.access, "bind", "nosuid", "nodev", "noexec"},
@@ -42,8 +41,8 @@ func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
 	return edits, nil
 }
 
-// memoryLimits writes "0=1024M,1=2048M": by the daemon's indexes, since limits by
-// UUID are ignored.
+// memoryLimits writes "0=1024M,1=2048M": by the daemon's indexes, because MPS
+// ignores limits by UUID.
 func memoryLimits(mib []int64) string {
 	var limits []string
 	for i, m := range mib {

@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
-// daemonDir makes a directory of an MPS daemon on the host, for the test.
+// daemonDir creates a directory of an MPS daemon on the host, for the test.
 func daemonDir(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join("/run/tessera/mps/d", name)
@@ -24,7 +24,7 @@ func daemonDir(t *testing.T, name string) string {
 	return dir
 }
 
-// shared returns what a test of shares gives: edits are computed.
+// shared returns specifications with computed edits, for tests of shares.
 func shared(t *testing.T) (*cdi.Specs, *cdi.Driver, string) {
 	t.Helper()
 	s, driver, dir := setUp(t)
@@ -36,29 +36,29 @@ func shared(t *testing.T) (*cdi.Specs, *cdi.Driver, string) {
 
 func TestSharedSpecifications(t *testing.T) {
 	whole := func(d *cdi.Driver, n int) gpu.Device { return gpu.Whole{GPU: d.GPUs[n].UUID} }
-	for golden, build := range map[string]func(*testing.T, *cdi.Driver) []gpu.Given{
-		"share": func(t *testing.T, d *cdi.Driver) []gpu.Given {
-			return []gpu.Given{{
+	for golden, build := range map[string]func(*testing.T, *cdi.Driver) []gpu.Prepared{
+		"share": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
+			return []gpu.Prepared{{
 				Device: gpu.Share{Of: whole(d, 0), Count: 4, Number: 2},
 				MPS:    &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm"), ThreadPercentage: 25, MemoryMiB: []int64{20000}},
 			}}
 		},
-		"share-in-partition": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+		"share-in-partition": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
 			p := partition(t, d, 1, 0)
-			return []gpu.Given{{
+			return []gpu.Prepared{{
 				Device: gpu.Share{Of: p.Device}, Instance: p.Instance,
 				MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "mig/pipe"), ThreadPercentage: 100, MemoryMiB: []int64{4000}},
 			}}
 		},
-		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []gpu.Given {
+		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
 			client := &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), ThreadPercentage: 40, MemoryMiB: []int64{1024, 2048}}
-			return []gpu.Given{{Device: whole(d, 0), MPS: client}, {Device: whole(d, 3), MPS: client}}
+			return []gpu.Prepared{{Device: whole(d, 0), MPS: client}, {Device: whole(d, 3), MPS: client}}
 		},
-		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []gpu.Given {
-			return []gpu.Given{{Device: whole(d, 0), MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), MemoryMiB: []int64{0}}}}
+		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
+			return []gpu.Prepared{{Device: whole(d, 0), MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), MemoryMiB: []int64{0}}}}
 		},
-		"replica": func(_ *testing.T, d *cdi.Driver) []gpu.Given {
-			return []gpu.Given{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
+		"replica": func(_ *testing.T, d *cdi.Driver) []gpu.Prepared {
+			return []gpu.Prepared{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
 		},
 	} {
 		t.Run(golden, func(t *testing.T) {
@@ -72,13 +72,13 @@ func TestSharedSpecifications(t *testing.T) {
 	})
 }
 
-// TestContainerOfAShare gets the GPU's node and no other, its limits, and one
-// mount, also where it has two shares of the same daemon.
+// TestContainerOfAShare checks that a container gets only the GPU's node, its
+// limits, and one mount, also with two shares of the same daemon.
 func TestContainerOfAShare(t *testing.T) {
 	s, driver, dir := shared(t)
 	client := &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ThreadPercentage: 50, MemoryMiB: []int64{40000}}
-	share := func(n int) gpu.Given {
-		return gpu.Given{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: client}
+	share := func(n int) gpu.Prepared {
+		return gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: client}
 	}
 	ids, err := s.Write("claim-1", given(t, driver, share(0), share(3)))
 	if err != nil {
@@ -117,7 +117,7 @@ func TestDaemonsDirectoryIsMissing(t *testing.T) {
 		"pipe that isn't said": {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := s.Write("claim-1", given(t, driver, gpu.Given{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &client}))
+			_, err := s.Write("claim-1", given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &client}))
 			if name != "pipe that isn't said" && (err == nil || !strings.Contains(err.Error(), "/run/tessera/mps/d/gone")) || err == nil {
 				t.Errorf("got %v, want an error that names the directory", err)
 			}

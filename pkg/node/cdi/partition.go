@@ -16,8 +16,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// editsOf are the edits of one device of a claim.
-func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Given) (specs.ContainerEdits, error) {
+// editsOf returns the edits of one device of a claim.
+func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Prepared) (specs.ContainerEdits, error) {
 	edits, err := s.siliconEdits(d, c.devices[given.Device.Parent()], given)
 	if err != nil || given.MPS == nil {
 		return edits, err
@@ -27,8 +27,9 @@ func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Given) (specs.Containe
 	return edits, err
 }
 
-// siliconEdits are those by which a container reaches the GPU or the partition.
-func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Given) (specs.ContainerEdits, error) {
+// siliconEdits returns the edits that give a container access to the GPU or the
+// partition.
+func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
 	switch of := given.Device.(type) {
 	case gpu.Whole, gpu.Replica:
 		return dev.edits, nil
@@ -40,25 +41,26 @@ func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Given) (specs.Cont
 		}
 		return dev.parent(), nil
 	default:
-		return specs.ContainerEdits{}, fmt.Errorf("%T is no device this version knows", given.Device)
+		return specs.ContainerEdits{}, fmt.Errorf("%T is an unknown kind of device", given.Device)
 	}
 }
 
-// parent are the edits that a part of a GPU needs of it: the node to talk to it.
-// Of the rest, DRM nodes would give the whole GPU away.
+// parent returns the edits of the GPU that a part of it needs: its device node.
+// Other edits of the GPU are left out; DRM nodes, for example, would give
+// access to the whole GPU.
 func (d *device) parent() specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),
 	}
 }
 
-// partitionEdits are the node of the GPU and the two capabilities without which
-// the driver shows a process nothing of a GPU in MIG mode: one of the GPU instance,
-// one of its compute instance.
-func (s *Specs) partitionEdits(d *Driver, dev device, given gpu.Given) (specs.ContainerEdits, error) {
+// partitionEdits returns the node of the GPU and the two capabilities that a
+// process needs to use a GPU in MIG mode: one of the GPU instance, one of its
+// compute instance.
+func (s *Specs) partitionEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
 	i := given.Instance
 	if i.UUID == "" || i.ComputeInstanceID == gpu.NoComputeInstance {
-		return specs.ContainerEdits{}, fmt.Errorf("GPU instance %d of GPU %s is no MIG device: it has no compute instance that takes all of it",
+		return specs.ContainerEdits{}, fmt.Errorf("GPU instance %d of GPU %s is not a MIG device: it has no compute instance that takes all of it",
 			i.GPUInstanceID, given.Device.Parent())
 	}
 	minor, err := minorOf(d, given.Device.Parent())
@@ -93,8 +95,8 @@ func minorOf(d *Driver, uuid gpu.UUID) (int, error) {
 	return 0, fmt.Errorf("the driver lists no GPU %s now", uuid)
 }
 
-// capabilityMajor is the number of the driver's devices for capabilities: it is
-// another one each time the driver is loaded.
+// capabilityMajor returns the major number of the devices for capabilities,
+// which differs each time the driver is loaded.
 func (s *Specs) capabilityMajor(d *Driver) (int64, error) {
 	const name = "nvidia-caps"
 	path := filepath.Join(d.ProcRoot, "proc/devices")
@@ -111,13 +113,13 @@ func (s *Specs) capabilityMajor(d *Driver) (int64, error) {
 	return 0, fmt.Errorf("%s of the host lists no %s: the driver's kernel module is not loaded, or has no MIG", path, name)
 }
 
-// capability reads what the driver tells of a capability: the device node that
-// opens it. The node carries its numbers, so that the runtime makes it in the
-// container whether or not something has made it on the host.
+// capability returns the device node that gives access to a capability, as the
+// driver lists it. The node has its numbers, so that the runtime can create it
+// in the container even if it doesn't exist on the host.
 func (s *Specs) capability(path string, major int64) (*specs.DeviceNode, error) {
 	data, err := os.ReadFile(s.cfg.Host.Path(path))
 	if err != nil {
-		return nil, fmt.Errorf("find the capability of a MIG instance that was just made: %w", err)
+		return nil, fmt.Errorf("find the capability of a MIG instance that was just created: %w", err)
 	}
 	minor, err := field(path, data, "DeviceFileMinor")
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
-// partition makes a partition with the GPU's first profile at its n-th
-// placement, and takes it away after the test.
-func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Given {
+// partition creates a partition with the GPU's first profile at its n-th
+// placement, and destroys it after the test.
+func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Prepared {
 	t.Helper()
 	g := d.GPUs[index]
 	if now, err := d.Session.MIG(g.UUID); err != nil {
@@ -41,7 +41,7 @@ func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Given {
 			t.Error(err)
 		}
 	})
-	return gpu.Given{Device: p, Instance: instance}
+	return gpu.Prepared{Device: p, Instance: instance}
 }
 
 func nameOf(t *testing.T, d *cdi.Driver, device gpu.Device) gpu.DeviceName {
@@ -57,8 +57,8 @@ func nameOf(t *testing.T, d *cdi.Driver, device gpu.Device) gpu.DeviceName {
 	return name
 }
 
-func given(t *testing.T, d *cdi.Driver, all ...gpu.Given) map[gpu.DeviceName]gpu.Given {
-	devices := map[gpu.DeviceName]gpu.Given{}
+func given(t *testing.T, d *cdi.Driver, all ...gpu.Prepared) map[gpu.DeviceName]gpu.Prepared {
+	devices := map[gpu.DeviceName]gpu.Prepared{}
 	for _, one := range all {
 		devices[nameOf(t, d, one.Device)] = one
 	}
@@ -74,13 +74,13 @@ func TestPartitionSpecification(t *testing.T) {
 }
 
 // The container gets the GPU's node and the two capabilities, by number: it
-// could open no other instance of the GPU.
+// can't open another instance of the GPU.
 func TestContainerGetsItsPartitionOnly(t *testing.T) {
 	s, driver, dir := setUp(t)
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	partition(t, driver, 2, 0) // somebody else's
+	partition(t, driver, 2, 0) // another claim's
 	mine := partition(t, driver, 2, 1)
 	ids, err := s.Write("claim-1", given(t, driver, mine))
 	if err != nil {
@@ -123,7 +123,7 @@ func TestContainerGetsItsPartitionOnly(t *testing.T) {
 	}
 }
 
-// A GPU whose MIG mode is on when edits are computed is described as ever.
+// The edits of a whole GPU don't depend on its MIG mode.
 func TestWholeGPUInMIGMode(t *testing.T) {
 	s, driver, dir := setUp(t)
 	partition(t, driver, 0, 0)
@@ -145,11 +145,11 @@ func TestPartitionErrors(t *testing.T) {
 	unknown.Instance.GPUInstanceID = 99
 	proc := filepath.Join(installed.Root, "proc")
 	for name, tc := range map[string]struct {
-		given gpu.Given
+		given gpu.Prepared
 		aside string
 		says  string
 	}{
-		"no compute instance":    {incomplete, "", "no MIG device"},
+		"no compute instance":    {incomplete, "", "not a MIG device"},
 		"no such instance":       {unknown, "", filepath.Join(proc, "driver/nvidia/capabilities/gpu3/mig/gi99/access")},
 		"no capability":          {one, "driver/nvidia/capabilities/gpu3/mig/gi" + strconv.Itoa(one.Instance.GPUInstanceID) + "/ci0/access", "ci0/access"},
 		"no device numbers":      {one, "devices", filepath.Join(proc, "devices")},
@@ -163,7 +163,7 @@ func TestPartitionErrors(t *testing.T) {
 				}
 				defer os.Rename(path+".aside", path)
 			}
-			_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Given{"gpu-0-mig-x-0": tc.given})
+			_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{"gpu-0-mig-x-0": tc.given})
 			if err == nil || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %v, want an error that says %q", err, tc.says)
 			}
@@ -180,7 +180,7 @@ func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	common := filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")
-	if err := os.Remove(common); err != nil { // it is written whenever edits are computed
+	if err := os.Remove(common); err != nil { // it is written each time edits are computed
 		t.Fatal(err)
 	}
 	again := *driver

@@ -27,28 +27,28 @@ const (
 	tempSuffix  = ".tmp"
 )
 
-// ErrNoDriver is what Write answers before SetDriver has succeeded.
+// ErrNoDriver is the error of Write before SetDriver has succeeded.
 var ErrNoDriver = errors.New("this node has no working NVIDIA driver now")
 
-// Host is how paths of the node are reached.
+// Host gives access to paths of the node.
 type Host interface {
-	// Path is where this process finds a path of the host.
+	// Path returns the path for this process of a path of the host.
 	Path(hostPath string) string
 	// Do calls f with the host's root directory.
 	Do(f func() error) error
 }
 
-// Config says where things are.
+// Config has the paths and functions that Specs needs.
 type Config struct {
-	// Dir is the CDI directory, as this process sees it. It is made when the
+	// Dir is the CDI directory, as this process sees it. It is created when the
 	// first file is written.
 	Dir string
 	// HookPath is nvidia-cdi-hook on the host.
 	HookPath string
 	Host     Host
-	// Mark, which may be nil, creates a file for a claim, and says where it is on the
-	// host and is to be mounted in the claim's containers (containers.Containers).
-	// Idempotent.
+	// Mark, which may be nil, creates a file for a claim, and returns its path on the
+	// host and its mount path in the claim's containers (containers.Containers). It
+	// is idempotent.
 	Mark func(claimUID string) (hostPath, containerPath string, err error)
 }
 
@@ -58,8 +58,8 @@ type Config struct {
 type Specs struct {
 	cfg Config
 
-	// computing is held while edits are computed and set, so that this is done
-	// once for all who find them stale.
+	// computing is held while edits are computed and set, so that it is done only
+	// once if several goroutines find them stale.
 	computing sync.Mutex
 
 	mu     sync.Mutex
@@ -73,15 +73,15 @@ func New(cfg Config) *Specs {
 	return &Specs{cfg: cfg}
 }
 
-// Write makes the claim's specification and returns, for each of its devices,
-// the CDI names that a container using it needs; devices go by names that tell
-// them apart within the claim. When it returns, the file and the common one are
-// complete, and every device node, library and directory that they name is on the
-// host; otherwise the error names what is missing. Capabilities
-// of a partition are read from the driver each time: its instance is another
-// one after it was made again. Writing the same again is cheap and changes
+// Write writes the claim's specification and returns, for each of its devices,
+// the CDI names that a container with the device needs; devices have names that
+// are unique in the claim. When it returns, the file and the common one are
+// complete, and every device node, library and directory that they name is on
+// the host; otherwise the error names what is missing. Capabilities of a
+// partition are read from the driver each time: a partition that was created
+// again is another instance. Writing the same again is cheap and changes
 // nothing.
-func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
+func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error) {
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
 	}
@@ -112,8 +112,8 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (ma
 	return ids, nil
 }
 
-// markEdits mounts the claim's mark, once in each container, whichever of the
-// claim's devices it has.
+// markEdits returns the edits that mount the claim's mark, once in each
+// container with any of the claim's devices.
 func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
 	if s.cfg.Mark == nil {
 		return specs.ContainerEdits{}, nil
@@ -127,7 +127,7 @@ func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
 	}}}, nil
 }
 
-// Remove deletes the claim's specification; one that isn't there is fine.
+// Remove deletes the claim's specification. It succeeds if there is none.
 func (s *Specs) Remove(claimUID string) error {
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return fmt.Errorf("remove CDI specification of claim %q: %w", claimUID, err)
@@ -152,8 +152,8 @@ func (s *Specs) Claims() ([]string, error) {
 	return claims, nil
 }
 
-// Tidy removes what writes that a crash has cut off left in the directory. It
-// is for the start, while nothing is written.
+// Tidy removes temporary files of interrupted writes. It is for the start,
+// while nothing is written.
 func (s *Specs) Tidy() error {
 	left, err := filepath.Glob(filepath.Join(s.cfg.Dir, vendor+"-*"+tempSuffix))
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *Specs) Tidy() error {
 }
 
 // RemoveCommon deletes the common specification, for a host that this driver
-// leaves. Containers that were given it can't be started again afterwards.
+// leaves. Containers that use it can't be restarted afterwards.
 func (s *Specs) RemoveCommon() error {
 	return removeFile(filepath.Join(s.cfg.Dir, commonFile))
 }

@@ -65,24 +65,24 @@ func setUp(t testing.TB) (*cdi.Specs, *cdi.Driver, string) {
 	}, dir
 }
 
-// devices are the GPUs with the given indexes, by name.
-func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu.Given {
+// devices returns the GPUs with the given indexes, by name.
+func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu.Prepared {
 	t.Helper()
 	names, err := gpu.NewNames(d.GPUs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices := make(map[gpu.DeviceName]gpu.Given)
+	devices := make(map[gpu.DeviceName]gpu.Prepared)
 	for _, i := range indexes {
 		whole := gpu.Whole{GPU: d.GPUs[i].UUID}
 		name, _ := names.Name(whole)
-		devices[name] = gpu.Given{Device: whole}
+		devices[name] = gpu.Prepared{Device: whole}
 	}
 	return devices
 }
 
-// inject asks the library that container runtimes use, on the host, what a
-// container gets.
+// inject returns the spec of a container after the library of container
+// runtimes has applied the CDI devices, on the host.
 func inject(t *testing.T, dir string, ids []string) *oci.Spec {
 	t.Helper()
 	spec := &oci.Spec{}
@@ -196,7 +196,7 @@ func TestClaimSpecification(t *testing.T) {
 }
 
 // checkGolden writes a claim's specification and compares it with a file.
-func checkGolden(t *testing.T, s *cdi.Specs, dir string, devices map[gpu.DeviceName]gpu.Given, golden string) {
+func checkGolden(t *testing.T, s *cdi.Specs, dir string, devices map[gpu.DeviceName]gpu.Prepared, golden string) {
 	t.Helper()
 	if _, err := s.Write("3dc7fa15-ac4e-49dc-be51-c88a26dafa18", devices); err != nil {
 		t.Fatal(err)
@@ -310,7 +310,7 @@ func TestDriverFileGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Rename(aside, path) })
-	// The library is optional: what is there is looked for again.
+	// The library is optional: the files are searched again.
 	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
 		t.Errorf("an optional library that went away: %v", err)
 	}
@@ -322,7 +322,7 @@ func TestUnknownGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	unknown := gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
-	_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Given{"gpu-00000000": {Device: gpu.Whole{GPU: unknown}}})
+	_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{"gpu-00000000": {Device: gpu.Whole{GPU: unknown}}})
 	if err == nil || !strings.Contains(err.Error(), string(unknown)) {
 		t.Errorf("got %v, want an error that names the GPU", err)
 	}
@@ -350,7 +350,7 @@ func TestRemoveAndList(t *testing.T) {
 	if err := s.SetDriver(nil); err != nil {
 		t.Fatal(err)
 	}
-	// Without a driver, what is there can still be taken away.
+	// Without a driver, existing specifications can still be removed.
 	if err := s.Remove("claim-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -427,7 +427,7 @@ func TestWipedDirectory(t *testing.T) {
 	}
 }
 
-// A mount outlives the directory that was mounted; so does an open file.
+// A mount stays when the mounted directory is removed; so does an open file.
 func TestRemovedMountedDirectory(t *testing.T) {
 	_, driver, dir := setUp(t)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -494,7 +494,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// TestMinorMoves: a container gets the device node that the GPU has now.
+// TestMinorMoves checks that a container gets the GPU's current device node.
 func TestMinorMoves(t *testing.T) {
 	s, d, dir := setUp(t)
 	if err := s.SetDriver(d); err != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// TestStatusOfShares: limits, whose GPU it is, and the share's ID where there is
+// TestStatusOfShares checks the limits, the GPU, and the share's ID if there is
 // one.
 func TestStatusOfShares(t *testing.T) {
 	inPartition := gpu.Partition{GPU: parent, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
-	devices := map[gpu.DeviceName]gpu.Given{
+	devices := map[gpu.DeviceName]gpu.Prepared{
 		"gpu-980fb007-mps4-2": {
 			Name: "gpu-980fb007-mps4-2", Device: gpu.Share{Of: gpu.Whole{GPU: parent}, Count: 4, Number: 2},
 			MPS: &gpu.MPSClient{PipeDir: "/run/x", ThreadPercentage: 25, MemoryMiB: []int64{35756}},
@@ -39,7 +39,7 @@ func TestStatusOfShares(t *testing.T) {
 	}
 	s := &server{version: "v1", claim: c}
 	w := start(t, s)
-	for range 2 { // the second time, the claim tells already
+	for range 2 { // the second time, the status is already correct
 		w.Tell(ref("uid-1"), devices)
 		idle(t, w)
 	}

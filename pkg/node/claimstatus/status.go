@@ -18,19 +18,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// data is what status.devices[].data holds for a MIG device or an MPS share: part
-// of this driver's interface to users and exporters.
+// data is the content of status.devices[].data for a MIG device or an MPS
+// share. It is part of this driver's interface to users and exporters.
 type data struct {
-	// UUID of the MIG device that the device is, or is a share of.
+	// UUID is that of the MIG device, or of the one that the share belongs to.
 	UUID       gpu.UUID `json:"uuid,omitempty"`
 	ParentUUID gpu.UUID `json:"parentUUID"`
 	*Instance
-	// MPS is nil for what is no client of an MPS daemon.
+	// MPS is nil for a device without MPS.
 	MPS *mps `json:"mps,omitempty"`
 }
 
-// Instance is the MIG instance that the device is, or is a share of; nil on whole
-// GPUs.
+// Instance is the MIG instance of the device, or of its partition for a share;
+// nil on whole GPUs.
 type Instance struct {
 	Profile           string    `json:"profile"`
 	Placement         placement `json:"placement"`
@@ -43,9 +43,9 @@ type placement struct {
 	Size  int `json:"size"`
 }
 
-// mps are the limits of each process that uses the device.
+// mps has the limits of each process that uses the device.
 type mps struct {
-	// ThreadPercentage is left out where there is no limit.
+	// ThreadPercentage is omitted if there is no limit.
 	ThreadPercentage int `json:"threadPercentage,omitempty"`
 	// MemoryMiB has a limit, or 0 for none, for each device of the daemon.
 	MemoryMiB []int64 `json:"memoryMiB,omitempty"`
@@ -57,15 +57,15 @@ type status struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
 	Device string `json:"device"`
-	// ShareID is there where the device can be given several times, from Kubernetes
+	// ShareID is set if the device can be allocated several times, from Kubernetes
 	// 1.34 on.
 	ShareID string `json:"shareID,omitempty"`
 	Data    data   `json:"data"`
 }
 
-// statuses are what the claim's status is to say, of those partitions and shares
-// that it is still allocated, ordered by name: the server takes no others.
-func (w *Writer) statuses(claim *resourceapi.ResourceClaim, devices map[gpu.DeviceName]gpu.Given) []status {
+// statuses returns the elements of the claim's status, ordered by name, for
+// partitions and shares that it is still allocated: the server refuses others.
+func (w *Writer) statuses(claim *resourceapi.ResourceClaim, devices map[gpu.DeviceName]gpu.Prepared) []status {
 	var all []status
 	for _, key := range slices.Sorted(maps.Keys(devices)) {
 		given := devices[key]
@@ -78,9 +78,9 @@ func (w *Writer) statuses(claim *resourceapi.ResourceClaim, devices map[gpu.Devi
 	return all
 }
 
-// dataFor is what there is to tell of a device that its attributes don't; false
-// for nothing.
-func dataFor(given gpu.Given) (_ data, tells bool) {
+// dataFor returns the facts about a device that its attributes don't have;
+// false if there are none.
+func dataFor(given gpu.Prepared) (_ data, tells bool) {
 	d := data{ParentUUID: given.Device.Parent()}
 	if p, ok := gpu.Base(given.Device).(gpu.Partition); ok {
 		i := given.Instance
@@ -96,7 +96,7 @@ func dataFor(given gpu.Given) (_ data, tells bool) {
 	return d, tells
 }
 
-func allocated(claim *resourceapi.ResourceClaim, driver, pool string, given gpu.Given) bool {
+func allocated(claim *resourceapi.ResourceClaim, driver, pool string, given gpu.Prepared) bool {
 	if claim.Status.Allocation == nil {
 		return false
 	}
@@ -105,7 +105,7 @@ func allocated(claim *resourceapi.ResourceClaim, driver, pool string, given gpu.
 	})
 }
 
-// tells says whether the claim's status has all of it.
+// tells reports whether the claim's status has all wanted elements.
 func tells(claim *resourceapi.ResourceClaim, want []status) bool {
 	return !slices.ContainsFunc(want, func(s status) bool {
 		return !slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
@@ -115,7 +115,7 @@ func tells(claim *resourceapi.ResourceClaim, want []status) bool {
 	})
 }
 
-// dataOf is zero for what this driver hasn't written.
+// dataOf returns zero data for an element that this driver hasn't written.
 func dataOf(raw *runtime.RawExtension) data {
 	var d data
 	if raw == nil || json.Unmarshal(raw.Raw, &d) != nil {
@@ -127,8 +127,8 @@ func dataOf(raw *runtime.RawExtension) data {
 // fieldManager owns what is applied.
 const fieldManager = "tessera-kubelet-plugin"
 
-// apply writes with server-side apply, so that what other drivers tell of the
-// claim's other devices stays theirs.
+// apply writes with server-side apply, so that the elements of other drivers
+// are not changed.
 func (w *Writer) apply(ctx context.Context, uid types.UID, claim types.NamespacedName, statuses []status) error {
 	version := strings.ToLower(w.claims.CurrentAPI()) // that of the claim that was read
 	body, err := json.Marshal(map[string]any{
@@ -147,7 +147,7 @@ func (w *Writer) apply(ctx context.Context, uid types.UID, claim types.Namespace
 		Body(body).DoRaw(ctx)
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // the claim is gone, or another one by now
+		return nil // the claim is gone, or was replaced by another one
 	case err != nil:
 		return fmt.Errorf("write the claim's status: %w", err)
 	}

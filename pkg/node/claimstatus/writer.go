@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// workers write side by side.
+	// workers is the number of concurrent writers.
 	workers = 4
-	// How long is waited after a failure, first and at most.
+	// The first and the maximum delay after a failure.
 	retryFirst = 500 * time.Millisecond
 	retryLast  = time.Minute
 )
 
-// errNotStored says that the server knows no status.devices.
+// errNotStored means that the server doesn't support status.devices.
 var errNotStored = errors.New("the API server doesn't store status.devices (feature DRAResourceClaimDeviceStatus)")
 
 // Writer writes the statuses of the claims of one node's pool. Its methods may
@@ -40,19 +40,19 @@ type Writer struct {
 	driver, pool string
 
 	queue workqueue.TypedRateLimitingInterface[types.UID]
-	// useless: the server doesn't store what would be written.
+	// useless is set when the server doesn't store the field.
 	useless atomic.Bool
-	// said: what the server refuses has been logged once.
+	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
 	mu      sync.Mutex
 	pending map[types.UID]told
 }
 
-// told is what a claim's status is to say.
+// told is the wanted content of a claim's status.
 type told struct {
 	claim   types.NamespacedName
-	devices map[gpu.DeviceName]gpu.Given
+	devices map[gpu.DeviceName]gpu.Prepared
 }
 
 // New returns a Writer for the devices of a driver in a pool; Run starts it.
@@ -65,9 +65,9 @@ func New(client kubernetes.Interface, driver, pool string) *Writer {
 	}
 }
 
-// Tell has the status of the claim tell of its partitions and shares soon. It doesn't
-// block. Of what is told of a claim several times, the last counts.
-func (w *Writer) Tell(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
+// Tell queues a write of the claim's partitions and shares to its status. It doesn't
+// block. For several calls about a claim, the last one counts.
+func (w *Writer) Tell(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 	if w.useless.Load() {
 		return
 	}
@@ -117,16 +117,16 @@ func (w *Writer) next(ctx context.Context) bool {
 			w.useless.Store(true)
 		}
 		w.said.Do(func() {
-			logger.V(2).Info("Statuses of claims don't tell which MIG devices and which shares they have", "err", err)
+			logger.V(2).Info("The status of claims will not show their MIG devices and shares", "err", err)
 		})
-		logger.V(4).Info("The claim's status stays as it is", "err", err)
+		logger.V(4).Info("The claim's status can't be written", "err", err)
 	}
 	w.finished(uid, t)
 	return true
 }
 
-// finished forgets what was told, unless something else has been since: that is
-// in the queue again.
+// finished removes the claim's wanted content, unless Tell has replaced it:
+// then it is in the queue again.
 func (w *Writer) finished(uid types.UID, t told) {
 	w.queue.Forget(uid)
 	w.mu.Lock()
@@ -136,14 +136,14 @@ func (w *Writer) finished(uid types.UID, t told) {
 	}
 }
 
-// final says whether trying again is of no use.
+// final reports whether retrying is useless.
 func final(err error) bool {
 	return errors.Is(err, errNotStored) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
 		apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsUnsupportedMediaType(err)
 }
 
-// write makes the claim's status tell, if the claim is still the one that was
-// prepared and doesn't tell already.
+// write writes the claim's status, if the claim is still the prepared one and
+// the status isn't already correct.
 func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
 	claim, err := w.claims.ResourceClaims(t.claim.Namespace).Get(ctx, t.claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -153,7 +153,7 @@ func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
 		return fmt.Errorf("read the claim: %w", err)
 	}
 	if claim.UID != uid {
-		return nil // another claim of the same name
+		return nil // another claim with the same name
 	}
 	statuses := w.statuses(claim, t.devices)
 	if len(statuses) == 0 || tells(claim, statuses) {

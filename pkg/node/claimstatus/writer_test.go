@@ -26,11 +26,11 @@ import (
 // server is an API server with one ResourceClaim, in one version of the API.
 type server struct {
 	version string
-	drops   bool // status.devices isn't stored
+	drops   bool // the server doesn't store status.devices
 
 	mu      sync.Mutex
 	claim   *resourceapi.ResourceClaim
-	refuses []int    // what the next writes are answered
+	refuses []int    // the answers to the next writes
 	written []string // bodies of writes
 }
 
@@ -90,8 +90,8 @@ const (
 	device = gpu.DeviceName("gpu-980fb007-mig-1g18gb-4")
 )
 
-func partition() map[gpu.DeviceName]gpu.Given {
-	return map[gpu.DeviceName]gpu.Given{
+func partition() map[gpu.DeviceName]gpu.Prepared {
+	return map[gpu.DeviceName]gpu.Prepared{
 		device: {
 			Name:   device,
 			Device: gpu.Partition{GPU: parent, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}},
@@ -142,7 +142,7 @@ func start(t *testing.T, s *server) *Writer {
 	return w
 }
 
-// idle waits until the Writer has nothing left to do.
+// idle waits until the Writer has no more work.
 func idle(t *testing.T, w *Writer) {
 	t.Helper()
 	for range 1000 {
@@ -162,7 +162,7 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			s := &server{version: version, claim: claimed()}
 			w := start(t, s)
-			for range 2 { // the second time, the claim tells already
+			for range 2 { // the second time, the status is already correct
 				w.Tell(ref("uid-1"), partition())
 				idle(t, w)
 			}
@@ -191,9 +191,9 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 func TestNothingIsWritten(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claim   func() *resourceapi.ResourceClaim
-		devices func() map[gpu.DeviceName]gpu.Given
+		devices func() map[gpu.DeviceName]gpu.Prepared
 	}{
-		"of whole GPUs": {claimed, func() map[gpu.DeviceName]gpu.Given {
+		"of whole GPUs": {claimed, func() map[gpu.DeviceName]gpu.Prepared {
 			d := partition()
 			delete(d, device)
 			return d

@@ -16,25 +16,25 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// emptyEvery is the pause between two looks at a pod's cgroup. Version 1 of
-// cgroups reports no change; with version 2 a report ends the pause.
+// emptyEvery is the interval of checks of a pod's cgroup. Version 1 of cgroups
+// reports no change; with version 2 a report ends the pause.
 const emptyEvery = 100 * time.Millisecond
 
-// kubepodsDepth bounds how deep below the top the cgroup of all pods is looked
-// for: it is deeper than the top where the kubelet runs in a container.
+// kubepodsDepth is the maximum depth of the search for the cgroup of all pods:
+// it is not at the top if the kubelet runs in a container.
 const kubepodsDepth = 6
 
-// kubepodsPattern matches the cgroup that all pods are in, of both drivers and with
-// a cgroup root of the kubelet's own.
+// kubepodsPattern matches the cgroup that contains all pods, with both cgroup
+// drivers and with a configured cgroup root.
 var kubepodsPattern = regexp.MustCompile(`^(.+-)?kubepods(\.slice)?$`)
 
 // cgroups finds the cgroups of pods.
 type cgroups struct {
-	// root is where the host's cgroup file systems are.
+	// root is the path of the host's cgroup file systems.
 	root string
 
 	mu   sync.Mutex
-	pods []string // cgroups that all pods are in
+	pods []string // cgroups that contain all pods
 }
 
 // waitEmpty waits until no process is in the pods' cgroups.
@@ -59,7 +59,7 @@ func (g *cgroups) waitEmpty(ctx context.Context, e *events, pods []kubeletplugin
 // waitChange waits until the file may have changed since it was read.
 func (g *cgroups) waitChange(ctx context.Context, e *events, file, podUID string) error {
 	w, err := e.watch(file, unix.IN_MODIFY)
-	if err != nil { // no watch left, or the cgroup has gone
+	if err != nil { // no watch is available, or the cgroup is gone
 		return pause(ctx, nil, emptyEvery)
 	}
 	defer e.remove(w)
@@ -69,8 +69,8 @@ func (g *cgroups) waitChange(ctx context.Context, e *events, file, podUID string
 	return pause(ctx, w.done, emptyEvery)
 }
 
-// populated reports whether a process is in the cgroup of a pod or below it, and
-// which file says so.
+// populated reports whether a process is in the cgroup of a pod or below it,
+// and returns the file that shows it.
 func (g *cgroups) populated(podUID string) (string, bool, error) {
 	tops, err := g.tops()
 	if err != nil {
@@ -87,7 +87,7 @@ func (g *cgroups) populated(podUID string) (string, bool, error) {
 	return "", false, nil
 }
 
-// podDirs are the cgroups that a pod may have, by its class of service.
+// podDirs returns the possible cgroups of a pod, one for each QoS class.
 func podDirs(top, podUID string) []string {
 	base, systemd := strings.CutSuffix(filepath.Base(top), ".slice")
 	if !systemd {
@@ -103,7 +103,7 @@ func podDirs(top, podUID string) []string {
 }
 
 // readPopulated reads version 2's cgroup.events, or version 1's pids.current, both
-// of which count what is below. A cgroup that is gone is empty.
+// of which include child cgroups. A cgroup that is gone is empty.
 func readPopulated(dir string) (string, bool, error) {
 	for file, populated := range map[string]func(string) bool{
 		"cgroup.events": func(text string) bool { return strings.Contains(text, "populated 1") },
@@ -122,8 +122,8 @@ func readPopulated(dir string) (string, bool, error) {
 	return "", false, nil
 }
 
-// tops returns the cgroups that all pods are in. They are looked for again when
-// there is none, or one has gone.
+// tops returns the cgroups that contain all pods. It searches again if there is
+// none, or one is gone.
 func (g *cgroups) tops() ([]string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,7 +141,7 @@ func (g *cgroups) tops() ([]string, error) {
 	return found, err
 }
 
-// hierarchy is the cgroup tree that is looked at: the one of version 2, or that of
+// hierarchy returns the cgroup tree to read: the one of version 2, or that of
 // version 1's pids controller.
 func (g *cgroups) hierarchy() string {
 	if _, err := os.Stat(filepath.Join(g.root, "cgroup.controllers")); err == nil {
@@ -155,7 +155,7 @@ func findTops(root string) ([]string, error) {
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-			return nil // it has gone meanwhile
+			return nil // removed in the meantime
 		case err != nil:
 			return err
 		case !entry.IsDir():
@@ -169,7 +169,7 @@ func findTops(root string) ([]string, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for the cgroup of all pods: %w", err)
+		return nil, fmt.Errorf("search for the cgroup of all pods: %w", err)
 	}
 	return found, nil
 }

@@ -20,11 +20,11 @@ import (
 // made.
 const MountDir = "/dev/tessera"
 
-// scanEvery is the pause between two looks at the host's processes, while a
-// deleted mark can't be watched.
+// scanEvery is the interval of scans of the host's processes while a deleted
+// mark can't be watched.
 const scanEvery = time.Second
 
-// uidPattern matches claim UIDs that may become a file's name.
+// uidPattern matches claim UIDs that are allowed as file names.
 var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
 
 // Containers keeps the marks of one node's claims. Its methods may be called
@@ -36,8 +36,8 @@ type Containers struct {
 	cgroups *cgroups
 
 	mu sync.Mutex
-	// deleted has the watches on deleted marks that are still mounted, as far as is
-	// known, by claim UID.
+	// deleted has the watches on deleted marks that may still be mounted, by claim
+	// UID.
 	deleted map[string][]*watch
 	// unwatched has the claims that may have deleted marks without a watch.
 	unwatched map[string]bool
@@ -97,8 +97,23 @@ func (c *Containers) Marks() ([]string, error) {
 	return uids, nil
 }
 
-// Forget deletes the claim's mark without waiting for anybody.
+// Forget deletes the claim's mark without waiting for containers, and drops all data
+// about the claim's containers.
 func (c *Containers) Forget(claimUID string) error {
+	if err := c.unlink(claimUID); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.deleted[claimUID] {
+		c.events.remove(w)
+	}
+	delete(c.deleted, claimUID)
+	delete(c.unwatched, claimUID)
+	return nil
+}
+
+func (c *Containers) unlink(claimUID string) error {
 	if err := os.Remove(filepath.Join(c.dir, claimUID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("delete the mark of the claim: %w", err)
 	}
@@ -106,9 +121,9 @@ func (c *Containers) Forget(claimUID string) error {
 }
 
 // Ended deletes the claim's mark and returns nil when no process is left of the
-// containers that had it mounted, nor of the pods. Once it has begun, no further
-// container can start with the mark. When ctx ends first, the error names the
-// pods and processes that are left; another call goes on waiting.
+// containers that had it mounted, nor of the pods. Once it has begun, no
+// further container can start with the mark. When ctx ends first, the error
+// names the pods and processes that are left; another call continues the wait.
 func (c *Containers) Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
 	if err := c.delete(claimUID); err != nil {
 		return err
@@ -123,11 +138,11 @@ func (c *Containers) Ended(ctx context.Context, claimUID string, pods []kubeletp
 	return fmt.Errorf("%w: %s", context.Cause(ctx), c.holders(claimUID, pods))
 }
 
-// delete unlinks the claim's mark. If it is mounted somewhere, its end is watched.
+// delete unlinks the claim's mark, and watches it if it is still mounted.
 func (c *Containers) delete(claimUID string) error {
 	w, err := c.events.add(filepath.Join(c.dir, claimUID))
 	if err == nil {
-		if err := c.Forget(claimUID); err != nil {
+		if err := c.unlink(claimUID); err != nil {
 			c.events.remove(w)
 			return err
 		}
@@ -141,7 +156,7 @@ func (c *Containers) delete(claimUID string) error {
 	}
 	// Somebody else has deleted it, or the host allows no more watches.
 	c.setUnwatched(claimUID, true)
-	return c.Forget(claimUID)
+	return c.unlink(claimUID)
 }
 
 // waitMounts waits until no mount namespace has a mark of the claim.
@@ -202,7 +217,8 @@ func (c *Containers) isMounted(claimUID string) (bool, error) {
 	return slices.ContainsFunc(mounts, func(m mount) bool { return m.claimUID == claimUID }), err
 }
 
-// pause waits for done, which may be nil, or some time. The error is ctx's.
+// pause waits until done, which may be nil, is closed or d has passed. It
+// returns ctx's error.
 func pause(ctx context.Context, done <-chan struct{}, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -18,11 +18,11 @@ import (
 const (
 	claimUID = "0b6f8f0e-3d2a-4f5d-8a77-b7e1a7c60b11"
 	podUID   = "3c0f6d1e-8a10-4135-bada-13f71feaef21"
-	// holdFor is how long a wait that must not end is watched.
+	// holdFor is the time for which a wait that must not end is observed.
 	holdFor = 50 * time.Millisecond
 )
 
-// start returns Containers whose host is the directory root.
+// start returns Containers for a host at the directory root.
 func start(t *testing.T, dir, root string) *Containers {
 	t.Helper()
 	c, err := New(dir, func(path string) string { return filepath.Join(root, path) })
@@ -63,7 +63,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// process puts a process into the host's /proc that sees a claim's mark.
+// process adds a process to the host's /proc that has a claim's mark mounted.
 func process(t *testing.T, root string, pid int, namespace, mountinfo, cgroup string) string {
 	t.Helper()
 	dir := filepath.Join(root, "proc", fmt.Sprint(pid))
@@ -136,7 +136,7 @@ func TestEndedWaitsForAllThatHoldTheMark(t *testing.T) {
 	holds(t, c)
 	first()
 	holds(t, c)
-	// Prepared again, with another mark and another container.
+	// The claim is prepared again, with another mark and another container.
 	third := hold(t, mark(t, c))
 	second()
 	holds(t, c)
@@ -288,8 +288,32 @@ func TestMarkRefusesOtherNames(t *testing.T) {
 	}
 }
 
-// TestEndedAfterAMarkThatCouldNotBeDeleted tries again when the mark can be
-// deleted: nothing of the first try is waited for.
+// TestForgetDropsAllOfAClaim checks that no data about a claim stays after its wait
+// was skipped: an unprepare stops waiting when the claim's GPUs are lost.
+func TestForgetDropsAllOfAClaim(t *testing.T) {
+	root := newRoot(t)
+	c := start(t, t.TempDir(), root)
+	defer hold(t, mark(t, c))()
+	holds(t, c)
+	process(t, root, 7, "mnt:[1]", "40 30 0:5 /marks/"+claimUID+"//deleted "+MountDir+"/"+claimUID+" ro - ext4 /dev/vda rw\n", "")
+	if err := c.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.deleted) != 1 || len(c.unwatched) != 1 {
+		t.Fatalf("%d and %d claims have deleted marks, want one each", len(c.deleted), len(c.unwatched))
+	}
+	if err := c.Forget(claimUID); err != nil {
+		t.Fatal(err)
+	}
+	c.events.mu.Lock()
+	defer c.events.mu.Unlock()
+	if n := len(c.deleted) + len(c.unwatched) + len(c.events.watches); n > 0 {
+		t.Errorf("%d entries of the claim are left", n)
+	}
+}
+
+// TestEndedAfterAMarkThatCouldNotBeDeleted checks that a second try, when the
+// mark can be deleted, doesn't wait for leftovers of the first.
 func TestEndedAfterAMarkThatCouldNotBeDeleted(t *testing.T) {
 	dir := t.TempDir()
 	c := start(t, dir, t.TempDir())

@@ -12,11 +12,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// events is one inotify instance: users may have few of them.
+// events is one inotify instance; their number per user is limited.
 type events struct {
 	fd   int
 	file *os.File
-	// err says why nothing can be watched; nil where it can.
+	// err is the reason why files can't be watched, nil if they can.
 	err error
 
 	mu      sync.Mutex
@@ -26,9 +26,9 @@ type events struct {
 // watch is on one file.
 type watch struct {
 	id int32
-	// done is closed when the file is gone for good, or was written.
+	// done is closed when the file's inode is deleted, or the file was written.
 	done chan struct{}
-	// lost: the kernel has dropped reports, so the file may still be there.
+	// lost means that the kernel has dropped events, so the file may still exist.
 	// It is set before done is closed.
 	lost bool
 }
@@ -44,7 +44,7 @@ func newEvents() *events {
 // run reads reports until ctx ends.
 func (e *events) run(ctx context.Context) error {
 	if e.err != nil {
-		klog.FromContext(ctx).Info("Containers' ends are not reported, only looked for: unprepare takes longer", "err", e.err)
+		klog.FromContext(ctx).Info("The kernel can't report the end of containers; polling for it, so unprepare takes longer", "err", e.err)
 		<-ctx.Done()
 		return nil
 	}
@@ -54,7 +54,7 @@ func (e *events) run(ctx context.Context) error {
 	for {
 		n, err := e.file.Read(buffer)
 		if ctx.Err() != nil {
-			return nil // the file was closed because of it
+			return nil // the file was closed because ctx has ended
 		}
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -84,17 +84,17 @@ func (e *events) watch(path string, mask uint32) (*watch, error) {
 	return w, nil
 }
 
-// remove ends a watch that isn't needed any more.
+// remove ends a watch that is no longer needed.
 func (e *events) remove(w *watch) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.watches[w.id] == w {
 		delete(e.watches, w.id)
-		_, _ = unix.InotifyRmWatch(e.fd, uint32(w.id)) // it may have ended by itself
+		_, _ = unix.InotifyRmWatch(e.fd, uint32(w.id)) // the watch may have ended already
 	}
 }
 
-// dispatch ends the watches that the reports are about.
+// dispatch ends the watches of the events.
 func (e *events) dispatch(reports []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// checkCapabilities tells of device nodes by which a container would reach
-// another instance than the claim's, or none: the ids, and with them the
+// checkCapabilities reports device nodes that give a container access to
+// another instance than the claim's, or to none: the ids, and with them the
 // nodes, may have changed since the spec was written.
 func (p *gpuLook) checkCapabilities(base Finding, d specDevice, i gpu.Instance) {
 	dir := fmt.Sprintf("%s/gpu%d/mig/gi%d", p.Capabilities, p.gpu.Minor, i.GPUInstanceID)
@@ -25,15 +25,15 @@ func (p *gpuLook) checkCapabilities(base Finding, d specDevice, i gpu.Instance) 
 		minor, err := p.capability(file)
 		if err != nil {
 			base.Check, base.Path = "capability-unreadable", file
-			base.What = fmt.Sprintf("the driver doesn't say by which device node %s is reached: %v", describeInstance(i), err)
-			base.Do = "see whether `nvidia-smi -L` lists the MIG device; if it doesn't, reboot the node"
+			base.What = fmt.Sprintf("the driver doesn't list the device node for access to %s: %v", describeInstance(i), err)
+			base.Do = "check whether `nvidia-smi -L` lists the MIG device; if it doesn't, reboot the node"
 			p.add(base)
 			continue
 		}
 		node := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
 		if !slices.ContainsFunc(d.nodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
 			base.Check, base.Path = "cdi-capability-wrong", d.path
-			base.What = fmt.Sprintf("the CDI spec lacks %s, by which %s is reached", node, describeInstance(i))
+			base.What = fmt.Sprintf("the CDI spec lacks %s, which gives access to %s", node, describeInstance(i))
 			base.Do = restart + "; then delete the claim's pods"
 			p.add(base)
 		}

@@ -14,23 +14,23 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// What this driver's CDI specs are called.
+// The names of this driver's CDI specs.
 const (
 	vendor     = "k8s.gpu.nvidia.com"
 	claimKind  = vendor + "/claim"
 	commonKind = vendor + "/driver"
 )
 
-const restart = "restart the plugin's pod on this node: at its start it writes all CDI specs anew and removes those without a claim"
+const restart = "restart the plugin's pod on this node: when it starts it writes all CDI specs again and removes those without a claim"
 
 // specDevice is a CDI device of a claim.
 type specDevice struct {
-	path   string // of the spec
+	path   string // path of the spec
 	nodes  []*specs.DeviceNode
 	mounts []*specs.Mount
 }
 
-// readSpecs reads this driver's specs, and tells what is wrong in each alone.
+// readSpecs reads this driver's specs, and reports the problems of each.
 func (l *look) readSpecs() error {
 	entries, err := os.ReadDir(l.CDI)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -43,7 +43,7 @@ func (l *look) readSpecs() error {
 		case strings.HasSuffix(e.Name(), ".tmp"):
 			l.add(temporary(path))
 		case strings.HasSuffix(e.Name(), ".json"):
-			if err := l.readSpec(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone meanwhile
+			if err := l.readSpec(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // removed in the meantime
 				l.add(Finding{Level: Trouble, Check: "cdi-spec-unreadable", Path: path, What: fmt.Sprintf("the CDI spec can't be read: %v", err), Do: restart})
 			}
 		}
@@ -74,14 +74,14 @@ func (l *look) readSpec(path string) error {
 	return nil
 }
 
-// What to do where the host lacks what a CDI spec names.
+// The advice for paths in a CDI spec that the host lacks.
 const (
-	mendNode    = "`nvidia-modprobe -u -c0` on the node makes device nodes; if a GPU is lost, reset it or reboot the node"
-	mendLibrary = "finish the driver's installation; the plugin finds the files it has by itself, or when its pod is restarted"
-	mendHook    = "restart the plugin's pod on this node: it installs the hook at its start"
+	mendNode    = "run `nvidia-modprobe -u -c0` on the node to create device nodes; if a GPU is lost, reset it or reboot the node"
+	mendLibrary = "complete the driver's installation; the plugin finds the files soon, or when its pod is restarted"
+	mendHook    = "restart the plugin's pod on this node: it installs the hook when it starts"
 )
 
-// checkPaths tells of what a container runtime would look for in vain.
+// checkPaths reports paths that a container runtime would not find.
 func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
 	missing := func(what, file, do string) {
 		if _, err := fs.Stat(l.Host, strings.TrimPrefix(filepath.Clean(file), "/")); err != nil {
@@ -111,7 +111,7 @@ func orElse(a, b string) string {
 	return b
 }
 
-// checkSpecs compares the CDI devices with the records, both ways.
+// checkSpecs compares the CDI devices with the records, in both directions.
 func (l *look) checkSpecs() {
 	wanted, known := map[string]bool{}, map[string]bool{}
 	for _, r := range l.journal.Claims {
@@ -136,12 +136,12 @@ func (l *look) checkSpecs() {
 	if l.Hardware != nil && len(l.specs) > 0 && !l.common {
 		l.add(Finding{
 			Level: Trouble, Check: "cdi-common-missing", Path: l.CDI,
-			What: "the CDI spec of what all claims have in common (" + commonKind + ") isn't there: containers with a GPU can't start", Do: restart,
+			What: "the CDI spec that all claims share (" + commonKind + ") is missing: containers with a GPU can't start", Do: restart,
 		})
 	}
 }
 
-// checkDevice tells of a granted device that has no CDI device, or an empty one.
+// checkDevice reports a granted device that has no CDI device, or an empty one.
 func (l *look) checkDevice(r journal.Record, device string) {
 	d, ok := l.specs[device]
 	switch {
@@ -154,7 +154,7 @@ func (l *look) checkDevice(r journal.Record, device string) {
 		l.add(Finding{
 			Level: Trouble, Check: "cdi-device-missing", Claim: claimName(r), Device: device, Path: l.CDI,
 			What: "the claim is prepared, and the CDI directory has no such device: its containers can't start or restart",
-			Do:   restart + "; the plugin's log says what keeps it from doing so",
+			Do:   restart + "; the plugin's log says why that fails",
 		})
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// checkJournal tells of files that are no record.
+// checkJournal reports files that aren't records.
 func (l *look) checkJournal() {
 	for _, u := range l.journal.Unreadable {
 		l.add(Finding{
 			Level: Trouble, Check: "claim-record-unreadable", Claim: claimName(u.Record), Path: u.Path,
 			What: fmt.Sprintf("the journal file of the claim can't be read (%v); what it recorded may still be in effect", u.Err),
-			Do:   "delete the claim's pods: it ends when the kubelet unprepares the claim; if no such claim exists any more, drain the node, remove the file and restart the plugin's pod",
+			Do:   "delete the claim's pods: the kubelet then unprepares the claim, which resolves this; if the claim no longer exists, drain the node, remove the file and restart the plugin's pod",
 		})
 	}
 	for _, path := range l.journal.Temporary {
@@ -23,12 +23,12 @@ func (l *look) checkJournal() {
 
 func temporary(path string) Finding {
 	return Finding{
-		Level: Trouble, Check: "temporary-file", Path: path, What: "a temporary file of a write that was cut off",
-		Do: "restart the plugin's pod on this node: it removes them",
+		Level: Trouble, Check: "temporary-file", Path: path, What: "a temporary file of an interrupted write",
+		Do: "restart the plugin's pod on this node: it removes such files",
 	}
 }
 
-// checkHolders tells of devices that two grants hold.
+// checkHolders reports devices that two grants hold.
 func (l *look) checkHolders() {
 	type hold struct {
 		record journal.Record
@@ -44,8 +44,8 @@ func (l *look) checkHolders() {
 				if gpu.Conflict(other.grant.Of(), g.Of()) {
 					l.add(Finding{
 						Level: Trouble, Check: "two-holders", GPU: g.GPU, Claim: claimName(r), Device: string(g.Device),
-						What: fmt.Sprintf("claim %s holds %s, which is in conflict with %s that claim %s holds", claimName(r), g.Device, other.grant.Device, claimName(other.record)),
-						Do:   "delete the pods of one of the claims, and report this: it must never be",
+						What: fmt.Sprintf("claim %s holds %s, which conflicts with %s of claim %s", claimName(r), g.Device, other.grant.Device, claimName(other.record)),
+						Do:   "delete the pods of one of the claims, and report this: it must never happen",
 					})
 				}
 			}

@@ -11,53 +11,54 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// Hardware answers for the GPUs of the node.
+// Hardware reads the GPUs of the node.
 type Hardware interface {
-	// GPUs that answer, in the order of their indexes.
+	// GPUs returns the GPUs that answer, in the order of their indexes.
 	GPUs() ([]gpu.GPU, error)
-	// MIG is the mode of a GPU and all its GPU instances, as they are now.
+	// MIG returns the current mode of a GPU and all its GPU instances.
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 }
 
-// Node is where a node's state is.
+// Node gives access to a node's state.
 type Node struct {
 	// Journal and CDI are directories, as this process sees them.
 	Journal, CDI string
-	// Host is the node's file system from its root: paths in CDI specs are there.
+	// Host is the node's root file system, in which paths of CDI specs are looked
+	// up.
 	Host fs.FS
 	// BootID of the running kernel.
 	BootID string
-	// Hardware is nil where it can't be looked at, NoHardware then says why. With
-	// neither, nothing that has to do with a driver is looked at.
+	// Hardware is nil if it can't be read; then NoHardware is the reason. If both
+	// are nil, all checks that need a driver are skipped.
 	Hardware   Hardware
 	NoHardware error
 	// Capabilities is the directory of the driver's MIG capabilities on the host,
 	// such as /proc/driver/nvidia/capabilities.
 	Capabilities string
-	// Sharing is nil where nothing is shared; MPSDir is the directory with one for
-	// each MPS daemon.
+	// Sharing is nil if nothing is shared; MPSDir has a directory for each MPS
+	// daemon.
 	Sharing Sharing
 	MPSDir  string
-	// Kubernetes is the version of the API server; empty where it isn't known.
+	// Kubernetes is the version of the API server; empty if unknown.
 	Kubernetes string
 }
 
-// Options say how sure Examine makes itself.
+// Options control how thoroughly Examine checks.
 type Options struct {
-	// Strict: what this driver has left over is trouble too.
+	// Strict counts leftovers of this driver as trouble.
 	Strict bool
-	// Looks is how often Examine looks at most, Pause how long it waits between.
+	// Looks is the maximum number of checks, Pause the time between two.
 	Looks int
 	Pause time.Duration
 }
 
-// Examine looks at the node until a look finds no trouble, or o.Looks times.
-// What had no trouble in one of them was in the hands of a prepare or an
-// unprepare; only what has some each time is told of, as it is at last. The
-// error says why it couldn't look.
+// Examine checks the node until a check finds no trouble, or o.Looks times. An
+// object that was without trouble in one of the checks was being prepared or
+// unprepared; the report has only trouble that every check found, in its latest
+// form. The error means that the node couldn't be checked.
 func Examine(ctx context.Context, n Node, o Options) (Report, error) {
 	bad := func(f Finding) bool { return f.Level == Trouble || o.Strict && f.Level == Leftover }
-	var before []Finding // about what was bad in every look until now
+	var before []Finding // trouble that all checks have found until now
 	for looks := 1; ; looks++ {
 		r, err := Check(n)
 		if err != nil {
@@ -80,8 +81,8 @@ func Examine(ctx context.Context, n Node, o Options) (Report, error) {
 	}
 }
 
-// Check looks at the node once. Where a prepare or an unprepare is under way
-// what it has done by half is among the findings.
+// Check checks the node once. The findings include the unfinished state of a
+// prepare or an unprepare in progress.
 func Check(n Node) (Report, error) {
 	l := look{Node: n, specs: map[string]specDevice{}, migs: map[gpu.UUID]gpu.MIG{}}
 	if err := l.read(); err != nil {
@@ -106,24 +107,24 @@ func Check(n Node) (Report, error) {
 	return r, nil
 }
 
-// look is one look at a node.
+// look is one check of a node.
 type look struct {
 	Node
 	journal  journal.Contents
 	specs    map[string]specDevice // CDI devices of claims, by name
-	common   bool                  // the common CDI spec is there
+	common   bool                  // the common CDI spec exists
 	gpus     []gpu.GPU
 	migs     map[gpu.UUID]gpu.MIG // of the GPUs that have MIG
-	names    *gpu.Names           // nil where no GPU answers
-	daemons  int                  // of MPS
+	names    *gpu.Names           // nil if no GPU answers
+	daemons  int                  // number of MPS daemons
 	findings []Finding
 }
 
 func (l *look) add(f Finding) { l.findings = append(l.findings, f) }
 
-// read reads everything. The journal is read first: a record is there before
-// what it is about and goes after it, so that a claim that comes meanwhile
-// isn't missed by halves more often than it must be.
+// read reads everything. It reads the journal first: a record is written before
+// its effects and removed after them, so this order gives the fewest false
+// findings about claims that change in the meantime.
 func (l *look) read() error {
 	var err error
 	if l.journal, err = journal.Read(l.Journal); err != nil {
@@ -145,7 +146,7 @@ func (l *look) readHardware() error {
 	}
 	for _, g := range all {
 		if len(g.Conditions) > 0 {
-			continue // known, but it doesn't answer
+			continue // a known GPU that doesn't answer
 		}
 		l.gpus = append(l.gpus, g)
 		if g.MIG == nil {
@@ -155,7 +156,7 @@ func (l *look) readHardware() error {
 		if err != nil {
 			l.add(Finding{
 				Level: Trouble, Check: "mig-unreadable", GPU: g.UUID, What: fmt.Sprintf("the GPU's MIG instances can't be read: %v", err),
-				Do: "see what `nvidia-smi mig -lgi` says on the node; reset the GPU or reboot the node if it doesn't answer either",
+				Do: "run `nvidia-smi mig -lgi` on the node; reset the GPU or reboot the node if that doesn't answer either",
 			})
 			continue
 		}
@@ -167,11 +168,11 @@ func (l *look) readHardware() error {
 	return err
 }
 
-// holds says whether a container of the claim may be running now: none can that
-// was prepared in another boot.
+// holds reports whether a container of the claim may be running: not if the
+// claim was prepared in another boot.
 func (l *look) holds(r journal.Record) bool { return r.BootID == l.BootID }
 
-// claimName is what people know the claim by.
+// claimName returns the claim's name for users.
 func claimName(r journal.Record) string {
 	if r.Name == "" {
 		return r.ClaimUID

@@ -30,7 +30,7 @@ const (
 type machine struct {
 	gpus []gpu.GPU
 	migs map[gpu.UUID]*gpu.MIG
-	err  error // what MIG answers
+	err  error // the error of MIG
 }
 
 func (m *machine) GPUs() ([]gpu.GPU, error) { return m.gpus, nil }
@@ -42,17 +42,17 @@ func (m *machine) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 	return *m.migs[uuid], nil
 }
 
-// node is a node as it should be: the claim "whole" has the first GPU, "part" a
-// partition of the other.
+// node is a node without findings: the claim "whole" has the first GPU, "part"
+// a partition of the other.
 type node struct {
 	doctor.Node
 	t        *testing.T
 	machine  *machine
 	claims   map[string]journal.Record
 	gpus     map[gpu.UUID]journal.GPURecord
-	specs    map[string]specs.Spec // by the file's name
+	specs    map[string]specs.Spec // by file name
 	host     fstest.MapFS
-	instance gpu.Instance // of the claim "part"
+	instance gpu.Instance // the instance of the claim "part"
 }
 
 const partName, wholeName = "gpu-980fb001-mig-1g10gb-2", "gpu-980fb000"
@@ -125,7 +125,7 @@ func claimSpec(device string, e specs.ContainerEdits) specs.Spec {
 	return specs.Spec{Kind: "k8s.gpu.nvidia.com/claim", Devices: []specs.Device{{Name: device, ContainerEdits: e}}}
 }
 
-// write puts the node on disk.
+// write writes the node to disk.
 func (n *node) write() {
 	n.t.Helper()
 	j, err := journal.Open(n.Journal, nil)
@@ -148,7 +148,7 @@ func (n *node) write() {
 	}
 }
 
-// found is what a look finds: level, rule and whom it concerns.
+// found returns the findings of a check: level, rule and subject.
 func found(t *testing.T, n doctor.Node) []string {
 	t.Helper()
 	r, err := doctor.Check(n)
@@ -168,7 +168,7 @@ func found(t *testing.T, n doctor.Node) []string {
 
 func TestCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
-		before func(n *node) // changes what is written
+		before func(n *node) // changes the node before it is written
 		after  func(t *testing.T, n *node)
 		want   []string
 	}{
@@ -186,7 +186,7 @@ func TestCheck(t *testing.T) {
 			after: func(t *testing.T, n *node) { truncate(t, journal.GPUFile(n.Journal, other)) },
 			want:  []string{"note instance-of-others default/p", "trouble gpu-record-unreadable "},
 		},
-		"GPU's file put aside": {
+		"GPU's file unreadable": {
 			after: func(t *testing.T, n *node) {
 				from := journal.GPUFile(n.Journal, other)
 				truncate(t, from)
@@ -365,7 +365,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// forget takes the claim and its spec away.
+// forget removes the claim and its spec.
 func (n *node) forget(claim string) {
 	delete(n.claims, claim)
 	delete(n.specs, "k8s.gpu.nvidia.com-claim_"+claim+".json")
@@ -378,7 +378,7 @@ func truncate(t *testing.T, path string) {
 	}
 }
 
-// changing is hardware that is another at each look.
+// changing is hardware that differs in each check.
 type changing struct {
 	machine
 	looks []gpu.MIG
@@ -393,7 +393,7 @@ func (c *changing) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 	return now, nil
 }
 
-// TestExamine looks while things change.
+// TestExamine checks a node that changes.
 func TestExamine(t *testing.T) {
 	n := newNode(t)
 	n.write()
@@ -409,7 +409,7 @@ func TestExamine(t *testing.T) {
 		looks   []gpu.MIG
 		strict  bool
 		healthy bool
-		want    int // looks
+		want    int // number of checks
 	}{
 		"healthy":               {node: n, looks: []gpu.MIG{good}, healthy: true, want: 1},
 		"a prepare is going on": {node: n, looks: []gpu.MIG{gone, half, good}, healthy: true, want: 3},
@@ -433,7 +433,7 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestLeavesJournalAlone looks while a plugin has the journal open.
+// TestLeavesJournalAlone checks a node while a plugin has the journal open.
 func TestLeavesJournalAlone(t *testing.T) {
 	n := newNode(t)
 	n.write()
@@ -454,7 +454,8 @@ func TestLeavesJournalAlone(t *testing.T) {
 	}
 }
 
-// TestServer: a note, since nothing on the node is wrong.
+// TestServer checks that the version is a note, because nothing on the node is
+// wrong.
 func TestServer(t *testing.T) {
 	n := newNode(t)
 	n.write()

@@ -8,15 +8,15 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-const recreate = "delete the pods of the claim; when they come again, the partition is made anew"
+const recreate = "delete the pods of the claim; when they are created again, so is the partition"
 
-// checkHardware compares what the journal says was made with what is there.
+// checkHardware compares the partitions in the journal with the hardware.
 func (l *look) checkHardware() {
 	for _, u := range l.journal.UnreadableGPUs {
 		l.add(Finding{
 			Level: Trouble, Check: "gpu-record-unreadable", GPU: u.GPU, Path: u.Path,
-			What: fmt.Sprintf("the journal file of the GPU can't be read (%v): which MIG instances on it this driver has made isn't known, so none is destroyed", u.Err),
-			Do: fmt.Sprintf("delete the pods that use the GPU, then destroy its instances and switch MIG mode off (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi; nvidia-smi -i %s -mig 0): it ends by itself then; a reboot of the node does the same",
+			What: fmt.Sprintf("the journal file of the GPU can't be read (%v): it is unknown which MIG instances this driver has created on it, so none is destroyed", u.Err),
+			Do: fmt.Sprintf("delete the pods that use the GPU, then destroy its instances and switch MIG mode off (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi; nvidia-smi -i %s -mig 0), which resolves this; a reboot of the node does the same",
 				u.GPU, u.GPU, u.GPU),
 		})
 	}
@@ -32,19 +32,19 @@ func (l *look) checkHardware() {
 	l.checkGone()
 }
 
-// checkUnseen tells that there is no hardware to look at.
+// checkUnseen reports that the hardware can't be read.
 func (l *look) checkUnseen() {
 	if l.NoHardware == nil {
 		return
 	}
-	f := Finding{Level: Note, Check: "no-driver", What: fmt.Sprintf("the GPUs were not looked at: %v", l.NoHardware)}
+	f := Finding{Level: Note, Check: "no-driver", What: fmt.Sprintf("the GPUs could not be checked: %v", l.NoHardware)}
 	if len(l.journal.Claims)+len(l.journal.GPUs) > 0 {
-		f.Level, f.Do = Trouble, "claims are prepared on this node: install or mend the driver, or reboot the node"
+		f.Level, f.Do = Trouble, "claims are prepared on this node: install or repair the driver, or reboot the node"
 	}
 	l.add(f)
 }
 
-// checkGone tells of GPUs that the journal names and that don't answer.
+// checkGone reports GPUs in the journal that don't answer.
 func (l *look) checkGone() {
 	there := func(uuid gpu.UUID) bool {
 		return slices.ContainsFunc(l.gpus, func(g gpu.GPU) bool { return g.UUID == uuid })
@@ -63,23 +63,23 @@ func (l *look) checkGone() {
 		if !there(r.GPU) && r.BootID == l.BootID {
 			l.add(Finding{
 				Level: Note, Check: "gpu-gone", GPU: r.GPU, Path: l.gpuFile(r),
-				What: "partitions were made on a GPU that doesn't answer; what became of them will be looked at when it does",
+				What: "partitions were created on a GPU that doesn't answer; they will be checked when it answers",
 			})
 		}
 	}
 }
 
-// gpuFile is where the GPU's record is.
+// gpuFile returns the path of the GPU's record.
 func (l *look) gpuFile(r journal.GPURecord) string { return journal.GPUFile(l.Journal, r.GPU) }
 
-// gpuLook is what is known of one GPU.
+// gpuLook is the check of one GPU.
 type gpuLook struct {
 	*look
 	gpu    gpu.GPU
 	mig    gpu.MIG
-	record journal.GPURecord // empty where there is none of this boot
-	file   string            // of the record
-	own    map[int]bool      // GPU instance ids that the record accounts for
+	record journal.GPURecord // empty if there is none of this boot
+	file   string            // path of the record
+	own    map[int]bool      // GPU instance ids in the record
 }
 
 func (l *look) checkGPU(g gpu.GPU) {
@@ -103,7 +103,7 @@ func (l *look) checkGPU(g gpu.GPU) {
 	p.checkMode()
 }
 
-// takeRecord keeps the record unless hardware has forgotten what is in it.
+// takeRecord uses the record if it is of this boot.
 func (p *gpuLook) takeRecord(r journal.GPURecord) {
 	file := p.gpuFile(r)
 	if r.BootID == p.BootID {
@@ -112,30 +112,30 @@ func (p *gpuLook) takeRecord(r journal.GPURecord) {
 	}
 	p.add(Finding{
 		Level: Leftover, Check: "gpu-record-of-earlier-boot", GPU: r.GPU, Path: file,
-		What: "the journal tells of partitions made before the last reboot, which are gone; the plugin drops it at its start",
+		What: "the journal lists partitions from before the last reboot, which are gone; the plugin removes this record when it starts",
 	})
 }
 
-// checkMade compares one partition of the record with what is there.
+// checkMade compares one partition of the record with the hardware.
 func (p *gpuLook) checkMade(m journal.MadePartition) {
 	want := partitionOf(p.gpu.UUID, m.Partition)
 	holder, held := p.holder(want)
 	base := Finding{Level: Trouble, GPU: p.gpu.UUID, Device: p.name(want), Path: p.file, Claim: holder}
 	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
 	if m.Made == nil {
-		base.Check, base.Do = "partition-half-made", "retry the pod, or restart the plugin's pod on this node: it finishes or undoes what was begun"
-		base.What = fmt.Sprintf("making %s was begun and not finished; nothing is there yet", describe(want))
+		base.Check, base.Do = "partition-half-made", "retry the pod, or restart the plugin's pod on this node: it finishes or undoes the creation"
+		base.What = fmt.Sprintf("the creation of %s has started and not finished; no instance exists yet", describe(want))
 		if at >= 0 {
 			p.own[p.mig.Instances[at].GPUInstanceID] = true
-			base.What = fmt.Sprintf("making %s was begun and not finished; %s is there", describe(want), describeInstance(p.mig.Instances[at]))
+			base.What = fmt.Sprintf("the creation of %s has started and not finished; %s exists", describe(want), describeInstance(p.mig.Instances[at]))
 		}
 		p.add(base)
 		return
 	}
 	if at < 0 {
 		base.Check = "instance-missing"
-		base.What = fmt.Sprintf("%s was made as GPU instance %d and isn't there any more: somebody else has destroyed it", describe(want), m.Made.GPUInstanceID)
-		base.Do = "restart the plugin's pod on this node: it takes note of it"
+		base.What = fmt.Sprintf("%s was created as GPU instance %d and no longer exists: somebody else has destroyed it", describe(want), m.Made.GPUInstanceID)
+		base.Do = "restart the plugin's pod on this node: it updates its journal"
 		if held {
 			base.Do = recreate
 		}
@@ -145,23 +145,23 @@ func (p *gpuLook) checkMade(m journal.MadePartition) {
 	p.checkInstance(base, want, *m.Made, p.mig.Instances[at], held)
 }
 
-// checkInstance compares an instance at the right place with what was made there.
+// checkInstance compares an instance at the placement with the recorded one.
 func (p *gpuLook) checkInstance(base Finding, want gpu.Partition, made journal.MadeInstance, i gpu.Instance, held bool) {
 	switch {
 	case i.GPUInstanceID != made.GPUInstanceID || i.UUID != "" && (i.UUID != made.UUID || i.ComputeInstanceID != made.ComputeInstanceID):
 		base.Check = "instance-differs"
-		base.What = fmt.Sprintf("%s was made as %s; now %s is there, made by somebody else", describe(want),
+		base.What = fmt.Sprintf("%s was created as %s; now %s exists there, created by somebody else", describe(want),
 			describeInstance(gpu.Instance{GPUInstanceID: made.GPUInstanceID, ComputeInstanceID: made.ComputeInstanceID, UUID: made.UUID}), describeInstance(i))
-		base.Do = "it won't be destroyed. If nobody uses it, destroy it; " + recreate
+		base.Do = "Tessera won't destroy it. If it isn't used, destroy it; " + recreate
 		if !held {
-			base.Do = "it won't be destroyed. Restart the plugin's pod on this node: it takes note of it"
+			base.Do = "Tessera won't destroy it. Restart the plugin's pod on this node: it updates its journal"
 		}
 		p.add(base)
 		return
 	case i.UUID == "":
 		base.Check = "instance-without-compute"
 		base.What = fmt.Sprintf("%s is GPU instance %d without the compute instance that makes it usable", describe(want), i.GPUInstanceID)
-		base.Do = "restart the plugin's pod on this node: it removes it, or makes the partition anew where a claim holds it"
+		base.Do = "restart the plugin's pod on this node: it removes the instance, or creates the partition again if a claim holds it"
 		p.add(base)
 	case !held:
 		base.Level, base.Check = Leftover, "instance-idle"
@@ -171,20 +171,20 @@ func (p *gpuLook) checkInstance(base Finding, want gpu.Partition, made journal.M
 	p.own[i.GPUInstanceID] = true
 }
 
-// checkForeign tells of an instance that this driver didn't make.
+// checkForeign reports an instance that this driver didn't create.
 func (p *gpuLook) checkForeign(i gpu.Instance) {
 	f := Finding{Level: Note, Check: "instance-of-others", GPU: p.gpu.UUID}
 	at := gpu.Partition{GPU: p.gpu.UUID, Profile: i.Profile, Placement: i.Placement}
 	f.Device = p.name(at)
-	f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was made by somebody else; it is offered as it is and never destroyed", describeInstance(i), i.Profile, i.Placement.Start)
+	f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was created by somebody else; it is offered unchanged and never destroyed", describeInstance(i), i.Profile, i.Placement.Start)
 	if i.UUID == "" {
-		f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was made by somebody else; it isn't offered, since no compute instance takes all of it", describeInstance(i), i.Profile, i.Placement.Start)
+		f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was created by somebody else; it isn't offered, because no compute instance takes all of it", describeInstance(i), i.Profile, i.Placement.Start)
 	}
 	f.Claim, _ = p.holder(at)
 	p.add(f)
 }
 
-// checkClaims tells of what claims hold and that isn't there.
+// checkClaims reports devices of claims that don't exist.
 func (p *gpuLook) checkClaims() {
 	for _, r := range p.journal.Claims {
 		if !p.holds(r) {
@@ -198,23 +198,23 @@ func (p *gpuLook) checkClaims() {
 			if want, ok := g.Base().(gpu.Partition); ok {
 				p.checkHeld(base, r, g, want)
 			} else if p.mig.Enabled && !g.Admin {
-				base.Check, base.What = "whole-gpu-in-mig-mode", "a claim holds the whole GPU, which is in MIG mode: CUDA doesn't work there"
-				base.Do = "delete the claim's pods; destroy the instances that somebody else has made, and switch the mode off"
+				base.Check, base.What = "whole-gpu-in-mig-mode", "a claim holds the whole GPU, which is in MIG mode: CUDA doesn't work on it"
+				base.Do = "delete the claim's pods; destroy the instances that somebody else has created, and switch the mode off"
 				p.add(base)
 			}
 		}
 	}
 }
 
-// checkHeld tells of a granted partition that isn't there, or that the claim's
-// containers can't reach.
+// checkHeld reports a granted partition that doesn't exist, or that the claim's
+// containers can't access.
 func (p *gpuLook) checkHeld(base Finding, r journal.Record, g journal.Grant, want gpu.Partition) {
 	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
 	if at < 0 {
 		recorded := slices.ContainsFunc(p.record.Partitions, func(m journal.MadePartition) bool { return partitionOf(p.gpu.UUID, m.Partition) == want })
-		if !recorded && !g.Admin { // a recorded one is told of already
+		if !recorded && !g.Admin { // a recorded one is already reported
 			base.Check, base.Do = "partition-missing", recreate
-			base.What = fmt.Sprintf("the claim holds %s, and no such instance is there", describe(want))
+			base.What = fmt.Sprintf("the claim holds %s, and no such instance exists", describe(want))
 			p.add(base)
 		}
 		return
@@ -224,7 +224,7 @@ func (p *gpuLook) checkHeld(base Finding, r journal.Record, g journal.Grant, wan
 	}
 }
 
-// checkMode tells of a MIG mode that is on for nothing.
+// checkMode reports a MIG mode that is on without need.
 func (p *gpuLook) checkMode() {
 	if p.file == "" {
 		return
@@ -234,14 +234,14 @@ func (p *gpuLook) checkMode() {
 	case len(p.record.Partitions) > 0 || len(p.mig.Instances) > 0:
 		return
 	case p.record.ModeSwitched && p.mig.Enabled:
-		f.Check, f.What = "mode-on-for-nothing", "MIG mode was switched on for a claim, and nothing is on the GPU any more; it is switched off some seconds after the last partition has gone"
+		f.Check, f.What = "mode-on-for-nothing", "MIG mode was switched on for a claim, and the GPU has no partitions any more; the mode is switched off some seconds after the last partition is destroyed"
 	default:
-		f.Check, f.What = "gpu-record-empty", "the journal has a file for the GPU, and nothing is made on it"
+		f.Check, f.What = "gpu-record-empty", "the journal has a file for the GPU, but no partition exists on it"
 	}
 	p.add(f)
 }
 
-// holder is a claim that has exactly the partition now, or a share of it.
+// holder returns a claim that has exactly this partition now, or a share of it.
 func (p *gpuLook) holder(d gpu.Partition) (string, bool) {
 	for _, r := range p.journal.Claims {
 		for _, g := range r.Grants {
@@ -262,7 +262,8 @@ func partitionOf(uuid gpu.UUID, p journal.Partition) gpu.Partition {
 	return gpu.Partition{GPU: uuid, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
 }
 
-// sits says whether the instance is what the partition is, by profile and place.
+// sits reports whether the instance has the profile and the placement of the
+// partition.
 func sits(i gpu.Instance, p gpu.Partition) bool {
 	return i.Profile == p.Profile && i.Placement == p.Placement
 }

@@ -17,37 +17,41 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Sharing answers for what GPUs are shared through.
+// Sharing reads MPS daemons and the settings of GPUs.
 type Sharing interface {
-	// Daemons that the node's MPS supervisor has.
+	// Daemons returns the daemons of the node's MPS supervisor.
 	Daemons() ([]mps.State, error)
-	// Remains are the names of the daemons that the supervisor has a directory of.
+	// Remains returns the names of the daemons for which the supervisor has a
+	// directory.
 	Remains() ([]string, error)
-	// ComputeMode of a GPU as it is now; an error where it has none.
+	// ComputeMode returns the current compute mode of a GPU; an error if it has
+	// none.
 	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
-	// TimeSlice of a GPU as it is now; an error where it has none.
+	// TimeSlice returns the current time slice of a GPU; an error if it has none.
 	TimeSlice(uuid gpu.UUID) (string, error)
 }
 
-// defaultTimeSlice is the interval that a driver starts with.
+// defaultTimeSlice is the initial interval of a driver.
 const defaultTimeSlice = "Default"
 
-// What to do about what the plugin looks after by itself.
+// The advice for problems that the plugin retries.
 const (
-	askPlugin     = "the plugin tries it again within a minute, and its log says what stands against it"
-	askSupervisor = "look at the node's pod of the DaemonSet tessera-mps: it starts the daemons"
+	askPlugin     = "the plugin retries within a minute, and its log says why it fails"
+	askSupervisor = "check the node's pod of the DaemonSet tessera-mps, which starts the daemons"
 )
 
-// sharingLook is what is known of what GPUs are shared through.
+// sharingLook is the check of MPS daemons and settings.
 type sharingLook struct {
 	*look
-	// needed are the daemons that claims need, by name.
+	// needed has the daemons that claims need, by name.
 	needed  map[string]*neededDaemon
 	daemons map[string]mps.State
-	// intervals that claims ask for, and GPUs that claims have replicas of.
+	// intervals has the intervals that claims request, replicas the GPUs of which
+	// claims have replicas.
 	intervals map[gpu.UUID]string
 	replicas  map[gpu.UUID]bool
-	// unsure: a claim whose record can't be read may need anything.
+	// unsure is true if there is a claim with an unreadable record, which may need
+	// anything.
 	unsure bool
 }
 
@@ -60,7 +64,7 @@ type neededDaemon struct {
 }
 
 // checkSharing compares the claims' records with the daemons and the GPUs'
-// settings, both ways.
+// settings, in both directions.
 func (l *look) checkSharing() {
 	if l.Sharing == nil {
 		return
@@ -82,7 +86,7 @@ func (l *look) checkSharing() {
 	for _, u := range l.journal.UnreadableSettings {
 		l.add(Finding{
 			Level: Leftover, Check: "settings-record-unreadable", GPU: u.GPU, Path: u.Path,
-			What: fmt.Sprintf("what the GPU's compute mode and time slice were before claims needed others can't be read (%v); they will be put back to what a driver starts with", u.Err),
+			What: fmt.Sprintf("the record of the GPU's original compute mode and time slice can't be read (%v); they will be set to the driver's initial values", u.Err),
 		})
 	}
 	for _, g := range l.gpus {
@@ -112,7 +116,7 @@ func (s *sharingLook) need(r journal.Record) {
 	}
 }
 
-// take takes a grant into what is needed.
+// take adds a grant's needs.
 func (d *neededDaemon) take(claim string, g journal.Grant) {
 	loosest := func(a, b int64) int64 {
 		if a == 0 || b == 0 {
@@ -131,7 +135,8 @@ func (d *neededDaemon) take(claim string, g journal.Grant) {
 	d.devices, d.memory = append(d.devices, g.Base()), append(d.memory, g.MPS.MemoryMiB)
 }
 
-// readDaemons says whether the supervisor has answered.
+// readDaemons reads the daemons and reports whether the supervisor has
+// answered.
 func (s *sharingLook) readDaemons() bool {
 	states, err := s.Sharing.Daemons()
 	if err == nil {
@@ -143,7 +148,7 @@ func (s *sharingLook) readDaemons() bool {
 	if len(s.needed) > 0 {
 		s.add(Finding{
 			Level: Trouble, Check: "mps-supervisor-away", Path: s.MPSDir, Do: askSupervisor,
-			What: fmt.Sprintf("claims need MPS daemons (%s), and nobody looks after them: %v; those that run go on", strings.Join(slices.Sorted(maps.Keys(s.needed)), ", "), err),
+			What: fmt.Sprintf("claims need MPS daemons (%s), and the MPS supervisor can't be reached: %v; running daemons continue", strings.Join(slices.Sorted(maps.Keys(s.needed)), ", "), err),
 		})
 	}
 	remains, _ := s.Sharing.Remains()
@@ -164,7 +169,7 @@ func (s *sharingLook) checkDaemons() {
 		have, ok := s.daemons[name]
 		switch {
 		case !ok:
-			base.Check, base.What, base.Do = "mps-daemon-missing", "the claim's containers need an MPS daemon that isn't there: CUDA fails in them", askPlugin
+			base.Check, base.What, base.Do = "mps-daemon-missing", "the claim's containers need an MPS daemon that doesn't exist: CUDA fails in them", askPlugin
 			s.add(base)
 		case have.Phase != mps.Running:
 			base.Check, base.Do = "mps-daemon-failed", askSupervisor+", and its log says why this one doesn't run"
@@ -182,7 +187,7 @@ func (s *sharingLook) checkDaemons() {
 		if _, ok := s.daemons[name]; !ok {
 			s.add(Finding{
 				Level: Trouble, Check: "mps-directory-left", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name),
-				What: "there is a directory of an MPS daemon that the supervisor doesn't know", Do: "restart the node's pod of the DaemonSet tessera-mps: it stops what it may belong to, and removes it",
+				What: "there is a directory of an MPS daemon that the supervisor doesn't list", Do: "restart the node's pod of the DaemonSet tessera-mps: it stops a daemon of that name, and removes the directory",
 			})
 		}
 	}
@@ -195,7 +200,7 @@ func (s *sharingLook) checkUnneeded() {
 			continue
 		}
 		f := Finding{Level: Trouble, GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name)}
-		f.Check, f.What, f.Do = "mps-daemon-without-claim", "an MPS daemon runs that no claim needs", "restart the plugin's pod on this node: it has it stopped"
+		f.Check, f.What, f.Do = "mps-daemon-without-claim", "an MPS daemon runs that no claim needs", "restart the plugin's pod on this node: it stops the daemon"
 		if have.Phase == mps.Ending {
 			f.Level, f.Check, f.Do = Leftover, "mps-daemon-ending", ""
 			f.What = "an MPS daemon that no claim needs is being stopped; the next claim of the GPU waits for it"
@@ -204,11 +209,11 @@ func (s *sharingLook) checkUnneeded() {
 	}
 }
 
-// checkDaemon compares a daemon that runs with what claims need of it.
+// checkDaemon compares a running daemon with the claims' needs.
 func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.State) {
 	if _, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(have.PipeDir), "/")); err != nil {
-		base.Check, base.Path, base.Do = "mps-pipe-missing", have.PipeDir, "delete the claim's pods, and those of all claims on the GPU: the daemon is started anew"
-		base.What = "the directory by which containers reach the MPS daemon isn't there, and yet the daemon runs: somebody has removed it"
+		base.Check, base.Path, base.Do = "mps-pipe-missing", have.PipeDir, "delete the claim's pods, and those of all claims on the GPU: a new daemon is started for the next"
+		base.What = "the directory through which containers reach the MPS daemon is missing although the daemon runs: somebody has removed it"
 		s.add(base)
 	}
 	s.checkServed(base, have)
@@ -217,7 +222,7 @@ func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.Stat
 		want = append(want, s.uuidOf(d))
 	}
 	if !slices.Contains(want, "") && !slices.Equal(want, have.Devices) {
-		base.Check, base.Do = "mps-daemon-differs", "delete the claim's pods: the daemon is started anew for the next"
+		base.Check, base.Do = "mps-daemon-differs", "delete the claim's pods: a new daemon is started for the next"
 		base.What = fmt.Sprintf("the claim's containers need an MPS daemon of %v, and this one has %v", want, have.Devices)
 		s.add(base)
 	}
@@ -226,17 +231,17 @@ func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.Stat
 	}
 	if threads := func(n int) int { return n % 100 }; threads(have.ThreadPercentage) != threads(need.threads) || !slices.Equal(have.MemoryMiB, need.memory) {
 		base.Level, base.Check, base.Do = Leftover, "mps-limits-differ", ""
-		base.What = fmt.Sprintf("the MPS daemon bounds its clients to %d %% of the threads and %v MiB, and its claims to %d %% and %v", have.ThreadPercentage, have.MemoryMiB, need.threads, need.memory)
+		base.What = fmt.Sprintf("the MPS daemon limits its clients to %d %% of the threads and %v MiB, but its claims need %d %% and %v", have.ThreadPercentage, have.MemoryMiB, need.threads, need.memory)
 		s.add(base)
 	}
 }
 
-// checkServed looks whether a daemon that runs takes clients, and whether what they
-// write to its /dev/shm is bounded.
+// checkServed checks that a running daemon accepts clients, and that its /dev/shm
+// has a size limit.
 func (s *sharingLook) checkServed(base Finding, have mps.State) {
 	if have.Trouble != "" {
-		base.Check, base.Do = "mps-daemon-failed", "if it stays like this, delete the pods of all claims on the GPU: the daemon ends with the last of them"
-		base.What = "the MPS daemon that the claim's containers need runs and takes no clients: " + have.Trouble
+		base.Check, base.Do = "mps-daemon-failed", "if this stays, delete the pods of all claims on the GPU: the daemon ends with the last of them"
+		base.What = "the MPS daemon that the claim's containers need runs, but accepts no clients: " + have.Trouble
 		s.add(base)
 	}
 	if have.ShmDir == "" {
@@ -246,14 +251,14 @@ func (s *sharingLook) checkServed(base Finding, have mps.State) {
 	around, _ := s.fileSystem(filepath.Dir(have.ShmDir))
 	if ok && own == around {
 		base.Check, base.Path = "mps-shm-unbounded", have.ShmDir
-		base.What = "the daemon's /dev/shm, which its clients write to, is no file system of its own here: they can fill the host's /run"
-		base.Do = "see that the pod of the DaemonSet tessera-mps has the volume run with mountPropagation Bidirectional; then delete the pods of all claims on the GPU"
+		base.What = "the daemon's /dev/shm, to which its clients write, is not a separate file system: they can fill the host's /run"
+		base.Do = "check that the pod of the DaemonSet tessera-mps has the volume run with mountPropagation Bidirectional; then delete the pods of all claims on the GPU"
 		s.add(base)
 	}
 }
 
-// fileSystem is the number of the file system that a path of the host is on; false
-// where that can't be told.
+// fileSystem returns the number of the file system of a path of the host; false if
+// that is unknown.
 func (s *sharingLook) fileSystem(path string) (uint64, bool) {
 	info, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(path), "/"))
 	if err != nil {
@@ -266,7 +271,7 @@ func (s *sharingLook) fileSystem(path string) (uint64, bool) {
 	return stat.Dev, true
 }
 
-// checkReached tells of claims whose containers don't get the directory of their
+// checkReached reports claims whose containers don't get the directory of their
 // MPS daemon.
 func (s *sharingLook) checkReached() {
 	for _, r := range s.journal.Claims {
@@ -278,13 +283,14 @@ func (s *sharingLook) checkReached() {
 			}
 			s.add(Finding{
 				Level: Trouble, Check: "cdi-mps-missing", Claim: claimName(r), GPU: g.GPU, Device: string(g.Device), Path: device.path,
-				What: fmt.Sprintf("the CDI spec lacks %s, by which the claim's containers reach their MPS daemon", daemon.PipeDir), Do: restart + "; then delete the claim's pods",
+				What: fmt.Sprintf("the CDI spec lacks %s, through which the claim's containers reach their MPS daemon", daemon.PipeDir), Do: restart + "; then delete the claim's pods",
 			})
 		}
 	}
 }
 
-// uuidOf is what a daemon sees of a device; empty where it isn't there.
+// uuidOf returns the UUID under which a daemon sees a device; empty if the
+// device doesn't exist.
 func (s *sharingLook) uuidOf(d gpu.Device) gpu.UUID {
 	p, ok := d.(gpu.Partition)
 	if !ok {
@@ -297,7 +303,7 @@ func (s *sharingLook) uuidOf(d gpu.Device) gpu.UUID {
 	return ""
 }
 
-// gpuOf is the GPU that a daemon is named by, if it is.
+// gpuOf returns the GPU after which a daemon is named, if any.
 func (s *sharingLook) gpuOf(daemon string) gpu.UUID {
 	if s.names == nil {
 		return ""
@@ -306,7 +312,7 @@ func (s *sharingLook) gpuOf(daemon string) gpu.UUID {
 	return uuid
 }
 
-// settings is what is remembered of a GPU's settings.
+// settings returns the recorded settings of a GPU.
 func (s *sharingLook) settings(uuid gpu.UUID) (journal.Settings, bool) {
 	i := slices.IndexFunc(s.journal.Settings, func(r journal.Settings) bool { return r.GPU == uuid })
 	if i < 0 {
@@ -315,14 +321,14 @@ func (s *sharingLook) settings(uuid gpu.UUID) (journal.Settings, bool) {
 	return s.journal.Settings[i], true
 }
 
-// checkSettings compares a GPU's settings with what is remembered of them and
-// with what claims need.
+// checkSettings compares a GPU's settings with the record and with the claims'
+// needs.
 func (s *sharingLook) checkSettings(uuid gpu.UUID) {
 	r, recorded := s.settings(uuid)
 	if recorded && r.BootID != s.BootID {
 		s.add(Finding{
 			Level: Leftover, Check: "settings-record-of-earlier-boot", GPU: uuid, Path: journal.SettingsFile(s.Journal, uuid),
-			What: "the journal remembers settings from before the last reboot, which the driver has forgotten; the plugin drops it at its start",
+			What: "the journal has settings from before the last reboot, which the driver has reset; the plugin removes this record when it starts",
 		})
 		r = journal.Settings{}
 	}
@@ -330,7 +336,7 @@ func (s *sharingLook) checkSettings(uuid gpu.UUID) {
 	s.checkTimeSlice(uuid, r.TimeSliceBefore)
 }
 
-// hasWhole says whether claims need a daemon of the whole GPU.
+// hasWhole reports whether claims need a daemon of the whole GPU.
 func (s *sharingLook) hasWhole(uuid gpu.UUID) bool {
 	for _, d := range s.needed {
 		if slices.Contains(d.devices, gpu.Device(gpu.Whole{GPU: uuid})) {
@@ -340,11 +346,11 @@ func (s *sharingLook) hasWhole(uuid gpu.UUID) bool {
 	return false
 }
 
-// forNothing tells of a setting that was changed and that no claim needs.
+// forNothing reports a changed setting that no claim needs.
 func (s *sharingLook) forNothing(check, what string, uuid gpu.UUID, now, before string) {
 	s.add(Finding{
 		Level: Leftover, Check: check, GPU: uuid, Path: journal.SettingsFile(s.Journal, uuid),
-		What: fmt.Sprintf("the %s was changed for claims that are gone; it is %q, was %q, and is about to be put back", what, now, before),
+		What: fmt.Sprintf("the %s was changed for claims that are gone; it is %q, was %q, and will be restored", what, now, before),
 	})
 }
 
@@ -355,17 +361,17 @@ func (s *sharingLook) checkMode(uuid gpu.UUID, before string, closed bool) {
 	case before != "" && !needed && !s.unsure:
 		s.forNothing("compute-mode-for-nothing", "compute mode", uuid, string(mode), before)
 	case err != nil:
-	case closed && mode == nvml.ComputeProhibited: // until the daemon is back, of which there is a finding
+	case closed && mode == nvml.ComputeProhibited: // until the daemon is back, which is another finding
 	case needed && before != "" && mode != nvml.ComputeExclusiveProcess:
 		s.add(Finding{
 			Level: Trouble, Check: "compute-mode-changed", GPU: uuid,
-			What: fmt.Sprintf("the GPU has an MPS daemon, and somebody has set its compute mode to %s: programs that aren't the daemon's clients aren't kept off it any more", mode),
-			Do:   fmt.Sprintf("have whoever set it leave it alone, and set it again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", uuid),
+			What: fmt.Sprintf("the GPU has an MPS daemon, and somebody has set its compute mode to %s: programs that aren't the daemon's clients can use it", mode),
+			Do:   fmt.Sprintf("find out which program has set it, and set it again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", uuid),
 		})
 	case before == "" && mode != nvml.ComputeDefault:
 		s.add(Finding{
 			Level: Note, Check: "compute-mode-of-others", GPU: uuid,
-			What: fmt.Sprintf("somebody else has set the compute mode to %s; it is left so", mode),
+			What: fmt.Sprintf("somebody else has set the compute mode to %s; Tessera doesn't change it", mode),
 		})
 	}
 }
@@ -384,13 +390,13 @@ func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
 	case want != "" && now != want:
 		s.add(Finding{
 			Level: Trouble, Check: "time-slice-changed", GPU: uuid,
-			What: fmt.Sprintf("a claim asks for the time slice %q, and it is %q", want, now),
-			Do:   "delete the claim's pods: it is set again for the next; and have whoever set it leave it alone",
+			What: fmt.Sprintf("a claim requests the time slice %q, but it is %q", want, now),
+			Do:   "delete the claim's pods: it is set again for the next; and find out which program has changed it",
 		})
 	case before == "" && now != defaultTimeSlice && !needed:
 		s.add(Finding{
 			Level: Note, Check: "time-slice-of-others", GPU: uuid,
-			What: fmt.Sprintf("somebody else has set the time slice to %q; it is left so where claims ask for the default", now),
+			What: fmt.Sprintf("somebody else has set the time slice to %q; Tessera doesn't change it for claims with the default", now),
 		})
 	}
 }

@@ -85,8 +85,8 @@ func TestOldFormatsOfGPURecords(t *testing.T) {
 func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 	damaged := strings.Replace(envelope(t, 1, made(gpu0)), "3g.71gb", "4g.71gb", 1)
 	for name, settle := range map[string]func(*journal.Journal) error{
-		"written anew": func(j *journal.Journal) error { return j.PutGPU(made(gpu0)) },
-		"deleted":      func(j *journal.Journal) error { return j.DeleteGPU(gpu0) },
+		"written again": func(j *journal.Journal) error { return j.PutGPU(made(gpu0)) },
+		"deleted":       func(j *journal.Journal) error { return j.DeleteGPU(gpu0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -98,7 +98,7 @@ func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 			writeFile(t, path+".json.1.tmp", "half")
 			j := open(t, dir)
 			putGPU(t, j, made(gpu1))
-			j = reopen(t, j, dir) // what was put aside stays known
+			j = reopen(t, j, dir) // the renamed files are still known
 			if got := j.UnreadableGPUs(); len(got) != 1 || got[0].GPU != gpu0 || got[0].Err == nil || got[0].Path != path+".corrupt" {
 				t.Fatalf("unreadable: got %v, want the damaged one", got)
 			}
@@ -116,8 +116,9 @@ func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 	}
 }
 
-// TestTornGPURecordIsDropped as the machine's going down leaves one: what it told
-// of is gone too. A claim's record, which is synced, is never taken for one.
+// TestTornGPURecordIsDropped as a crash of the machine leaves one: its
+// partitions are gone too. A claim's record, which is synced, is never taken
+// for one.
 func TestTornGPURecordIsDropped(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "holes": strings.Repeat("\x00", 500)} {
 		t.Run(name, func(t *testing.T) {

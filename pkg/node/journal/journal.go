@@ -14,12 +14,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// gpuDir is where in the journal's directory the GPUs' records are. Versions
-// that knew only claims don't look there.
-const gpuDir = "gpus"
-
-// settingsDir is where those of GPUs' settings are.
-const settingsDir = "settings"
+const (
+	// GPUDir is the directory of the GPUs' records in the journal's directory.
+	// Versions that knew only claims don't look there.
+	GPUDir = "gpus"
+	// SettingsDir is the directory of the records of GPUs' settings.
+	SettingsDir = "settings"
+)
 
 // Journal is the set of records in one directory. Its methods may be called
 // from everywhere at once, but no two writes of the same claim, nor of the
@@ -36,7 +37,7 @@ type Journal struct {
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Files that
-// can't be read are put aside (see Unreadable and UnreadableGPUs); they are no
+// can't be read are renamed (see Unreadable and UnreadableGPUs); they are no
 // error. A file of a newer version is: ErrNewerVersion. So is a journal that
 // another process has open. Temporary files of an interrupted write are
 // removed.
@@ -57,8 +58,8 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	j := &Journal{
 		lock:     d,
 		claims:   newStore[Record](dir, "claim", "journal.", true, step),
-		gpus:     newStore[GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
-		settings: newStore[Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
+		gpus:     newStore[GPURecord](filepath.Join(dir, GPUDir), "GPU", "journal.gpu.", false, step),
+		settings: newStore[Settings](filepath.Join(dir, SettingsDir), "the settings of GPU", "journal.settings.", false, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -78,8 +79,8 @@ func (j *Journal) All() []Record { return j.claims.all() }
 // Len returns how many claims have a record.
 func (j *Journal) Len() int { return j.claims.len() }
 
-// Unreadable returns what was put aside and isn't settled yet by a Put or a
-// Delete for its claim, ordered by claim UID.
+// Unreadable returns the renamed files of claims without a Put or a Delete
+// since, ordered by claim UID.
 func (j *Journal) Unreadable() []Unreadable {
 	asides := j.claims.asides()
 	list := make([]Unreadable, 0, len(asides))
@@ -176,8 +177,8 @@ func (j *Journal) Put(r Record) error {
 	return j.claims.put(r)
 }
 
-// Delete removes the claim's record and what was put aside for it. When it
-// returns nil the removal is on disk; nil also when there is no record.
+// Delete removes the claim's record and its renamed files. When it returns nil
+// the removal is on disk; nil also when there is no record.
 func (j *Journal) Delete(claimUID string) error { return j.claims.remove(claimUID) }
 
 // GPU returns the GPU's record. GPUs on which nothing was made have none.
@@ -186,9 +187,9 @@ func (j *Journal) GPU(uuid gpu.UUID) (GPURecord, bool) { return j.gpus.get(strin
 // GPUs returns the GPUs' records, ordered by UUID.
 func (j *Journal) GPUs() []GPURecord { return j.gpus.all() }
 
-// UnreadableGPUs returns the GPUs' records that were put aside and aren't
-// settled yet by a PutGPU or a DeleteGPU, ordered by UUID. What such a record
-// told may still be in effect.
+// UnreadableGPUs returns the renamed records of GPUs without a PutGPU or a
+// DeleteGPU since, ordered by UUID. The partitions in such a record may still
+// exist.
 func (j *Journal) UnreadableGPUs() []UnreadableGPU {
 	return unreadableGPUs(j.gpus.asides())
 }
@@ -202,8 +203,8 @@ func unreadableGPUs(asides map[string]aside) []UnreadableGPU {
 }
 
 // PutGPU writes the GPU's record, all or nothing; as Put, but that it survives
-// the end of the process only, not that of the machine: then the hardware, too,
-// has forgotten what the record tells of.
+// the end of the process only, not that of the machine: then the recorded
+// partitions and settings are gone too.
 func (j *Journal) PutGPU(r GPURecord) error {
 	r.Partitions = slices.Clone(r.Partitions)
 	if err := j.gpus.makeDir(); err != nil {
@@ -212,7 +213,7 @@ func (j *Journal) PutGPU(r GPURecord) error {
 	return j.gpus.put(r)
 }
 
-// DeleteGPU removes the GPU's record and what was put aside for it; as Delete.
+// DeleteGPU removes the GPU's record and its renamed files; as Delete.
 func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(uuid)) }
 
 // Settings returns what is remembered of the GPU's settings. A GPU whose settings
@@ -222,8 +223,8 @@ func (j *Journal) Settings(uuid gpu.UUID) (Settings, bool) { return j.settings.g
 // AllSettings returns the settings of all GPUs that have some, ordered by UUID.
 func (j *Journal) AllSettings() []Settings { return j.settings.all() }
 
-// UnreadableSettings returns the settings that were put aside and aren't settled
-// yet by a PutSettings or a DeleteSettings, ordered by UUID.
+// UnreadableSettings returns the renamed settings without a PutSettings or a
+// DeleteSettings since, ordered by UUID.
 func (j *Journal) UnreadableSettings() []UnreadableGPU { return unreadableGPUs(j.settings.asides()) }
 
 // PutSettings writes the GPU's settings; as PutGPU.
@@ -234,8 +235,7 @@ func (j *Journal) PutSettings(s Settings) error {
 	return j.settings.put(s)
 }
 
-// DeleteSettings removes the GPU's settings and what was put aside for them; as
-// Delete.
+// DeleteSettings removes the GPU's settings and their renamed files; as Delete.
 func (j *Journal) DeleteSettings(uuid gpu.UUID) error { return j.settings.remove(string(uuid)) }
 
 func (j *Journal) lockAndLoad() error {

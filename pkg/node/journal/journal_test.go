@@ -117,7 +117,7 @@ func TestOldFormats(t *testing.T) {
 	}
 	j := open(t, dir)
 	want := everything(uid)
-	// What a later release adds to a record must not stop this one.
+	// Fields that a later release adds to a record must not stop this one.
 	later := want
 	later.ClaimUID = "0b6f8f0e-3d2a-4f5d-8a77-b7e1a7c60b11"
 	if diff := cmp.Diff([]journal.Record{later, want}, j.All()); diff != "" {
@@ -177,7 +177,7 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 			writeFile(t, filepath.Join(dir, "bad.json"), tc.content)
 			j := open(t, dir)
 			put(t, j, everything("good"))
-			j = reopen(t, j, dir) // what was put aside stays known
+			j = reopen(t, j, dir) // the renamed files are still known
 			aside := j.Unreadable()
 			if len(aside) != 1 || aside[0].Err == nil {
 				t.Fatalf("unreadable: got %v, want one with an error", aside)
@@ -186,7 +186,7 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 				t.Errorf("made out (-want +got):\n%s", diff)
 			}
 			if got, err := os.ReadFile(aside[0].Path); err != nil || string(got) != tc.content {
-				t.Errorf("file put aside: got %q, %v, want it as it was", got, err)
+				t.Errorf("renamed file: got %q, %v, want it unchanged", got, err)
 			}
 			if diff := cmp.Diff([]journal.Record{everything("good")}, j.All()); diff != "" {
 				t.Errorf("the other record (-want +got):\n%s", diff)

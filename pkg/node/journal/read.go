@@ -21,8 +21,8 @@ type Contents struct {
 	GPUs   []GPURecord
 	// Settings of GPUs that aren't as they were found, ordered by UUID.
 	Settings []Settings
-	// Unreadable files, those put aside and those that the next Open will put
-	// aside, ordered by UID.
+	// Unreadable files, both renamed ones and those that the next Open will
+	// rename, ordered by UID.
 	Unreadable     []Unreadable
 	UnreadableGPUs []UnreadableGPU
 	// UnreadableSettings likewise.
@@ -41,11 +41,11 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
-	gpus, err := scan[GPURecord](filepath.Join(dir, gpuDir))
+	gpus, err := scan[GPURecord](filepath.Join(dir, GPUDir))
 	if err != nil {
 		return Contents{}, err
 	}
-	settings, err := scan[Settings](filepath.Join(dir, settingsDir))
+	settings, err := scan[Settings](filepath.Join(dir, SettingsDir))
 	if err != nil {
 		return Contents{}, err
 	}
@@ -61,7 +61,7 @@ func Read(dir string) (Contents, error) {
 	return c, nil
 }
 
-// scanned is what one directory has.
+// scanned is the content of one directory.
 type scanned[R record] struct {
 	records    []R
 	unreadable map[string]aside
@@ -112,7 +112,7 @@ func (s *scanned[R]) add(dir, name string) error {
 		s.records = append(s.records, r)
 		return nil
 	case err == nil:
-		err = errors.New("put aside at an earlier start")
+		err = errors.New("renamed at an earlier start because it was unreadable")
 	}
 	s.unreadable[key] = aside{path: path, data: data, err: err}
 	return nil
@@ -121,10 +121,10 @@ func (s *scanned[R]) add(dir, name string) error {
 // SettingsFile is where the journal in dir has the GPU's settings, if there are
 // some.
 func SettingsFile(dir string, uuid gpu.UUID) string {
-	return filepath.Join(dir, settingsDir, string(uuid)+recordSuffix)
+	return filepath.Join(dir, SettingsDir, string(uuid)+recordSuffix)
 }
 
 // GPUFile is where the journal in dir has the GPU's record, if there is one.
 func GPUFile(dir string, uuid gpu.UUID) string {
-	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)
+	return filepath.Join(dir, GPUDir, string(uuid)+recordSuffix)
 }

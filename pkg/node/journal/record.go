@@ -4,10 +4,12 @@ import (
 	"reflect"
 	"slices"
 
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Record is what is remembered of one claim: it holds these devices, from
+// Record is the journal's data of one claim: it holds these devices, from
 // before the first effect of its prepare until after the last effect of its
 // unprepare.
 type Record struct {
@@ -46,8 +48,8 @@ type Grant struct {
 	// Replica says which time-sliced replica of it the device is; nil where it is
 	// none.
 	Replica *Part `json:"replica,omitempty"`
-	// MPS is what the claim's processes on the device may use as clients of an MPS
-	// daemon; nil where there is no daemon. Shares always have it.
+	// MPS has the limits of the claim's processes on the device as clients of an
+	// MPS daemon; nil without a daemon. Shares always have it.
 	MPS *MPS `json:"mps,omitempty"`
 	// TimeSlice is the interval that the claim's configuration asks for; empty
 	// where it asks for none.
@@ -103,7 +105,7 @@ func GrantOf(name gpu.DeviceName, d gpu.Device) Grant {
 	return g
 }
 
-// Of is what the grant is of.
+// Of returns the device of the grant.
 func (g Grant) Of() gpu.Device {
 	base := g.Base()
 	switch {
@@ -161,10 +163,9 @@ func (r Record) Holds(d gpu.Device) bool {
 // Shares says whether any of the record's grants is shared.
 func (r Record) Shares() bool { return slices.ContainsFunc(r.Grants, Grant.IsShared) }
 
-// AwaitsKubelet says whether something that the claim was given went with an
-// earlier boot: its partitions, or what was set up to share. None of its
-// containers is running, and what they need is made when the kubelet prepares the
-// claim again.
+// AwaitsKubelet reports whether the claim has lost something with an earlier
+// boot: its partitions, daemons or settings. None of its containers is running,
+// and the lost parts are created when the kubelet prepares the claim again.
 func (r Record) AwaitsKubelet(bootID string) bool {
 	return r.BootID != bootID && slices.ContainsFunc(r.Grants, func(g Grant) bool {
 		return g.Partition != Partition{} || g.Share != nil || g.IsShared()
@@ -184,6 +185,23 @@ func (r Record) OwnDaemon() []Grant {
 	return own
 }
 
+// SharedMiB returns how much memory the record's MPS shares of a GPU or partition
+// have. Those of one request have it together.
+func (r Record) SharedMiB(of gpu.Device) int64 {
+	requests := map[string]int64{}
+	for _, g := range r.Grants {
+		if !g.Admin && g.Share != nil && g.MPS != nil && g.Base() == of {
+			name := resourceclaim.BaseRequestRef(g.Request)
+			requests[name] = max(requests[name], g.MPS.MemoryMiB)
+		}
+	}
+	sum := int64(0)
+	for _, mib := range requests {
+		sum += mib
+	}
+	return sum
+}
+
 // GPUs returns the GPUs the record names, sorted, each once.
 func (r Record) GPUs() []gpu.UUID {
 	uuids := make([]gpu.UUID, 0, len(r.Grants))
@@ -194,9 +212,9 @@ func (r Record) GPUs() []gpu.UUID {
 	return slices.Compact(uuids)
 }
 
-// GPURecord is what is remembered of one GPU: what was made of it, from before
-// the first effect until after the last is undone. Whether somebody uses a
-// partition, the claims' records tell.
+// GPURecord is the journal's data of one GPU: the partitions created on it,
+// from before the first effect until after the last is undone. The claims'
+// records show which partitions are in use.
 type GPURecord struct {
 	GPU gpu.UUID `json:"gpu"`
 	// BootID of the boot in which it was written. In any other the hardware has
@@ -242,6 +260,10 @@ type Settings struct {
 	// that lets no process use the GPU, because an MPS daemon of it was away: from
 	// before that until after the mode is another one.
 	Closed bool `json:"closed,omitempty"`
+	// OpenedByOthers is set while somebody else has set the compute mode back to the
+	// default, although claims need another: it stays, also when MPS servers are
+	// replaced.
+	OpenedByOthers bool `json:"openedByOthers,omitempty"`
 	// TimeSliceBefore is the interval that was found; empty where this driver didn't
 	// change it.
 	TimeSliceBefore string `json:"timeSliceBefore,omitempty"`
@@ -249,9 +271,9 @@ type Settings struct {
 
 func (s Settings) key() string { return string(s.GPU) }
 
-// UnreadableGPU is a GPU's file that was put aside.
+// UnreadableGPU is a GPU's unreadable file, which was renamed.
 type UnreadableGPU struct {
-	// GPU as the file's name tells it.
+	// GPU is derived from the file's name.
 	GPU gpu.UUID
 	// Path where the file is now.
 	Path string
@@ -259,14 +281,14 @@ type UnreadableGPU struct {
 	Err error
 }
 
-// Unreadable is a claim's file that was put aside.
+// Unreadable is a claim's unreadable file, which was renamed.
 type Unreadable struct {
-	// ClaimUID as the file's name tells it.
+	// ClaimUID is derived from the file's name.
 	ClaimUID string
 	// Path where the file is now.
 	Path string
-	// Record is what could be made out in the file in spite of all; its
-	// Grants are empty where nothing could.
+	// Record has the parts of the file that could be read; its Grants are empty if
+	// none could.
 	Record Record
 	// Err says what is wrong with the file; nil never.
 	Err error

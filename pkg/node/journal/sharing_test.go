@@ -106,7 +106,7 @@ func TestSettingsSurviveAReopen(t *testing.T) {
 		t.Errorf("read from outside: %v, %v, %v", c.Settings, c.UnreadableSettings, err)
 	}
 	if err := j.PutSettings(changed(gpu1)); err != nil || len(j.UnreadableSettings()) > 0 {
-		t.Errorf("written anew: %v, %v", err, j.UnreadableSettings())
+		t.Errorf("written again: %v, %v", err, j.UnreadableSettings())
 	}
 }
 

@@ -26,7 +26,7 @@ const (
 	maxFileSize = 1 << 20
 )
 
-// keyPattern is what may become a file's name.
+// keyPattern matches keys that are allowed as file names.
 var keyPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
 
 // record is a claim's or a GPU's.
@@ -35,10 +35,10 @@ type record interface {
 	key() string
 }
 
-// aside is a file that can't be read and was put aside.
+// aside is an unreadable file that was renamed.
 type aside struct {
 	path string
-	// data is what is in it, as far as that could be read.
+	// data is its content, as far as it could be read.
 	data []byte
 	err  error
 }
@@ -46,7 +46,7 @@ type aside struct {
 // store is the records of one kind: a directory with a file for each.
 type store[R record] struct {
 	dir string
-	// kind is what the records are of, in errors: "claim".
+	// kind is the kind of object in errors: "claim".
 	kind string
 	// prefix of the steps' names, which are the same with and without sync.
 	prefix string
@@ -84,7 +84,8 @@ func (s *store[R]) len() int {
 	return len(s.records)
 }
 
-// asides returns a copy of what was put aside and isn't settled, by key.
+// asides returns a copy of the list of renamed files that aren't settled, by
+// key.
 func (s *store[R]) asides() map[string]aside {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -110,7 +111,7 @@ func (s *store[R]) makeDir() error {
 	return nil
 }
 
-// put writes the record and settles what was put aside for its key. See
+// put writes the record and removes the renamed files of its key. See
 // Journal.Put.
 func (s *store[R]) put(r R) error {
 	if err := s.write(r); err != nil {
@@ -137,7 +138,7 @@ func (s *store[R]) write(r R) error {
 		return err
 	}
 	s.step(s.prefix + "put.durable")
-	return s.settle(r.key())
+	return s.clearAside(r.key())
 }
 
 // replace puts the data on disk beside the file's place, then moves it there.
@@ -170,7 +171,7 @@ func (s *store[R]) fill(f *os.File, data []byte) error {
 	return err
 }
 
-// remove removes the record and what was put aside for the key. See
+// remove removes the record and the renamed files of the key. See
 // Journal.Delete.
 func (s *store[R]) remove(key string) error {
 	if err := s.unlink(key); err != nil {
@@ -189,7 +190,7 @@ func (s *store[R]) unlink(key string) error {
 		return err
 	}
 	s.step(s.prefix + "delete.unlinked")
-	if err := s.settle(key); err != nil {
+	if err := s.clearAside(key); err != nil {
 		return err
 	}
 	if err := s.syncDir(); err != nil {
@@ -202,8 +203,8 @@ func (s *store[R]) unlink(key string) error {
 	return nil
 }
 
-// settle forgets what was put aside for the key.
-func (s *store[R]) settle(key string) error {
+// clearAside removes the renamed files of the key.
+func (s *store[R]) clearAside(key string) error {
 	if !s.isUnreadable(key) {
 		return nil
 	}
@@ -274,23 +275,23 @@ func (s *store[R]) loadRecord(key string) error {
 	return nil
 }
 
-// loadUnreadable takes in a file that was put aside at an earlier start.
+// loadUnreadable adds a file that was renamed at an earlier start.
 func (s *store[R]) loadUnreadable(key string) {
 	path := s.path(key + unreadableSuffix)
 	data, err := readFile(path)
 	if err == nil {
 		if _, err = decode[R](key, data); err == nil {
-			err = errors.New("put aside at an earlier start")
+			err = errors.New("renamed at an earlier start because it was unreadable")
 		}
 	}
 	s.unreadable[key] = aside{path: path, data: data, err: err}
 }
 
-// settleRewritten drops what was put aside for keys that have a good record
-// again: a crash came between the two steps of a put.
+// settleRewritten removes renamed files of keys that have a good record again:
+// a crash came between the two steps of a put.
 func (s *store[R]) settleRewritten() error {
 	for key := range s.records {
-		if err := s.settle(key); err != nil {
+		if err := s.clearAside(key); err != nil {
 			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
 		}
 	}

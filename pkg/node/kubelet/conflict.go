@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// answerTime is how long a living plugin may take to answer.
+	// answerTime is the time limit for the answer of a running plugin.
 	answerTime = 2 * time.Second
-	// lookEvery is the pause between two looks at the sockets.
+	// lookEvery is the interval of checks of the sockets.
 	lookEvery = 10 * time.Second
 )
 
-// errTaken says that the kubelet can't reach this process any more and that no
-// other driver has replaced it, so that a restart makes the plugin reachable.
-var errTaken = errors.New("the plugin's sockets were removed or replaced by others, and no other driver answers there: the plugin has to start again")
+// errTaken means that the kubelet can't reach this process any more, and no
+// other driver has replaced it, so a restart makes the plugin reachable.
+var errTaken = errors.New("the plugin's sockets were removed or replaced by others, and no other driver answers there: the plugin must be restarted")
 
-// waitAlone returns when no other driver is alive under the plugin's name.
+// waitAlone waits until no other driver runs under the plugin's name.
 func (p *Plugin) waitAlone(ctx context.Context) error {
 	for {
 		err := p.checkAlone(ctx, nil)
@@ -44,8 +44,8 @@ func (p *Plugin) waitAlone(ctx context.Context) error {
 	}
 }
 
-// watchSockets looks for drivers that take the plugin's name later, until ctx
-// ends. The error is errTaken.
+// watchSockets checks for drivers that take over the plugin's name, until ctx
+// ends. It returns errTaken.
 func (p *Plugin) watchSockets(ctx context.Context) error {
 	own := map[string]os.FileInfo{}
 	for _, socket := range p.sockets() {
@@ -73,11 +73,11 @@ func (p *Plugin) challenge(ctx context.Context, err error) {
 		p.OnChallenged("")
 		return
 	}
-	klog.FromContext(ctx).Error(err, "The kubelet isn't served by this driver")
+	klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
 	p.OnChallenged(err.Error())
 }
 
-// areThere reports whether all the sockets still exist and are the same files.
+// areThere reports whether all sockets still exist and are the same files.
 func areThere(sockets map[string]os.FileInfo) bool {
 	for socket, was := range sockets {
 		if now, err := os.Stat(socket); err != nil || was == nil || !os.SameFile(was, now) {
@@ -87,9 +87,9 @@ func areThere(sockets map[string]os.FileInfo) bool {
 	return true
 }
 
-// checkAlone returns an error if a plugin that is alive offers the kubelet our
-// driver's name, from whatever socket that isn't one of our own. A socket that a
-// dead one left behind doesn't answer.
+// checkAlone returns an error if another running plugin offers our driver's
+// name to the kubelet, through any socket that isn't ours. A socket of a dead
+// plugin doesn't answer.
 func (p *Plugin) checkAlone(ctx context.Context, own map[string]os.FileInfo) error {
 	sockets, err := filepath.Glob(filepath.Join(p.registryDirectory(), "*.sock"))
 	if err != nil {
@@ -126,19 +126,19 @@ func (p *Plugin) checkAlone(ctx context.Context, own map[string]os.FileInfo) err
 
 func isSame(a, b os.FileInfo) bool { return a != nil && os.SameFile(a, b) }
 
-// checkOther asks one socket who it is: apart says that it answered under another
-// name.
+// checkOther asks one socket for its driver's name: apart means that it
+// answered with another name.
 func (p *Plugin) checkOther(ctx context.Context, socket string) (apart bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	info, err := getInfo(ctx, socket)
 	if err != nil {
-		return false, nil // what doesn't answer isn't registered under our name
+		return false, nil // a socket that doesn't answer isn't registered under our name
 	}
 	if info.GetName() != p.Driver || info.GetType() != registerapi.DRAPlugin {
 		return true, nil
 	}
-	return false, fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not hand out the same GPUs; uninstall the other one, NVIDIA's dra-driver-nvidia-gpu for instance, or keep it off this node",
+	return false, fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not serve the same GPUs; uninstall the other one, for example NVIDIA's dra-driver-nvidia-gpu, or keep it off this node",
 		p.Driver, socket, info.GetEndpoint())
 }
 

@@ -15,18 +15,19 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// maxSocketPath is what Linux takes: sun_path's 108 bytes less the final NUL.
+// maxSocketPath is the limit of Linux: the 108 bytes of sun_path minus the
+// final NUL.
 const maxSocketPath = 107
 
 // Claims prepares and unprepares claims; see prepare.Preparer for the
-// contracts. Its methods are called from many goroutines at once.
+// contracts. Its methods are called concurrently.
 type Claims interface {
 	Begin(ctx context.Context, claimUIDs ...types.UID) (_ context.Context, done func())
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error)
 	Unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error
 }
 
-// Options are what a Plugin is built from.
+// Options are the dependencies and settings of a Plugin.
 type Options struct {
 	// Driver is the name under which the plugin registers.
 	Driver string
@@ -40,8 +41,8 @@ type Options struct {
 	// registered the plugin, again after the kubelet's restart. It must not
 	// block.
 	OnRegistered func(time.Time)
-	// OnChallenged, which may be nil, is called with the reason while another driver
-	// that is alive has the plugin's name, and with "" when none has. It must not
+	// OnChallenged, which may be nil, is called with the reason while another
+	// running driver has the plugin's name, and with "" when none has. It must not
 	// block.
 	OnChallenged func(string)
 }
@@ -50,9 +51,9 @@ type Options struct {
 type Plugin struct {
 	Options
 	underway underway
-	// apart are sockets of other plugins that have answered under another name.
+	// apart has sockets of other plugins that have answered with another name.
 	apart map[string]os.FileInfo
-	// every is the pause between two looks at the sockets.
+	// every is the interval of checks of the sockets.
 	every time.Duration
 }
 
@@ -67,25 +68,25 @@ func New(o Options) *Plugin {
 	return &Plugin{Options: o, apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
-// DataDirectory is where the plugin's socket is; the journal belongs there
-// too.
+// DataDirectory returns the directory of the plugin's socket.
 func DataDirectory(kubeletRoot, driver string) string {
 	return filepath.Join(kubeletRoot, "plugins", driver)
 }
 
-// Run registers the plugin and serves the kubelet until the context ends;
-// then it returns nil. While another driver is alive under the same name, it
-// waits before it registers. It returns an error when it can't start: a socket's
-// path is too long, or the kubelet's directories aren't where Root says; when a
-// server fails; and when its sockets were taken away and nobody has them now.
+// Run registers the plugin and serves the kubelet until the context ends; then
+// it returns nil. While another driver runs under the same name, it waits
+// before it registers. It returns an error if it can't start, because a
+// socket's path is too long or the kubelet's directories aren't under Root; if
+// a server fails; and if its sockets were removed or replaced and no other
+// driver serves them.
 //
-// Calls in progress are cut off at the end, as they would be by a crash.
+// At the end calls in progress are interrupted, as by a crash.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.check(); err != nil {
 		return err
 	}
 	if err := p.waitAlone(ctx); err != nil {
-		return nil // the context's end
+		return nil // the context has ended
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -114,8 +115,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return context.Cause(running)
 }
 
-// sockets are those by which the kubelet reaches the plugin: the one it calls,
-// and the one it finds the plugin by.
+// sockets returns the plugin's sockets for the kubelet: the service socket and
+// the registration socket.
 func (p *Plugin) sockets() []string {
 	return []string{
 		filepath.Join(DataDirectory(p.Root, p.Driver), "dra.sock"),
@@ -125,22 +126,22 @@ func (p *Plugin) sockets() []string {
 
 func (p *Plugin) registryDirectory() string { return filepath.Join(p.Root, "plugins_registry") }
 
-// check finds what would make the plugin useless or harmful before it starts.
+// check checks the conditions for the plugin to work before it starts.
 func (p *Plugin) check() error {
 	for _, socket := range p.sockets() {
 		if len(socket) > maxSocketPath {
-			return fmt.Errorf("socket path %s has %d bytes, Linux allows %d: give the kubelet a --root-dir that is %d shorter",
+			return fmt.Errorf("socket path %s has %d bytes, Linux allows %d: use a --root-dir of the kubelet that is %d bytes shorter",
 				socket, len(socket), maxSocketPath, len(socket)-maxSocketPath)
 		}
 	}
 	if _, err := os.Stat(p.registryDirectory()); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s isn't there, where the kubelet looks for plugins: is %s the kubelet's --root-dir, and is it mounted here at the same path? %w",
+		return fmt.Errorf("the kubelet's directory for plugins %s doesn't exist: is %s the kubelet's --root-dir, and is it mounted here at the same path? %w",
 			p.registryDirectory(), p.Root, err)
 	} else if err != nil {
-		return fmt.Errorf("look at the kubelet's directory for plugins: %w", err)
+		return fmt.Errorf("check the kubelet's directory for plugins: %w", err)
 	}
 	if err := os.MkdirAll(DataDirectory(p.Root, p.Driver), 0o750); err != nil {
-		return fmt.Errorf("make the plugin's directory: %w", err)
+		return fmt.Errorf("create the plugin's directory: %w", err)
 	}
 	return nil
 }

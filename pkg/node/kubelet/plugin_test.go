@@ -33,12 +33,12 @@ import (
 
 const driver = "gpu.nvidia.com"
 
-// claims stands in for what prepares: claims named "bad…" fail.
+// claims is a fake of Claims: claims named "bad…" fail.
 type claims struct {
 	mu    sync.Mutex
 	begun []types.UID
-	// meet, if set, is waited for by each prepare, so that they have to run at
-	// the same time.
+	// meet, if set, makes each prepare wait for the others, so that they must run
+	// concurrently.
 	meet *sync.WaitGroup
 }
 
@@ -76,7 +76,7 @@ func (c *claims) Unprepare(_ context.Context, claim kubeletplugin.NamespacedObje
 	return nil
 }
 
-// newClaim is an allocated claim whose UID is its name.
+// newClaim returns an allocated claim whose UID is its name.
 func newClaim(name string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
@@ -84,7 +84,7 @@ func newClaim(name string) *resourceapi.ResourceClaim {
 	}
 }
 
-// kubeletRoot is a kubelet's root directory whose path is short enough for
+// kubeletRoot returns a kubelet's root directory whose path is short enough for
 // sockets.
 func kubeletRoot(t *testing.T) string {
 	t.Helper()
@@ -99,16 +99,16 @@ func kubeletRoot(t *testing.T) string {
 	return root
 }
 
-// fixture is a plugin and the far ends of its sockets.
+// fixture is a plugin and the kubelet's ends of its sockets.
 type fixture struct {
 	root       string
 	claims     *claims
 	client     *fake.Clientset
 	registered chan time.Time
 	challenged chan string
-	// ended has what Run returned, once.
+	// ended receives the result of Run, once.
 	ended chan error
-	// stop ends Run and returns what it returned.
+	// stop ends Run and returns its result.
 	stop func() error
 }
 
@@ -142,7 +142,7 @@ func run(t *testing.T, root string, names ...string) *fixture {
 	return f
 }
 
-// note keeps the last word on another driver.
+// note stores the last report about another driver.
 func (f *fixture) note(by string) {
 	select {
 	case <-f.challenged:
@@ -151,8 +151,8 @@ func (f *fixture) note(by string) {
 	f.challenged <- by
 }
 
-// awaitChallenge waits until the plugin says that another driver has its name, or
-// that none has.
+// awaitChallenge waits until the plugin reports that another driver has its
+// name, or that none has.
 func (f *fixture) awaitChallenge(t *testing.T, want bool) {
 	t.Helper()
 	for {
@@ -167,7 +167,7 @@ func (f *fixture) awaitChallenge(t *testing.T, want bool) {
 	}
 }
 
-// dial connects to a socket, which may come to be only later.
+// dial connects to a socket, which may be created later.
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -183,7 +183,8 @@ func (f *fixture) registration(t *testing.T) registerapi.RegistrationClient {
 	return registerapi.NewRegistrationClient(dial(t, filepath.Join(f.root, "plugins_registry", driver+"-reg.sock")))
 }
 
-// register does what a kubelet does, and returns where the plugin is.
+// register registers the plugin as a kubelet does, and returns the plugin's
+// data.
 func (f *fixture) register(t *testing.T) *registerapi.PluginInfo {
 	t.Helper()
 	c := f.registration(t)
@@ -209,7 +210,7 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	<-f.registered
-	f.register(t) // the kubelet was restarted
+	f.register(t) // as after a restart of the kubelet
 	<-f.registered
 	_, err := f.registration(t).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "no"})
 	if err == nil {
@@ -308,8 +309,8 @@ func TestRunRefuses(t *testing.T) {
 	})
 }
 
-// TestAnotherDriverWasFirst: the plugin leaves its sockets alone, says why, and
-// registers when the other one is gone.
+// TestAnotherDriverWasFirst checks that the plugin doesn't touch the other
+// driver's sockets, reports why, and registers when the other one is gone.
 func TestAnotherDriverWasFirst(t *testing.T) {
 	other := run(t, kubeletRoot(t))
 	other.register(t)
@@ -323,8 +324,9 @@ func TestAnotherDriverWasFirst(t *testing.T) {
 	f.register(t)
 }
 
-// TestAnotherDriverTakesTheSockets: the plugin says so while the other one is
-// alive, and ends when that is gone, since the kubelet can't reach it any more.
+// TestAnotherDriverTakesTheSockets checks that the plugin reports the other
+// driver while it runs, and ends when that is gone, because the kubelet can't
+// reach the plugin any more.
 func TestAnotherDriverTakesTheSockets(t *testing.T) {
 	f := run(t, kubeletRoot(t))
 	f.register(t)
@@ -343,7 +345,7 @@ func TestAnotherDriverTakesTheSockets(t *testing.T) {
 	f.awaitChallenge(t, true)
 	other.Stop()
 	err = <-f.ended
-	if err == nil || !strings.Contains(err.Error(), "start again") {
+	if err == nil || !strings.Contains(err.Error(), "must be restarted") {
 		t.Errorf("got %v, want an end that says why", err)
 	}
 	f.ended <- nil
@@ -369,7 +371,7 @@ func TestSocketsOfADeadPluginAreTakenOver(t *testing.T) {
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}
-	// What kill -9 leaves: files without a listener.
+	// kill -9 leaves files without a listener.
 	if err := os.WriteFile(filepath.Join(root, "plugins_registry", driver+"-reg.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

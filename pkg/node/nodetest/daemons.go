@@ -17,8 +17,8 @@ import (
 // Daemons is an MPS supervisor whose daemons are entries in memory, and
 // directories. Its methods are those of *mps.Client.
 type Daemons struct {
-	// Dir has a directory for each daemon; a path of the pretended host, which is at
-	// Host.
+	// Dir has a directory for each daemon. It is a path of the fake host, which is
+	// at Host.
 	Host, Dir string
 
 	mu       sync.Mutex
@@ -27,15 +27,15 @@ type Daemons struct {
 	watchers map[chan struct{}]bool
 }
 
-// NewDaemons makes a supervisor with no daemons.
+// NewDaemons returns a supervisor without daemons.
 func NewDaemons(host, dir string) *Daemons {
 	return &Daemons{Host: host, Dir: dir, all: map[string]mps.State{}, watchers: map[chan struct{}]bool{}}
 }
 
-// SetAway has the supervisor answer no more, or again.
+// SetAway makes the supervisor stop answering, or answer again.
 func (d *Daemons) SetAway(away bool) { _ = d.change(func() error { d.away = away; return nil }) }
 
-// Ensure has the daemon run.
+// Ensure starts the daemon, or replaces its settings.
 func (d *Daemons) Ensure(_ context.Context, want mps.Daemon) (mps.State, error) {
 	if err := want.Validate(); err != nil {
 		return mps.State{}, err
@@ -80,7 +80,7 @@ func (d *Daemons) List(context.Context) ([]mps.State, error) {
 	return all, nil
 }
 
-// Watch tells of all daemons, at once and after each change.
+// Watch calls f with all daemons, at once and after each change.
 func (d *Daemons) Watch(ctx context.Context, f func([]mps.State)) error {
 	changed := make(chan struct{}, 1)
 	d.mu.Lock()
@@ -105,17 +105,19 @@ func (d *Daemons) Watch(ctx context.Context, f func([]mps.State)) error {
 	}
 }
 
-// Remains are the names of the daemons that have a directory.
-func (d *Daemons) Remains() ([]string, error) {
+// Remains returns the daemons that have a directory.
+func (d *Daemons) Remains() ([]mps.Daemon, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	entries, err := os.ReadDir(filepath.Join(d.Host, d.Dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	var names []string
+	var remains []mps.Daemon
 	for _, e := range entries {
-		names = append(names, e.Name())
+		remains = append(remains, mps.Daemon{Name: e.Name(), Devices: d.all[e.Name()].Devices})
 	}
-	return names, err
+	return remains, err
 }
 
 func (d *Daemons) change(f func() error) error {

@@ -12,7 +12,7 @@ import (
 
 func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	defer v.plan()
-	if err := v.look(ctx); err != nil {
+	if err := v.lookToGive(ctx); err != nil {
 		return gpu.Instance{}, err
 	}
 	v.m.setIdle(p, false)
@@ -36,7 +36,7 @@ func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 func (v *visit) mayMake(p gpu.Partition) error {
 	for _, i := range v.others {
 		if i.Placement.Overlaps(p.Placement) {
-			return fmt.Errorf("%s, which Tessera didn't make, is in the way: have whoever made it destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
+			return fmt.Errorf("%s, which Tessera didn't create, is in the way: find out who created it and destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
 				instanceName(i), v.uuid, i.GPUInstanceID, v.uuid, i.GPUInstanceID)
 		}
 	}
@@ -49,7 +49,7 @@ func (v *visit) mayMake(p gpu.Partition) error {
 	}
 	switch {
 	case v.mig.Enabled != v.mig.Pending:
-		return errors.New("a change of the GPU's MIG mode pends: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, or take the change back (nvidia-smi -mig)")
+		return errors.New("a change of the GPU's MIG mode is pending: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, or undo the change (nvidia-smi -mig)")
 	case !v.mig.Enabled && !v.mig.Switchable:
 		return fmt.Errorf("MIG mode is off, and Tessera may not switch it on this GPU (before Hopper it takes a reset, in a virtual machine it is the hypervisor's): switch it on (nvidia-smi -i %s -mig 1, then reset the GPU)", v.uuid)
 	}
@@ -117,9 +117,9 @@ func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instanc
 	}
 }
 
-// failed settles the intent after a failure. What is there in its place now is
-// ours, made and not undone; the next visit destroys it. But not where there was
-// no room: then somebody else was quicker.
+// failed resolves the intent after a failure. An instance at its placement is
+// ours, created and not undone, and the next visit destroys it; unless there
+// was no room, because then another program has created it.
 func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error {
 	if errors.Is(cause, nvml.ErrInsufficientResources) {
 		v.forget(p)
@@ -136,12 +136,12 @@ func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error 
 	return v.save()
 }
 
-// explain says what is there where there was no room.
+// explain adds the existing instances to an error about missing room.
 func (v *visit) explain(err error) error {
 	if !errors.Is(err, nvml.ErrInsufficientResources) {
 		return err
 	}
-	return fmt.Errorf("%w: another instance or a shortage of engines stands against it; there are %s", err, v.describe())
+	return fmt.Errorf("%w: another instance, or missing engines, leave no room; there are %s", err, v.describe())
 }
 
 // describe lists all instances that look has found, and who has them.

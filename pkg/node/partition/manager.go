@@ -16,8 +16,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// Hardware is what is done to GPUs (*nvml.Session). Errors wrap the sentinels
-// of pkg/nvml.
+// Hardware has the operations on GPUs (*nvml.Session). Errors wrap the
+// sentinels of pkg/nvml.
 type Hardware interface {
 	// MIG reads mode, profiles and all GPU instances as they are now.
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
@@ -34,7 +34,8 @@ type Hardware interface {
 // Options are what a Manager is built from.
 type Options struct {
 	Journal *journal.Journal
-	// BootID of the running kernel. What records of other boots tell of is gone.
+	// BootID of the running kernel. The partitions in records of other boots are
+	// gone.
 	BootID string
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
@@ -42,7 +43,8 @@ type Options struct {
 	// returns has changed. It must not block.
 	ConditionsChanged func()
 	// ModeSwitched, which may be nil, is called after a GPU's MIG mode was switched,
-	// before anything else is done with the GPU, whose facts may be others now.
+	// or may have been, before the GPU or a part of it is given to a claim: its facts
+	// may be others now. After an error it is called again.
 	ModeSwitched func(gpu.UUID) error
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
@@ -72,6 +74,9 @@ type Manager struct {
 	// switching is how many MIG modes are being switched, switched how many were
 	// begun to be.
 	switching, switched int
+	// unread has the GPUs whose MIG mode may have been switched since ModeSwitched
+	// succeeded for them.
+	unread map[gpu.UUID]bool
 }
 
 // New builds a Manager without hardware.
@@ -88,22 +93,22 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
-		watches: map[*watch]bool{},
+		watches: map[*watch]bool{}, unread: map[gpu.UUID]bool{},
 	}
 }
 
-// SetHardware says what the GPUs are reached through; nil while there is no
-// driver. It waits for the operations under way, so that what was set before
-// may be closed after it.
+// SetHardware sets the access to the GPUs; nil while there is no driver. It
+// waits for operations in progress, so that the previous session may be closed
+// after it.
 func (m *Manager) SetHardware(hw Hardware) {
 	m.use.Lock()
 	defer m.use.Unlock()
 	m.hw = hw
 }
 
-// SetKeepWarm says how long an idle partition of a GPU is kept for the next
-// claim of the same; not at all where nothing is said. It is for Releases from
-// now on and for what is idle now.
+// SetKeepWarm sets how long an idle partition of a GPU is kept for the next
+// claim of the same; partitions of other GPUs aren't kept. It applies to later
+// Releases and to currently idle partitions.
 func (m *Manager) SetKeepWarm(keep map[gpu.UUID]time.Duration) {
 	m.mu.Lock()
 	changed := !maps.Equal(keep, m.keepWarm)
@@ -133,9 +138,9 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 // and one that others made, if it has the same profile and place, is used as it
 // is and never destroyed. Where the mode is off it is switched on. Idle
 // partitions of ours in the way, or using the engines that this one needs, are
-// destroyed. Idempotent; a partition that has vanished is made again.
+// destroyed. Idempotent; a partition that has vanished is created again.
 //
-// After an error, what was made is known and is destroyed by Release or Run.
+// After an error, Release or Run destroys an incomplete partition.
 func (m *Manager) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	var made gpu.Instance
 	err := m.visit(ctx, "make", p.GPU, func(ctx context.Context, v *visit) (err error) {
@@ -153,7 +158,7 @@ func (m *Manager) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	var found gpu.Instance
 	err := m.visit(ctx, "find", p.GPU, func(ctx context.Context, v *visit) error {
-		if err := v.look(ctx); err != nil {
+		if err := v.lookToGive(ctx); err != nil {
 			return err
 		}
 		i, ok := v.at(p)
@@ -195,18 +200,18 @@ func (m *Manager) Whole(ctx context.Context, uuid gpu.UUID) error {
 	return nil
 }
 
-// Recover makes hardware and records agree: what a crash left half made is
-// completed if a claim holds it and it can be, else destroyed; what nobody
-// holds is destroyed or, where SetKeepWarm says so, kept; the mode is switched
-// off where nothing of ours is left. It is for the start and for the arrival of
-// a driver. What fails on one GPU stops nothing else; Run tries it again.
-// Without hardware it does nothing.
+// Recover makes hardware and records agree. It completes a partition that a crash left
+// incomplete if a claim holds it, and destroys it if it can't. It destroys partitions
+// that no claim holds, unless SetKeepWarm keeps them, and switches MIG mode off where
+// no partition of ours is left. It is called at the start and when a driver is found.
+// A failure on one GPU doesn't stop the others; Run retries it. Without hardware it
+// does nothing.
 func (m *Manager) Recover(ctx context.Context) error {
 	return m.tidyAll(ctx, "recover", func(uuid gpu.UUID) limits { return limits{keepWarm: m.keep(uuid)} })
 }
 
-// Leave destroys all that is idle and switches back the modes: nothing of ours
-// stays, but for what claims hold.
+// Leave destroys all idle partitions and switches the modes back: of ours, only
+// partitions of claims stay.
 func (m *Manager) Leave(ctx context.Context) error {
 	return m.tidyAll(ctx, "leave", func(gpu.UUID) limits { return limits{} })
 }
@@ -229,8 +234,8 @@ func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limi
 	return errors.Join(errs...)
 }
 
-// tidy is one visit that leaves on a GPU what the limits allow. What fails is
-// planned again.
+// tidy is one visit that destroys the partitions of a GPU beyond the limits. A
+// failure is planned again.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) error {
 	err := m.visit(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
 	if errors.Is(err, errNoDriver) {
@@ -244,9 +249,25 @@ func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) 
 	return nil
 }
 
-// keep is what SetKeepWarm said of the GPU.
+// keep returns the GPU's time of SetKeepWarm.
 func (m *Manager) keep(uuid gpu.UUID) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.keepWarm[uuid]
+}
+
+func (m *Manager) isUnread(uuid gpu.UUID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.unread[uuid]
+}
+
+func (m *Manager) setUnread(uuid gpu.UUID, unread bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if unread {
+		m.unread[uuid] = true
+	} else {
+		delete(m.unread, uuid)
+	}
 }

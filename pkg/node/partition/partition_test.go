@@ -49,7 +49,7 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 	return n
 }
 
-// restart is what a new start of the plugin does.
+// restart does the steps of a new start of the plugin.
 func (n *node) restart(t testing.TB, boot string) *node {
 	t.Helper()
 	n.journal.Close()
@@ -159,7 +159,7 @@ func TestMakeAndRelease(t *testing.T) {
 	}
 }
 
-// TestMetrics: what the hardware took can be told from what we took.
+// TestMetrics checks that the time of the hardware is separate from our own.
 func TestMetrics(t *testing.T) {
 	hw := newHardware()
 	j, err := journal.Open(t.TempDir(), nil)
@@ -206,11 +206,11 @@ func TestMakeIsRefused(t *testing.T) {
 	}{
 		"others' in the way": {
 			func(_ *testing.T, n *node) { n.hw.foreign(part(gpu0, "3g.71gb", 0), true) },
-			[]string{"GPU instance 1 (3g.71gb at memory slices 0-3)", "didn't make", "-dgi -gi 1"},
+			[]string{"GPU instance 1 (3g.71gb at memory slices 0-3)", "didn't create", "-dgi -gi 1"},
 		},
 		"others' of the same, without compute instance": {
 			func(_ *testing.T, n *node) { n.hw.foreign(want, false) },
-			[]string{"GPU instance 7", "didn't make"},
+			[]string{"GPU instance 7", "didn't create"},
 		},
 		"held in the way": {
 			func(t *testing.T, n *node) { n.prepare(t, part(gpu0, "3g.71gb", 0)) },
@@ -218,7 +218,7 @@ func TestMakeIsRefused(t *testing.T) {
 		},
 		"mode pends": {
 			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.mig.Pending = true }) },
-			[]string{"pends", "reset the GPU"},
+			[]string{"pending", "reset the GPU"},
 		},
 		"not switchable": {
 			func(_ *testing.T, n *node) { n.hw.outside(gpu0, func(g *simulated) { g.mig.Switchable = false }) },
@@ -442,8 +442,8 @@ func TestReleaseWithoutHardware(t *testing.T) {
 	}
 }
 
-// TestSessionIsNotTakenAwayUnderway: what goes on with a session goes on with
-// it to its end, and what begins later finds none.
+// TestSessionIsNotTakenAwayUnderway checks that an operation keeps its session
+// to its end, and a later one finds none.
 func TestSessionIsNotTakenAwayUnderway(t *testing.T) {
 	n := newNode(t, newHardware())
 	p := part(gpu0, "1g.18gb", 0)
@@ -666,8 +666,8 @@ func TestUnreadableRecordOfOthersMode(t *testing.T) {
 	n.checkThere(t, gpu0, true, other)
 }
 
-// TestUnreadableClaim has a claim's file damaged: what it may hold stays, and
-// goes some time after the claim was unprepared.
+// TestUnreadableClaim damages a claim's file: its possible partitions stay, and
+// are destroyed some time after the claim was unprepared.
 func TestUnreadableClaim(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	for name, damage := range map[string]func([]byte) []byte{
@@ -744,7 +744,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 }
 
 // TestChurn has seven claims come and go on each of two GPUs while the node is
-// read again and again: what is read never changes.
+// read again and again: the facts never change.
 func TestChurn(t *testing.T) {
 	n := newNode(t, newHardware())
 	theirs := part(gpu1, "1g.18gb", 6)
@@ -819,7 +819,7 @@ func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
 }
 
 // TestModeSwitchedIsTold checks that ModeSwitched is called before a partition is
-// created, and that none is created if ModeSwitched fails.
+// created, and that none is created as long as ModeSwitched fails.
 func TestModeSwitchedIsTold(t *testing.T) {
 	n := newNode(t, newHardware())
 	var told []string
@@ -840,10 +840,19 @@ func TestModeSwitchedIsTold(t *testing.T) {
 	}
 	fails = errors.New("no answer")
 	n.hold(t, p)
-	if _, err := n.Make(t.Context(), p); !errors.Is(err, fails) {
-		t.Errorf("make: %v, want %v", err, fails)
+	for range 2 {
+		if _, err := n.Make(t.Context(), p); !errors.Is(err, fails) {
+			t.Errorf("make: %v, want %v", err, fails)
+		}
+		if _, err := n.Find(t.Context(), p); !errors.Is(err, fails) {
+			t.Errorf("find: %v, want %v", err, fails)
+		}
+		n.checkThere(t, gpu0, true)
 	}
-	n.checkThere(t, gpu0, true)
+	fails = nil
+	if _, err := n.Make(t.Context(), p); err != nil {
+		t.Errorf("make, when it can be read: %v", err)
+	}
 }
 
 // TestReleaseOnAGPUThatDoesNotRespond: processes may still be there, so that the

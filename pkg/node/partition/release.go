@@ -19,7 +19,7 @@ const modeLinger = 5 * time.Second
 
 // limits are what tidy leaves.
 type limits struct {
-	// keepWarm is how long partitions that nobody holds may stay.
+	// keepWarm is the time for which partitions without a claim may stay.
 	keepWarm time.Duration
 	// linger is how long MIG mode may stay on without a partition of ours.
 	linger time.Duration
@@ -67,7 +67,7 @@ func (v *visit) lookForRelease(ctx context.Context) error {
 
 func (v *visit) whole(ctx context.Context) error {
 	defer v.plan()
-	err := v.look(ctx)
+	err := v.lookToGive(ctx)
 	if errors.Is(err, nvml.ErrNotSupported) {
 		return nil // a GPU without MIG is always whole
 	}
@@ -110,7 +110,7 @@ func (v *visit) mayBeWhole() error {
 	return nil
 }
 
-// tidy destroys what is half made, and what has been idle for longer than the
+// tidy destroys incomplete partitions, and those idle for longer than the
 // limits allow, and then switches the mode off.
 func (v *visit) tidy(ctx context.Context, l limits) error {
 	if r, ok := v.m.Journal.GPU(v.uuid); ok && r.BootID != v.m.BootID {
@@ -134,7 +134,8 @@ func (v *visit) tidy(ctx context.Context, l limits) error {
 	return nil
 }
 
-// destroyIdle destroys what is half made, and what has been idle for that long.
+// destroyIdle destroys incomplete partitions, and those that have been idle for
+// that long.
 func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
 	var errs []error
 	for _, o := range slices.Clone(v.ours) {

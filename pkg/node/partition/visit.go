@@ -24,7 +24,7 @@ type visit struct {
 	// inHardware is the time spent there.
 	inHardware time.Duration
 
-	// What look has found.
+	// The results of look.
 	mig    gpu.MIG
 	ours   []own
 	others []gpu.Instance
@@ -62,14 +62,15 @@ func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(c
 	return err
 }
 
-// look reads the hardware and sorts it into what is ours and what isn't. A
-// record of another boot counts for nothing.
+// look reads the hardware and divides the instances into ours and others'. A
+// record of another boot is ignored.
 func (v *visit) look(ctx context.Context) error {
 	r, ok := v.m.Journal.GPU(v.uuid)
 	if !ok || r.BootID != v.m.BootID {
 		r = journal.GPURecord{}
 	}
-	// What is recorded and isn't there is given up, so it is looked for twice.
+	// A recorded instance that doesn't exist is given up, so the hardware is read
+	// twice.
 	for look := 0; look == 0 || look == 1 && ok && !equal(v.record(), r); look++ {
 		err := v.call(ctx, "look", func() (err error) {
 			v.mig, err = v.hw.MIG(v.uuid)
@@ -89,14 +90,36 @@ func (v *visit) look(ctx context.Context) error {
 	return nil
 }
 
+// lookToGive is look for a GPU that is, or a part of which is, to be given to a
+// claim. It is an error while it isn't known what a switch of the MIG mode has
+// changed.
+func (v *visit) lookToGive(ctx context.Context) error {
+	if err := v.look(ctx); err != nil {
+		return err
+	}
+	if v.m.isUnread(v.uuid) {
+		return v.readSwitched()
+	}
+	return nil
+}
+
+// readSwitched reads the facts that a switch of the MIG mode has changed.
+func (v *visit) readSwitched() error {
+	if err := v.m.ModeSwitched(v.uuid); err != nil {
+		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
+	}
+	v.m.setUnread(v.uuid, false)
+	return nil
+}
+
 // isClean says whether nothing that a record could tell of is left: no instance,
 // and no mode that we may have switched on.
 func (v *visit) isClean() bool {
 	return !v.mig.Enabled || v.mig.Pending && !v.mig.Switchable && len(v.mig.Instances) == 0
 }
 
-// sortOut compares the record with what is there. What isn't there any more is
-// left out, and so is an intent that nothing came of.
+// sortOut compares the record with the hardware. It drops partitions that no
+// longer exist, and intents without an instance.
 func (v *visit) sortOut(r journal.GPURecord) {
 	v.ours, v.others = nil, slices.Clone(v.mig.Instances)
 	for _, made := range r.Partitions {
@@ -145,7 +168,7 @@ func (v *visit) save() error {
 	}
 }
 
-// record is what the journal is to say of the GPU.
+// record returns the GPU's record for the journal.
 func (v *visit) record() journal.GPURecord {
 	r := journal.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
 	for _, o := range v.ours {
@@ -154,7 +177,7 @@ func (v *visit) record() journal.GPURecord {
 	return r
 }
 
-// made is what the record says of a partition.
+// made returns the record's entry of a partition.
 func made(o own) journal.MadePartition {
 	m := journal.MadePartition{Partition: journal.PartitionOf(o.Partition)}
 	if i := o.instance; i != nil {
@@ -255,20 +278,18 @@ func (v *visit) isGone(ctx context.Context, err error, o own) bool {
 // switchMode switches the mode that is, or becomes, ours to switch.
 func (v *visit) switchMode(ctx context.Context, on bool) error {
 	defer v.m.disturb()()
+	v.m.setUnread(v.uuid, true) // after an error, too, the mode may have been switched
 	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
 		return err
 	}
 	v.m.Step("partition.switched")
 	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on
-	if err := v.m.ModeSwitched(v.uuid); err != nil {
-		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
-	}
-	return nil
+	return v.readSwitched()
 }
 
-// call does one thing to the hardware and measures it. What changes something,
-// and has something to say about it, is logged, and isn't begun when the time
-// is up.
+// call runs one operation on the hardware and measures it. about has the log's keys
+// for an operation that changes the hardware: it is logged, and not begun after ctx
+// has ended.
 func (v *visit) call(ctx context.Context, op string, do func() error, about ...any) error {
 	if err := context.Cause(ctx); err != nil && len(about) > 0 {
 		return err
@@ -279,7 +300,7 @@ func (v *visit) call(ctx context.Context, op string, do func() error, about ...a
 	v.inHardware += took
 	v.m.metrics.called(op, took, err)
 	if len(about) > 0 {
-		klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "took", took, "err", err)...)
+		klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "duration", took, "err", err)...)
 	}
 	return err
 }

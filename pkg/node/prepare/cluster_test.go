@@ -31,10 +31,10 @@ func TestClusterLook(t *testing.T) {
 		want    prepare.Standing
 	}{
 		"deleted":         {nil, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
-		"made anew":       {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" })}, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
+		"created again":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" })}, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
 		"being deleted":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.DeletionTimestamp, c.Finalizers = &now, []string{"x"} })}, prepare.Standing{Leaving: true, Reason: "the claim is being deleted"}},
 		"deallocated":     {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil })}, prepare.Standing{Leaving: true, Reason: "the claim was deallocated"}},
-		"allocated anew":  {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
+		"allocated again": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
 		"on another node": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node-b" })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
 		"unused":          {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })}, prepare.Standing{Leaving: true, Reason: "no pod uses the claim any more"}},
 		"in use":          {[]runtime.Object{claim(as)}, prepare.Standing{Reason: "pod default/trainer uses it"}},

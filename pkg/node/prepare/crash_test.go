@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
-// event is what happens between a crash and the next start.
+// event is an event between a crash and the next start.
 type event struct {
 	boot  string // empty: the same
 	apply func(*testing.T, *preparetest.Node)
@@ -193,7 +193,7 @@ func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event
 	}
 	checkHealthy(t, node)
 	var names []string
-	for _, r := range f.Prepared() {
+	for _, r := range f.Journal.All() {
 		names = append(names, r.Name)
 	}
 	settled := false

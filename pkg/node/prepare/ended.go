@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -48,7 +46,7 @@ func (p *Preparer) allLost(r journal.Record) bool {
 }
 
 func (p *Preparer) isLost(name gpu.DeviceName) bool {
-	_, facts, _ := p.Inventory.Device(name) // the error says what is wrong in words
+	_, facts, _ := p.Inventory.Device(name) // the error explains the problem
 	return slices.ContainsFunc(facts.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
 }
 
@@ -59,17 +57,6 @@ func podsOf(r journal.Record) []kubeletplugin.NamespacedObject {
 		pods = append(pods, kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: pod.Name}, UID: types.UID(pod.UID),
 		})
-	}
-	return pods
-}
-
-// reservedFor are the pods that a claim is reserved for.
-func reservedFor(c *resourceapi.ResourceClaim) []journal.Pod {
-	var pods []journal.Pod
-	for _, ref := range c.Status.ReservedFor {
-		if ref.APIGroup == corev1.GroupName && ref.Resource == "pods" {
-			pods = append(pods, journal.Pod{UID: string(ref.UID), Name: ref.Name})
-		}
 	}
 	return pods
 }

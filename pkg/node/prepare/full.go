@@ -13,7 +13,7 @@ import (
 // full is a GPU, or a partition, whose MPS shares would have more memory together
 // than there is.
 type full struct {
-	// of is what is shared.
+	// of is the shared device.
 	of gpu.Device
 	// wanted by the claim, taken by the sharers, and there, in MiB.
 	wanted, taken, there int64
@@ -21,50 +21,34 @@ type full struct {
 	sharers []journal.Record
 }
 
-// full returns the first of what the claim is to have shares of that hasn't the
-// memory for them; nil where there is room for all. The scheduler counts the same,
-// so this is only so where claims are allocated faster than they are unprepared, or
-// where facts have changed since.
+// full returns the first device without enough memory for the claim's shares; nil if
+// all have enough. The scheduler counts the same, so memory is missing only where
+// claims are allocated faster than others are unprepared, or where facts have
+// changed since.
 func (p *Preparer) full(want journal.Record) *full {
 	if have, again := p.Journal.Get(want.ClaimUID); again && have.BootID == p.BootID {
-		return nil // it has what it has
+		return nil // its devices are already recorded
 	}
 	for _, g := range want.Grants {
 		if g.Admin || g.Share == nil {
 			continue
 		}
-		f := full{of: g.Base(), wanted: memoryOf(want, g.Base())}
+		f := full{of: g.Base(), wanted: want.SharedMiB(g.Base())}
 		for _, r := range p.Journal.All() {
-			if mib := memoryOf(r, f.of); mib > 0 && r.ClaimUID != want.ClaimUID {
+			if mib := r.SharedMiB(f.of); mib > 0 && r.ClaimUID != want.ClaimUID {
 				f.taken += mib
 				f.sharers = append(f.sharers, r)
 			}
 		}
 		_, facts, err := p.Inventory.Device(g.Device)
 		if err != nil {
-			continue // the devices were found before; what has come since fails later
+			continue // the devices were found before; a change since then fails later
 		}
 		if f.there, err = gpu.ShareableMiB(facts, f.of); err == nil && f.wanted+f.taken > f.there {
 			return &f
 		}
 	}
 	return nil
-}
-
-// memoryOf is how much memory the record's shares of a GPU or partition have, in
-// MiB. Those of one request have it together.
-func memoryOf(r journal.Record, of gpu.Device) int64 {
-	requests := map[string]int64{}
-	for _, g := range r.Grants {
-		if !g.Admin && g.Share != nil && g.MPS != nil && g.Base() == of {
-			requests[mainRequest(g)] = max(requests[mainRequest(g)], g.MPS.MemoryMiB)
-		}
-	}
-	sum := int64(0)
-	for _, mib := range requests {
-		sum += mib
-	}
-	return sum
 }
 
 // waitForRoom returns nil when it is worth looking again whether there is room by
@@ -95,12 +79,12 @@ func (p *Preparer) waitForRoom(ctx context.Context, w *wait, f *full, released <
 func (f *full) refuse() error {
 	var have []string
 	for _, r := range f.sharers {
-		have = append(have, fmt.Sprintf("claim %s/%s %dMi", r.Namespace, r.Name, memoryOf(r, f.of)))
+		have = append(have, fmt.Sprintf("claim %s/%s %dMi", r.Namespace, r.Name, r.SharedMiB(f.of)))
 	}
 	slices.Sort(have)
 	if have == nil {
 		have = []string{"no other claim has any"}
 	}
-	return fmt.Errorf("%w: the claim's MPS shares of GPU %s have %dMi of memory, and of the %dMi there is for shares %dMi are taken (%s): delete one of those claims' pods, or delete this pod so that its claim is allocated anew",
+	return fmt.Errorf("%w: the claim's MPS shares of GPU %s have %dMi of memory, and of the %dMi there is for shares %dMi are taken (%s): delete one of those claims' pods, or delete this pod so that its claim is allocated again",
 		ErrHeld, f.of.Parent(), f.wanted, f.there, f.taken, strings.Join(have, ", "))
 }

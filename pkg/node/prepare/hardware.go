@@ -13,9 +13,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// realize has the hardware make what the grants of a recorded claim are of, and
-// sets up what they share. On an error, what was made stays.
-func (p *Preparer) realize(ctx context.Context, r journal.Record) (map[gpu.DeviceName]gpu.Given, error) {
+// makeDevices creates the partitions of a recorded claim, and sets up its daemons
+// and settings. On an error, the created parts stay.
+func (p *Preparer) makeDevices(ctx context.Context, r journal.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
 	if err := p.awaitEnds(ctx, r); err != nil {
 		return nil, err
 	}
@@ -27,7 +27,7 @@ func (p *Preparer) realize(ctx context.Context, r journal.Record) (map[gpu.Devic
 	if err != nil {
 		return nil, err
 	}
-	given := make(map[gpu.DeviceName]gpu.Given, len(r.Grants))
+	given := make(map[gpu.DeviceName]gpu.Prepared, len(r.Grants))
 	for _, g := range r.Grants {
 		d := made[g.Device]
 		d.Name, d.ShareID = g.Device, g.ShareID
@@ -57,8 +57,8 @@ func (p *Preparer) awaitEnds(ctx context.Context, r journal.Record) error {
 
 // makeAll has the hardware make what grants are of, by device: different GPUs at
 // once, one GPU in order.
-func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu.DeviceName]gpu.Given, error) {
-	given := make(map[gpu.DeviceName]gpu.Given, len(grants))
+func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu.DeviceName]gpu.Prepared, error) {
+	given := make(map[gpu.DeviceName]gpu.Prepared, len(grants))
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for _, grants := range byGPU(grants) {
@@ -66,7 +66,7 @@ func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu
 			instances := map[gpu.Device]gpu.Instance{}
 			for _, g := range grants {
 				if err := context.Cause(ctx); err != nil {
-					return err // nobody waits for the rest any more
+					return err // the caller no longer waits for the rest
 				}
 				instance, made := instances[g.Base()]
 				if !made {
@@ -78,7 +78,7 @@ func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu
 					p.Step("prepare.made")
 				}
 				mu.Lock()
-				given[g.Device] = gpu.Given{Device: g.Of(), Instance: instance}
+				given[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
 				mu.Unlock()
 			}
 			return nil
@@ -108,7 +108,7 @@ func (p *Preparer) makeOne(ctx context.Context, g journal.Grant) (gpu.Instance, 
 }
 
 // join sets up what the claim shares, if it shares anything.
-func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	if !r.Shares() {
 		return nil, nil //nolint:nilnil // no clients
 	}
@@ -120,22 +120,30 @@ func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.Devi
 	return clients, nil
 }
 
-// settle has the GPUs that the claim has to itself as they were before others
-// shared them: what could not be put back when those left would be in the way of
-// the claim's processes.
-func (p *Preparer) settle(ctx context.Context, r journal.Record) error {
-	alone := func(g journal.Grant) bool { return !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) }
-	if r.Shares() || !slices.ContainsFunc(r.Grants, alone) { // what shares was joined
+// ensureUnshared ensures that the GPUs that the claim has to itself are as they were
+// before others shared them: a setting that could not be restored when those left
+// would affect the claim's processes.
+func (p *Preparer) ensureUnshared(ctx context.Context, r journal.Record) error {
+	if r.Shares() { // its GPUs were joined
 		return nil
 	}
-	if _, err := p.Sharing.Join(ctx, r, nil); err != nil {
+	var alone []gpu.UUID
+	for _, g := range r.Grants {
+		if !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
+			alone = append(alone, g.GPU)
+		}
+	}
+	if len(alone) == 0 {
+		return nil
+	}
+	if err := p.Sharing.EnsureUnshared(ctx, alone...); err != nil {
 		return fmt.Errorf("wait until claims that shared the GPU have left it as it was: %w", err)
 	}
 	return nil
 }
 
-// clientOf is what the claim's containers need to be clients of the grant's MPS
-// daemon, with the grant's limits; nil where the grant has no MPS.
+// clientOf returns the paths and limits of the claim's containers as clients of
+// the grant's MPS daemon; nil if the grant has no MPS.
 func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.MPSClient, error) {
 	if g.MPS == nil || g.Admin {
 		return nil, nil //nolint:nilnil // not a client
@@ -154,14 +162,14 @@ func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.M
 	return c, nil
 }
 
-// leave takes down what the leaving claim shared with nobody who stays. What a
-// claim shared whose record can't be read isn't known.
-func (p *Preparer) leave(ctx context.Context, r journal.Record) error {
+// leaveShared stops the daemons and restores the settings that no remaining claim
+// needs. For a claim whose record can't be read these are unknown.
+func (p *Preparer) leaveShared(ctx context.Context, r journal.Record) error {
 	if !r.Shares() && !p.Journal.IsUnreadable(r.ClaimUID) {
 		return nil
 	}
 	if err := p.Sharing.Leave(ctx, r); err != nil {
-		return fmt.Errorf("take down what the claim shared: %w", err)
+		return fmt.Errorf("stop what the claim shared: %w", err)
 	}
 	p.Step("unprepare.left")
 	return nil
@@ -183,9 +191,9 @@ func byGPU(grants []journal.Grant) map[gpu.UUID][]journal.Grant {
 	return devices
 }
 
-// release gives up the partitions that the claim holds, but for those that
-// another claim has a share of: different GPUs at once, one GPU in order. What one
-// of them runs into stops none of the others; errors name the partition.
+// release gives up the partitions that the claim holds, but for those that another
+// claim has a share of: different GPUs at once, one GPU in order. A failure of one
+// doesn't stop the others; errors name the partition.
 func (p *Preparer) release(ctx context.Context, r journal.Record) error {
 	var mu sync.Mutex
 	var errs []error
@@ -212,9 +220,9 @@ func (p *Preparer) releaseOne(ctx context.Context, r journal.Record, d gpu.Parti
 	}
 	shared := func(g journal.Grant) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
 	if slices.ContainsFunc(r.Grants, shared) {
-		// Another claim, which stayed when this one left, may be leaving by now. Its MPS
-		// daemon is in the way until it, or this, has been taken down.
-		if err := p.leave(ctx, r); err != nil {
+		// Another claim with a share of the partition may be leaving too; the MPS daemon
+		// has to stop before the partition is destroyed.
+		if err := p.leaveShared(ctx, r); err != nil {
 			return err
 		}
 	}

@@ -16,22 +16,23 @@ import (
 )
 
 const (
-	// waitMargin is what is left of a call's time, when waiting for a device
-	// ends, to answer or to write a record.
+	// waitMargin is the time reserved at the end of a call, after waiting for a
+	// device, to answer or to write a record.
 	waitMargin = 2 * time.Second
 	// waitDefault bounds the wait of a call without a deadline. The kubelet's
 	// calls have one of 45 s.
 	waitDefault = 40 * time.Second
-	// askAgain is when the API server is asked anew after it failed to answer.
+	// askAgain is the time after which the API server is asked again if it failed
+	// to answer.
 	askAgain = 5 * time.Second
 )
 
 // ErrHeld says that another claim holds a device.
 var ErrHeld = errors.New("device held by another claim")
 
-// lockFree takes the locks of the claim and of the GPUs it is to hold, once no
-// other claim holds any of its devices, and what shares it has there is memory for.
-// The locks are given back apart.
+// lockFree locks the claim and the GPUs it is to hold, once no other claim holds any
+// of its devices and the memory for its shares is free. It returns one function
+// that unlocks the claim, and one that unlocks the GPUs.
 func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, unlockGPUs func(), _ error) {
 	var gpus []string
 	for _, uuid := range heldGPUs(want) {
@@ -104,7 +105,7 @@ type wait struct {
 	start   time.Time
 	ctx     context.Context // ends a margin before the call's deadline
 	cancel  context.CancelFunc
-	leaving map[string]Standing // what was found out, by claim UID
+	leaving map[string]Standing // the known standings, by claim UID
 }
 
 func newWait(ctx context.Context) *wait {
@@ -134,7 +135,7 @@ func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []journal.Recor
 			continue
 		}
 		if !standing.Leaving {
-			return fmt.Errorf("%w: %s, and %s; a device is never given to two claims: delete that claim's pods, or delete this pod so that its claim is allocated anew%s",
+			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
 				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
 		}
 		if h.BootID != p.BootID {
@@ -186,14 +187,14 @@ func (w *wait) sleep(h journal.Record, unknown error, released <-chan struct{}) 
 	}
 }
 
-// timeout says what was waited for in vain.
+// timeout returns the error after waiting for a claim's release.
 func (w *wait) timeout(h journal.Record, unknown error) error {
 	if cause := context.Cause(w.ctx); !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
 	why := "which is on its way out (" + w.leaving[h.ClaimUID].Reason + ")"
 	if unknown != nil {
-		why = "of which nothing can be said now (" + unknown.Error() + ")"
+		why = "whose state is unknown (" + unknown.Error() + ")"
 	}
 	return fmt.Errorf("%w: %s, %s, and the kubelet did not unprepare it within %s; this will be tried again. If it lasts, a container of that claim's pod is still running on this node: look for a pod that is stuck in Terminating; if the kubelet has lost its state there is none, and a reboot of the node helps",
 		ErrHeld, describeHolder(h), why, time.Since(w.start).Round(time.Second))
@@ -213,13 +214,13 @@ func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
 		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
-	if err := p.take(ctx, holder.ClaimUID, unused); err != nil {
+	if err := p.withdraw(ctx, holder.ClaimUID, unused); err != nil {
 		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)
 	}
 	return nil
 }
 
-// describeHolder names a holder and what it holds.
+// describeHolder names a holder and its devices.
 func describeHolder(h journal.Record) string {
 	name := h.Namespace + "/" + h.Name
 	if h.Name == "" {

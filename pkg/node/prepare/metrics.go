@@ -26,7 +26,7 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 	}, func() float64 { return float64(j.Len()) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tessera_unreadable_journal_files",
-		Help: "Journal files that could not be read, were put aside and are not settled yet.",
+		Help: "Journal files that could not be read, were renamed, and still affect GPUs.",
 	}, func() float64 { return float64(len(j.Unreadable())) })
 	return &metrics{
 		prepare: f.NewHistogramVec(prometheus.HistogramOpts{

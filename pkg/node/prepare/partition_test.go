@@ -73,15 +73,15 @@ func TestPartitions(t *testing.T) {
 
 func TestGivenIsTold(t *testing.T) {
 	f := newFixture(t, 1)
-	told := map[string]map[gpu.DeviceName]gpu.Given{}
-	f.Given = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
+	told := map[string]map[gpu.DeviceName]gpu.Prepared{}
+	f.OnPrepared = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 		told[c.String()] = devices
 	}
 	mustPrepare(t, f, newClaim("c", part("part", 0, "1g.10gb", 3)))
-	one := gpu.Given{Device: oneSlice(0, 3), Name: "gpu-980fb000-mig-1g10gb-3", Instance: gpu.Instance{
+	one := gpu.Prepared{Device: oneSlice(0, 3), Name: "gpu-980fb000-mig-1g10gb-3", Instance: gpu.Instance{
 		UUID: "MIG-00000001-8a10-0135-bada-13f71feaef21", Profile: "1g.10gb", Placement: gpu.Placement{Start: 3, Size: 1}, GPUInstanceID: 1,
 	}}
-	want := map[string]map[gpu.DeviceName]gpu.Given{"default/c:c": {"gpu-980fb000-mig-1g10gb-3": one}}
+	want := map[string]map[gpu.DeviceName]gpu.Prepared{"default/c:c": {"gpu-980fb000-mig-1g10gb-3": one}}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Errorf("-want +told:\n%s", diff)
 	}
@@ -93,8 +93,8 @@ func TestGivenIsTold(t *testing.T) {
 	}
 }
 
-// TestDestroyedFromOutside: what somebody else destroyed is there again after
-// the next prepare, the next start, or the next look.
+// TestDestroyedFromOutside: a partition that another program destroyed is
+// created again by the next prepare, the next start, or the next mend.
 func TestDestroyedFromOutside(t *testing.T) {
 	c := newClaim("c", part("parts", 0, "1g.10gb", 3), part("parts", 0, "1g.10gb", 4))
 	for name, mend := range map[string]func(*testing.T, *fixture){
@@ -129,12 +129,12 @@ func mustMend(t *testing.T, f *fixture) {
 	}
 }
 
-// TestMendLeavesAlone what lacks nothing, and what lacks something because of a
-// prepare or an unprepare that isn't over.
+// TestMendLeavesAlone checks that Mend skips complete claims, and those with a
+// prepare or an unprepare in progress.
 func TestMendLeavesAlone(t *testing.T) {
 	f := newFixture(t, 1)
 	given := 0
-	f.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) { given++ }
+	f.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) { given++ }
 	mustPrepare(t, f, newClaim("whole", result("gpu", 0)))
 	mustUnprepare(t, f, newClaim("whole"))
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
@@ -275,8 +275,8 @@ func TestUndoFails(t *testing.T) {
 	}
 	f.node.Working = nil
 	mustMend(t, f)
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.Prepared()) != 1 {
-		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.Prepared()))
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.Journal.All()) != 1 {
+		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.Journal.All()))
 	}
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c")
@@ -318,7 +318,7 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 			t.Errorf("got %v, want an error that names the device and the request", err)
 		}
 		f.node.Working = nil
-		if got := len(f.Prepared()); got != 1 || len(f.node.Instances()) != 2 {
+		if got := len(f.Journal.All()); got != 1 || len(f.node.Instances()) != 2 {
 			t.Errorf("%d records, partitions %v", got, f.node.Instances())
 		}
 		mustPrepare(t, f, c)
@@ -326,7 +326,8 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 	})
 }
 
-// TestDestroyRefused: what can't be destroyed stays held until it can.
+// TestDestroyRefused: a partition that can't be destroyed stays held until it
+// can.
 func TestDestroyRefused(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))

@@ -102,7 +102,7 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 	return f
 }
 
-// startContainers runs what looks after the containers of a node.
+// startContainers runs the Containers of a node.
 func startContainers(t testing.TB, node *preparetest.Node) *containers.Containers {
 	t.Helper()
 	c, err := containers.New(node.Marks, func(path string) string { return filepath.Join(node.Root, path) })
@@ -203,7 +203,7 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 	t.Helper()
 	checkHealthy(t, f.node)
 	var got []string
-	for _, r := range f.Prepared() {
+	for _, r := range f.Journal.All() {
 		got = append(got, r.Name)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -217,7 +217,7 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 func checkPartitions(t testing.TB, f *fixture) {
 	t.Helper()
 	held := []gpu.Partition{}
-	for _, r := range f.Prepared() {
+	for _, r := range f.Journal.All() {
 		for _, g := range r.Grants {
 			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID && !slices.Contains(held, p) {
 				held = append(held, p)
@@ -340,7 +340,7 @@ func TestPreparedAnewWithOtherDevices(t *testing.T) {
 	t.Run("in the same boot a container may still use the old ones", func(t *testing.T) {
 		f := newFixture(t, 2)
 		mustPrepare(t, f, old)
-		if _, err := f.Prepare(testContext(t), anew); err == nil || !strings.Contains(err.Error(), "allocated anew") {
+		if _, err := f.Prepare(testContext(t), anew); err == nil || !strings.Contains(err.Error(), "allocated again") {
 			t.Errorf("got %v, want a refusal", err)
 		}
 		mustUnprepare(t, f, old)
@@ -397,7 +397,7 @@ func TestRecover(t *testing.T) {
 	if err := os.Mkdir(f.node.CDI, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Given{preparetest.Device(0): {Device: gpu.Whole{GPU: preparetest.UUID(0)}}}); err != nil {
+	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Prepared{preparetest.Device(0): {Device: gpu.Whole{GPU: preparetest.UUID(0)}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.journal.Close()
@@ -414,7 +414,7 @@ func TestRecover(t *testing.T) {
 	if diff := cmp.Diff([]string{"claim-0", "claim-2"}, specs); diff != "" {
 		t.Errorf("specs (-want +got):\n%s", diff)
 	}
-	if got := len(f.Prepared()); got != 3 {
+	if got := len(f.Journal.All()); got != 3 {
 		t.Errorf("%d records, want all 3", got)
 	}
 	mustUnprepare(t, f, newClaim("claim-1"))

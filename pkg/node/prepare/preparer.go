@@ -19,12 +19,12 @@ import (
 
 // CDI makes a claim's devices known to the container runtime.
 type CDI interface {
-	// Write puts the claim's spec on disk completely (atomically) and returns
-	// the CDI device ids that a container using the device needs: those of what
-	// all claims have in common, and the claim's own. Devices go by the names of
-	// their grants (journal.Grant.Name). It fails, naming the path, if a device node,
-	// a library or a directory in the spec isn't on the host. Idempotent.
-	Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error)
+	// Write puts the claim's spec on disk completely (atomically) and returns the CDI
+	// device ids that a container using the device needs: those that all claims
+	// share, and the claim's own. Devices go by the names of their grants
+	// (journal.Grant.Name). It fails, naming the path, if a device node, a library or
+	// a directory in the spec isn't on the host. Idempotent.
+	Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error)
 	// Remove is idempotent; nil when there is no spec.
 	Remove(claimUID string) error
 	// Claims lists the UIDs of the claims that have a spec on disk.
@@ -39,17 +39,18 @@ type Containers interface {
 	// container can start with the claim. When the context ends first, the error
 	// names the pods and processes that are left; another call goes on waiting.
 	Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error
-	// Forget deletes the claim's mark without waiting. Idempotent.
+	// Forget deletes the claim's mark without waiting, and drops what Ended knows of
+	// the claim. Idempotent.
 	Forget(claimUID string) error
 	// Marks lists the UIDs of the claims that have a mark.
 	Marks() ([]string, error)
 }
 
-// Inventory is what the node has now.
+// Inventory has the node's current devices.
 type Inventory interface {
 	// Device resolves a name to a device and its GPU's facts, of which memory and
-	// MIG profiles tell how much a share has. The error says
-	// what is wrong: no such GPU now, GPU lost, and so on.
+	// MIG profiles tell how much a share has. The error gives the reason: no such
+	// GPU now, GPU lost, and so on.
 	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
 }
 
@@ -115,9 +116,9 @@ type Options struct {
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
-	// Given, which may be nil, is called after a claim with partitions or MPS was
+	// OnPrepared, which may be nil, is called after a claim with partitions or MPS was
 	// given what it has, in a prepare or in a recovery. It must not block.
-	Given func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given)
+	OnPrepared func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared)
 	// Warn, which may be nil, writes a warning event about the claim; reason is one
 	// word in CamelCase. It must not block.
 	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
@@ -132,7 +133,7 @@ type Preparer struct {
 	Options
 	locks *locks
 	calls *calls
-	// releases tells when a claim has given up what it had.
+	// releases wakes waiting prepares when a claim has released its devices.
 	releases *broadcast
 	metrics  *metrics
 }
@@ -142,8 +143,8 @@ func New(o Options) *Preparer {
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
-	if o.Given == nil {
-		o.Given = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Given) {}
+	if o.OnPrepared == nil {
+		o.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) {}
 	}
 	if o.Warn == nil {
 		o.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
@@ -170,8 +171,9 @@ func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context
 // the allocation. When it returns nil, the claim's record is on disk, its
 // partitions exist, what it shares with others is set up, its CDI spec is on disk
 // and the spec's device nodes are on the host. It is idempotent: a partition that
-// somebody has destroyed, or an MPS daemon that somebody has ended, is made again. On an error the claim holds nothing that it did not hold before, unless
-// taking it back failed too; then its record stays for the kubelet's next call.
+// somebody has destroyed, or an MPS daemon that somebody has ended, is created
+// again. On an error the claim holds nothing that it did not hold before, unless
+// rolling back failed too; then its record stays for the kubelet's next call.
 //
 // A device that another claim holds is waited for, if that claim is on its
 // way out, until shortly before the context's deadline; so is the memory of MPS
@@ -198,10 +200,6 @@ func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 	p.metrics.unprepared(start, err)
 	return err
 }
-
-// Prepared returns the records of the claims that hold or look at devices,
-// ordered by claim UID.
-func (p *Preparer) Prepared() []journal.Record { return p.Journal.All() }
 
 // Conditions returns what the journal knows to be wrong with GPUs: a GPU named
 // in an unreadable record is StateUnreadable until the kubelet has prepared
@@ -231,12 +229,12 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	if err != nil {
 		return nil, err
 	}
-	r, before, unlock, err := p.hold(ctx, want)
+	r, before, unlock, err := p.reserve(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	ids, err := p.give(ctx, r, before)
+	ids, err := p.realize(ctx, r, before)
 	if errors.Is(context.Cause(ctx), errUnprepared) {
 		return nil, errUnprepared // the unprepare waits for the lock to take back what there is
 	}
@@ -246,12 +244,12 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	return p.results(r, ids), nil
 }
 
-// hold makes the record durable under the locks of the claim and of the GPUs
-// that it is to hold. The GPUs' are given back then: what follows takes the
-// hardware's time, and the record keeps the devices from others. It returns
-// the record that is in force, whether the claim may have been prepared before,
-// and what gives the claim's lock back.
-func (p *Preparer) hold(ctx context.Context, want journal.Record) (r journal.Record, before bool, unlock func(), _ error) {
+// reserve makes the record durable under the locks of the claim and of the GPUs
+// that it is to hold. Then it unlocks the GPUs: the next steps wait for the
+// hardware, and the record keeps the devices from others. It returns the record
+// that is in force, whether the claim may have been prepared before, and the
+// function that unlocks the claim.
+func (p *Preparer) reserve(ctx context.Context, want journal.Record) (r journal.Record, before bool, unlock func(), _ error) {
 	unlock, unlockGPUs, err := p.lockFree(ctx, want)
 	if err != nil {
 		return r, false, nil, err
@@ -273,7 +271,7 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 	have, again := p.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.BootID {
 		if !slices.EqualFunc(have.Grants, want.Grants, journal.Grant.Same) {
-			return have, true, fmt.Errorf("the claim was allocated anew (%s) while the kubelet still has it prepared with what it had before (%s); this ends when the kubelet unprepares the claim: delete the pod",
+			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeGrants(want.Grants), describeGrants(have.Grants))
 		}
 		return have, true, p.addPods(&have, want.Pods)
@@ -287,7 +285,7 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 		}
 		return want, before, err
 	}
-	p.tellSettled(unreadable)
+	p.notifyRead(unreadable)
 	return want, before, nil
 }
 
@@ -306,12 +304,12 @@ func (p *Preparer) addPods(r *journal.Record, pods []journal.Pod) error {
 	return p.Journal.Put(*r)
 }
 
-// give has the hardware make what the record says, and writes the spec. The
+// realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
-func (p *Preparer) give(ctx context.Context, r journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	devices, err := p.realize(ctx, r)
+func (p *Preparer) realize(ctx context.Context, r journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
+	devices, err := p.makeDevices(ctx, r)
 	if err == nil {
-		err = p.settle(ctx, r)
+		err = p.ensureUnshared(ctx, r)
 	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
@@ -321,46 +319,45 @@ func (p *Preparer) give(ctx context.Context, r journal.Record, before bool) (map
 		return nil, p.undo(ctx, r.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
 	p.Step("prepare.written")
-	p.tellGiven(r, devices)
+	p.notifyPrepared(r, devices)
 	return ids, nil
 }
 
-// tellGiven passes on what a claim was given whose devices' attributes don't say
+// notifyPrepared passes on what a claim was given whose devices' attributes don't say
 // it all.
-func (p *Preparer) tellGiven(r journal.Record, devices map[gpu.DeviceName]gpu.Given) {
+func (p *Preparer) notifyPrepared(r journal.Record, devices map[gpu.DeviceName]gpu.Prepared) {
 	hasNews := func(g journal.Grant) bool { return g.Partition != journal.Partition{} || g.MPS != nil }
 	if slices.ContainsFunc(r.Grants, hasNews) {
-		p.Given(kubeletplugin.NamespacedObject{
+		p.OnPrepared(kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 		}, devices)
 	}
 }
 
-// undo drops what a first prepare has begun. What an earlier prepare of the
-// claim has achieved stays: a container may be using it. The call's context may
-// be over; what it has begun is undone all the same.
+// undo undoes a first prepare. Results of an earlier prepare of the claim stay:
+// a container may be using them. It works even if the call's context has ended.
 func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause error) error {
 	if before {
 		return cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
 	defer cancel()
-	return errors.Join(cause, p.take(ctx, claimUID, unused))
+	return errors.Join(cause, p.withdraw(ctx, claimUID, unused))
 }
 
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// take removes the spec and the mark. When ended has returned nil, it removes
+// withdraw removes the spec and the mark. When ended has returned nil, it removes
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
-func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
+func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
 	p.Journal.SetUnpreparing(claimUID)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.Step("unprepare.removed")
-	r := p.given(claimUID)
+	r := p.lastRecord(claimUID)
 	if err := ended(r); err != nil {
 		return err
 	}
@@ -369,7 +366,7 @@ func (p *Preparer) take(ctx context.Context, claimUID string, ended func(journal
 		return err
 	}
 	p.Step("unprepare.unmarked")
-	if err := p.leave(ctx, r); err != nil {
+	if err := p.leaveShared(ctx, r); err != nil {
 		return err
 	}
 	if err := p.release(ctx, r); err != nil {
@@ -389,13 +386,13 @@ func (p *Preparer) drop(claimUID string) error {
 	}
 	p.Journal.SetStaying(claimUID)
 	p.releases.tell()
-	p.tellSettled(unreadable)
+	p.notifyRead(unreadable)
 	p.Step("unprepare.forgotten")
 	return nil
 }
 
-// tellSettled passes on that an unreadable record was settled.
-func (p *Preparer) tellSettled(before int) {
+// notifyRead reports that an unreadable record was resolved.
+func (p *Preparer) notifyRead(before int) {
 	if len(p.Journal.Unreadable()) != before {
 		p.ConditionsChanged()
 	}
@@ -408,10 +405,10 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.take(ctx, string(c.UID), func(r journal.Record) error { return p.ended(ctx, c, r) })
+	return p.withdraw(ctx, string(c.UID), func(r journal.Record) error { return p.ended(ctx, c, r) })
 }
 
-// results are what the kubelet is told.
+// results returns the answer to the kubelet.
 func (p *Preparer) results(r journal.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Grants))
 	for _, g := range r.Grants {

@@ -13,24 +13,23 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// Recover makes what is on the node agree with the journal again: partitions
-// of prepared claims that are gone are made again, what they share is set up, the
-// CDI specs of all prepared claims, whose directory may have been wiped or whose
-// writing a crash may have cut off, are written, and the specs of claims that have
-// no record removed.
+// Recover makes the node agree with the journal again. It creates missing partitions
+// of prepared claims, sets up their sharing, writes the CDI specs of all prepared
+// claims, whose directory may have been wiped or whose writing a crash may have cut
+// off, and removes the specs of claims that have no record.
 //
 // A claim with partitions or shares that was prepared in an earlier boot has lost
 // them, and its containers have ended; it gets new ones when the kubelet prepares
 // it again.
 //
 // It is for the start, before the plugin registers with the kubelet, and may
-// be called again at any time, for instance when the driver has changed. What
-// is wrong with one claim stops nothing else: the record stays, and the error
-// names all such claims. The plugin goes on after an error.
+// be called again at any time, for instance when the driver has changed. A failure
+// of one claim doesn't stop the others: its record stays, and the error names all
+// such claims. The plugin goes on after an error.
 func (p *Preparer) Recover(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	for _, u := range p.Journal.Unreadable() {
-		logger.Error(u.Err, "A journal file can't be read and was put aside",
+		logger.Error(u.Err, "A journal file can't be read and was renamed",
 			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
 	}
 	return errors.Join(p.restoreAll(ctx, p.Journal.All()), p.sweep(ctx))
@@ -38,9 +37,9 @@ func (p *Preparer) Recover(ctx context.Context) error {
 
 // Mend restores the prepared claims whose CDI spec somebody has removed, or that
 // hold a partition which gone says isn't there any more: the kubelet restarts
-// containers without preparing their claims again. It leaves alone what is being
-// prepared or unprepared, and what waits for the kubelet's next call. It is for
-// calling often: where all is well it lists the CDI directory.
+// containers without preparing their claims again. It skips claims that
+// are being prepared or unprepared, or that wait for the kubelet's next call. It may be
+// called often: if nothing is missing, it only lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
 	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return r.AwaitsKubelet(p.BootID) || p.isBusy(r.ClaimUID) })
 	specs, err := p.CDI.Claims()
@@ -84,7 +83,8 @@ func (p *Preparer) restoreAll(ctx context.Context, records []journal.Record) err
 	return errors.Join(errs...)
 }
 
-// restore sees to the devices and the spec of one prepared claim.
+// restore creates the devices and the spec of one prepared claim again where they
+// are missing.
 func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
 	if err != nil {
@@ -101,7 +101,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if err := p.resolvable(r); err != nil {
 		return err
 	}
-	devices, err := p.realize(ctx, r)
+	devices, err := p.makeDevices(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.Step("recover.written")
-	p.tellGiven(r, devices)
+	p.notifyPrepared(r, devices)
 	return nil
 }
 
@@ -126,7 +126,7 @@ func (p *Preparer) removeSpec(claimUID string) error {
 // now.
 func (p *Preparer) resolvable(r journal.Record) error {
 	for _, g := range r.Grants {
-		if _, err := p.resolve(g.Request, g.Device); err != nil {
+		if _, _, err := p.resolve(g.Request, g.Device); err != nil {
 			return err
 		}
 	}

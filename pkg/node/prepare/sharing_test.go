@@ -45,7 +45,7 @@ func shareOf(request string, n int, profile string, start, count, number int) re
 	return of(request, preparetest.Partition(n, profile, start)+gpu.DeviceName(fmt.Sprintf("-mps%d-%d", count, number)))
 }
 
-// asked is a share with multiple allocations; device is what it is of.
+// asked is a share with multiple allocations; device is the shared device.
 func asked(request string, device gpu.DeviceName, id, memory, threads string) resourceapi.DeviceRequestAllocationResult {
 	r := of(request, device+"-mps")
 	r.ShareID = new(types.UID(id))
@@ -90,8 +90,8 @@ const (
 	gpu1 = "gpu-980fb001"
 )
 
-// TestSharing prepares claims of everything that is shared, twice, and says what
-// their containers find in their environment, by the names of CDI devices.
+// TestSharing prepares claims of everything that is shared, twice, and lists
+// the environment of their containers, by the names of CDI devices.
 func TestSharing(t *testing.T) {
 	const tight = `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10,"defaultPinnedDeviceMemoryLimit":"2Gi"}}`
 	big := preparetest.Partition(0, "3g.40gb", 0)
@@ -221,7 +221,8 @@ func TestSharingRefuses(t *testing.T) {
 	}
 }
 
-// TestClaimsShare: what several claims share stays until the last has left.
+// TestClaimsShare: daemons and settings of several claims stay until the last
+// has left.
 func TestClaimsShare(t *testing.T) {
 	big := preparetest.Partition(0, "3g.40gb", 4)
 	for name, claims := range map[string][]*resourceapi.ResourceClaim{
@@ -295,7 +296,7 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 	if a := <-got; a.err != nil {
 		t.Error(a.err)
 	}
-	mustPrepare(t, f, c) // and again: what it has it has
+	mustPrepare(t, f, c) // and again: it keeps its share
 	checkHeld(t, f, "a", "c")
 	if _, err := f.Prepare(testContext(t), newClaim("d", asked("s", gpu0, "5", "100Gi", "50"))); !errors.Is(err, prepare.ErrHeld) {
 		t.Errorf("more than the GPU has: got %v", err)
@@ -439,8 +440,8 @@ func TestJoinFails(t *testing.T) {
 	checkHeld(t, f, "c")
 }
 
-// TestNotAsItWas: a GPU that isn't as it was before others shared it is given to
-// nobody as a whole; what runs there already stays.
+// TestNotAsItWas: a GPU that isn't as it was before others shared it isn't
+// prepared as a whole for any claim; running daemons stay.
 func TestNotAsItWas(t *testing.T) {
 	f := newFixture(t, 2)
 	c, p := newClaim("c", result("gpu", 0)), newClaim("p", part("p", 1, "3g.40gb", 4))
@@ -472,8 +473,8 @@ func TestLeaveFails(t *testing.T) {
 			t.Errorf("got %v, want %v", err, away)
 		}
 	}
-	if len(f.Prepared()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("%d records, partitions %v, daemons %v", len(f.Prepared()), f.node.Instances(), f.node.Daemons())
+	if len(f.Journal.All()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
+		t.Errorf("%d records, partitions %v, daemons %v", len(f.Journal.All()), f.node.Instances(), f.node.Daemons())
 	}
 	mustMend(t, f) // leaves alone what the kubelet is to unprepare
 	f.sharing.Fail = nil
@@ -490,8 +491,8 @@ func TestLeaveFails(t *testing.T) {
 	checkHeld(t, f)
 }
 
-// TestRecoverShares: what somebody ended is there again; where it can't be, the
-// other claims have theirs.
+// TestRecoverShares: a daemon that was ended runs again; if it can't, other
+// claims keep theirs.
 func TestRecoverShares(t *testing.T) {
 	f := newFixture(t, 2)
 	a, b, c := newClaim("a", share("s", 0, 4, 0)), newClaim("b", shareOf("s", 1, "3g.40gb", 0, 2, 1)), newClaim("c", part("p", 1, "3g.40gb", 4))
@@ -553,8 +554,8 @@ func TestAfterARebootSharesWaitForTheKubelet(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordOfAShare: an unprepare takes down what the device's name
-// tells; other shares stay.
+// TestUnreadableRecordOfAShare: an unprepare stops the daemon that follows from
+// the device's name; other shares stay.
 func TestUnreadableRecordOfAShare(t *testing.T) {
 	for name, alone := range map[string]bool{"alone": true, "beside another": false} {
 		t.Run(name, func(t *testing.T) {
@@ -589,8 +590,8 @@ func damage(t *testing.T, path string) {
 	}
 }
 
-// TestLimitsStayWhileAClaimIsPrepared: what they are computed from changes with
-// the driver, and a claim that is prepared again has what it had.
+// TestLimitsStayWhileAClaimIsPrepared: their inputs change with the driver, and
+// a claim that is prepared again keeps its limits.
 func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", share("s", 0, 4, 0))
@@ -608,14 +609,14 @@ func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 
 func TestSharesAreTold(t *testing.T) {
 	f := newFixture(t, 1)
-	var told []gpu.Given
-	f.Given = func(_ kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Given) {
+	var told []gpu.Prepared
+	f.OnPrepared = func(_ kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 		for _, g := range devices {
 			told = append(told, g)
 		}
 	}
 	mustPrepare(t, f, newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")))
-	want := []gpu.Given{{
+	want := []gpu.Prepared{{
 		Device: gpu.Share{Of: gpu.Whole{GPU: preparetest.UUID(0)}}, Name: gpu0 + "-mps", ShareID: "s1",
 		MPS: &gpu.MPSClient{PipeDir: "/run/tessera/mps/d/" + string(preparetest.UUID(0)) + "--0/pipe", ThreadPercentage: 30, MemoryMiB: []int64{10240}},
 	}}

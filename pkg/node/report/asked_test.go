@@ -11,6 +11,8 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
@@ -18,10 +20,13 @@ import (
 func TestWhatPoliciesAsk(t *testing.T) {
 	s := newServer(t)
 	warm, slices := make(chan map[gpu.UUID]time.Duration, 100), make(chan map[gpu.UUID]string, 100)
+	known := facts.New("node-0")
 	r, err := report.New(report.Config{
-		NodeName: "node-0", REST: s.config(),
-		KeepWarm:   func(keep map[gpu.UUID]time.Duration) { warm <- keep },
-		TimeSlices: func(intervals map[gpu.UUID]string) { slices <- intervals },
+		NodeName: "node-0", REST: s.config(), Facts: known,
+		Seen: func(inv *v1alpha1.GPUInventory) {
+			warm <- inventory.KeepWarm(inv)
+			slices <- inventory.TimeSlices(inv)
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +36,7 @@ func TestWhatPoliciesAsk(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	defer func() { cancel(); s.CloseClientConnections(); <-done }()
-	if err := r.Found(node(h100)); err != nil {
+	if err := known.Found(node(h100)); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[gpu.UUID]string{}, <-slices); diff != "" {

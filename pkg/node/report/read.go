@@ -9,6 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -39,7 +40,7 @@ func Read(nodeName string, hw Hardware, dirs Dirs) (gpu.Node, error) {
 	}
 	for i := range gpus {
 		placeInHost(&gpus[i], dirs.Sys)
-		if dead(gpus[i]) != nil {
+		if facts.Dead(gpus[i]) != nil {
 			continue // it may never have been identified
 		}
 		if missing := missingNode(dirs.Dev, append(ControlNodes(), fmt.Sprintf("nvidia%d", gpus[i].Minor))...); missing != "" {

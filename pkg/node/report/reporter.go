@@ -1,9 +1,7 @@
 package report
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,19 +13,16 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
-// Reasons of the condition Ready.
+// Reasons of the condition Ready, beside those of pkg/node/facts.
 const (
 	// ReasonRegistered: all is well.
 	ReasonRegistered = "Registered"
 	// ReasonNotRegistered: the kubelet hasn't registered the plugin yet.
 	ReasonNotRegistered = "NotRegistered"
-	// ReasonDriverNotFound: the host has no NVIDIA driver (yet).
-	ReasonDriverNotFound = "DriverNotFound"
-	// ReasonNVMLError: the driver is there and doesn't work.
-	ReasonNVMLError = "NVMLError"
 	// ReasonConflicting: another driver serves the GPUs.
 	ReasonConflicting = "Conflicting"
 )
@@ -40,33 +35,30 @@ type Config struct {
 	PluginVersion, BootID string
 	// REST reaches the API server.
 	REST *rest.Config
-	// KeepWarm, which may be nil, is called with how long SharingPolicies want
-	// idle partitions of single GPUs to stay, whenever the inventory is seen. It
-	// must not block.
-	KeepWarm func(map[gpu.UUID]time.Duration)
-	// TimeSlices, which may be nil, is called likewise with the interval of turns
-	// that SharingPolicies want for replicas of single GPUs.
-	TimeSlices func(map[gpu.UUID]string)
-	// Recalled, which may be nil, is called when Remembered returns more GPUs than
-	// before, because the previous plugin's report has been read. It must not block.
+	// Facts are what is reported. The reporter adds what the Node object and the
+	// previous plugin's report say.
+	Facts *facts.Facts
+	// Seen, which may be nil, is called with each newer inventory, in order and not
+	// concurrently. It must not block.
+	Seen func(*v1alpha1.GPUInventory)
+	// Recalled, which may be nil, is called when the previous plugin's report has been
+	// read and Facts.Remembered returns more GPUs because of it. It must not block.
 	Recalled func()
 }
 
-// Reporter holds what is known of the node and keeps its GPUInventory so. Its
-// methods may be called concurrently; none but Run and the Wait ones block.
+// Reporter keeps the node's GPUInventory equal to the facts. Its methods may be
+// called concurrently; none but Run and WaitReported block.
 type Reporter struct {
 	cfg         Config
+	facts       *facts.Facts
 	inventories rest.Interface
 	nodes       rest.Interface
+	dropped     *dropped // of the last write; used by Run alone
+
+	seeing sync.Mutex // held while an inventory that was seen is passed on
 
 	mu           sync.Mutex
 	changed      chan struct{} // closed, and replaced, at each change below
-	known        bool          // node, or why there is none, has been told
-	node         gpu.Node
-	names        *gpu.Names
-	trouble      trouble // empty: the driver works
-	memory       memory
-	challenger   string // which other DRA driver has taken the plugin's name; empty: none
 	registeredAt *metav1.MicroTime
 	self         *corev1.Node           // nil: not seen
 	inventory    *v1alpha1.GPUInventory // nil: none there; the newest seen
@@ -75,10 +67,7 @@ type Reporter struct {
 	reported     bool                   // the object has been equal to the facts
 }
 
-// trouble is why the node has no GPUs to offer.
-type trouble struct{ reason, message string }
-
-// New returns a Reporter that knows nothing yet.
+// New returns a Reporter that has seen nothing yet.
 func New(cfg Config) (*Reporter, error) {
 	inventories, err := inventoryClient(cfg.REST)
 	if err != nil {
@@ -88,147 +77,29 @@ func New(cfg Config) (*Reporter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.KeepWarm == nil {
-		cfg.KeepWarm = func(map[gpu.UUID]time.Duration) {}
-	}
-	if cfg.TimeSlices == nil {
-		cfg.TimeSlices = func(map[gpu.UUID]string) {}
+	if cfg.Seen == nil {
+		cfg.Seen = func(*v1alpha1.GPUInventory) {}
 	}
 	if cfg.Recalled == nil {
 		cfg.Recalled = func() {}
 	}
-	return &Reporter{cfg: cfg, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
+	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
 }
 
-// Found tells the facts. Two GPUs that can't be told apart by name are an
-// error, and then nothing changes.
-func (r *Reporter) Found(node gpu.Node) error {
-	names, err := gpu.NewNames(node.GPUs)
-	if err != nil {
-		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
-	}
-	r.change(func() {
-		r.known, r.node, r.names, r.trouble = true, node, names, trouble{}
-		r.memory.found(node.GPUs)
-	})
-	return nil
-}
-
-// Missing tells that there are no GPUs to offer, and why.
-func (r *Reporter) Missing(reason, message string) {
-	r.change(func() {
-		r.known, r.node, r.names = true, gpu.Node{Name: r.cfg.NodeName}, nil
-		r.trouble = trouble{reason: reason, message: message}
-	})
-}
-
-// Registered tells that the kubelet has registered the plugin just now. It may
-// do so again and again.
+// Registered records that the kubelet has registered the plugin just now. It may
+// be called again.
 func (r *Reporter) Registered() {
 	// As precise as the API is, or what is read back would never be equal.
 	now := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
 	r.change(func() { r.registeredAt = &now })
 }
 
-// Device returns what a device's name stands for and the GPU it is or is part
-// of, as last read. It fails while there is no driver, while another driver
-// serves the GPUs, when the node has no such device, and when the GPU doesn't
-// answer.
-func (r *Reporter) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.names == nil {
-		return nil, gpu.GPU{}, errors.New(r.absence())
-	}
-	if c := r.conflict(); c != "" {
-		return nil, gpu.GPU{}, errors.New(c)
-	}
-	device, err := r.names.Device(name)
-	if err != nil {
-		return nil, gpu.GPU{}, err
-	}
-	for _, g := range r.node.GPUs {
-		if g.UUID == device.Parent() {
-			return device, g, dead(g)
-		}
-	}
-	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now", device.Parent())
-}
-
-// dead says that the GPU doesn't answer. What else may be wrong with a GPU is
-// judged by those who know more of it.
-func dead(g gpu.GPU) error {
-	for _, c := range g.Conditions {
-		if c.Type == gpu.Lost || c.Type == gpu.Unreadable || c.Type == gpu.NotResponding {
-			return fmt.Errorf("GPU %s is %s: %s", g.UUID, c.Type, c.Message)
-		}
-	}
-	return nil
-}
-
-// Trouble returns nil while there are GPUs to serve, or could be.
-func (r *Reporter) Trouble() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.names == nil {
-		return errors.New(r.absence())
-	}
-	return nil
-}
-
-// NoDriver says whether the host has no driver, as far as is known.
-func (r *Reporter) NoDriver() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.trouble.reason == ReasonDriverNotFound
-}
-
-// absence says why there are no devices.
-func (r *Reporter) absence() string {
-	if r.trouble.message != "" {
-		return r.trouble.message
-	}
-	return "the GPUs of this node have not been read yet"
-}
-
-// WaitReported returns nil once the object in the cluster has told the facts
-// at least once.
+// WaitReported returns nil once the object in the cluster has been equal to the
+// facts.
 func (r *Reporter) WaitReported(ctx context.Context) error {
-	return r.wait(ctx, func() bool { return r.reported })
-}
-
-// WaitUnchallenged returns nil once the node has been seen to be served by no
-// other driver.
-func (r *Reporter) WaitUnchallenged(ctx context.Context) error {
-	return r.wait(ctx, func() bool { return r.self != nil && r.conflict() == "" })
-}
-
-// Conflict says which other driver serves the GPUs, and what to do; empty when
-// none is known to.
-func (r *Reporter) Conflict() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.conflict()
-}
-
-// Challenged says which other DRA driver has taken the plugin's name at the
-// kubelet, and what to do; empty when none has.
-func (r *Reporter) Challenged(by string) {
-	r.mu.Lock()
-	same := r.challenger == by
-	r.mu.Unlock()
-	if !same {
-		r.change(func() { r.challenger = by })
-	}
-}
-
-// conflict needs the lock.
-func (r *Reporter) conflict() string { return cmp.Or(conflict(r.self), r.challenger) }
-
-func (r *Reporter) wait(ctx context.Context, holds func() bool) error {
 	for {
 		r.mu.Lock()
-		ok, changed := holds(), r.changed
+		ok, changed := r.reported, r.changed
 		r.mu.Unlock()
 		if ok {
 			return nil
@@ -250,8 +121,21 @@ func (r *Reporter) change(f func()) {
 	r.changed = make(chan struct{})
 }
 
-// saw remembers an inventory unless a newer one is known.
+// saw stores an inventory, and passes it on, unless a newer one is known.
 func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
+	r.seeing.Lock()
+	defer r.seeing.Unlock()
+	// First, because the report may be overwritten once it is stored.
+	if r.facts.Recall(inventory.Node(inv).GPUs, inv.Status.BootID == r.cfg.BootID) {
+		r.cfg.Recalled()
+	}
+	if r.store(inv) {
+		r.cfg.Seen(inv)
+	}
+}
+
+// store returns false if a newer inventory is known, or this one's deletion.
+func (r *Reporter) store(inv *v1alpha1.GPUInventory) (newer bool) {
 	r.change(func() {
 		if inv.UID == r.deleted {
 			return // the answer to a write, overtaken by the word of a deletion
@@ -262,13 +146,9 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 				return
 			}
 		}
-		r.inventory = inv
-		if r.memory.recall(inv, r.cfg.BootID) {
-			r.cfg.Recalled()
-		}
-		r.cfg.KeepWarm(keepWarm(inv))
-		r.cfg.TimeSlices(timeSlices(inv))
+		r.inventory, newer = inv, true
 	})
+	return newer
 }
 
 // sawDeleted remembers that an inventory is gone for good.
@@ -281,27 +161,7 @@ func (r *Reporter) sawDeleted(uid types.UID) {
 	})
 }
 
-func keepWarm(inv *v1alpha1.GPUInventory) map[gpu.UUID]time.Duration {
-	keep := map[gpu.UUID]time.Duration{}
-	for _, g := range inv.Spec.GPUs {
-		if g.KeepWarm != nil && g.KeepWarm.Duration > 0 {
-			keep[gpu.UUID(g.UUID)] = g.KeepWarm.Duration
-		}
-	}
-	return keep
-}
-
-func timeSlices(inv *v1alpha1.GPUInventory) map[gpu.UUID]string {
-	intervals := map[gpu.UUID]string{}
-	for _, g := range inv.Spec.GPUs {
-		if g.TimeSlice != "" {
-			intervals[gpu.UUID(g.UUID)] = string(g.TimeSlice)
-		}
-	}
-	return intervals
-}
-
-// resourceNVIDIA is what NVIDIA's device plugin offers GPUs as.
+// resourceNVIDIA is the resource name of GPUs of NVIDIA's device plugin.
 const resourceNVIDIA = corev1.ResourceName("nvidia.com/gpu")
 
 // conflict says that a device plugin serves the node's GPUs. Extended

@@ -9,10 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
@@ -27,21 +29,29 @@ func node(gpus ...gpu.GPU) gpu.Node {
 	return gpu.Node{Name: "node-0", DriverVersion: "580.159.04", CUDADriverVersion: "13.0", GPUs: gpus}
 }
 
+// reporting is a reporter, its reports and what it has logged.
+type reporting struct {
+	*report.Reporter
+	*facts.Facts
+	logged func() string
+}
+
 // start runs a reporter until the test ends, or stop is called.
-func start(t *testing.T, s *server) (r *report.Reporter, stop func()) {
+func start(t *testing.T, s *server) (r reporting, stop func()) {
 	t.Helper()
 	return startWith(t, report.Config{BootID: "boot", REST: s.config()})
 }
 
-func startWith(t *testing.T, cfg report.Config) (r *report.Reporter, stop func()) {
+func startWith(t *testing.T, cfg report.Config) (r reporting, stop func()) {
 	t.Helper()
-	cfg.NodeName, cfg.PluginVersion = "node-0", "v1"
-	r, err := report.New(cfg)
+	cfg.NodeName, cfg.PluginVersion, cfg.Facts = "node-0", "v1", facts.New("node-0")
+	reporter, err := report.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, ctx := ktesting.NewTestContext(t)
-	ctx, cancel := context.WithCancel(ctx)
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	r = reporting{Reporter: reporter, Facts: cfg.Facts, logged: logger.GetSink().(ktesting.Underlier).GetBuffer().String}
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -159,9 +169,9 @@ func TestReport(t *testing.T) {
 	}
 	eventually(t, s, "a lost GPU", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
 
-	r.Missing(report.ReasonDriverNotFound, "no driver under /")
+	r.Missing(facts.ReasonDriverNotFound, "no driver under /")
 	eventually(t, s, "a driver that went away", func(inv *v1alpha1.GPUInventory) bool {
-		return ready(report.ReasonDriverNotFound)(inv) && inv.Status.GPUCount == 0
+		return ready(facts.ReasonDriverNotFound)(inv) && inv.Status.GPUCount == 0
 	})
 }
 
@@ -287,52 +297,6 @@ func TestDevicePlugin(t *testing.T) {
 	if _, _, err := r.Device("gpu-980fb007"); err != nil {
 		t.Error(err)
 	}
-}
-
-func TestDevice(t *testing.T) {
-	s := newServer(t)
-	r, err := report.New(report.Config{NodeName: "node-0", REST: s.config()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := r.Device("gpu-980fb007"); err == nil {
-		t.Error("handed out a GPU before the GPUs were read")
-	}
-	lost := h100
-	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
-	for name, tc := range map[string]struct {
-		tell   func() error
-		device gpu.DeviceName
-		want   string // in the error; empty: none
-	}{
-		"there":   {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
-		"another": {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
-		"lost":    {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
-		"no driver": {
-			tell:   func() error { r.Missing(report.ReasonDriverNotFound, "no driver under /"); return nil },
-			device: "gpu-980fb007", want: "no driver under /",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := tc.tell(); err != nil {
-				t.Fatal(err)
-			}
-			_, _, err := r.Device(tc.device)
-			if got := errorText(err); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
-		})
-	}
-	if err := r.Found(node(h100, h100)); err == nil {
-		t.Error("two GPUs of one UUID were accepted")
-	}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func TestConditionsKeepTheirTime(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
 // Run keeps the object equal to the facts until ctx ends; it always returns
@@ -44,24 +45,26 @@ func (r *Reporter) keep(ctx context.Context) {
 		r.mu.Lock()
 		changed := r.changed
 		r.mu.Unlock()
+		_, factsChanged := r.facts.State()
 		var retry <-chan time.Time
 		if err := r.reconcile(ctx); err != nil {
 			klog.FromContext(ctx).Info("GPUInventory not written, trying again", "node", r.cfg.NodeName, "after", pause, "err", err)
 			retry = time.After(pause)
 			pause = min(2*pause, retryLast)
-			changed = nil // don't turn a failing server's answers into a storm
+			changed, factsChanged = nil, nil // don't turn a failing server's answers into a storm
 		} else {
 			pause = retryFirst
 		}
 		select {
 		case <-changed:
+		case <-factsChanged:
 		case <-retry:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// reconcile makes the object tell the facts, with one write at most.
+// reconcile writes the facts to the object, with at most one request.
 func (r *Reporter) reconcile(ctx context.Context) error {
 	have, want, err := r.compare()
 	if err != nil || want == nil {
@@ -74,7 +77,7 @@ func (r *Reporter) reconcile(ctx context.Context) error {
 		}
 		want.ObjectMeta = have.ObjectMeta
 	}
-	if !equality.Semantic.DeepEqual(have.Status, want.Status) {
+	if !equality.Semantic.DeepEqual(have.Status, want.Status) && !r.dropped.covers(have.Status, want.Status) {
 		return r.update(ctx, want)
 	}
 	r.markReported()
@@ -86,7 +89,8 @@ func (r *Reporter) reconcile(ctx context.Context) error {
 func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.known || !r.synced || r.trouble.reason == "" && !r.memory.mayReplace() {
+	known, _ := r.facts.State()
+	if !known.Known || !known.Complete || !r.synced {
 		return nil, nil, nil
 	}
 	if r.inventory == nil {
@@ -97,43 +101,40 @@ func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
 	} else {
 		want = r.inventory.DeepCopy()
 	}
-	r.fill(want)
+	r.fill(want, known)
 	return r.inventory, want, nil
 }
 
 // fill writes the facts into the object; needs the lock.
-func (r *Reporter) fill(inv *v1alpha1.GPUInventory) {
+func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 	s := &inv.Status
-	inventory.SetFacts(s, r.node)
-	inventory.Stamp(s, metav1.Now())
+	inventory.SetFacts(s, known.Node)
+	// As precise as the API is, or the stored time would differ from the sent one.
+	now := metav1.Now().Rfc3339Copy()
+	inventory.Stamp(s, now)
 	s.BootID, s.PluginVersion = r.cfg.BootID, r.cfg.PluginVersion
 	if r.registeredAt != nil {
 		s.RegisteredAt = r.registeredAt
 		s.PublishResponse = inv.Spec.PublishRequest
 	}
-	if ready := r.ready(s); ready != nil {
+	if ready := r.ready(s, known); ready != nil {
+		ready.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, *ready)
 	}
-	if c := r.conflicting(); c.Status == metav1.ConditionTrue || !contested(s) {
+	if c := conflicting(known); c.Status == metav1.ConditionTrue || !s.HasForeignSlices() {
+		c.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, c)
 	}
 }
 
-// contested reports whether the controller has seen another driver publish
-// this node's GPUs. It is the controller that takes that back.
-func contested(s *v1alpha1.GPUInventoryStatus) bool {
-	c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionConflicting)
-	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == v1alpha1.ReasonForeignSlices
-}
-
 // ready returns nil while there is nothing new to say: between the start of a
 // plugin and its registration, what its predecessor said stays.
-func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
+func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus, known facts.State) *metav1.Condition {
 	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
-	case r.trouble.reason != "":
-		c.Reason, c.Message = r.trouble.reason, r.trouble.message
-	case r.conflict() != "" || contested(s):
+	case known.Trouble.Reason != "":
+		c.Reason, c.Message = known.Trouble.Reason, known.Trouble.Message
+	case known.Conflict() != "" || s.HasForeignSlices():
 		c.Reason, c.Message = ReasonConflicting, "see condition Conflicting"
 	case r.registeredAt != nil:
 		c.Status, c.Reason = metav1.ConditionTrue, ReasonRegistered
@@ -146,14 +147,14 @@ func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus) *metav1.Condition {
 	return c
 }
 
-// conflicting needs the lock.
-func (r *Reporter) conflicting() metav1.Condition {
+// conflicting returns the condition Conflicting, as far as this node can tell.
+func conflicting(known facts.State) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoOtherDriver,
 		Message: "no other driver offers this node's GPUs"}
-	if message := conflict(r.self); message != "" {
+	if message := known.DevicePlugin; message != "" {
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DevicePlugin", message
-	} else if r.challenger != "" {
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DRADriver", r.challenger
+	} else if known.DRADriver != "" {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "DRADriver", known.DRADriver
 	}
 	return c
 }
@@ -194,6 +195,7 @@ func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error
 	if err != nil {
 		return fmt.Errorf("write status of GPUInventory %s: %w", inv.Name, err)
 	}
+	r.noteDropped(ctx, inv.Status, written.Status)
 	r.saw(written)
 	r.markReported()
 	return nil
@@ -260,7 +262,10 @@ func (r *Reporter) watchNode() cache.Controller {
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    saw,
 			UpdateFunc: func(_, obj any) { saw(obj) },
-			DeleteFunc: func(any) { r.change(func() { r.self = nil }) },
+			DeleteFunc: func(any) {
+				r.facts.SawNode(false, "")
+				r.change(func() { r.self = nil })
+			},
 		},
 		Transform: strip,
 	})
@@ -286,6 +291,7 @@ func (r *Reporter) sawNode(node *corev1.Node) {
 	same := r.self != nil && r.self.UID == node.UID && conflict(r.self) == conflict(node)
 	r.mu.Unlock()
 	if !same {
+		r.facts.SawNode(true, conflict(node))
 		r.change(func() { r.self = node })
 	}
 }

@@ -32,9 +32,11 @@ type server struct {
 	told      []told
 	writes    int
 	away      bool
+	drop      func(*v1alpha1.GPUInventoryStatus) // what the server doesn't store; nil: stores all
 }
 
-// told is an event, for watches that begin after it at a version before it.
+// told is a past event. A watch that starts later from an earlier version must
+// still receive it.
 type told struct {
 	resource string
 	version  int
@@ -216,6 +218,9 @@ func (s *server) answer(w http.ResponseWriter, r *http.Request, resource string)
 			return
 		}
 		inv.Spec = s.inventory.Spec
+		if s.drop != nil {
+			s.drop(&inv.Status)
+		}
 		s.write(w, "MODIFIED", inv)
 	}
 }

@@ -126,8 +126,10 @@ func (m *Manager) awaitOpen(ctx context.Context, name string) error {
 }
 
 // server is the process id of the MPS server that has the whole GPU, as the
-// supervisor says; 0 where none is known. Needs the lock.
+// supervisor says; 0 where none is known.
 func (m *Manager) server(uuid gpu.UUID) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, s := range m.found {
 		if s.Phase == mps.Running && slices.Contains(s.Devices, uuid) {
 			return s.ServerPID
@@ -136,26 +138,27 @@ func (m *Manager) server(uuid gpu.UUID) int {
 	return 0
 }
 
-// sawMode notes that the GPU's compute mode is the one that claims need.
-func (m *Manager) sawMode(uuid gpu.UUID) {
+// sawMode notes that the GPU's compute mode was the one that claims need while it had
+// this MPS server.
+func (m *Manager) sawMode(uuid gpu.UUID, server int) {
 	m.mu.Lock()
-	m.modeSeen[uuid] = m.server(uuid)
+	m.modeSeen[uuid] = server
 	m.mu.Unlock()
 	m.setOthersMode(uuid, "")
 }
 
 // servedAll reports whether the GPU has had the same MPS server since its compute
-// mode was seen to be right. Then it was not reset, which takes the mode away and
-// needs the server to be gone.
+// mode was seen to be right, and has it now. Then it was not reset, which takes the
+// mode away and needs the server to be gone.
 func (m *Manager) servedAll(uuid gpu.UUID) bool {
+	now := m.server(uuid)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, seen := m.server(uuid), m.modeSeen[uuid]
-	return now != 0 && (seen == 0 || seen == now)
+	return m.current && now != 0 && m.modeSeen[uuid] == now
 }
 
-// setOthersMode records the compute mode that somebody else has set; empty if
-// nobody has.
+// setOthersMode records the compute mode that another program has set; empty if
+// none has.
 func (m *Manager) setOthersMode(uuid gpu.UUID, message string) {
 	m.mu.Lock()
 	same := m.othersMode[uuid] == message

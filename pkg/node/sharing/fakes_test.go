@@ -20,7 +20,7 @@ const (
 	gpu1 = gpu.UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
 )
 
-// machine is what lies under a Manager and outlives it: the supervisor, the
+// machine has the parts under a Manager that outlive it: the supervisor, the
 // GPUs' settings and nvidia-smi. It notes what must never be.
 type machine struct {
 	mu        sync.Mutex
@@ -114,7 +114,7 @@ func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
 			}
 		}
 		if have, ok := m.daemons[d.Name]; ok && !slices.Equal(have.Devices, d.Devices) {
-			m.wrong("daemon %s is started anew on other devices: %v, it has %v", d.Name, d.Devices, have.Devices)
+			m.wrong("daemon %s is restarted with other devices: %v, it has %v", d.Name, d.Devices, have.Devices)
 		}
 		m.daemons[d.Name] = s
 	})
@@ -217,10 +217,12 @@ func (m *machine) Watch(ctx context.Context, f func([]mps.State)) error {
 	}
 }
 
-func (m *machine) remains() ([]string, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Collect(maps.Keys(m.daemons)), nil
+func (m *machine) remains() ([]mps.Daemon, error) {
+	var all []mps.Daemon
+	for _, s := range m.states() {
+		all = append(all, s.Daemon)
+	}
+	return all, nil
 }
 
 func (m *machine) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {

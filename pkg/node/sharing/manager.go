@@ -3,14 +3,12 @@ package sharing
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -21,7 +19,7 @@ import (
 )
 
 // Daemons runs MPS daemons (*mps.Client). Errors wrap mps.ErrUnavailable where
-// nobody answers.
+// the supervisor does not answer.
 type Daemons interface {
 	Ensure(ctx context.Context, d mps.Daemon) (mps.State, error)
 	Stop(ctx context.Context, name string) error
@@ -30,7 +28,7 @@ type Daemons interface {
 	Watch(ctx context.Context, f func([]mps.State)) error
 }
 
-// Hardware is what is done to GPUs (*nvml.Session). Errors wrap the sentinels of
+// Hardware reads and sets compute modes (*nvml.Session). Errors wrap the sentinels of
 // pkg/nvml.
 type Hardware interface {
 	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
@@ -41,31 +39,34 @@ type Hardware interface {
 // it says that it failed.
 type SMI func(ctx context.Context, args ...string) (string, error)
 
-// Options are what a Manager is built from.
+// Options configure a Manager.
 type Options struct {
 	Journal *journal.Journal
 	Daemons Daemons
-	// BootID of the running kernel. What records of other boots tell of is gone.
+	// BootID of the running kernel. Daemons and settings of other boots are gone.
 	BootID string
-	// ExclusiveProcess has GPUs with an MPS daemon in that compute mode, so that a
-	// process that isn't the daemon's client can't use them.
+	// ExclusiveProcess puts GPUs with an MPS daemon into that compute mode, so that
+	// only clients of the daemon can use them.
 	ExclusiveProcess bool
-	// Remains are the names of the daemons that the supervisor has left something
-	// of, for when it doesn't answer: what isn't among them doesn't run. nil where
-	// that can't be told.
-	Remains func() ([]string, error)
+	// Remains lists the daemons whose directories exist; one whose record can't be read
+	// without devices. While the supervisor doesn't answer, it shows which daemons can't
+	// be running. nil if there is no such list.
+	Remains func() ([]mps.Daemon, error)
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
+	// Warn, which may be nil, is called when the clients of a claim's MPS daemon fail or
+	// wait: once for each claim until the daemon has a server again. It must not block.
+	Warn func(claim journal.Record, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
 }
 
-// Manager has GPUs shared. Its methods may be called from everywhere at once;
-// those that wait for a GPU's lock stop waiting when their context ends.
+// Manager sets up and takes down the sharing of GPUs. Its methods may be called
+// concurrently; a wait for a GPU's lock ends with the context.
 type Manager struct {
 	Options
 	// GPUs have a lock each, of which several are taken in ascending order, and
@@ -74,6 +75,8 @@ type Manager struct {
 	daemonLocks keylock.Locks[string]
 	agenda      *agenda.Agenda[gpu.UUID]
 	metrics     *metrics
+	// orphaned wakes stopFoundOrphans.
+	orphaned chan struct{}
 
 	// use is held for reading by every operation on the hardware.
 	use sync.RWMutex
@@ -81,25 +84,30 @@ type Manager struct {
 	smi SMI
 
 	mu sync.Mutex
-	// found are the daemons that the supervisor has told of, by name; listed says
-	// that it has told of all.
+	// found are the daemons that the supervisor has reported, by name; listed is set
+	// when it has reported all.
 	found  map[string]mps.State
 	listed bool
-	// instances are the MIG devices that partitions are, as Join was told.
+	// current is unset while the supervisor doesn't report changes.
+	current bool
+	// instances are the MIG devices of partitions, from Join.
 	instances map[gpu.Partition]gpu.UUID
-	// intervals are what policies want of replicas; nil while that isn't known.
+	// intervals are the intervals that policies set for replicas; nil before the first
+	// call of SetTimeSlices.
 	intervals map[gpu.UUID]string
 	// set are the intervals that are known to be in effect.
 	set map[gpu.UUID]string
 	// recheck are the GPUs whose interval is to be read again.
 	recheck map[gpu.UUID]bool
-	// unsupported says why a GPU's interval can't be set.
+	// unsupported has the reason why a GPU's interval can't be set.
 	unsupported map[gpu.UUID]string
-	// closed are the daemons that clients don't find, or didn't just now.
+	// warned are the claims that Warn was called for, by daemon in trouble and UID.
+	warned map[string]map[string]bool
+	// closed are the daemons that clients can't find, or couldn't until just now.
 	closed    map[string]closure
 	closedFor time.Duration
-	// modeSeen is the MPS server that a GPU had when its compute mode was last seen to
-	// be right; othersMode says what somebody else has set it to.
+	// modeSeen is the MPS server of a GPU when its compute mode was last verified;
+	// othersMode has a message if somebody else has set another mode.
 	modeSeen   map[gpu.UUID]int
 	othersMode map[gpu.UUID]string
 }
@@ -112,22 +120,24 @@ func New(o Options) *Manager {
 	if o.ConditionsChanged == nil {
 		o.ConditionsChanged = func() {}
 	}
+	if o.Warn == nil {
+		o.Warn = func(journal.Record, string, string) {}
+	}
 	if o.Remains == nil {
-		o.Remains = func() ([]string, error) { return nil, errors.ErrUnsupported }
+		o.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast),
+		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), orphaned: make(chan struct{}, 1),
 		found: map[string]mps.State{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
-		closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
+		warned: map[string]map[string]bool{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
 	m.metrics = newMetrics(o.Registerer, m)
 	return m
 }
 
-// SetHardware says what the GPUs are reached through; nil while there is no
-// driver. It waits for the operations under way, so that what was set before
-// may be closed after it.
+// SetHardware sets the access to the GPUs; nil while there is no driver. It waits for
+// operations in progress, so the caller may close the former access afterwards.
 func (m *Manager) SetHardware(hw Hardware, smi SMI) {
 	m.use.Lock()
 	defer m.use.Unlock()
@@ -135,9 +145,9 @@ func (m *Manager) SetHardware(hw Hardware, smi SMI) {
 	m.change(func() { clear(m.set); clear(m.unsupported); clear(m.modeSeen); clear(m.othersMode) }) // it may be another driver
 }
 
-// SetTimeSlices says which interval policies want for replicas of a GPU; the
-// default where nothing is said. It takes effect on replicas that claims have now,
-// too. Before the first call, nothing is changed for their sake.
+// SetTimeSlices sets the interval for replicas of each GPU, as policies say; a GPU
+// that isn't in the map has the default. It applies to replicas that claims have
+// already, too. Before the first call, no interval of replicas is changed.
 func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	m.mu.Lock()
 	changed := m.intervals == nil || !maps.Equal(intervals, m.intervals)
@@ -154,17 +164,17 @@ func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 		m.intervals = make(map[gpu.UUID]string, len(intervals))
 		maps.Copy(m.intervals, intervals)
 	})
-	p := m.plan()
+	p := m.planNow()
 	for uuid := range p.replicas {
 		m.agenda.At(uuid, time.Now())
 	}
 }
 
-// Conditions returns what is wrong with what GPUs are shared through: a daemon
-// that claims need and that doesn't run, or an interval that can't be set. None
-// of it keeps a GPU from being used.
+// Conditions returns the problems with sharing, by GPU: a daemon that claims need
+// and that doesn't run, a compute mode that somebody else has set, or an interval
+// that can't be set. None of them blocks the GPU.
 func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
-	p := m.plan()
+	p := m.planNow()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.conditions(&p)
@@ -191,24 +201,10 @@ func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
 	return all
 }
 
-// trouble says why clients of a daemon that claims need fail or wait; empty where
-// they don't, and while it is started for the first time.
-func trouble(s mps.State) string {
-	switch {
-	case s.Phase == mps.Running && s.Trouble != "":
-		return fmt.Sprintf("MPS daemon %s runs, and its clients may wait or fail: %s. It is left alone, for there may be clients that compute; "+
-			"if it stays like this, delete the pods that share the GPU: the daemon ends with the last of them", s.Name, s.Trouble)
-	case s.Phase == mps.Failed, s.Phase == mps.Starting && s.Restarts > 0:
-		return fmt.Sprintf("MPS daemon %s has ended; the supervisor starts it again: %s", s.Name, s.Message)
-	default:
-		return ""
-	}
-}
-
-// change changes what the Manager knows, and passes on if that changes the
+// change calls f with the lock held, and ConditionsChanged if that has changed the
 // conditions.
 func (m *Manager) change(f func()) {
-	p := m.plan()
+	p := m.planNow()
 	m.mu.Lock()
 	before := m.conditions(&p)
 	f()
@@ -224,9 +220,14 @@ func (m *Manager) change(f func()) {
 // of, partitions, with their instances. It returns the directories by which
 // containers reach the daemon of each device whose grant has MPS. Idempotent.
 //
-// After an error, what was set up is known, and taken down by Leave or Run.
-func (m *Manager) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+// After an error, Leave or Run takes down the part that was set up.
+func (m *Manager) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	m.remember(r, given)
+	for _, uuid := range r.GPUs() {
+		if err := m.knowRemains(ctx, uuid); err != nil {
+			return nil, err
+		}
+	}
 	groups := m.groups(r)
 	clients, errs := make([]map[gpu.DeviceName]*gpu.MPSClient, len(groups)), make([]error, len(groups))
 	var wg sync.WaitGroup
@@ -249,8 +250,28 @@ func (m *Manager) Join(ctx context.Context, r journal.Record, given map[gpu.Devi
 	return all, nil
 }
 
-// remember keeps which instances the claim's partitions are.
-func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Given) {
+// EnsureUnshared stops the daemons that no claim needs on the GPUs, and restores
+// settings that no claim needs. It is for GPUs that one claim gets as a whole.
+func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
+	for _, uuid := range uuids {
+		if err := m.knowRemains(ctx, uuid); err != nil {
+			return err
+		}
+	}
+	touched := m.touched()
+	errs := make([]error, len(uuids))
+	var wg sync.WaitGroup
+	for i, uuid := range uuids {
+		if touched[uuid] {
+			wg.Go(func() { errs[i] = m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) }) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// remember stores the instances of the claim's partitions.
+func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Prepared) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, g := range r.Grants {
@@ -260,7 +281,7 @@ func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Given)
 	}
 }
 
-// Leave takes down what no claim needs any more on the GPUs of a record that is
+// Leave takes down everything that no claim needs on the GPUs of a record that is
 // leaving (journal.SetLeaving). When it returns nil, no process of an MPS daemon
 // that only leaving claims had is left on their partitions. Of one on whole GPUs
 // the end has begun; Run puts the compute mode back after it, and Join and
@@ -288,7 +309,10 @@ func (m *Manager) Leave(ctx context.Context, r journal.Record) error {
 // AwaitEnds returns when no daemon is on the GPU as a whole any more that no claim
 // needs.
 func (m *Manager) AwaitEnds(ctx context.Context, uuid gpu.UUID) error {
-	p := m.plan()
+	if err := m.knowRemains(ctx, uuid); err != nil {
+		return err
+	}
+	p := m.planNow()
 	m.mu.Lock()
 	var ending bool
 	for name, s := range m.found {
@@ -301,9 +325,8 @@ func (m *Manager) AwaitEnds(ctx context.Context, uuid gpu.UUID) error {
 	return m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.stopUnwanted(ctx) })
 }
 
-// groups are the GPUs of a record, those that one daemon has together together;
-// each group in ascending order. GPUs on which there is nothing to do are left
-// out.
+// groups returns the GPUs of a record, those of one daemon in one group; each group
+// is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r journal.Record) [][]gpu.UUID {
 	own := plan{daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
 	own.add(r)
@@ -323,8 +346,8 @@ func (m *Manager) groups(r journal.Record) [][]gpu.UUID {
 	return groups
 }
 
-// touched are the GPUs that have, or may have, daemons of ours that nobody needs
-// or settings that aren't as they were found.
+// touched returns the GPUs that have, or may have, daemons that no claim needs or
+// settings that were changed.
 func (m *Manager) touched() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
 	for _, s := range m.Journal.AllSettings() {
@@ -333,7 +356,7 @@ func (m *Manager) touched() map[gpu.UUID]bool {
 	for _, u := range m.Journal.UnreadableSettings() {
 		uuids[u.GPU] = true
 	}
-	p := m.plan()
+	p := m.planNow()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, s := range m.found {
@@ -346,8 +369,8 @@ func (m *Manager) touched() map[gpu.UUID]bool {
 	return uuids
 }
 
-// gpusOf are the GPUs that a daemon has something of, as far as that is known;
-// needs the lock.
+// gpusOf returns the GPUs that a daemon uses, as far as they are known. Needs the
+// lock.
 func (m *Manager) gpusOf(d mps.Daemon) []gpu.UUID {
 	uuids := slices.Clone(d.Devices)
 	for p, mig := range m.instances {
@@ -356,147 +379,4 @@ func (m *Manager) gpusOf(d mps.Daemon) []gpu.UUID {
 		}
 	}
 	return uuids
-}
-
-// supervisorWithin bounds the wait for a supervisor that isn't needed just now.
-const supervisorWithin = 5 * time.Second
-
-// Recover takes down what a crash has left and nobody needs: daemons, and
-// settings that aren't as they were found; records of other boots are dropped.
-// What claims need is set up by their Joins. It is for the start and for the
-// arrival of a driver. What fails on one GPU stops nothing else; Run tries it
-// again.
-func (m *Manager) Recover(ctx context.Context) error {
-	err := m.dropOld()
-	if listErr := m.list(ctx); listErr != nil {
-		if !m.needsSupervisor() {
-			klog.FromContext(ctx).V(2).Info("No MPS supervisor, and nothing that needs one", "err", listErr)
-		} else {
-			err = errors.Join(err, listErr)
-		}
-	}
-	return errors.Join(err, m.stopOrphans(ctx), m.tidyAll(ctx))
-}
-
-// LeaveHost takes down all that no claim needs; it is for when the plugin ends
-// and nothing is prepared. Without a supervisor the settings are put back all the
-// same.
-func (m *Manager) LeaveHost(ctx context.Context) error {
-	if err := m.list(ctx); err != nil {
-		if !m.nothingRemains(err) {
-			klog.FromContext(ctx).Error(err, "MPS daemons that nobody needs may stay")
-		}
-		m.mu.Lock()
-		m.listed = true // as far as can be known
-		m.mu.Unlock()
-	}
-	return errors.Join(m.dropOld(), m.stopOrphans(ctx), m.tidyAll(ctx))
-}
-
-// dropOld drops what is remembered of other boots: the driver has forgotten it.
-func (m *Manager) dropOld() error {
-	var errs []error
-	for _, s := range m.Journal.AllSettings() {
-		if s.BootID != m.BootID {
-			errs = append(errs, m.Journal.DeleteSettings(s.GPU))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// list asks the supervisor for all daemons.
-func (m *Manager) list(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, supervisorWithin)
-	defer cancel()
-	var states []mps.State
-	err := m.call("list", func() (err error) {
-		states, err = m.Daemons.List(ctx)
-		return err
-	})
-	if err == nil {
-		m.saw(states)
-	}
-	return err
-}
-
-// saw takes in what the supervisor says that it has.
-func (m *Manager) saw(states []mps.State) {
-	p := m.plan()
-	m.change(func() {
-		was, first := maps.Clone(m.found), !m.listed
-		m.listed = true
-		clear(m.found)
-		for _, s := range states {
-			m.found[s.Name] = s
-		}
-		m.trackAll(&p, was, first)
-	})
-	m.planClosures(&p)
-}
-
-// sawOne takes in what the supervisor says of one daemon.
-func (m *Manager) sawOne(name string, s mps.State) {
-	p := m.plan()
-	m.change(func() {
-		if m.ExclusiveProcess && p.hasWholeOf(name) {
-			m.track(name, m.found[name], s)
-		}
-		m.found[name] = s
-	})
-	m.planClosures(&p)
-}
-
-// needsSupervisor says whether claims need daemons, or a GPU's compute mode
-// tells that there may be one.
-func (m *Manager) needsSupervisor() bool {
-	p := m.plan()
-	return len(p.daemons) > 0 || slices.ContainsFunc(m.Journal.AllSettings(), func(s journal.Settings) bool { return s.ComputeModeBefore != "" })
-}
-
-// stopOrphans stops the daemons that nobody needs.
-func (m *Manager) stopOrphans(ctx context.Context) error {
-	p := m.plan()
-	var orphans []string
-	m.mu.Lock()
-	for name := range m.found {
-		if !p.wants(name) {
-			orphans = append(orphans, name)
-		}
-	}
-	m.mu.Unlock()
-	errs := make([]error, len(orphans))
-	var wg sync.WaitGroup
-	for i, name := range orphans {
-		wg.Go(func() { errs[i] = m.stop(ctx, name) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// tidyAll looks after all GPUs that something was done to, at once.
-func (m *Manager) tidyAll(ctx context.Context) error {
-	uuids := slices.Collect(maps.Keys(m.touched()))
-	errs := make([]error, len(uuids))
-	var wg sync.WaitGroup
-	for i, uuid := range uuids {
-		wg.Go(func() { errs[i] = m.tidy(ctx, uuid) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// tidy has a GPU as claims need it, as far as is known how. What fails is planned
-// again.
-func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
-	p := m.plan()
-	err := m.visit(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
-	if errors.Is(err, errNoDriver) {
-		return nil // Recover comes with the driver
-	}
-	if err != nil {
-		m.agenda.Failed(uuid)
-		return err
-	}
-	m.agenda.Succeeded(uuid)
-	return nil
 }

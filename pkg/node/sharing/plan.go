@@ -7,14 +7,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// plan is what claims need, by the journal.
+// plan has the daemons and settings that claims need, by the journal.
 type plan struct {
 	daemons map[string]*wanted
 	// slices are the intervals that claims ask for, by GPU.
 	slices map[gpu.UUID]string
 	// replicas are the GPUs that claims have replicas of.
 	replicas map[gpu.UUID]bool
-	// unknown says what claims may need whose records can't be read.
+	// unknown has the needs of claims whose records can't be read.
 	unknown unknown
 }
 
@@ -25,9 +25,11 @@ type wanted struct {
 	bounds  []int64
 	// threads is the upper bound of every client; 0: none.
 	threads int
+	// claims that need it.
+	claims []journal.Record
 }
 
-// unknown is what may be needed for the sake of unreadable records.
+// unknown has the daemons and GPUs that claims with unreadable records may need.
 type unknown struct {
 	all  bool
 	gpus map[gpu.UUID]bool
@@ -35,8 +37,9 @@ type unknown struct {
 	daemons map[string]bool
 }
 
-// plan reads the journal.
-func (m *Manager) plan() plan {
+// planNow reads the journal. Whoever holds the lock of a daemon plans again: a claim may
+// have come or gone while it waited.
+func (m *Manager) planNow() plan {
 	p := plan{
 		daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
 		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
@@ -61,6 +64,7 @@ func (p *plan) add(r journal.Record) {
 		}
 		if name := r.Daemon(g); name != "" {
 			p.addDaemon(name, g)
+			p.daemons[name].addClaim(r)
 		}
 		if g.TimeSlice != "" {
 			p.slices[g.GPU] = g.TimeSlice
@@ -87,6 +91,12 @@ func (p *plan) addDaemon(name string, g journal.Grant) {
 	w.devices, w.bounds = append(w.devices, base), append(w.bounds, g.MPS.MemoryMiB)
 }
 
+func (w *wanted) addClaim(r journal.Record) {
+	if !slices.ContainsFunc(w.claims, func(c journal.Record) bool { return c.ClaimUID == r.ClaimUID }) {
+		w.claims = append(w.claims, r)
+	}
+}
+
 // loosest of two limits; 0 is none.
 func loosest[N int | int64](a, b N) N {
 	if a == 0 || b == 0 {
@@ -104,16 +114,16 @@ func (p *plan) addUnknown(r journal.Record) {
 	}
 }
 
-// wants says whether the daemon is needed, or may be.
+// wants reports whether the daemon is needed, or may be.
 func (p *plan) wants(daemon string) bool {
 	return p.daemons[daemon] != nil || p.unknown.all || p.unknown.daemons[daemon]
 }
 
-// mayUse says whether a claim whose record can't be read may have something of
-// the GPU.
+// mayUse reports whether a claim whose record can't be read may have a device of the
+// GPU.
 func (p *plan) mayUse(uuid gpu.UUID) bool { return p.unknown.all || p.unknown.gpus[uuid] }
 
-// hasWhole says whether claims need a daemon for the whole GPU.
+// hasWhole reports whether claims need a daemon for the whole GPU.
 func (p *plan) hasWhole(uuid gpu.UUID) bool {
 	for _, w := range p.daemons {
 		if slices.Contains(w.devices, gpu.Device(gpu.Whole{GPU: uuid})) {
@@ -123,7 +133,7 @@ func (p *plan) hasWhole(uuid gpu.UUID) bool {
 	return false
 }
 
-// hasWholeOf says whether claims need the daemon, and it is one of whole GPUs.
+// hasWholeOf reports whether claims need the daemon, and it is one of whole GPUs.
 func (p *plan) hasWholeOf(daemon string) bool {
 	w := p.daemons[daemon]
 	return w != nil && slices.ContainsFunc(w.devices, func(d gpu.Device) bool { _, whole := d.(gpu.Whole); return whole })
@@ -139,8 +149,8 @@ func (w *wanted) gpus() []gpu.UUID {
 	return slices.Compact(uuids)
 }
 
-// together returns the GPUs that have to be looked after at once with a GPU:
-// those that one daemon has together. In ascending order.
+// together returns the GPU and the GPUs that share a daemon with it, in ascending
+// order. One operation handles them all.
 func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
 	group := []gpu.UUID{uuid}
 	for _, w := range p.daemons {
@@ -152,7 +162,7 @@ func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
 	return slices.Compact(group)
 }
 
-// touched are all GPUs that claims need something of, in no order.
+// touched returns all GPUs on which claims need a daemon or a setting.
 func (p *plan) touched() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
 	for _, w := range p.daemons {

@@ -12,44 +12,49 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the time after which Run tries again what
-	// failed; it doubles in between.
+	// retryFirst and retryLast bound the time after which Run retries a failure; it
+	// doubles in between.
 	retryFirst = 2 * time.Second
 	retryLast  = time.Minute
 	// redialFirst and redialLast do so for a supervisor that doesn't answer.
 	redialFirst = time.Second
 	redialLast  = 30 * time.Second
-	// verifyEvery is how often settings are compared with what claims need.
+	// verifyEvery is the interval at which settings are compared with the claims'
+	// needs.
 	verifyEvery = time.Minute
 )
 
-// Run follows what the supervisor says of the daemons, has them as claims need
-// them when it is back, and tries again what failed. It returns when the context
-// has ended and what it began is done.
+// Run watches the supervisor's daemons, applies what claims need when the supervisor
+// answers again, and retries failures. It returns when the context has ended and the
+// operations in progress are done.
 func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.follow(ctx) })
+	wg.Go(func() { m.stopFoundOrphans(ctx) })
 	wg.Go(func() { m.verify(ctx) })
 	m.agenda.Run(ctx, m.sweep)
 }
 
-// follow watches the daemons. The first word of a supervisor that answers again
-// tells what became of them meanwhile.
+// follow watches the daemons. The first report of a supervisor that answers again
+// has the changes in between.
 func (m *Manager) follow(ctx context.Context) {
 	said, pause := "", redialFirst
 	for ctx.Err() == nil {
 		err := m.Daemons.Watch(ctx, func(states []mps.State) {
 			said, pause = "", redialFirst
 			m.saw(states)
-			m.compare(ctx)
+			m.compare()
 		})
+		m.mu.Lock()
+		m.current = false
+		m.mu.Unlock()
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil && err.Error() != said && m.needsSupervisor() {
 			said = err.Error()
-			klog.FromContext(ctx).Error(err, "MPS daemons that claims need are not looked after")
+			klog.FromContext(ctx).Error(err, "Can't watch the MPS daemons that claims need")
 		}
 		select {
 		case <-time.After(pause):
@@ -70,7 +75,7 @@ func (m *Manager) verify(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		p := m.plan()
+		p := m.planNow()
 		for uuid := range p.touched() {
 			m.mu.Lock()
 			m.recheck[uuid] = true
@@ -80,24 +85,52 @@ func (m *Manager) verify(ctx context.Context) {
 	}
 }
 
-// compare has Run look at the GPUs whose daemons aren't those that claims need.
-func (m *Manager) compare(ctx context.Context) {
-	p := m.plan()
+// compare schedules the GPUs whose daemons aren't those that claims need, and the
+// end of daemons that no claim needs. It doesn't block: the next report of the
+// supervisor waits for it.
+func (m *Manager) compare() {
+	p := m.planNow()
 	m.mu.Lock()
-	differ := m.differing(&p)
-	orphans := false
-	for name, s := range m.found {
-		orphans = orphans || !p.wants(name) && s.Phase != mps.Ending
-	}
+	differ, orphans := m.differing(&p), m.orphans(&p)
 	m.mu.Unlock()
 	for _, uuid := range differ {
 		m.agenda.At(uuid, time.Now())
 	}
-	if !orphans {
-		return
+	if len(orphans) > 0 {
+		select {
+		case m.orphaned <- struct{}{}:
+		default:
+		}
 	}
-	if err := m.stopOrphans(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("MPS daemons that nobody needs stay for now", "err", err)
+}
+
+// orphans returns the daemons that no claim needs and that nobody is stopping. Needs
+// the lock.
+func (m *Manager) orphans(p *plan) []string {
+	var names []string
+	for name, s := range m.found {
+		if !p.wants(name) && s.Phase != mps.Ending {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// stopFoundOrphans stops the daemons that compare finds, until ctx ends.
+func (m *Manager) stopFoundOrphans(ctx context.Context) {
+	for {
+		select {
+		case <-m.orphaned:
+		case <-ctx.Done():
+			return
+		}
+		p := m.planNow()
+		m.mu.Lock()
+		names := m.orphans(&p)
+		m.mu.Unlock()
+		if err := m.stopAll(ctx, names); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("MPS daemons that no claim needs can't be stopped now", "err", err)
+		}
 	}
 }
 
@@ -120,6 +153,6 @@ func (m *Manager) differing(p *plan) []gpu.UUID {
 func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {
 	err := m.tidy(ctx, uuid)
 	if err != nil && ctx.Err() == nil && m.agenda.IsNews(uuid) {
-		klog.FromContext(ctx).Error(err, "A GPU isn't as claims need it; it is tried again", "gpu", uuid)
+		klog.FromContext(ctx).Error(err, "Can't apply what claims need to a GPU, retrying", "gpu", uuid)
 	}
 }

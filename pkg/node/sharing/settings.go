@@ -9,12 +9,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// settings is what is remembered of a GPU's settings. Where that can't be read,
-// they count as found as the driver starts with them.
+// settings returns the journal's settings of a GPU. Unreadable ones count as the
+// driver's initial values.
 func (v *visit) settings(uuid gpu.UUID) journal.Settings {
 	if s, ok := v.m.Journal.Settings(uuid); ok && s.BootID == v.m.BootID {
 		return s
@@ -26,8 +27,7 @@ func (v *visit) settings(uuid gpu.UUID) journal.Settings {
 	return s
 }
 
-// save writes what is to be remembered. A GPU whose settings are as they were
-// found has nothing.
+// save writes the settings to the journal, or deletes them if none is changed.
 func (v *visit) save(s journal.Settings) error {
 	if s.ComputeModeBefore == "" && s.TimeSliceBefore == "" {
 		return v.m.Journal.DeleteSettings(s.GPU)
@@ -35,7 +35,7 @@ func (v *visit) save(s journal.Settings) error {
 	return v.m.Journal.PutSettings(s)
 }
 
-// settleMode has the GPU's compute mode as claims need it.
+// settleMode applies the compute mode that claims need.
 func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 	switch {
 	case v.m.ExclusiveProcess && v.plan.hasWhole(uuid):
@@ -55,6 +55,7 @@ func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 // doesn't find the daemon would be that one process, without limits. A mode that
 // somebody else has set stays.
 func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
+	server := v.m.server(uuid) // before the mode is read: a later one may come after a reset
 	mode, err := v.mode(uuid)
 	if errors.Is(err, nvml.ErrNotSupported) {
 		klog.FromContext(ctx).Info("The GPU has no compute modes: processes that aren't clients of its MPS daemon can use it too, without limits", "gpu", uuid)
@@ -67,19 +68,19 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	if v.m.isClosed(&v.plan, uuid) {
 		want = nvml.ComputeProhibited
 	}
-	if left, err := v.leaveMode(s, mode, want); left || err != nil {
+	if left, err := v.leaveMode(ctx, s, mode, want); left || err != nil {
 		return err
 	}
 	if err := v.changeMode(ctx, s, mode, want); err != nil {
 		return err
 	}
-	v.m.sawMode(uuid)
+	v.m.sawMode(uuid, server)
 	return nil
 }
 
 // leaveMode reports whether somebody else has set the mode, so that it stays. The
 // error says that no MPS server can use the GPU in that mode.
-func (v *visit) leaveMode(s journal.Settings, mode, want nvml.ComputeMode) (bool, error) {
+func (v *visit) leaveMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) (bool, error) {
 	uuid := s.GPU
 	switch {
 	case mode == nvml.ComputeProhibited && !s.Closed && want == mode:
@@ -88,17 +89,38 @@ func (v *visit) leaveMode(s journal.Settings, mode, want nvml.ComputeMode) (bool
 		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, uuid)
 	case mode == nvml.ComputeExclusiveThread:
 		return true, nil
-	case mode == nvml.ComputeDefault && s.ComputeModeBefore != "" && v.m.servedAll(uuid):
-		v.m.setOthersMode(uuid, fmt.Sprintf("somebody has set the compute mode of the GPU to %s while MPS clients use it: processes that aren't clients can use it too, without limits; "+
-			"to keep them off again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", mode, uuid))
-		return true, nil
+	case mode != nvml.ComputeDefault || s.ComputeModeBefore == "":
+		return false, nil
+	case !s.OpenedByOthers && v.m.servedAll(uuid):
+		// The last report of the supervisor may be older than the mode that was read.
+		if err := v.m.list(ctx); err != nil {
+			return false, fmt.Errorf("find out who has set compute mode %s: %w", mode, err)
+		}
+	}
+	if s.OpenedByOthers || v.m.servedAll(uuid) {
+		return true, v.leaveOpen(s)
 	}
 	return false, nil
+}
+
+// leaveOpen records that somebody else has set the default mode: with the next MPS
+// server it would look like a reset of the GPU.
+func (v *visit) leaveOpen(s journal.Settings) error {
+	if !s.OpenedByOthers {
+		s.OpenedByOthers, s.Closed = true, false
+		if err := v.save(s); err != nil {
+			return err
+		}
+	}
+	v.m.setOthersMode(s.GPU, fmt.Sprintf("somebody has set the compute mode of the GPU to %s while MPS clients use it: processes that aren't clients can use it too, without limits; "+
+		"to keep them off again: nvidia-smi -i %s -c EXCLUSIVE_PROCESS", nvml.ComputeDefault, s.GPU))
+	return nil
 }
 
 // changeMode writes the compute mode to the journal, then sets it.
 func (v *visit) changeMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) error {
 	remembered := s
+	s.OpenedByOthers = false
 	if s.ComputeModeBefore == "" && mode != want {
 		s.ComputeModeBefore = string(mode)
 	}
@@ -120,7 +142,7 @@ func (v *visit) changeMode(ctx context.Context, s journal.Settings, mode, want n
 		return nil
 	}
 	if s.Closed = false; s.ComputeModeBefore == string(want) {
-		s.ComputeModeBefore = "" // as it was found
+		s.ComputeModeBefore = "" // the original mode
 	}
 	if err := v.save(s); err != nil {
 		return err
@@ -141,10 +163,10 @@ func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 	return mode, err
 }
 
-// putModeBack puts the compute mode back, unless somebody has changed it since.
+// putModeBack restores the compute mode, unless somebody else has changed it since.
 func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
 	if err := v.m.knowDaemons(ctx); err != nil {
-		return err // one may be there that nobody needs, and it goes first
+		return err // a daemon that no claim needs must end first
 	}
 	s := v.settings(uuid)
 	mode, err := v.mode(uuid)
@@ -160,13 +182,61 @@ func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
 		v.m.Step("sharing.modeBack")
 		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
 	}
-	s.ComputeModeBefore, s.Closed = "", false
+	s.ComputeModeBefore, s.Closed, s.OpenedByOthers = "", false, false
 	if err := v.save(s); err != nil {
 		return err
 	}
 	v.m.setOthersMode(uuid, "")
 	v.m.Step("sharing.modeForgotten")
 	return nil
+}
+
+// knowRemains finds out, once, whether an earlier plugin has left a daemon on the GPU
+// that no claim needs. The supervisor is asked only if it has left the directory of
+// one.
+func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
+	m.mu.Lock()
+	listed := m.listed
+	m.mu.Unlock()
+	if listed {
+		return nil
+	}
+	p := m.planNow()
+	remains, err := m.Remains()
+	unwanted := func(d mps.Daemon) bool { return !p.wants(d.Name) && m.mayBeOn(d, uuid) }
+	if err == nil && !slices.ContainsFunc(remains, unwanted) {
+		return nil
+	}
+	if err := m.list(ctx); err != nil && !m.nothingRemains(err) {
+		return fmt.Errorf("an MPS daemon that no claim needs may still be on GPU %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// mayBeOn reports whether the daemon, of whose directory this is known, may be on the
+// GPU. Only the name of a shared device says which GPU it is of.
+func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
+	if !journal.IsOwnDaemon(d.Name) {
+		return gpu.DeviceName(d.Name).MayBeOf(uuid)
+	}
+	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
+	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
+}
+
+// gpuOf returns the GPU that a daemon's device is or is of, empty for a MIG device that
+// the journal doesn't have.
+func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
+	if device.IsWhole() {
+		return device
+	}
+	for _, r := range m.Journal.GPUs() {
+		for _, p := range r.Partitions {
+			if p.Made != nil && p.Made.UUID == device {
+				return r.GPU
+			}
+		}
+	}
+	return ""
 }
 
 // knowDaemons finds out, once, which daemons there are.

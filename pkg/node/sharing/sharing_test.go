@@ -64,7 +64,7 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Options) *n
 	return n
 }
 
-// restart is what a new start of the plugin does.
+// restart does the steps of a new start of the plugin.
 func (n *node) restart(t testing.TB, boot string) *node {
 	t.Helper()
 	n.journal.Close()
@@ -89,12 +89,12 @@ func (n *node) recover(t testing.TB) {
 }
 
 // given is the answer of the partitions' Manager.
-func given(r journal.Record) map[gpu.DeviceName]gpu.Given {
-	all := map[gpu.DeviceName]gpu.Given{}
+func given(r journal.Record) map[gpu.DeviceName]gpu.Prepared {
+	all := map[gpu.DeviceName]gpu.Prepared{}
 	for _, g := range r.Grants {
 		if p, ok := g.Base().(gpu.Partition); ok {
 			uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))
-			all[g.Device] = gpu.Given{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
+			all[g.Device] = gpu.Prepared{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
 		}
 	}
 	return all
@@ -253,7 +253,8 @@ func wantError(t testing.TB, err error, parts ...string) {
 	}
 }
 
-// TestWanted: what claims have → what there is; and nothing once they are gone.
+// TestWanted: the claims' grants → daemons and settings; and nothing once they
+// are gone.
 func TestWanted(t *testing.T) {
 	both := map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeExclusiveProcess, gpu1: nvml.ComputeExclusiveProcess}
 	for name, tc := range map[string]struct {
@@ -386,7 +387,7 @@ func TestBoundsFollowTheClaims(t *testing.T) {
 	}
 }
 
-// TestFoundSettings: what others have set before.
+// TestFoundSettings: settings of others from before.
 func TestFoundSettings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mode     nvml.ComputeMode
@@ -437,7 +438,8 @@ func TestProhibited(t *testing.T) {
 	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
 }
 
-// TestChangedMeanwhile: what somebody else sets while a daemon runs stays.
+// TestChangedMeanwhile: a mode that another program sets while a daemon runs
+// stays.
 func TestChangedMeanwhile(t *testing.T) {
 	n := newNode(t, newMachine())
 	n.prepare(t, claim("a", share(gpu0, 0)))
@@ -508,8 +510,8 @@ func TestFaultsOfTheMachine(t *testing.T) {
 	}
 }
 
-// TestPutBackLater: a claim may go although the GPU doesn't answer; a claim that
-// comes waits for what isn't put back, and Run does it without any.
+// TestPutBackLater: a claim may go although the GPU doesn't answer; a new claim
+// waits until the settings are restored, and Run restores them without one.
 func TestPutBackLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -523,7 +525,8 @@ func TestPutBackLater(t *testing.T) {
 		}
 		n.unprepare(t, "a")
 		n.check(t, is{Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
-		_, err := n.Join(t.Context(), n.hold(t, claim("b", whole(gpu0))), nil)
+		n.hold(t, claim("b", whole(gpu0)))
+		err := n.EnsureUnshared(t.Context(), gpu0)
 		if !errors.Is(err, nvml.ErrLost) {
 			t.Errorf("a whole GPU that isn't as it was: got %v", err)
 		}
@@ -546,8 +549,8 @@ func (n *node) run(t *testing.T) (end func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// TestSupervisorAway: claims fail with what to do, those that are there go on,
-// and when it is back everything is as it should be.
+// TestSupervisorAway: new claims fail with a remedy, prepared ones continue,
+// and when it is back daemons and settings are as wanted.
 func TestSupervisorAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -587,8 +590,8 @@ func TestSupervisorAway(t *testing.T) {
 	})
 }
 
-// TestNoSupervisorAtAll: on a node without one, nothing that doesn't need it
-// fails, and what was begun in vain can be given up.
+// TestNoSupervisorAtAll: on a node without one, claims that don't need it
+// succeed, and failed ones can be released.
 func TestNoSupervisorAtAll(t *testing.T) {
 	m := newMachine()
 	m.away = true
@@ -609,6 +612,43 @@ func TestNoSupervisorAtAll(t *testing.T) {
 		t.Error(err)
 	}
 	n.check(t, is{})
+}
+
+// TestLeftDaemonOfAClaim: a daemon that an earlier plugin has left for one claim keeps
+// only the GPUs that it may be on waiting for the supervisor.
+func TestLeftDaemonOfAClaim(t *testing.T) {
+	made := journal.MadePartition{Partition: journal.Partition{Profile: "1g.18gb", Size: 1}, Made: &journal.MadeInstance{UUID: "MIG-11111111-0"}}
+	for title, c := range map[string]struct {
+		devices []gpu.UUID // none: the record can't be read
+		blocked []gpu.UUID
+	}{
+		"GPU":              {[]gpu.UUID{gpu0}, []gpu.UUID{gpu0}},
+		"both GPUs":        {[]gpu.UUID{gpu0, gpu1}, []gpu.UUID{gpu0, gpu1}},
+		"partition":        {[]gpu.UUID{"MIG-11111111-0"}, []gpu.UUID{gpu1}},
+		"unknown instance": {[]gpu.UUID{"MIG-2"}, []gpu.UUID{gpu0, gpu1}},
+		"unreadable":       {nil, []gpu.UUID{gpu0, gpu1}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			m := newMachine()
+			m.away = true
+			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: c.devices}}
+			n := newNode(t, m)
+			if err := n.journal.PutGPU(journal.GPURecord{GPU: gpu1, BootID: "boot-1", Partitions: []journal.MadePartition{made}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+				blocked := slices.Contains(c.blocked, uuid)
+				_, joined := n.Join(t.Context(), n.hold(t, claim(string(uuid), replica(uuid, 0))), nil)
+				for what, err := range map[string]error{
+					"EnsureUnshared": n.EnsureUnshared(t.Context(), uuid), "AwaitEnds": n.AwaitEnds(t.Context(), uuid), "Join of a replica": joined,
+				} {
+					if errors.Is(err, mps.ErrUnavailable) != blocked || err != nil && !blocked {
+						t.Errorf("%s on GPU %s: got %v, want an error: %v", what, uuid, err, blocked)
+					}
+				}
+			}
+		})
+	}
 }
 
 // restartAway is restart without the supervisor.
@@ -677,6 +717,81 @@ func TestDaemonFails(t *testing.T) {
 	})
 }
 
+// TestOutageIsWarnedOf: the claims of a daemon are warned once about an outage, however
+// often the daemon is restarted in it, and about the next outage again.
+func TestOutageIsWarnedOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		var warned []string
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, Warn: func(r journal.Record, reason, message string) {
+			if !strings.Contains(message, string(gpu0)) || !strings.Contains(message, "restart those") && !strings.Contains(message, "delete the pods") {
+				t.Errorf("message %q doesn't name the GPU or doesn't say what to do", message)
+			}
+			warned = append(warned, r.Namespace+"/"+r.Name+" "+reason)
+		}})
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		n.prepare(t, claim("other", share(gpu1, 0)))
+		end := n.run(t)
+		defer end()
+		pid := 7
+		set := func(phase mps.Phase, restarts int, trouble string, server int) {
+			m.do(func() {
+				s := m.daemons["gpu-980fb007"]
+				s.PID, s.Phase, s.Restarts, s.Trouble, s.ServerPID = pid, phase, restarts, trouble, server
+				m.daemons["gpu-980fb007"] = s
+			})
+			synctest.Wait()
+		}
+		both := []string{"default/a MPSDaemonFailed", "default/b MPSDaemonFailed"}
+		set(mps.Running, 0, "", 20)
+		for _, step := range []struct {
+			name string
+			do   func()
+			want []string
+		}{
+			{"no server", func() { set(mps.Running, 0, "it has no server", 0) }, both},
+			{"another reason", func() { set(mps.Running, 0, "another process has the GPU", 0) }, nil},
+			{"restarted", func() { set(mps.Starting, 1, "", 0) }, nil},
+			{"without a server yet", func() { set(mps.Running, 1, "", 0) }, nil},
+			{"which it doesn't get", func() { set(mps.Running, 1, "it has no server", 0) }, nil},
+			{"another claim", func() { n.prepare(t, claim("c", share(gpu0, 2))) }, nil},
+			{"in trouble again", func() { set(mps.Running, 1, "it has no server", 0) }, []string{"default/c MPSDaemonFailed"}},
+			{"served", func() { set(mps.Running, 1, "", 21) }, nil},
+			{"ended", func() { n.unprepare(t, "c"); set(mps.Failed, 1, "", 0) }, both},
+			{"served again", func() { set(mps.Running, 2, "", 22) }, nil},
+			{"replaced between two reports", func() { pid++; set(mps.Running, 3, "", 23) }, both},
+			{"the same", func() { set(mps.Running, 3, "", 23) }, nil},
+		} {
+			warned = nil
+			step.do()
+			if diff := cmp.Diff(step.want, warned, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s: warned (-want +got):\n%s", step.name, diff)
+			}
+		}
+	})
+}
+
+// TestNextDaemonIsNoOutage: a claim whose daemon starts when the last share's has
+// ended, between two reports of the supervisor, isn't warned of.
+func TestNextDaemonIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		m.lingers = true
+		var warned []string
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{
+			ExclusiveProcess: true, Warn: func(r journal.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
+		})
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unprepare(t, "a")
+		time.AfterFunc(time.Second, m.end)
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		if pid := m.daemons["gpu-980fb007"].PID; pid != 2 || len(warned) > 0 {
+			t.Errorf("with daemon %d: warned %v", pid, warned)
+		}
+	})
+}
+
 func TestTimeSliceUnsupported(t *testing.T) {
 	m := newMachine()
 	changes := 0
@@ -738,7 +853,7 @@ func TestPolicyChanges(t *testing.T) {
 	})
 }
 
-// TestAnotherBoot: what is remembered of it counts for nothing.
+// TestAnotherBoot: records of another boot are ignored.
 func TestAnotherBoot(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)
@@ -932,7 +1047,8 @@ func TestLastShareLeavesAtOnce(t *testing.T) {
 	}{
 		"whole GPU": {
 			wait: func(t *testing.T, n *node) error {
-				_, err := n.Join(t.Context(), n.hold(t, claim("b", whole(gpu0))), nil)
+				n.hold(t, claim("b", whole(gpu0)))
+				err := n.EnsureUnshared(t.Context(), gpu0)
 				return err
 			},
 		},
@@ -1040,7 +1156,7 @@ func TestClosedWhileTheDaemonIsAway(t *testing.T) {
 		n.check(t, closed)
 		time.Sleep(3 * time.Second)
 		n.check(t, open)
-		set(mps.Running, 9) // what was in between has been missed
+		set(mps.Running, 9) // the changes in between were missed
 		n.check(t, closed)
 		// A claim that comes now waits until its clients are let in.
 		n.prepare(t, claim("b", share(gpu0, 1)))
@@ -1055,8 +1171,8 @@ func TestClosedWhileTheDaemonIsAway(t *testing.T) {
 	})
 }
 
-// TestClosedAndLeft: what was closed is put back as it was found, also by a plugin
-// that finds it so.
+// TestClosedAndLeft: a closed GPU gets its original mode, also by a plugin that
+// finds it so.
 func TestClosedAndLeft(t *testing.T) {
 	for name, before := range map[string]nvml.ComputeMode{"found open": nvml.ComputeDefault, "found exclusive": nvml.ComputeExclusiveProcess} {
 		t.Run(name, func(t *testing.T) {
@@ -1095,6 +1211,7 @@ func TestModeOfAnAdministrator(t *testing.T) {
 		m := newMachine()
 		n := newNode(t, m)
 		end := n.run(t)
+		synctest.Wait() // the supervisor's first report has no daemon that the next claim needs
 		n.prepare(t, claim("a", share(gpu0, 0)))
 		server := func(pid int) {
 			m.do(func() {
@@ -1118,10 +1235,108 @@ func TestModeOfAnAdministrator(t *testing.T) {
 			t.Errorf("conditions: %v", got)
 		}
 		server(0)
-		m.faults = nil // it was reset with the daemon there
+		m.faults = nil // a mode of the administrator's lets others in beside the daemon
 		server(21)
+		time.Sleep(3 * time.Minute)
+		if got := n.Conditions()[gpu0]; m.modes[gpu0] != nvml.ComputeDefault || len(got) != 1 {
+			t.Errorf("with another server: mode %s, conditions %v", m.modes[gpu0], got)
+		}
+		end()
+		n = n.restart(t, "boot-1")
+		end = n.run(t)
+		server(22)
+		if got := n.Conditions()[gpu0]; m.modes[gpu0] != nvml.ComputeDefault || len(got) != 1 {
+			t.Errorf("with another server and plugin: mode %s, conditions %v", m.modes[gpu0], got)
+		}
+		m.do(func() { m.modes[gpu0] = nvml.ComputeExclusiveProcess })
+		time.Sleep(3 * time.Minute)
+		if got := n.Conditions()[gpu0]; len(got) > 0 {
+			t.Errorf("set back by the administrator: conditions %v", got)
+		}
+		m.do(func() { // the GPU is reset: all at once, and nobody sees it without a server
+			m.modes[gpu0] = nvml.ComputeDefault
+			s := m.daemons["gpu-980fb007"]
+			s.ServerPID = 23
+			m.daemons["gpu-980fb007"] = s
+		})
+		synctest.Wait()
 		if got := n.Conditions()[gpu0]; m.modes[gpu0] != nvml.ComputeExclusiveProcess || len(got) > 0 {
 			t.Errorf("after a reset: mode %s, conditions %v", m.modes[gpu0], got)
+		}
+		m.faults = nil // as above
+		end()
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestResetThatNobodySaw: a mode that a reset took away while this plugin, or its access
+// to the driver, was not there is set again. It isn't taken for an administrator's.
+func TestResetThatNobodySaw(t *testing.T) {
+	for title, unseen := range map[string]func(t *testing.T, n *node, reset func()) *node{
+		"plugin down": func(t *testing.T, n *node, reset func()) *node {
+			reset()
+			return n.restart(t, "boot-1")
+		},
+		"driver reloaded": func(t *testing.T, n *node, reset func()) *node {
+			n.SetHardware(nil, nil)
+			reset()
+			synctest.Wait()
+			n.SetHardware(n.machine, n.machine.smi)
+			n.recover(t)
+			return n
+		},
+	} {
+		t.Run(title, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine()
+				n := newNode(t, m)
+				if title == "driver reloaded" {
+					defer n.run(t)()
+				}
+				n.prepare(t, claim("a", share(gpu0, 0)))
+				n = unseen(t, n, func() {
+					m.do(func() {
+						m.modes[gpu0] = nvml.ComputeDefault
+						s := m.daemons["gpu-980fb007"]
+						s.ServerPID = 23
+						m.daemons["gpu-980fb007"] = s
+					})
+				})
+				n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
+				if got := n.Conditions()[gpu0]; len(got) > 0 {
+					t.Errorf("conditions: %v", got)
+				}
+			})
+		})
+	}
+}
+
+// TestResetBeforeTheReport: a mode that a reset took away is set again, and isn't taken
+// for an administrator's, when it is read before the supervisor has reported that the
+// MPS server is another one.
+func TestResetBeforeTheReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		synctest.Wait()
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		server := func(pid int) {
+			s := m.daemons["gpu-980fb007"]
+			s.ServerPID = pid
+			m.daemons["gpu-980fb007"] = s
+		}
+		m.do(func() { server(20) })
+		synctest.Wait()
+		m.mu.Lock() // not with do: the watch doesn't report it
+		m.modes[gpu0] = nvml.ComputeDefault
+		server(23)
+		m.mu.Unlock()
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		if got := n.Conditions()[gpu0]; m.modes[gpu0] != nvml.ComputeExclusiveProcess || len(got) > 0 {
+			t.Errorf("mode %s, conditions %v", m.modes[gpu0], got)
 		}
 		end()
 		n.unprepare(t, "a")
@@ -1130,8 +1345,8 @@ func TestModeOfAnAdministrator(t *testing.T) {
 	})
 }
 
-// TestIntervalIsVerified: what a reset of the GPU lost is set again, what somebody
-// else has set is left.
+// TestIntervalIsVerified: an interval that a reset of the GPU lost is set again,
+// one that another program has set stays.
 func TestIntervalIsVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()

@@ -19,7 +19,7 @@ const intervalDefault = "Default"
 // errNoTimeSlices says that this GPU, or its driver, has no intervals to set.
 var errNoTimeSlices = errors.New("the length of a time slice can't be set on this GPU with this driver: ask for interval Default, or for none")
 
-// intervalNumber is what nvidia-smi calls an interval.
+// intervalNumber returns nvidia-smi's number of an interval.
 func intervalNumber(interval string) (int, bool) {
 	switch interval {
 	case intervalDefault:
@@ -35,8 +35,8 @@ func intervalNumber(interval string) (int, bool) {
 	}
 }
 
-// settleSlice has the interval of the GPU's turns as claims need it. The default
-// is nothing that is needed: then it stays, or is put back, as it was found.
+// settleSlice applies the interval that claims need. Default means that no claim
+// needs an interval: leave it, or restore the original value.
 func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
 	want, known := v.interval(uuid)
 	s := v.settings(uuid)
@@ -54,8 +54,8 @@ func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
 	}
 }
 
-// interval is the interval that the GPU needs, "" for the default; known is
-// false while it isn't known what policies want.
+// interval returns the interval that claims need of the GPU, "" for the default;
+// known is false before policies have been read.
 func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
 	want = v.plan.slices[uuid]
 	if want == "" && v.plan.replicas[uuid] {
@@ -72,8 +72,8 @@ func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
 	return want, true
 }
 
-// setUnsupported takes in how setting an interval has ended. A failure of another
-// kind says nothing of it.
+// setUnsupported records whether the GPU's interval can be set, by the result of
+// setting it. Other errors change nothing.
 func (m *Manager) setUnsupported(uuid gpu.UUID, err error) {
 	if err != nil && !errors.Is(err, errNoTimeSlices) {
 		return
@@ -102,7 +102,7 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 	delete(v.m.recheck, uuid)
 	v.m.mu.Unlock()
 	if same && found != want && found != intervalDefault { // a reset of the GPU leaves the default
-		klog.FromContext(ctx).Info("Somebody has set the time slice to another than claims need; it is left so", "gpu", uuid, "interval", found, "needed", want)
+		klog.FromContext(ctx).Info("Another program has changed the time slice that claims need; not changing it back", "gpu", uuid, "interval", found, "needed", want)
 		return nil
 	}
 	if found != want {
@@ -199,7 +199,7 @@ var policyLine = regexp.MustCompile(`(?m)^\|\s+\d+\s+Timeslice\s+(\S[^|\n]*?)\s*
 func parseTimeSlice(out string) (string, error) {
 	lines := policyLine.FindAllStringSubmatch(out, -1)
 	if len(lines) != 1 {
-		return "", fmt.Errorf("nvidia-smi compute-policy --list tells of %d time slices, not of one: %s", len(lines), oneLine(out))
+		return "", fmt.Errorf("nvidia-smi compute-policy --list has %d time slices, want one: %s", len(lines), oneLine(out))
 	}
 	interval := lines[0][1]
 	if _, ok := intervalNumber(interval); !ok {
@@ -208,7 +208,8 @@ func parseTimeSlice(out string) (string, error) {
 	return interval, nil
 }
 
-// explainSMI tells a GPU that can't from everything else that may be wrong.
+// explainSMI returns errNoTimeSlices for a GPU without intervals, and the error and
+// output of nvidia-smi for other failures.
 func explainSMI(uuid gpu.UUID, out string, err error) error {
 	if err == nil {
 		return nil
@@ -221,7 +222,7 @@ func explainSMI(uuid gpu.UUID, out string, err error) error {
 	return fmt.Errorf("nvidia-smi compute-policy -i %s: %w: %s", uuid, err, oneLine(out))
 }
 
-// oneLine is a program's output as an error tells it.
+// oneLine returns a program's output on one line, shortened, for an error.
 func oneLine(out string) string {
 	const most = 300
 	s := strings.Join(strings.Fields(out), " ")

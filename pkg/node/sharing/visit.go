@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -37,7 +36,7 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 	defer unlock()
 	m.use.RLock()
 	defer m.use.RUnlock()
-	if err := do(&visit{m: m, uuids: uuids, plan: m.plan()}); err != nil {
+	if err := do(&visit{m: m, uuids: uuids, plan: m.planNow()}); err != nil {
 		return fmt.Errorf("share GPU %s: %w", uuids[0], err)
 	}
 	return nil
@@ -45,10 +44,7 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
 func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
-	if err := v.stopUnwanted(ctx); err != nil {
-		return nil, err
-	}
-	if err := v.settle(ctx); err != nil {
+	if err := v.applyPlan(ctx); err != nil {
 		return nil, err
 	}
 	clients, states := map[gpu.DeviceName]*gpu.MPSClient{}, map[string]mps.State{}
@@ -70,6 +66,15 @@ func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]
 	return clients, v.open(ctx, slices.Collect(maps.Keys(states)))
 }
 
+// applyPlan stops the daemons that no claim needs, and then applies the settings that
+// claims need.
+func (v *visit) applyPlan(ctx context.Context) error {
+	if err := v.stopUnwanted(ctx); err != nil {
+		return err
+	}
+	return v.applySettings(ctx)
+}
+
 // open opens the GPUs of running daemons again that were closed while a daemon was
 // away.
 func (v *visit) open(ctx context.Context, daemons []string) error {
@@ -87,8 +92,9 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 	return errors.Join(errs...)
 }
 
-// leave takes down what only leaving claims had. What is to be looser or put back
-// but can't be now is done later; a daemon that has to go goes.
+// leave takes down what only leaving claims had. Limits that can't be widened and
+// settings that can't be restored now are retried later; a failure to stop a daemon
+// is an error.
 func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	names := v.daemonsOf(r)
 	ending, err := v.beginStopUnwanted(ctx, names)
@@ -101,14 +107,14 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 		}
 		return nil
 	}
-	err = v.settle(ctx)
+	err = v.applySettings(ctx)
 	for _, name := range names {
 		if v.plan.daemons[name] != nil {
 			err = errors.Join(err, v.adjust(ctx, name))
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "A GPU isn't as the claims that are left need it; it is tried again", "gpu", v.uuids[0])
+		klog.FromContext(ctx).Error(err, "Can't apply what the remaining claims need to a GPU, retrying", "gpu", v.uuids[0])
 		for _, uuid := range v.uuids {
 			v.m.agenda.Failed(uuid)
 		}
@@ -116,7 +122,7 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 	return nil
 }
 
-// daemonsOf are the daemons that a record has on the GPUs, where they may run.
+// daemonsOf returns the daemons of a record that may run on the GPUs.
 func (v *visit) daemonsOf(r journal.Record) []string {
 	var names []string
 	for _, g := range r.Grants {
@@ -129,13 +135,9 @@ func (v *visit) daemonsOf(r journal.Record) []string {
 	return names
 }
 
-// tidy has everything as claims need it, daemons too where it is known which
-// devices they have.
+// tidy applies what claims need: settings, and daemons whose devices are known.
 func (v *visit) tidy(ctx context.Context) error {
-	if err := v.stopUnwanted(ctx); err != nil {
-		return err
-	}
-	if err := v.settle(ctx); err != nil {
+	if err := v.applyPlan(ctx); err != nil {
 		return err
 	}
 	var errs []error
@@ -188,8 +190,8 @@ func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending b
 	return ending, errors.Join(errs...)
 }
 
-// settle has the settings of the GPUs as claims need them.
-func (v *visit) settle(ctx context.Context) error {
+// applySettings applies the settings that claims need to the GPUs.
+func (v *visit) applySettings(ctx context.Context) error {
 	var errs []error
 	for _, uuid := range v.uuids {
 		errs = append(errs, v.settleMode(ctx, uuid), v.settleSlice(ctx, uuid))
@@ -197,8 +199,8 @@ func (v *visit) settle(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// adjust has a daemon that is needed run with the bounds of now, where it
-// doesn't and it is known which devices it has.
+// adjust starts a needed daemon, or changes its limits, if that is necessary and its
+// devices are known.
 func (v *visit) adjust(ctx context.Context, name string) error {
 	want, err := v.m.daemon(name)
 	if err != nil {
@@ -218,7 +220,7 @@ func equal(a, b mps.Daemon) bool {
 	return slices.Equal(a.Devices, b.Devices) && a.ThreadPercentage == b.ThreadPercentage && slices.Equal(a.MemoryMiB, b.MemoryMiB)
 }
 
-// ensure has a daemon run with the bounds that claims need now.
+// ensure starts a daemon, or changes its limits to those that claims need now.
 func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	unlock, err := m.daemonLocks.Lock(ctx, name)
 	if err != nil {
@@ -245,14 +247,14 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	return s, nil
 }
 
-// stop stops a daemon, unless somebody needs it by now.
+// stop stops a daemon, unless a claim needs it by now.
 func (m *Manager) stop(ctx context.Context, name string) error {
 	unlock, err := m.daemonLocks.Lock(ctx, name)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
 	}
 	defer unlock()
-	if p := m.plan(); p.wants(name) {
+	if p := m.planNow(); p.wants(name) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
@@ -272,8 +274,7 @@ func (m *Manager) isOnPartition(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.found[name]
-	whole := func(uuid gpu.UUID) bool { return strings.HasPrefix(string(uuid), "GPU-") }
-	return !ok || len(s.Devices) == 0 || !whole(s.Devices[0])
+	return !ok || len(s.Devices) == 0 || !s.Devices[0].IsWhole()
 }
 
 // beginStop begins to stop a daemon on whole GPUs, unless a claim needs it by now.
@@ -284,7 +285,7 @@ func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (en
 		return false, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
 	}
 	defer unlock()
-	if p := m.plan(); p.wants(name) {
+	if p := m.planNow(); p.wants(name) {
 		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
@@ -314,20 +315,20 @@ func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (en
 	return false, nil
 }
 
-// nothingRemains says whether the supervisor doesn't answer, and has left nothing
-// of the daemons, or of any where none is named: then none runs.
+// nothingRemains reports whether the supervisor doesn't answer, and there is no
+// directory of the daemons, or of any daemon if none is named: then none runs.
 func (m *Manager) nothingRemains(err error, daemons ...string) bool {
 	if !errors.Is(err, mps.ErrUnavailable) {
 		return false
 	}
 	remains, err := m.Remains()
-	asked := func(name string) bool { return len(daemons) == 0 || slices.Contains(daemons, name) }
+	asked := func(d mps.Daemon) bool { return len(daemons) == 0 || slices.Contains(daemons, d.Name) }
 	return err == nil && !slices.ContainsFunc(remains, asked)
 }
 
-// daemon is what the supervisor is to be asked for.
+// daemon returns the daemon as claims need it now.
 func (m *Manager) daemon(name string) (mps.Daemon, error) {
-	p := m.plan()
+	p := m.planNow()
 	w := p.daemons[name]
 	if w == nil {
 		return mps.Daemon{}, fmt.Errorf("no claim needs MPS daemon %s any more", name)

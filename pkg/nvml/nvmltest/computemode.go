@@ -12,6 +12,7 @@ import (
 // as they were. It isn't for real hardware, where others would notice.
 func ComputeModes(t *testing.T, port interface {
 	Port
+	MIGPort
 	SetComputeMode(uuid gpu.UUID, mode nvml.ComputeMode) error
 }, machine *nvmlsim.Machine,
 ) {
@@ -30,6 +31,11 @@ func ComputeModes(t *testing.T, port interface {
 		}
 		want(t, "the mode of old drivers", port.SetComputeMode(g.UUID, nvml.ComputeExclusiveThread), nvml.ErrNotSupported)
 		want(t, "no mode", port.SetComputeMode(g.UUID, "x"), nvml.ErrNotSupported)
+		if i == 0 && g.MIG != nil && g.MIG.Switchable {
+			must(t, port.SetMIGMode(g.UUID, true))
+			want(t, "compute mode in MIG mode", port.SetComputeMode(g.UUID, nvml.ComputeExclusiveProcess), nvml.ErrNotSupported)
+			must(t, port.SetMIGMode(g.UUID, false))
+		}
 	}
 	want(t, "compute mode of a GPU that isn't there", port.SetComputeMode(nowhere, nvml.ComputeDefault), nvml.ErrLost)
 	must(t, machine.Fault(nvmlsim.Fault{Call: "DeviceSetComputeMode", GPU: nvmlsim.AnyGPU, Code: nvmlsim.NoPermission, Count: 1}))

@@ -9,10 +9,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// The types here are go-nvml's interfaces over the engine, as far as a Session
-// calls them: any other call panics on the nil interface embedded.
+// The types in this file implement the methods of go-nvml's interfaces that a
+// Session calls, on the engine; other methods panic, because the embedded
+// interface is nil.
 
-// code is go-nvml's spelling of an engine's error.
+// code converts an engine's error to go-nvml's type.
 func code(err error) gonvml.Return { return gonvml.Return(nvmlsim.Code(err)) }
 
 func enabled(on bool) gonvml.EnableState {
@@ -37,6 +38,7 @@ type library struct {
 
 func (l library) Extensions() gonvml.ExtendedInterface { return l }
 func (library) LookupSymbol(string) error              { return nil }
+func (l library) Init() gonvml.Return                  { return code(l.m.Init()) }
 func (library) Shutdown() gonvml.Return                { return gonvml.SUCCESS }
 
 func (l library) SystemGetDriverVersion() (string, gonvml.Return) {
@@ -92,7 +94,7 @@ type device struct {
 	g *nvmlsim.GPU
 }
 
-// is calls a getter of the engine.
+// is calls a getter of the engine and converts its error.
 func is[V any](get func() (V, error)) (V, gonvml.Return) {
 	v, err := get()
 	return v, code(err)

@@ -11,17 +11,16 @@ import (
 )
 
 // Simulated is the hardware port over a simulated machine in this process: the
-// very Session of production, over the engine instead of a library. Tests break
-// and change the hardware through Machine: faults, processes, instances of
-// others, lost GPUs.
+// production Session on the engine instead of a library. Tests change the
+// hardware through Machine: faults, processes, instances of others, lost GPUs.
 type Simulated struct {
 	*nvml.Session
 	Machine *nvmlsim.Machine
 }
 
 // NewSimulated boots a machine, declared as nvmlsim.ParseSpec reads it
-// ("8xh100-80gb", or YAML), for as long as the test runs. Making instances
-// needs root, as on hardware.
+// ("8xh100-80gb", or YAML), and shuts it down at the end of the test. Creating
+// instances needs root, as on hardware.
 func NewSimulated(t testing.TB, machine string) *Simulated {
 	t.Helper()
 	s, err := simulate(filepath.Join(t.TempDir(), "state"), machine, t.Name())
@@ -53,6 +52,21 @@ func simulate(path, machine, name string) (*Simulated, error) {
 }
 
 // OpenSimulated opens another session with a machine, as another process would.
+// It panics if that fails, which only a fault of the machine can cause.
 func OpenSimulated(m *nvmlsim.Machine) *Simulated {
-	return &Simulated{Session: nvml.New(library{m: m}), Machine: m}
+	s, err := OpenSimulatedBy(nvml.NewOpener(), m)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// OpenSimulatedBy opens another session with a machine, as the process with the
+// opener would.
+func OpenSimulatedBy(o *nvml.Opener, m *nvmlsim.Machine) (*Simulated, error) {
+	s, err := o.Init(library{m: m}, "simulated")
+	if err != nil {
+		return nil, err
+	}
+	return &Simulated{Session: s, Machine: m}, nil
 }

@@ -13,21 +13,22 @@ import (
 
 // Options of an installation.
 type Options struct {
-	// Root is the directory the driver is laid out under; made if missing. Not "/".
+	// Root is the directory for the driver's files. Install creates it if it is
+	// missing. It must not be "/".
 	Root string
 	// Machine to install.
 	Machine nvmlsim.Description
-	// Library is the built libnvidia-ml.so.1, see package library.
+	// Library is the path of the built libnvidia-ml.so.1, see package library.
 	Library string
 	// SMI is the program that becomes nvidia-smi, the library's engine and the
 	// programs of CUDA MPS: a static build of nvmlsim.
 	SMI string
 }
 
-// Install lays the driver out. It may be run again at any time: what is right
-// already is left alone, files are replaced in one step, those of another driver
-// version or of GPUs that are gone are removed, and the state of the machine is
-// kept unless the machine is another one. It needs CAP_MKNOD.
+// Install creates the driver's files. It may be called again at any time:
+// correct files stay, others are replaced atomically, files of another driver
+// version or of removed GPUs are deleted, and the machine's state is kept
+// unless the machine is a different one. It needs CAP_MKNOD.
 func Install(o Options) error {
 	root, err := checkRoot(o.Root)
 	if err != nil {
@@ -45,7 +46,8 @@ func Install(o Options) error {
 	if err := in.announce(entries); err != nil {
 		return err
 	}
-	// Before nvidia-smi, which without it would take the root for a container.
+	// Create the state before nvidia-smi, which without a state file would assume
+	// that it is in a container.
 	if err := keepState(filepath.Join(root, nvmlsim.StateFile), o.Machine); err != nil {
 		return err
 	}
@@ -61,12 +63,12 @@ func checkRoot(root string) (string, error) {
 		return "", fmt.Errorf("driver root: %w", err)
 	}
 	if root == "" || abs == "/" {
-		return "", errors.New("driver root must be a directory of its own, not /")
+		return "", errors.New("driver root must be a separate directory, not /")
 	}
 	return abs, nil
 }
 
-// keepState makes the state file, unless it is there with the same machine.
+// keepState creates the state file, unless it exists with the same machine.
 func keepState(path string, d nvmlsim.Description) error {
 	m, err := nvmlsim.Open(path)
 	if err == nil {
@@ -84,13 +86,13 @@ func keepState(path string, d nvmlsim.Description) error {
 	return m.Close()
 }
 
-// installer makes entries and keeps the manifest ahead of them.
+// installer creates entries, and adds them to the manifest first.
 type installer struct {
 	root string
 	made manifest
 }
 
-// announce writes down what make is going to make.
+// announce adds entries to the manifest before make creates them.
 func (in *installer) announce(entries []entry) error {
 	if err := os.MkdirAll(filepath.Dir(filepath.Join(in.root, manifestFile)), 0o755); err != nil {
 		return fmt.Errorf("driver root: %w", err)
@@ -114,7 +116,7 @@ func (in *installer) make(entries []entry) error {
 	return nil
 }
 
-// prune removes what an earlier installation made and this one has not.
+// prune removes files of an earlier installation that this one doesn't have.
 func (in *installer) prune(entries []entry) error {
 	wanted := map[string]bool{nvmlsim.StateFile: true}
 	for _, e := range entries {
@@ -131,9 +133,9 @@ func (in *installer) prune(entries []entry) error {
 	return kept.write(in.root)
 }
 
-// Uninstall removes what Install made under root, and then the directories
-// that are empty, root among them. What others put there stays. Without an
-// installation it is an error that says so.
+// Uninstall removes the files that Install created under root, and then empty
+// directories, including root. Other files stay. Without an installation it
+// returns an error.
 func Uninstall(root string) error {
 	root, err := checkRoot(root)
 	if err != nil {
@@ -159,8 +161,8 @@ func Uninstall(root string) error {
 	return nil
 }
 
-// remove removes a path and the directories above it that are empty then, up
-// to and including the root.
+// remove removes a path, and then its empty parent directories up to and
+// including the root.
 func remove(root, path string) error {
 	full := filepath.Join(root, path)
 	if err := os.Remove(full); err != nil && !errors.Is(err, fs.ErrNotExist) {

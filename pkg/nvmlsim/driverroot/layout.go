@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,14 +16,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// entry is one path of the layout and what makes it right.
+// entry is one path of the layout, and a function that creates or corrects it.
 type entry struct {
 	path string
 	put  func(full string) error
 }
 
 // Majors of the character devices. 195 is NVIDIA's own; the others are dynamic
-// on real machines and are fixed here to what they often are.
+// on real machines; here they have fixed, typical values.
 const (
 	nvidiaMajor = 195
 	uvmMajor    = 510
@@ -44,7 +46,8 @@ func link(path, target string) entry {
 	}}
 }
 
-// sameFile is another name of a file under the root, which must be there.
+// sameFile returns an entry for a second name of an existing file under the
+// root.
 func sameFile(path, root, as string) entry {
 	return entry{path, func(full string) error {
 		other := filepath.Join(root, as)
@@ -80,8 +83,8 @@ func makeNode(full string, major, minor uint32) error {
 	return err
 }
 
-// layout is the whole driver, in the order to make it: what announces the
-// driver to those who wait for it, libnvidia-ml.so.1, comes last.
+// layout returns all entries of the driver in the order of creation.
+// libnvidia-ml.so.1 comes last, because programs wait for it.
 func layout(o Options) ([]entry, error) {
 	libraries, err := libraryEntries(o)
 	if err != nil {
@@ -99,12 +102,13 @@ func layout(o Options) ([]entry, error) {
 		sameFile("usr/bin/nvidia-cuda-mps-control", o.Root, program),
 		sameFile("usr/bin/nvidia-cuda-mps-server", o.Root, program),
 		sameFile("usr/bin/nvidia-modprobe", o.Root, program),
-		// The state file under the name that gets it into containers.
+		// The second name of the state file, with which container runtimes mount it.
 		sameFile(nvmlsim.FirmwareFile(o.Machine.DriverVersion), o.Root, nvmlsim.StateFile))
 	return append(entries, libraries...), nil
 }
 
-// LibraryDir is where the libraries are under the root on this architecture.
+// LibraryDir returns the directory of the libraries under the root on this
+// architecture.
 func LibraryDir() string {
 	if runtime.GOARCH == "arm64" {
 		return "usr/lib/aarch64-linux-gnu"
@@ -123,7 +127,7 @@ func libraryEntries(o Options) ([]entry, error) {
 	}
 	dir, version := LibraryDir(), o.Machine.DriverVersion
 	var entries []entry
-	// Sonames as a 580 driver has them; "" where the file has no link.
+	// Sonames of a 580 driver; "" if the file has no link.
 	for _, l := range []struct{ name, soname string }{
 		{"libcuda", "libcuda.so.1"},
 		{"libcudadebugger", "libcudadebugger.so.1"},
@@ -148,8 +152,8 @@ func libraryEntries(o Options) ([]entry, error) {
 		link(filepath.Join(dir, nvml), "libnvidia-ml.so."+version)), nil
 }
 
-// withMachine is a file's content with the machine appended. A file that is itself
-// an installed one is taken without what was appended to it.
+// withMachine returns a file's content with the description of the machine
+// appended. If the file has a description already, that is removed first.
 func withMachine(path, root string, d nvmlsim.Description) ([]byte, error) {
 	b, err := nvmlsim.WithoutEmbedded(path)
 	if err != nil {
@@ -168,8 +172,8 @@ func deviceEntries(d nvmlsim.Description) []entry {
 		charDevice("dev/nvidia-caps/nvidia-cap1", capsMajor, 1),
 		charDevice("dev/nvidia-caps/nvidia-cap2", capsMajor, 2),
 	}
-	for _, g := range d.GPUs {
-		entries = append(entries, charDevice(fmt.Sprintf("dev/nvidia%d", g.Minor), nvidiaMajor, uint32(g.Minor)))
+	for _, minor := range d.Minors() {
+		entries = append(entries, charDevice(fmt.Sprintf("dev/nvidia%d", minor), nvidiaMajor, uint32(minor)))
 	}
 	return entries
 }
@@ -196,45 +200,60 @@ func procEntries(d nvmlsim.Description) []entry {
 		entries = append(entries, text("proc/driver/nvidia/gpus/"+g.BusID+"/information",
 			"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nVideo BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n",
 			m.ProductName, g.UUID, g.BusID, g.Minor))
-		entries = append(entries, capabilityEntries(g, m)...)
+	}
+	for i, minor := range d.Minors() {
+		who := d.GPUs
+		if !d.MinorsMove {
+			who = d.GPUs[i : i+1]
+		}
+		entries = append(entries, capabilityEntries(minor, who)...)
 	}
 	return entries
 }
 
-// capability is the content of a file under /proc/driver/nvidia/capabilities.
+// capability is the format of the content of a file under
+// /proc/driver/nvidia/capabilities.
 const capability = "DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n"
 
-// migMinors is /proc/driver/nvidia-caps/mig-minors: the minor of each capability,
-// for all instances there could be.
+// migMinors returns the content of /proc/driver/nvidia-caps/mig-minors: the
+// minor of each capability, for all possible instances.
 func migMinors(d nvmlsim.Description) string {
 	var b strings.Builder
 	b.WriteString("config 1\nmonitor 2\n")
-	for _, g := range d.GPUs {
+	for _, minor := range d.Minors() {
 		for gi := range uint32(15) {
 			for ci := range uint32(8) {
-				giMinor, ciMinor := nvmlsim.CapabilityMinors(g.Minor, gi, ci)
+				giMinor, ciMinor := nvmlsim.CapabilityMinors(minor, gi, ci)
 				if ci == 0 {
-					fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", g.Minor, gi, giMinor)
+					fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", minor, gi, giMinor)
 				}
-				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", g.Minor, gi, ci, ciMinor)
+				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", minor, gi, ci, ciMinor)
 			}
 		}
 	}
 	return b.String()
 }
 
-// capabilityEntries are the capabilities of all instances that a GPU could
-// have. A real driver shows those of instances that exist; these are always
-// there, so that a driver root that is mounted read-only is as good.
-func capabilityEntries(g nvmlsim.Identity, m *nvmlsim.Model) []entry {
-	if m.MIG == nil {
-		return nil
+// capabilityEntries are the capabilities of all instances that the GPUs which may
+// have the minor number could have. A real driver shows those of instances that
+// exist; these are always there, so that a driver root that is mounted read-only
+// is as good.
+func capabilityEntries(minor int, gpus []nvmlsim.Identity) []entry {
+	devices := map[uint32]uint32{} // by GPU instance
+	for _, g := range gpus {
+		m, err := nvmlsim.FindModel(g.Model)
+		if err != nil || m.MIG == nil {
+			continue
+		}
+		for _, gi := range m.MIG.InstanceIDs() {
+			devices[gi] = max(devices[gi], m.MIG.MaxDevices)
+		}
 	}
 	var entries []entry
-	mig := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", g.Minor)
-	for _, gi := range m.MIG.InstanceIDs() {
-		for ci := range m.MIG.MaxDevices {
-			giMinor, ciMinor := nvmlsim.CapabilityMinors(g.Minor, gi, ci)
+	mig := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", minor)
+	for _, gi := range slices.Sorted(maps.Keys(devices)) {
+		for ci := range devices[gi] {
+			giMinor, ciMinor := nvmlsim.CapabilityMinors(minor, gi, ci)
 			if ci == 0 {
 				entries = append(entries, text(fmt.Sprintf("%s/gi%d/access", mig, gi), capability, giMinor, 292))
 			}
@@ -244,8 +263,9 @@ func capabilityEntries(g nvmlsim.Identity, m *nvmlsim.Model) []entry {
 	return entries
 }
 
-// sysEntries are the PCI functions as sysfs shows them, with what a driver looks
-// up there: NUMA node, ids and, by the path of the device, the root complex.
+// sysEntries returns the entries of the PCI functions in sysfs, with the facts
+// that a driver reads there: NUMA node, ids and, in the path of the device, the
+// root complex.
 func sysEntries(d nvmlsim.Description) []entry {
 	entries := []entry{text("sys/module/nvidia/version", "%s\n", d.DriverVersion)}
 	for _, g := range d.GPUs {

@@ -19,11 +19,11 @@ import (
 
 const (
 	serverProgram = "nvidia-cuda-mps-server"
-	// linkFD is where a server finds its link to the control daemon.
+	// linkFD is the file descriptor of a server's link to the control daemon.
 	linkFD = 3
-	// startTime is from a server's start until it is ready (measured).
+	// startTime is the time from a server's start until it is ready (measured).
 	startTime = 150 * time.Millisecond
-	// maxClients of a device, until CUDA 13.1.
+	// maxClients is the limit for one device before CUDA 13.1.
 	maxClients = 48
 )
 
@@ -42,7 +42,7 @@ type server struct {
 	draining bool
 }
 
-// guest is a client that has a context.
+// guest is a client with a context.
 type guest struct {
 	connected
 	conn   net.Conn
@@ -52,7 +52,7 @@ type guest struct {
 }
 
 // RunServer is nvidia-cuda-mps-server, which only the control daemon starts. It
-// returns the exit code, when it is told to end or when the control daemon has
+// returns the exit code after an order to end, or when the control daemon has
 // died.
 func RunServer(open func() (*nvmlsim.Machine, error)) int {
 	control, err := openLink(os.NewFile(linkFD, "link"))
@@ -71,8 +71,8 @@ func RunServer(open func() (*nvmlsim.Machine, error)) int {
 }
 
 func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
-	if err := s.receive(); err != nil { // its limits
-		return fmt.Errorf("hear from control daemon: %w", err)
+	if err := s.receive(); err != nil { // the first order has its limits
+		return fmt.Errorf("receive from control daemon: %w", err)
 	}
 	s.log.printf("Initializing server process")
 	m, err := open()
@@ -105,11 +105,11 @@ func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
 	return s.control.send(report{Ready: true}, nil)
 }
 
-// dieWith kills this process when the machine is rebooted, or when MPS is killed,
-// after the state was as it began.
+// dieWith kills this process when the machine is rebooted or MPS is killed,
+// compared with the state began.
 func dieWith(m *nvmlsim.Machine, began *nvmlsim.State, kills func(nvmlsim.MPSKills) uint64) {
 	if began == nil {
-		return // the machine's state is not in reach here
+		return // the machine's state can't be read here
 	}
 	m.Await(context.Background(), func(s *nvmlsim.State) bool {
 		return s.BootID != began.BootID || kills(s.MPSKills) != kills(began.MPSKills)
@@ -117,8 +117,8 @@ func dieWith(m *nvmlsim.Machine, began *nvmlsim.State, kills func(nvmlsim.MPSKil
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 }
 
-// hold makes the machine's state say what server and clients use. The caller has
-// the lock, or is alone.
+// hold writes the uses of the server and its clients to the machine's state.
+// The caller has the lock, or is the only goroutine.
 func (s *server) hold() error {
 	var uses []nvmlsim.Use
 	for _, d := range s.devices {
@@ -130,19 +130,21 @@ func (s *server) hold() error {
 	return s.holder.Set(uses)
 }
 
-// serve does what the control daemon orders until it is gone or says quit.
+// serve executes the orders of the control daemon until an order to quit or the
+// daemon's end.
 func (s *server) serve() int {
 	for s.receive() == nil {
 	}
 	s.log.printf("Exiting")
-	// The GPUs before the clients, which may look at them as soon as they hear.
+	// Release the GPUs first: clients may read their state as soon as their
+	// connection ends.
 	if err := s.holder.Close(); err != nil {
 		s.log.printf("%v", err)
 	}
 	return 0
 }
 
-// receive carries out one order.
+// receive receives and executes one order.
 func (s *server) receive() error {
 	var o order
 	f, err := s.control.receive(&o)
@@ -190,7 +192,7 @@ func (s *server) list() []served {
 	defer s.mu.Unlock()
 	all := make([]served, len(s.devices))
 	for i, d := range s.devices {
-		p, _ := d.GPU.PCIInfo() // it was there when the server began
+		p, _ := d.GPU.PCIInfo() // it was readable when the server started
 		all[i] = served{UUID: d.UUID, Name: d.GPU.Model().ProductName, Bus: p.BusIDLegacy()}
 	}
 	for _, g := range s.clients {
@@ -199,7 +201,7 @@ func (s *server) list() []served {
 	return all
 }
 
-// drain ends the server with its last client, or after a time.
+// drain ends the server after its last client, or after a time.
 func (s *server) drain(patience time.Duration) {
 	s.log.printf("Server has been notified to shutdown")
 	s.log.printf("Waiting for current clients to finish")
@@ -216,7 +218,7 @@ func (s *server) drain(patience time.Duration) {
 
 // exit makes serve return.
 func (s *server) exit() {
-	_ = s.control.conn.Close() // it may have ended already
+	_ = s.control.conn.Close() // the connection may be closed already
 }
 
 // attend serves one client until its connection ends.
@@ -236,7 +238,7 @@ func (s *server) attend(conn net.Conn, c client) {
 	s.drop(func(other *guest) bool { return other == g }, "")
 }
 
-// admit makes a client's context, or returns the error text that it gets.
+// admit creates a client's context, or returns the error text for the client.
 func (s *server) admit(conn net.Conn, c client) (*guest, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,12 +284,13 @@ func errorText(err error) string {
 	return unknownError
 }
 
-// multiprocessors that a client can use. The caller has the lock.
+// multiprocessors returns the number of multiprocessors that a client can use.
+// The caller has the lock.
 func (s *server) multiprocessors(g *guest) uint32 {
 	return portion(s.devices[g.device].Multiprocessors, clientPercentage(s.threads, g.Threads))
 }
 
-// describe is what the client is told of its context.
+// describe returns the reply that describes a client's context.
 func (s *server) describe(g *guest) reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +309,7 @@ func (s *server) answer(g *guest) {
 			return
 		}
 		if a.Fault {
-			// It hits all clients of the GPU (measured).
+			// A fault affects all clients of the GPU (measured).
 			s.drop(func(other *guest) bool { return other.device == g.device }, illegalAccess)
 			return
 		}
@@ -330,8 +333,8 @@ func (s *server) alloc(g *guest, n uint64) string {
 	return ""
 }
 
-// drop ends clients; with a text they are told why. The last one takes a server
-// along that is to end.
+// drop ends clients, and sends them the text why unless it is empty. A draining
+// server ends with the last client.
 func (s *server) drop(which func(*guest) bool, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -340,7 +343,7 @@ func (s *server) drop(which func(*guest) bool, why string) {
 			return false
 		}
 		if why != "" {
-			_ = writeLine(g.conn, reply{Error: why, Lost: true}) // it may be gone
+			_ = writeLine(g.conn, reply{Error: why, Lost: true}) // the client may have ended
 			_ = g.conn.Close()
 		}
 		return true

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment of MPS, and where it is without.
+// Environment variables of MPS, and their default values.
 const (
 	pipeEnv    = "CUDA_MPS_PIPE_DIRECTORY"
 	logEnv     = "CUDA_MPS_LOG_DIRECTORY"
@@ -47,7 +47,8 @@ func setting(name, without string) string {
 
 func pipeDirectory() string { return setting(pipeEnv, defaultPipe) }
 
-// Sockets of the control daemon: for everybody, and for who started it and root.
+// Sockets of the control daemon: for all users, and for root and the user who
+// started it.
 const (
 	publicName     = "control"
 	privilegedName = "control_privileged"
@@ -57,10 +58,10 @@ func controlSocket() string { return filepath.Join(pipeDirectory(), publicName) 
 
 // greeting is the first line of a connection to the control daemon.
 type greeting struct {
-	// UI: lines with commands follow, each is answered with a line that is a
-	// JSON string.
+	// UI announces lines with commands; the answer to each is a line with a JSON
+	// string.
 	UI bool `json:"ui,omitempty"`
-	// Client: the connection becomes one to the server.
+	// Client requests that the connection is passed to the server.
 	Client *client `json:"client,omitempty"`
 }
 
@@ -69,54 +70,55 @@ type client struct {
 	Name string `json:"name"`
 	// Namespace is the PID namespace's number.
 	Namespace uint64 `json:"namespace"`
-	// Visible, Memory and Threads are its environment; Visible nil if not set.
+	// Visible, Memory and Threads are from its environment; Visible is nil if not
+	// set.
 	Visible *string `json:"visible,omitempty"`
 	Memory  string  `json:"memory,omitempty"`
 	Threads string  `json:"threads,omitempty"`
 	// Device is the index of the device it wants, among those it sees.
 	Device int `json:"device,omitempty"`
-	// PID and UID are filled in by the control daemon, as it sees them.
+	// PID and UID are set by the control daemon, from the socket's credentials.
 	PID uint32 `json:"pid,omitempty"`
 	UID uint32 `json:"uid,omitempty"`
 }
 
-// ask is what a client asks of the server.
+// ask is a request of a client to the server.
 type ask struct {
 	Alloc uint64 `json:"alloc,omitempty"`
 	Fault bool   `json:"fault,omitempty"`
 }
 
-// reply is an answer to a client. It may come unasked, with Lost.
+// reply is an answer to a client. With Lost it may come without a request.
 type reply struct {
-	// Error is "" where all is well.
+	// Error is "" on success.
 	Error string `json:"error,omitempty"`
-	// Lost: the context is no more.
+	// Lost means that the context is lost.
 	Lost bool `json:"lost,omitempty"`
-	// UUID and what follows is the context, with which the server begins.
+	// UUID and the following fields describe the context, in the first reply.
 	UUID            string `json:"uuid,omitempty"`
 	Multiprocessors uint32 `json:"multiprocessors,omitempty"`
 	Free            uint64 `json:"free,omitempty"`
 	Total           uint64 `json:"total,omitempty"`
 }
 
-// order goes from the control daemon to the server, one in a packet. A client's
-// connection goes with it.
+// order is a message from the control daemon to the server, one per packet,
+// with a client's connection if it has one.
 type order struct {
 	Client *client `json:"client,omitempty"`
-	// Threads and Memory are limits for clients to come.
+	// Threads and Memory are limits for future clients.
 	Threads float64 `json:"threads,omitempty"`
 	Memory  limits  `json:"memory,omitempty"`
-	// List is answered by a report with the same number.
+	// List requests a report with the same number.
 	List uint64 `json:"list,omitempty"`
-	// Drain: take no more clients, and end with the last, or after so many
-	// seconds; 0 is no limit.
+	// Drain orders the server to accept no more clients, and to end with the last
+	// one or after Seconds; 0 means no limit.
 	Drain   bool `json:"drain,omitempty"`
 	Seconds int  `json:"seconds,omitempty"`
 	// Terminate ends the client of a PID.
 	Terminate uint32 `json:"terminate,omitempty"`
 }
 
-// report goes from the server to the control daemon, one in a packet.
+// report is a message from the server to the control daemon, one per packet.
 type report struct {
 	Ready   bool     `json:"ready,omitempty"`
 	List    uint64   `json:"list,omitempty"`
@@ -154,11 +156,11 @@ func readLine(r *bufio.Reader, v any) error {
 	return json.Unmarshal(b, v)
 }
 
-// link is the connection of control daemon and server: packets, with which
-// connections can go.
+// link is the connection between control daemon and server. A packet can carry
+// a connection.
 type link struct{ conn *net.UnixConn }
 
-// newLink makes both ends: one for this process, one to be inherited.
+// newLink creates both ends: one for this process, one for a child process.
 func newLink() (link, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -169,7 +171,7 @@ func newLink() (link, *os.File, error) {
 	return mine, theirs, err
 }
 
-// openLink takes the file over.
+// openLink returns the link of the file, and closes the file.
 func openLink(f *os.File) (link, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)
@@ -178,7 +180,7 @@ func openLink(f *os.File) (link, error) {
 	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return link{}, fmt.Errorf("connect control daemon and server: %T is no socket of theirs", c)
+		return link{}, fmt.Errorf("connect control daemon and server: %T is not a unix socket", c)
 	}
 	return link{u}, nil
 }
@@ -196,7 +198,7 @@ func (l link) send(v any, connection *os.File) error {
 	return err
 }
 
-// receive returns the connection that came along, nil where there was none.
+// receive returns the connection in the packet, nil if there was none.
 func (l link) receive(v any) (*os.File, error) {
 	b, oob := make([]byte, 128<<10), make([]byte, 64)
 	n, oobn, _, _, err := l.conn.ReadMsgUnix(b, oob)

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
@@ -52,8 +51,8 @@ func CompareUnder(mix Mix, gpus int, loads ...Load) (Packing, error) {
 		return Packing{}, err
 	}
 	profiles, _ := mix.kinds()
-	plan := offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: slices.DeleteFunc(profiles, func(p string) bool { return p == Whole })}}
-	ours := offer.Build(n, offer.Options{Counters: true, Plan: func(gpu.GPU) offer.Plan { return plan }})
+	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: slices.DeleteFunc(profiles, func(p string) bool { return p == Whole })}}
+	ours := offer.Build(n, OnePlan(n, plan), nil, offer.Server{Counters: true})
 	lexical := Lexical(ours)
 	var sum Packing
 	for _, l := range loads {

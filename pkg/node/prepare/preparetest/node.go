@@ -24,8 +24,8 @@ const (
 
 // Node is a node with GPUs, without a driver: its device nodes are plain files
 // under Root, its CDI specs, in CDI, have device nodes only, and its MIG
-// partitions are there as long as the node isn't booted. It is what prepare
-// needs of a node (prepare.CDI, prepare.Inventory and prepare.Partitions).
+// partitions are there as long as the node isn't booted. It implements
+// prepare.CDI, prepare.Inventory and prepare.Partitions.
 type Node struct {
 	// Node is where its state is, for the doctor, without hardware.
 	doctor.Node
@@ -38,8 +38,8 @@ type Node struct {
 	// Step, which may be nil, is called after each step of a change to the CDI
 	// directory or to the partitions, outside of all locks.
 	Step func(string)
-	// Working, which may be nil, is called before a partition is made or given
-	// up; an error is what the hardware answers.
+	// Working, which may be nil, is called before a partition is made or given up;
+	// an error is the hardware's answer.
 	Working func(ctx context.Context, p gpu.Partition) error
 	// InUse, which may be nil, says whether a claim that stays has something of a
 	// partition, which isn't released then (journal.InUse).
@@ -135,7 +135,7 @@ func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 }
 
 // Write implements prepare.CDI.
-func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName][]string, error) {
+func (n *Node) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error) {
 	if n.Mark != nil {
 		if _, _, err := n.Mark(claimUID); err != nil {
 			return nil, err

@@ -17,7 +17,7 @@ import (
 // Memory of a GPU of the node, in MiB. A partition has as much less as its profile
 // says: an eighth, a half, or all of ShareableMiB.
 const (
-	// ShareableMiB is what the shares of a GPU have together.
+	// ShareableMiB is the memory of all shares of a GPU together.
 	ShareableMiB = 80 << 10
 	reservedMiB  = 600
 	serverMiB    = 128
@@ -34,7 +34,7 @@ type Daemon struct {
 type Sharing struct {
 	Node    *Node
 	Journal *journal.Journal
-	// Fail, which may be nil, is asked before anything is done ("join", "leave"); an
+	// Fail, which may be nil, is asked before anything is done ("join", "unshared", "leave"); an
 	// error is the answer.
 	Fail func(ctx context.Context, op string, r journal.Record) error
 
@@ -49,7 +49,7 @@ func NewSharing(n *Node, j *journal.Journal) *Sharing {
 }
 
 // Join implements prepare.Sharing.
-func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Given) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	unlock, err := s.begin(ctx, "join", r)
 	if err != nil {
 		return nil, err
@@ -74,6 +74,16 @@ func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.Devi
 		clients[g.Device] = &gpu.MPSClient{PipeDir: pipeDir(name)}
 	}
 	return clients, nil
+}
+
+// EnsureUnshared implements prepare.Sharing: daemons and intervals end in Leave.
+func (s *Sharing) EnsureUnshared(ctx context.Context, _ ...gpu.UUID) error {
+	unlock, err := s.begin(ctx, "unshared", journal.Record{})
+	if err != nil {
+		return err
+	}
+	unlock()
+	return nil
 }
 
 // AwaitEnds returns at once: daemons end in Leave.
@@ -129,8 +139,8 @@ func DaemonOf(r journal.Record, g journal.Grant) string {
 	}
 }
 
-// Wanted is what claims that were prepared in the boot, and stay, need: MPS
-// daemons by name, and time slices.
+// Wanted returns the needs of claims that were prepared in the boot and stay:
+// MPS daemons by name, and time slices.
 func Wanted(j *journal.Journal, bootID string) (map[string]Daemon, map[gpu.UUID]string) {
 	daemons, intervals := map[string]Daemon{}, map[gpu.UUID]string{}
 	for _, r := range j.All() {
@@ -204,7 +214,7 @@ func (n *Node) stopDaemon(name string) error {
 	return nil
 }
 
-// setInterval sets a GPU's time slice, or puts it back to what it was.
+// setInterval sets a GPU's time slice, or restores the original one.
 func (n *Node) setInterval(uuid gpu.UUID, interval string) {
 	n.mu.Lock()
 	changed := n.intervals[uuid] != interval

@@ -1,12 +1,10 @@
-package report
+package facts
 
 import (
 	"reflect"
 	"slices"
 
-	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/inventory"
 )
 
 // memory holds the GPUs that the node is known to have had: those that this
@@ -27,19 +25,19 @@ type memory struct {
 
 // recall stores the previous plugin's report, once. It returns whether that added
 // GPUs.
-func (m *memory) recall(inv *v1alpha1.GPUInventory, bootID string) bool {
+func (m *memory) recall(reported []gpu.GPU, sameBoot bool) bool {
 	if m.recalled {
 		return false
 	}
 	m.recalled = true
-	m.reported, m.sameBoot = inventory.Node(inv).GPUs, inv.Status.BootID == bootID
+	m.reported, m.sameBoot = reported, sameBoot
 	return len(m.reported) > 0
 }
 
 func (m *memory) found(gpus []gpu.GPU) {
 	m.last, m.used = gpus, m.handedOut
 	for _, g := range gpus {
-		if dead(g) == nil {
+		if Dead(g) == nil {
 			if m.answered == nil {
 				m.answered = map[gpu.UUID]bool{}
 			}
@@ -92,15 +90,4 @@ func (m *memory) lists() (has, hadBefore []gpu.GPU) {
 		hadBefore = add(hadBefore, m.reported, all)
 	}
 	return has, hadBefore
-}
-
-// Remembered returns the GPUs that the machine has had since it started, each as
-// it was last reported, and those that it had before and may have no more. Call it
-// at the beginning of each reading: the previous plugin's report is overwritten
-// only by a reading that has taken it into account.
-func (r *Reporter) Remembered() (has, hadBefore []gpu.GPU) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.memory.handedOut = r.memory.recalled
-	return r.memory.lists()
 }

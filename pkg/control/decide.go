@@ -1,0 +1,182 @@
+package control
+
+import (
+	"cmp"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/policy"
+)
+
+// decision is the offer of one node.
+type decision struct {
+	form publish.Counters
+	gpus []offer.GPU
+	// requests are what the policies ask of the node, by UUID.
+	requests []v1alpha1.GPUSpec
+	account  account
+}
+
+// account is a decision as policies' statuses need it.
+type account struct {
+	facts facts
+	// pool is the fingerprint of the slices that say so; empty for none.
+	pool string
+	gpus []gpuAccount
+	// withheld are the node's other GPUs.
+	withheld []withheldGPU
+}
+
+// withheldGPU is a GPU that isn't offered, whatever its plan.
+type withheldGPU struct {
+	gpu    string // device name or UUID
+	policy string // that selects it; empty: none
+	reason string
+}
+
+// waiting lists the devices that are offered for the sake of claims only.
+func (a account) waiting() []allocation {
+	var out []allocation
+	for _, g := range a.gpus {
+		out = append(out, g.waiting...)
+	}
+	return out
+}
+
+func (a account) problems() []string {
+	var out []string
+	for _, g := range a.gpus {
+		out = append(out, g.problems...)
+	}
+	return out
+}
+
+// gpuAccount is the decision about one GPU, with its waiting devices and its
+// problems.
+type gpuAccount struct {
+	name     gpu.DeviceName
+	devices  int // how many of it are offered
+	verdict  policy.Verdict
+	found    []string // profiles that the plan names and the GPU has
+	missing  []string // those that it hasn't, though it could be cut
+	problems []string
+	// uncharged: the scheduler's version is among the problems.
+	uncharged bool
+	waiting   []allocation
+}
+
+// facts are all that a decision follows from, in a form that compares.
+type facts struct {
+	inventory, labels, rules, claims string
+	able                             publish.Abilities
+}
+
+// input is everything that a decision depends on, besides the inventory.
+type input struct {
+	facts    facts
+	labels   labels.Set
+	policies []policy.Policy
+	claims   []allocation
+}
+
+// decide computes what a node offers. It depends on its arguments alone.
+func decide(inv *v1alpha1.GPUInventory, in input) decision {
+	n := inventory.Node(inv)
+	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
+	plans := make(map[gpu.UUID]v1alpha1.Plan, len(n.GPUs))
+	for _, g := range n.GPUs {
+		verdicts[g.UUID] = policy.Decide(in.policies, in.labels, offer.Whole(n, g))
+		plans[g.UUID] = verdicts[g.UUID].Plan
+	}
+	able := in.facts.able
+	d := decision{form: able.Counters, account: account{facts: in.facts}}
+	d.gpus = offer.Build(n, plans, devicesOf(in.claims), offer.Server{
+		Counters: able.Counters != publish.NoCounters, Multiple: able.Multiple, Charged: able.Charged, Version: able.Version,
+	})
+	for _, g := range d.gpus {
+		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
+		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
+		if r := requestTo(g, v.Plan, profiles, inv); r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
+			d.requests = append(d.requests, r)
+		}
+	}
+	for _, w := range offer.Withheld(n) {
+		d.account.withheld = append(d.account.withheld, withheldGPU{
+			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: verdicts[w.UUID].Policy, reason: w.Reason,
+		})
+	}
+	slices.SortFunc(d.requests, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	d.account.pool = fingerprint(publish.Pool(metav1.OwnerReference{Name: inv.Name}, d.gpus, d.form))
+	return d
+}
+
+// requestTo returns what a plan asks of a node for one GPU; only the UUID is set
+// where it asks for nothing.
+func requestTo(g offer.GPU, plan v1alpha1.Plan, profiles []gpu.Profile, inv *v1alpha1.GPUInventory) v1alpha1.GPUSpec {
+	r := v1alpha1.GPUSpec{UUID: string(g.UUID), TimeSlice: timeSlice(g, plan, inv)}
+	if p := plan.Partitioned; p != nil && p.KeepWarm != nil && p.KeepWarm.Duration > 0 && len(profiles) > 0 {
+		r.KeepWarm = p.KeepWarm
+	}
+	return r
+}
+
+func fingerprint(pool []resourceapi.ResourceSlice) string {
+	all := make([]*resourceapi.ResourceSlice, len(pool))
+	for i := range pool {
+		all[i] = &pool[i]
+	}
+	return publish.Fingerprint(all)
+}
+
+// timeSlice returns the time slice for a GPU while claims have replicas of it.
+// A policy's interval stays until the last of its replicas is gone.
+func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1alpha1.TimeSliceInterval {
+	if plan.TimeSliced != nil && slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return gpu.DeviceName(d.Name).IsReplica() }) {
+		return cmp.Or(plan.TimeSliced.Interval, v1alpha1.DefaultTimeSlice)
+	}
+	i := slices.IndexFunc(inv.Spec.GPUs, func(s v1alpha1.GPUSpec) bool { return s.UUID == string(g.UUID) })
+	if i < 0 || !slices.ContainsFunc(g.Leftover, gpu.DeviceName.IsReplica) {
+		return ""
+	}
+	return inv.Spec.GPUs[i].TimeSlice
+}
+
+func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
+	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, uncharged: g.Uncharged}
+	for _, p := range profiles {
+		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
+			a.found = append(a.found, p.Name)
+		}
+	}
+	for _, c := range claims {
+		if slices.Contains(g.Leftover, c.device) {
+			a.waiting = append(a.waiting, c)
+		}
+	}
+	return a
+}
+
+// profilesOf a GPU that can be cut; none of another.
+func profilesOf(n gpu.Node, uuid gpu.UUID) []gpu.Profile {
+	i := slices.IndexFunc(n.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
+	if i < 0 || n.GPUs[i].MIG == nil {
+		return nil
+	}
+	return n.GPUs[i].MIG.Profiles
+}
+
+func devicesOf(claims []allocation) []gpu.DeviceName {
+	out := make([]gpu.DeviceName, len(claims))
+	for i, c := range claims {
+		out[i] = c.device
+	}
+	return out
+}

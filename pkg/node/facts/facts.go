@@ -1,0 +1,229 @@
+package facts
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Reasons why there are no GPUs, of the condition Ready.
+const (
+	// ReasonDriverNotFound: the host has no NVIDIA driver (yet).
+	ReasonDriverNotFound = "DriverNotFound"
+	// ReasonNVMLError: the driver is there and doesn't work.
+	ReasonNVMLError = "NVMLError"
+)
+
+// Facts has the known facts about one node. Its methods may be called
+// concurrently; none but WaitUnchallenged blocks.
+type Facts struct {
+	nodeName string
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, at each change below
+	known   bool          // Found or Missing was called
+	node    gpu.Node
+	names   *gpu.Names
+	trouble Trouble
+	memory  memory
+	// seen: the Node object has been seen, and is there.
+	seen bool
+	// devicePlugin and draDriver name another driver that serves the GPUs, with
+	// the remedy; empty: none.
+	devicePlugin, draDriver string
+}
+
+// Trouble is why the node has no GPUs to offer; zero while it has.
+type Trouble struct{ Reason, Message string }
+
+// New returns Facts that know nothing yet.
+func New(nodeName string) *Facts {
+	return &Facts{nodeName: nodeName, changed: make(chan struct{})}
+}
+
+// State is a copy of the facts at one time.
+type State struct {
+	// Known: the GPUs have been looked for.
+	Known   bool
+	Node    gpu.Node
+	Trouble Trouble
+	// Complete: the report of the previous plugin adds nothing, and may be
+	// overwritten.
+	Complete bool
+	// DevicePlugin and DRADriver name another driver that serves the GPUs, with
+	// the remedy; empty: none.
+	DevicePlugin, DRADriver string
+}
+
+// Conflict returns which other driver serves the GPUs; empty: none.
+func (s State) Conflict() string { return cmp.Or(s.DevicePlugin, s.DRADriver) }
+
+// State returns what is known now, and a channel that is closed when that changes.
+func (f *Facts) State() (State, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return State{
+		Known: f.known, Node: f.node, Trouble: f.trouble, Complete: f.trouble.Reason != "" || f.memory.mayReplace(),
+		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver,
+	}, f.changed
+}
+
+// Found sets the GPUs. Two GPUs that can't be told apart by name are an error, and
+// then nothing changes.
+func (f *Facts) Found(node gpu.Node) error {
+	names, err := gpu.NewNames(node.GPUs)
+	if err != nil {
+		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
+	}
+	f.change(func() {
+		f.known, f.node, f.names, f.trouble = true, node, names, Trouble{}
+		f.memory.found(node.GPUs)
+	})
+	return nil
+}
+
+// Missing sets that there are no GPUs to offer, and why.
+func (f *Facts) Missing(reason, message string) {
+	f.change(func() {
+		f.known, f.node, f.names = true, gpu.Node{Name: f.nodeName}, nil
+		f.trouble = Trouble{Reason: reason, Message: message}
+	})
+}
+
+// Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it
+// was written since the machine booted. It returns whether that added GPUs.
+func (f *Facts) Recall(reported []gpu.GPU, sameBoot bool) (added bool) {
+	f.change(func() { added = f.memory.recall(reported, sameBoot) })
+	return added
+}
+
+// Remembered returns the GPUs that the machine has had since it started, each as
+// it was last reported, and those that it had before and may have no more. Call it
+// at the beginning of each reading: the previous plugin's report is overwritten
+// only by a reading that has taken it into account.
+func (f *Facts) Remembered() (has, hadBefore []gpu.GPU) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memory.handedOut = f.memory.recalled
+	return f.memory.lists()
+}
+
+// Device returns what a device's name stands for and the GPU it is or is part
+// of, as last read. It fails while there is no driver, while another driver
+// serves the GPUs, when the node has no such device, and when the GPU doesn't
+// answer.
+func (f *Facts) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.names == nil {
+		return nil, gpu.GPU{}, errors.New(f.absence())
+	}
+	if c := f.conflict(); c != "" {
+		return nil, gpu.GPU{}, errors.New(c)
+	}
+	device, err := f.names.Device(name)
+	if err != nil {
+		return nil, gpu.GPU{}, err
+	}
+	for _, g := range f.node.GPUs {
+		if g.UUID == device.Parent() {
+			return device, g, Dead(g)
+		}
+	}
+	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now", device.Parent())
+}
+
+// Dead returns an error for a GPU that doesn't answer. Other problems of a GPU are
+// judged by those who know more of it.
+func Dead(g gpu.GPU) error {
+	for _, c := range g.Conditions {
+		if c.Type == gpu.Lost || c.Type == gpu.Unreadable || c.Type == gpu.NotResponding {
+			return fmt.Errorf("GPU %s is %s: %s", g.UUID, c.Type, c.Message)
+		}
+	}
+	return nil
+}
+
+// Trouble returns nil while there are GPUs to serve, or could be.
+func (f *Facts) Trouble() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.names == nil {
+		return errors.New(f.absence())
+	}
+	return nil
+}
+
+// NoDriver reports whether the host has no driver, as far as is known.
+func (f *Facts) NoDriver() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.trouble.Reason == ReasonDriverNotFound
+}
+
+// absence says why there are no devices.
+func (f *Facts) absence() string {
+	if f.trouble.Message != "" {
+		return f.trouble.Message
+	}
+	return "the GPUs of this node have not been read yet"
+}
+
+// Conflict returns a sentence about another driver that serves the GPUs, with the
+// remedy; empty if none is known.
+func (f *Facts) Conflict() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.conflict()
+}
+
+// conflict needs the lock.
+func (f *Facts) conflict() string { return cmp.Or(f.devicePlugin, f.draDriver) }
+
+// Challenged sets the sentence about another DRA driver that has taken the plugin's
+// name at the kubelet, with the remedy; empty if none has.
+func (f *Facts) Challenged(by string) {
+	f.mu.Lock()
+	same := f.draDriver == by
+	f.mu.Unlock()
+	if !same {
+		f.change(func() { f.draDriver = by })
+	}
+}
+
+// SawNode sets whether the Node object is there, and the sentence about a device
+// plugin that serves its GPUs, with the remedy; empty: none.
+func (f *Facts) SawNode(there bool, devicePlugin string) {
+	f.change(func() { f.seen, f.devicePlugin = there, devicePlugin })
+}
+
+// WaitUnchallenged returns nil once the node has been seen to be served by no
+// other driver.
+func (f *Facts) WaitUnchallenged(ctx context.Context) error {
+	for {
+		f.mu.Lock()
+		ok, changed := f.seen && f.conflict() == "", f.changed
+		f.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// change applies do and wakes everybody who waits.
+func (f *Facts) change(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}

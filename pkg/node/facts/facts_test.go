@@ -1,0 +1,55 @@
+package facts_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+)
+
+var h100 = gpu.GPU{UUID: "GPU-980fb007-8a10-0135-bada-13f71feaef21"}
+
+func node(gpus ...gpu.GPU) gpu.Node { return gpu.Node{Name: "node-0", GPUs: gpus} }
+
+func TestDevice(t *testing.T) {
+	r := facts.New("node-0")
+	if _, _, err := r.Device("gpu-980fb007"); err == nil {
+		t.Error("handed out a GPU before the GPUs were read")
+	}
+	lost := h100
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+	for name, tc := range map[string]struct {
+		tell   func() error
+		device gpu.DeviceName
+		want   string // in the error; empty: none
+	}{
+		"there":   {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
+		"another": {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
+		"lost":    {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
+		"no driver": {
+			tell:   func() error { r.Missing(facts.ReasonDriverNotFound, "no driver under /"); return nil },
+			device: "gpu-980fb007", want: "no driver under /",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := tc.tell(); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := r.Device(tc.device)
+			if got := errorText(err); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+	if err := r.Found(node(h100, h100)); err == nil {
+		t.Error("two GPUs of one UUID were accepted")
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
