@@ -22,8 +22,6 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 TOOLS := _output/tools
 TOOLS_STAMP := $(TOOLS)/.stamp
-# Packages that need no cluster. The rest of the ladder has targets of its own.
-UNIT = $(shell $(GO) list ./... | grep -v '/test/e2e$$')
 
 .PHONY: help
 help: ## List the targets
@@ -81,22 +79,23 @@ format: $(TOOLS_STAMP) ## Format the Go files
 
 .PHONY: test
 test: cluster-build ## Run every test that needs no GPU; the end-to-end ones on real local clusters. Needs root
-	@for level in unit integration e2e; do \
-		echo "make test-$$level"; \
-		$(MAKE) test-$$level; \
-	done
+	GO='$(GO)' hack/test.sh
 
 .PHONY: test-unit
-test-unit: prepare ## Run the tests that need no cluster, under the race detector
-	$(GO) test -race -count 1 -timeout 30m $(UNIT)
+test-unit: prepare ## Run the tests that need no cluster, with the race detector where code is concurrent
+	GO='$(GO)' hack/test.sh unit
 
 .PHONY: test-integration
 test-integration: cluster-build ## Run the chart, the controller, and a kubelet plugin that is killed at every step, against a real API server; needs root
-	$(GO) test -tags integration -count 1 -timeout 30m -v -p 1 ./deployments/helm/test ./pkg/control ./test/crash
+	GO='$(GO)' hack/test.sh integration
 
 .PHONY: test-e2e
-test-e2e: cluster-build ## Run the stories on a real cluster with simulated GPUs, and the local cluster's own; needs root
-	$(GO) test -tags e2e -count 1 -timeout 60m -v -p 1 ./test/cluster ./test/e2e
+test-e2e: cluster-build ## Run the stories on real clusters with simulated GPUs, and the local cluster's own; needs root
+	GO='$(GO)' hack/test.sh e2e
+
+.PHONY: test-all
+test-all: cluster-build ## Run every test and every longer check; what has passed for the same tree isn't run again. Needs root
+	GO='$(GO)' hack/test-all.sh
 
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)

@@ -14,4 +14,8 @@ while IFS=: read -r file name; do
 	targets=$((targets + 1))
 done < <(git ls-files -co --exclude-standard '*_test.go' |
 	xargs grep -oHE '^func Fuzz[A-Za-z0-9_]+' | sed 's/:func /:/')
+if [ "$targets" -eq 0 ]; then
+	echo "fuzz: no targets found" >&2
+	exit 1
+fi
 echo "fuzz: $targets targets passed"

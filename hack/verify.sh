@@ -3,7 +3,7 @@
 # is rewritten in a copy and compared. Every check runs; the failed ones are
 # named again at the end.
 #
-# usage: hack/verify.sh [CHECK...]   default: all, in the order below
+# usage: hack/verify.sh [CHECK...]   default: all but language, in the order below
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -92,6 +92,13 @@ check_words() {
 	return $rc
 }
 
+# check_commits checks the messages of the commits that this branch adds to
+# main, or of those after $BASE.
+check_commits() { hack/commits.sh ${BASE:+"$BASE"}; }
+
+# check_language keeps out words that a reader has to read twice.
+check_language() { files | go run ./hack/language; }
+
 # check_links follows the relative links of every page.
 check_links() {
 	local page link rc=0
@@ -107,7 +114,7 @@ check_links() {
 }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words links format generate modules chart lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits format generate modules chart lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do

@@ -337,7 +337,7 @@ func (b *bench) measurePrepares(ctx context.Context, p *plugin, claims []*resour
 	return prep, unprep, floor, nil
 }
 
-// floor is what no prepare can do without.
+// floor measures the work that every prepare must do.
 func (b *bench) floor(ctx context.Context, dir, claim string) error {
 	if _, err := b.stack.Kube().ResourceV1().ResourceClaims(namespace).Get(ctx, claim, metav1.GetOptions{}); err != nil {
 		return err
@@ -420,18 +420,6 @@ func together[T any](all []T, f func(T) error) error {
 		}
 	}
 	return first
-}
-
-func (b *bench) pods(ctx context.Context) error {
-	b.progress("starting %d pods with a claim and %d without", b.options.pods, b.options.pods)
-	with, without, err := startRatio(ctx, b.stack.Kube(), stack.TestImage, b.node, b.options.pods)
-	if err != nil {
-		return err
-	}
-	b.figure("pod_start_with_claim_p50_ms", with)
-	b.figure("pod_start_without_claim_p50_ms", without)
-	b.figure("pod_start_ratio", with/without)
-	return nil
 }
 
 func (b *bench) handover(ctx context.Context) error {
@@ -526,7 +514,7 @@ func (b *bench) writesPerClaim(ctx context.Context) error {
 }
 
 // writesIdle counts the driver's API writes while nothing happens on the
-// cluster. What another cluster is measured for is done meanwhile.
+// cluster. Measurements of another cluster run at the same time.
 func (b *bench) writesIdle(ctx context.Context) error {
 	if b.idle == 0 {
 		return nil

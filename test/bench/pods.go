@@ -74,20 +74,32 @@ func fromTemplate() *corev1.PodResourceClaim {
 
 // startPod creates a pod and returns how long it took to be seen running.
 func startPod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) (time.Duration, error) {
+	_, took, err := startBoundPod(ctx, kube, pod)
+	return took, err
+}
+
+// startBoundPod creates a pod and returns how long it took to be seen bound to a
+// node, and running.
+func startBoundPod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) (bound, running time.Duration, err error) {
 	w, err := watchPod(ctx, kube, pod.Name)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer w.Stop()
 	start := time.Now()
 	if _, err := kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return 0, fmt.Errorf("create pod %s: %w", pod.Name, err)
+		return 0, 0, fmt.Errorf("create pod %s: %w", pod.Name, err)
 	}
-	err = until(ctx, w, func(_ watch.EventType, p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	err = until(ctx, w, func(_ watch.EventType, p *corev1.Pod) bool {
+		if bound == 0 && p.Spec.NodeName != "" {
+			bound = time.Since(start)
+		}
+		return p.Status.Phase == corev1.PodRunning
+	})
 	if err != nil {
-		return 0, fmt.Errorf("wait for pod %s to run: %w", pod.Name, err)
+		return 0, 0, fmt.Errorf("wait for pod %s to run: %w", pod.Name, err)
 	}
-	return time.Since(start), nil
+	return bound, time.Since(start), nil
 }
 
 // watchPod watches one pod, which need not exist yet.
@@ -131,30 +143,6 @@ func deletePod(ctx context.Context, kube kubernetes.Interface, name string) erro
 		return fmt.Errorf("wait for pod %s to go: %w", name, err)
 	}
 	return nil
-}
-
-// startRatio starts pods with and without a claim in turn and returns the
-// medians in milliseconds.
-func startRatio(ctx context.Context, kube kubernetes.Interface, image, node string, n int) (with, without float64, err error) {
-	var claimed, plain sample
-	for i := range n {
-		for _, claim := range []*corev1.PodResourceClaim{fromTemplate(), nil} {
-			name := fmt.Sprintf("start-%d-%t", i, claim != nil)
-			took, err := startPod(ctx, kube, newPod(name, image, node, claim))
-			if err != nil {
-				return 0, 0, err
-			}
-			if claim != nil {
-				claimed = append(claimed, took)
-			} else {
-				plain = append(plain, took)
-			}
-			if err := deletePod(ctx, kube, name); err != nil {
-				return 0, 0, err
-			}
-		}
-	}
-	return claimed.percentile(50), plain.percentile(50), nil
 }
 
 // handover force-deletes a pod whose GPU another pod waits for, and returns

@@ -46,7 +46,7 @@ type scheduling struct {
 	nodes int
 }
 
-// wanted is what the claims of one measurement ask for.
+// wanted has the requests of the claims of one measurement.
 type wanted struct {
 	name, class, profile string
 	perNode              int
@@ -103,7 +103,6 @@ func (s *scheduling) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config.QPS = -1 // no limit
 	if s.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
@@ -171,7 +170,7 @@ func (s *scheduling) addNode(ctx context.Context, name string) error {
 }
 
 // measure schedules a few times, a single node being soon full, and prints the
-// median and what a pod cost on the average.
+// median and the average cost of a pod.
 func (s *scheduling) measure(ctx context.Context, w wanted) error {
 	const rounds = 3
 	pods := min(s.nodes*w.perNode, maxScheduled)
@@ -256,7 +255,7 @@ func (s *scheduling) create(ctx context.Context, w wanted, name string) error {
 	p := newPod(name, "none", "", &corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &name})
 	p.Spec.NodeSelector = nil
 	p.Spec.AutomountServiceAccountToken = new(false)
-	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // nobody says that the nodes are ready
+	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // no kubelet marks the nodes as ready
 	if _, err := s.kube.CoreV1().Pods(namespace).Create(ctx, p, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create pod %s: %w", name, err)
 	}
@@ -301,8 +300,8 @@ func (s *scheduling) startScheduler(ctx context.Context) (pid int, stop func(), 
 	}, nil
 }
 
-// processorTime is what a process has used, all its threads together, in steps
-// of 10 ms.
+// processorTime returns the CPU time of a process with all its threads, in
+// steps of 10 ms.
 func processorTime(pid int) (time.Duration, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
@@ -23,10 +22,7 @@ func published(node metav1.OwnerReference) ([]resourcev1.ResourceSlice, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simulate a node: %w", err)
 	}
-	gpus := offer.Build(n, offer.Options{
-		Counters: true,
-		Plan:     func(gpu.GPU) offer.Plan { return offer.Plan{Partitioned: &v1alpha1.PartitionedPlan{}} },
-	})
+	gpus := offer.Build(n, offertest.OnePlan(n, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}), nil, offer.Server{Counters: true})
 	return publish.Pool(node, gpus, publish.SplitCounters), nil
 }
 

@@ -133,8 +133,8 @@ func (c *Cluster) apiserverArgs() []string {
 	return c.withFeatureGates(args)
 }
 
-// auditPolicy notes who writes what, once per request: enough to count writes,
-// and cheap.
+// auditPolicy logs the user and the object of each write, once per request:
+// enough to count writes, and cheap.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -235,9 +235,11 @@ maxPods: 250
 oomScoreAdj: 0
 serializeImagePulls: false
 `, configDir, containerdSocket, cgroupRoot, dnsIP)
-	// Older kubelets don't know the field; newer ones refuse cgroup v1 without it.
+	// Older kubelets don't know the fields. Newer ones refuse cgroup v1 without
+	// the first; the second has them start a container that crashed again after
+	// two seconds, each time, and not after 10 s to 5 min.
 	if minorVersion(kubernetes) >= 35 {
-		b.WriteString("failCgroupV1: false\n")
+		b.WriteString("failCgroupV1: false\ncrashLoopBackOff:\n  maxContainerRestartPeriod: 2s\n")
 	}
 	// The kubelet stops when it can't watch the kernel log for killed
 	// processes, unless it believes itself without privileges.

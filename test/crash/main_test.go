@@ -22,7 +22,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/apiserver"
 )
 
 const (
@@ -33,8 +33,8 @@ const (
 	atOnce = "6"
 )
 
-// world is what all tests share: a real API server, the real plugin built with
-// failpoints, the real MPS supervisor, and the simulator's library.
+// world has the parts that all tests share: a real API server, the real plugin
+// built with failpoints, the real MPS supervisor, and the simulator's library.
 type world struct {
 	api        kubernetes.Interface
 	objects    client.Client // for this driver's own kinds
@@ -87,22 +87,18 @@ func prepareWorld(dir string) (stop func(), err error) {
 
 // startAPI starts etcd and kube-apiserver.
 func startAPI(dir string) (stop func(), _ error) {
-	binaries := os.Getenv("KUBEBUILDER_ASSETS")
-	if binaries == "" {
-		binaries = filepath.Join(dir, "bin")
-		if err := cluster.Build(context.Background(), "1.37", binaries, os.Stderr); err != nil {
-			return nil, fmt.Errorf("get kube-apiserver and etcd: %w", err)
-		}
+	binaries := filepath.Join(dir, "bin")
+	if err := errors.Join(os.Mkdir(binaries, 0o755), apiserver.Binaries(context.Background(), binaries, os.Stderr)); err != nil {
+		return nil, fmt.Errorf("get kube-apiserver and etcd: %w", err)
 	}
 	env := envtest.Environment{
-		BinaryAssetsDirectory: binaries,
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
 	log.SetLogger(klog.Background())
-	config, err := env.Start()
+	config, err := apiserver.Start(&env, binaries)
 	if err != nil {
-		return nil, fmt.Errorf("start kube-apiserver and etcd of %s: %w", binaries, err)
+		return nil, err
 	}
 	stop = func() { _ = env.Stop() }
 	config.QPS = -1

@@ -30,9 +30,9 @@ import (
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
@@ -123,6 +123,7 @@ func (n *node) command(args ...string) *exec.Cmd {
 		all = append([]string{"unshare", "--mount", "sh", "-c", script, n.bootID}, all...)
 	}
 	cmd := exec.Command(all[0], all[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it must not outlive a killed test
 	cmd.Args = append(cmd.Args, "--host-root", n.host.Host, "--driver-root", n.host.Root, "--data-dir", n.data, "--cdi-dir", n.cdi, "--mps-socket", n.socket())
 	return cmd
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -91,8 +93,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// unprepareAndEnd waits for what the plugin does by itself later: it waits for the
-// end of the GPU's MPS daemon, and puts the compute mode back.
+// unprepareAndEnd also waits until the GPU's MPS daemon has ended and the plugin
+// has restored the compute mode.
 func unprepareAndEnd(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) error {
 	if err := p.unprepare(t, c); err != nil {
 		return err
@@ -152,8 +154,8 @@ func (n *node) sliced(t *testing.T, p *plugin, want uint32) {
 	}
 }
 
-// TestSupervisorSteps kills the supervisor after each step of what the plugin asks
-// of it, and of its own start. The next one finds all that is there.
+// TestSupervisorSteps kills the supervisor after each step of the plugin's
+// requests, and of its own start. The next one finds all daemons and files.
 func TestSupervisorSteps(t *testing.T) {
 	t.Parallel()
 	elsewhere := func(n *node) []string { return []string{n.whole(0) + "-mps2-0"} }
@@ -373,9 +375,26 @@ func TestDaemonDies(t *testing.T) {
 	if err != nil || len(states) != 1 || states[0].Restarts != 1 || states[0].ThreadPercentage != 25 {
 		t.Errorf("got %+v and %v, want one daemon, started again once, with its limits", states, err)
 	}
+	warned := func() bool {
+		events := warnings(t, c)
+		return len(events) == 1 && events[0].Reason == "MPSDaemonFailed" && strings.Contains(events[0].Message, "GPU-")
+	}
+	if err := p.poll(t, warned); err != nil {
+		t.Errorf("events of the claim: %+v, want one about its daemon; %v", warnings(t, c), err)
+	}
 	p.mustPrepare(t, c)
 	p.mustUnprepare(t, c)
 	n.checkEmpty(t)
+}
+
+// warnings returns the events of a claim.
+func warnings(t *testing.T, c *resourceapi.ResourceClaim) []corev1.Event {
+	t.Helper()
+	events, err := shared.api.CoreV1().Events(c.Namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(c.UID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events.Items
 }
 
 // TestSharesReboot has daemons, directories, modes and time slices forgotten.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,8 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/failpoint"
 )
 
 // supervisor is one process of the MPS supervisor.
@@ -34,8 +35,8 @@ type supervisor struct {
 	done  chan struct{} // closed when it is dead
 }
 
-// asHost has a program see the pretended host's file system as a host's, with
-// what the kernel makes.
+// asHost runs a program with the fake host's file system as its root, including
+// the kernel's file systems.
 const asHost = `set -e
 host=$1; shift
 mkdir -p $host/proc $host/dev
@@ -43,8 +44,8 @@ mount --rbind /proc $host/proc
 mount --rbind /dev $host/dev
 exec "$@"`
 
-// layRun makes the supervisor's directory on the pretended host, and the same
-// path here lead there.
+// layRun creates the supervisor's directory on the fake host, and links the
+// same path here to it.
 func (n *node) layRun() error {
 	onHost := filepath.Join(n.host.Host, n.run)
 	return errors.Join(os.MkdirAll(onHost, 0o755), os.Symlink(onHost, n.run))
@@ -81,6 +82,7 @@ func (n *node) startSupervisor(t *testing.T, step string) *supervisor {
 	s := &supervisor{steps: out.Name() + ".steps", done: make(chan struct{})}
 	s.cmd = exec.Command("unshare", "--mount", "sh", "-c", asHost, "sh", n.host.Host,
 		shared.supervisor, "--run-dir", n.run, "--host-root", n.host.Host, "--driver-root", n.host.Root, "-v", "4")
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it must not outlive a killed test
 	s.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step, failpoint.RecordVariable+"="+s.steps)
 	s.cmd.Stdout, s.cmd.Stderr = out, out
 	if err := s.cmd.Start(); err != nil {

@@ -23,14 +23,15 @@ import (
 var cycles = flag.Int("cycles", 10, "how often the churn test creates and deletes eight pods")
 
 const (
-	churnNode = "node-0"
-	churnNS   = "churn"
+	churnStory = "churn"
+	churnNode  = "node-0"
+	churnNS    = "churn"
 )
 
 // churn creates and deletes eight pods, every other one with a whole GPU, the
-// others with a MIG partition, again and again, and then looks for what stayed
-// behind: claims and partitions in the journal and in the hardware, CDI specs,
-// slices, goroutines and memory of the plugin.
+// others with a MIG partition, again and again, and then looks for leftovers:
+// claims and partitions in the journal and in the hardware, CDI specs, slices,
+// goroutines and memory of the plugin.
 func churn(t *testing.T, s *stack.Stack) {
 	ctx := t.Context()
 	create(t, s)
@@ -140,7 +141,7 @@ func waitPods(ctx context.Context, t *testing.T, s *stack.Stack, what string, do
 	}
 }
 
-// footprint is what the plugin of the node occupies.
+// footprint has the resources that the node's plugin uses.
 type footprint struct {
 	records, specs, instances int
 	slices                    string

@@ -21,6 +21,7 @@ import (
 // commands are what stories are written with, besides testscript's own:
 //
 //	kubectl ARGS...                 in the story's namespace
+//	helm ARGS...                    the chart is $CHART, its release tessera in tessera-system
 //	node NODE CMD...                inside a node's namespaces, as root
 //	smi NODE ARGS...                nvidia-smi of the node's driver, on the node
 //	nvmlsim NODE COMMAND [ARGS...]  do something to the node's simulated hardware
@@ -43,6 +44,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 	}
 	return map[string]func(*testscript.TestScript, bool, []string){
 		"kubectl":   runner("kubectl"),
+		"helm":      runner("helm"),
 		"node":      runner("node"),
 		"smi":       runner("smi"),
 		"nvmlsim":   runner("nvmlsim"),
@@ -73,6 +75,10 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		cmd := s.Command(ctx, "kubectl", append([]string{"-n", ts.Getenv("NS")}, args[1:]...)...)
 		cmd.Dir, cmd.Stdout, cmd.Stderr = ts.Getenv("WORK"), &out, &errs
 		err = cmd.Run()
+	case "helm":
+		cmd := s.Command(ctx, "helm", args[1:]...)
+		cmd.Dir, cmd.Stdout, cmd.Stderr = ts.Getenv("WORK"), &out, &errs
+		err = cmd.Run()
 	case "node":
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, args[2:]...)
 	case "smi":
@@ -99,8 +105,8 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 	return out.String(), errs.String(), err
 }
 
-// nudge changes a pod, which makes the kubelet look at it. By itself it repeats
-// a prepare that failed only when it looks at all pods, after 60 to 90 seconds.
+// nudge changes a pod, so that the kubelet syncs it. Otherwise the kubelet
+// repeats a failed prepare only with its periodic sync, after 60 to 90 seconds.
 func nudge(ctx context.Context, ts *testscript.TestScript, s *stack.Stack, name string) string {
 	time.Sleep(time.Second)
 	patch := fmt.Appendf(nil, `{"metadata": {"annotations": {"e2e/nudged": "%d"}}}`, time.Now().Unix())
@@ -147,13 +153,16 @@ func timed(ts *testscript.TestScript, args []string) (time.Duration, *regexp.Reg
 	return d, re, args[2:]
 }
 
-// pause is how often a repeated command runs again.
+// pause is how long a command that is repeated waits before the next time.
 const pause = 100 * time.Millisecond
 
+// until waits longer each time for what a kubectl prints, up to a second: one
+// costs a twentieth of a second of CPU, which others that wait, in other lanes
+// too, need. A state that is there for less than two seconds may be missed.
 func until(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	limit, re, args := timed(ts, args)
 	deadline := time.Now().Add(limit)
-	for {
+	for wait := pause; ; {
 		out := attempt(ts, s, args)
 		if re.MatchString(out) != neg {
 			fmt.Fprint(ts.Stdout(), out)
@@ -162,7 +171,10 @@ func until(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s: after %v still:\n%s", strings.Join(args, " "), limit, out)
 		}
-		time.Sleep(pause)
+		time.Sleep(wait)
+		if args[0] == "kubectl" || args[0] == "cuda" {
+			wait = min(wait*5/4, time.Second)
+		}
 	}
 }
 

@@ -1,31 +1,29 @@
 //go:build e2e
 
-// Package e2e tells stories on a real cluster: real etcd, apiserver,
-// controller-manager, scheduler, kubelet, containerd and runc, the chart
-// installed by the real Helm, the production binaries in their image; only the
-// GPUs are simulated. A story is a text file in testdata; what its commands
-// mean stands in commands.go. Stories run one after the other, because some of
-// them kill what others need.
+// Package e2e runs stories on real clusters: real etcd, API server, controller
+// manager, scheduler, kubelet, containerd and runc, the chart installed by the
+// real Helm, the production binaries in their image; only the GPUs are
+// simulated. A story is a text file in testdata; its commands are documented in
+// commands.go. Stories that run at the same time are on different clusters,
+// because some of them kill parts that others need; see lane.go.
 package e2e
 
 import (
 	"context"
-	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-var keep = flag.Bool("keep", false, "leave the cluster up afterwards, to look around")
-
-// mixed is the machine of node-1: what has no MIG, and one of each kind that has.
-// A GPU of Ampere's in MIG mode is as an admin has set it up.
+// mixed is the machine of node-1: GPUs without MIG, and one of each kind with
+// MIG. An Ampere GPU in MIG mode is as an admin has set it up.
 const mixed = `gpus:
 - {model: a100-80gb, count: 2}
 - {model: l40s, count: 2}
@@ -37,39 +35,33 @@ const mixed = `gpus:
 `
 
 func TestStories(t *testing.T) {
-	s, err := stack.Up(t.Context(), stack.Options{
-		Name:     "e2e",
-		Machines: []string{"8xh100-80gb", mixed},
-		Out:      os.Stderr,
-	})
+	image, err := stack.BuildImage(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !*keep {
-		t.Cleanup(func() {
-			if err := s.Down(context.WithoutCancel(t.Context())); err != nil {
-				t.Errorf("take the cluster down: %v", err)
-			}
-		})
+	stories := queue(t)
+	var lanes sync.WaitGroup
+	for i := range *laneCount {
+		l := &lane{name: fmt.Sprintf("e2e-%d", i), image: image}
+		lanes.Go(func() { l.run(t, stories) })
 	}
-	t.Run("churn", func(t *testing.T) { churn(t, s) })
-	testscript.RunT(serial{t}, testscript.Params{
-		Dir:      "testdata",
-		Deadline: time.Now().Add(45 * time.Minute),
-		Setup:    func(env *testscript.Env) error { return setup(env, s) },
-		Cmds:     commands(s),
-	})
+	lanes.Wait()
 }
 
 // wholeGPUs prints an x for each whole GPU on offer.
 const wholeGPUs = `go-template={{range .items}}{{range .spec.devices}}{{if eq .attributes.type.string "gpu"}}x{{end}}{{end}}{{end}}`
 
-// setup gives each story a namespace of its own, named after its file. What a
-// story that failed leaves elsewhere is taken away, so that only it fails.
+// setup gives each story a namespace of its own, named after its file. It
+// removes leftovers of a failed story elsewhere, so that only that story fails.
 func setup(env *testscript.Env, s *stack.Stack) error {
 	story := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
 	env.Setenv("NS", story)
 	env.Setenv("WHOLE", wholeGPUs)
+	chart, err := filepath.Abs("../../deployments/helm/tessera")
+	if err != nil {
+		return err
+	}
+	env.Setenv("CHART", chart)
 	if _, err := s.Kubectl(context.Background(), "create", "namespace", story); err != nil {
 		return err
 	}
@@ -87,19 +79,8 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 			}
 		}
 		if err := healthy(context.Background(), s); err != nil {
-			env.T().(serial).Errorf("the story leaves something behind: %v", err)
+			env.T().(inLane).Errorf("the story leaves something behind: %v", err)
 		}
 	})
 	return nil
 }
-
-// serial runs stories one after the other.
-type serial struct{ *testing.T }
-
-func (serial) Parallel() {}
-
-func (s serial) Run(name string, f func(testscript.T)) {
-	s.T.Run(name, func(t *testing.T) { f(serial{t}) })
-}
-
-func (s serial) Verbose() bool { return testing.Verbose() }

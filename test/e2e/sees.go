@@ -26,10 +26,10 @@ import (
 
 const driver = "gpu.nvidia.com"
 
-// sees checks that a container has exactly the GPUs and MIG partitions that
-// its claims were allocated: by its device nodes, by what nvidia-smi lists, and
-// by what the device cgroup lets it open. Of a share or a replica it is all of
-// the GPU or the partition that it is one of.
+// sees checks that a container has exactly the GPUs and MIG partitions that its
+// claims were allocated: by its device nodes, by the output of nvidia-smi, and
+// by the devices that the device cgroup lets it open. A container with a share
+// or a replica sees all of the GPU or the partition.
 //
 //	sees [NAMESPACE/]POD CONTAINER
 func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
@@ -40,28 +40,47 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	container := args[1]
 	have, err := allocated(s.Kube(), namespace, pod, container)
 	ts.Check(err)
-	in := func(script string) string {
-		out, err := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", script).CombinedOutput()
-		if err != nil {
-			ts.Fatalf("in %s/%s: %s: %v\n%s", pod, container, script, err, out)
-		}
-		return string(out)
-	}
 	want := expect(have)
 	ts.Logf("%s/%s holds %v", pod, container, want.nodes)
-	if diff := cmp.Diff(want.nodes, sortedFields(in("ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null || true"))); diff != "" {
+	probes := probesFor(want)
+	out, err := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", lookAround(probes)).CombinedOutput()
+	if err != nil {
+		ts.Fatalf("look around in %s/%s: %v\n%s", pod, container, err, out)
+	}
+	nodes, rest, _ := strings.Cut(string(out), separator)
+	gpus, opened, _ := strings.Cut(rest, separator)
+	if diff := cmp.Diff(want.nodes, sortedFields(nodes)); diff != "" {
 		ts.Fatalf("device nodes (-allocated +seen):\n%s", diff)
 	}
-	for _, control := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
-		in("test -c /dev/" + control)
-	}
-	if diff := cmp.Diff(want.uuids, listed(in("nvidia-smi -L"))); diff != "" {
+	if diff := cmp.Diff(want.uuids, listed(gpus)); diff != "" {
 		ts.Fatalf("nvidia-smi -L (-allocated +seen):\n%s", diff)
 	}
-	checkCgroup(ts, in, want)
+	checkCgroup(ts, probes, strings.Split(opened, separator))
 }
 
-// expected is what a container should see, sorted.
+// separator separates the parts of lookAround's output.
+const separator = "\n----\n"
+
+// lookAround is the script that a container runs: it prints the GPUs' device
+// nodes, the output of nvidia-smi, and the result of opening each probe. It
+// fails if a control node is missing.
+func lookAround(probes []probe) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `set -e
+next() { printf '%[1]s'; }
+probe() { rm -f /tmp/probe; mknod /tmp/probe c "$1" "$2"; cat /tmp/probe 2>&1 || true; }
+for control in nvidiactl nvidia-uvm nvidia-uvm-tools; do test -c /dev/$control || { echo "no /dev/$control"; exit 1; }; done
+ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null || true
+next
+nvidia-smi -L
+`, strings.ReplaceAll(separator, "\n", `\n`))
+	for _, p := range probes {
+		fmt.Fprintf(&b, "next\nprobe %d %d\n", p.major, p.minor)
+	}
+	return b.String()
+}
+
+// expected has the devices that a container should see, sorted.
 type expected struct {
 	nodes, uuids []string
 	// minors of GPUs and of capabilities.
@@ -101,31 +120,47 @@ func listed(out string) []string {
 	return uuids
 }
 
-// checkCgroup opens device nodes of its own making: a GPU or a MIG capability
-// that isn't the container's must be refused by the device cgroup, its own only
-// by the missing hardware.
-func checkCgroup(ts *testscript.TestScript, in func(string) string, want expected) {
+// probe is a device node that a container makes itself and opens.
+type probe struct {
+	what         string
+	major, minor int
+	own          bool
+}
+
+// probesFor lists what a container tries to open: GPUs and MIG capabilities,
+// its own and others.
+func probesFor(want expected) []probe {
 	const gpuMajor, capsMajor = 195, 509 // as the simulator has them
-	check := func(what string, major, minor int, own bool) {
-		out := in(fmt.Sprintf("rm -f /tmp/probe; mknod /tmp/probe c %d %d && (cat /tmp/probe 2>&1 || true)", major, minor))
-		if refused := strings.Contains(out, "not permitted"); refused == own {
-			ts.Fatalf("%s %d, the container's own: %v; opening it: %q", what, minor, own, out)
-		}
-	}
+	var probes []probe
 	for minor := range 9 {
-		check("GPU", gpuMajor, minor, want.minors[minor])
+		probes = append(probes, probe{"GPU", gpuMajor, minor, want.minors[minor]})
 	}
 	others := 0
 	for c := 1; others < 3; c++ { // MIG's configuration and monitoring first
 		if !want.caps[c] {
-			check("capability", capsMajor, c, false)
+			probes = append(probes, probe{"capability", capsMajor, c, false})
 			others++
 		}
 	}
 	for c := range want.caps {
-		check("capability", capsMajor, c, true)
+		probes = append(probes, probe{"capability", capsMajor, c, true})
 		if !want.caps[c+2] { // a neighbour's
-			check("capability", capsMajor, c+2, false)
+			probes = append(probes, probe{"capability", capsMajor, c + 2, false})
+		}
+	}
+	return probes
+}
+
+// checkCgroup checks the results of opening the probes: the device cgroup must
+// refuse devices of others; the container's own may fail only because the
+// hardware is missing.
+func checkCgroup(ts *testscript.TestScript, probes []probe, opened []string) {
+	if len(opened) != len(probes) {
+		ts.Fatalf("%d device nodes were to be opened, there are %d results: %q", len(probes), len(opened), opened)
+	}
+	for i, p := range probes {
+		if refused := strings.Contains(opened[i], "not permitted"); refused == p.own {
+			ts.Fatalf("%s %d, the container's own: %v; opening it: %q", p.what, p.minor, p.own, opened[i])
 		}
 	}
 }
@@ -144,7 +179,7 @@ type allocatedDevice struct {
 	mig     *migStatus
 }
 
-// migStatus is what status.devices of a claim tells of a partition.
+// migStatus is the data of a partition in status.devices of a claim.
 type migStatus struct {
 	UUID              string `json:"uuid"`
 	ParentUUID        string `json:"parentUUID"`
@@ -153,9 +188,8 @@ type migStatus struct {
 	ComputeInstanceID uint32 `json:"computeInstanceID"`
 }
 
-// allocated reads from the API what the container's claims were given. It waits
-// some seconds until the claims' status tells of partitions which MIG devices
-// they are.
+// allocated reads the devices of the container's claims from the API. It waits
+// some seconds until the claims' status has the MIG devices of partitions.
 func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]allocatedDevice, error) {
 	ctx := context.Background()
 	p, err := kube.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})

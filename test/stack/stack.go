@@ -40,6 +40,9 @@ type Options struct {
 	// Values of the chart that aren't the default, each in the form that helm
 	// --set takes: node.logVerbosity=4.
 	Values []string
+	// Image is the archive of the image, as BuildImage returns it. Empty: build
+	// it from this checkout.
+	Image string
 	// Bundle is a directory with everything prebuilt, as test/metal/bundle.sh
 	// makes it, for hosts without Go. Empty: build from this checkout.
 	Bundle string
@@ -94,8 +97,11 @@ func findParts(ctx context.Context, o Options) (parts, error) {
 	if err != nil {
 		return parts{}, err
 	}
-	image, err := buildImage(ctx, root, o.Out)
-	return parts{image: image, chart: filepath.Join(root, "deployments/helm/tessera")}, err
+	p := parts{image: o.Image, chart: filepath.Join(root, "deployments/helm/tessera")}
+	if p.image == "" {
+		p.image, err = BuildImage(ctx, o.Out)
+	}
+	return p, err
 }
 
 func moduleRoot(ctx context.Context) (string, error) {
@@ -106,7 +112,13 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-func buildImage(ctx context.Context, root string, out io.Writer) (string, error) {
+// BuildImage builds the image from this checkout and returns its archive, for
+// several stacks to use.
+func BuildImage(ctx context.Context, out io.Writer) (string, error) {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
 	archive := filepath.Join(root, "_output/images/tessera.tar")
 	cmd := exec.CommandContext(ctx, "go", "run", "./deployments/container/build", "-output", archive)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, out, out
@@ -188,7 +200,7 @@ done
 }
 
 // Simulator runs a command of the simulator's program (nvmlsim fault, latency
-// …) on the machine that a node pretends to be.
+// …) on the simulated machine of a node.
 func (s *Stack) Simulator(ctx context.Context, node string, stdio cluster.Stdio, args ...string) error {
 	const script = `for p in /proc/[0-9]*; do
   [ "$(cat $p/comm 2>/dev/null)" = nvmlsim ] && exec $p/exe "$@"

@@ -5,6 +5,8 @@
 #
 #   test/stress/run.sh                          # about half an hour on two cores
 #   DOCTORS=100 PLUGINS=20 ROUNDS=100 test/stress/run.sh
+#   test/stress/run.sh build DIR                # only build the programs, into DIR
+#   PROGRAMS=DIR test/stress/run.sh             # on a host without Go: with those programs
 #
 # It prints one line a program, and ends with 1 if any process failed. Needs root.
 set -euo pipefail
@@ -12,17 +14,33 @@ set -euo pipefail
 doctors=${DOCTORS:-20000}
 plugins=${PLUGINS:-2000}
 rounds=${ROUNDS:-20000}
-at_once=4
+at_once=${AT_ONCE:-4}
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+build() { # DIR
+	(
+		cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+		CGO_ENABLED=0 go build -o "$1/" ./cmd/nvmlsim
+		CGO_ENABLED=1 go build -tags netgo,osusergo -o "$1/" ./cmd/kubelet-plugin
+		CGO_ENABLED=0 go run ./cmd/nvmlsim/lib "$1/libnvidia-ml.so.1"
+		cc -O2 -pthread -o "$1/stress" cmd/nvmlsim/testdata/stress.c -ldl
+	)
+}
+
+if [ "${1:-}" = build ]; then
+	mkdir -p "${2:?the directory for the programs}"
+	build "$(realpath "$2")"
+	exit
+fi
+
 dir=$(mktemp -d)
 export dir
 trap 'rm -rf "$dir"' EXIT
 
-CGO_ENABLED=0 go build -o "$dir/" ./cmd/nvmlsim
-CGO_ENABLED=1 go build -tags netgo,osusergo -o "$dir/" ./cmd/kubelet-plugin
-CGO_ENABLED=0 go run ./cmd/nvmlsim/lib "$dir/libnvidia-ml.so.1"
-cc -O2 -pthread -o "$dir/stress" cmd/nvmlsim/testdata/stress.c -ldl
+if [ -n "${PROGRAMS:-}" ]; then
+	cp "$PROGRAMS"/{nvmlsim,kubelet-plugin,libnvidia-ml.so.1,stress} "$dir/"
+else
+	build "$dir"
+fi
 root=$dir/host/run/nvidia/driver
 "$dir/nvmlsim" install --root "$root" --machine 4xh100-80gb,4xa30
 "$root/usr/bin/nvidia-smi" -i 0 -mig 1 >/dev/null

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs checks that take too long for every change. .ci/run runs one of them,
+# chosen by the commit's hash; make test-all runs all. A new check is a function
+# here and a name in the list.
+#
+# usage: hack/long-checks.sh list          print the names
+#        hack/long-checks.sh of COMMIT     print the name that COMMIT chooses
+#        hack/long-checks.sh run NAME...   run these
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+all=(stress bench fuzz)
+
+# stress is a twentieth of the run that docs/testing.md reports.
+stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
+
+# bench leaves out the figures that need minutes of idling, and repeats what takes
+# seconds a time less often: it shows that the benchmark works.
+bench() { "${GO:-go}" run ./test/bench -idle=0 -handovers 5 -pods 5 -rounds 50; }
+
+fuzz() { hack/fuzz.sh 10s; }
+
+# choose prints the check whose turn it is at a commit.
+choose() { # COMMIT
+	local hash
+	hash=$(git rev-parse --verify "$1^{commit}")
+	echo "${all[$((16#${hash:0:7} % ${#all[@]}))]}"
+}
+
+usage() {
+	sed -n 's/^# usage: /usage: /p; s/^#        hack/       hack/p' "${BASH_SOURCE[0]}" >&2
+	exit 2
+}
+
+case ${1:-} in
+list) printf '%s\n' "${all[@]}" ;;
+of) choose "${2:?}" ;;
+run)
+	shift
+	for name in "$@"; do
+		[[ " ${all[*]} " == *" $name "* ]] || usage
+		"$name"
+	done
+	;;
+*) usage ;;
+esac

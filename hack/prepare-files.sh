@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Counts the files of ours that a prepare runs through, from the kubelet's call to
+# the CDI file: of a whole GPU, and of an MPS share. It reads the coverage of one
+# call each and fails where there are more than allowed. The call to the MPS
+# supervisor ends at a stand-in for pkg/mps/client.go and wire.go. Needs root.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# count NAME SUFFIX-OF-THE-DEVICE FILES PACKAGES
+count() {
+  local list="$work/$1.txt" files packages
+  mkdir "$work/$1"
+  GOCOVERDIR="$work" "$work/preparefiles" "$work/$1" "$2"
+  go tool covdata textfmt -i="$work/$1" -o="$work/$1.cov"
+  # Doubles and other helpers of tests aren't the plugin's.
+  awk 'NR > 1 && $NF > 0 { sub(/:.*/, "", $1); print $1 }' "$work/$1.cov" | grep -v -e "test/" -e "/hack/" | sort -u |
+    sed 's|^github.com/tessera-dra/tessera/||' > "$list"
+  files=$(wc -l < "$list")
+  packages=$(xargs -n1 dirname < "$list" | sort -u | wc -l)
+  echo "$1: $files files of $packages packages (at most $3 of $4)"
+  sed 's/^/  /' "$list"
+  (( files <= $3 && packages <= $4 )) || failed=1
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+go build -cover -covermode atomic -coverpkg ./pkg/...,./hack/preparefiles -o "$work/preparefiles" ./hack/preparefiles
+count whole "" 41 13
+count share "-mps4-0" 51 14
+exit "$failed"

@@ -1,0 +1,185 @@
+// Command preparefiles prepares a claim through the kubelet's socket and writes the
+// coverage of that call; see hack/prepare-files.sh. The hardware is the simulator's,
+// the API server and the MPS supervisor are stand-ins. Needs root.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/coverage"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	pool   = "node-0"
+	bootID = "boot"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: preparefiles DIRECTORY SUFFIX-OF-THE-DEVICE")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], gpu.DeviceName(os.Args[2])); err != nil {
+		fmt.Fprintln(os.Stderr, "preparefiles:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dir string, suffix gpu.DeviceName) error {
+	tmp, err := os.MkdirTemp("", "p")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	n, err := start(tmp)
+	if err != nil {
+		return err
+	}
+	defer n.stop()
+	c := claimOf(n.first + suffix)
+	client, err := n.serve(tmp, c)
+	if err != nil {
+		return err
+	}
+	// The connection is made before it counts.
+	if _, err := client.NodePrepareResources(n.ctx, &drapbv1.NodePrepareResourcesRequest{}); err != nil {
+		return err
+	}
+	if err := errors.Join(coverage.WriteMetaDir(dir), coverage.ClearCounters()); err != nil {
+		return err
+	}
+	response, err := client.NodePrepareResources(n.ctx, &drapbv1.NodePrepareResourcesRequest{
+		Claims: []*drapbv1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err := errors.Join(err, coverage.WriteCountersDir(dir)); err != nil {
+		return err
+	}
+	if got := response.GetClaims()[string(c.UID)]; got.GetError() != "" || len(got.GetDevices()) != 1 {
+		return fmt.Errorf("prepare %s: %v", n.first+suffix, got)
+	}
+	return nil
+}
+
+// running is the part of the plugin that prepares claims, on a node with one GPU.
+type running struct {
+	ctx      context.Context //nolint:containedctx // of the program
+	stop     func()
+	first    gpu.DeviceName // the GPU
+	preparer *prepare.Preparer
+}
+
+func start(tmp string) (*running, error) {
+	built, err := nodetest.Build(tmp)
+	if err != nil {
+		return nil, err
+	}
+	d, err := nodetest.Install(tmp, built, "h100-80gb", pool)
+	if err != nil {
+		return nil, err
+	}
+	host := driverroot.NewHost(d.Host)
+	root, err := driverroot.Find(host, "")
+	if err != nil {
+		return nil, err
+	}
+	session, err := nvml.Open(host.Path(root.Library))
+	if err != nil {
+		return nil, err
+	}
+	there, err := report.Read(pool, session, report.Dirs{Sys: host.Path(filepath.Join(root.SysRoot, "sys")), Dev: host.Path(filepath.Join(root.DevRoot, "dev"))})
+	if err != nil {
+		return nil, err
+	}
+	return wire(tmp, host, root, session, there)
+}
+
+func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.Session, there gpu.Node) (*running, error) {
+	j, err := journal.Open(filepath.Join(tmp, "journal"), nil)
+	if err != nil {
+		return nil, err
+	}
+	marks, err := containers.New(filepath.Join(tmp, "marks"), func(path string) string { return path })
+	if err != nil {
+		return nil, err
+	}
+	specs := cdi.New(cdi.Config{Dir: filepath.Join(tmp, "cdi"), HookPath: "/hook", Host: host, Mark: marks.Mark})
+	if err := specs.SetDriver(&cdi.Driver{
+		Version: there.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
+		LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
+	}); err != nil {
+		return nil, err
+	}
+	known := facts.New(pool)
+	if err := known.Found(there); err != nil {
+		return nil, err
+	}
+	partitions := partition.New(partition.Options{Journal: j, BootID: bootID})
+	partitions.SetHardware(session)
+	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
+	shares := sharing.New(sharing.Options{Journal: j, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
+	shares.SetHardware(session, nil)
+	names, err := gpu.NewNames(there.GPUs)
+	if err != nil {
+		return nil, err
+	}
+	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
+	ctx, cancel := context.WithCancel(context.Background())
+	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Options{
+		Journal: j, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
+		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),
+		Driver:  gpu.DriverName, Pool: pool, BootID: bootID,
+	})}, nil
+}
+
+// serve serves the kubelet and returns its end of the socket.
+func (r *running) serve(tmp string, c *resourceapi.ResourceClaim) (drapbv1.DRAPluginClient, error) {
+	if err := os.Mkdir(filepath.Join(tmp, "plugins_registry"), 0o755); err != nil {
+		return nil, err
+	}
+	plugin := kubelet.New(kubelet.Options{Driver: gpu.DriverName, Root: tmp, Client: fake.NewClientset(c), Claims: r.preparer})
+	go func() {
+		if err := plugin.Run(r.ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "preparefiles:", err)
+		}
+	}()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(kubelet.DataDirectory(tmp, gpu.DriverName), "dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		return nil, err
+	}
+	return drapbv1.NewDRAPluginClient(conn), nil
+}
+
+func claimOf(device gpu.DeviceName) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "training", UID: "training"},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: gpu.DriverName, Pool: pool, Device: string(device)}},
+		}}},
+	}
+}
