@@ -1,159 +1,18 @@
 package main_test
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
-
-// mpsNode is a machine with directories for MPS.
-type mpsNode struct {
-	root, pipe, log string
-	env             []string
-}
-
-func newMPSNode(t *testing.T, machine string) *mpsNode {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "mps") //nolint:usetesting // the name of a socket can't be long
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &mpsNode{root: install(t, machine), pipe: filepath.Join(dir, "pipe"), log: filepath.Join(dir, "log")}
-	n.env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+n.pipe, "CUDA_MPS_LOG_DIRECTORY="+n.log)
-	t.Cleanup(func() {
-		nvmlsim(t, "mps", "kill", "all", "--root", n.root)
-		for code := 0; code == 0; {
-			_, code = n.control(nil, "get_server_list\n") // until no daemon is left
-		}
-		if t.Failed() {
-			for _, name := range []string{"control.log", "server.log"} {
-				b, _ := os.ReadFile(filepath.Join(n.log, name))
-				t.Logf("%s:\n%s", name, b)
-			}
-		}
-		_ = os.RemoveAll(dir)
-	})
-	return n
-}
-
-// control runs nvidia-cuda-mps-control.
-func (n *mpsNode) control(env []string, commands string, args ...string) (out string, code int) {
-	c := exec.Command(filepath.Join(n.root, "usr/bin/nvidia-cuda-mps-control"), args...)
-	c.Env, c.Stdin = append(slices.Clone(n.env), env...), strings.NewReader(commands)
-	b, err := c.Output()
-	if err != nil && c.ProcessState == nil {
-		return err.Error(), -1
-	}
-	return string(b), c.ProcessState.ExitCode()
-}
-
-// daemon starts the control daemon.
-func (n *mpsNode) daemon(t *testing.T, env ...string) {
-	t.Helper()
-	if out, code := n.control(env, "", "-d", "-M"); code != 0 || out != "" {
-		t.Fatalf("nvidia-cuda-mps-control -d: exit code %d, %s", code, out)
-	}
-}
-
-// command sends commands to the daemon.
-func (n *mpsNode) command(t *testing.T, lines ...string) string {
-	t.Helper()
-	out, code := n.control(nil, strings.Join(lines, "\n")+"\n")
-	if code != 0 {
-		t.Fatalf("%q: exit code %d, %s", lines, code, out)
-	}
-	return out
-}
-
-// cuda runs the CUDA program and returns what it printed, without milliseconds.
-func (n *mpsNode) cuda(t *testing.T, env []string, args ...string) string {
-	t.Helper()
-	c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), append([]string{"cuda", "--root", n.root}, args...)...)
-	c.Env = append(slices.Clone(n.env), env...)
-	out, _ := c.Output() // the output shows the error
-	return regexp.MustCompile(`(context .*) \d+ ms`).ReplaceAllString(string(out), "$1")
-}
-
-// running is a CUDA program in the background.
-type running struct {
-	cmd *exec.Cmd
-	out *bufio.Reader
-}
-
-// hold starts a CUDA program and returns when it has its context.
-func (n *mpsNode) hold(t *testing.T, args ...string) *running {
-	t.Helper()
-	c := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), append([]string{"cuda", "--hold", "forever", "--root", n.root}, args...)...)
-	c.Env = n.env
-	return startHolding(t, c)
-}
-
-func startHolding(t *testing.T, c *exec.Cmd) *running {
-	t.Helper()
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	r := &running{c, bufio.NewReader(out)}
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	})
-	for _, want := range []string{"context no error", "SMs"} {
-		if line, err := r.out.ReadString('\n'); err != nil || !strings.Contains(line, want) {
-			t.Fatalf("printed %q, %v, want %q", line, err, want)
-		}
-	}
-	return r
-}
-
-// end returns how the program ended.
-func (r *running) end(t *testing.T) string {
-	t.Helper()
-	b, err := io.ReadAll(r.out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, how, _ := strings.Cut(strings.TrimSpace(string(b)), "s: ")
-	return how
-}
-
-// server returns the PID of the only server.
-func (n *mpsNode) server(t *testing.T) int {
-	t.Helper()
-	pid, err := strconv.Atoi(strings.TrimSpace(n.command(t, "get_server_list")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
-}
-
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-}
-
-const (
-	rpcFailed = "the remote procedural call between the MPS server and the MPS client failed"
-	illegal   = "an illegal memory access was encountered"
-	busy      = "cuda context all CUDA-capable devices are busy or unavailable\n"
 )
 
 // TestMPSSession repeats a session with the real daemon.
@@ -349,114 +208,6 @@ func TestMPSLimitsOfARunningServer(t *testing.T) {
 	}
 }
 
-// A fault of one client affects all clients; the server continues.
-func TestMPSFault(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	n.daemon(t)
-	bystander := n.hold(t)
-	server := n.server(t)
-	if got := n.cuda(t, nil, "--fault"); !strings.HasSuffix(got, "cuda fault: "+illegal+"\n") {
-		t.Errorf("the faulty one: %s", got)
-	}
-	if got := bystander.end(t); got != illegal {
-		t.Errorf("the bystander: %q", got)
-	}
-	if got := n.cuda(t, nil, "--alloc", "10"); !strings.Contains(got, "alloc 10 MiB: no error") || n.server(t) != server {
-		t.Errorf("the newcomer at server %d: %s", n.server(t), got)
-	}
-}
-
-func TestMPSServerKilled(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	n.daemon(t)
-	n.command(t, "set_default_active_thread_percentage 25")
-	client := n.hold(t)
-	server := n.server(t)
-	kill(t, server)
-	if got := client.end(t); got != rpcFailed {
-		t.Errorf("the client: %q", got)
-	}
-	if got := n.cuda(t, nil); !strings.Contains(got, "SMs 32 ") || n.server(t) == server {
-		t.Errorf("the next: %s", got)
-	}
-}
-
-// Server and clients die with the control daemon, and its remaining files don't
-// affect the next one.
-func TestMPSControlKilled(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	n.daemon(t)
-	client := n.hold(t)
-	pid, err := os.ReadFile(filepath.Join(n.pipe, "nvidia-cuda-mps-control.pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	control, err := strconv.Atoi(string(pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	kill(t, control)
-	if got := client.end(t); got != rpcFailed {
-		t.Errorf("the client: %q", got)
-	}
-	if out, code := n.control(nil, "get_server_list\n"); code != 1 || !strings.HasPrefix(out, "Cannot find") {
-		t.Errorf("%d, %q", code, out)
-	}
-	if got := n.cuda(t, nil); !strings.Contains(got, "SMs 132 free 142629 ") {
-		t.Errorf("without MPS: %s", got)
-	}
-	if apps := smi(t, n.root, "--query-compute-apps=pid", "--format=csv,noheader"); apps != "" {
-		t.Errorf("still on the GPU: %s", apps)
-	}
-	n.daemon(t)
-	if got := n.cuda(t, nil); !strings.Contains(got, "context no error") || n.server(t) == 0 {
-		t.Errorf("at the next: %s", got)
-	}
-}
-
-func TestMPSKillCommand(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	for what, left := range map[string]int{"server": 0, "control": 1} {
-		n.daemon(t)
-		client := n.hold(t)
-		nvmlsim(t, "mps", "kill", what, "--root", n.root)
-		if got := client.end(t); got != rpcFailed {
-			t.Errorf("kill %s: the client ended with %q", what, got)
-		}
-		if out, code := n.control(nil, "quit\n"); code != left {
-			t.Errorf("kill %s: %d, %s", what, code, out)
-		}
-	}
-}
-
-// quit waits for the clients until its time limit.
-func TestMPSQuit(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	n.daemon(t)
-	client := n.hold(t)
-	done := make(chan string)
-	go func() {
-		out, code := n.control(nil, "quit\n")
-		done <- fmt.Sprint(code, out)
-	}()
-	for !strings.Contains(n.cuda(t, nil), "MPS server is not ready") {
-		select {
-		case got := <-done:
-			t.Fatalf("quit has not waited: %q", got)
-		default:
-		}
-	}
-	if out, code := n.control(nil, "quit -t 1\n"); code != 0 || out != "" {
-		t.Errorf("quit -t: %d, %q", code, out)
-	}
-	if got := <-done; got != "0" {
-		t.Errorf("quit: %q", got)
-	}
-	if got := client.end(t); got != rpcFailed {
-		t.Errorf("the client: %q", got)
-	}
-}
-
 func TestMPSDevices(t *testing.T) {
 	n := newMPSNode(t, "3xh200")
 	smi(t, n.root, "-i", "2", "-mig", "1")
@@ -518,25 +269,6 @@ func TestComputeModes(t *testing.T) {
 	nvmlsim(t, "reboot", "--root", n.root)
 	if got := smi(t, n.root, "--query-gpu=compute_mode", "--format=csv,noheader") + smi(t, n.root, "compute-policy", "-l"); !strings.HasPrefix(got, "Default\n") || !strings.Contains(got, "Timeslice       Default") {
 		t.Errorf("after a reboot:\n%s", got)
-	}
-}
-
-// A reboot ends MPS and all processes that use GPUs.
-func TestMPSReboot(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	n.daemon(t)
-	client := n.hold(t)
-	n.env = append(n.env, "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
-	direct := n.hold(t)
-	nvmlsim(t, "reboot", "--root", n.root)
-	if got := client.end(t); got != rpcFailed {
-		t.Errorf("the client: %q", got)
-	}
-	if got := direct.end(t); got != "unknown error" {
-		t.Errorf("without MPS: %q", got)
-	}
-	if apps := smi(t, n.root, "--query-compute-apps=pid", "--format=csv,noheader"); apps != "" {
-		t.Errorf("still on the GPU: %s", apps)
 	}
 }
 
@@ -638,26 +370,6 @@ func TestMPSClientInContainer(t *testing.T) {
 	free.Env = append(free.Env, "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
 	if out, err := free.CombinedOutput(); err == nil || !strings.Contains(string(out), "busy or unavailable") {
 		t.Errorf("without MPS in exclusive mode: %v, %s", err, out)
-	}
-}
-
-func TestMPSFaults(t *testing.T) {
-	n := newMPSNode(t, "h200")
-	nvmlsim(t, "fault", "MPSControl", "--code", "999", "--count", "1", "--root", n.root)
-	if out, code := n.control(nil, "", "-d", "-M"); code != 1 || out != "Failed to start: Unknown Error\n" {
-		t.Errorf("start that fails: %d, %q", code, out)
-	}
-	n.daemon(t)
-	nvmlsim(t, "fault", "MPSServer", "--code", "999", "--count", "1", "--root", n.root)
-	if got := n.cuda(t, nil); got != "cuda context MPS client failed to connect to the MPS control daemon or the MPS server\n" {
-		t.Errorf("no server: %s", got)
-	}
-	if got := n.cuda(t, nil); !strings.Contains(got, "context no error") {
-		t.Errorf("the next server: %s", got)
-	}
-	nvmlsim(t, "fault", "MPSCommand", "--code", "10", "--count", "1", "--root", n.root)
-	if got := n.command(t, "get_server_list"); got != "Timeout\n" {
-		t.Errorf("command: %q", got)
 	}
 }
 
