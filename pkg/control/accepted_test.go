@@ -42,7 +42,7 @@ func (f *fleet) plan(t *testing.T, node string) (policy string, plan v1alpha1.Pl
 	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, inv); err != nil {
 		t.Fatal(err)
 	}
-	d, err := f.policies.plans.forNode(t.Context(), inv)
+	d, err := f.policies.planner.forNode(t.Context(), inv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestPoliciesThatGoWithTheirKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := f.policies.plans.book.rules(t.Context()); !errors.Is(err, errKindGone) {
+		if _, err := f.policies.planner.book.load(t.Context()); !errors.Is(err, errKindGone) {
 			t.Errorf("got %v, want that the kind is gone", err)
 		}
 	}

@@ -34,14 +34,14 @@ type claimClient interface {
 	IsWatchListSemanticsUnSupported() bool
 }
 
-// claims knows which of this driver's devices have been given to claims. Of
+// claimIndex knows which of this driver's devices have been given to claims. Of
 // all the cluster's claims it keeps that and their names.
-type claims struct {
+type claimIndex struct {
 	informer cache.SharedIndexInformer
 }
 
 // newClaims returns claims whose informer isn't running yet.
-func newClaims(client claimClient) (*claims, error) {
+func newClaimIndex(client claimClient) (*claimIndex, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
 	informer := cache.NewSharedIndexInformer(
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -63,7 +63,7 @@ func newClaims(client claimClient) (*claims, error) {
 	if err := informer.SetTransform(trim); err != nil {
 		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
 	}
-	return &claims{informer: informer}, nil
+	return &claimIndex{informer: informer}, nil
 }
 
 // trim leaves of a claim what it has of this driver.
@@ -97,7 +97,7 @@ func results(obj any) []resourceapi.DeviceRequestAllocationResult {
 
 // in lists the devices of a pool that claims have been given, sorted, each once
 // for each claim.
-func (c *claims) in(pool string) ([]allocation, error) {
+func (c *claimIndex) in(pool string) ([]allocation, error) {
 	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -18,16 +19,17 @@ import (
 
 // decision is the offer of one node.
 type decision struct {
-	form publish.Counters
 	gpus []offer.GPU
-	// requests are what the policies ask of the node, by UUID.
-	requests []v1alpha1.GPUSpec
-	account  account
+	// pool has the slices of the offer.
+	pool []resourceapi.ResourceSlice
+	// settings are the policies' settings for the node's GPUs, by UUID.
+	settings []v1alpha1.GPUSpec
+	account  nodeAccount
 }
 
-// account is a decision as policies' statuses need it.
-type account struct {
-	facts facts
+// nodeAccount is a decision as policies' statuses need it.
+type nodeAccount struct {
+	facts decisionFacts
 	// pool is the fingerprint of the slices that say so; empty for none.
 	pool string
 	gpus []gpuAccount
@@ -43,7 +45,7 @@ type withheldGPU struct {
 }
 
 // waiting lists the devices that are offered for the sake of claims only.
-func (a account) waiting() []allocation {
+func (a nodeAccount) waiting() []allocation {
 	var out []allocation
 	for _, g := range a.gpus {
 		out = append(out, g.waiting...)
@@ -51,7 +53,7 @@ func (a account) waiting() []allocation {
 	return out
 }
 
-func (a account) problems() []string {
+func (a nodeAccount) problems() []string {
 	var out []string
 	for _, g := range a.gpus {
 		out = append(out, g.problems...)
@@ -73,22 +75,22 @@ type gpuAccount struct {
 	waiting   []allocation
 }
 
-// facts are all that a decision follows from, in a form that compares.
-type facts struct {
+// decisionFacts are all that a decision follows from, in a form that compares.
+type decisionFacts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
 }
 
-// input is everything that a decision depends on, besides the inventory.
-type input struct {
-	facts    facts
+// decisionInput is everything that a decision depends on, besides the inventory.
+type decisionInput struct {
+	facts    decisionFacts
 	labels   labels.Set
 	policies []policy.Policy
 	claims   []allocation
 }
 
 // decide computes what a node offers. It depends on its arguments alone.
-func decide(inv *v1alpha1.GPUInventory, in input) decision {
+func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	n := inventory.Node(inv)
 	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
 	plans := make(map[gpu.UUID]v1alpha1.Plan, len(n.GPUs))
@@ -97,15 +99,15 @@ func decide(inv *v1alpha1.GPUInventory, in input) decision {
 		plans[g.UUID] = verdicts[g.UUID].Plan
 	}
 	able := in.facts.able
-	d := decision{form: able.Counters, account: account{facts: in.facts}}
+	d := decision{account: nodeAccount{facts: in.facts}}
 	d.gpus = offer.Build(n, plans, devicesOf(in.claims), offer.Server{
 		Counters: able.Counters != publish.NoCounters, Multiple: able.Multiple, Charged: able.Charged, Version: able.Version,
 	})
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
-		if r := requestTo(g, v.Plan, profiles, inv); r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
-			d.requests = append(d.requests, r)
+		if r := settingsFor(g, v.Plan, profiles, inv); r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
+			d.settings = append(d.settings, r)
 		}
 	}
 	for _, w := range offer.Withheld(n) {
@@ -113,14 +115,26 @@ func decide(inv *v1alpha1.GPUInventory, in input) decision {
 			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: verdicts[w.UUID].Policy, reason: w.Reason,
 		})
 	}
-	slices.SortFunc(d.requests, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
-	d.account.pool = fingerprint(publish.Pool(metav1.OwnerReference{Name: inv.Name}, d.gpus, d.form))
+	slices.SortFunc(d.settings, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
+	d.account.pool = fingerprint(d.pool)
 	return d
 }
 
-// requestTo returns what a plan asks of a node for one GPU; only the UUID is set
-// where it asks for nothing.
-func requestTo(g offer.GPU, plan v1alpha1.Plan, profiles []gpu.Profile, inv *v1alpha1.GPUInventory) v1alpha1.GPUSpec {
+// owner returns the reference of the node's slices to their Node: the one that the
+// inventory has. It has no UID if the inventory has none.
+func owner(inv *v1alpha1.GPUInventory) metav1.OwnerReference {
+	for _, o := range inv.OwnerReferences {
+		if o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name {
+			return metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
+		}
+	}
+	return metav1.OwnerReference{Name: inv.Name}
+}
+
+// settingsFor returns a plan's settings for one GPU; only the UUID is set where it
+// has none.
+func settingsFor(g offer.GPU, plan v1alpha1.Plan, profiles []gpu.Profile, inv *v1alpha1.GPUInventory) v1alpha1.GPUSpec {
 	r := v1alpha1.GPUSpec{UUID: string(g.UUID), TimeSlice: timeSlice(g, plan, inv)}
 	if p := plan.Partitioned; p != nil && p.KeepWarm != nil && p.KeepWarm.Duration > 0 && len(profiles) > 0 {
 		r.KeepWarm = p.KeepWarm

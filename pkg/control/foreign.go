@@ -35,7 +35,7 @@ const (
 )
 
 // evict deletes foreign slices.
-func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.ResourceSlice) error {
+func (n *nodeReconciler) evict(ctx context.Context, node string, foreign []*resourceapi.ResourceSlice) error {
 	if len(foreign) == 0 {
 		return nil
 	}
@@ -50,7 +50,7 @@ func (n *nodes) evict(ctx context.Context, node string, foreign []*resourceapi.R
 }
 
 // sinceEviction is how long ago foreign slices of the node were deleted.
-func (n *nodes) sinceEviction(node string) (time.Duration, bool) {
+func (n *nodeReconciler) sinceEviction(node string) (time.Duration, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	at, ok := n.evicted[node]
@@ -59,13 +59,13 @@ func (n *nodes) sinceEviction(node string) (time.Duration, bool) {
 
 // cameBack reports whether the present foreign slices were written after a
 // deletion, by a driver that still runs.
-func (n *nodes) cameBack(node string) bool {
+func (n *nodeReconciler) cameBack(node string) bool {
 	since, ok := n.sinceEviction(node)
 	return ok && since < comesBack
 }
 
 // setContested sets the condition that leaves the node to the other driver.
-func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, foreign []*resourceapi.ResourceSlice) error {
+func (n *nodeReconciler) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, foreign []*resourceapi.ResourceSlice) error {
 	n.contests.begin(inv.Name)
 	n.forget(inv.Name)
 	return n.setCondition(ctx, inv, metav1.Condition{
@@ -79,7 +79,7 @@ func (n *nodes) setContested(ctx context.Context, inv *v1alpha1.GPUInventory, fo
 // contest ends the contested state once no foreign slices appear any more. With a
 // growing pause it asks the plugin and, when that has answered, deletes the foreign
 // slices: nothing else deletes the slices of a driver that was removed.
-func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached publish.Found) (reconcile.Result, error) {
+func (n *nodeReconciler) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached publish.Found) (reconcile.Result, error) {
 	left := n.contests.left(inv.Name)
 	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
@@ -103,7 +103,7 @@ func (n *nodes) contest(ctx context.Context, inv *v1alpha1.GPUInventory, cached 
 	case left > 0:
 		return reconcile.Result{RequeueAfter: left}, nil
 	case !n.answered(inv):
-		return n.ask(ctx, inv)
+		return n.raisePublishRequest(ctx, inv)
 	}
 	n.forget(inv.Name)
 	n.contests.begin(inv.Name)

@@ -149,12 +149,12 @@ func TestServerIsAskedWithoutALock(t *testing.T) {
 	if _, err := r.get(t.Context(), "missing"); err != nil {
 		t.Errorf("a missing inventory: %v", err)
 	}
-	book := f.policies.plans.book
+	book := f.policies.planner.book
 	book.kinds = free(&book.mu)
 	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := book.rules(t.Context()); err != nil {
+	if _, err := book.load(t.Context()); err != nil {
 		t.Errorf("a missing policy: %v", err)
 	}
 	if asked != 2 {
@@ -168,7 +168,7 @@ func TestServerIsAskedWithoutALock(t *testing.T) {
 func TestPoliciesAreNamedWhenKindsAreInstalledAgain(t *testing.T) {
 	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
 	clock := testingclock.NewFakeClock(time.Unix(2000, 0))
-	f.policies.plans.book.kinds = definitions{f.api, clock}
+	f.policies.planner.book.kinds = definitions{f.api, clock}
 	f.statuses(t)
 	define(t, f.api, sharingPolicies, clock.Now())
 	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
@@ -177,12 +177,12 @@ func TestPoliciesAreNamedWhenKindsAreInstalledAgain(t *testing.T) {
 	var log bytes.Buffer
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
 	clock.Step(reportWithin - time.Second)
-	if _, err := f.policies.plans.book.rules(ctx); !errors.Is(err, errKindNew) || log.Len() > 0 {
+	if _, err := f.policies.planner.book.load(ctx); !errors.Is(err, errKindNew) || log.Len() > 0 {
 		t.Fatalf("got %v, want that the kind is new; log: %s", err, &log)
 	}
 	clock.Step(time.Second)
 	for range 2 {
-		if r, err := f.policies.plans.book.rules(ctx); err != nil || len(r.accepted) > 0 {
+		if r, err := f.policies.planner.book.load(ctx); err != nil || len(r.accepted) > 0 {
 			t.Errorf("got %v, %v", r.accepted, err)
 		}
 	}

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,14 +31,14 @@ type slicePublisher interface {
 	Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error
 }
 
-// nodes reconciles one node at a time: the node's GPUInventory against its
-// ResourceSlices. Different nodes run in parallel; none waits
-// for the writes of another.
-type nodes struct {
+// nodeReconciler reconciles one node at a time: the node's GPUInventory against its
+// ResourceSlices. Different nodes run in parallel; none waits for the writes of
+// another.
+type nodeReconciler struct {
 	client      client.Client // reads come from the cache
 	inventories *inventoryReader
 	slices      slicePublisher
-	plans       *plans
+	planner     *planner
 
 	// failures delays nodes that could not be published. The work queue's rate
 	// limiter can't do that: objects that a failed attempt wrote wake the controller.
@@ -52,14 +50,15 @@ type nodes struct {
 
 	clock clock.PassiveClock
 
-	mu    sync.Mutex
-	asked map[string]request
+	mu              sync.Mutex
+	publishRequests map[string]publishRequest
 	// evicted is when foreign slices of a node were last deleted.
 	evicted map[string]time.Time
 }
 
-// request is a publishRequest that was raised and not yet made use of.
-type request struct {
+// publishRequest is a number that was raised in an inventory's spec.publishRequest and
+// whose answer has not been used yet.
+type publishRequest struct {
 	inventory types.UID
 	number    int64
 	raised    time.Time
@@ -69,18 +68,18 @@ type request struct {
 // publishRequest, at most. It watches its inventory: usual are milliseconds.
 const answerWithin = 30 * time.Second
 
-func newNodes(api client.Client, live client.Reader, p slicePublisher, plans *plans, kinds kinds, c clock.PassiveClock) *nodes {
-	return &nodes{
-		client: api, inventories: newInventoryReader(api, live, kinds), slices: p, plans: plans, clock: c,
-		failures: newPauses(c, firstRetryDelay, maxRetryDelay),
-		contests: newPauses(c, firstContest, maxContest),
-		asked:    make(map[string]request), evicted: make(map[string]time.Time),
+func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.PassiveClock) *nodeReconciler {
+	return &nodeReconciler{
+		client: api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,
+		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
+		contests:        newPauses(c, firstContest, maxContest),
+		publishRequests: make(map[string]publishRequest), evicted: make(map[string]time.Time),
 	}
 }
 
 // Reconcile brings one node's slices in line. In a steady state it reads the
 // caches and writes nothing.
-func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	inv, err := n.inventories.get(ctx, r.Name)
 	switch {
 	case err != nil:
@@ -92,29 +91,30 @@ func (n *nodes) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	if !publishable(inv) {
-		return n.compare(ctx, r.Name, inv, nil)
+		return n.converge(ctx, r.Name, inv, nil)
 	}
-	want, requests, err := n.desired(ctx, inv)
+	want, settings, err := n.desired(ctx, inv)
 	switch {
 	case errors.Is(err, errNodeUnknown):
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	if err := n.writeRequests(ctx, inv, requests); err != nil {
+	if err := n.writeSettings(ctx, inv, settings); err != nil {
 		return reconcile.Result{}, err
 	}
-	return n.compare(ctx, r.Name, inv, want)
+	return n.converge(ctx, r.Name, inv, want)
 }
 
-// compare acts if the cached slices of a node aren't those that it should have.
-func (n *nodes) compare(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+// converge replaces the slices of a node if the cached ones aren't those that it
+// should have.
+func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
 	cached, err := n.slices.Cached(node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	equal := publish.Equal(cached.Ours, want)
-	n.plans.sawPublished(node, equal && len(want) > 0)
+	n.planner.sawPublished(node, equal && len(want) > 0)
 	if inv != nil && inv.Status.HasForeignSlices() {
 		return n.contest(ctx, inv, cached)
 	}
@@ -125,11 +125,12 @@ func (n *nodes) compare(ctx context.Context, node string, inv *v1alpha1.GPUInven
 	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
 		return reconcile.Result{}, nil
 	}
-	return n.act(ctx, node, inv, want)
+	return n.convergeLive(ctx, node, inv, want)
 }
 
-// act looks at the live slices and settles them, unless that failed just now.
-func (n *nodes) act(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+// convergeLive reads the slices from the API server and replaces them, unless that
+// failed just now.
+func (n *nodeReconciler) convergeLive(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
 	if left := n.failures.left(node); len(want) > 0 && left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
@@ -137,7 +138,7 @@ func (n *nodes) act(ctx context.Context, node string, inv *v1alpha1.GPUInventory
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return n.settle(ctx, inv, current, want)
+	return n.replaceSlices(ctx, inv, current, want)
 }
 
 // untilReported returns how much longer to wait for the status of an inventory that
@@ -161,50 +162,42 @@ func publishable(inv *v1alpha1.GPUInventory) bool {
 // desired returns the pool that a node should have, and the policies' settings
 // for the node. It is a terminal error if the inventory isn't owned by its
 // Node: its slices would outlive the Node.
-func (n *nodes) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
-	i := slices.IndexFunc(inv.OwnerReferences, func(o metav1.OwnerReference) bool {
-		return o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name
-	})
-	if i < 0 {
+func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
+	if owner(inv).UID == "" {
 		return nil, nil, reconcile.TerminalError(fmt.Errorf(
 			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
 	}
-	d, err := n.plans.forNode(ctx, inv)
-	if err != nil {
-		return nil, nil, err
-	}
-	o := inv.OwnerReferences[i]
-	node := metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
-	return publish.Pool(node, d.gpus, d.form), d.requests, nil
+	d, err := n.planner.forNode(ctx, inv)
+	return d.pool, d.settings, err
 }
 
 // withdraw deletes our slices of a node.
-func (n *nodes) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice) error {
+func (n *nodeReconciler) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice) error {
 	if len(ours) > 0 {
 		klog.FromContext(ctx).Info("Withdrawing the node's devices", "slices", len(ours))
 	}
 	return n.slices.Delete(ctx, ours)
 }
 
-// writeRequests writes to the inventory what the policies ask of the node, unless
-// it is there. The patch leaves the rest of the spec as it is.
-func (n *nodes) writeRequests(ctx context.Context, inv *v1alpha1.GPUInventory, requests []v1alpha1.GPUSpec) error {
-	if equality.Semantic.DeepEqual(inv.Spec.GPUs, requests) {
+// writeSettings writes the policies' settings for the node to the inventory, unless
+// they are there. The patch leaves the rest of the spec as it is.
+func (n *nodeReconciler) writeSettings(ctx context.Context, inv *v1alpha1.GPUInventory, settings []v1alpha1.GPUSpec) error {
+	if equality.Semantic.DeepEqual(inv.Spec.GPUs, settings) {
 		return nil
 	}
 	before := inv.DeepCopy()
-	inv.Spec.GPUs = requests
+	inv.Spec.GPUs = settings
 	if err := n.client.Patch(ctx, inv, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("write spec.gpus of GPUInventory %s: %w", inv.Name, err)
 	}
-	klog.FromContext(ctx).Info("Wrote what policies ask of the node", "gpus", len(requests))
+	klog.FromContext(ctx).Info("Wrote the policies' settings for the node", "gpus", len(settings))
 	return nil
 }
 
-// settle makes the live slices what is wanted, now or after the plugin's
-// answer. Foreign slices go with the plugin's answer: it is the one that the
-// kubelet has registered.
-func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+// replaceSlices replaces the live slices with the wanted ones, now or after the
+// plugin's answer. Foreign slices are deleted after that answer: it shows that the
+// plugin is the one that the kubelet has registered.
+func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
 	alone := len(current.Foreign) == 0
 	switch {
 	case len(want) == 0:
@@ -226,16 +219,16 @@ func (n *nodes) settle(ctx context.Context, inv *v1alpha1.GPUInventory, current 
 		if err := n.slices.Delete(ctx, current.Ours); err != nil {
 			return reconcile.Result{}, err
 		}
-		return n.ask(ctx, inv)
+		return n.raisePublishRequest(ctx, inv)
 	}
 }
 
 // write publishes, and keeps count of failures.
-func (n *nodes) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
+func (n *nodeReconciler) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
 	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
 		n.failures.begin(node)
 		if publish.Doubtful(err) {
-			err = errors.Join(err, n.plans.server.doubt(ctx))
+			err = errors.Join(err, n.planner.server.probeAgain(ctx))
 		}
 		return err
 	}
@@ -243,9 +236,9 @@ func (n *nodes) write(ctx context.Context, node string, current publish.Found, w
 	return nil
 }
 
-// ask raises the node's publishRequest, unless one is under way. One that isn't
+// raisePublishRequest raises the number of the node's publishRequest, unless one is under way. One that isn't
 // answered in time makes the inventory say so.
-func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
+func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
 	now := n.clock.Now()
 	if r, ok := n.underWay(inv); ok {
 		if left := answerWithin - now.Sub(r.raised); left > 0 {
@@ -268,13 +261,13 @@ func (n *nodes) ask(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.asked[inv.Name] = request{inventory: inv.UID, number: number, raised: now}
+	n.publishRequests[inv.Name] = publishRequest{inventory: inv.UID, number: number, raised: now}
 	return reconcile.Result{RequeueAfter: answerWithin}, nil
 }
 
 // setSilent sets the inventory's condition that the node's plugin doesn't answer,
 // unless the plugin itself has reported why it isn't ready. The plugin removes it.
-func (n *nodes) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, number int64) error {
+func (n *nodeReconciler) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, number int64) error {
 	if !meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil
 	}
@@ -287,7 +280,7 @@ func (n *nodes) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, numbe
 
 // setCondition writes one condition of an inventory. On a conflict it does nothing,
 // because the newer inventory is reconciled next.
-func (n *nodes) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c metav1.Condition) error {
+func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c metav1.Condition) error {
 	changed := inv.DeepCopy()
 	if !meta.SetStatusCondition(&changed.Status.Conditions, c) {
 		return nil
@@ -304,33 +297,33 @@ func (n *nodes) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c 
 }
 
 // answered says whether the plugin has answered the request under way.
-func (n *nodes) answered(inv *v1alpha1.GPUInventory) bool {
+func (n *nodeReconciler) answered(inv *v1alpha1.GPUInventory) bool {
 	r, ok := n.underWay(inv)
 	return ok && inv.Status.PublishResponse >= r.number
 }
 
 // underWay returns the request under way, if there is one. A request to an inventory
 // that has since been deleted and created again doesn't count.
-func (n *nodes) underWay(inv *v1alpha1.GPUInventory) (request, bool) {
+func (n *nodeReconciler) underWay(inv *v1alpha1.GPUInventory) (publishRequest, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	r, ok := n.asked[inv.Name]
+	r, ok := n.publishRequests[inv.Name]
 	return r, ok && r.inventory == inv.UID
 }
 
 // forgetNode drops everything that is remembered of a node without an inventory.
-func (n *nodes) forgetNode(node string) {
-	n.plans.forget(node)
+func (n *nodeReconciler) forgetNode(node string) {
+	n.planner.forget(node)
 	n.failures.forget(node)
 	n.contests.forget(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.asked, node)
+	delete(n.publishRequests, node)
 	delete(n.evicted, node)
 }
 
-func (n *nodes) forget(node string) {
+func (n *nodeReconciler) forget(node string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.asked, node)
+	delete(n.publishRequests, node)
 }

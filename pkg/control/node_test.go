@@ -8,219 +8,16 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
-
-// shelf holds one node's slices in memory.
-type shelf struct {
-	slices  []*resourceapi.ResourceSlice
-	foreign []*resourceapi.ResourceSlice
-	// rewrites is a driver that writes foreign slices again when they are deleted.
-	rewrites bool
-	writes   int
-	broken   error // the error of Write, after half of its work
-	stuck    error // the error of Delete, which then deletes nothing
-}
-
-func (s *shelf) Cached(string) (publish.Found, error) {
-	return publish.Found{Ours: s.slices, Foreign: s.foreign}, nil
-}
-
-func (s *shelf) Live(context.Context, string) (publish.Found, error) {
-	return publish.Found{Ours: slices.Clone(s.slices), Foreign: slices.Clone(s.foreign)}, nil
-}
-
-func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
-	s.writes++
-	if s.broken != nil {
-		want = want[:len(want)/2]
-	}
-	s.slices = nil
-	for i := range want {
-		want[i].Spec.Pool.Generation = int64(s.writes)
-		s.slices = append(s.slices, &want[i])
-	}
-	return s.broken
-}
-
-func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
-	s.writes++
-	if s.stuck != nil && len(current) > 0 {
-		return s.stuck
-	}
-	deleted := func(have *resourceapi.ResourceSlice) bool {
-		return slices.ContainsFunc(current, func(d *resourceapi.ResourceSlice) bool { return d.Name == have.Name })
-	}
-	s.slices = slices.DeleteFunc(s.slices, deleted)
-	if !s.rewrites {
-		s.foreign = slices.DeleteFunc(s.foreign, deleted)
-	}
-	return nil
-}
-
-// scene is a controller, one node of two GPUs, and its plugin.
-type scene struct {
-	t      *testing.T
-	api    client.Client
-	shelf  *shelf
-	claims fakeClaims
-	server *fakeServer
-	kinds  *fakeKinds
-	nodes  *nodes
-	clock  *testingclock.FakeClock
-}
-
-// fakeKinds is a server that serves all kinds but those that are gone.
-type fakeKinds struct {
-	gone  []string
-	asked int
-}
-
-func (k *fakeKinds) served(_ context.Context, resource string, _ time.Time) (time.Time, error) {
-	k.asked++
-	if slices.Contains(k.gone, resource) {
-		return time.Time{}, errKindGone
-	}
-	return time.Time{}, nil
-}
-
-// newAPI is an API server in memory.
-func newAPI(t *testing.T, objects ...client.Object) client.Client {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).WithReturnManagedFields().Build()
-}
-
-// fakeClaims are allocations by pool.
-type fakeClaims map[string][]allocation
-
-func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
-
-// fakeServer stores counters in some form, and consumable capacity or not.
-type fakeServer struct {
-	form     publish.Counters
-	multiple bool
-	charged  bool
-	err      error
-	asked    int
-}
-
-func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
-	s.asked++
-	return publish.Abilities{Counters: s.form, Multiple: s.multiple, Charged: s.charged, Version: "v1.36.1"}, s.err
-}
-
-func newScene(t *testing.T) *scene {
-	t.Helper()
-	s := &scene{t: t, shelf: &shelf{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
-	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
-	s.restart()
-	s.report(func(*v1alpha1.GPUInventory) {})
-	return s
-}
-
-// restart makes the controller forget.
-func (s *scene) restart() {
-	form := newServer(s.server)
-	form.clock = s.clock
-	s.nodes = newNodes(s.api, s.api, s.shelf, newPlans(s.api, s.claims, form, s.kinds), s.kinds, s.clock)
-}
-
-// report replaces the node's inventory with a changed one.
-func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
-	s.t.Helper()
-	old := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
-	_ = s.api.Delete(s.t.Context(), old)
-	inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{
-		Name: "n", UID: "first", OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "1"}},
-	}}
-	inv.Status = v1alpha1.GPUInventoryStatus{RegisteredAt: new(metav1.NowMicro()), GPUs: []v1alpha1.GPU{
-		{UUID: "GPU-11111111-0000-0000-0000-000000000000", Index: 0}, {UUID: "GPU-22222222-0000-0000-0000-000000000000", Index: 1},
-	}}
-	change(inv)
-	status := inv.Status
-	if err := s.api.Create(s.t.Context(), inv); err != nil {
-		s.t.Fatal(err)
-	}
-	inv.Status = status
-	if err := s.api.Status().Update(s.t.Context(), inv); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *scene) inventory() *v1alpha1.GPUInventory {
-	s.t.Helper()
-	inv := &v1alpha1.GPUInventory{}
-	if err := s.api.Get(s.t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
-		s.t.Fatal(err)
-	}
-	return inv
-}
-
-// pluginAnswers answers a request as a running plugin does.
-func (s *scene) pluginAnswers() {
-	s.t.Helper()
-	inv := s.inventory()
-	inv.Status.PublishResponse = inv.Spec.PublishRequest
-	if err := s.api.Status().Update(s.t.Context(), inv); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *scene) reconcile() error {
-	r := reconcile.Request{}
-	r.Name = "n"
-	_, err := s.nodes.Reconcile(s.t.Context(), r)
-	return err
-}
-
-func (s *scene) mustReconcile() {
-	s.t.Helper()
-	if err := s.reconcile(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// published brings the scene to its normal state.
-func (s *scene) published() {
-	s.t.Helper()
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
-}
-
-func (s *scene) mustHave(n int) {
-	s.t.Helper()
-	if len(s.shelf.slices) != n {
-		s.t.Fatalf("%d slices are published, want %d", len(s.shelf.slices), n)
-	}
-}
-
-func (s *scene) mustHaveAsked(times int64) {
-	s.t.Helper()
-	if got := s.inventory().Spec.PublishRequest; got != times {
-		s.t.Fatalf("the plugin was asked %d times, want %d", got, times)
-	}
-}
 
 func TestNothingIsPublishedUnasked(t *testing.T) {
 	s := newScene(t)
@@ -362,7 +159,7 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	}
 	s.mustReconcile()
 	n := s.nodes
-	if left := len(n.evicted) + len(n.asked) + len(n.contests.last) + len(n.failures.last) + len(n.plans.last) + len(n.plans.published); left > 0 {
+	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.last) + len(n.failures.last) + len(n.planner.last) + len(n.planner.published); left > 0 {
 		t.Errorf("%d entries are left", left)
 	}
 }

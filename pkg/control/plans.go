@@ -23,58 +23,58 @@ import (
 // will follow.
 var errNodeUnknown = errors.New("the node isn't known")
 
-// allocated returns the devices that claims have on a node.
-type allocated interface {
+// allocationReader returns the devices that claims have on a node.
+type allocationReader interface {
 	in(pool string) ([]allocation, error)
 }
 
-// plans decides the offer of each node, from its inventory, its labels, the
+// planner decides the offer of each node, from its inventory, its labels, the
 // policies, the devices of claims, and the server's abilities. Node and policy
 // reconciliation both use it, and get the same result for the same facts.
-type plans struct {
+type planner struct {
 	client client.Reader // the cache
 	book   *rulebook
-	claims allocated
-	server *server
+	claims allocationReader
+	server *apiServer
 
 	// judgeAgain receives an event when a node's waiting devices, problems or
 	// published devices differ from the last decision; there is no other event for
 	// these.
-	judgeAgain chan event.GenericEvent
+	policyEvents chan event.GenericEvent
 
 	mu   sync.Mutex
-	last map[string]account // by node
+	last map[string]nodeAccount // by node
 	// published is whether each node's slices were last seen to be as planned.
 	published map[string]bool
 }
 
-func newPlans(c client.Reader, claims allocated, s *server, k kinds) *plans {
-	return &plans{
+func newPlanner(c client.Reader, claims allocationReader, s *apiServer, k kinds) *planner {
+	return &planner{
 		client: c, book: &rulebook{client: c, kinds: k}, claims: claims, server: s,
-		judgeAgain: make(chan event.GenericEvent, 1), last: make(map[string]account), published: make(map[string]bool),
+		policyEvents: make(chan event.GenericEvent, 1), last: make(map[string]nodeAccount), published: make(map[string]bool),
 	}
 }
 
 // forNode returns what a node offers now. It is errNodeUnknown where the node
 // isn't in the cache.
-func (p *plans) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (decision, error) {
+func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (decision, error) {
 	for {
-		in, err := p.input(ctx, inv)
+		in, err := p.collectInput(ctx, inv)
 		if err != nil {
 			return decision{}, err
 		}
 		d := decide(inv, in)
-		p.remember(inv.Name, d.account)
+		p.recordAccount(inv.Name, d.account)
 		// Word of a claim that went until now may have been passed over, because
 		// nothing waited for it yet.
-		if gone, err := p.gone(inv.Name, d.account.waiting()); err != nil || !gone {
+		if gone, err := p.anyReleased(inv.Name, d.account.waiting()); err != nil || !gone {
 			return d, err
 		}
 	}
 }
 
-// gone says whether one of a node's allocations isn't any more.
-func (p *plans) gone(node string, waiting []allocation) (bool, error) {
+// anyReleased reports whether one of a node's allocations has been released.
+func (p *planner) anyReleased(node string, waiting []allocation) (bool, error) {
 	if len(waiting) == 0 {
 		return false, nil
 	}
@@ -82,39 +82,39 @@ func (p *plans) gone(node string, waiting []allocation) (bool, error) {
 	return slices.ContainsFunc(waiting, func(a allocation) bool { return !slices.Contains(now, a) }), err
 }
 
-func (p *plans) remember(node string, a account) {
+func (p *planner) recordAccount(node string, a nodeAccount) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.last[node]
 	p.last[node] = a
 	if !slices.Equal(before.waiting(), a.waiting()) || !slices.Equal(before.problems(), a.problems()) {
-		p.tellJudge()
+		p.notifyPolicies()
 	}
 }
 
 // sawPublished remembers whether a node's slices are as planned.
-func (p *plans) sawPublished(node string, is bool) {
+func (p *planner) sawPublished(node string, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.published[node] != is {
 		p.published[node] = is
-		p.tellJudge()
+		p.notifyPolicies()
 	}
 }
 
-func (p *plans) tellJudge() {
+func (p *planner) notifyPolicies() {
 	select {
-	case p.judgeAgain <- event.GenericEvent{}:
+	case p.policyEvents <- event.GenericEvent{}:
 	default: // one is waiting there
 	}
 }
 
-// account returns what forNode would, for statuses. Where nothing changed since
-// the node was decided on, that is remembered.
-func (p *plans) account(ctx context.Context, inv *v1alpha1.GPUInventory) (account, error) {
-	in, err := p.input(ctx, inv)
+// accountOf returns the account of forNode, for statuses. Where nothing has changed
+// since the last decision on the node, it is the one of that decision.
+func (p *planner) accountOf(ctx context.Context, inv *v1alpha1.GPUInventory) (nodeAccount, error) {
+	in, err := p.collectInput(ctx, inv)
 	if err != nil {
-		return account{}, err
+		return nodeAccount{}, err
 	}
 	p.mu.Lock()
 	last, ok := p.last[inv.Name]
@@ -127,28 +127,28 @@ func (p *plans) account(ctx context.Context, inv *v1alpha1.GPUInventory) (accoun
 }
 
 // forget a node that is gone.
-func (p *plans) forget(node string) {
+func (p *planner) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.last, node)
 	delete(p.published, node)
 }
 
-// waits says whether the node offered something for the sake of claims only,
-// when it was last decided on.
-func (p *plans) waits(node string) bool {
+// hasWaitingDevices reports whether the node offered devices only because claims have
+// them, when it was last decided on.
+func (p *planner) hasWaitingDevices(node string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.last[node].waiting()) > 0
 }
 
-func (p *plans) input(ctx context.Context, inv *v1alpha1.GPUInventory) (input, error) {
-	var in input
+func (p *planner) collectInput(ctx context.Context, inv *v1alpha1.GPUInventory) (decisionInput, error) {
+	var in decisionInput
 	var err error
 	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
 		return in, err
 	}
-	rules, err := p.book.rules(ctx)
+	rules, err := p.book.load(ctx)
 	if err != nil {
 		return in, err
 	}
@@ -166,7 +166,7 @@ func (p *plans) input(ctx context.Context, inv *v1alpha1.GPUInventory) (input, e
 	return in, nil
 }
 
-func (p *plans) labels(ctx context.Context, node string) (labels.Set, error) {
+func (p *planner) labels(ctx context.Context, node string) (labels.Set, error) {
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(nodeKind())
 	err := p.client.Get(ctx, types.NamespacedName{Name: node}, object)

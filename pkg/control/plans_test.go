@@ -81,13 +81,13 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	if s.nodes.plans.waits("n") {
+	if s.nodes.planner.hasWaitingDevices("n") {
 		t.Error("what is planned waits for nobody")
 	}
 	s.sharing("p", exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
-	if !s.nodes.plans.waits("n") {
+	if !s.nodes.planner.hasWaitingDevices("n") {
 		t.Error("nothing waits for the claim")
 	}
 	delete(s.claims, "n")
@@ -112,12 +112,12 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", exclusive())
-	s.nodes.plans.claims = &leavingClaims{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
-	d, err := s.nodes.plans.forNode(t.Context(), s.inventory())
+	s.nodes.planner.claims = &leavingClaims{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
+	d, err := s.nodes.planner.forNode(t.Context(), s.inventory())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.gpus[0].Leftover) > 0 || s.nodes.plans.waits("n") {
+	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.hasWaitingDevices("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
 	}
 }
@@ -134,11 +134,11 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 			s.mustReconcile()
 			for _, claims := range [][]allocation{{{gpu.DeviceName(device), "ns/c"}}, nil} {
 				s.claims["n"] = claims
-				if s.mustReconcile(); !told(s.nodes.plans.judgeAgain) {
+				if s.mustReconcile(); !told(s.nodes.planner.policyEvents) {
 					t.Errorf("claims are %v now, and nobody was told", claims)
 				}
 			}
-			if s.mustReconcile(); told(s.nodes.plans.judgeAgain) {
+			if s.mustReconcile(); told(s.nodes.planner.policyEvents) {
 				t.Error("nothing changed")
 			}
 		})
@@ -307,7 +307,7 @@ func TestClaimsKeepWhatIsNeeded(t *testing.T) {
 	unallocated := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "waiting"}}
 
 	server := fake.NewClientset(mixed, given("b", "gpu-7"), unallocated)
-	c, err := newClaims(fakeClaimClient{server.ResourceV1()})
+	c, err := newClaimIndex(fakeClaimClient{server.ResourceV1()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,17 +336,17 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 	spec := v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.driver == "gpu.nvidia.com"`}
 	api := newAPI(t, sharing("a", spec), sharing("b", spec))
 	b := &rulebook{client: api}
-	first, err := b.rules(t.Context())
+	first, err := b.load(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, _ := b.rules(t.Context()); again != first {
+	if again, _ := b.load(t.Context()); again != first {
 		t.Error("the rules were compiled again although nothing changed")
 	}
 	if err := api.Create(t.Context(), sharing("c", v1alpha1.SharingPolicySpec{Plan: exclusive()})); err != nil {
 		t.Fatal(err)
 	}
-	second, err := b.rules(t.Context())
+	second, err := b.load(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,19 +21,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// policies writes the statuses of SharingPolicies. It reads all policies and
+// policyReconciler writes the statuses of SharingPolicies. It reads all policies and
 // nodes at once, because the verdict on each GPU depends on all policies; there
 // is one request for everything.
-type policies struct {
-	client client.Client
-	plans  *plans
-	slices interface {
+type policyReconciler struct {
+	client  client.Client
+	planner *planner
+	slices  interface {
 		Cached(node string) (publish.Found, error)
 	}
 }
 
 // Reconcile writes the statuses that changed.
-func (p policies) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	var list v1alpha1.SharingPolicyList
 	if err := p.client.List(ctx, &list); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list SharingPolicies: %w", err)
@@ -41,11 +41,11 @@ func (p policies) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile
 	if len(list.Items) == 0 {
 		return reconcile.Result{}, nil
 	}
-	rules, err := p.plans.book.rules(ctx)
+	rules, err := p.planner.book.load(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	nodes, err := p.nodes(ctx)
+	nodes, err := p.judgedNodes(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -58,7 +58,7 @@ func (p policies) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile
 }
 
 // write stores a status that changed.
-func (p policies) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
+func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
 	if o == nil {
 		return nil // came while we looked; word of it is on its way here
 	}
@@ -90,8 +90,8 @@ type judgedNode struct {
 	unpublished string
 }
 
-// nodes returns them sorted by name.
-func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
+// judgedNodes returns all nodes, sorted by name.
+func (p policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error) {
 	var inventories v1alpha1.GPUInventoryList
 	if err := p.client.List(ctx, &inventories, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list GPUInventories: %w", err)
@@ -99,7 +99,7 @@ func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
 	var out []judgedNode
 	for i := range inventories.Items {
 		inv := &inventories.Items[i]
-		a, err := p.plans.account(ctx, inv)
+		a, err := p.planner.accountOf(ctx, inv)
 		switch {
 		case errors.Is(err, errNodeUnknown):
 			continue
@@ -118,7 +118,7 @@ func (p policies) nodes(ctx context.Context) ([]judgedNode, error) {
 
 // unpublished returns the reason why a node's offer can't be allocated; empty
 // if it can.
-func unpublished(inv *v1alpha1.GPUInventory, a account, cached publish.Found) string {
+func unpublished(inv *v1alpha1.GPUInventory, a nodeAccount, cached publish.Found) string {
 	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
 	case meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting):
@@ -154,7 +154,7 @@ type outcome struct {
 }
 
 // judge computes what became of every policy, of nodes sorted by name.
-func judge(r *rules, nodes []judgedNode) map[string]*outcome {
+func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
 	for _, a := range r.accepted {
 		out[a.policy.Name] = &outcome{

@@ -39,7 +39,7 @@ type fleet struct {
 	claims   fakeClaims
 	server   *fakeServer
 	kinds    *fakeKinds
-	policies policies
+	policies policyReconciler
 	// hidden are nodes whose slices aren't there.
 	hidden []string
 }
@@ -50,14 +50,13 @@ func (f *fleet) Cached(node string) (publish.Found, error) {
 	if err := f.api.Get(context.Background(), client.ObjectKey{Name: node}, inv); err != nil || slices.Contains(f.hidden, node) {
 		return publish.Found{}, err
 	}
-	d, err := f.policies.plans.forNode(context.Background(), inv)
+	d, err := f.policies.planner.forNode(context.Background(), inv)
 	if err != nil {
 		return publish.Found{}, err
 	}
 	var found publish.Found
-	pool := publish.Pool(metav1.OwnerReference{Name: node}, d.gpus, d.form)
-	for i := range pool {
-		found.Ours = append(found.Ours, &pool[i])
+	for i := range d.pool {
+		found.Ours = append(found.Ours, &d.pool[i])
 	}
 	return found, nil
 }
@@ -71,7 +70,7 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 
 // restart makes the controller forget.
 func (f *fleet) restart() {
-	f.policies = policies{client: f.api, plans: newPlans(f.api, f.claims, newServer(f.server), f.kinds), slices: f}
+	f.policies = policyReconciler{client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f}
 }
 
 // statuses reconciles, and returns the written statuses.
@@ -361,7 +360,7 @@ func TestJudgeSaysTheSameAgain(t *testing.T) {
 	}
 	before := version()
 	for range 3 {
-		f.policies.plans.last = make(map[string]account) // as after a restart
+		f.policies.planner.last = make(map[string]nodeAccount) // as after a restart
 		f.statuses(t)
 	}
 	if version() != before {

@@ -19,9 +19,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// rules are the SharingPolicies of the cluster, checked and compiled. They
+// ruleSet has the SharingPolicies of the cluster, checked and compiled. They
 // don't change once made.
-type rules struct {
+type ruleSet struct {
 	// version differs where any policy's spec does.
 	version string
 	// accepted are the policies that take part, in the last form that was accepted.
@@ -39,7 +39,7 @@ type rule struct {
 }
 
 // policies are the rules as pkg/policy takes them, to be asked until ctx ends.
-func (r *rules) policies(ctx context.Context) []policy.Policy {
+func (r *ruleSet) policies(ctx context.Context) []policy.Policy {
 	out := make([]policy.Policy, len(r.accepted))
 	for i, a := range r.accepted {
 		out[i] = a.policy
@@ -57,16 +57,16 @@ type rulebook struct {
 	kinds  kinds
 
 	mu        sync.Mutex
-	current   *rules
+	current   *ruleSet
 	selectors map[string]*selector // by expression, of the current rules
 	// forms are the policies that take part. The status of a policy has its form
 	// too, a moment later, and also after a restart.
 	forms map[types.UID]rule
 }
 
-// rules returns the rules of the policies that the cache has. It doesn't hold the lock
+// load returns the rules of the policies that the cache has. It doesn't hold the lock
 // while it asks the server about missing policies.
-func (b *rulebook) rules(ctx context.Context) (*rules, error) {
+func (b *rulebook) load(ctx context.Context) (*ruleSet, error) {
 	for {
 		var list v1alpha1.SharingPolicyList
 		if err := b.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -74,7 +74,7 @@ func (b *rulebook) rules(ctx context.Context) (*rules, error) {
 		}
 		slices.SortFunc(list.Items, func(a, b v1alpha1.SharingPolicy) int { return cmp.Compare(a.Name, b.Name) })
 		version := version(list.Items)
-		before, gone := b.compare(list.Items, version)
+		before, gone := b.changed(list.Items, version)
 		if before != nil && before.version == version {
 			return before, nil
 		}
@@ -88,9 +88,9 @@ func (b *rulebook) rules(ctx context.Context) (*rules, error) {
 	}
 }
 
-// compare returns the current rules, and, if they are of another version, those of
+// changed returns the current rules, and, if they are of another version, those of
 // their policies that are missing.
-func (b *rulebook) compare(all []v1alpha1.SharingPolicy, version string) (current *rules, gone []policy.Policy) {
+func (b *rulebook) changed(all []v1alpha1.SharingPolicy, version string) (current *ruleSet, gone []policy.Policy) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != nil && b.current.version == version {
@@ -124,7 +124,7 @@ func (b *rulebook) checkGone(ctx context.Context, gone []policy.Policy) ([]strin
 
 // replace reads the policies unless the current rules aren't those of before any
 // more, and returns nil then. It logs the policies that have gone with their kind.
-func (b *rulebook) replace(ctx context.Context, before *rules, all []v1alpha1.SharingPolicy, version string, gone []string) *rules {
+func (b *rulebook) replace(ctx context.Context, before *ruleSet, all []v1alpha1.SharingPolicy, version string, gone []string) *ruleSet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != before {
@@ -134,7 +134,7 @@ func (b *rulebook) replace(ctx context.Context, before *rules, all []v1alpha1.Sh
 		klog.FromContext(ctx).Error(nil, "SharingPolicies were deleted with their CustomResourceDefinition, which has been installed again; "+
 			"those that haven't been applied again are no longer in force", "policies", gone)
 	}
-	b.read(all, version)
+	b.compileAll(all, version)
 	return b.current
 }
 
@@ -147,10 +147,10 @@ func version(all []v1alpha1.SharingPolicy) string {
 	return s.String()
 }
 
-func (b *rulebook) read(all []v1alpha1.SharingPolicy, version string) {
+func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 	known, before := b.selectors, b.forms
 	b.selectors, b.forms = make(map[string]*selector), make(map[types.UID]rule)
-	b.current = &rules{version: version, refused: make(map[string]error)}
+	b.current = &ruleSet{version: version, refused: make(map[string]error)}
 	try := func(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm) (rule, error) {
 		expression := form.Spec.GPUSelector
 		return newRule(s, form, cmp.Or(b.selectors[expression], known[expression]))

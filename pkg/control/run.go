@@ -80,17 +80,17 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	server, err := publish.FindServer(clientset.Discovery())
+	version, err := publish.FindAPIVersion(clientset.Discovery())
 	if err != nil {
 		return err
 	}
-	logger.Info("Found the API server", "resourceAPI", server.Version)
+	logger.Info("Found the API server", "resourceAPI", version)
 	resources := draclient.New(clientset)
 	publisher, err := publish.New(resources, clientset.Discovery())
 	if err != nil {
 		return err
 	}
-	claims, err := newClaims(resources)
+	claims, err := newClaimIndex(resources)
 	if err != nil {
 		return err
 	}
@@ -120,15 +120,15 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claims) error {
-	s := newServer(p)
+func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex) error {
+	s := newAPIServer(p)
 	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
 		if err := mgr.Add(r); err != nil {
 			return err
 		}
 	}
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
-	n := newNodes(mgr.GetClient(), mgr.GetAPIReader(), p, newPlans(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
+	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), p, newPlanner(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func ready(mgr manager.Manager) healthz.Checker {
 // addNodes makes the manager run one reconciliation a node, whenever something
 // changes that the node's offer follows from: its inventory, one of its slices,
 // its labels, a policy, the devices of claims, or the server's abilities.
-func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedIndexInformer, s *server) error {
+func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.SharedIndexInformer, s *apiServer) error {
 	ctl, err := controller.New("node", mgr, controller.Options{
 		Reconciler:              n,
 		MaxConcurrentReconciles: parallelNodes,
@@ -220,9 +220,9 @@ func addNodes(mgr manager.Manager, n *nodes, slices, claims toolscache.SharedInd
 // addPolicies makes the manager reconcile all policies whenever a policy, an
 // inventory, a node's labels, the waiting devices, or the server's abilities
 // change.
-func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInformer, s *server) error {
+func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *apiServer) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   policies{mgr.GetClient(), n.plans, n.slices},
+		Reconciler:   policyReconciler{mgr.GetClient(), n.planner, n.slices},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
@@ -237,7 +237,7 @@ func addPolicies(mgr manager.Manager, n *nodes, claims toolscache.SharedIndexInf
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), everything()),
-		source.Channel(n.plans.judgeAgain, everything()),
+		source.Channel(n.planner.policyEvents, everything()),
 		// Not before it is known what claims have: the statuses say so.
 		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
 	} {

@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// lookAgain is how often the server is asked again: it may have been upgraded,
+	// probeEvery is how often the server is asked again: it may have been upgraded,
 	// or a feature gate switched. The question is a dry run.
-	lookAgain = 10 * time.Minute
-	// doubtPause keeps many nodes that can't be written from asking each for
+	probeEvery = 10 * time.Minute
+	// probePause keeps many nodes that can't be written from asking each for
 	// itself.
-	doubtPause   = 10 * time.Second
+	probePause   = 10 * time.Second
 	probeTimeout = 10 * time.Second
 )
 
@@ -30,57 +30,57 @@ type prober interface {
 	Probe(ctx context.Context) (publish.Abilities, error)
 }
 
-// server remembers what the API server stores of slices, and in which form.
-type server struct {
+// apiServer remembers what the API server stores of slices, and in which form.
+type apiServer struct {
 	prober prober
 	clock  clock.WithTicker
 
 	mu        sync.Mutex
 	known     bool
 	able      publish.Abilities
-	asked     time.Time
+	probedAt  time.Time
 	listeners []chan event.GenericEvent
 }
 
-func newServer(p prober) *server { return &server{prober: p, clock: clock.RealClock{}} }
+func newAPIServer(p prober) *apiServer { return &apiServer{prober: p, clock: clock.RealClock{}} }
 
 // changes returns a channel that receives an event when the server gains or
 // loses an ability. It must be called before all other methods.
-func (s *server) changes() <-chan event.GenericEvent {
+func (s *apiServer) changes() <-chan event.GenericEvent {
 	c := make(chan event.GenericEvent, 1)
 	s.listeners = append(s.listeners, c)
 	return c
 }
 
 // abilities returns what the server stores; the first time it asks the server.
-func (s *server) abilities(ctx context.Context) (publish.Abilities, error) {
+func (s *apiServer) abilities(ctx context.Context) (publish.Abilities, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.known {
-		if err := s.ask(ctx); err != nil {
+		if err := s.probe(ctx); err != nil {
 			return publish.Abilities{}, err
 		}
 	}
 	return s.able, nil
 }
 
-// doubt asks the server again, unless that was done just now: because a pool
+// probeAgain asks the server again, unless that was done just now: because a pool
 // could not be written, or because time has passed.
-func (s *server) doubt(ctx context.Context) error {
+func (s *apiServer) probeAgain(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.clock.Since(s.asked) < doubtPause {
+	if s.clock.Since(s.probedAt) < probePause {
 		return nil
 	}
-	return s.ask(ctx)
+	return s.probe(ctx)
 }
 
-// ask finds out the abilities, and notifies the listeners if they have changed.
+// probe finds out the abilities, and notifies the listeners if they have changed.
 // A refusal counts only as the first answer: after an earlier answer it says
 // nothing about the server.
-func (s *server) ask(ctx context.Context) error {
+func (s *apiServer) probe(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	s.asked = s.clock.Now()
+	s.probedAt = s.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
 	defer cancel()
 	able, err := s.prober.Probe(ctx)
@@ -123,8 +123,8 @@ func refused(err error) bool {
 }
 
 // Start asks again from time to time. It runs in the leader only.
-func (s *server) Start(ctx context.Context) error {
-	ticker := s.clock.NewTicker(lookAgain)
+func (s *apiServer) Start(ctx context.Context) error {
+	ticker := s.clock.NewTicker(probeEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -132,7 +132,7 @@ func (s *server) Start(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		if err := s.doubt(ctx); err != nil {
+		if err := s.probeAgain(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "The API server could not be asked; that is tried again")
 		}
 	}

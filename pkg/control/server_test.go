@@ -27,7 +27,7 @@ func told(c <-chan event.GenericEvent) bool {
 
 func TestServerIsAskedOnce(t *testing.T) {
 	fake := &fakeServer{form: publish.JointCounters}
-	s := newServer(fake)
+	s := newAPIServer(fake)
 	changes := s.changes()
 	for range 3 {
 		if form, err := s.abilities(t.Context()); form.Counters != publish.JointCounters || err != nil {
@@ -43,7 +43,7 @@ func TestServerIsAskedOnce(t *testing.T) {
 // is taken for one without counters, so that at least whole GPUs are offered.
 func TestServerThatDoesNotSay(t *testing.T) {
 	fake := &fakeServer{err: errors.New("connection refused")}
-	s := newServer(fake)
+	s := newAPIServer(fake)
 	if _, err := s.abilities(t.Context()); !errors.Is(err, fake.err) {
 		t.Errorf("got %v, want %v", err, fake.err)
 	}
@@ -66,7 +66,7 @@ func TestServerThatDoesNotSay(t *testing.T) {
 // not go from all nodes for that.
 func TestRefusalIsNoChangeOfMind(t *testing.T) {
 	fake := &fakeServer{form: publish.SplitCounters}
-	s := newServer(fake)
+	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes := s.changes()
@@ -74,8 +74,8 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 		t.Fatal(err)
 	}
 	fake.form, fake.err = publish.NoCounters, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("x"))
-	clock.Step(lookAgain)
-	if err := s.doubt(t.Context()); !errors.Is(err, fake.err) {
+	clock.Step(probeEvery)
+	if err := s.probeAgain(t.Context()); !errors.Is(err, fake.err) {
 		t.Errorf("got %v, want the refusal", err)
 	}
 	if form, err := s.abilities(t.Context()); form.Counters != publish.SplitCounters || err != nil || told(changes) {
@@ -85,7 +85,7 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 
 func TestDoubtIsSettledByAsking(t *testing.T) {
 	fake := &fakeServer{form: publish.JointCounters}
-	s := newServer(fake)
+	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes, more := s.changes(), s.changes()
@@ -95,7 +95,7 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	fake.form = publish.SplitCounters // it was upgraded
 	for range 20 {                    // as many nodes can't be written
 		clock.Step(time.Second)
-		if err := s.doubt(t.Context()); err != nil {
+		if err := s.probeAgain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -113,7 +113,7 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 func TestServerMayChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := &fakeServer{}
-		s := newServer(fake)
+		s := newAPIServer(fake)
 		changes := s.changes()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -125,12 +125,12 @@ func TestServerMayChange(t *testing.T) {
 			s.mu.Lock() // it asks with the lock held
 			fake.form = now
 			s.mu.Unlock()
-			time.Sleep(lookAgain + time.Second)
+			time.Sleep(probeEvery + time.Second)
 			if form, _ := s.abilities(ctx); form.Counters != now || !told(changes) {
 				t.Errorf("the form is %v, want %v", form, now)
 			}
 		}
-		time.Sleep(10 * lookAgain)
+		time.Sleep(10 * probeEvery)
 		if told(changes) {
 			t.Error("told of a change that wasn't")
 		}
@@ -153,9 +153,9 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s.mustHave(2)
 
 	s.server.form = publish.SplitCounters
-	s.clock.Step(doubtPause)
+	s.clock.Step(probePause)
 	s.shelf.broken = apierrors.NewInvalid(kind(), "n-000", nil)
-	changes := s.nodes.plans.server.changes()
+	changes := s.nodes.planner.server.changes()
 	s.sharing("only", partitioned("1g.10gb")) // something has to be written
 	if err := s.reconcile(); !apierrors.IsInvalid(err) {
 		t.Fatalf("got %v, want the server's refusal", err)

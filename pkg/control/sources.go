@@ -108,7 +108,7 @@ func (s informed) WaitForSync(ctx context.Context) error {
 
 // nodeOfSlice is the node of every slice that comes, changes or goes. Slices of
 // another driver on nodes without an inventory trigger nothing.
-func (n *nodes) nodeOfSlice(obj any) []reconcile.Request {
+func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 	slice, ok := obj.(*resourceapi.ResourceSlice)
 	if !ok || slice.Spec.NodeName == nil {
 		return nil
@@ -124,10 +124,10 @@ func (n *nodes) nodeOfSlice(obj any) []reconcile.Request {
 // concerned lists the nodes to reconcile after an event of a claim: their offer
 // depends on claims only while claims have devices that the plan doesn't offer.
 // In a steady state, claims that are created and deleted trigger nothing.
-func (n *nodes) concerned(obj any) []reconcile.Request {
+func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {
-		if n.plans.waits(r.Pool) || !n.shelved(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.hasWaitingDevices(r.Pool) || !n.shelved(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}
@@ -135,7 +135,7 @@ func (n *nodes) concerned(obj any) []reconcile.Request {
 }
 
 // shelved says whether a node's slices, as the cache has them, offer a device.
-func (n *nodes) shelved(node string, device gpu.DeviceName) bool {
+func (n *nodeReconciler) shelved(node string, device gpu.DeviceName) bool {
 	cached, err := n.slices.Cached(node)
 	if err != nil {
 		return false

@@ -16,7 +16,7 @@ import (
 	clientgotesting "k8s.io/client-go/testing"
 )
 
-func TestFindServer(t *testing.T) {
+func TestFindAPIVersion(t *testing.T) {
 	resource := []metav1.APIResource{{Name: "resourceslices"}}
 	for name, tc := range map[string]struct {
 		serves map[string][]metav1.APIResource
@@ -35,9 +35,9 @@ func TestFindServer(t *testing.T) {
 			for version, resources := range tc.serves {
 				server.Resources = append(server.Resources, &metav1.APIResourceList{GroupVersion: "resource.k8s.io/" + version, APIResources: resources})
 			}
-			got, err := FindServer(server)
-			if got.Version != tc.want || !errors.Is(err, tc.err) {
-				t.Errorf("got %q, %v, want %q, %v", got.Version, err, tc.want, tc.err)
+			got, err := FindAPIVersion(server)
+			if got != tc.want || !errors.Is(err, tc.err) {
+				t.Errorf("got %q, %v, want %q, %v", got, err, tc.want, tc.err)
 			}
 		})
 	}

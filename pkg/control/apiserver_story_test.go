@@ -1,0 +1,214 @@
+//go:build integration
+
+package control_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/rest"
+	draclient "k8s.io/dynamic-resource-allocation/client"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/test/apiserver"
+)
+
+// TestMain runs the stories on a real API server and etcd, with the real
+// controller program as a process of its own. KUBEBUILDER_ASSETS names a
+// directory with the two, RESOURCE_API the version of resource.k8s.io that the
+// server has, if it isn't to be v1.
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "control stories:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "control-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binaries = filepath.Join(dir, "bin")
+	if err := errors.Join(os.Mkdir(binaries, 0o755), apiserver.Binaries(context.Background(), binaries, os.Stderr)); err != nil {
+		return 0, fmt.Errorf("get kube-apiserver and etcd: %w", err)
+	}
+	program = filepath.Join(dir, "controller")
+	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/controller").CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build the controller: %w\n%s", err, out)
+	}
+	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
+		return 0, err
+	}
+	stop, err := serve(dir, binaries, os.Getenv("RESOURCE_API"))
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	return m.Run(), nil
+}
+
+// serve starts an API server that has only this version of resource.k8s.io,
+// or, if it is empty, v1 and whatever is on by default. From now on stories are
+// told to it.
+func serve(dir, binaries, version string, args ...string) (stop func(), err error) {
+	env := envtest.Environment{
+		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
+		ErrorIfCRDPathMissing: true,
+	}
+	flags := env.ControlPlane.GetAPIServer().Configure()
+	if version != "" && version != "v1" {
+		flags.Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+	}
+	for _, arg := range args {
+		name, value, _ := strings.Cut(arg, "=")
+		flags.Append(name, value)
+	}
+	config, err := apiserver.Start(&env, binaries)
+	if err != nil {
+		return nil, err
+	}
+	stop = func() { _ = env.Stop() }
+	if err := connect(dir, env.KubeConfig, config); err != nil {
+		stop()
+		return nil, err
+	}
+	return stop, nil
+}
+
+// connect makes the clients that stories use.
+func connect(dir string, file []byte, config *rest.Config) (err error) {
+	kubeconfig = filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, file, 0o600); err != nil {
+		return err
+	}
+	if api, err = client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme}); err != nil {
+		return err
+	}
+	clientset, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	slices = draclient.New(clientset).ResourceSlices()
+	claims = draclient.New(clientset).ResourceClaims("default")
+	return nil
+}
+
+// anotherServer runs the rest of this story with another API server.
+func anotherServer(t *testing.T, version string, args ...string) {
+	t.Helper()
+	api0, slices0, claims0, kubeconfig0 := api, slices, claims, kubeconfig
+	stop, err := serve(t.TempDir(), binaries, version, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		api, slices, claims, kubeconfig = api0, slices0, claims0, kubeconfig0
+	})
+}
+
+// safeBuffer can be read while it is written to.
+type safeBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}
+
+// startController runs the program until stop, which is also how it ends with
+// the test: by SIGTERM, without an error.
+func startController(t *testing.T, flags ...string) (stop func()) {
+	t.Helper()
+	log := &safeBuffer{}
+	controllerLog = log.String
+	cmd := exec.Command(program, append([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2"}, flags...)...)
+	cmd.Stdout, cmd.Stderr = io.Discard, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		t.Logf("the controller holds %s", residentMemory(cmd.Process.Pid))
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Errorf("stop the controller: %v", err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the controller ended with %v", err)
+		}
+		if t.Failed() {
+			t.Logf("controller:\n%s", log.String())
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func residentMemory(pid int) string {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(line)
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s: %s", patience, what)
+		}
+		select {
+		case <-t.Context().Done():
+			t.FailNow()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// patience is the time limit for expected events. Durations are in the log and
+// not checked.
+const patience = 20 * time.Second
+
+var (
+	api        client.WithWatch
+	slices     resourceclient.ResourceSliceInterface
+	claims     resourceclient.ResourceClaimInterface
+	program    string
+	binaries   string // directory of kube-apiserver and etcd
+	kubeconfig string
+)

@@ -1,0 +1,183 @@
+//go:build integration
+
+package control_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+)
+
+// node is a node with its plugin, as far as the controller can tell.
+type node struct {
+	name   string
+	uid    types.UID
+	facts  gpu.Node
+	status v1alpha1.GPUInventoryStatus
+}
+
+func newNode(t *testing.T, gpus int) *node {
+	t.Helper()
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "node-"}}
+	if err := api.Create(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+	n := &node{name: object.Name, uid: object.UID, facts: gpu.Node{Name: object.Name, DriverVersion: "580.159.04", CUDADriverVersion: "13.0"}}
+	n.status.RegisteredAt = new(metav1.NowMicro())
+	for i := range gpus {
+		n.facts.GPUs = append(n.facts.GPUs, gpu.GPU{
+			UUID: gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, i)), Index: i, Minor: i,
+			PCI:         gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", i)),
+			Model:       gpu.Model{ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", CUDAComputeCapability: "9.0"},
+			MemoryBytes: 81559 << 20,
+		})
+	}
+	t.Cleanup(func() {
+		_ = api.Delete(context.Background(), object)
+		_ = api.Delete(context.Background(), &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.name}})
+		_ = slices.DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	})
+	return n
+}
+
+// report writes the inventory as the plugin does.
+func (n *node) report(t *testing.T) {
+	t.Helper()
+	inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{
+		Name:            n.name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid}},
+	}}
+	if err := api.Create(t.Context(), inv); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	eventually(t, "the report is stored", func() bool {
+		inv := n.inventory(t)
+		response := inv.Status.PublishResponse
+		inv.Status = n.status
+		inv.Status.PublishResponse = response
+		inventory.SetFacts(&inv.Status, n.facts)
+		return api.Status().Update(t.Context(), inv) == nil
+	})
+}
+
+func (n *node) inventory(t *testing.T) *v1alpha1.GPUInventory {
+	t.Helper()
+	inv := &v1alpha1.GPUInventory{}
+	if err := api.Get(t.Context(), types.NamespacedName{Name: n.name}, inv); err != nil {
+		t.Fatal(err)
+	}
+	return inv
+}
+
+// startPlugin answers publishRequests until it is killed or the test ends.
+func (n *node) startPlugin(t *testing.T) (kill func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	w, err := api.Watch(ctx, &v1alpha1.GPUInventoryList{}, client.MatchingFields{"metadata.name": n.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for e := range w.ResultChan() {
+			inv, ok := e.Object.(*v1alpha1.GPUInventory)
+			if !ok || inv.Status.PublishResponse >= inv.Spec.PublishRequest {
+				continue
+			}
+			base := inv.DeepCopy()
+			inv.Status.PublishResponse = inv.Spec.PublishRequest
+			if err := api.Status().Patch(ctx, inv, client.MergeFrom(base)); err != nil && ctx.Err() == nil {
+				t.Errorf("plugin: %v", err)
+			}
+		}
+	}()
+	kill = func() { cancel(); w.Stop(); <-done }
+	t.Cleanup(kill)
+	return kill
+}
+
+// wipe deletes the node's slices the way the kubelet does.
+func (n *node) wipe(t *testing.T) {
+	t.Helper()
+	err := slices.DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com,spec.nodeName=" + n.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) pool(t *testing.T) []resourceapi.ResourceSlice {
+	t.Helper()
+	list, err := slices.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// waitForPool waits for a complete pool of so many slices.
+func (n *node) waitForPool(t *testing.T, size int) []resourceapi.ResourceSlice {
+	t.Helper()
+	var pool []resourceapi.ResourceSlice
+	begun := time.Now()
+	eventually(t, fmt.Sprintf("%s has a pool of %d", n.name, size), func() bool {
+		pool = n.pool(t)
+		for _, s := range pool {
+			if s.Spec.Pool.ResourceSliceCount != int64(size) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
+				return false
+			}
+		}
+		return len(pool) == size
+	})
+	t.Logf("%s: a pool of %d after %s", n.name, size, time.Since(begun).Round(time.Millisecond))
+	return pool
+}
+
+func (n *node) mustHaveNoSlices(t *testing.T) {
+	t.Helper()
+	if pool := n.pool(t); len(pool) > 0 {
+		t.Errorf("%s has %d slices", n.name, len(pool))
+	}
+}
+
+// somethingElseHappens has another node published from scratch: by then the
+// controller has looked at everything that was there before.
+func somethingElseHappens(t *testing.T) {
+	t.Helper()
+	n := newNode(t, 1)
+	n.report(t)
+	n.startPlugin(t)
+	n.waitForPool(t, 1)
+}
+
+func createSlice(t *testing.T, s *resourceapi.ResourceSlice) {
+	t.Helper()
+	if _, err := slices.Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slices.Delete(context.Background(), s.Name, metav1.DeleteOptions{}) })
+}
+
+func versions(pool []resourceapi.ResourceSlice, inventories ...*v1alpha1.GPUInventory) map[string]string {
+	out := make(map[string]string)
+	for _, s := range pool {
+		out[string(s.UID)] = s.Name + " " + s.ResourceVersion
+	}
+	for _, i := range inventories {
+		out[string(i.UID)] = i.Name + " " + i.ResourceVersion
+	}
+	return out
+}
