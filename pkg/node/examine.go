@@ -33,8 +33,8 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)
 	}
-	shared := shared{ctx: ctx, daemons: daemons, socket: cfg.MPSSocket}
-	n.MPSDir = filepath.Join(filepath.Dir(cfg.MPSSocket), mpsDaemonsDir)
+	shared := shared{ctx: ctx, daemons: daemons, runDir: mps.RunDirOf(cfg.MPSSocket)}
+	n.MPSDir = shared.runDir.Daemons()
 	root, session, err := openDriver(host, cfg.DriverRoot)
 	if err != nil {
 		n.NoHardware, n.Sharing = err, shared

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -145,7 +146,7 @@ func (d *divided) checkWithDoctor(t *testing.T) {
 	r, err := doctor.Check(doctor.Node{
 		Journal: d.cfg.DataDir, CDI: d.cdi, Host: hostFS{d.hardware.host}, BootID: "boot", Hardware: session,
 		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: d.daemons.Dir,
-		Sharing: shared{ctx: d.ctx, daemons: d.daemons, socket: filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir), "s"), session: session, smi: nvidiaSMI(d.hardware.host, root)},
+		Sharing: shared{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: nvidiaSMI(d.hardware.host, root)},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -125,7 +125,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	}
 	p.sharing = sharing.New(sharing.Options{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
-		Remains: mpsRemains(cfg.MPSSocket), Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs,
+		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs,
 		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
 	})
 	p.facts = facts.New(cfg.NodeName)

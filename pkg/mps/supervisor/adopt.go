@@ -22,8 +22,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 		return
 	}
 	defer unlock()
-	at := s.cfg.place(name)
-	r, err := readRecord(at.record(), name)
+	r, err := s.cfg.runDir().ReadRecord(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		logger.Info("Removing the directory of an MPS daemon that was never started")
 		s.discard(ctx, name)
@@ -52,7 +51,7 @@ func (s *Supervisor) adopt(ctx context.Context, name string) {
 }
 
 // revive has a daemon started again beside the calls.
-func (s *Supervisor) revive(ctx context.Context, r record, why string) {
+func (s *Supervisor) revive(ctx context.Context, r mps.Record, why string) {
 	r.PID, r.Start = 0, 0
 	s.set(r.Daemon.Name, func(d *daemon) { d.record, d.phase, d.message = r, mps.Starting, why })
 	s.keepTrying(ctx, r.Daemon.Name)
@@ -62,7 +61,7 @@ func (s *Supervisor) revive(ctx context.Context, r record, why string) {
 // one: the daemon may be slow to answer while its clients compute. The daemon's
 // limits are set again in the background, because the supervisor may have crashed
 // before it set them.
-func (s *Supervisor) takeOver(ctx context.Context, r record) {
+func (s *Supervisor) takeOver(ctx context.Context, r mps.Record) {
 	at := s.cfg.place(r.Daemon.Name)
 	if err := writeRecord(at.record(), r); err != nil {
 		klog.FromContext(ctx).Error(err, "MPS daemon runs, and its record can't be written", "pid", r.PID)
@@ -102,7 +101,7 @@ func (s *Supervisor) discard(ctx context.Context, name string) {
 
 // recognise says whether the daemon of the record runs. If it was started and
 // never written down, the record that is returned says which process it is.
-func (s *Supervisor) recognise(r record) (record, bool) {
+func (s *Supervisor) recognise(r mps.Record) (mps.Record, bool) {
 	at := s.cfg.place(r.Daemon.Name)
 	if r.PID == 0 {
 		data, err := os.ReadFile(at.pidFile())

@@ -23,7 +23,7 @@ const (
 // attend sets a running daemon's limits and keeps a server running that accepts
 // clients, until ctx ends. It never kills a daemon because it doesn't answer: its
 // clients may still compute. State.Trouble has the reason.
-func (s *Supervisor) attend(ctx context.Context, r record) {
+func (s *Supervisor) attend(ctx context.Context, r mps.Record) {
 	name, failures := r.Daemon.Name, 0
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -135,7 +135,7 @@ func (s *Supervisor) awaitServerExit(ctx context.Context, name string, pid int) 
 
 // replace restarts a control daemon that has no server. It does nothing if there
 // is a server, because that may have clients.
-func (s *Supervisor) replace(ctx context.Context, r record) bool {
+func (s *Supervisor) replace(ctx context.Context, r mps.Record) bool {
 	name := r.Daemon.Name
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {

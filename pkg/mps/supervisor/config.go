@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/pflag"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
 // Config of a supervisor.
@@ -52,15 +54,15 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Socket is where the supervisor of a run directory listens.
-func Socket(runDir string) string { return filepath.Join(runDir, "supervisor.sock") }
+// runDir is the run directory, with the names of its files.
+func (c *Config) runDir() mps.RunDir { return mps.RunDir(c.RunDir) }
 
 // place is a daemon's directory.
 type place string
 
-func (c *Config) place(name string) place { return place(filepath.Join(c.RunDir, "d", name)) }
+func (c *Config) place(name string) place { return place(c.runDir().Daemon(name)) }
 
-func (p place) record() string  { return filepath.Join(string(p), "daemon.json") }
+func (p place) record() string  { return filepath.Join(string(p), mps.RecordFile) }
 func (p place) pipe() string    { return filepath.Join(string(p), "pipe") }
 func (p place) clients() string { return filepath.Join(string(p), "clients") }
 func (p place) log() string     { return filepath.Join(string(p), "log") }

@@ -67,7 +67,7 @@ func equalLimits(a, b mps.Daemon) bool {
 
 // changeLimits gives the new limits to a daemon that runs. The record comes
 // first: whoever adopts the daemon gives it the same.
-func (s *Supervisor) changeLimits(ctx context.Context, r record, want mps.Daemon) error {
+func (s *Supervisor) changeLimits(ctx context.Context, r mps.Record, want mps.Daemon) error {
 	if len(want.MemoryMiB) < len(r.Daemon.MemoryMiB) { // lift the limits that are no longer wanted
 		want.MemoryMiB = append(slices.Clone(want.MemoryMiB), make([]int64, len(r.Daemon.MemoryMiB)-len(want.MemoryMiB))...)
 	}
@@ -88,7 +88,7 @@ func (s *Supervisor) changeLimits(ctx context.Context, r record, want mps.Daemon
 // startFirst starts a daemon that there was none of; nothing is left if it can't
 // be.
 func (s *Supervisor) startFirst(ctx context.Context, want mps.Daemon) error {
-	err := s.start(ctx, record{Daemon: want})
+	err := s.start(ctx, mps.Record{Daemon: want})
 	if err == nil {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (s *Supervisor) restart(ctx context.Context, want mps.Daemon) error {
 	d, _ := s.get(want.Name)
 	d.unwatch()
 	s.metrics.restarts.Inc()
-	r := record{Daemon: want, Restarts: d.record.Restarts + 1}
+	r := mps.Record{Daemon: want, Restarts: d.record.Restarts + 1}
 	err := s.start(ctx, r)
 	if err != nil {
 		s.set(want.Name, func(d *daemon) {
@@ -116,7 +116,7 @@ func (s *Supervisor) restart(ctx context.Context, want mps.Daemon) error {
 
 // start starts the daemon in a directory that it makes clean. On failure its
 // processes are gone.
-func (s *Supervisor) start(ctx context.Context, r record) error {
+func (s *Supervisor) start(ctx context.Context, r mps.Record) error {
 	name := r.Daemon.Name
 	s.set(name, func(d *daemon) { d.record, d.phase, d.message, d.server, d.unsure = r, mps.Starting, "", 0, false })
 	ctx, cancel := context.WithTimeout(ctx, startTime)
@@ -143,7 +143,7 @@ func (s *Supervisor) start(ctx context.Context, r record) error {
 }
 
 // launch starts the daemon and records its process.
-func (s *Supervisor) launch(ctx context.Context, r *record, at place, watch *stopwatch) error {
+func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch *stopwatch) error {
 	fresh, err := s.makePlace(at, r.Daemon.Name)
 	if err != nil {
 		return err
@@ -235,7 +235,7 @@ func empty(dir string) error {
 
 // running notes that the daemon runs, watches over its process, and sees to its
 // server.
-func (s *Supervisor) running(ctx context.Context, r record) {
+func (s *Supervisor) running(ctx context.Context, r mps.Record) {
 	name := r.Daemon.Name
 	watching, cancel := s.outlive(ctx)
 	s.set(name, func(d *daemon) {
@@ -257,7 +257,7 @@ func (s *Supervisor) running(ctx context.Context, r record) {
 }
 
 // died records that the daemon has ended without a request, and restarts it.
-func (s *Supervisor) died(ctx context.Context, name string, r record) {
+func (s *Supervisor) died(ctx context.Context, name string, r mps.Record) {
 	unlock, err := s.locks.Lock(ctx, name)
 	if err != nil {
 		return // it isn't watched any more

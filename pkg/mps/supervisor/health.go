@@ -78,7 +78,7 @@ func (s *Supervisor) healthy(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, healthTime)
 	defer cancel()
-	client, err := mps.Dial(Socket(s.cfg.RunDir))
+	client, err := mps.Dial(s.cfg.runDir().Socket())
 	if err != nil {
 		return err
 	}

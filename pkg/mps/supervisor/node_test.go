@@ -58,7 +58,7 @@ func newNode(t *testing.T) *node {
 	n.put("lib64/libnvidia-ml.so.580.159.04", "")
 	n.link("libnvidia-ml.so.580.159.04", "lib64/libnvidia-ml.so.1")
 	n.link(self, "bin/"+program)
-	if n.Client, err = mps.Dial(Socket(n.cfg.RunDir)); err != nil {
+	if n.Client, err = mps.Dial(n.cfg.runDir().Socket()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.cleanUp)
@@ -67,7 +67,7 @@ func newNode(t *testing.T) *node {
 
 func (n *node) cleanUp() {
 	n.kill()
-	places, _ := filepath.Glob(filepath.Join(n.cfg.RunDir, "d", "*"))
+	places, _ := filepath.Glob(n.cfg.runDir().Daemon("*"))
 	for _, at := range places {
 		if err := errors.Join(killUsers(context.Background(), place(at).pipe()), place(at).unmountShm()); err != nil {
 			n.t.Error(err)

@@ -235,32 +235,6 @@ func TestUsersAreNotInContainers(t *testing.T) {
 	}
 }
 
-func FuzzDecode(f *testing.F) {
-	data, err := encode(record{Daemon: one("a"), PID: 1, Start: 2, BootID: "b"})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(data)
-	f.Add(data[:20])
-	f.Add([]byte(`{"version":1,"crc32":2745614147,"body":{}}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := decode("a", data)
-		if err != nil {
-			return
-		}
-		if err := r.Daemon.Validate(); err != nil {
-			t.Errorf("a record that no supervisor writes is taken: %v", err)
-		}
-		again, err := encode(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if back, err := decode("a", again); err != nil || !cmp.Equal(back, r) {
-			t.Errorf("%+v, then %+v, %v", r, back, err)
-		}
-	})
-}
-
 func FuzzParseGroups(f *testing.F) {
 	f.Add("0::/kubepods/pod1\n", "36 35 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	f.Add("3:cpuset:/kubepods.slice\n", "36 35 0:30 /.. /sys rw - cgroup cgroup rw,cpuset\n")

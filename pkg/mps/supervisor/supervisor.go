@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -53,7 +52,7 @@ type Supervisor struct {
 // daemon is the state of one; its supervisor's mutex guards it, and only who
 // has the lock of its name changes it.
 type daemon struct {
-	record   record
+	record   mps.Record
 	phase    mps.Phase
 	message  string
 	trouble  string    // why its clients may not be served though it runs
@@ -106,7 +105,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := s.serveHTTP(healthy); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Join(s.cfg.RunDir, "d"), 0o755); err != nil {
+	if err := os.MkdirAll(s.cfg.runDir().Daemons(), 0o755); err != nil {
 		return fmt.Errorf("make the run directory: %w", err)
 	}
 	unlock, err := s.claimRunDir(ctx)
@@ -193,7 +192,7 @@ func (s *Supervisor) outlive(ctx context.Context) (context.Context, context.Canc
 
 // serve answers calls until ctx ends.
 func (s *Supervisor) serve(ctx context.Context) error {
-	socket := Socket(s.cfg.RunDir)
+	socket := s.cfg.runDir().Socket()
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the socket of an earlier supervisor: %w", err)
 	}
@@ -300,7 +299,7 @@ func isEmpty(dir string) bool {
 // adoptAll adopts the daemons in the run directory. A daemon that can't be adopted as
 // it is, is restarted or stopped in the background.
 func (s *Supervisor) adoptAll(ctx context.Context) error {
-	entries, err := os.ReadDir(filepath.Join(s.cfg.RunDir, "d"))
+	entries, err := os.ReadDir(s.cfg.runDir().Daemons())
 	if err != nil {
 		return fmt.Errorf("list the run directory: %w", err)
 	}

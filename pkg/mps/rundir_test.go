@@ -1,4 +1,4 @@
-package node
+package mps_test
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ import (
 
 // A record that the supervisor has renamed is a file, and not a daemon. One that can't
 // be read leaves the daemon without devices.
-func TestMPSRemains(t *testing.T) {
+func TestRemains(t *testing.T) {
 	dir := t.TempDir()
-	remains := mpsRemains(filepath.Join(dir, "supervisor.sock"))
+	remains := mps.RunDirOf(filepath.Join(dir, "supervisor.sock")).Remains
 	if got, err := remains(); err != nil || len(got) > 0 {
 		t.Errorf("without a supervisor: got %v, %v", got, err)
 	}
