@@ -22,7 +22,7 @@ func foreignSlice() *resourceapi.ResourceSlice {
 	}
 }
 
-func (s *scene) condition(kind string) metav1.Condition {
+func (s *fixture) condition(kind string) metav1.Condition {
 	s.t.Helper()
 	if c := meta.FindStatusCondition(s.inventory().Status.Conditions, kind); c != nil {
 		return *c
@@ -30,18 +30,18 @@ func (s *scene) condition(kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-func (s *scene) mustHaveForeign(n int) {
+func (s *fixture) mustHaveForeign(n int) {
 	s.t.Helper()
-	if len(s.shelf.foreign) != n {
-		s.t.Fatalf("%d foreign slices are there, want %d", len(s.shelf.foreign), n)
+	if len(s.store.foreign) != n {
+		s.t.Fatalf("%d foreign slices are there, want %d", len(s.store.foreign), n)
 	}
 }
 
 // The other driver was uninstalled, and this one installed before the kubelet
 // deleted the other's slices: nothing else will delete them.
 func TestWhatAnotherDriverLeftGoes(t *testing.T) {
-	s := newScene(t)
-	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	s := newFixture(t)
+	s.store.foreign = append(s.store.foreign, foreignSlice())
 	s.mustReconcile()
 	s.mustHaveForeign(1) // the plugin hasn't answered
 	s.mustHave(0)
@@ -56,15 +56,15 @@ func TestWhatAnotherDriverLeftGoes(t *testing.T) {
 
 // Slices that couldn't be deleted are no sign of a driver that runs.
 func TestForeignSlicesThatCannotBeDeleted(t *testing.T) {
-	s := newScene(t)
-	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
-	s.shelf.stuck = errors.New("the server is busy")
+	s := newFixture(t)
+	s.store.foreign = append(s.store.foreign, foreignSlice())
+	s.store.stuck = errors.New("the server is busy")
 	s.mustReconcile()
 	s.pluginAnswers()
-	if err := s.reconcile(); !errors.Is(err, s.shelf.stuck) {
+	if err := s.reconcile(); !errors.Is(err, s.store.stuck) {
 		t.Fatalf("got %v", err)
 	}
-	s.shelf.stuck = nil
+	s.store.stuck = nil
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.mustReconcile()
@@ -85,9 +85,9 @@ func TestForeignSlicesElsewhereAreLeftAlone(t *testing.T) {
 		"no answer": func(*v1alpha1.GPUInventory) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
+			s := newFixture(t)
 			s.report(change)
-			s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+			s.store.foreign = append(s.store.foreign, foreignSlice())
 			for range 3 {
 				s.mustReconcile()
 				s.clock.Step(answerWithin)
@@ -101,9 +101,9 @@ func TestForeignSlicesElsewhereAreLeftAlone(t *testing.T) {
 // The other driver is installed where this one's plugin was, and is gone: this
 // driver's slices are deleted, and the other's stay.
 func TestTheNodeGoesToTheOtherDriver(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
-	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	s.store.foreign = append(s.store.foreign, foreignSlice())
 	for range 3 {
 		s.mustReconcile()
 		s.clock.Step(answerWithin)
@@ -114,14 +114,14 @@ func TestTheNodeGoesToTheOtherDriver(t *testing.T) {
 
 // Two drivers that are both at work must not write against each other.
 func TestTwoDriversDoNotFight(t *testing.T) {
-	s := newScene(t)
-	s.shelf.rewrites = true
-	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	s := newFixture(t)
+	s.store.rewrites = true
+	s.store.foreign = append(s.store.foreign, foreignSlice())
 	for range 20 {
 		s.mustReconcile()
 		s.pluginAnswers()
 	}
-	writes := s.shelf.writes
+	writes := s.store.writes
 	if c := s.condition(v1alpha1.ConditionConflicting); c.Status != metav1.ConditionTrue || c.Reason != v1alpha1.ReasonForeignSlices {
 		t.Fatalf("got %+v", c)
 	}
@@ -133,7 +133,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 		s.pluginAnswers()
 		s.mustReconcile()
 	}
-	if n := s.shelf.writes - writes; n > 20 {
+	if n := s.store.writes - writes; n > 20 {
 		t.Errorf("%d writes in an hour", n)
 	}
 	if asked := s.inventory().Spec.PublishRequest; asked > 20 {
@@ -146,7 +146,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 	s.mustHave(0)
 
 	// The other driver goes, and leaves its slices behind.
-	s.shelf.rewrites = false
+	s.store.rewrites = false
 	for range 4 {
 		s.clock.Step(maxContest)
 		s.mustReconcile()
@@ -165,14 +165,14 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 
 // An inventory that says Ready while no plugin answers would mislead users.
 func TestSilentPluginIsNotReady(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Registered", LastTransitionTime: metav1.Now()}
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = []metav1.Condition{ready} })
 	s.published()
 	if c := s.condition(v1alpha1.ConditionReady); c.Status != metav1.ConditionTrue {
 		t.Fatalf("got %+v", c)
 	}
-	s.shelf.slices = nil // the kubelet wiped them
+	s.store.slices = nil // the kubelet wiped them
 	s.mustReconcile()
 	s.clock.Step(answerWithin - 1)
 	s.mustReconcile()
@@ -200,7 +200,7 @@ func TestSilentPluginIsNotReady(t *testing.T) {
 // A server that doesn't have the kind has no inventories: that isn't a node
 // without GPUs.
 func TestNothingIsWithdrawnWhenTheKindIsGone(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	s.kinds.gone = []string{inventories}
 	if err := s.api.Delete(t.Context(), s.inventory()); err != nil {

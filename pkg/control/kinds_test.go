@@ -36,13 +36,13 @@ func define(t *testing.T, api client.Client, resource string, now time.Time) {
 // TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain checks that the plugins have
 // time to report before their nodes' slices are deleted.
 func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.nodes.inventories.kinds = definitions{s.api, s.clock}
 	s.report(func(inv *v1alpha1.GPUInventory) {
 		inv.CreationTimestamp = metav1.NewTime(s.clock.Now().Add(-time.Hour))
 	})
 	s.published()
-	writes := s.shelf.writes
+	writes := s.store.writes
 	define(t, s.api, inventories, s.clock.Now())
 	old := s.inventory()
 	if err := s.api.Delete(t.Context(), old); err != nil {
@@ -68,8 +68,8 @@ func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
 	}
 	s.mustReconcile()
 	s.mustHave(2)
-	if s.shelf.writes != writes {
-		t.Errorf("the slices were written %d times", s.shelf.writes-writes)
+	if s.store.writes != writes {
+		t.Errorf("the slices were written %d times", s.store.writes-writes)
 	}
 	if err := s.api.Delete(t.Context(), bare); err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
 // TestInventoryWithoutAStatus checks that the slices of a node are withdrawn if its
 // new inventory doesn't get a status in time.
 func TestInventoryWithoutAStatus(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	old := s.inventory()
 	if err := s.api.Delete(t.Context(), old); err != nil {
@@ -108,7 +108,7 @@ func TestInventoryWithoutAStatus(t *testing.T) {
 // TestInventoryIsDeletedUnderANewKind checks that a pool is withdrawn at once if its
 // inventory was created after the kind was installed: somebody has deleted it.
 func TestInventoryIsDeletedUnderANewKind(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.nodes.inventories.kinds = definitions{s.api, s.clock}
 	define(t, s.api, inventories, s.clock.Now())
 	s.clock.Step(time.Second)

@@ -20,7 +20,7 @@ import (
 )
 
 func TestNothingIsPublishedUnasked(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	for range 3 {
 		s.mustReconcile()
 	}
@@ -29,23 +29,23 @@ func TestNothingIsPublishedUnasked(t *testing.T) {
 }
 
 func TestNothingIsWrittenWhenNothingChanged(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	s.restart()
-	before, version := s.shelf.writes, s.inventory().ResourceVersion
+	before, version := s.store.writes, s.inventory().ResourceVersion
 	for range 3 {
 		s.mustReconcile()
 	}
-	if s.shelf.writes != before || s.inventory().ResourceVersion != version {
-		t.Errorf("%d writes of slices, inventory at version %s, was %s", s.shelf.writes-before, s.inventory().ResourceVersion, version)
+	if s.store.writes != before || s.inventory().ResourceVersion != version {
+		t.Errorf("%d writes of slices, inventory at version %s, was %s", s.store.writes-before, s.inventory().ResourceVersion, version)
 	}
 }
 
 func TestAnOldAnswerIsNoAnswer(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	s.restart()
-	s.shelf.slices = nil // while no controller was there
+	s.store.slices = nil // while no controller was there
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(2)
@@ -55,14 +55,14 @@ func TestAnOldAnswerIsNoAnswer(t *testing.T) {
 }
 
 func TestAnAnswerServesOneAttempt(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.mustReconcile()
 	s.pluginAnswers()
-	s.shelf.broken = errors.New("the server is full")
-	if err := s.reconcile(); !errors.Is(err, s.shelf.broken) {
-		t.Fatalf("got %v, want %v", err, s.shelf.broken)
+	s.store.broken = errors.New("the server is full")
+	if err := s.reconcile(); !errors.Is(err, s.store.broken) {
+		t.Fatalf("got %v, want %v", err, s.store.broken)
 	}
-	s.shelf.broken = nil
+	s.store.broken = nil
 	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
 	s.mustHave(0)
@@ -75,16 +75,16 @@ func TestAnAnswerServesOneAttempt(t *testing.T) {
 // Each write, and each answer, wakes the controller again: the work queue's own
 // delays don't slow this down.
 func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.mustReconcile()
 	s.pluginAnswers()
-	s.shelf.broken = &publish.DroppedFieldsError{Slice: "n-000"}
+	s.store.broken = &publish.DroppedFieldsError{Slice: "n-000"}
 	for range 20 {
 		_ = s.reconcile()
 		s.pluginAnswers()
 	}
-	if s.shelf.writes > 2 {
-		t.Errorf("%d writes of slices without time passing", s.shelf.writes)
+	if s.store.writes > 2 {
+		t.Errorf("%d writes of slices without time passing", s.store.writes)
 	}
 	s.mustHaveAsked(1)
 
@@ -93,7 +93,7 @@ func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
 	if result, err := s.nodes.Reconcile(t.Context(), r); err != nil || result.RequeueAfter <= 0 {
 		t.Errorf("got %+v, %v, want another try later", result, err)
 	}
-	s.shelf.broken = nil
+	s.store.broken = nil
 	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
 	s.pluginAnswers()
@@ -104,10 +104,10 @@ func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
 // TestRequeueAfterTheRestOfAPause checks that a reconciliation that comes during a
 // pause doesn't make it longer.
 func TestRequeueAfterTheRestOfAPause(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.mustReconcile()
 	s.pluginAnswers()
-	s.shelf.broken = errors.New("the server is full")
+	s.store.broken = errors.New("the server is full")
 	_ = s.reconcile()
 	s.clock.Step(firstRetryDelay / 2)
 	r := reconcile.Request{}
@@ -142,14 +142,14 @@ func TestPausesGrow(t *testing.T) {
 // TestDeletedNodeIsForgotten checks that the controller's memory doesn't grow with
 // nodes that come and go.
 func TestDeletedNodeIsForgotten(t *testing.T) {
-	s := newScene(t)
-	s.shelf.rewrites = true
-	s.shelf.foreign = append(s.shelf.foreign, foreignSlice())
+	s := newFixture(t)
+	s.store.rewrites = true
+	s.store.foreign = append(s.store.foreign, foreignSlice())
 	for range 5 {
 		s.mustReconcile()
 		s.pluginAnswers()
 	}
-	s.shelf.broken = errors.New("the server is full")
+	s.store.broken = errors.New("the server is full")
 	s.nodes.failures.begin("n")
 	if len(s.nodes.evicted) == 0 || s.nodes.contests.left("n") == 0 {
 		t.Fatal("the node isn't contested")
@@ -167,7 +167,7 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 // TestConflictIsNoWrite checks that the log doesn't claim a write that the server
 // refused.
 func TestConflictIsNoWrite(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	old := s.inventory()
 	changed := old.DeepCopy()
 	changed.Status.BootID = "changed since"
@@ -188,10 +188,10 @@ func TestConflictIsNoWrite(t *testing.T) {
 // Devices that must not be allocated are withdrawn at once, even after
 // failures.
 func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.mustReconcile()
 	s.pluginAnswers()
-	s.shelf.broken = errors.New("the server is full")
+	s.store.broken = errors.New("the server is full")
 	_ = s.reconcile()
 	s.mustHave(1)
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
@@ -213,10 +213,10 @@ func (c stale) Get(_ context.Context, _ client.ObjectKey, into client.Object, _ 
 // A controller that has just taken over may ask with a number that was asked
 // and answered already, by a plugin that may be dead since.
 func TestAnAnswerToAnotherIsNoAnswer(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	before := s.inventory()
-	s.shelf.slices = nil
+	s.store.slices = nil
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.mustHaveAsked(2)
@@ -234,9 +234,9 @@ func TestAnAnswerToAnotherIsNoAnswer(t *testing.T) {
 }
 
 func TestARequestDiesWithItsInventory(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
-	s.shelf.slices = nil
+	s.store.slices = nil
 	s.mustReconcile()
 	s.mustHaveAsked(2)
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.UID = "second" })
@@ -250,7 +250,7 @@ func TestARequestDiesWithItsInventory(t *testing.T) {
 // The answer was given for GPUs that were gone when it came. Those that come
 // back may be reported by the next plugin, which isn't registered yet.
 func TestAnAnswerDoesNotOutliveTheGPUs(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.mustReconcile()
 	inv := s.inventory()
 	gpus := inv.Status.GPUs
@@ -276,7 +276,7 @@ func TestPoolIsWithdrawn(t *testing.T) {
 		"another driver's now": func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = conflict() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
+			s := newFixture(t)
 			s.published()
 			s.report(change)
 			s.mustReconcile()
@@ -292,7 +292,7 @@ func conflict() []metav1.Condition {
 
 // Its slices would have no owner, and outlive the node.
 func TestInventoryWithoutNodeIsRefused(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.OwnerReferences[0].Name = "another" })
 	err := s.reconcile()
 	if !errors.Is(err, reconcile.TerminalError(nil)) {
@@ -303,12 +303,12 @@ func TestInventoryWithoutNodeIsRefused(t *testing.T) {
 }
 
 func TestNewFactsNeedNoAnswer(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = inv.Status.GPUs[:1] })
 	s.mustReconcile()
 	s.mustHave(1)
-	if !publish.Complete(s.shelf.slices) {
+	if !publish.Complete(s.store.slices) {
 		t.Error("the pool is not complete")
 	}
 	s.mustHaveAsked(0) // the inventory was created again

@@ -25,13 +25,13 @@ func kind() schema.GroupKind {
 }
 
 // cuttable makes the node's GPUs ones that MIG can cut.
-func (s *scene) cuttable() {
+func (s *fixture) cuttable() {
 	s.t.Helper()
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{h100(0), h100(1)} })
 }
 
 // sharing makes a policy for all GPUs, or changes it.
-func (s *scene) sharing(name string, plan v1alpha1.Plan) {
+func (s *fixture) sharing(name string, plan v1alpha1.Plan) {
 	s.t.Helper()
 	p := sharing(name, v1alpha1.SharingPolicySpec{Plan: plan})
 	old := &v1alpha1.SharingPolicy{}
@@ -47,9 +47,9 @@ func (s *scene) sharing(name string, plan v1alpha1.Plan) {
 }
 
 // offered lists the names of the first GPU's devices.
-func (s *scene) offered() []string {
+func (s *fixture) offered() []string {
 	var out []string
-	for _, slice := range s.shelf.slices {
+	for _, slice := range s.store.slices {
 		for _, d := range slice.Spec.Devices {
 			if len(d.Name) >= 12 && d.Name[:12] == "gpu-00000000" {
 				out = append(out, d.Name[12:])
@@ -60,7 +60,7 @@ func (s *scene) offered() []string {
 	return out
 }
 
-func (s *scene) mustOffer(want ...string) {
+func (s *fixture) mustOffer(want ...string) {
 	s.t.Helper()
 	if diff := cmp.Diff(want, s.offered()); diff != "" {
 		s.t.Fatalf("devices of the first GPU (-want +got):\n%s", diff)
@@ -69,7 +69,7 @@ func (s *scene) mustOffer(want ...string) {
 
 // A device that a claim has stays through any change of plan, and no longer.
 func TestPlansChangeWithoutWaiting(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", partitioned("3g.40gb"))
@@ -108,7 +108,7 @@ func (c *leavingClaims) in(string) ([]allocation, error) {
 // reconciliation, because nothing waited for it yet: the node must be decided
 // again.
 func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", exclusive())
@@ -127,7 +127,7 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 	for name, device := range map[string]string{"leftover": "gpu-00000000-mig-3g40gb-4", "not listed any more": "gpu-00000000-mig-2g20gb-0"} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
+			s := newFixture(t)
 			s.server.form = publish.SplitCounters
 			s.cuttable()
 			s.sharing("p", exclusive())
@@ -148,7 +148,7 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 // One policy goes, another comes, the node's labels change: the same facts give
 // the same devices, without a policy and without a restart.
 func TestPlanFollowsTheFacts(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.mustReconcile()
@@ -185,7 +185,7 @@ func TestPlanFollowsTheFacts(t *testing.T) {
 
 // Plans depend on labels; while these are unknown, the published slices stay.
 func TestUnknownNodeKeepsItsPool(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.published()
 	if err := s.api.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestUnknownNodeKeepsItsPool(t *testing.T) {
 }
 
 func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.cuttable()
 	plan := partitioned("3g.40gb")
 	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
@@ -225,7 +225,7 @@ func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 // The time slice is told as long as claims have replicas, also those of a policy
 // that is gone: their pods go on.
 func TestNodeIsToldTheTimeSlice(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	told := func(want ...v1alpha1.GPUSpec) {
@@ -252,7 +252,7 @@ func TestNodeIsToldTheTimeSlice(t *testing.T) {
 }
 
 func TestWhichClaimsConcernANode(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.mustReconcile()

@@ -144,7 +144,7 @@ func TestServerMayChange(t *testing.T) {
 // The server was upgraded under a controller that lays pools out as the old one
 // wanted them: the new one refuses that.
 func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
-	s := newScene(t)
+	s := newFixture(t)
 	s.server.form = publish.JointCounters
 	s.cuttable()
 	s.mustReconcile()
@@ -154,7 +154,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 
 	s.server.form = publish.SplitCounters
 	s.clock.Step(probePause)
-	s.shelf.broken = apierrors.NewInvalid(kind(), "n-000", nil)
+	s.store.broken = apierrors.NewInvalid(kind(), "n-000", nil)
 	changes := s.nodes.planner.server.changes()
 	s.sharing("only", partitioned("1g.10gb")) // something has to be written
 	if err := s.reconcile(); !apierrors.IsInvalid(err) {
@@ -163,7 +163,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	if !told(changes) {
 		t.Error("the nodes were not told")
 	}
-	s.shelf.broken = nil
+	s.store.broken = nil
 	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
 	s.pluginAnswers()

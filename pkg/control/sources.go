@@ -127,15 +127,15 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {
-		if n.planner.hasWaitingDevices(r.Pool) || !n.shelved(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.hasWaitingDevices(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}
 	return requests
 }
 
-// shelved says whether a node's slices, as the cache has them, offer a device.
-func (n *nodeReconciler) shelved(node string, device gpu.DeviceName) bool {
+// isOffered reports whether a node's slices, as the cache has them, offer a device.
+func (n *nodeReconciler) isOffered(node string, device gpu.DeviceName) bool {
 	cached, err := n.slices.Cached(node)
 	if err != nil {
 		return false

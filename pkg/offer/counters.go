@@ -55,7 +55,7 @@ func sliceCounters(memorySlices int, spans []gpu.Placement) counters {
 	for n := 1; n <= len(at); n++ {
 		best[n] = division{best[n-1].groups + 1, n - 1}
 		for first := n - 2; first >= 0; first-- {
-			if best[first].groups+1 <= best[n].groups && apart(spans, at[first:n]) {
+			if best[first].groups+1 <= best[n].groups && separates(spans, at[first:n]) {
 				best[n] = division{best[first].groups + 1, first}
 			}
 		}
@@ -93,10 +93,10 @@ func distinguishing(memorySlices int, spans []gpu.Placement) []int {
 
 func covers(s gpu.Placement, at int) bool { return s.Start <= at && at < s.Start+s.Size }
 
-// apart says whether one counter for all these slices keeps apart all devices
+// separates says whether one counter for all these slices keeps apart all devices
 // that share one of them. (It never keeps others apart: devices that don't
 // overlap take no more slices than there are.)
-func apart(spans []gpu.Placement, at []int) bool {
+func separates(spans []gpu.Placement, at []int) bool {
 	c := sliceCounter(spans, at)
 	for i, a := range spans {
 		for j, b := range spans[:i] {

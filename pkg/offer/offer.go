@@ -112,9 +112,9 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 		if why != "" {
 			continue
 		}
-		s := newShelf(g, plans[g.UUID], server, sane(names, g))
-		s.keep(names, claimed[g.UUID])
-		out = append(out, s.offer(n, name, names))
+		s := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
+		s.keepHeld(names, claimed[g.UUID])
+		out = append(out, s.describeAll(n, name, names))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))
@@ -180,7 +180,7 @@ func byGPU(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.Devi
 }
 
 // nameAll names what can be named: a GPU that reports nonsense, or the UUID of
-// another one, must not take the others off the shelf.
+// another one, must not remove the others from the offer.
 func nameAll(gpus []gpu.GPU) *gpu.Names {
 	key := func(u gpu.UUID) string { return strings.ToLower(strings.ReplaceAll(string(u), "-", "")) }
 	count := make(map[string]int, len(gpus))

@@ -25,6 +25,6 @@ func takesAll(m gpu.MIG, p gpu.Profile) bool {
 }
 
 // defaultProfiles are those of a plan that lists none, in NVML's order.
-func (s *shelf) defaultProfiles() []gpu.Profile {
-	return slices.DeleteFunc(slices.Clone(s.mig.Profiles), func(p gpu.Profile) bool { return !byDefault(s.mig, p, s.whole) })
+func (o *draft) defaultProfiles() []gpu.Profile {
+	return slices.DeleteFunc(slices.Clone(o.mig.Profiles), func(p gpu.Profile) bool { return !byDefault(o.mig, p, o.whole) })
 }

@@ -50,10 +50,10 @@ func (s *scheduler) plan(p v1alpha1.Plan) {
 }
 
 // offered returns the current offer of the first GPU.
-func (s *scheduler) offered() offer.GPU { return s.shelf()[0] }
+func (s *scheduler) offered() offer.GPU { return s.offer()[0] }
 
-// shelf returns the current offer.
-func (s *scheduler) shelf() []offer.GPU {
+// offer returns the current offer.
+func (s *scheduler) offer() []offer.GPU {
 	o := s.options
 	o.Allocated = nil
 	for _, claim := range s.claims {
@@ -126,7 +126,7 @@ func (s *scheduler) asks(name string, requests ...request) string {
 	}
 	var pool []*resourceapi.ResourceSlice
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: s.node.Name, UID: "1"}
-	made := publish.Pool(owner, s.shelf(), form)
+	made := publish.Pool(owner, s.offer(), form)
 	for i := range made {
 		made[i].Spec.Pool.Generation = 1
 		if !s.options.Charged {

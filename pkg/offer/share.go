@@ -22,58 +22,58 @@ type slot struct {
 const equalInstead = 4
 
 // planMPS carries out a plan for MPS shares of the whole GPU.
-func (s *shelf) planMPS(plan v1alpha1.MPSPlan) {
-	switch err := gpu.CheckMPS(s.g.Model); {
+func (o *draft) planMPS(plan v1alpha1.MPSPlan) {
+	switch err := gpu.CheckMPS(o.g.Model); {
 	case err != nil:
-		s.problem("It can't be divided into MPS shares (spec.plan.mps): %v. It is offered whole; to have several claims use it, plan it timeSliced with interval Default.", err)
-	case !s.whole:
-		s.problem("It can't be divided into MPS shares (spec.plan.mps), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
+		o.problem("It can't be divided into MPS shares (spec.plan.mps): %v. It is offered whole; to have several claims use it, plan it timeSliced with interval Default.", err)
+	case !o.whole:
+		o.problem("It can't be divided into MPS shares (spec.plan.mps), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan shares of partitions (spec.plan.partitioned.mps).")
 	case plan.Shares != nil:
-		s.equal(int(*plan.Shares))
-	case plan.Consumable != nil && !s.server.Multiple:
-		s.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that claims can't say how large a share they want; "+
+		o.planEqualShares(int(*plan.Shares))
+	case plan.Consumable != nil && !o.server.Multiple:
+		o.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that claims can't say how large a share they want; "+
 			"%d equal shares are offered. Plan a number of them in spec.plan.mps.shares.", equalInstead)
-		s.equal(equalInstead)
+		o.planEqualShares(equalInstead)
 	case plan.Consumable != nil:
-		s.consume(*plan.Consumable)
+		o.planConsumable(*plan.Consumable)
 	}
 }
 
-// equal offers shares of one size.
-func (s *shelf) equal(shares int) {
-	whole := gpu.Whole{GPU: s.g.UUID}
-	if _, err := gpu.EqualShare(s.g, gpu.Share{Of: whole, Count: shares}); err != nil {
-		s.problem("It has too little memory for %d MPS shares, and is offered whole. Plan fewer (spec.plan.mps).", shares)
+// planEqualShares offers shares of one size.
+func (o *draft) planEqualShares(shares int) {
+	whole := gpu.Whole{GPU: o.g.UUID}
+	if _, err := gpu.EqualShare(o.g, gpu.Share{Of: whole, Count: shares}); err != nil {
+		o.problem("It has too little memory for %d MPS shares, and is offered whole. Plan fewer (spec.plan.mps).", shares)
 		return
 	}
 	for i := range shares {
-		s.slots = append(s.slots, slot{device: gpu.Share{Of: whole, Count: shares, Number: i}})
+		o.slots = append(o.slots, slot{device: gpu.Share{Of: whole, Count: shares, Number: i}})
 	}
-	s.besideSlots("MPS shares")
+	o.besideSlots("MPS shares")
 }
 
-// consume offers shares of the size that each claim asks for.
-func (s *shelf) consume(plan v1alpha1.ConsumableMPS) {
-	whole := gpu.Whole{GPU: s.g.UUID}
-	all, err := gpu.ShareableMiB(s.g, whole)
+// planConsumable offers shares of the size that each claim asks for.
+func (o *draft) planConsumable(plan v1alpha1.ConsumableMPS) {
+	whole := gpu.Whole{GPU: o.g.UUID}
+	all, err := gpu.ShareableMiB(o.g, whole)
 	if err != nil {
-		s.problem("It has too little memory for MPS shares, and is offered whole.")
+		o.problem("It has too little memory for MPS shares, and is offered whole.")
 		return
 	}
 	step, ok := mebibytes(*plan.MemoryStep, all)
 	if !ok {
-		s.problem("Its memory for MPS shares, %d MiB, is less than spec.plan.mps.consumable.memoryStep, %s, and it is offered whole. Plan smaller steps.",
+		o.problem("Its memory for MPS shares, %d MiB, is less than spec.plan.mps.consumable.memoryStep, %s, and it is offered whole. Plan smaller steps.",
 			all, plan.MemoryStep.String())
 		return
 	}
-	s.step, s.clients = step, int(*plan.MaxClients)
-	s.slots = append(s.slots, slot{device: gpu.Share{Of: whole}})
+	o.step, o.clients = step, int(*plan.MaxClients)
+	o.slots = append(o.slots, slot{device: gpu.Share{Of: whole}})
 	if plan.ServesGPUClass {
-		s.entire, s.whole = true, false
+		o.servesGPUClass, o.whole = true, false
 		return
 	}
-	s.besideSlots("MPS shares")
+	o.besideSlots("MPS shares")
 }
 
 // mebibytes is a step of memory in whole mebibytes, rounded up: a limit is set
@@ -87,76 +87,76 @@ func mebibytes(step resource.Quantity, most int64) (int64, bool) {
 }
 
 // planTimeSliced carries out a plan for replicas.
-func (s *shelf) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
-	if !s.whole {
-		s.problem("It can't be time-sliced (spec.plan.timeSliced), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
+func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
+	if !o.whole {
+		o.problem("It can't be time-sliced (spec.plan.timeSliced), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
 		return
 	}
-	if i := plan.Interval; i != "" && i != v1alpha1.DefaultTimeSlice && !s.g.Model.FromVolta() {
-		s.problem("Its time slices can't be made %s (spec.plan.timeSliced.interval): their length can be set only on GPUs of compute capability 7.0 (Volta) or later, and a %s has %s. "+
-			"It is offered whole; plan interval Default.", i, s.g.Model.ProductName, s.g.Model.CUDAComputeCapability)
+	if i := plan.Interval; i != "" && i != v1alpha1.DefaultTimeSlice && !o.g.Model.FromVolta() {
+		o.problem("Its time slices can't be made %s (spec.plan.timeSliced.interval): their length can be set only on GPUs of compute capability 7.0 (Volta) or later, and a %s has %s. "+
+			"It is offered whole; plan interval Default.", i, o.g.Model.ProductName, o.g.Model.CUDAComputeCapability)
 		return
 	}
 	for i := range int(plan.Replicas) {
-		s.slots = append(s.slots, slot{device: gpu.Replica{GPU: s.g.UUID, Count: int(plan.Replicas), Number: i}})
+		o.slots = append(o.slots, slot{device: gpu.Replica{GPU: o.g.UUID, Count: int(plan.Replicas), Number: i}})
 	}
-	s.besideSlots("replicas")
+	o.besideSlots("replicas")
 }
 
 // besideSlots doesn't offer the whole GPU if no counter would exclude it while the
 // slots are allocated.
-func (s *shelf) besideSlots(what string) {
+func (o *draft) besideSlots(what string) {
 	switch {
-	case !s.server.Counters:
-		s.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+
+	case !o.server.Counters:
+		o.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+
 			"only these are. Leave GPUs that should be given whole to another policy.", what)
-	case s.step > 0 && !s.charged():
-		s.unsafe("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
-	case len(s.slots) >= maxCounted:
-		s.problem("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.", len(s.slots), what, maxCounted)
+	case o.step > 0 && !o.charged():
+		o.reportUncharged("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
+	case len(o.slots) >= maxCounted:
+		o.problem("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.", len(o.slots), what, maxCounted)
 	default:
 		return
 	}
-	s.whole = false
+	o.whole = false
 }
 
 // divide makes MPS shares of all partitions.
-func (s *shelf) divide(shares int) {
+func (o *draft) divide(shares int) {
 	var small []string
-	s.parts = slices.DeleteFunc(s.parts, func(p part) bool {
-		_, err := gpu.EqualShare(s.g, gpu.Share{Of: p.Partition, Count: shares})
+	o.parts = slices.DeleteFunc(o.parts, func(p part) bool {
+		_, err := gpu.EqualShare(o.g, gpu.Share{Of: p.Partition, Count: shares})
 		if err != nil && !slices.Contains(small, p.Profile) {
 			small = append(small, p.Profile)
 		}
 		return err != nil
 	})
 	for _, profile := range small {
-		s.problem("Profile %s has too little memory for %d MPS shares (spec.plan.partitioned.mps.shares), and isn't offered; plan fewer.", profile, shares)
+		o.problem("Profile %s has too little memory for %d MPS shares (spec.plan.partitioned.mps.shares), and isn't offered; plan fewer.", profile, shares)
 	}
-	for i := range s.parts {
-		s.parts[i].shared, s.parts[i].shares = true, shares
+	for i := range o.parts {
+		o.parts[i].shared, o.parts[i].shares = true, shares
 	}
-	if !s.server.Multiple || !s.charged() {
-		s.splitShares(shares)
+	if !o.server.Multiple || !o.charged() {
+		o.splitShares(shares)
 	}
 }
 
 // splitShares offers each share of each partition as a device of its own, which only
 // partitions that don't overlap can have.
-func (s *shelf) splitShares(shares int) {
-	parts := inOrder(s.mig, s.parts)
+func (o *draft) splitShares(shares int) {
+	parts := inOrder(o.mig, o.parts)
 	if n := len(parts) * shares; n > maxUncounted {
 		parts = parts[:maxUncounted/shares]
-		s.problem("It would have %d MPS shares, and a ResourceSlice has room for %d devices; only %d of its partitions are offered. Plan fewer shares (spec.plan.partitioned.mps.shares).",
+		o.problem("It would have %d MPS shares, and a ResourceSlice has room for %d devices; only %d of its partitions are offered. Plan fewer shares (spec.plan.partitioned.mps.shares).",
 			n, maxUncounted, len(parts))
 	}
 	for _, p := range parts {
 		for i := range shares {
-			s.slots = append(s.slots, slot{device: gpu.Share{Of: p.Partition, Count: shares, Number: i}})
+			o.slots = append(o.slots, slot{device: gpu.Share{Of: p.Partition, Count: shares, Number: i}})
 		}
 	}
-	s.parts = nil
+	o.parts = nil
 }
 
 // countSlots lets either slots be given or the whole GPU.
@@ -176,17 +176,17 @@ func countSlots(slots []slot, whole bool) counters {
 }
 
 // describeSlot describes an MPS share or a replica.
-func (s *shelf) describeSlot(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+func (o *draft) describeSlot(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
 	share, ok := d.(gpu.Share)
 	switch {
 	case !ok:
-		return s.describeReplica(n, d, name)
+		return o.describeReplica(n, d, name)
 	case share.Count == 0:
-		return s.describeBySize(n, s.describeShare(n, share, name))
+		return o.describeBySize(n, o.describeShare(n, share, name))
 	}
-	out := s.describeShare(n, share, name)
+	out := o.describeShare(n, share, name)
 	attributes(out.Attributes).int("shares", share.Count)
-	if l, err := gpu.EqualShare(s.g, share); err == nil {
+	if l, err := gpu.EqualShare(o.g, share); err == nil {
 		out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			gpu.MemoryCapacity: {Value: *memory(l.MemoryMiB)},
 			gpu.ThreadCapacity: {Value: *quantity(l.ThreadPercentage)},
@@ -197,8 +197,8 @@ func (s *shelf) describeSlot(n gpu.Node, d gpu.Device, name gpu.DeviceName) reso
 
 // describeShare describes the attributes that all MPS shares have. Both limits are
 // ceilings for each process, because MPS doesn't know claims.
-func (s *shelf) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
-	a := s.slotAttributes(n, typeMPS)
+func (o *draft) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
+	a := o.slotAttributes(n, typeMPS)
 	if p, ok := share.Of.(gpu.Partition); ok {
 		a.string("profile", p.Profile)
 	}
@@ -207,24 +207,24 @@ func (s *shelf) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) 
 	return resourceapi.Device{Name: string(name), Attributes: a}
 }
 
-func (s *shelf) describeReplica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
-	a := s.slotAttributes(n, typeTimeSlice)
+func (o *draft) describeReplica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
+	a := o.slotAttributes(n, typeTimeSlice)
 	if r, ok := d.(gpu.Replica); ok {
 		a.int("replicas", r.Count)
 	}
 	a.string("memoryEnforcement", enforcementNone)
 	a.string("computeEnforcement", enforcementNone)
 	return resourceapi.Device{Name: string(name), Attributes: a, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		gpu.MemoryCapacity: {Value: *resource.NewQuantity(s.g.MemoryBytes, resource.BinarySI)},
+		gpu.MemoryCapacity: {Value: *resource.NewQuantity(o.g.MemoryBytes, resource.BinarySI)},
 	}}
 }
 
-func (s *shelf) slotAttributes(n gpu.Node, kind string) attributes {
+func (o *draft) slotAttributes(n gpu.Node, kind string) attributes {
 	a := make(attributes)
-	a.model(n, s.g)
-	a.place(s.g)
+	a.model(n, o.g)
+	a.place(o.g)
 	a.string("type", kind)
-	a.string("parentUUID", string(s.g.UUID))
+	a.string("parentUUID", string(o.g.UUID))
 	return a
 }
 
@@ -235,66 +235,66 @@ func (s *shelf) slotAttributes(n gpu.Node, kind string) attributes {
 // If the plan serves claims for GPUs, the device looks like a GPU, and a claim
 // without a request gets all of its memory. Prepare then gives the claim the
 // whole GPU.
-func (s *shelf) describeBySize(n gpu.Node, d resourceapi.Device) resourceapi.Device {
-	d.AllowMultipleAllocations = s.multiple()
-	if s.step == 0 {
+func (o *draft) describeBySize(n gpu.Node, d resourceapi.Device) resourceapi.Device {
+	d.AllowMultipleAllocations = o.multiple()
+	if o.step == 0 {
 		return d // only a claim keeps it on offer
 	}
-	all, err := gpu.ShareableMiB(s.g, gpu.Whole{GPU: s.g.UUID})
+	all, err := gpu.ShareableMiB(o.g, gpu.Whole{GPU: o.g.UUID})
 	if err != nil {
 		return d
 	}
-	sizes := just(memory(s.step)) // the server wants room for two steps in a range
-	if all/s.step > 1 {
-		sizes = &resourceapi.CapacityRequestPolicy{Default: memory(s.step), ValidRange: &resourceapi.CapacityRequestPolicyRange{
-			Min: memory(s.step), Step: memory(s.step),
+	sizes := fixedAmount(memory(o.step)) // the server wants room for two steps in a range
+	if all/o.step > 1 {
+		sizes = &resourceapi.CapacityRequestPolicy{Default: memory(o.step), ValidRange: &resourceapi.CapacityRequestPolicyRange{
+			Min: memory(o.step), Step: memory(o.step),
 		}}
 	}
-	most := all / s.step * s.step
-	if s.entire {
-		most, sizes = all, s.sizesOfAll(all)
-		a := attributes(describeWhole(n, s.g, "").Attributes)
-		a.string("parentUUID", string(s.g.UUID))
+	most := all / o.step * o.step
+	if o.servesGPUClass {
+		most, sizes = all, o.sizesOfAll(all)
+		a := attributes(describeWhole(n, o.g, "").Attributes)
+		a.string("parentUUID", string(o.g.UUID))
 		a.string("memoryEnforcement", enforcementPerProcess)
 		a.string("computeEnforcement", enforcementCeiling)
 		d.Attributes = a
 	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		gpu.MemoryCapacity: {Value: *memory(most), RequestPolicy: sizes},
-		gpu.ThreadCapacity: {Value: *quantity(100 * s.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+		gpu.ThreadCapacity: {Value: *quantity(100 * o.clients), RequestPolicy: &resourceapi.CapacityRequestPolicy{
 			Default: quantity(100), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(1), Max: quantity(100), Step: quantity(1)},
 		}},
-		gpu.ClientCapacity: {Value: *quantity(s.clients), RequestPolicy: just(quantity(1))},
+		gpu.ClientCapacity: {Value: *quantity(o.clients), RequestPolicy: fixedAmount(quantity(1))},
 	}
 	return d
 }
 
 // sizesOfAll lets claims have all memory, or all minus a multiple of the step.
-func (s *shelf) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
-	least := all % s.step
+func (o *draft) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
+	least := all % o.step
 	if least == 0 {
-		least = s.step
+		least = o.step
 	}
-	if all/s.step < 2 {
-		return just(memory(all))
+	if all/o.step < 2 {
+		return fixedAmount(memory(all))
 	}
 	return &resourceapi.CapacityRequestPolicy{Default: memory(all), ValidRange: &resourceapi.CapacityRequestPolicyRange{
-		Min: memory(least), Step: memory(s.step),
+		Min: memory(least), Step: memory(o.step),
 	}}
 }
 
 // describeShared describes a partition that several claims get an equal share of.
-func (s *shelf) describeShared(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
-	d := s.describeShare(n, gpu.Share{Of: p.Partition}, name)
-	d.AllowMultipleAllocations = s.multiple()
+func (o *draft) describeShared(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+	d := o.describeShare(n, gpu.Share{Of: p.Partition}, name)
+	d.AllowMultipleAllocations = o.multiple()
 	if p.shares == 0 {
 		return d // only a claim keeps it on offer
 	}
 	attributes(d.Attributes).int("shares", p.shares)
-	if l, err := gpu.EqualShare(s.g, gpu.Share{Of: p.Partition, Count: p.shares}); err == nil {
+	if l, err := gpu.EqualShare(o.g, gpu.Share{Of: p.Partition, Count: p.shares}); err == nil {
 		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			gpu.MemoryCapacity: {Value: *memory(l.MemoryMiB * int64(p.shares)), RequestPolicy: just(memory(l.MemoryMiB))},
-			gpu.ThreadCapacity: {Value: *quantity(l.ThreadPercentage * p.shares), RequestPolicy: just(quantity(l.ThreadPercentage))},
+			gpu.MemoryCapacity: {Value: *memory(l.MemoryMiB * int64(p.shares)), RequestPolicy: fixedAmount(memory(l.MemoryMiB))},
+			gpu.ThreadCapacity: {Value: *quantity(l.ThreadPercentage * p.shares), RequestPolicy: fixedAmount(quantity(l.ThreadPercentage))},
 		}
 	}
 	return d
@@ -302,15 +302,15 @@ func (s *shelf) describeShared(n gpu.Node, p part, name gpu.DeviceName) resource
 
 // multiple marks a device that can be given several times, where the server
 // stores that.
-func (s *shelf) multiple() *bool {
-	if !s.server.Multiple {
+func (o *draft) multiple() *bool {
+	if !o.server.Multiple {
 		return nil
 	}
 	return new(true)
 }
 
-// just lets claims have this much and nothing else.
-func just(q *resource.Quantity) *resourceapi.CapacityRequestPolicy {
+// fixedAmount is the policy of a capacity that claims can have only as a whole.
+func fixedAmount(q *resource.Quantity) *resourceapi.CapacityRequestPolicy {
 	return &resourceapi.CapacityRequestPolicy{Default: q, ValidValues: []resource.Quantity{*q}}
 }
 

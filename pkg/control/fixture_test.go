@@ -19,8 +19,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// shelf holds one node's slices in memory.
-type shelf struct {
+// sliceStore holds one node's slices in memory.
+type sliceStore struct {
 	slices  []*resourceapi.ResourceSlice
 	foreign []*resourceapi.ResourceSlice
 	// rewrites is a driver that writes foreign slices again when they are deleted.
@@ -30,15 +30,15 @@ type shelf struct {
 	stuck    error // the error of Delete, which then deletes nothing
 }
 
-func (s *shelf) Cached(string) (publish.Found, error) {
+func (s *sliceStore) Cached(string) (publish.Found, error) {
 	return publish.Found{Ours: s.slices, Foreign: s.foreign}, nil
 }
 
-func (s *shelf) Live(context.Context, string) (publish.Found, error) {
+func (s *sliceStore) Live(context.Context, string) (publish.Found, error) {
 	return publish.Found{Ours: slices.Clone(s.slices), Foreign: slices.Clone(s.foreign)}, nil
 }
 
-func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+func (s *sliceStore) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
 	s.writes++
 	if s.broken != nil {
 		want = want[:len(want)/2]
@@ -51,7 +51,7 @@ func (s *shelf) Write(_ context.Context, _ []*resourceapi.ResourceSlice, want []
 	return s.broken
 }
 
-func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
+func (s *sliceStore) Delete(_ context.Context, current []*resourceapi.ResourceSlice) error {
 	s.writes++
 	if s.stuck != nil && len(current) > 0 {
 		return s.stuck
@@ -66,11 +66,11 @@ func (s *shelf) Delete(_ context.Context, current []*resourceapi.ResourceSlice) 
 	return nil
 }
 
-// scene is a controller, one node of two GPUs, and its plugin.
-type scene struct {
+// fixture is a controller, one node of two GPUs, and its plugin.
+type fixture struct {
 	t      *testing.T
 	api    client.Client
-	shelf  *shelf
+	store  *sliceStore
 	claims fakeClaims
 	server *fakeServer
 	kinds  *fakeKinds
@@ -124,9 +124,9 @@ func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	return publish.Abilities{Counters: s.form, Multiple: s.multiple, Charged: s.charged, Version: "v1.36.1"}, s.err
 }
 
-func newScene(t *testing.T) *scene {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	s := &scene{t: t, shelf: &shelf{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
+	s := &fixture{t: t, store: &sliceStore{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
 	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})
@@ -134,14 +134,14 @@ func newScene(t *testing.T) *scene {
 }
 
 // restart makes the controller forget.
-func (s *scene) restart() {
+func (s *fixture) restart() {
 	form := newAPIServer(s.server)
 	form.clock = s.clock
-	s.nodes = newNodeReconciler(s.api, s.api, s.shelf, newPlanner(s.api, s.claims, form, s.kinds), s.kinds, s.clock)
+	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims, form, s.kinds), s.kinds, s.clock)
 }
 
 // report replaces the node's inventory with a changed one.
-func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
+func (s *fixture) report(change func(*v1alpha1.GPUInventory)) {
 	s.t.Helper()
 	old := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	_ = s.api.Delete(s.t.Context(), old)
@@ -162,7 +162,7 @@ func (s *scene) report(change func(*v1alpha1.GPUInventory)) {
 	}
 }
 
-func (s *scene) inventory() *v1alpha1.GPUInventory {
+func (s *fixture) inventory() *v1alpha1.GPUInventory {
 	s.t.Helper()
 	inv := &v1alpha1.GPUInventory{}
 	if err := s.api.Get(s.t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
@@ -172,7 +172,7 @@ func (s *scene) inventory() *v1alpha1.GPUInventory {
 }
 
 // pluginAnswers answers a request as a running plugin does.
-func (s *scene) pluginAnswers() {
+func (s *fixture) pluginAnswers() {
 	s.t.Helper()
 	inv := s.inventory()
 	inv.Status.PublishResponse = inv.Spec.PublishRequest
@@ -181,14 +181,14 @@ func (s *scene) pluginAnswers() {
 	}
 }
 
-func (s *scene) reconcile() error {
+func (s *fixture) reconcile() error {
 	r := reconcile.Request{}
 	r.Name = "n"
 	_, err := s.nodes.Reconcile(s.t.Context(), r)
 	return err
 }
 
-func (s *scene) mustReconcile() {
+func (s *fixture) mustReconcile() {
 	s.t.Helper()
 	if err := s.reconcile(); err != nil {
 		s.t.Fatal(err)
@@ -196,7 +196,7 @@ func (s *scene) mustReconcile() {
 }
 
 // published brings the scene to its normal state.
-func (s *scene) published() {
+func (s *fixture) published() {
 	s.t.Helper()
 	s.mustReconcile()
 	s.pluginAnswers()
@@ -204,14 +204,14 @@ func (s *scene) published() {
 	s.mustHave(2)
 }
 
-func (s *scene) mustHave(n int) {
+func (s *fixture) mustHave(n int) {
 	s.t.Helper()
-	if len(s.shelf.slices) != n {
-		s.t.Fatalf("%d slices are published, want %d", len(s.shelf.slices), n)
+	if len(s.store.slices) != n {
+		s.t.Fatalf("%d slices are published, want %d", len(s.store.slices), n)
 	}
 }
 
-func (s *scene) mustHaveAsked(times int64) {
+func (s *fixture) mustHaveAsked(times int64) {
 	s.t.Helper()
 	if got := s.inventory().Spec.PublishRequest; got != times {
 		s.t.Fatalf("the plugin was asked %d times, want %d", got, times)

@@ -20,18 +20,18 @@ const (
 	maxUnits  = 10000
 )
 
-// sane returns an error that names the inconsistent part of a GPU's MIG tables.
-func sane(names *gpu.Names, g gpu.GPU) error {
+// validateMIG returns an error that names the inconsistent part of a GPU's MIG tables.
+func validateMIG(names *gpu.Names, g gpu.GPU) error {
 	if g.MIG == nil {
 		return nil
 	}
 	seen := make(map[gpu.DeviceName]bool)
 	for _, p := range g.MIG.Profiles {
-		if err := saneUnits(p); err != nil {
+		if err := validateUnits(p); err != nil {
 			return fmt.Errorf("profile %s: %w", p.Name, err)
 		}
 		for _, at := range p.Placements {
-			if err := sanePlace(at); err != nil {
+			if err := validatePlacement(at); err != nil {
 				return fmt.Errorf("profile %s: %w", p.Name, err)
 			}
 			name, _ := names.Name(gpu.Partition{GPU: g.UUID, Profile: p.Name, Placement: at})
@@ -47,12 +47,12 @@ func sane(names *gpu.Names, g gpu.GPU) error {
 	if len(seen) > maxPlaces {
 		return fmt.Errorf("%d places for partitions", len(seen))
 	}
-	return saneInstances(g.MIG.Instances)
+	return validateInstances(g.MIG.Instances)
 }
 
-func saneInstances(all []gpu.Instance) error {
+func validateInstances(all []gpu.Instance) error {
 	for n, i := range all {
-		if err := sanePlace(i.Placement); err != nil {
+		if err := validatePlacement(i.Placement); err != nil {
 			return fmt.Errorf("GPU instance %d: %w", i.GPUInstanceID, err)
 		}
 		for _, before := range all[:n] {
@@ -64,7 +64,7 @@ func saneInstances(all []gpu.Instance) error {
 	return nil
 }
 
-func saneUnits(p gpu.Profile) error {
+func validateUnits(p gpu.Profile) error {
 	if p.MaxInstances < 0 || p.MaxInstances > maxUnits {
 		return fmt.Errorf("at most %d instances", p.MaxInstances)
 	}
@@ -76,7 +76,7 @@ func saneUnits(p gpu.Profile) error {
 	return nil
 }
 
-func sanePlace(at gpu.Placement) error {
+func validatePlacement(at gpu.Placement) error {
 	if at.Start < 0 || at.Start > maxSlices || at.Size < 1 || at.Size > maxSlices || at.Start+at.Size > maxSlices {
 		return fmt.Errorf("%d memory slices from %d on", at.Size, at.Start)
 	}

@@ -37,8 +37,8 @@ func (p part) device() gpu.Device {
 	return p.Partition
 }
 
-// shelf is the offer of one GPU while it is being decided.
-type shelf struct {
+// draft is the offer of one GPU while it is being decided.
+type draft struct {
 	g gpu.GPU
 	// mig is g's, or an empty one.
 	mig    gpu.MIG
@@ -56,8 +56,8 @@ type shelf struct {
 	// where the plan has none.
 	step    int64
 	clients int
-	// entire: such a share is the whole GPU for claims that don't say how large.
-	entire bool
+	// servesGPUClass: such a share is the whole GPU for claims that don't say how large.
+	servesGPUClass bool
 	// frozen: nothing but what claims have is offered.
 	frozen bool
 	// uncharged: the plan is cut back for the sake of GPU.Uncharged.
@@ -72,9 +72,9 @@ const (
 	maxUncounted = resourceapi.ResourceSliceMaxDevices
 )
 
-// newShelf decides the offer of a GPU by its plan, without devices of claims.
-func newShelf(g gpu.GPU, p v1alpha1.Plan, server Server, tables error) *shelf {
-	s := &shelf{g: g, server: server}
+// newDraft decides the offer of a GPU by its plan, without devices of claims.
+func newDraft(g gpu.GPU, p v1alpha1.Plan, server Server, tables error) *draft {
+	s := &draft{g: g, server: server}
 	if g.MIG != nil {
 		s.mig = *g.MIG
 	}
@@ -105,91 +105,91 @@ func withDefaults(plan v1alpha1.MPSPlan) v1alpha1.MPSPlan {
 	return *spec.Plan.MPS
 }
 
-func (s *shelf) problem(format string, args ...any) {
-	s.problems = append(s.problems, fmt.Sprintf(format, args...))
+func (o *draft) problem(format string, args ...any) {
+	o.problems = append(o.problems, fmt.Sprintf(format, args...))
 }
 
 // charged reports whether a device that is given several times may consume
 // counters.
-func (s *shelf) charged() bool { return s.server.Charged || !s.server.Counters }
+func (o *draft) charged() bool { return o.server.Charged || !o.server.Counters }
 
-// unsafe adds a problem that the scheduler's version causes.
-func (s *shelf) unsafe(consequence string) {
-	s.uncharged = true
-	s.problem("%s %s", allocator.Explain(s.server.Version), consequence)
+// reportUncharged adds a problem that the scheduler's version causes.
+func (o *draft) reportUncharged(consequence string) {
+	o.uncharged = true
+	o.problem("%s %s", allocator.Explain(o.server.Version), consequence)
 }
 
 // offerExisting offers others' instances as they are.
-func (s *shelf) offerExisting() {
-	for _, i := range s.mig.Instances {
-		p, known := s.profile(i.Profile)
+func (o *draft) offerExisting() {
+	for _, i := range o.mig.Instances {
+		p, known := o.profileNamed(i.Profile)
 		switch {
 		case i.UUID == "" || i.ComputeInstanceID == gpu.NoComputeInstance:
-			s.problem("GPU instance %d (%s at slice %d), which others made, isn't offered: it is not one MIG device, but has no compute instance or several.",
+			o.problem("GPU instance %d (%s at slice %d), which others made, isn't offered: it is not one MIG device, but has no compute instance or several.",
 				i.GPUInstanceID, i.Profile, i.Placement.Start)
 		case !known || !slices.Contains(p.Placements, i.Placement):
-			s.problem("GPU instance %d, which others made, isn't offered: the GPU lists no profile %q of %d slices at slice %d.",
+			o.problem("GPU instance %d, which others made, isn't offered: the GPU lists no profile %q of %d slices at slice %d.",
 				i.GPUInstanceID, i.Profile, i.Placement.Size, i.Placement.Start)
 		default:
-			s.parts = append(s.parts, part{Partition: s.at(p, i.Placement), profile: p, uuid: i.UUID, exists: true})
+			o.parts = append(o.parts, part{Partition: o.partitionAt(p, i.Placement), profile: p, uuid: i.UUID, exists: true})
 		}
 	}
 }
 
-func (s *shelf) at(p gpu.Profile, at gpu.Placement) gpu.Partition {
-	return gpu.Partition{GPU: s.g.UUID, Profile: p.Name, Placement: at}
+func (o *draft) partitionAt(p gpu.Profile, at gpu.Placement) gpu.Partition {
+	return gpu.Partition{GPU: o.g.UUID, Profile: p.Name, Placement: at}
 }
 
-func (s *shelf) profile(name string) (gpu.Profile, bool) {
-	i := slices.IndexFunc(s.mig.Profiles, func(p gpu.Profile) bool { return p.Name == name })
+func (o *draft) profileNamed(name string) (gpu.Profile, bool) {
+	i := slices.IndexFunc(o.mig.Profiles, func(p gpu.Profile) bool { return p.Name == name })
 	if i < 0 {
 		return gpu.Profile{}, false
 	}
-	return s.mig.Profiles[i], true
+	return o.mig.Profiles[i], true
 }
 
 // planPartitioned carries out a partitioned plan as far as the GPU and the server
 // can.
-func (s *shelf) planPartitioned(plan v1alpha1.PartitionedPlan) {
-	if why := s.uncut(); why != "" {
-		s.problem("%s", why)
+func (o *draft) planPartitioned(plan v1alpha1.PartitionedPlan) {
+	if why := o.uncut(); why != "" {
+		o.problem("%s", why)
 		return
 	}
 	if len(plan.Layout) > 0 {
-		s.planLayout(plan.Layout)
-	} else if !s.onDemand(plan) {
+		o.planLayout(plan.Layout)
+	} else if !o.onDemand(plan) {
 		return
 	}
 	if plan.MPS != nil {
-		s.divide(int(plan.MPS.Shares))
+		o.divide(int(plan.MPS.Shares))
 	}
 }
 
 // onDemand offers profiles wherever they fit, or says why it can't.
-func (s *shelf) onDemand(plan v1alpha1.PartitionedPlan) bool {
-	profiles := s.plannedProfiles(plan.Profiles)
+func (o *draft) onDemand(plan v1alpha1.PartitionedPlan) bool {
+	profiles := o.plannedProfiles(plan.Profiles)
 	switch {
 	case len(profiles) == 0:
-		s.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't partitioned; its profiles are %s.",
-			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), s.profileNames())
+		o.problem("It has none of the profiles %s (spec.plan.partitioned.profiles), and isn't partitioned; its profiles are %s.",
+			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), o.profileNames())
 		return false
-	case !s.server.Counters:
-		s.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that partitions can't be cut on demand; " +
+	case !o.server.Counters:
+		o.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that partitions can't be cut on demand; " +
 			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout.")
 		return false
-	case plan.MPS != nil && !s.server.Multiple:
-		s.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that partitions that are cut on demand can't be shared; " +
+	case plan.MPS != nil && !o.server.Multiple:
+		o.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that partitions that are cut on demand can't be shared; " +
 			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
 		return false
-	case plan.MPS != nil && !s.charged():
-		s.unsafe("Partitions that are cut on demand aren't shared; only the whole GPU, or what others made of it, is offered. " +
+	case plan.MPS != nil && !o.charged():
+		o.reportUncharged("Partitions that are cut on demand aren't shared; only the whole GPU, or what others made of it, is offered. " +
 			"Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
 		return false
 	}
 	for _, p := range profiles {
 		for _, at := range p.Placements {
-			if s.room.has(p, at) {
-				s.parts = append(s.parts, part{Partition: s.at(p, at), profile: p})
+			if o.room.has(p, at) {
+				o.parts = append(o.parts, part{Partition: o.partitionAt(p, at), profile: p})
 			}
 		}
 	}
@@ -197,16 +197,16 @@ func (s *shelf) onDemand(plan v1alpha1.PartitionedPlan) bool {
 }
 
 // uncut says why a GPU can't be cut; "" if it can.
-func (s *shelf) uncut() string {
+func (o *draft) uncut() string {
 	switch {
-	case s.g.MIG == nil:
+	case o.g.MIG == nil:
 		return "It has no MIG, and is offered whole."
-	case s.mig.Enabled != s.mig.Pending:
-		return fmt.Sprintf("Its MIG mode is %s and becomes %s with the next GPU reset; until then only what exists is offered.", onOff(s.mig.Enabled), onOff(s.mig.Pending))
-	case !s.mig.Enabled && !s.mig.Switchable:
+	case o.mig.Enabled != o.mig.Pending:
+		return fmt.Sprintf("Its MIG mode is %s and becomes %s with the next GPU reset; until then only what exists is offered.", onOff(o.mig.Enabled), onOff(o.mig.Pending))
+	case !o.mig.Enabled && !o.mig.Switchable:
 		return "Its MIG mode is off, and this driver can't switch it on: on Ampere that takes a GPU reset, and in a virtual machine only the host can switch it. " +
 			"Switch it on with nvidia-smi -mig 1, and the GPU is offered in partitions; until then it is offered whole."
-	case len(s.mig.Profiles) == 0:
+	case len(o.mig.Profiles) == 0:
 		return "It lists no MIG profiles, and isn't partitioned."
 	}
 	return ""
@@ -219,9 +219,9 @@ func onOff(on bool) string {
 	return "off"
 }
 
-func (s *shelf) profileNames() string {
+func (o *draft) profileNames() string {
 	var names []string
-	for _, p := range s.mig.Profiles {
+	for _, p := range o.mig.Profiles {
 		names = append(names, p.Name)
 	}
 	return strings.Join(names, ", ")
@@ -229,17 +229,17 @@ func (s *shelf) profileNames() string {
 
 // plannedProfiles returns the profiles that a plan lists, or the default ones, in
 // the order of NVML.
-func (s *shelf) plannedProfiles(names []string) []gpu.Profile {
+func (o *draft) plannedProfiles(names []string) []gpu.Profile {
 	if len(names) == 0 {
-		return s.defaultProfiles()
+		return o.defaultProfiles()
 	}
 	for _, name := range names {
-		if _, ok := s.profile(name); !ok && !slices.Contains(s.missing, name) {
-			s.missing = append(s.missing, name)
+		if _, ok := o.profileNamed(name); !ok && !slices.Contains(o.missing, name) {
+			o.missing = append(o.missing, name)
 		}
 	}
 	var out []gpu.Profile
-	for _, p := range s.mig.Profiles {
+	for _, p := range o.mig.Profiles {
 		if slices.Contains(names, p.Name) {
 			out = append(out, p)
 		}
@@ -247,31 +247,31 @@ func (s *shelf) plannedProfiles(names []string) []gpu.Profile {
 	return out
 }
 
-// lists says whether the partition that a device is, or is of, is one that the
+// isListed says whether the partition that a device is, or is of, is one that the
 // GPU's tables have.
-func (s *shelf) lists(d gpu.Device) bool {
+func (o *draft) isListed(d gpu.Device) bool {
 	at, ok := gpu.Base(d).(gpu.Partition)
 	if !ok {
 		return true
 	}
-	p, ok := s.profile(at.Profile)
+	p, ok := o.profileNamed(at.Profile)
 	return ok && slices.Contains(p.Placements, at.Placement)
 }
 
-// offer puts the devices in order and describes them. The whole GPU is before
+// describeAll puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
-func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
-	out := GPU{UUID: s.g.UUID, Name: name, Index: s.g.Index, Missing: s.missing, Problems: s.problems, Uncharged: s.uncharged}
-	parts := inOrder(s.mig, s.parts)
-	entire := s.whole || s.wholeLeft
+func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
+	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Uncharged: o.uncharged}
+	parts := inOrder(o.mig, o.parts)
+	entire := o.whole || o.wholeLeft
 	var counters counters
 	last := len(parts)
 	switch {
-	case !s.server.Counters || s.frozen:
-	case len(s.slots) > 0:
-		counters, last = countSlots(s.slots, entire), len(s.slots)
+	case !o.server.Counters || o.frozen:
+	case len(o.slots) > 0:
+		counters, last = countSlots(o.slots, entire), len(o.slots)
 	default:
-		counters = count(s.room, parts, entire)
+		counters = count(o.room, parts, entire)
 	}
 	out.Counters = counters.set(name)
 	add := func(d resourceapi.Device, at int, leftover bool) {
@@ -285,23 +285,23 @@ func (s *shelf) offer(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
 		}
 	}
 	if entire {
-		add(describeWhole(n, s.g, name), last, s.wholeLeft)
+		add(describeWhole(n, o.g, name), last, o.wholeLeft)
 	}
 	for i, p := range parts {
 		partName, _ := names.Name(p.device())
-		add(s.describePart(n, p, partName), i, p.leftover)
+		add(o.describePart(n, p, partName), i, p.leftover)
 	}
-	for i, x := range s.slots {
+	for i, x := range o.slots {
 		slotName, _ := names.Name(x.device)
-		add(s.describeSlot(n, x.device, slotName), i, x.leftover)
+		add(o.describeSlot(n, x.device, slotName), i, x.leftover)
 	}
 	return out
 }
 
 // describePart describes a partition, shared or not.
-func (s *shelf) describePart(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
+func (o *draft) describePart(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
 	if p.shared {
-		return s.describeShared(n, p, name)
+		return o.describeShared(n, p, name)
 	}
-	return describePartition(n, s.g, p, name)
+	return describePartition(n, o.g, p, name)
 }
