@@ -16,6 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -280,7 +281,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := journal.Record{ClaimUID: "claim-1", BootID: "boot", Grants: []journal.Grant{{Device: name, GPU: device.Parent(), Request: "gpu"}}}
+	record := holding.Record{ClaimUID: "claim-1", BootID: "boot", Holdings: []holding.Holding{{Device: name, GPU: device.Parent(), Request: "gpu"}}}
 	if err := j.Put(record); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -44,8 +45,8 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer j.Close()
-		part := journal.Partition{Profile: "1g.10gb", Start: 4, Size: 1}
-		if err := j.Put(journal.Record{ClaimUID: "c", BootID: "boot", Grants: []journal.Grant{{Device: "d", GPU: uuid, Partition: part}}}); err != nil {
+		part := holding.Partition{Profile: "1g.10gb", Start: 4, Size: 1}
+		if err := j.Put(holding.Record{ClaimUID: "c", BootID: "boot", Holdings: []holding.Holding{{Device: "d", GPU: uuid, Partition: part}}}); err != nil {
 			t.Fatal(err)
 		}
 		dir, hw := t.TempDir(), &broken{}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // warnings writes events about claims.
@@ -38,7 +38,7 @@ func (w *warnings) run(ctx context.Context) error {
 }
 
 // warnHolder writes a warning about the claim of a record. It doesn't block.
-func (w *warnings) warnHolder(r journal.Record, reason, message string) {
+func (w *warnings) warnHolder(r holding.Record, reason, message string) {
 	w.warn(kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID)}, reason, message)
 }
 

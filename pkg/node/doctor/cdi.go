@@ -11,7 +11,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // The names of this driver's CDI specs.
@@ -115,7 +115,7 @@ func orElse(a, b string) string {
 func (l *look) checkSpecs() {
 	wanted, known := map[string]bool{}, map[string]bool{}
 	for _, r := range l.journal.Claims {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			device := r.ClaimUID + "-" + string(g.Name())
 			wanted[device] = true
 			l.checkDevice(r, device)
@@ -142,7 +142,7 @@ func (l *look) checkSpecs() {
 }
 
 // checkDevice reports a granted device that has no CDI device, or an empty one.
-func (l *look) checkDevice(r journal.Record, device string) {
+func (l *look) checkDevice(r holding.Record, device string) {
 	d, ok := l.specs[device]
 	switch {
 	case ok && len(d.nodes) == 0:

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // checkJournal reports files that aren't records.
@@ -31,12 +31,12 @@ func temporary(path string) Finding {
 // checkHolders reports devices that two grants hold.
 func (l *look) checkHolders() {
 	type hold struct {
-		record journal.Record
-		grant  journal.Grant
+		record holding.Record
+		grant  holding.Holding
 	}
 	var all []hold
 	for _, r := range l.journal.Claims {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			if g.Admin {
 				continue
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -170,10 +171,10 @@ func (l *look) readHardware() error {
 
 // holds reports whether a container of the claim may be running: not if the
 // claim was prepared in another boot.
-func (l *look) holds(r journal.Record) bool { return r.BootID == l.BootID }
+func (l *look) holds(r holding.Record) bool { return r.BootID == l.BootID }
 
 // claimName returns the claim's name for users.
-func claimName(r journal.Record) string {
+func claimName(r holding.Record) string {
 	if r.Name == "" {
 		return r.ClaimUID
 	}

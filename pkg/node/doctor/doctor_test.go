@@ -16,6 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -48,8 +49,8 @@ type node struct {
 	doctor.Node
 	t        *testing.T
 	machine  *machine
-	claims   map[string]journal.Record
-	gpus     map[gpu.UUID]journal.GPURecord
+	claims   map[string]holding.Record
+	gpus     map[gpu.UUID]holding.GPURecord
 	specs    map[string]specs.Spec // by file name
 	host     fstest.MapFS
 	instance gpu.Instance // the instance of the claim "part"
@@ -71,13 +72,13 @@ func newNode(t *testing.T) *node {
 				other: {Enabled: true, Pending: true, Profiles: profiles, Instances: []gpu.Instance{instance}},
 			},
 		},
-		claims: map[string]journal.Record{
-			"whole": {ClaimUID: "whole", Namespace: "default", Name: "w", BootID: boot, Grants: []journal.Grant{{Device: wholeName, GPU: first}}},
-			"part": {ClaimUID: "part", Namespace: "default", Name: "p", BootID: boot, Grants: []journal.Grant{
-				{Device: partName, GPU: other, Partition: journal.Partition{Profile: "1g.10gb", Start: 2, Size: 1}},
+		claims: map[string]holding.Record{
+			"whole": {ClaimUID: "whole", Namespace: "default", Name: "w", BootID: boot, Holdings: []holding.Holding{{Device: wholeName, GPU: first}}},
+			"part": {ClaimUID: "part", Namespace: "default", Name: "p", BootID: boot, Holdings: []holding.Holding{
+				{Device: partName, GPU: other, Partition: holding.Partition{Profile: "1g.10gb", Start: 2, Size: 1}},
 			}},
 		},
-		gpus: map[gpu.UUID]journal.GPURecord{other: {GPU: other, BootID: boot, ModeSwitched: true, Partitions: []journal.MadePartition{made(instance)}}},
+		gpus: map[gpu.UUID]holding.GPURecord{other: {GPU: other, BootID: boot, ModeSwitched: true, Partitions: []holding.MadePartition{made(instance)}}},
 		specs: map[string]specs.Spec{
 			"k8s.gpu.nvidia.com-driver.json":      {Kind: "k8s.gpu.nvidia.com/driver", ContainerEdits: edits("/dev/nvidiactl")},
 			"k8s.gpu.nvidia.com-claim_whole.json": claimSpec("whole-"+wholeName, edits("/dev/nvidia0")),
@@ -99,10 +100,10 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-func made(i gpu.Instance) journal.MadePartition {
-	return journal.MadePartition{
-		Partition: journal.Partition{Profile: i.Profile, Start: i.Placement.Start, Size: i.Placement.Size},
-		Made:      &journal.MadeInstance{GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID, UUID: i.UUID},
+func made(i gpu.Instance) holding.MadePartition {
+	return holding.MadePartition{
+		Partition: holding.Partition{Profile: i.Profile, Start: i.Placement.Start, Size: i.Placement.Size},
+		Made:      &holding.MadeInstance{GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID, UUID: i.UUID},
 	}
 }
 
@@ -208,14 +209,14 @@ func TestCheck(t *testing.T) {
 		},
 		"two holders": {
 			before: func(n *node) {
-				n.claims["twin"] = journal.Record{ClaimUID: "twin", BootID: boot, Grants: []journal.Grant{{Device: "gpu-980fb001", GPU: other}}}
+				n.claims["twin"] = holding.Record{ClaimUID: "twin", BootID: boot, Holdings: []holding.Holding{{Device: "gpu-980fb001", GPU: other}}}
 				n.specs["k8s.gpu.nvidia.com-claim_twin.json"] = claimSpec("twin-gpu-980fb001", edits("/dev/nvidia1"))
 			},
 			want: []string{"trouble two-holders twin", "trouble whole-gpu-in-mig-mode twin"},
 		},
 		"an administrator looks on": {
 			before: func(n *node) {
-				n.claims["admin"] = journal.Record{ClaimUID: "admin", BootID: boot, Grants: []journal.Grant{{Device: "gpu-980fb001", GPU: other, Admin: true}}}
+				n.claims["admin"] = holding.Record{ClaimUID: "admin", BootID: boot, Holdings: []holding.Holding{{Device: "gpu-980fb001", GPU: other, Admin: true}}}
 				n.specs["k8s.gpu.nvidia.com-claim_admin.json"] = claimSpec("admin-gpu-980fb001", edits("/dev/nvidia1"))
 			},
 			want: []string{},
@@ -307,7 +308,7 @@ func TestCheck(t *testing.T) {
 			before: func(n *node) {
 				n.forget("part")
 				n.machine.migs[other].Instances = nil
-				n.gpus[other] = journal.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
+				n.gpus[other] = holding.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
 			},
 			want: []string{"leftover mode-on-for-nothing "},
 		},
@@ -315,7 +316,7 @@ func TestCheck(t *testing.T) {
 			before: func(n *node) {
 				n.forget("part")
 				*n.machine.migs[other] = gpu.MIG{}
-				n.gpus[other] = journal.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
+				n.gpus[other] = holding.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
 			},
 			want: []string{"leftover gpu-record-empty "},
 		},

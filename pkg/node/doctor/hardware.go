@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -70,14 +71,14 @@ func (l *look) checkGone() {
 }
 
 // gpuFile returns the path of the GPU's record.
-func (l *look) gpuFile(r journal.GPURecord) string { return journal.GPUFile(l.Journal, r.GPU) }
+func (l *look) gpuFile(r holding.GPURecord) string { return journal.GPUFile(l.Journal, r.GPU) }
 
 // gpuLook is the check of one GPU.
 type gpuLook struct {
 	*look
 	gpu    gpu.GPU
 	mig    gpu.MIG
-	record journal.GPURecord // empty if there is none of this boot
+	record holding.GPURecord // empty if there is none of this boot
 	file   string            // path of the record
 	own    map[int]bool      // GPU instance ids in the record
 }
@@ -88,7 +89,7 @@ func (l *look) checkGPU(g gpu.GPU) {
 		return
 	}
 	p := gpuLook{look: l, gpu: g, mig: mig, own: map[int]bool{}}
-	if i := slices.IndexFunc(l.journal.GPUs, func(r journal.GPURecord) bool { return r.GPU == g.UUID }); i >= 0 {
+	if i := slices.IndexFunc(l.journal.GPUs, func(r holding.GPURecord) bool { return r.GPU == g.UUID }); i >= 0 {
 		p.takeRecord(l.journal.GPUs[i])
 	}
 	for _, m := range p.record.Partitions {
@@ -104,7 +105,7 @@ func (l *look) checkGPU(g gpu.GPU) {
 }
 
 // takeRecord uses the record if it is of this boot.
-func (p *gpuLook) takeRecord(r journal.GPURecord) {
+func (p *gpuLook) takeRecord(r holding.GPURecord) {
 	file := p.gpuFile(r)
 	if r.BootID == p.BootID {
 		p.record, p.file = r, file
@@ -117,7 +118,7 @@ func (p *gpuLook) takeRecord(r journal.GPURecord) {
 }
 
 // checkMade compares one partition of the record with the hardware.
-func (p *gpuLook) checkMade(m journal.MadePartition) {
+func (p *gpuLook) checkMade(m holding.MadePartition) {
 	want := partitionOf(p.gpu.UUID, m.Partition)
 	holder, held := p.holder(want)
 	base := Finding{Level: Trouble, GPU: p.gpu.UUID, Device: p.name(want), Path: p.file, Claim: holder}
@@ -146,7 +147,7 @@ func (p *gpuLook) checkMade(m journal.MadePartition) {
 }
 
 // checkInstance compares an instance at the placement with the recorded one.
-func (p *gpuLook) checkInstance(base Finding, want gpu.Partition, made journal.MadeInstance, i gpu.Instance, held bool) {
+func (p *gpuLook) checkInstance(base Finding, want gpu.Partition, made holding.MadeInstance, i gpu.Instance, held bool) {
 	switch {
 	case i.GPUInstanceID != made.GPUInstanceID || i.UUID != "" && (i.UUID != made.UUID || i.ComputeInstanceID != made.ComputeInstanceID):
 		base.Check = "instance-differs"
@@ -190,7 +191,7 @@ func (p *gpuLook) checkClaims() {
 		if !p.holds(r) {
 			continue
 		}
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			if g.GPU != p.gpu.UUID {
 				continue
 			}
@@ -208,10 +209,10 @@ func (p *gpuLook) checkClaims() {
 
 // checkHeld reports a granted partition that doesn't exist, or that the claim's
 // containers can't access.
-func (p *gpuLook) checkHeld(base Finding, r journal.Record, g journal.Grant, want gpu.Partition) {
+func (p *gpuLook) checkHeld(base Finding, r holding.Record, g holding.Holding, want gpu.Partition) {
 	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
 	if at < 0 {
-		recorded := slices.ContainsFunc(p.record.Partitions, func(m journal.MadePartition) bool { return partitionOf(p.gpu.UUID, m.Partition) == want })
+		recorded := slices.ContainsFunc(p.record.Partitions, func(m holding.MadePartition) bool { return partitionOf(p.gpu.UUID, m.Partition) == want })
 		if !recorded && !g.Admin { // a recorded one is already reported
 			base.Check, base.Do = "partition-missing", recreate
 			base.What = fmt.Sprintf("the claim holds %s, and no such instance exists", describe(want))
@@ -244,7 +245,7 @@ func (p *gpuLook) checkMode() {
 // holder returns a claim that has exactly this partition now, or a share of it.
 func (p *gpuLook) holder(d gpu.Partition) (string, bool) {
 	for _, r := range p.journal.Claims {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			if !g.Admin && g.Base() == gpu.Device(d) && p.holds(r) {
 				return claimName(r), true
 			}
@@ -258,7 +259,7 @@ func (p *gpuLook) name(d gpu.Device) string {
 	return string(name)
 }
 
-func partitionOf(uuid gpu.UUID, p journal.Partition) gpu.Partition {
+func partitionOf(uuid gpu.UUID, p holding.Partition) gpu.Partition {
 	return gpu.Partition{GPU: uuid, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -94,8 +95,8 @@ func (l *look) checkSharing() {
 	}
 }
 
-func (s *sharingLook) need(r journal.Record) {
-	for _, g := range r.Grants {
+func (s *sharingLook) need(r holding.Record) {
+	for _, g := range r.Holdings {
 		if g.Admin {
 			continue
 		}
@@ -117,7 +118,7 @@ func (s *sharingLook) need(r journal.Record) {
 }
 
 // take adds a grant's needs.
-func (d *neededDaemon) take(claim string, g journal.Grant) {
+func (d *neededDaemon) take(claim string, g holding.Holding) {
 	loosest := func(a, b int64) int64 {
 		if a == 0 || b == 0 {
 			return 0
@@ -275,7 +276,7 @@ func (s *sharingLook) fileSystem(path string) (uint64, bool) {
 // MPS daemon.
 func (s *sharingLook) checkReached() {
 	for _, r := range s.journal.Claims {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			daemon, ok := s.daemons[r.Daemon(g)]
 			device, known := s.specs[r.ClaimUID+"-"+string(g.Name())]
 			if !ok || !known || !s.holds(r) || slices.ContainsFunc(device.mounts, func(m *specs.Mount) bool { return m.HostPath == daemon.PipeDir }) {
@@ -313,10 +314,10 @@ func (s *sharingLook) gpuOf(daemon string) gpu.UUID {
 }
 
 // settings returns the recorded settings of a GPU.
-func (s *sharingLook) settings(uuid gpu.UUID) (journal.Settings, bool) {
-	i := slices.IndexFunc(s.journal.Settings, func(r journal.Settings) bool { return r.GPU == uuid })
+func (s *sharingLook) settings(uuid gpu.UUID) (holding.Settings, bool) {
+	i := slices.IndexFunc(s.journal.Settings, func(r holding.Settings) bool { return r.GPU == uuid })
 	if i < 0 {
-		return journal.Settings{}, false
+		return holding.Settings{}, false
 	}
 	return s.journal.Settings[i], true
 }
@@ -330,7 +331,7 @@ func (s *sharingLook) checkSettings(uuid gpu.UUID) {
 			Level: Leftover, Check: "settings-record-of-earlier-boot", GPU: uuid, Path: journal.SettingsFile(s.Journal, uuid),
 			What: "the journal has settings from before the last reboot, which the driver has reset; the plugin removes this record when it starts",
 		})
-		r = journal.Settings{}
+		r = holding.Settings{}
 	}
 	s.checkMode(uuid, r.ComputeModeBefore, r.Closed)
 	s.checkTimeSlice(uuid, r.TimeSliceBefore)

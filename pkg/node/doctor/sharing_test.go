@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -61,7 +62,7 @@ func (s *shared) TimeSlice(uuid gpu.UUID) (string, error) {
 type sharedNode struct {
 	*node
 	shared   *shared
-	settings []journal.Settings
+	settings []holding.Settings
 }
 
 func newSharedNode(t *testing.T) *sharedNode {
@@ -71,16 +72,16 @@ func newSharedNode(t *testing.T) *sharedNode {
 	clear(n.claims)
 	n.specs = map[string]specs.Spec{"k8s.gpu.nvidia.com-driver.json": n.specs["k8s.gpu.nvidia.com-driver.json"]}
 	n.Sharing, n.MPSDir = n.shared, "/run/mps/d"
-	n.settings = []journal.Settings{{GPU: first, BootID: boot, ComputeModeBefore: "default"}}
+	n.settings = []holding.Settings{{GPU: first, BootID: boot, ComputeModeBefore: "default"}}
 	n.run(mps.Daemon{Name: "gpu-980fb000", Devices: []gpu.UUID{first}, ThreadPercentage: 50, MemoryMiB: []int64{1000}})
 	n.run(mps.Daemon{Name: partName, Devices: []gpu.UUID{"MIG-9"}, ThreadPercentage: 50, MemoryMiB: []int64{100}})
-	share := func(device gpu.DeviceName, uuid gpu.UUID, mib int64) journal.Grant {
-		return journal.Grant{Device: device, GPU: uuid, Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: 50, MemoryMiB: mib}}
+	share := func(device gpu.DeviceName, uuid gpu.UUID, mib int64) holding.Holding {
+		return holding.Holding{Device: device, GPU: uuid, Share: &holding.Part{}, MPS: &holding.MPS{ThreadPercentage: 50, MemoryMiB: mib}}
 	}
 	n.claim("a", "gpu-980fb000", edits("/dev/nvidia0"), share("gpu-980fb000-mps", first, 500))
 	n.claim("b", "gpu-980fb000", edits("/dev/nvidia0"), share("gpu-980fb000-mps", first, 1000))
 	part := share(partName+"-mps", other, 100)
-	part.Partition = journal.Partition{Profile: "1g.10gb", Start: 2, Size: 1}
+	part.Partition = holding.Partition{Profile: "1g.10gb", Start: 2, Size: 1}
 	n.claim("c", partName, withCaps(edits("/dev/nvidia1"), 21, 22), part)
 	return n
 }
@@ -93,8 +94,8 @@ func (n *sharedNode) run(d mps.Daemon) {
 }
 
 // claim adds a prepared claim that is a client of a daemon.
-func (n *sharedNode) claim(uid, daemon string, e specs.ContainerEdits, g journal.Grant) {
-	n.claims[uid] = journal.Record{ClaimUID: uid, Namespace: "default", Name: uid, BootID: boot, Grants: []journal.Grant{g}}
+func (n *sharedNode) claim(uid, daemon string, e specs.ContainerEdits, g holding.Holding) {
+	n.claims[uid] = holding.Record{ClaimUID: uid, Namespace: "default", Name: uid, BootID: boot, Holdings: []holding.Holding{g}}
 	if daemon != "" {
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: "/run/mps/d/" + daemon + "/pipe", ContainerPath: "/tmp/nvidia-mps"})
 	}
@@ -236,13 +237,13 @@ func TestCheckSharing(t *testing.T) {
 		},
 		"of an earlier boot": {
 			before: func(n *sharedNode) {
-				n.settings = append(n.settings, journal.Settings{GPU: other, BootID: "boot-1", TimeSliceBefore: "Long"})
+				n.settings = append(n.settings, holding.Settings{GPU: other, BootID: "boot-1", TimeSliceBefore: "Long"})
 			},
 			want: []string{"leftover settings-record-of-earlier-boot "},
 		},
 		"time slice for nothing": {
 			before: func(n *sharedNode) {
-				n.settings = append(n.settings, journal.Settings{GPU: other, BootID: boot, TimeSliceBefore: "Default"})
+				n.settings = append(n.settings, holding.Settings{GPU: other, BootID: boot, TimeSliceBefore: "Default"})
 				n.shared.slices[other] = "Short"
 			},
 			want: []string{"leftover time-slice-for-nothing "},
@@ -301,8 +302,8 @@ func (n *sharedNode) withSlice(interval string) {
 	n.unprepare("a", "b")
 	n.stop("gpu-980fb000")
 	n.shared.modes = nil
-	n.settings = []journal.Settings{{GPU: first, BootID: boot, TimeSliceBefore: "Default"}}
-	n.claim("w", "", edits("/dev/nvidia0"), journal.Grant{Device: wholeName, GPU: first, TimeSlice: interval})
+	n.settings = []holding.Settings{{GPU: first, BootID: boot, TimeSliceBefore: "Default"}}
+	n.claim("w", "", edits("/dev/nvidia0"), holding.Holding{Device: wholeName, GPU: first, TimeSlice: interval})
 }
 
 func TestReportCountsDaemons(t *testing.T) {

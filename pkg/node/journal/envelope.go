@@ -8,6 +8,7 @@ import (
 	"regexp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // version is the version that this package writes, and the newest that it
@@ -50,8 +51,8 @@ func decode[R record](key string, data []byte) (R, error) {
 	if err := json.Unmarshal(body, &r); err != nil {
 		return none, fmt.Errorf("record: %w", err)
 	}
-	if r.key() != key {
-		return none, fmt.Errorf("the record is of %q", r.key())
+	if r.Key() != key {
+		return none, fmt.Errorf("the record is of %q", r.Key())
 	}
 	return r, nil
 }
@@ -82,13 +83,13 @@ var grantPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a
 // salvage makes out what it can in a claim's damaged file: the claim's name, its boot
 // and its grants are each there or empty. A grant that is cut off
 // before it says whether it is an admin's counts as one that holds its device.
-func salvage(claimUID string, data []byte) Record {
-	r := Record{ClaimUID: claimUID}
+func salvage(claimUID string, data []byte) holding.Record {
+	r := holding.Record{ClaimUID: claimUID}
 	if m := claimPattern.FindSubmatch(data); m != nil {
 		r.Namespace, r.Name, r.BootID = string(m[1]), string(m[2]), string(m[3])
 	}
 	for _, m := range grantPattern.FindAllSubmatch(data, -1) {
-		r.Grants = append(r.Grants, Grant{
+		r.Holdings = append(r.Holdings, holding.Holding{
 			Device:  gpu.DeviceName(m[1]),
 			GPU:     gpu.UUID(m[2]),
 			Request: string(m[3]),

@@ -10,28 +10,29 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // made has each field set.
-func made(uuid gpu.UUID) journal.GPURecord {
-	return journal.GPURecord{
+func made(uuid gpu.UUID) holding.GPURecord {
+	return holding.GPURecord{
 		GPU: uuid, BootID: "51f9f1a9-3c3c-4a93-8b2c-0a42e7bb1a5e", ModeSwitched: true,
-		Partitions: []journal.MadePartition{
+		Partitions: []holding.MadePartition{
 			{
-				Partition: journal.Partition{Profile: "1g.18gb+me", Start: 6, Size: 1},
-				Made:      &journal.MadeInstance{GPUInstanceID: 13, ComputeInstanceID: 0, UUID: "MIG-1d0b5bfa-1b0e-5c0f-9a53-b5f31ed1f4b7"},
+				Partition: holding.Partition{Profile: "1g.18gb+me", Start: 6, Size: 1},
+				Made:      &holding.MadeInstance{GPUInstanceID: 13, ComputeInstanceID: 0, UUID: "MIG-1d0b5bfa-1b0e-5c0f-9a53-b5f31ed1f4b7"},
 			},
 			{
-				Partition: journal.Partition{Profile: "1g.18gb", Start: 4, Size: 1},
-				Made:      &journal.MadeInstance{GPUInstanceID: 11, ComputeInstanceID: gpu.NoComputeInstance},
+				Partition: holding.Partition{Profile: "1g.18gb", Start: 4, Size: 1},
+				Made:      &holding.MadeInstance{GPUInstanceID: 11, ComputeInstanceID: gpu.NoComputeInstance},
 			},
-			{Partition: journal.Partition{Profile: "3g.71gb", Start: 0, Size: 4}},
+			{Partition: holding.Partition{Profile: "3g.71gb", Start: 0, Size: 4}},
 		},
 	}
 }
 
-func putGPU(t testing.TB, j *journal.Journal, r journal.GPURecord) {
+func putGPU(t testing.TB, j *journal.Journal, r holding.GPURecord) {
 	t.Helper()
 	if err := j.PutGPU(r); err != nil {
 		t.Fatal(err)
@@ -53,10 +54,10 @@ func TestGPURecordsSurviveAReopen(t *testing.T) {
 		}
 	}
 	for _, j := range []*journal.Journal{j, reopen(t, j, dir)} {
-		if diff := cmp.Diff([]journal.GPURecord{changed}, j.GPUs()); diff != "" {
+		if diff := cmp.Diff([]holding.GPURecord{changed}, j.GPUs()); diff != "" {
 			t.Errorf("GPUs (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]journal.Record{everything("a")}, j.All()); diff != "" {
+		if diff := cmp.Diff([]holding.Record{everything("a")}, j.All()); diff != "" {
 			t.Errorf("claims (-want +got):\n%s", diff)
 		}
 		if got, ok := j.GPU(gpu0); ok {
@@ -74,7 +75,7 @@ func TestOldFormatsOfGPURecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := open(t, dir)
-	if diff := cmp.Diff([]journal.GPURecord{made(gpu1), made(gpu0)}, j.GPUs()); diff != "" {
+	if diff := cmp.Diff([]holding.GPURecord{made(gpu1), made(gpu0)}, j.GPUs()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if got := j.UnreadableGPUs(); len(got) > 0 {
@@ -102,7 +103,7 @@ func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 			if got := j.UnreadableGPUs(); len(got) != 1 || got[0].GPU != gpu0 || got[0].Err == nil || got[0].Path != path+".corrupt" {
 				t.Fatalf("unreadable: got %v, want the damaged one", got)
 			}
-			if diff := cmp.Diff([]journal.GPURecord{made(gpu1)}, j.GPUs()); diff != "" {
+			if diff := cmp.Diff([]holding.GPURecord{made(gpu1)}, j.GPUs()); diff != "" {
 				t.Errorf("the other record (-want +got):\n%s", diff)
 			}
 			if err := settle(j); err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
@@ -27,9 +28,9 @@ const (
 // same GPU, may overlap.
 type Journal struct {
 	lock     *os.File
-	claims   *store[Record]
-	gpus     *store[GPURecord]
-	settings *store[Settings]
+	claims   *store[holding.Record]
+	gpus     *store[holding.GPURecord]
+	settings *store[holding.Settings]
 
 	// unpreparing are the claims whose unprepare has begun, leaving those of them
 	// that no container uses any more, by UID. Neither is on disk.
@@ -57,9 +58,9 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	}
 	j := &Journal{
 		lock:     d,
-		claims:   newStore[Record](dir, "claim", "journal.", true, step),
-		gpus:     newStore[GPURecord](filepath.Join(dir, GPUDir), "GPU", "journal.gpu.", false, step),
-		settings: newStore[Settings](filepath.Join(dir, SettingsDir), "the settings of GPU", "journal.settings.", false, step),
+		claims:   newStore[holding.Record](dir, "claim", "journal.", true, step),
+		gpus:     newStore[holding.GPURecord](filepath.Join(dir, GPUDir), "GPU", "journal.gpu.", false, step),
+		settings: newStore[holding.Settings](filepath.Join(dir, SettingsDir), "the settings of GPU", "journal.settings.", false, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -71,10 +72,10 @@ func Open(dir string, step func(string)) (*Journal, error) {
 func (j *Journal) Close() error { return j.lock.Close() }
 
 // Get returns the claim's record.
-func (j *Journal) Get(claimUID string) (Record, bool) { return j.claims.get(claimUID) }
+func (j *Journal) Get(claimUID string) (holding.Record, bool) { return j.claims.get(claimUID) }
 
 // All returns the claims' records, ordered by claim UID.
-func (j *Journal) All() []Record { return j.claims.all() }
+func (j *Journal) All() []holding.Record { return j.claims.all() }
 
 // Len returns how many claims have a record.
 func (j *Journal) Len() int { return j.claims.len() }
@@ -97,8 +98,8 @@ func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreada
 // Holders returns the records of other claims that keep the device from being
 // given away, those that could be made out in unreadable files included; in no
 // order.
-func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []Record {
-	var holders []Record
+func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []holding.Record {
+	var holders []holding.Record
 	for _, r := range j.held() {
 		if r.ClaimUID != exceptClaimUID && r.Holds(d) {
 			holders = append(holders, r)
@@ -149,12 +150,12 @@ func (j *Journal) IsStaying(claimUID string) bool {
 // Whole or a Partition is, alone or together with others. Of several claims that
 // are given up at the same time, the last to ask hears false, whoever asks first.
 func (j *Journal) InUse(base gpu.Device) bool {
-	return slices.ContainsFunc(j.held(), func(r Record) bool { return r.Holds(base) && j.IsStaying(r.ClaimUID) })
+	return slices.ContainsFunc(j.held(), func(r holding.Record) bool { return r.Holds(base) && j.IsStaying(r.ClaimUID) })
 }
 
 // held returns all records there are, those made out in unreadable files
 // included where the claim has no other; in no order.
-func (j *Journal) held() []Record {
+func (j *Journal) held() []holding.Record {
 	s := j.claims
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -172,8 +173,8 @@ func (j *Journal) held() []Record {
 // what holds, except where the error comes from the very last step, making
 // the new name durable: then Get returns the new record, and another Put or a
 // Delete settles it.
-func (j *Journal) Put(r Record) error {
-	r.Grants, r.Pods = slices.Clone(r.Grants), slices.Clone(r.Pods)
+func (j *Journal) Put(r holding.Record) error {
+	r.Holdings, r.Pods = slices.Clone(r.Holdings), slices.Clone(r.Pods)
 	return j.claims.put(r)
 }
 
@@ -182,10 +183,10 @@ func (j *Journal) Put(r Record) error {
 func (j *Journal) Delete(claimUID string) error { return j.claims.remove(claimUID) }
 
 // GPU returns the GPU's record. GPUs on which nothing was made have none.
-func (j *Journal) GPU(uuid gpu.UUID) (GPURecord, bool) { return j.gpus.get(string(uuid)) }
+func (j *Journal) GPU(uuid gpu.UUID) (holding.GPURecord, bool) { return j.gpus.get(string(uuid)) }
 
 // GPUs returns the GPUs' records, ordered by UUID.
-func (j *Journal) GPUs() []GPURecord { return j.gpus.all() }
+func (j *Journal) GPUs() []holding.GPURecord { return j.gpus.all() }
 
 // UnreadableGPUs returns the renamed records of GPUs without a PutGPU or a
 // DeleteGPU since, ordered by UUID. The partitions in such a record may still
@@ -205,7 +206,7 @@ func unreadableGPUs(asides map[string]aside) []UnreadableGPU {
 // PutGPU writes the GPU's record, all or nothing; as Put, but that it survives
 // the end of the process only, not that of the machine: then the recorded
 // partitions and settings are gone too.
-func (j *Journal) PutGPU(r GPURecord) error {
+func (j *Journal) PutGPU(r holding.GPURecord) error {
 	r.Partitions = slices.Clone(r.Partitions)
 	if err := j.gpus.makeDir(); err != nil {
 		return fmt.Errorf("make the directory %s: %w", j.gpus.dir, explain(err))
@@ -218,17 +219,19 @@ func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(u
 
 // Settings returns what is remembered of the GPU's settings. A GPU whose settings
 // are as they were found has none.
-func (j *Journal) Settings(uuid gpu.UUID) (Settings, bool) { return j.settings.get(string(uuid)) }
+func (j *Journal) Settings(uuid gpu.UUID) (holding.Settings, bool) {
+	return j.settings.get(string(uuid))
+}
 
 // AllSettings returns the settings of all GPUs that have some, ordered by UUID.
-func (j *Journal) AllSettings() []Settings { return j.settings.all() }
+func (j *Journal) AllSettings() []holding.Settings { return j.settings.all() }
 
 // UnreadableSettings returns the renamed settings without a PutSettings or a
 // DeleteSettings since, ordered by UUID.
 func (j *Journal) UnreadableSettings() []UnreadableGPU { return unreadableGPUs(j.settings.asides()) }
 
 // PutSettings writes the GPU's settings; as PutGPU.
-func (j *Journal) PutSettings(s Settings) error {
+func (j *Journal) PutSettings(s holding.Settings) error {
 	if err := j.settings.makeDir(); err != nil {
 		return fmt.Errorf("make the directory %s: %w", j.settings.dir, explain(err))
 	}
@@ -249,4 +252,27 @@ func (j *Journal) lockAndLoad() error {
 		return err
 	}
 	return errors.Join(j.gpus.load(), j.settings.load())
+}
+
+// UnreadableGPU is a GPU's unreadable file, which was renamed.
+type UnreadableGPU struct {
+	// GPU is derived from the file's name.
+	GPU gpu.UUID
+	// Path where the file is now.
+	Path string
+	// Err says what is wrong with the file; nil never.
+	Err error
+}
+
+// Unreadable is a claim's unreadable file, which was renamed.
+type Unreadable struct {
+	// ClaimUID is derived from the file's name.
+	ClaimUID string
+	// Path where the file is now.
+	Path string
+	// Record has the parts of the file that could be read; its Grants are empty if
+	// none could.
+	Record holding.Record
+	// Err says what is wrong with the file; nil never.
+	Err error
 }

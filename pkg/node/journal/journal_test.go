@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -26,10 +27,10 @@ const (
 )
 
 // everything has each field set.
-func everything(uid string) journal.Record {
-	return journal.Record{
+func everything(uid string) holding.Record {
+	return holding.Record{
 		ClaimUID: uid, Namespace: "default", Name: "training", BootID: "51f9f1a9-3c3c-4a93-8b2c-0a42e7bb1a5e",
-		Grants: []journal.Grant{
+		Holdings: []holding.Holding{
 			{Device: "gpu-980fb007", GPU: gpu0, Request: "main/big"},
 			{Device: "gpu-11111111", GPU: gpu1, Request: "look", Admin: true, ShareID: "share"},
 		},
@@ -67,7 +68,7 @@ func files(t testing.TB, dir string) []string {
 	return names
 }
 
-func put(t testing.TB, j *journal.Journal, r journal.Record) {
+func put(t testing.TB, j *journal.Journal, r holding.Record) {
 	t.Helper()
 	if err := j.Put(r); err != nil {
 		t.Fatal(err)
@@ -95,7 +96,7 @@ func TestRecordsSurviveAReopen(t *testing.T) {
 	if err := j.Delete("never-there"); err != nil {
 		t.Errorf("deleting what isn't there: %v", err)
 	}
-	want := []journal.Record{changed}
+	want := []holding.Record{changed}
 	if diff := cmp.Diff(want, j.All()); diff != "" {
 		t.Errorf("in memory (-want +got):\n%s", diff)
 	}
@@ -120,7 +121,7 @@ func TestOldFormats(t *testing.T) {
 	// Fields that a later release adds to a record must not stop this one.
 	later := want
 	later.ClaimUID = "0b6f8f0e-3d2a-4f5d-8a77-b7e1a7c60b11"
-	if diff := cmp.Diff([]journal.Record{later, want}, j.All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{later, want}, j.All()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if got := j.Unreadable(); len(got) > 0 {
@@ -134,9 +135,9 @@ func TestHolders(t *testing.T) {
 	for name, tc := range map[string]struct {
 		uuid   gpu.UUID
 		except string
-		want   []journal.Record
+		want   []holding.Record
 	}{
-		"held":                   {gpu0, "b", []journal.Record{everything("a")}},
+		"held":                   {gpu0, "b", []holding.Record{everything("a")}},
 		"held by the asking one": {gpu0, "a", nil},
 		"admin holds nothing":    {gpu1, "b", nil},
 	} {
@@ -162,10 +163,10 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 	whole := envelope(t, 1, everything("bad"))
 	for name, tc := range map[string]struct {
 		content string
-		want    journal.Record
+		want    holding.Record
 	}{
-		"empty":                  {"", journal.Record{ClaimUID: "bad"}},
-		"zeros":                  {strings.Repeat("\x00", 500), journal.Record{ClaimUID: "bad"}},
+		"empty":                  {"", holding.Record{ClaimUID: "bad"}},
+		"zeros":                  {strings.Repeat("\x00", 500), holding.Record{ClaimUID: "bad"}},
 		"checksum":               {strings.Replace(whole, "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
 		"cut off after a device": {cutBefore(t, whole, `,{"device"`), withoutLast(everything("bad"))},
 		"another claim's":        {envelope(t, 1, everything("other")), withoutShare(everything("bad"))},
@@ -188,7 +189,7 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 			if got, err := os.ReadFile(aside[0].Path); err != nil || string(got) != tc.content {
 				t.Errorf("renamed file: got %q, %v, want it unchanged", got, err)
 			}
-			if diff := cmp.Diff([]journal.Record{everything("good")}, j.All()); diff != "" {
+			if diff := cmp.Diff([]holding.Record{everything("good")}, j.All()); diff != "" {
 				t.Errorf("the other record (-want +got):\n%s", diff)
 			}
 		})
@@ -203,19 +204,19 @@ func cutBefore(t *testing.T, s, mark string) string {
 	return before
 }
 
-func withRequest(r journal.Record, request string) journal.Record {
+func withRequest(r holding.Record, request string) holding.Record {
 	r = withoutShare(r)
-	r.Grants[0].Request = request
+	r.Holdings[0].Request = request
 	return r
 }
 
-func withoutShare(r journal.Record) journal.Record {
-	r.Grants[1].ShareID = ""
+func withoutShare(r holding.Record) holding.Record {
+	r.Holdings[1].ShareID = ""
 	return r
 }
 
-func withoutLast(r journal.Record) journal.Record {
-	r.Grants = r.Grants[:1]
+func withoutLast(r holding.Record) holding.Record {
+	r.Holdings = r.Holdings[:1]
 	return r
 }
 
@@ -317,12 +318,12 @@ func TestFullDisk(t *testing.T) {
 	}
 	changed := everything("a")
 	changed.BootID = "another"
-	for _, r := range []journal.Record{changed, everything("b")} {
+	for _, r := range []holding.Record{changed, everything("b")} {
 		if err := j.Put(r); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "free some space") {
 			t.Errorf("put: got %v, want ENOSPC and what to do", err)
 		}
 	}
-	if diff := cmp.Diff([]journal.Record{everything("a")}, j.All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{everything("a")}, j.All()); diff != "" {
 		t.Errorf("in memory (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"a.json", "fill"}, files(t, dir)); diff != "" {
@@ -418,7 +419,7 @@ func TestLastToAskHearsFalse(t *testing.T) {
 	uids := []string{"a", "b", "c"}
 	for range 60 {
 		for _, uid := range uids {
-			if err := j.Put(journal.Record{ClaimUID: uid, Grants: []journal.Grant{{Device: "d", GPU: uuid}}}); err != nil {
+			if err := j.Put(holding.Record{ClaimUID: uid, Holdings: []holding.Holding{{Device: "d", GPU: uuid}}}); err != nil {
 				t.Fatal(err)
 			}
 		}

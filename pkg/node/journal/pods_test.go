@@ -7,13 +7,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // withPods has the pods that the claim was reserved for.
-func withPods(uid string) journal.Record {
+func withPods(uid string) holding.Record {
 	r := everything(uid)
-	r.Pods = []journal.Pod{{UID: "3c0f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-0"}, {UID: "4d1f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-1"}}
+	r.Pods = []holding.Pod{{UID: "3c0f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-0"}, {UID: "4d1f6d1e-8a10-4135-bada-13f71feaef21", Name: "worker-1"}}
 	return r
 }
 
@@ -25,7 +25,7 @@ func TestOldFormatOfPods(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS(golden)); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]journal.Record{withPods(uid)}, open(t, dir).All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{withPods(uid)}, open(t, dir).All()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	again := t.TempDir()

@@ -12,15 +12,16 @@ import (
 	"strings"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // Contents are what a journal's directory holds at one moment.
 type Contents struct {
 	// Claims' and GPUs' records, ordered by UID.
-	Claims []Record
-	GPUs   []GPURecord
+	Claims []holding.Record
+	GPUs   []holding.GPURecord
 	// Settings of GPUs that aren't as they were found, ordered by UUID.
-	Settings []Settings
+	Settings []holding.Settings
 	// Unreadable files, both renamed ones and those that the next Open will
 	// rename, ordered by UID.
 	Unreadable     []Unreadable
@@ -37,15 +38,15 @@ type Contents struct {
 // that come and go meanwhile are in the answer or not. A directory that isn't
 // there is an empty journal. A file of a newer version is ErrNewerVersion.
 func Read(dir string) (Contents, error) {
-	claims, err := scan[Record](dir)
+	claims, err := scan[holding.Record](dir)
 	if err != nil {
 		return Contents{}, err
 	}
-	gpus, err := scan[GPURecord](filepath.Join(dir, GPUDir))
+	gpus, err := scan[holding.GPURecord](filepath.Join(dir, GPUDir))
 	if err != nil {
 		return Contents{}, err
 	}
-	settings, err := scan[Settings](filepath.Join(dir, SettingsDir))
+	settings, err := scan[holding.Settings](filepath.Join(dir, SettingsDir))
 	if err != nil {
 		return Contents{}, err
 	}
@@ -79,7 +80,7 @@ func scan[R record](dir string) (scanned[R], error) {
 			return s, err
 		}
 	}
-	slices.SortFunc(s.records, func(a, b R) int { return cmp.Compare(a.key(), b.key()) })
+	slices.SortFunc(s.records, func(a, b R) int { return cmp.Compare(a.Key(), b.Key()) })
 	return s, nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // TestRead reads while the journal is open; unreadable files are reported and
@@ -18,7 +20,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	claim, made := Record{ClaimUID: "a", BootID: "boot"}, GPURecord{GPU: "GPU-1", BootID: "boot", ModeSwitched: true}
+	claim, made := holding.Record{ClaimUID: "a", BootID: "boot"}, holding.GPURecord{GPU: "GPU-1", BootID: "boot", ModeSwitched: true}
 	if err := errors.Join(j.Put(claim), j.PutGPU(made)); err != nil {
 		t.Fatal(err)
 	}
@@ -31,10 +33,10 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]Record{claim}, c.Claims); diff != "" {
+	if diff := cmp.Diff([]holding.Record{claim}, c.Claims); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]GPURecord{made}, c.GPUs); diff != "" {
+	if diff := cmp.Diff([]holding.GPURecord{made}, c.GPUs); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 	if len(c.Unreadable) != 2 || len(c.UnreadableGPUs) != 1 || len(c.Temporary) != 1 {

@@ -10,29 +10,30 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // sharing has each field that shares, replicas and configurations set.
-func sharing(uid string) journal.Record {
-	return journal.Record{
+func sharing(uid string) holding.Record {
+	return holding.Record{
 		ClaimUID: uid, Namespace: "default", Name: "inference", BootID: "51f9f1a9-3c3c-4a93-8b2c-0a42e7bb1a5e",
-		Grants: []journal.Grant{
-			{Device: "gpu-980fb007-mps4-2", GPU: gpu0, Request: "a", Share: &journal.Part{Count: 4, Number: 2}, MPS: &journal.MPS{ThreadPercentage: 25, MemoryMiB: 35756}},
+		Holdings: []holding.Holding{
+			{Device: "gpu-980fb007-mps4-2", GPU: gpu0, Request: "a", Share: &holding.Part{Count: 4, Number: 2}, MPS: &holding.MPS{ThreadPercentage: 25, MemoryMiB: 35756}},
 			{
-				Device: "gpu-980fb007-mig-3g71gb-0-mps", GPU: gpu0, Request: "b", Partition: journal.Partition{Profile: "3g.71gb", Size: 4},
-				Share: &journal.Part{}, MPS: &journal.MPS{MemoryMiB: 1024}, ShareID: "5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071",
+				Device: "gpu-980fb007-mig-3g71gb-0-mps", GPU: gpu0, Request: "b", Partition: holding.Partition{Profile: "3g.71gb", Size: 4},
+				Share: &holding.Part{}, MPS: &holding.MPS{MemoryMiB: 1024}, ShareID: "5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071",
 			},
-			{Device: "gpu-11111111-ts4-0", GPU: gpu1, Request: "c", Replica: &journal.Part{Count: 4}},
-			{Device: "gpu-11111111", GPU: gpu1, Request: "d", MPS: &journal.MPS{}},
+			{Device: "gpu-11111111-ts4-0", GPU: gpu1, Request: "c", Replica: &holding.Part{Count: 4}},
+			{Device: "gpu-11111111", GPU: gpu1, Request: "d", MPS: &holding.MPS{}},
 			{Device: "gpu-11111111", GPU: gpu1, Request: "e", TimeSlice: "Long"},
 		},
 	}
 }
 
 // changed has each field set.
-func changed(uuid gpu.UUID) journal.Settings {
-	return journal.Settings{GPU: uuid, BootID: "51f9f1a9-3c3c-4a93-8b2c-0a42e7bb1a5e", ComputeModeBefore: "Default", TimeSliceBefore: "Default"}
+func changed(uuid gpu.UUID) holding.Settings {
+	return holding.Settings{GPU: uuid, BootID: "51f9f1a9-3c3c-4a93-8b2c-0a42e7bb1a5e", ComputeModeBefore: "Default", TimeSliceBefore: "Default"}
 }
 
 // TestOldFormatsOfSharing keeps records of shares, and settings, of every format
@@ -44,10 +45,10 @@ func TestOldFormatsOfSharing(t *testing.T) {
 	}
 	j := open(t, dir)
 	const now, later = "9a55c8f3-5f0e-4a55-9a55-0d3f7a1b2c3d", "9a55c8f4-5f0e-4a55-9a55-0d3f7a1b2c3d"
-	if diff := cmp.Diff([]journal.Record{sharing(now), sharing(later)}, j.All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{sharing(now), sharing(later)}, j.All()); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]journal.Settings{changed(gpu1), changed(gpu0)}, j.AllSettings()); diff != "" {
+	if diff := cmp.Diff([]holding.Settings{changed(gpu1), changed(gpu0)}, j.AllSettings()); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}
 	if len(j.Unreadable()) > 0 || len(j.UnreadableSettings()) > 0 {
@@ -115,11 +116,11 @@ func TestInUse(t *testing.T) {
 	j := open(t, t.TempDir())
 	whole, part := gpu.Whole{GPU: gpu0}, gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
 	for number, uid := range []string{"a", "b"} {
-		put(t, j, journal.Record{ClaimUID: uid, Grants: []journal.Grant{{
-			Device: "d", GPU: gpu0, Partition: journal.PartitionOf(part), Share: &journal.Part{Count: 2, Number: number},
+		put(t, j, holding.Record{ClaimUID: uid, Holdings: []holding.Holding{{
+			Device: "d", GPU: gpu0, Partition: holding.PartitionOf(part), Share: &holding.Part{Count: 2, Number: number},
 		}}})
 	}
-	put(t, j, journal.Record{ClaimUID: "admin", Grants: []journal.Grant{{Device: "d", GPU: gpu0, Partition: journal.PartitionOf(part), Admin: true}}})
+	put(t, j, holding.Record{ClaimUID: "admin", Holdings: []holding.Holding{{Device: "d", GPU: gpu0, Partition: holding.PartitionOf(part), Admin: true}}})
 	check := func(want bool) {
 		t.Helper()
 		if j.InUse(part) != want || j.InUse(whole) != want {
@@ -141,10 +142,10 @@ func TestInUse(t *testing.T) {
 
 func TestNameOfAGrant(t *testing.T) {
 	r := sharing("a")
-	if got := r.Grants[0].Name(); got != "gpu-980fb007-mps4-2" {
+	if got := r.Holdings[0].Name(); got != "gpu-980fb007-mps4-2" {
 		t.Errorf("got %q", got)
 	}
-	if got := r.Grants[1].Name(); got != "gpu-980fb007-mig-3g71gb-0-mps-5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071" {
+	if got := r.Holdings[1].Name(); got != "gpu-980fb007-mig-3g71gb-0-mps-5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071" {
 		t.Errorf("got %q", got)
 	}
 	if own := r.OwnDaemon(); len(own) != 1 || own[0].Request != "d" {

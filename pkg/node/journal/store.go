@@ -32,7 +32,7 @@ var keyPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
 // record is a claim's or a GPU's.
 type record interface {
 	// key is the UID that names the record's file.
-	key() string
+	Key() string
 }
 
 // aside is an unreadable file that was renamed.
@@ -75,7 +75,7 @@ func (s *store[R]) get(key string) (R, bool) {
 func (s *store[R]) all() []R {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(s.records), func(a, b R) int { return cmp.Compare(a.key(), b.key()) })
+	return slices.SortedFunc(maps.Values(s.records), func(a, b R) int { return cmp.Compare(a.Key(), b.Key()) })
 }
 
 func (s *store[R]) len() int {
@@ -115,30 +115,30 @@ func (s *store[R]) makeDir() error {
 // Journal.Put.
 func (s *store[R]) put(r R) error {
 	if err := s.write(r); err != nil {
-		return fmt.Errorf("write the journal record of %s %s in %s: %w", s.kind, r.key(), s.dir, explain(err))
+		return fmt.Errorf("write the journal record of %s %s in %s: %w", s.kind, r.Key(), s.dir, explain(err))
 	}
 	return nil
 }
 
 func (s *store[R]) write(r R) error {
-	if !keyPattern.MatchString(r.key()) {
-		return fmt.Errorf("%q can't be a %s's UID", r.key(), s.kind)
+	if !keyPattern.MatchString(r.Key()) {
+		return fmt.Errorf("%q can't be a %s's UID", r.Key(), s.kind)
 	}
 	data, err := encode(r)
 	if err != nil {
 		return err
 	}
-	if err := s.replace(r.key()+recordSuffix, data); err != nil {
+	if err := s.replace(r.Key()+recordSuffix, data); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.records[r.key()] = r
+	s.records[r.Key()] = r
 	s.mu.Unlock()
 	if err := s.syncDir(); err != nil {
 		return err
 	}
 	s.step(s.prefix + "put.durable")
-	return s.clearAside(r.key())
+	return s.clearAside(r.Key())
 }
 
 // replace puts the data on disk beside the file's place, then moves it there.

@@ -6,21 +6,21 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // holder returns the name of the claim that holds the partition, or a share of it,
 // in the journal, "" if none does. A claim whose file can't be read counts as a
 // holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
-	exactly := func(g journal.Grant) bool { return !g.Admin && g.Base() == gpu.Device(p) }
+	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
 	for _, r := range m.Journal.Holders(p, "") {
-		if slices.ContainsFunc(r.Grants, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
+		if slices.ContainsFunc(r.Holdings, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
 			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)
 		}
 	}
 	for _, u := range m.Journal.Unreadable() {
-		if len(u.Record.Grants) == 0 {
+		if len(u.Record.Holdings) == 0 {
 			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", u.ClaimUID, u.Path)
 		}
 	}

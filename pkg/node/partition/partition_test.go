@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -63,7 +64,7 @@ func (n *node) restart(t testing.TB, boot string) *node {
 // hold is the first half of a prepare: the claim's record.
 func (n *node) hold(t testing.TB, d gpu.Device) {
 	t.Helper()
-	r := journal.Record{ClaimUID: uid(d), Namespace: "default", Name: uid(d), BootID: "boot-1", Grants: []journal.Grant{{Device: "d", GPU: d.Parent(), Partition: journal.PartitionOf(d)}}}
+	r := holding.Record{ClaimUID: uid(d), Namespace: "default", Name: uid(d), BootID: "boot-1", Holdings: []holding.Holding{{Device: "d", GPU: d.Parent(), Partition: holding.PartitionOf(d)}}}
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}

@@ -5,12 +5,12 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // watch collects the records that were in force while it lasted.
 type watch struct {
-	records []journal.GPURecord
+	records []holding.GPURecord
 }
 
 // Read returns the result of read without our instances, and with a mode that
@@ -102,7 +102,7 @@ func (m *Manager) unwatch(w *watch) {
 }
 
 // tell adds a record to the watches under way.
-func (m *Manager) tell(r journal.GPURecord) {
+func (m *Manager) tell(r holding.GPURecord) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for w := range m.watches {
@@ -111,7 +111,7 @@ func (m *Manager) tell(r journal.GPURecord) {
 }
 
 // frozen returns the GPU with the facts that it had before its mode was ours.
-func frozen(now gpu.GPU, before []gpu.GPU, r journal.GPURecord) gpu.GPU {
+func frozen(now gpu.GPU, before []gpu.GPU, r holding.GPURecord) gpu.GPU {
 	i := slices.IndexFunc(before, func(g gpu.GPU) bool { return g.UUID == now.UUID })
 	if !r.ModeSwitched || i < 0 || now.MIG == nil || before[i].MIG == nil {
 		return now
@@ -124,7 +124,7 @@ func frozen(now gpu.GPU, before []gpu.GPU, r journal.GPURecord) gpu.GPU {
 }
 
 // without returns the facts without the partitions in the record.
-func without(facts *gpu.MIG, r journal.GPURecord) *gpu.MIG {
+func without(facts *gpu.MIG, r holding.GPURecord) *gpu.MIG {
 	if facts == nil {
 		return nil
 	}
@@ -134,7 +134,7 @@ func without(facts *gpu.MIG, r journal.GPURecord) *gpu.MIG {
 	}
 	left.Instances = nil
 	for _, i := range facts.Instances {
-		if !slices.ContainsFunc(r.Partitions, func(made journal.MadePartition) bool { return agrees(made, i) }) {
+		if !slices.ContainsFunc(r.Partitions, func(made holding.MadePartition) bool { return agrees(made, i) }) {
 			left.Instances = append(left.Instances, i)
 		}
 	}

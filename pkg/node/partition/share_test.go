@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // holdShare is hold for the n-th share of a partition; release is for it.
 func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
-	g := journal.GrantOf("d", gpu.Share{Of: p, Count: 4, Number: number})
-	if err := n.journal.Put(journal.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Grants: []journal.Grant{g}}); err != nil {
+	g := holding.Of("d", gpu.Share{Of: p, Count: 4, Number: number})
+	if err := n.journal.Put(holding.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Holdings: []holding.Holding{g}}); err != nil {
 		t.Fatal(err)
 	}
 	n.journal.SetStaying(shareUID(number))

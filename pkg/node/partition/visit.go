@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -67,7 +67,7 @@ func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(c
 func (v *visit) look(ctx context.Context) error {
 	r, ok := v.m.Journal.GPU(v.uuid)
 	if !ok || r.BootID != v.m.BootID {
-		r = journal.GPURecord{}
+		r = holding.GPURecord{}
 	}
 	// A recorded instance that doesn't exist is given up, so the hardware is read
 	// twice.
@@ -120,7 +120,7 @@ func (v *visit) isClean() bool {
 
 // sortOut compares the record with the hardware. It drops partitions that no
 // longer exist, and intents without an instance.
-func (v *visit) sortOut(r journal.GPURecord) {
+func (v *visit) sortOut(r holding.GPURecord) {
 	v.ours, v.others = nil, slices.Clone(v.mig.Instances)
 	for _, made := range r.Partitions {
 		is := func(i gpu.Instance) bool { return agrees(made, i) }
@@ -136,7 +136,7 @@ func (v *visit) sortOut(r journal.GPURecord) {
 // agrees says whether an instance is the one in a record. Of an intent,
 // profile and place are known, and that nothing was there before. One whose
 // compute instance is gone is still the one: a destruction ended half way.
-func agrees(made journal.MadePartition, i gpu.Instance) bool {
+func agrees(made holding.MadePartition, i gpu.Instance) bool {
 	if i.Profile != made.Profile || i.Placement != (gpu.Placement{Start: made.Start, Size: made.Size}) {
 		return false
 	}
@@ -147,7 +147,7 @@ func agrees(made journal.MadePartition, i gpu.Instance) bool {
 		(i.ComputeInstanceID == gpu.NoComputeInstance || i.ComputeInstanceID == made.Made.ComputeInstanceID && i.UUID == made.Made.UUID)
 }
 
-func partitionOf(uuid gpu.UUID, p journal.Partition) gpu.Partition {
+func partitionOf(uuid gpu.UUID, p holding.Partition) gpu.Partition {
 	return gpu.Partition{GPU: uuid, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
 }
 
@@ -169,8 +169,8 @@ func (v *visit) save() error {
 }
 
 // record returns the GPU's record for the journal.
-func (v *visit) record() journal.GPURecord {
-	r := journal.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
+func (v *visit) record() holding.GPURecord {
+	r := holding.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
 	for _, o := range v.ours {
 		r.Partitions = append(r.Partitions, made(o))
 	}
@@ -178,16 +178,16 @@ func (v *visit) record() journal.GPURecord {
 }
 
 // made returns the record's entry of a partition.
-func made(o own) journal.MadePartition {
-	m := journal.MadePartition{Partition: journal.PartitionOf(o.Partition)}
+func made(o own) holding.MadePartition {
+	m := holding.MadePartition{Partition: holding.PartitionOf(o.Partition)}
 	if i := o.instance; i != nil {
-		m.Made = &journal.MadeInstance{GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID, UUID: i.UUID}
+		m.Made = &holding.MadeInstance{GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID, UUID: i.UUID}
 	}
 	return m
 }
 
-func equal(a, b journal.GPURecord) bool {
-	same := func(a, b journal.MadePartition) bool {
+func equal(a, b holding.GPURecord) bool {
+	same := func(a, b holding.MadePartition) bool {
 		return a.Partition == b.Partition && (a.Made == nil) == (b.Made == nil) && (a.Made == nil || *a.Made == *b.Made)
 	}
 	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)

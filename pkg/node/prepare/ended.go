@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // reasonInUse is the reason of the warning that a claim can't be unprepared yet.
@@ -18,7 +18,7 @@ const reasonInUse = "DevicesStillInUse"
 
 // ended waits until no process is left of any pod that used the claim. No lock but
 // the claim's is held meanwhile.
-func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, r journal.Record) error {
+func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
 	_, recorded := p.Journal.Get(r.ClaimUID)
 	switch {
 	case !recorded && !p.Journal.IsUnreadable(r.ClaimUID):
@@ -35,14 +35,14 @@ func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, 
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeGrants(r.Grants), err)
+	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeGrants(r.Holdings), err)
 	p.Warn(c, reasonInUse, err.Error())
 	return err
 }
 
 // allLost reports whether all GPUs are lost that the record holds something of.
-func (p *Preparer) allLost(r journal.Record) bool {
-	return len(held(r)) > 0 && !slices.ContainsFunc(r.Grants, func(g journal.Grant) bool { return !g.Admin && !p.isLost(g.Device) })
+func (p *Preparer) allLost(r holding.Record) bool {
+	return len(held(r)) > 0 && !slices.ContainsFunc(r.Holdings, func(g holding.Holding) bool { return !g.Admin && !p.isLost(g.Device) })
 }
 
 func (p *Preparer) isLost(name gpu.DeviceName) bool {
@@ -51,7 +51,7 @@ func (p *Preparer) isLost(name gpu.DeviceName) bool {
 }
 
 // podsOf are the pods that the record names.
-func podsOf(r journal.Record) []kubeletplugin.NamespacedObject {
+func podsOf(r holding.Record) []kubeletplugin.NamespacedObject {
 	pods := make([]kubeletplugin.NamespacedObject, 0, len(r.Pods))
 	for _, pod := range r.Pods {
 		pods = append(pods, kubeletplugin.NamespacedObject{

@@ -14,7 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
@@ -95,7 +95,7 @@ func TestUnprepareWaitsForPods(t *testing.T) {
 	}
 	mustPrepare(t, f, c)
 	r, _ := f.journal.Get("a")
-	if diff := cmp.Diff([]journal.Pod{{UID: podUID, Name: "worker"}}, r.Pods); diff != "" {
+	if diff := cmp.Diff([]holding.Pod{{UID: podUID, Name: "worker"}}, r.Pods); diff != "" {
 		t.Errorf("recorded pods (-want +got):\n%s", diff)
 	}
 	err := unprepareUntil(t, f, c, 50*time.Millisecond)
@@ -116,7 +116,7 @@ func TestPreparedAgainRecordsPodsThatJoined(t *testing.T) {
 		mustPrepare(t, f, c)
 	}
 	r, _ := f.journal.Get("a")
-	if diff := cmp.Diff([]journal.Pod{{UID: "1", Name: "p1"}, {UID: "2", Name: "p2"}}, r.Pods); diff != "" {
+	if diff := cmp.Diff([]holding.Pod{{UID: "1", Name: "p1"}, {UID: "2", Name: "p2"}}, r.Pods); diff != "" {
 		t.Errorf("recorded pods (-want +got):\n%s", diff)
 	}
 }

@@ -35,7 +35,7 @@ func TestAShareOfAllIsTheWhole(t *testing.T) {
 			if len(devices) != 1 || devices[0].DeviceName != gpu0+"-mps" || devices[0].ShareID == nil {
 				t.Errorf("the kubelet is told of %+v", devices)
 			}
-			grant := f.Journal.All()[0].Grants[0]
+			grant := f.Journal.All()[0].Holdings[0]
 			if _, whole := grant.Of().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
 				t.Errorf("got %+v", grant)
 			}

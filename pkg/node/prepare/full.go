@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // full is a GPU, or a partition, whose MPS shares would have more memory together
@@ -18,18 +18,18 @@ type full struct {
 	// wanted by the claim, taken by the sharers, and there, in MiB.
 	wanted, taken, there int64
 	// sharers are the other claims with shares of it, ordered by claim UID.
-	sharers []journal.Record
+	sharers []holding.Record
 }
 
 // full returns the first device without enough memory for the claim's shares; nil if
 // all have enough. The scheduler counts the same, so memory is missing only where
 // claims are allocated faster than others are unprepared, or where facts have
 // changed since.
-func (p *Preparer) full(want journal.Record) *full {
+func (p *Preparer) full(want holding.Record) *full {
 	if have, again := p.Journal.Get(want.ClaimUID); again && have.BootID == p.BootID {
 		return nil // its devices are already recorded
 	}
-	for _, g := range want.Grants {
+	for _, g := range want.Holdings {
 		if g.Admin || g.Share == nil {
 			continue
 		}
@@ -56,7 +56,7 @@ func (p *Preparer) full(want journal.Record) *full {
 // claim couldn't have as much if they all were, and when the time is up.
 func (p *Preparer) waitForRoom(ctx context.Context, w *wait, f *full, released <-chan struct{}) error {
 	var unknown error
-	var leaving []journal.Record
+	var leaving []holding.Record
 	for _, h := range f.sharers {
 		standing, err := p.look(w, h)
 		switch {

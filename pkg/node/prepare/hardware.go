@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // makeDevices creates the partitions of a recorded claim, and sets up its daemons
 // and settings. On an error, the created parts stay.
-func (p *Preparer) makeDevices(ctx context.Context, r journal.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
+func (p *Preparer) makeDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
 	if err := p.awaitEnds(ctx, r); err != nil {
 		return nil, err
 	}
-	made, err := p.makeAll(ctx, r.Grants)
+	made, err := p.makeAll(ctx, r.Holdings)
 	if err != nil {
 		return nil, err
 	}
@@ -27,8 +27,8 @@ func (p *Preparer) makeDevices(ctx context.Context, r journal.Record) (map[gpu.D
 	if err != nil {
 		return nil, err
 	}
-	given := make(map[gpu.DeviceName]gpu.Prepared, len(r.Grants))
-	for _, g := range r.Grants {
+	given := make(map[gpu.DeviceName]gpu.Prepared, len(r.Holdings))
+	for _, g := range r.Holdings {
 		d := made[g.Device]
 		d.Name, d.ShareID = g.Device, g.ShareID
 		if d.MPS, err = clientOf(r, g, clients[g.Device]); err != nil {
@@ -43,9 +43,9 @@ func (p *Preparer) makeDevices(ctx context.Context, r journal.Record) (map[gpu.D
 
 // awaitEnds waits for the ends of MPS daemons on GPUs that the claim is to have
 // partitions of: they are in the way of a change of the MIG mode.
-func (p *Preparer) awaitEnds(ctx context.Context, r journal.Record) error {
-	for _, g := range r.Grants {
-		if g.Admin || g.Partition == (journal.Partition{}) {
+func (p *Preparer) awaitEnds(ctx context.Context, r holding.Record) error {
+	for _, g := range r.Holdings {
+		if g.Admin || g.Partition == (holding.Partition{}) {
 			continue
 		}
 		if err := p.Sharing.AwaitEnds(ctx, g.GPU); err != nil {
@@ -57,7 +57,7 @@ func (p *Preparer) awaitEnds(ctx context.Context, r journal.Record) error {
 
 // makeAll has the hardware make what grants are of, by device: different GPUs at
 // once, one GPU in order.
-func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu.DeviceName]gpu.Prepared, error) {
+func (p *Preparer) makeAll(ctx context.Context, grants []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
 	given := make(map[gpu.DeviceName]gpu.Prepared, len(grants))
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
@@ -88,7 +88,7 @@ func (p *Preparer) makeAll(ctx context.Context, grants []journal.Grant) (map[gpu
 }
 
 // makeOne returns the instance that a partition is; zero for a whole GPU.
-func (p *Preparer) makeOne(ctx context.Context, g journal.Grant) (gpu.Instance, error) {
+func (p *Preparer) makeOne(ctx context.Context, g holding.Holding) (gpu.Instance, error) {
 	switch d := g.Base().(type) {
 	case gpu.Whole:
 		if g.Admin {
@@ -108,7 +108,7 @@ func (p *Preparer) makeOne(ctx context.Context, g journal.Grant) (gpu.Instance, 
 }
 
 // join sets up what the claim shares, if it shares anything.
-func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	if !r.Shares() {
 		return nil, nil //nolint:nilnil // no clients
 	}
@@ -123,12 +123,12 @@ func (p *Preparer) join(ctx context.Context, r journal.Record, made map[gpu.Devi
 // ensureUnshared ensures that the GPUs that the claim has to itself are as they were
 // before others shared them: a setting that could not be restored when those left
 // would affect the claim's processes.
-func (p *Preparer) ensureUnshared(ctx context.Context, r journal.Record) error {
+func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	if r.Shares() { // its GPUs were joined
 		return nil
 	}
 	var alone []gpu.UUID
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		if !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
 			alone = append(alone, g.GPU)
 		}
@@ -144,7 +144,7 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r journal.Record) error {
 
 // clientOf returns the paths and limits of the claim's containers as clients of
 // the grant's MPS daemon; nil if the grant has no MPS.
-func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.MPSClient, error) {
+func clientOf(r holding.Record, g holding.Holding, reached *gpu.MPSClient) (*gpu.MPSClient, error) {
 	if g.MPS == nil || g.Admin {
 		return nil, nil //nolint:nilnil // not a client
 	}
@@ -164,7 +164,7 @@ func clientOf(r journal.Record, g journal.Grant, reached *gpu.MPSClient) (*gpu.M
 
 // leaveShared stops the daemons and restores the settings that no remaining claim
 // needs. For a claim whose record can't be read these are unknown.
-func (p *Preparer) leaveShared(ctx context.Context, r journal.Record) error {
+func (p *Preparer) leaveShared(ctx context.Context, r holding.Record) error {
 	if !r.Shares() && !p.Journal.IsUnreadable(r.ClaimUID) {
 		return nil
 	}
@@ -177,12 +177,12 @@ func (p *Preparer) leaveShared(ctx context.Context, r journal.Record) error {
 
 // byGPU returns each granted device once, by GPU; on a GPU those that are held
 // come first, because an administrator may look at what the same claim holds.
-func byGPU(grants []journal.Grant) map[gpu.UUID][]journal.Grant {
-	devices := map[gpu.UUID][]journal.Grant{}
+func byGPU(grants []holding.Holding) map[gpu.UUID][]holding.Holding {
+	devices := map[gpu.UUID][]holding.Holding{}
 	for _, admin := range []bool{false, true} {
 		for _, g := range grants {
 			of := devices[g.GPU]
-			same := func(other journal.Grant) bool { return other.Device == g.Device }
+			same := func(other holding.Holding) bool { return other.Device == g.Device }
 			if g.Admin == admin && !slices.ContainsFunc(of, same) {
 				devices[g.GPU] = append(of, g)
 			}
@@ -194,7 +194,7 @@ func byGPU(grants []journal.Grant) map[gpu.UUID][]journal.Grant {
 // release gives up the partitions that the claim holds, but for those that another
 // claim has a share of: different GPUs at once, one GPU in order. A failure of one
 // doesn't stop the others; errors name the partition.
-func (p *Preparer) release(ctx context.Context, r journal.Record) error {
+func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 	var mu sync.Mutex
 	var errs []error
 	var wg sync.WaitGroup
@@ -214,12 +214,12 @@ func (p *Preparer) release(ctx context.Context, r journal.Record) error {
 	return errors.Join(errs...)
 }
 
-func (p *Preparer) releaseOne(ctx context.Context, r journal.Record, d gpu.Partition) error {
+func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
 	if p.Journal.InUse(d) {
 		return nil
 	}
-	shared := func(g journal.Grant) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
-	if slices.ContainsFunc(r.Grants, shared) {
+	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
+	if slices.ContainsFunc(r.Holdings, shared) {
 		// Another claim with a share of the partition may be leaving too; the MPS daemon
 		// has to stop before the partition is destroyed.
 		if err := p.leaveShared(ctx, r); err != nil {
@@ -231,7 +231,7 @@ func (p *Preparer) releaseOne(ctx context.Context, r journal.Record, d gpu.Parti
 
 // heldPartitions returns the partitions that the record holds, or holds shares
 // of, by GPU.
-func heldPartitions(r journal.Record) map[gpu.UUID][]gpu.Partition {
+func heldPartitions(r holding.Record) map[gpu.UUID][]gpu.Partition {
 	partitions := map[gpu.UUID][]gpu.Partition{}
 	for _, d := range held(r) {
 		part, ok := gpu.Base(d).(gpu.Partition)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
@@ -33,7 +33,7 @@ var ErrHeld = errors.New("device held by another claim")
 // lockFree locks the claim and the GPUs it is to hold, once no other claim holds any
 // of its devices and the memory for its shares is free. It returns one function
 // that unlocks the claim, and one that unlocks the GPUs.
-func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, unlockGPUs func(), _ error) {
+func (p *Preparer) lockFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
 	var gpus []string
 	for _, uuid := range heldGPUs(want) {
 		gpus = append(gpus, gpuKey(uuid))
@@ -66,9 +66,9 @@ func (p *Preparer) lockFree(ctx context.Context, want journal.Record) (unlock, u
 }
 
 // held returns the devices that the record holds.
-func held(r journal.Record) []gpu.Device {
+func held(r holding.Record) []gpu.Device {
 	var devices []gpu.Device
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		if !g.Admin {
 			devices = append(devices, g.Of())
 		}
@@ -78,7 +78,7 @@ func held(r journal.Record) []gpu.Device {
 
 // heldGPUs returns the GPUs that the record holds something of, sorted, each
 // once.
-func heldGPUs(r journal.Record) []gpu.UUID {
+func heldGPUs(r holding.Record) []gpu.UUID {
 	var uuids []gpu.UUID
 	for _, d := range held(r) {
 		uuids = append(uuids, d.Parent())
@@ -89,19 +89,19 @@ func heldGPUs(r journal.Record) []gpu.UUID {
 
 // holders returns the other claims that hold what the claim is to hold,
 // ordered by claim UID.
-func (p *Preparer) holders(want journal.Record) []journal.Record {
-	var holders []journal.Record
+func (p *Preparer) holders(want holding.Record) []holding.Record {
+	var holders []holding.Record
 	for _, d := range held(want) {
 		holders = append(holders, p.Journal.Holders(d, want.ClaimUID)...)
 	}
-	byUID := func(a, b journal.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
+	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)
-	return slices.CompactFunc(holders, func(a, b journal.Record) bool { return a.ClaimUID == b.ClaimUID })
+	return slices.CompactFunc(holders, func(a, b holding.Record) bool { return a.ClaimUID == b.ClaimUID })
 }
 
 // wait is the state of one call's wait for devices.
 type wait struct {
-	want    journal.Record
+	want    holding.Record
 	start   time.Time
 	ctx     context.Context // ends a margin before the call's deadline
 	cancel  context.CancelFunc
@@ -126,7 +126,7 @@ func withMargin(ctx context.Context) (context.Context, context.CancelFunc) {
 // waitFor returns nil when it is worth looking again whether the holders still
 // hold anything. It returns an error at once if one of them has a right to its
 // device, and when the time is up.
-func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []journal.Record, released <-chan struct{}) error {
+func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []holding.Record, released <-chan struct{}) error {
 	var unknown error
 	for _, h := range holders {
 		standing, err := p.look(w, h)
@@ -146,7 +146,7 @@ func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []journal.Recor
 }
 
 // look asks for a holder's standing, once per wait unless it could not be told.
-func (p *Preparer) look(w *wait, h journal.Record) (Standing, error) {
+func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
 	if s, ok := w.leaving[h.ClaimUID]; ok {
 		return s, nil
 	}
@@ -154,7 +154,7 @@ func (p *Preparer) look(w *wait, h journal.Record) (Standing, error) {
 		return Standing{}, errors.New("its journal record can't be read")
 	}
 	holder := Holder{UID: types.UID(h.ClaimUID), Namespace: h.Namespace, Name: h.Name}
-	for _, g := range h.Grants {
+	for _, g := range h.Holdings {
 		if !g.Admin {
 			holder.Devices = append(holder.Devices, g.Device)
 		}
@@ -168,7 +168,7 @@ func (p *Preparer) look(w *wait, h journal.Record) (Standing, error) {
 }
 
 // sleep waits until something is released, or it is time to ask again.
-func (w *wait) sleep(h journal.Record, unknown error, released <-chan struct{}) error {
+func (w *wait) sleep(h holding.Record, unknown error, released <-chan struct{}) error {
 	klog.FromContext(w.ctx).V(4).Info("Waiting for a claim to release its devices",
 		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.leaving[h.ClaimUID].Reason, "err", unknown)
 	var again <-chan time.Time
@@ -188,7 +188,7 @@ func (w *wait) sleep(h journal.Record, unknown error, released <-chan struct{}) 
 }
 
 // timeout returns the error after waiting for a claim's release.
-func (w *wait) timeout(h journal.Record, unknown error) error {
+func (w *wait) timeout(h holding.Record, unknown error) error {
 	if cause := context.Cause(w.ctx); !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
@@ -203,7 +203,7 @@ func (w *wait) timeout(h journal.Record, unknown error) error {
 // forget takes back what is left of a claim that nothing in the cluster wants
 // prepared, and that the kubelet had prepared in an earlier boot only: none of
 // its containers can be running.
-func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
+func (p *Preparer) forget(ctx context.Context, holder holding.Record) error {
 	unlock, err := p.locks.lock(ctx, claimKey(holder.ClaimUID))
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the holder: %w", err)
@@ -221,16 +221,16 @@ func (p *Preparer) forget(ctx context.Context, holder journal.Record) error {
 }
 
 // describeHolder names a holder and its devices.
-func describeHolder(h journal.Record) string {
+func describeHolder(h holding.Record) string {
 	name := h.Namespace + "/" + h.Name
 	if h.Name == "" {
 		name = "with UID " + h.ClaimUID
 	}
-	return fmt.Sprintf("claim %s holds %s", name, describeGrants(h.Grants))
+	return fmt.Sprintf("claim %s holds %s", name, describeGrants(h.Holdings))
 }
 
 // describeGrants lists the devices.
-func describeGrants(grants []journal.Grant) string {
+func describeGrants(grants []holding.Holding) string {
 	var names []string
 	for _, g := range grants {
 		names = append(names, string(g.Device))

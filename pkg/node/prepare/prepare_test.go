@@ -218,7 +218,7 @@ func checkPartitions(t testing.TB, f *fixture) {
 	t.Helper()
 	held := []gpu.Partition{}
 	for _, r := range f.Journal.All() {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID && !slices.Contains(held, p) {
 				held = append(held, p)
 			}

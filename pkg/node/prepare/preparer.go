@@ -14,6 +14,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -22,7 +23,7 @@ type CDI interface {
 	// Write puts the claim's spec on disk completely (atomically) and returns the CDI
 	// device ids that a container using the device needs: those that all claims
 	// share, and the claim's own. Devices go by the names of their grants
-	// (journal.Grant.Name). It fails, naming the path, if a device node, a library or
+	// (holding.Holding.Name). It fails, naming the path, if a device node, a library or
 	// a directory in the spec isn't on the host. Idempotent.
 	Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error)
 	// Remove is idempotent; nil when there is no spec.
@@ -249,7 +250,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 // hardware, and the record keeps the devices from others. It returns the record
 // that is in force, whether the claim may have been prepared before, and the
 // function that unlocks the claim.
-func (p *Preparer) reserve(ctx context.Context, want journal.Record) (r journal.Record, before bool, unlock func(), _ error) {
+func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.Record, before bool, unlock func(), _ error) {
 	unlock, unlockGPUs, err := p.lockFree(ctx, want)
 	if err != nil {
 		return r, false, nil, err
@@ -267,12 +268,12 @@ func (p *Preparer) reserve(ctx context.Context, want journal.Record) (r journal.
 
 // remember writes the record, unless it is there already, and returns the one
 // that is there.
-func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool, _ error) {
+func (p *Preparer) remember(want holding.Record) (_ holding.Record, before bool, _ error) {
 	have, again := p.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.BootID {
-		if !slices.EqualFunc(have.Grants, want.Grants, journal.Grant.Same) {
+		if !slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same) {
 			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
-				describeGrants(want.Grants), describeGrants(have.Grants))
+				describeGrants(want.Holdings), describeGrants(have.Holdings))
 		}
 		return have, true, p.addPods(&have, want.Pods)
 	}
@@ -290,8 +291,8 @@ func (p *Preparer) remember(want journal.Record) (_ journal.Record, before bool,
 }
 
 // addPods records pods that use the claim since it was prepared.
-func (p *Preparer) addPods(r *journal.Record, pods []journal.Pod) error {
-	var more []journal.Pod
+func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
+	var more []holding.Pod
 	for _, pod := range pods {
 		if !slices.Contains(r.Pods, pod) {
 			more = append(more, pod)
@@ -306,7 +307,7 @@ func (p *Preparer) addPods(r *journal.Record, pods []journal.Pod) error {
 
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
-func (p *Preparer) realize(ctx context.Context, r journal.Record, before bool) (map[gpu.DeviceName][]string, error) {
+func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
 	devices, err := p.makeDevices(ctx, r)
 	if err == nil {
 		err = p.ensureUnshared(ctx, r)
@@ -325,9 +326,9 @@ func (p *Preparer) realize(ctx context.Context, r journal.Record, before bool) (
 
 // notifyPrepared passes on what a claim was given whose devices' attributes don't say
 // it all.
-func (p *Preparer) notifyPrepared(r journal.Record, devices map[gpu.DeviceName]gpu.Prepared) {
-	hasNews := func(g journal.Grant) bool { return g.Partition != journal.Partition{} || g.MPS != nil }
-	if slices.ContainsFunc(r.Grants, hasNews) {
+func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]gpu.Prepared) {
+	hasNews := func(g holding.Holding) bool { return g.Partition != holding.Partition{} || g.MPS != nil }
+	if slices.ContainsFunc(r.Holdings, hasNews) {
 		p.OnPrepared(kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 		}, devices)
@@ -351,7 +352,7 @@ const undoWithin = 30 * time.Second
 // withdraw removes the spec and the mark. When ended has returned nil, it removes
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
-func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(journal.Record) error) error {
+func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(holding.Record) error) error {
 	p.Journal.SetUnpreparing(claimUID)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
@@ -376,7 +377,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(jou
 }
 
 // unused is the ended function of claims that no container can have.
-func unused(journal.Record) error { return nil }
+func unused(holding.Record) error { return nil }
 
 // drop removes the record.
 func (p *Preparer) drop(claimUID string) error {
@@ -405,13 +406,13 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.withdraw(ctx, string(c.UID), func(r journal.Record) error { return p.ended(ctx, c, r) })
+	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.ended(ctx, c, r) })
 }
 
 // results returns the answer to the kubelet.
-func (p *Preparer) results(r journal.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
-	devices := make([]kubeletplugin.Device, 0, len(r.Grants))
-	for _, g := range r.Grants {
+func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
+	devices := make([]kubeletplugin.Device, 0, len(r.Holdings))
+	for _, g := range r.Holdings {
 		d := kubeletplugin.Device{
 			Requests:     []string{g.Request},
 			PoolName:     p.Pool,

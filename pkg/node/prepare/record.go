@@ -9,7 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // resolve finds a device that a request was given on this node, with its GPU's
@@ -24,8 +24,8 @@ func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu
 
 // record returns the claim's journal record, from which all else follows. It refuses
 // grants that no container could use.
-func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant) (journal.Record, error) {
-	r := journal.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID, Pods: reservedFor(c)}
+func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant) (holding.Record, error) {
+	r := holding.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.BootID, Pods: reservedFor(c)}
 	placed := make([]claim.Placed, 0, len(grants))
 	for _, g := range grants {
 		device, facts, err := p.resolve(g.Request, g.Device)
@@ -38,22 +38,22 @@ func (p *Preparer) record(c *resourceapi.ResourceClaim, grants []claim.Grant) (j
 		return r, err
 	}
 	for _, g := range placed {
-		grant := journal.GrantOf(g.Device, g.Of)
+		grant := holding.Of(g.Device, g.Of)
 		grant.Request, grant.Admin, grant.ShareID, grant.TimeSlice = g.Request, g.Admin, g.ShareID, string(g.TimeSlice)
 		if g.Limits != nil {
-			grant.MPS = &journal.MPS{ThreadPercentage: g.Limits.ThreadPercentage, MemoryMiB: g.Limits.MemoryMiB}
+			grant.MPS = &holding.MPS{ThreadPercentage: g.Limits.ThreadPercentage, MemoryMiB: g.Limits.MemoryMiB}
 		}
-		r.Grants = append(r.Grants, grant)
+		r.Holdings = append(r.Holdings, grant)
 	}
 	return r, nil
 }
 
 // reservedFor returns the pods that a claim is reserved for.
-func reservedFor(c *resourceapi.ResourceClaim) []journal.Pod {
-	var pods []journal.Pod
+func reservedFor(c *resourceapi.ResourceClaim) []holding.Pod {
+	var pods []holding.Pod
 	for _, ref := range c.Status.ReservedFor {
 		if ref.APIGroup == corev1.GroupName && ref.Resource == "pods" {
-			pods = append(pods, journal.Pod{UID: string(ref.UID), Name: ref.Name})
+			pods = append(pods, holding.Pod{UID: string(ref.UID), Name: ref.Name})
 		}
 	}
 	return pods
@@ -61,7 +61,7 @@ func reservedFor(c *resourceapi.ResourceClaim) []journal.Pod {
 
 // lastRecord returns the claim's record. Of an unreadable record it rebuilds each
 // grant from the device's name; its limits are unknown, so MPS is nil.
-func (p *Preparer) lastRecord(claimUID string) journal.Record {
+func (p *Preparer) lastRecord(claimUID string) holding.Record {
 	if r, ok := p.Journal.Get(claimUID); ok {
 		return r
 	}
@@ -70,17 +70,17 @@ func (p *Preparer) lastRecord(claimUID string) journal.Record {
 			continue
 		}
 		r := u.Record
-		r.Grants = slices.Clone(r.Grants)
-		for i, g := range r.Grants {
+		r.Holdings = slices.Clone(r.Holdings)
+		for i, g := range r.Holdings {
 			if d, _, err := p.Inventory.Device(g.Device); err == nil {
-				r.Grants[i] = journal.GrantOf(g.Device, d)
-				r.Grants[i].Request, r.Grants[i].Admin = g.Request, g.Admin
-				if r.Grants[i].Share != nil {
-					r.Grants[i].MPS = &journal.MPS{} // which every share has
+				r.Holdings[i] = holding.Of(g.Device, d)
+				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
+				if r.Holdings[i].Share != nil {
+					r.Holdings[i].MPS = &holding.MPS{} // which every share has
 				}
 			}
 		}
 		return r
 	}
-	return journal.Record{ClaimUID: claimUID}
+	return holding.Record{ClaimUID: claimUID}
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // Recover makes the node agree with the journal again. It creates missing partitions
@@ -41,7 +41,7 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // are being prepared or unprepared, or that wait for the kubelet's next call. It may be
 // called often: if nothing is missing, it only lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
-	prepared := slices.DeleteFunc(p.Journal.All(), func(r journal.Record) bool { return r.AwaitsKubelet(p.BootID) || p.isBusy(r.ClaimUID) })
+	prepared := slices.DeleteFunc(p.Journal.All(), func(r holding.Record) bool { return r.AwaitsKubelet(p.BootID) || p.isBusy(r.ClaimUID) })
 	specs, err := p.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
@@ -50,7 +50,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 		part, ok := gpu.Base(d).(gpu.Partition)
 		return ok && gone(part)
 	}
-	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r journal.Record) bool {
+	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r holding.Record) bool {
 		return slices.Contains(specs, r.ClaimUID) && !slices.ContainsFunc(held(r), isGone)
 	}))
 }
@@ -67,7 +67,7 @@ const restoreAtOnce = 32
 
 // restoreAll restores prepared claims; the error is of all that fail, in the
 // order of the records.
-func (p *Preparer) restoreAll(ctx context.Context, records []journal.Record) error {
+func (p *Preparer) restoreAll(ctx context.Context, records []holding.Record) error {
 	errs := make([]error, len(records))
 	var group errgroup.Group
 	group.SetLimit(restoreAtOnce)
@@ -124,8 +124,8 @@ func (p *Preparer) removeSpec(claimUID string) error {
 
 // resolvable is an error where the node doesn't have all of the record's devices
 // now.
-func (p *Preparer) resolvable(r journal.Record) error {
-	for _, g := range r.Grants {
+func (p *Preparer) resolvable(r holding.Record) error {
+	for _, g := range r.Holdings {
 		if _, _, err := p.resolve(g.Request, g.Device); err != nil {
 			return err
 		}

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // Sharing sets up MPS daemons, compute modes and time slices for claims that share
@@ -19,7 +19,7 @@ type Sharing interface {
 	// whose grant has MPS: the directories; the limits in the answer don't count,
 	// those of the record do. A grant without MPS has no entry. Idempotent. After an
 	// error, Leave stops the daemons and restores the settings of an incomplete Join.
-	Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error)
+	Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error)
 	// EnsureUnshared returns nil when no daemon or setting of claims is left on the
 	// GPUs; an error while there is one. Idempotent.
 	EnsureUnshared(ctx context.Context, gpus ...gpu.UUID) error
@@ -28,7 +28,7 @@ type Sharing interface {
 	// claims had is left on their partitions, which may be destroyed. The end of one on
 	// whole GPUs has begun, and no crash stops it: Join and AwaitEnds wait for it.
 	// Idempotent.
-	Leave(ctx context.Context, r journal.Record) error
+	Leave(ctx context.Context, r holding.Record) error
 	// AwaitEnds returns when no MPS daemon is on the GPU as a whole any more that no
 	// claim needs.
 	AwaitEnds(ctx context.Context, uuid gpu.UUID) error

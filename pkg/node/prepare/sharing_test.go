@@ -21,7 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
@@ -420,7 +420,7 @@ func TestJoinFails(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
 	away := errors.New("the MPS supervisor isn't there: look at the DaemonSet tessera-mps")
-	fail := func(_ context.Context, op string, _ journal.Record) error {
+	fail := func(_ context.Context, op string, _ holding.Record) error {
 		if op == "join" {
 			return away
 		}
@@ -446,7 +446,7 @@ func TestNotAsItWas(t *testing.T) {
 	f := newFixture(t, 2)
 	c, p := newClaim("c", result("gpu", 0)), newClaim("p", part("p", 1, "3g.40gb", 4))
 	exclusive := errors.New("its compute mode can't be put back")
-	f.sharing.Fail = func(context.Context, string, journal.Record) error { return exclusive }
+	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
 	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, exclusive) {
 		t.Errorf("got %v, want %v", err, exclusive)
 	}
@@ -456,7 +456,7 @@ func TestNotAsItWas(t *testing.T) {
 	f.sharing.Fail = nil
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c", "look", "p")
-	f.sharing.Fail = func(context.Context, string, journal.Record) error { return exclusive }
+	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
 	mustUnprepare(t, f, c)
 }
 
@@ -467,7 +467,7 @@ func TestLeaveFails(t *testing.T) {
 	mustPrepare(t, f, c)
 	mustPrepare(t, f, d)
 	away := errors.New("the MPS supervisor isn't there")
-	f.sharing.Fail = func(context.Context, string, journal.Record) error { return away }
+	f.sharing.Fail = func(context.Context, string, holding.Record) error { return away }
 	for _, one := range []*resourceapi.ResourceClaim{c, d} {
 		if err := f.Unprepare(testContext(t), named(one)); !errors.Is(err, away) {
 			t.Errorf("got %v, want %v", err, away)
@@ -502,7 +502,7 @@ func TestRecoverShares(t *testing.T) {
 	f.journal.Close()
 	f.node.Reboot() // the driver was reloaded
 	f = start(t, f.node, "boot-1", nil)
-	f.sharing.Fail = func(_ context.Context, _ string, r journal.Record) error {
+	f.sharing.Fail = func(_ context.Context, _ string, r holding.Record) error {
 		if r.ClaimUID == "a" {
 			return errors.New("the MPS daemon ends at once")
 		}
@@ -597,7 +597,7 @@ func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 	c := newClaim("c", share("s", 0, 4, 0))
 	mustPrepare(t, f, c)
 	r, _ := f.journal.Get("c")
-	r.Grants[0].MPS = &journal.MPS{ThreadPercentage: 24, MemoryMiB: 20000}
+	r.Holdings[0].MPS = &holding.MPS{ThreadPercentage: 24, MemoryMiB: 20000}
 	if err := f.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}

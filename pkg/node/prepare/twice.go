@@ -5,13 +5,13 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // allocatedTwice explains why the scheduler has allocated the same silicon to
 // both claims, where one of them has a share that can be allocated several times:
 // older schedulers don't charge counters for these. It is empty otherwise.
-func allocatedTwice(want, holder journal.Record) string {
+func allocatedTwice(want, holder holding.Record) string {
 	for _, d := range held(want) {
 		for _, h := range held(holder) {
 			if d != h && gpu.Conflict(d, h) && (isMultiple(d) || isMultiple(h)) {

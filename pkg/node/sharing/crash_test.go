@@ -10,7 +10,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -34,7 +34,7 @@ func (d *death) step(name string) {
 
 // scenario is an operation and its preconditions.
 type scenario struct {
-	before []journal.Record
+	before []holding.Record
 	do     func(*testing.T, *node)
 	// steps is the least number of steps it must have, so that a test that
 	// does nothing is noticed.
@@ -42,7 +42,7 @@ type scenario struct {
 }
 
 func scenarios() map[string]scenario {
-	prepare := func(r journal.Record) func(*testing.T, *node) {
+	prepare := func(r holding.Record) func(*testing.T, *node) {
 		return func(t *testing.T, n *node) { n.prepare(t, r) }
 	}
 	unprepare := func(uid string) func(*testing.T, *node) {
@@ -52,20 +52,20 @@ func scenarios() map[string]scenario {
 	two := claim("two", wholeMPS(gpu0, 10), wholeMPS(gpu1, 20))
 	return map[string]scenario{
 		"first share":           {do: prepare(a), steps: 12},
-		"another share":         {before: []journal.Record{b}, do: prepare(a), steps: 6},
-		"a larger share":        {before: []journal.Record{claim("b", some(gpu0, 1, 1))}, do: prepare(claim("a", some(gpu0, 2, 2))), steps: 6},
+		"another share":         {before: []holding.Record{b}, do: prepare(a), steps: 6},
+		"a larger share":        {before: []holding.Record{claim("b", some(gpu0, 1, 1))}, do: prepare(claim("a", some(gpu0, 2, 2))), steps: 6},
 		"share of a partition":  {do: prepare(claim("a", ofPartition(gpu0, 0))), steps: 6},
 		"MPS over two GPUs":     {do: prepare(two), steps: 18},
 		"time slice":            {do: prepare(claim("a", wholeSlice(gpu0, "Long"))), steps: 10},
-		"replica":               {before: []journal.Record{claim("b", replica(gpu0, 1))}, do: prepare(claim("a", replica(gpu0, 0), replica(gpu1, 0))), steps: 10},
-		"last share leaves":     {before: []journal.Record{a}, do: unprepare("a"), steps: 8},
-		"a share leaves":        {before: []journal.Record{a, b}, do: unprepare("a"), steps: 2},
-		"the largest leaves":    {before: []journal.Record{claim("a", some(gpu0, 2, 2)), claim("b", some(gpu0, 1, 1))}, do: unprepare("a"), steps: 4},
-		"a partition's leaves":  {before: []journal.Record{claim("a", ofPartition(gpu0, 0))}, do: unprepare("a"), steps: 4},
-		"MPS over two GPUs off": {before: []journal.Record{two}, do: unprepare("two"), steps: 10},
-		"time slice off":        {before: []journal.Record{claim("a", wholeSlice(gpu0, "Long"))}, do: unprepare("a"), steps: 6},
+		"replica":               {before: []holding.Record{claim("b", replica(gpu0, 1))}, do: prepare(claim("a", replica(gpu0, 0), replica(gpu1, 0))), steps: 10},
+		"last share leaves":     {before: []holding.Record{a}, do: unprepare("a"), steps: 8},
+		"a share leaves":        {before: []holding.Record{a, b}, do: unprepare("a"), steps: 2},
+		"the largest leaves":    {before: []holding.Record{claim("a", some(gpu0, 2, 2)), claim("b", some(gpu0, 1, 1))}, do: unprepare("a"), steps: 4},
+		"a partition's leaves":  {before: []holding.Record{claim("a", ofPartition(gpu0, 0))}, do: unprepare("a"), steps: 4},
+		"MPS over two GPUs off": {before: []holding.Record{two}, do: unprepare("two"), steps: 10},
+		"time slice off":        {before: []holding.Record{claim("a", wholeSlice(gpu0, "Long"))}, do: unprepare("a"), steps: 6},
 		"a daemon dies and is back": {
-			before: []journal.Record{a},
+			before: []holding.Record{a},
 			do: func(t *testing.T, n *node) {
 				n.machine.do(func() {
 					s := n.machine.daemons["gpu-980fb007"]
@@ -79,7 +79,7 @@ func scenarios() map[string]scenario {
 			},
 			steps: 9,
 		},
-		"replica off": {before: []journal.Record{claim("a", replica(gpu0, 0))}, do: unprepare("a"), steps: 6},
+		"replica off": {before: []holding.Record{claim("a", replica(gpu0, 0))}, do: unprepare("a"), steps: 6},
 	}
 }
 
@@ -167,12 +167,12 @@ func checkInvariants(t *testing.T, n *node) {
 	t.Helper()
 	daemons, exclusive, sliced := map[string]bool{}, map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	for _, r := range n.journal.All() {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			switch {
 			case r.BootID != n.boot:
 			case g.Share == nil && g.MPS != nil:
 				daemons["claim-"+r.ClaimUID], exclusive[g.GPU] = true, true
-			case g.Partition != (journal.Partition{}):
+			case g.Partition != (holding.Partition{}):
 				daemons[fmt.Sprintf("%s-mig-1g18gb-%d", name(g.GPU), g.Partition.Start)] = true
 			case g.Share != nil:
 				daemons[name(g.GPU)], exclusive[g.GPU] = true, true
@@ -194,12 +194,12 @@ func checkInvariants(t *testing.T, n *node) {
 			t.Errorf("orphan: daemon %s", name)
 		}
 	}
-	remembered := func(uuid gpu.UUID) journal.Settings {
+	remembered := func(uuid gpu.UUID) holding.Settings {
 		all := n.journal.AllSettings()
-		if i := slices.IndexFunc(all, func(s journal.Settings) bool { return s.GPU == uuid && s.BootID == n.boot }); i >= 0 {
+		if i := slices.IndexFunc(all, func(s holding.Settings) bool { return s.GPU == uuid && s.BootID == n.boot }); i >= 0 {
 			return all[i]
 		}
-		return journal.Settings{}
+		return holding.Settings{}
 	}
 	for _, uuid := range []gpu.UUID{gpu0, gpu1} {
 		s := remembered(uuid)

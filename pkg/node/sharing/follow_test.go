@@ -8,7 +8,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -59,7 +59,7 @@ func TestStopThatHangs(t *testing.T) {
 		if stops := m.count("stop claim-y"); stops != 0 {
 			t.Errorf("a daemon that was being stopped has been stopped %d times", stops)
 		}
-		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
+		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 		end()
 		n.unprepare(t, "a")
 		n.check(t, is{})

@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -59,7 +60,7 @@ type Options struct {
 	ConditionsChanged func()
 	// Warn, which may be nil, is called when the clients of a claim's MPS daemon fail or
 	// wait: once for each claim until the daemon has a server again. It must not block.
-	Warn func(claim journal.Record, reason, message string)
+	Warn func(claim holding.Record, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -121,7 +122,7 @@ func New(o Options) *Manager {
 		o.ConditionsChanged = func() {}
 	}
 	if o.Warn == nil {
-		o.Warn = func(journal.Record, string, string) {}
+		o.Warn = func(holding.Record, string, string) {}
 	}
 	if o.Remains == nil {
 		o.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
@@ -221,7 +222,7 @@ func (m *Manager) change(f func()) {
 // containers reach the daemon of each device whose grant has MPS. Idempotent.
 //
 // After an error, Leave or Run takes down the part that was set up.
-func (m *Manager) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	m.remember(r, given)
 	for _, uuid := range r.GPUs() {
 		if err := m.knowRemains(ctx, uuid); err != nil {
@@ -271,10 +272,10 @@ func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
 }
 
 // remember stores the instances of the claim's partitions.
-func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Prepared) {
+func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepared) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		if p, ok := g.Base().(gpu.Partition); ok && given[g.Device].Instance.UUID != "" {
 			m.instances[p] = given[g.Device].Instance.UUID
 		}
@@ -287,9 +288,9 @@ func (m *Manager) remember(r journal.Record, given map[gpu.DeviceName]gpu.Prepar
 // the end has begun; Run puts the compute mode back after it, and Join and
 // AwaitEnds wait for it. Idempotent. A setting that can't be put back now is put
 // back later.
-func (m *Manager) Leave(ctx context.Context, r journal.Record) error {
+func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
 	groups := m.groups(r)
-	if len(r.Grants) == 0 { // it can't be read
+	if len(r.Holdings) == 0 { // it can't be read
 		groups = nil
 		for uuid := range m.touched() {
 			groups = append(groups, []gpu.UUID{uuid})
@@ -327,7 +328,7 @@ func (m *Manager) AwaitEnds(ctx context.Context, uuid gpu.UUID) error {
 
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
-func (m *Manager) groups(r journal.Record) [][]gpu.UUID {
+func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
 	own := plan{daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
 	own.add(r)
 	needs, touched := own.touched(), m.touched()

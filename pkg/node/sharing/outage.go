@@ -9,7 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // reasonDaemonFailed is the reason of warnings about a claim's MPS daemon: the same
@@ -33,7 +33,7 @@ func trouble(s mps.State) string {
 
 // outage is a warning about one claim.
 type outage struct {
-	claim   journal.Record
+	claim   holding.Record
 	message string
 }
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // plan has the daemons and settings that claims need, by the journal.
@@ -26,7 +26,7 @@ type wanted struct {
 	// threads is the upper bound of every client; 0: none.
 	threads int
 	// claims that need it.
-	claims []journal.Record
+	claims []holding.Record
 }
 
 // unknown has the daemons and GPUs that claims with unreadable records may need.
@@ -57,8 +57,8 @@ func (m *Manager) planNow() plan {
 	return p
 }
 
-func (p *plan) add(r journal.Record) {
-	for _, g := range r.Grants {
+func (p *plan) add(r holding.Record) {
+	for _, g := range r.Holdings {
 		if g.Admin {
 			continue
 		}
@@ -77,7 +77,7 @@ func (p *plan) add(r journal.Record) {
 
 // addDaemon takes a grant into the plan of its daemon. Each bound is the loosest
 // of the limits that claims have there.
-func (p *plan) addDaemon(name string, g journal.Grant) {
+func (p *plan) addDaemon(name string, g holding.Holding) {
 	w, base := p.daemons[name], g.Base()
 	if w == nil {
 		w = &wanted{threads: g.MPS.ThreadPercentage}
@@ -91,8 +91,8 @@ func (p *plan) addDaemon(name string, g journal.Grant) {
 	w.devices, w.bounds = append(w.devices, base), append(w.bounds, g.MPS.MemoryMiB)
 }
 
-func (w *wanted) addClaim(r journal.Record) {
-	if !slices.ContainsFunc(w.claims, func(c journal.Record) bool { return c.ClaimUID == r.ClaimUID }) {
+func (w *wanted) addClaim(r holding.Record) {
+	if !slices.ContainsFunc(w.claims, func(c holding.Record) bool { return c.ClaimUID == r.ClaimUID }) {
 		w.claims = append(w.claims, r)
 	}
 }
@@ -105,10 +105,10 @@ func loosest[N int | int64](a, b N) N {
 	return max(a, b)
 }
 
-func (p *plan) addUnknown(r journal.Record) {
+func (p *plan) addUnknown(r holding.Record) {
 	p.unknown.daemons[r.OwnDaemonName()] = true
-	p.unknown.all = p.unknown.all || len(r.Grants) == 0
-	for _, g := range r.Grants {
+	p.unknown.all = p.unknown.all || len(r.Holdings) == 0
+	for _, g := range r.Holdings {
 		p.unknown.gpus[g.GPU] = true
 		p.unknown.daemons[g.SharedDaemonName()] = true
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // supervisorWithin bounds the wait for a supervisor that isn't needed just now.
@@ -111,7 +111,7 @@ func (m *Manager) sawOne(name string, s mps.State) {
 // that there may be one.
 func (m *Manager) needsSupervisor() bool {
 	p := m.planNow()
-	return len(p.daemons) > 0 || slices.ContainsFunc(m.Journal.AllSettings(), func(s journal.Settings) bool { return s.ComputeModeBefore != "" })
+	return len(p.daemons) > 0 || slices.ContainsFunc(m.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
 }
 
 // stopOrphans stops the daemons that no claim needs, and waits for the end of those

@@ -10,17 +10,18 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // settings returns the journal's settings of a GPU. Unreadable ones count as the
 // driver's initial values.
-func (v *visit) settings(uuid gpu.UUID) journal.Settings {
+func (v *visit) settings(uuid gpu.UUID) holding.Settings {
 	if s, ok := v.m.Journal.Settings(uuid); ok && s.BootID == v.m.BootID {
 		return s
 	}
-	s := journal.Settings{GPU: uuid, BootID: v.m.BootID}
+	s := holding.Settings{GPU: uuid, BootID: v.m.BootID}
 	if slices.ContainsFunc(v.m.Journal.UnreadableSettings(), func(u journal.UnreadableGPU) bool { return u.GPU == uuid }) {
 		s.ComputeModeBefore, s.TimeSliceBefore = string(nvml.ComputeDefault), intervalDefault
 	}
@@ -28,7 +29,7 @@ func (v *visit) settings(uuid gpu.UUID) journal.Settings {
 }
 
 // save writes the settings to the journal, or deletes them if none is changed.
-func (v *visit) save(s journal.Settings) error {
+func (v *visit) save(s holding.Settings) error {
 	if s.ComputeModeBefore == "" && s.TimeSliceBefore == "" {
 		return v.m.Journal.DeleteSettings(s.GPU)
 	}
@@ -80,7 +81,7 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 
 // leaveMode reports whether somebody else has set the mode, so that it stays. The
 // error says that no MPS server can use the GPU in that mode.
-func (v *visit) leaveMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) (bool, error) {
+func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode, want nvml.ComputeMode) (bool, error) {
 	uuid := s.GPU
 	switch {
 	case mode == nvml.ComputeProhibited && !s.Closed && want == mode:
@@ -105,7 +106,7 @@ func (v *visit) leaveMode(ctx context.Context, s journal.Settings, mode, want nv
 
 // leaveOpen records that somebody else has set the default mode: with the next MPS
 // server it would look like a reset of the GPU.
-func (v *visit) leaveOpen(s journal.Settings) error {
+func (v *visit) leaveOpen(s holding.Settings) error {
 	if !s.OpenedByOthers {
 		s.OpenedByOthers, s.Closed = true, false
 		if err := v.save(s); err != nil {
@@ -118,7 +119,7 @@ func (v *visit) leaveOpen(s journal.Settings) error {
 }
 
 // changeMode writes the compute mode to the journal, then sets it.
-func (v *visit) changeMode(ctx context.Context, s journal.Settings, mode, want nvml.ComputeMode) error {
+func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want nvml.ComputeMode) error {
 	remembered := s
 	s.OpenedByOthers = false
 	if s.ComputeModeBefore == "" && mode != want {
@@ -216,7 +217,7 @@ func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
 // mayBeOn reports whether the daemon, of whose directory this is known, may be on the
 // GPU. Only the name of a shared device says which GPU it is of.
 func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
-	if !journal.IsOwnDaemon(d.Name) {
+	if !holding.IsOwnDaemon(d.Name) {
 		return gpu.DeviceName(d.Name).MayBeOf(uuid)
 	}
 	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
@@ -89,9 +90,9 @@ func (n *node) recover(t testing.TB) {
 }
 
 // given is the answer of the partitions' Manager.
-func given(r journal.Record) map[gpu.DeviceName]gpu.Prepared {
+func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
 	all := map[gpu.DeviceName]gpu.Prepared{}
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		if p, ok := g.Base().(gpu.Partition); ok {
 			uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))
 			all[g.Device] = gpu.Prepared{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
@@ -101,7 +102,7 @@ func given(r journal.Record) map[gpu.DeviceName]gpu.Prepared {
 }
 
 // hold is the first half of a prepare: the claim's record.
-func (n *node) hold(t testing.TB, r journal.Record) journal.Record {
+func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	t.Helper()
 	n.journal.SetStaying(r.ClaimUID)
 	r.BootID = n.boot
@@ -111,7 +112,7 @@ func (n *node) hold(t testing.TB, r journal.Record) journal.Record {
 	return r
 }
 
-func (n *node) prepare(t testing.TB, r journal.Record) map[gpu.DeviceName]*gpu.MPSClient {
+func (n *node) prepare(t testing.TB, r holding.Record) map[gpu.DeviceName]*gpu.MPSClient {
 	t.Helper()
 	r = n.hold(t, r)
 	clients, err := n.Join(t.Context(), r, given(r))
@@ -140,57 +141,57 @@ func (n *node) giveUp(ctx context.Context, uid string) error {
 }
 
 // claim is a record without its boot.
-func claim(uid string, grants ...journal.Grant) journal.Record {
-	return journal.Record{ClaimUID: uid, Namespace: "default", Name: uid, Grants: grants}
+func claim(uid string, grants ...holding.Holding) holding.Record {
+	return holding.Record{ClaimUID: uid, Namespace: "default", Name: uid, Holdings: grants}
 }
 
 func name(uuid gpu.UUID) string { return "gpu-" + string(uuid[4:12]) }
 
 // share is number n of four of a GPU.
-func share(uuid gpu.UUID, n int) journal.Grant {
-	return journal.Grant{
+func share(uuid gpu.UUID, n int) holding.Holding {
+	return holding.Holding{
 		Device: gpu.DeviceName(fmt.Sprintf("%s-mps4-%d", name(uuid), n)), GPU: uuid,
-		Share: &journal.Part{Count: 4, Number: n}, MPS: &journal.MPS{ThreadPercentage: 25, MemoryMiB: 1000},
+		Share: &holding.Part{Count: 4, Number: n}, MPS: &holding.MPS{ThreadPercentage: 25, MemoryMiB: 1000},
 	}
 }
 
 // some is part of a GPU as a claim asked for it.
-func some(uuid gpu.UUID, threads int, mib int64) journal.Grant {
-	return journal.Grant{
+func some(uuid gpu.UUID, threads int, mib int64) holding.Holding {
+	return holding.Holding{
 		Device: gpu.DeviceName(name(uuid) + "-mps"), GPU: uuid,
-		Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: threads, MemoryMiB: mib},
+		Share: &holding.Part{}, MPS: &holding.MPS{ThreadPercentage: threads, MemoryMiB: mib},
 	}
 }
 
 // ofPartition is a share of the partition at a memory slice.
-func ofPartition(uuid gpu.UUID, at int) journal.Grant {
-	return journal.Grant{
-		Device: gpu.DeviceName(fmt.Sprintf("%s-mig-1g18gb-%d-mps", name(uuid), at)), GPU: uuid, Partition: journal.Partition{Profile: "1g.18gb", Start: at, Size: 1},
-		Share: &journal.Part{}, MPS: &journal.MPS{ThreadPercentage: 50, MemoryMiB: 500},
+func ofPartition(uuid gpu.UUID, at int) holding.Holding {
+	return holding.Holding{
+		Device: gpu.DeviceName(fmt.Sprintf("%s-mig-1g18gb-%d-mps", name(uuid), at)), GPU: uuid, Partition: holding.Partition{Profile: "1g.18gb", Start: at, Size: 1},
+		Share: &holding.Part{}, MPS: &holding.MPS{ThreadPercentage: 50, MemoryMiB: 500},
 	}
 }
 
-func whole(uuid gpu.UUID) journal.Grant {
-	return journal.Grant{Device: gpu.DeviceName(name(uuid)), GPU: uuid}
+func whole(uuid gpu.UUID) holding.Holding {
+	return holding.Holding{Device: gpu.DeviceName(name(uuid)), GPU: uuid}
 }
 
-func wholeMPS(uuid gpu.UUID, mib int64) journal.Grant {
+func wholeMPS(uuid gpu.UUID, mib int64) holding.Holding {
 	g := whole(uuid)
-	g.MPS = &journal.MPS{ThreadPercentage: 50, MemoryMiB: mib}
+	g.MPS = &holding.MPS{ThreadPercentage: 50, MemoryMiB: mib}
 	return g
 }
 
-func wholeSlice(uuid gpu.UUID, interval string) journal.Grant {
+func wholeSlice(uuid gpu.UUID, interval string) holding.Holding {
 	g := whole(uuid)
 	g.TimeSlice = interval
 	return g
 }
 
-func replica(uuid gpu.UUID, n int) journal.Grant {
-	return journal.Grant{Device: gpu.DeviceName(fmt.Sprintf("%s-ts4-%d", name(uuid), n)), GPU: uuid, Replica: &journal.Part{Count: 4, Number: n}}
+func replica(uuid gpu.UUID, n int) holding.Holding {
+	return holding.Holding{Device: gpu.DeviceName(fmt.Sprintf("%s-ts4-%d", name(uuid), n)), GPU: uuid, Replica: &holding.Part{Count: 4, Number: n}}
 }
 
-func admin(g journal.Grant) journal.Grant {
+func admin(g holding.Holding) holding.Holding {
 	g.Admin = true
 	return g
 }
@@ -200,7 +201,7 @@ type is struct {
 	Daemons   []mps.Daemon
 	Modes     map[gpu.UUID]nvml.ComputeMode // other than the default
 	Intervals map[gpu.UUID]string           // other than the default
-	Settings  []journal.Settings
+	Settings  []holding.Settings
 }
 
 func (n *node) check(t testing.TB, want is) {
@@ -230,12 +231,12 @@ func (n *node) check(t testing.TB, want is) {
 	}
 }
 
-func changedMode(uuid gpu.UUID) journal.Settings {
-	return journal.Settings{GPU: uuid, BootID: "boot-1", ComputeModeBefore: "default"}
+func changedMode(uuid gpu.UUID) holding.Settings {
+	return holding.Settings{GPU: uuid, BootID: "boot-1", ComputeModeBefore: "default"}
 }
 
-func changedSlice(uuid gpu.UUID, before string) journal.Settings {
-	return journal.Settings{GPU: uuid, BootID: "boot-1", TimeSliceBefore: before}
+func changedSlice(uuid gpu.UUID, before string) holding.Settings {
+	return holding.Settings{GPU: uuid, BootID: "boot-1", TimeSliceBefore: before}
 }
 
 var exclusive0 = map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeExclusiveProcess}
@@ -258,70 +259,70 @@ func wantError(t testing.TB, err error, parts ...string) {
 func TestWanted(t *testing.T) {
 	both := map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeExclusiveProcess, gpu1: nvml.ComputeExclusiveProcess}
 	for name, tc := range map[string]struct {
-		claims []journal.Record
+		claims []holding.Record
 		policy map[gpu.UUID]string
 		want   is
 	}{
 		"nothing":   {},
-		"whole GPU": {claims: []journal.Record{claim("a", whole(gpu0))}},
+		"whole GPU": {claims: []holding.Record{claim("a", whole(gpu0))}},
 		"equal shares of four claims": {
-			claims: []journal.Record{claim("a", share(gpu0, 0)), claim("b", share(gpu0, 1)), claim("c", share(gpu0, 2)), claim("d", share(gpu0, 3))},
+			claims: []holding.Record{claim("a", share(gpu0, 0)), claim("b", share(gpu0, 1)), claim("c", share(gpu0, 2)), claim("d", share(gpu0, 3))},
 			want: is{
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
-				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			},
 		},
 		"the loosest limit binds the daemon": {
-			claims: []journal.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 50, 20480)), claim("c", some(gpu0, 20, 5))},
+			claims: []holding.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 50, 20480)), claim("c", some(gpu0, 20, 5))},
 			want: is{
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 50, MemoryMiB: []int64{20480}}},
-				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			},
 		},
 		"no limit is the loosest": {
-			claims: []journal.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 0, 0))},
+			claims: []holding.Record{claim("a", some(gpu0, 30, 10240)), claim("b", some(gpu0, 0, 0))},
 			want: is{
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}}},
-				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			},
 		},
 		"shares of two GPUs": {
-			claims: []journal.Record{claim("a", share(gpu0, 0), share(gpu1, 0))},
+			claims: []holding.Record{claim("a", share(gpu0, 0), share(gpu1, 0))},
 			want: is{
 				Daemons: []mps.Daemon{
 					{Name: "gpu-11111111", Devices: []gpu.UUID{gpu1}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
 					{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
 				},
-				Modes: both, Settings: []journal.Settings{changedMode(gpu1), changedMode(gpu0)},
+				Modes: both, Settings: []holding.Settings{changedMode(gpu1), changedMode(gpu0)},
 			},
 		},
 		"shares of partitions leave the mode alone": {
-			claims: []journal.Record{claim("a", ofPartition(gpu0, 0)), claim("b", ofPartition(gpu0, 0)), claim("c", ofPartition(gpu0, 3))},
+			claims: []holding.Record{claim("a", ofPartition(gpu0, 0)), claim("b", ofPartition(gpu0, 0)), claim("c", ofPartition(gpu0, 3))},
 			want: is{Daemons: []mps.Daemon{
 				{Name: "gpu-980fb007-mig-1g18gb-0", Devices: []gpu.UUID{"MIG-980fb007-0"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
 				{Name: "gpu-980fb007-mig-1g18gb-3", Devices: []gpu.UUID{"MIG-980fb007-3"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
 			}},
 		},
 		"MPS of one claim over two GPUs, in its order": {
-			claims: []journal.Record{claim("a", wholeMPS(gpu0, 100), wholeMPS(gpu1, 0))},
+			claims: []holding.Record{claim("a", wholeMPS(gpu0, 100), wholeMPS(gpu1, 0))},
 			want: is{
 				Daemons: []mps.Daemon{{Name: "claim-a", Devices: []gpu.UUID{gpu0, gpu1}, ThreadPercentage: 50, MemoryMiB: []int64{100, 0}}},
-				Modes:   both, Settings: []journal.Settings{changedMode(gpu1), changedMode(gpu0)},
+				Modes:   both, Settings: []holding.Settings{changedMode(gpu1), changedMode(gpu0)},
 			},
 		},
-		"admin access needs nothing": {claims: []journal.Record{claim("a", admin(share(gpu0, 0)), admin(wholeSlice(gpu1, "Long")))}},
+		"admin access needs nothing": {claims: []holding.Record{claim("a", admin(share(gpu0, 0)), admin(wholeSlice(gpu1, "Long")))}},
 		"a claim's time slice": {
-			claims: []journal.Record{claim("a", wholeSlice(gpu0, "Long"))},
-			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Long"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}},
+			claims: []holding.Record{claim("a", wholeSlice(gpu0, "Long"))},
+			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Long"}, Settings: []holding.Settings{changedSlice(gpu0, "Default")}},
 		},
-		"a claim's default":         {claims: []journal.Record{claim("a", wholeSlice(gpu0, "Default"))}},
-		"replicas without a policy": {claims: []journal.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))}},
+		"a claim's default":         {claims: []holding.Record{claim("a", wholeSlice(gpu0, "Default"))}},
+		"replicas without a policy": {claims: []holding.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))}},
 		"replicas": {
-			claims: []journal.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))},
+			claims: []holding.Record{claim("a", replica(gpu0, 0)), claim("b", replica(gpu0, 1))},
 			policy: map[gpu.UUID]string{gpu0: "Short", gpu1: "Long"},
-			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}},
+			want:   is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []holding.Settings{changedSlice(gpu0, "Default")}},
 		},
-		"a policy's default": {claims: []journal.Record{claim("a", replica(gpu0, 0))}, policy: map[gpu.UUID]string{gpu0: "Default"}},
+		"a policy's default": {claims: []holding.Record{claim("a", replica(gpu0, 0))}, policy: map[gpu.UUID]string{gpu0: "Default"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, newMachine())
@@ -392,7 +393,7 @@ func TestFoundSettings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mode     nvml.ComputeMode
 		interval string
-		claim    journal.Record
+		claim    holding.Record
 		during   is
 	}{
 		"exclusive already": {
@@ -401,7 +402,7 @@ func TestFoundSettings(t *testing.T) {
 		},
 		"long, and the claim wants short": {
 			mode: nvml.ComputeDefault, interval: "Long", claim: claim("a", wholeSlice(gpu0, "Short")),
-			during: is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []journal.Settings{changedSlice(gpu0, "Long")}},
+			during: is{Intervals: map[gpu.UUID]string{gpu0: "Short"}, Settings: []holding.Settings{changedSlice(gpu0, "Long")}},
 		},
 		"long already": {
 			mode: nvml.ComputeDefault, interval: "Long", claim: claim("a", wholeSlice(gpu0, "Long")),
@@ -524,7 +525,7 @@ func TestPutBackLater(t *testing.T) {
 			return nil
 		}
 		n.unprepare(t, "a")
-		n.check(t, is{Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
+		n.check(t, is{Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 		n.hold(t, claim("b", whole(gpu0)))
 		err := n.EnsureUnshared(t.Context(), gpu0)
 		if !errors.Is(err, nvml.ErrLost) {
@@ -581,7 +582,7 @@ func TestSupervisorAway(t *testing.T) {
 				{Name: "gpu-11111111-mig-1g18gb-0", Devices: []gpu.UUID{"MIG-11111111-0"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
 				{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
 			},
-			Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+			Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 		})
 		end()
 		n.unprepare(t, "a")
@@ -617,7 +618,7 @@ func TestNoSupervisorAtAll(t *testing.T) {
 // TestLeftDaemonOfAClaim: a daemon that an earlier plugin has left for one claim keeps
 // only the GPUs that it may be on waiting for the supervisor.
 func TestLeftDaemonOfAClaim(t *testing.T) {
-	made := journal.MadePartition{Partition: journal.Partition{Profile: "1g.18gb", Size: 1}, Made: &journal.MadeInstance{UUID: "MIG-11111111-0"}}
+	made := holding.MadePartition{Partition: holding.Partition{Profile: "1g.18gb", Size: 1}, Made: &holding.MadeInstance{UUID: "MIG-11111111-0"}}
 	for title, c := range map[string]struct {
 		devices []gpu.UUID // none: the record can't be read
 		blocked []gpu.UUID
@@ -633,7 +634,7 @@ func TestLeftDaemonOfAClaim(t *testing.T) {
 			m.away = true
 			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: c.devices}}
 			n := newNode(t, m)
-			if err := n.journal.PutGPU(journal.GPURecord{GPU: gpu1, BootID: "boot-1", Partitions: []journal.MadePartition{made}}); err != nil {
+			if err := n.journal.PutGPU(holding.GPURecord{GPU: gpu1, BootID: "boot-1", Partitions: []holding.MadePartition{made}}); err != nil {
 				t.Fatal(err)
 			}
 			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
@@ -723,7 +724,7 @@ func TestOutageIsWarnedOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		var warned []string
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, Warn: func(r journal.Record, reason, message string) {
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, Warn: func(r holding.Record, reason, message string) {
 			if !strings.Contains(message, string(gpu0)) || !strings.Contains(message, "restart those") && !strings.Contains(message, "delete the pods") {
 				t.Errorf("message %q doesn't name the GPU or doesn't say what to do", message)
 			}
@@ -780,7 +781,7 @@ func TestNextDaemonIsNoOutage(t *testing.T) {
 		m.lingers = true
 		var warned []string
 		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{
-			ExclusiveProcess: true, Warn: func(r journal.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
+			ExclusiveProcess: true, Warn: func(r holding.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
 		})
 		n.prepare(t, claim("a", share(gpu0, 0)))
 		n.unprepare(t, "a")
@@ -846,7 +847,7 @@ func TestPolicyChanges(t *testing.T) {
 		}
 		end()
 		n = n.restart(t, "boot-1") // what policies want isn't known yet
-		n.check(t, is{Intervals: map[gpu.UUID]string{gpu0: "Medium"}, Settings: []journal.Settings{changedSlice(gpu0, "Default")}})
+		n.check(t, is{Intervals: map[gpu.UUID]string{gpu0: "Medium"}, Settings: []holding.Settings{changedSlice(gpu0, "Default")}})
 		n.unprepare(t, "a")
 		n.unprepare(t, "b")
 		n.check(t, is{})
@@ -879,7 +880,7 @@ func TestUnreadable(t *testing.T) {
 			n.prepare(t, claim("a", share(gpu0, 0)))
 			want := is{
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
-				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			}
 			n.journal.Close()
 			if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte(contents), 0o600); err != nil {
@@ -968,7 +969,7 @@ func TestBlocked(t *testing.T) {
 		synctest.Wait()
 		n.prepare(t, claim("b", share(gpu1, 0)))
 		n.unprepare(t, "b")
-		n.prepare(t, claim("c", journal.Grant{Device: "gpu-980fb007-mig-1g18gb-5", GPU: gpu0, Partition: journal.Partition{Profile: "1g.18gb", Start: 5, Size: 1}}))
+		n.prepare(t, claim("c", holding.Holding{Device: "gpu-980fb007-mig-1g18gb-5", GPU: gpu0, Partition: holding.Partition{Profile: "1g.18gb", Start: 5, Size: 1}}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		d := n.hold(t, claim("d", ofPartition(gpu0, 3)))
@@ -999,9 +1000,9 @@ func TestManyAtOnce(t *testing.T) {
 				r := claim(uid, some(gpu0, 10+i, int64(100+i)))
 				switch i % 4 {
 				case 1:
-					r.Grants = append(r.Grants, ofPartition(gpu1, i%3))
+					r.Holdings = append(r.Holdings, ofPartition(gpu1, i%3))
 				case 2:
-					r.Grants = []journal.Grant{ofPartition(gpu1, 4)}
+					r.Holdings = []holding.Holding{ofPartition(gpu1, 4)}
 				}
 				n.prepare(t, r)
 				n.unprepare(t, uid)
@@ -1059,12 +1060,12 @@ func TestLastShareLeavesAtOnce(t *testing.T) {
 			},
 			want: is{
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
-				Modes:   exclusive0, Settings: []journal.Settings{changedMode(gpu0)},
+				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			},
 		},
 		"partition": {
 			wait: func(t *testing.T, n *node) error { return n.AwaitEnds(t.Context(), gpu0) },
-			want: is{Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}},
+			want: is{Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}},
 		},
 		"nobody": {wait: func(*testing.T, *node) error { return nil }},
 	} {
@@ -1120,7 +1121,7 @@ func TestCrashWhileADaemonEnds(t *testing.T) {
 // closed0 is how the first GPU is while its daemon is away.
 var closed0 = is{
 	Modes:    map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited},
-	Settings: []journal.Settings{{GPU: gpu0, BootID: "boot-1", ComputeModeBefore: "default", Closed: true}},
+	Settings: []holding.Settings{{GPU: gpu0, BootID: "boot-1", ComputeModeBefore: "default", Closed: true}},
 }
 
 // daemonOf0 is the first GPU's with a claim's share.
@@ -1136,7 +1137,7 @@ func TestClosedWhileTheDaemonIsAway(t *testing.T) {
 		end := n.run(t)
 		n.prepare(t, claim("a", share(gpu0, 0)))
 		synctest.Wait()
-		open := is{Daemons: daemonOf0, Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}}
+		open := is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}}
 		n.check(t, open)
 		set := func(phase mps.Phase, pid int) {
 			m.do(func() {
@@ -1304,7 +1305,7 @@ func TestResetThatNobodySaw(t *testing.T) {
 						m.daemons["gpu-980fb007"] = s
 					})
 				})
-				n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []journal.Settings{changedMode(gpu0)}})
+				n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 				if got := n.Conditions()[gpu0]; len(got) > 0 {
 					t.Errorf("conditions: %v", got)
 				}

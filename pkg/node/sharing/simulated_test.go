@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
@@ -37,7 +37,7 @@ func TestOverNVML(t *testing.T) {
 			m.exclusive = false // it has no part in that here
 			n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true})
 			n.SetHardware(sim, nil)
-			r := n.hold(t, claim("a", journal.Grant{Device: "gpu-x-mps", GPU: uuid, Share: &journal.Part{}, MPS: &journal.MPS{MemoryMiB: 1}}))
+			r := n.hold(t, claim("a", holding.Holding{Device: "gpu-x-mps", GPU: uuid, Share: &holding.Part{}, MPS: &holding.MPS{MemoryMiB: 1}}))
 			if fault != nil {
 				fault.GPU, fault.Count = nvmlsim.AnyGPU, 1
 				if err := sim.Machine.Fault(*fault); err != nil {

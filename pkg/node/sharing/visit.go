@@ -12,7 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
@@ -43,12 +43,12 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 }
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
-func (v *visit) join(ctx context.Context, r journal.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (v *visit) join(ctx context.Context, r holding.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	if err := v.applyPlan(ctx); err != nil {
 		return nil, err
 	}
 	clients, states := map[gpu.DeviceName]*gpu.MPSClient{}, map[string]mps.State{}
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		name := r.Daemon(g)
 		if name == "" || !slices.Contains(v.uuids, g.GPU) {
 			continue
@@ -95,7 +95,7 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 // leave takes down what only leaving claims had. Limits that can't be widened and
 // settings that can't be restored now are retried later; a failure to stop a daemon
 // is an error.
-func (v *visit) leave(ctx context.Context, r journal.Record) error {
+func (v *visit) leave(ctx context.Context, r holding.Record) error {
 	names := v.daemonsOf(r)
 	ending, err := v.beginStopUnwanted(ctx, names)
 	if err != nil {
@@ -123,9 +123,9 @@ func (v *visit) leave(ctx context.Context, r journal.Record) error {
 }
 
 // daemonsOf returns the daemons of a record that may run on the GPUs.
-func (v *visit) daemonsOf(r journal.Record) []string {
+func (v *visit) daemonsOf(r holding.Record) []string {
 	var names []string
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		name := r.Daemon(g)
 		old := r.BootID != "" && r.BootID != v.m.BootID // "": it can't be read
 		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {

@@ -11,6 +11,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -36,7 +37,7 @@ type Sharing struct {
 	Journal *journal.Journal
 	// Fail, which may be nil, is asked before anything is done ("join", "unshared", "leave"); an
 	// error is the answer.
-	Fail func(ctx context.Context, op string, r journal.Record) error
+	Fail func(ctx context.Context, op string, r holding.Record) error
 
 	// settling is held while something is changed: Join and Leave wait for each
 	// other.
@@ -49,7 +50,7 @@ func NewSharing(n *Node, j *journal.Journal) *Sharing {
 }
 
 // Join implements prepare.Sharing.
-func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (s *Sharing) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
 	unlock, err := s.begin(ctx, "join", r)
 	if err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.Devi
 	defer unlock()
 	daemons, intervals := Wanted(s.Journal, s.Node.BootID)
 	clients := map[gpu.DeviceName]*gpu.MPSClient{}
-	for _, g := range r.Grants {
+	for _, g := range r.Holdings {
 		if interval := intervals[g.GPU]; interval != "" {
 			s.Node.setInterval(g.GPU, interval)
 		}
@@ -78,7 +79,7 @@ func (s *Sharing) Join(ctx context.Context, r journal.Record, given map[gpu.Devi
 
 // EnsureUnshared implements prepare.Sharing: daemons and intervals end in Leave.
 func (s *Sharing) EnsureUnshared(ctx context.Context, _ ...gpu.UUID) error {
-	unlock, err := s.begin(ctx, "unshared", journal.Record{})
+	unlock, err := s.begin(ctx, "unshared", holding.Record{})
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (s *Sharing) EnsureUnshared(ctx context.Context, _ ...gpu.UUID) error {
 func (s *Sharing) AwaitEnds(context.Context, gpu.UUID) error { return nil }
 
 // Leave implements prepare.Sharing.
-func (s *Sharing) Leave(ctx context.Context, r journal.Record) error {
+func (s *Sharing) Leave(ctx context.Context, r holding.Record) error {
 	unlock, err := s.begin(ctx, "leave", r)
 	if err != nil {
 		return err
@@ -111,7 +112,7 @@ func (s *Sharing) Leave(ctx context.Context, r journal.Record) error {
 	return nil
 }
 
-func (s *Sharing) begin(ctx context.Context, op string, r journal.Record) (unlock func(), _ error) {
+func (s *Sharing) begin(ctx context.Context, op string, r holding.Record) (unlock func(), _ error) {
 	select {
 	case s.settling <- struct{}{}:
 		unlock = func() { <-s.settling }
@@ -128,7 +129,7 @@ func (s *Sharing) begin(ctx context.Context, op string, r journal.Record) (unloc
 }
 
 // DaemonOf is the name of the MPS daemon that the grant needs; empty for none.
-func DaemonOf(r journal.Record, g journal.Grant) string {
+func DaemonOf(r holding.Record, g holding.Holding) string {
 	switch {
 	case g.Admin || g.MPS == nil:
 		return ""
@@ -144,7 +145,7 @@ func DaemonOf(r journal.Record, g journal.Grant) string {
 func Wanted(j *journal.Journal, bootID string) (map[string]Daemon, map[gpu.UUID]string) {
 	daemons, intervals := map[string]Daemon{}, map[gpu.UUID]string{}
 	for _, r := range j.All() {
-		for _, g := range r.Grants {
+		for _, g := range r.Holdings {
 			if r.BootID != bootID || j.IsLeaving(r.ClaimUID) || g.Admin {
 				continue
 			}

@@ -1,14 +1,14 @@
-package journal
+package holding
 
 import "strings"
 
 // claimDaemonPrefix starts the name of an MPS daemon that is one claim's.
 const claimDaemonPrefix = "claim-"
 
-// Daemon is the name of the MPS daemon that the grant's processes are clients of:
+// Daemon is the name of the MPS daemon that the holding's processes are clients of:
 // that of the GPU or partition that is shared, or one of the claim's own. Empty
 // where there is none.
-func (r Record) Daemon(g Grant) string {
+func (r Record) Daemon(g Holding) string {
 	switch {
 	case g.MPS == nil || g.Admin:
 		return ""
@@ -27,4 +27,4 @@ func IsOwnDaemon(name string) bool { return strings.HasPrefix(name, claimDaemonP
 
 // SharedDaemonName returns the name of the MPS daemon of the device that is
 // shared, derived from the share's name; empty if the device is not a share.
-func (g Grant) SharedDaemonName() string { return string(g.Device.SharedDevice()) }
+func (g Holding) SharedDaemonName() string { return string(g.Device.SharedDevice()) }

@@ -1,0 +1,213 @@
+package holding
+
+import (
+	"reflect"
+	"slices"
+
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Record says that one claim holds these devices: from before the first effect of
+// its prepare until after the last effect of its unprepare.
+type Record struct {
+	ClaimUID  string `json:"claimUID"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// BootID of the boot in which the kubelet last had the claim prepared. No
+	// container of the claim can be running in any other.
+	BootID   string    `json:"bootID"`
+	Holdings []Holding `json:"grants"`
+	// Pods that the claim was reserved for when it was prepared. Others may have
+	// joined since: the kubelet prepares a claim once.
+	Pods []Pod `json:"pods,omitempty"`
+}
+
+// Pod is a pod in the claim's namespace.
+type Pod struct {
+	UID  string `json:"uid"`
+	Name string `json:"name"`
+}
+
+// Key returns the UID that names the record.
+func (r Record) Key() string { return r.ClaimUID }
+
+// Holding is one device given to one request of the claim.
+type Holding struct {
+	Device gpu.DeviceName `json:"device"`
+	// GPU is the device's parent: names may become longer when a GPU joins
+	// the node, UUIDs don't.
+	GPU     gpu.UUID `json:"gpu"`
+	Request string   `json:"request"`
+	// Partition of the GPU that the device is, or is a share of; zero for the whole
+	// GPU.
+	Partition Partition `json:"partition,omitzero"`
+	// Share says which MPS share of it the device is; nil where it is none.
+	Share *Part `json:"share,omitempty"`
+	// Replica says which time-sliced replica of it the device is; nil where it is
+	// none.
+	Replica *Part `json:"replica,omitempty"`
+	// MPS has the limits of the claim's processes on the device as clients of an
+	// MPS daemon; nil without a daemon. Shares always have it.
+	MPS *MPS `json:"mps,omitempty"`
+	// TimeSlice is the interval that the claim's configuration asks for; empty
+	// where it asks for none.
+	TimeSlice string `json:"timeSlice,omitempty"`
+	// Admin: the access keeps nobody from the device.
+	Admin   bool   `json:"admin,omitempty"`
+	ShareID string `json:"shareID,omitempty"`
+}
+
+// Partition says which part of a GPU a holding is of.
+type Partition struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+	Size    int    `json:"size"`
+}
+
+// Part is one of several that have a device together.
+type Part struct {
+	// Count is how many there are; 0 where each claim takes as much as it asked
+	// for.
+	Count  int `json:"count"`
+	Number int `json:"number"`
+}
+
+// MPS says how a claim's processes are clients of an MPS daemon.
+type MPS struct {
+	// ThreadPercentage and MemoryMiB as in gpu.Limits.
+	ThreadPercentage int   `json:"threadPercentage,omitempty"`
+	MemoryMiB        int64 `json:"memoryMiB,omitempty"`
+}
+
+// PartitionOf describes the partition that a device is, or is a share of; zero
+// where that is a whole GPU.
+func PartitionOf(d gpu.Device) Partition {
+	p, ok := gpu.Base(d).(gpu.Partition)
+	if !ok {
+		return Partition{}
+	}
+	return Partition{Profile: p.Profile, Start: p.Placement.Start, Size: p.Placement.Size}
+}
+
+// Of describes a device to a Holding: the GPU, and which part of it the device
+// is.
+func Of(name gpu.DeviceName, d gpu.Device) Holding {
+	g := Holding{Device: name, GPU: d.Parent(), Partition: PartitionOf(d)}
+	switch d := d.(type) {
+	case gpu.Whole, gpu.Partition:
+	case gpu.Share:
+		g.Share = &Part{Count: d.Count, Number: d.Number}
+	case gpu.Replica:
+		g.Replica = &Part{Count: d.Count, Number: d.Number}
+	}
+	return g
+}
+
+// Of returns the device of the holding.
+func (g Holding) Of() gpu.Device {
+	base := g.Base()
+	switch {
+	case g.Share != nil:
+		return gpu.Share{Of: base, Count: g.Share.Count, Number: g.Share.Number}
+	case g.Replica != nil:
+		return gpu.Replica{GPU: g.GPU, Count: g.Replica.Count, Number: g.Replica.Number}
+	default:
+		return base
+	}
+}
+
+// Base is the silicon that the holding is of, alone or together with others: the
+// gpu.Base of Of.
+func (g Holding) Base() gpu.Device {
+	if p := g.Partition; p != (Partition{}) {
+		return gpu.Partition{GPU: g.GPU, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
+	}
+	return gpu.Whole{GPU: g.GPU}
+}
+
+// Name tells the holding from the claim's others: the device's name and, where the
+// device can be given several times, the share's ID.
+func (g Holding) Name() gpu.DeviceName {
+	if g.ShareID == "" {
+		return g.Device
+	}
+	return g.Device + "-" + gpu.DeviceName(g.ShareID)
+}
+
+// IsShared says whether the claim has the device together with others, or its
+// processes have it together in a way that has to be set up. An admin holding isn't
+// shared.
+func (g Holding) IsShared() bool {
+	return !g.Admin && (g.Share != nil || g.Replica != nil || g.MPS != nil || g.TimeSlice != "")
+}
+
+// Equal says whether two holdings are of the same device, for the same request,
+// with the same limits.
+func (g Holding) Equal(h Holding) bool { return reflect.DeepEqual(g, h) }
+
+// Same says whether two holdings are of the same device for the same request,
+// whatever their limits are: those of an allocation never change, but what they
+// are computed from may, with the driver.
+func (g Holding) Same(h Holding) bool {
+	g.MPS, h.MPS = nil, nil
+	return g.Equal(h)
+}
+
+// Holds says whether the record keeps others from being given the device.
+func (r Record) Holds(d gpu.Device) bool {
+	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
+}
+
+// Shares says whether any of the record's holdings is shared.
+func (r Record) Shares() bool { return slices.ContainsFunc(r.Holdings, Holding.IsShared) }
+
+// AwaitsKubelet reports whether the claim has lost something with an earlier
+// boot: its partitions, daemons or settings. None of its containers is running,
+// and the lost parts are created when the kubelet prepares the claim again.
+func (r Record) AwaitsKubelet(bootID string) bool {
+	return r.BootID != bootID && slices.ContainsFunc(r.Holdings, func(g Holding) bool {
+		return g.Partition != Partition{} || g.Share != nil || g.IsShared()
+	})
+}
+
+// OwnDaemon returns the holdings whose processes are clients of an MPS daemon of the
+// claim's own, because its configuration says so: whole GPUs, or one partition. The
+// order is that of the daemon's device indexes.
+func (r Record) OwnDaemon() []Holding {
+	var own []Holding
+	for _, g := range r.Holdings {
+		if g.MPS != nil && g.Share == nil && !g.Admin {
+			own = append(own, g)
+		}
+	}
+	return own
+}
+
+// SharedMiB returns how much memory the record's MPS shares of a GPU or partition
+// have. Those of one request have it together.
+func (r Record) SharedMiB(of gpu.Device) int64 {
+	requests := map[string]int64{}
+	for _, g := range r.Holdings {
+		if !g.Admin && g.Share != nil && g.MPS != nil && g.Base() == of {
+			name := resourceclaim.BaseRequestRef(g.Request)
+			requests[name] = max(requests[name], g.MPS.MemoryMiB)
+		}
+	}
+	sum := int64(0)
+	for _, mib := range requests {
+		sum += mib
+	}
+	return sum
+}
+
+// GPUs returns the GPUs the record names, sorted, each once.
+func (r Record) GPUs() []gpu.UUID {
+	uuids := make([]gpu.UUID, 0, len(r.Holdings))
+	for _, g := range r.Holdings {
+		uuids = append(uuids, g.GPU)
+	}
+	slices.Sort(uuids)
+	return slices.Compact(uuids)
+}
