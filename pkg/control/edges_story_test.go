@@ -67,10 +67,7 @@ func TestSlicesThatAnotherDriverLeft(t *testing.T) {
 // alone there.
 func TestTheWayBackToAnotherDriver(t *testing.T) {
 	startController(t)
-	n := newNode(t, 2)
-	n.report(t)
-	kill := n.startPlugin(t)
-	n.waitForPool(t, 2)
+	n, kill := newPublishedNode(t, 2)
 	kill()
 	theirs := n.foreign(t, 1)
 	eventually(t, "only theirs is there", func() bool {
@@ -86,10 +83,7 @@ func TestTheWayBackToAnotherDriver(t *testing.T) {
 // Both drivers run: theirs writes its slice again whenever it is deleted.
 func TestAnotherDriverThatRuns(t *testing.T) {
 	startController(t)
-	n := newNode(t, 2)
-	n.report(t)
-	n.startPlugin(t)
-	n.waitForPool(t, 2)
+	n, _ := newPublishedNode(t, 2)
 	theirs := n.foreign(t, 1)
 	writes := 1
 	gone := func() bool {
@@ -160,20 +154,14 @@ func TestSliceOfTheProbesName(t *testing.T) {
 		},
 	})
 	startController(t)
-	n := newNode(t, 1)
-	n.report(t)
-	n.startPlugin(t)
-	n.waitForPool(t, 1)
+	newPublishedNode(t, 1)
 }
 
 // The controller is replaced while a policy is refused: the accepted version
 // stays in force.
 func TestAcceptedFormSurvivesControllers(t *testing.T) {
 	stop := startController(t)
-	n := newNode(t, 1)
-	n.report(t)
-	n.startPlugin(t)
-	n.waitForPool(t, 1)
+	n, _ := newPublishedNode(t, 1)
 	p := newPolicy(t, v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 3}})
 	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"story": "accepted"}}
 	if err := api.Create(t.Context(), p); err != nil {

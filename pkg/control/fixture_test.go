@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -216,4 +217,22 @@ func (s *fixture) mustHaveAsked(times int64) {
 	if got := s.inventory().Spec.PublishRequest; got != times {
 		s.t.Fatalf("the plugin was asked %d times, want %d", got, times)
 	}
+}
+
+// publishAfterAnswer lets the plugin answer, and expects the pool then.
+func (s *fixture) publishAfterAnswer() {
+	s.t.Helper()
+	s.pluginAnswers()
+	s.mustReconcile()
+	s.mustHave(2)
+}
+
+// mustBeFull reconciles a node whose slices can't be written.
+func (s *fixture) mustBeFull() {
+	s.t.Helper()
+	s.store.broken = errors.New("the server is full")
+	if err := s.reconcile(); !errors.Is(err, s.store.broken) {
+		s.t.Fatalf("got %v, want %v", err, s.store.broken)
+	}
+	s.store.broken = nil
 }

@@ -158,9 +158,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 		t.Errorf("got %+v", c)
 	}
 	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 // An inventory that says Ready while no plugin answers would mislead users.
@@ -192,9 +190,7 @@ func TestSilentPluginIsNotReady(t *testing.T) {
 	if s.inventory().ResourceVersion != version {
 		t.Error("it was written again")
 	}
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 // A server that doesn't have the kind has no inventories: that isn't a node

@@ -28,6 +28,17 @@ type node struct {
 	status v1alpha1.GPUInventoryStatus
 }
 
+// newPublishedNode returns a node with a plugin, whose GPUs are published, and a
+// function that kills the plugin.
+func newPublishedNode(t *testing.T, gpus int) (n *node, kill func()) {
+	t.Helper()
+	n = newNode(t, gpus)
+	n.report(t)
+	kill = n.startPlugin(t)
+	n.waitForPool(t, gpus)
+	return n, kill
+}
+
 func newNode(t *testing.T, gpus int) *node {
 	t.Helper()
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "node-"}}
@@ -157,10 +168,7 @@ func (n *node) mustHaveNoSlices(t *testing.T) {
 // controller has looked at everything that was there before.
 func somethingElseHappens(t *testing.T) {
 	t.Helper()
-	n := newNode(t, 1)
-	n.report(t)
-	n.startPlugin(t)
-	n.waitForPool(t, 1)
+	newPublishedNode(t, 1)
 }
 
 func createSlice(t *testing.T, s *resourceapi.ResourceSlice) {

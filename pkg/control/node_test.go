@@ -49,27 +49,19 @@ func TestAnOldAnswerIsNoAnswer(t *testing.T) {
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(2)
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 func TestAnAnswerServesOneAttempt(t *testing.T) {
 	s := newFixture(t)
 	s.mustReconcile()
 	s.pluginAnswers()
-	s.store.broken = errors.New("the server is full")
-	if err := s.reconcile(); !errors.Is(err, s.store.broken) {
-		t.Fatalf("got %v, want %v", err, s.store.broken)
-	}
-	s.store.broken = nil
+	s.mustBeFull()
 	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(2)
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 // Each write, and each answer, wakes the controller again: the work queue's own
@@ -96,9 +88,7 @@ func TestAServerThatStoresOnlyAPartIsNotStormed(t *testing.T) {
 	s.store.broken = nil
 	s.clock.Step(maxRetryDelay)
 	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 // TestRequeueAfterTheRestOfAPause checks that a reconciliation that comes during a
@@ -228,9 +218,7 @@ func TestAnAnswerToAnotherIsNoAnswer(t *testing.T) {
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(3)
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 func TestARequestDiesWithItsInventory(t *testing.T) {
@@ -242,9 +230,7 @@ func TestARequestDiesWithItsInventory(t *testing.T) {
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.UID = "second" })
 	s.mustReconcile()
 	s.mustHaveAsked(1)
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 // The answer was given for GPUs that were gone when it came. Those that come
@@ -264,9 +250,7 @@ func TestAnAnswerDoesNotOutliveTheGPUs(t *testing.T) {
 	}
 	s.mustHave(0)
 	s.mustHaveAsked(2)
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 }
 
 func TestPoolIsWithdrawn(t *testing.T) {

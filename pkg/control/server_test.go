@@ -148,9 +148,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s.server.form = publish.JointCounters
 	s.cuttable()
 	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
-	s.mustHave(2)
+	s.publishAfterAnswer()
 
 	s.server.form = publish.SplitCounters
 	s.clock.Step(probePause)

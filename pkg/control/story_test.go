@@ -114,10 +114,7 @@ func TestOneSliceDeletedTakesThePoolAwayUntilThePluginAnswers(t *testing.T) {
 
 func TestDeadPluginStaysAway(t *testing.T) {
 	stop := startController(t)
-	n := newNode(t, 8)
-	n.report(t)
-	kill := n.startPlugin(t)
-	n.waitForPool(t, 8)
+	n, kill := newPublishedNode(t, 8)
 	asked := n.inventory(t).Spec.PublishRequest
 	kill()
 	n.wipe(t)
@@ -141,10 +138,7 @@ func TestDeadPluginStaysAway(t *testing.T) {
 // old answer for a new one.
 func TestWipeDuringControllerDowntime(t *testing.T) {
 	stop := startController(t)
-	n := newNode(t, 4)
-	n.report(t)
-	kill := n.startPlugin(t)
-	n.waitForPool(t, 4)
+	n, kill := newPublishedNode(t, 4)
 	stop()
 	kill()
 	n.wipe(t)
@@ -225,10 +219,7 @@ func TestForeignSlicesAreLeftAlone(t *testing.T) {
 
 func TestInventoryDeletedTakesTheSlicesAlong(t *testing.T) {
 	startController(t)
-	n := newNode(t, 3)
-	n.report(t)
-	kill := n.startPlugin(t)
-	n.waitForPool(t, 3)
+	n, kill := newPublishedNode(t, 3)
 	kill()
 	if err := api.Delete(t.Context(), n.inventory(t)); err != nil {
 		t.Fatal(err)
@@ -242,10 +233,7 @@ func TestInventoryDeletedTakesTheSlicesAlong(t *testing.T) {
 
 func TestOrphansGoWhenTheControllerStarts(t *testing.T) {
 	stop := startController(t)
-	n := newNode(t, 2)
-	n.report(t)
-	kill := n.startPlugin(t)
-	n.waitForPool(t, 2)
+	n, kill := newPublishedNode(t, 2)
 	stop()
 	kill()
 	if err := api.Delete(t.Context(), n.inventory(t)); err != nil {
@@ -262,10 +250,7 @@ var controllerLog func() string
 // expiry.
 func TestAnotherControllerTakesOver(t *testing.T) {
 	stop := startController(t)
-	n := newNode(t, 2)
-	n.report(t)
-	n.startPlugin(t)
-	n.waitForPool(t, 2)
+	newPublishedNode(t, 2)
 	startController(t) // waits
 	stop()
 	begun := time.Now()
