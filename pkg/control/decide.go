@@ -44,7 +44,7 @@ type withheldGPU struct {
 	reason string
 }
 
-// waiting lists the devices that are offered for the sake of claims only.
+// waiting lists the devices that are offered only because claims have them.
 func (a nodeAccount) waiting() []allocation {
 	var out []allocation
 	for _, g := range a.gpus {

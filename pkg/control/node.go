@@ -151,7 +151,7 @@ func untilReported(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
 	return inv.CreationTimestamp.Add(reportWithin).Sub(now)
 }
 
-// publishable says whether a node should have a pool: not without an
+// publishable reports whether a node should have a pool: not without an
 // inventory, while the inventory goes away, before the kubelet has registered
 // the plugin, and where another driver serves the GPUs.
 func publishable(inv *v1alpha1.GPUInventory) bool {
@@ -253,7 +253,7 @@ func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.
 	// controller before this one.
 	err := n.client.Patch(ctx, raised, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return reconcile.Result{}, nil // gone or changed since; word of it is on its way here
+		return reconcile.Result{}, nil // gone or changed since; an event for it is on its way
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
@@ -296,7 +296,7 @@ func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInve
 	return nil
 }
 
-// answered says whether the plugin has answered the request under way.
+// answered reports whether the plugin has answered the request under way.
 func (n *nodeReconciler) answered(inv *v1alpha1.GPUInventory) bool {
 	r, ok := n.underWay(inv)
 	return ok && inv.Status.PublishResponse >= r.number

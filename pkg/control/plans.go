@@ -65,7 +65,7 @@ func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (deci
 		}
 		d := decide(inv, in)
 		p.recordAccount(inv.Name, d.account)
-		// Word of a claim that went until now may have been passed over, because
+		// The event of a claim that was deleted meanwhile may have been ignored, because
 		// nothing waited for it yet.
 		if gone, err := p.anyReleased(inv.Name, d.account.waiting()); err != nil || !gone {
 			return d, err

@@ -60,7 +60,7 @@ func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (r
 // write stores a status that changed.
 func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
 	if o == nil {
-		return nil // came while we looked; word of it is on its way here
+		return nil // came while we looked; an event for it is on its way
 	}
 	status := o.status(s)
 	if equality.Semantic.DeepEqual(s.Status, status) {
@@ -69,7 +69,7 @@ func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, 
 	s.Status = status
 	err := p.client.Status().Update(ctx, s)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // gone or changed since; word of it is on its way here
+		return nil // gone or changed since; an event for it is on its way
 	}
 	if err != nil {
 		return fmt.Errorf("write the status of SharingPolicy %s: %w", s.Name, err)
@@ -296,7 +296,7 @@ func countDevices(waiting []v1alpha1.WaitingDevice) int {
 	return len(slices.CompactFunc(slices.Clone(waiting), func(a, b v1alpha1.WaitingDevice) bool { return a.Node == b.Node && a.Device == b.Device }))
 }
 
-// applied says whether all GPUs that the spec selects, and at least one, are
+// applied reports whether all GPUs that the spec selects, and at least one, are
 // offered as it plans.
 func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 	is, reason := metav1.ConditionFalse, v1alpha1.ReasonProblems

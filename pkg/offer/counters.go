@@ -93,7 +93,7 @@ func distinguishing(memorySlices int, spans []gpu.Placement) []int {
 
 func covers(s gpu.Placement, at int) bool { return s.Start <= at && at < s.Start+s.Size }
 
-// separates says whether one counter for all these slices keeps apart all devices
+// separates reports whether one counter for all these slices keeps apart all devices
 // that share one of them. (It never keeps others apart: devices that don't
 // overlap take no more slices than there are.)
 func separates(spans []gpu.Placement, at []int) bool {

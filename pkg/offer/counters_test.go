@@ -270,7 +270,7 @@ func hardwareSums(m *nvmlsim.Model, others []gpu.Instance, devices []gpu.Device)
 	return s
 }
 
-// allow says whether a set takes no more than there is, one kind left aside.
+// allow reports whether a set takes no more than there is, one kind left aside.
 func (s sums) allow(set []int, except string) bool {
 	for k, limit := range s.limits {
 		sum := 0

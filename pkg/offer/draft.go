@@ -60,7 +60,7 @@ type draft struct {
 	servesGPUClass bool
 	// frozen: nothing but what claims have is offered.
 	frozen bool
-	// uncharged: the plan is cut back for the sake of GPU.Uncharged.
+	// uncharged: the plan is reduced because of GPU.Uncharged.
 	uncharged bool
 	missing   []string
 	problems  []string
@@ -247,7 +247,7 @@ func (o *draft) plannedProfiles(names []string) []gpu.Profile {
 	return out
 }
 
-// isListed says whether the partition that a device is, or is of, is one that the
+// isListed reports whether the partition that a device is, or is of, is one that the
 // GPU's tables have.
 func (o *draft) isListed(d gpu.Device) bool {
 	at, ok := gpu.Base(d).(gpu.Partition)
@@ -279,7 +279,7 @@ func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) G
 		out.Devices = append(out.Devices, d)
 		if leftover {
 			// The scheduler is quicker than a withdrawal: as soon as the claim is gone,
-			// whoever waits for such a device would be given it again.
+			// a pod that waits for such a device would be given it.
 			attributes(d.Attributes).string("type", typeLeftover)
 			out.Leftover = append(out.Leftover, gpu.DeviceName(d.Name))
 		}

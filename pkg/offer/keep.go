@@ -56,7 +56,7 @@ func (o *draft) escapesCounters(d gpu.Device) bool {
 	return ofPartition
 }
 
-// isSlot says whether a device is one of those that are never among parts.
+// isSlot reports whether a device is one of those that are never among parts.
 func isSlot(d gpu.Device) bool {
 	switch d := d.(type) {
 	case gpu.Share:
@@ -144,7 +144,7 @@ func (o *draft) removeOverlaps(allocated []gpu.Device) {
 	})
 }
 
-// conflictsWithAny says whether a device and another one that claims have can't be had
+// conflictsWithAny reports whether a device and another one that claims have can't be had
 // at once.
 func conflictsWithAny(d gpu.Device, allocated []gpu.Device) bool {
 	return slices.ContainsFunc(allocated, func(a gpu.Device) bool { return a != d && gpu.Conflict(a, d) })

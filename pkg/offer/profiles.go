@@ -7,7 +7,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// byDefault says whether a profile is offered where a plan lists none. The
+// byDefault reports whether a profile is offered where a plan lists none. The
 // scheduler's time goes with the number of devices and counters, so these are
 // the plain profiles that make a part of the GPU: without those that differ
 // only in media engines or graphics, and without the one that is the whole GPU
@@ -16,10 +16,10 @@ func byDefault(m gpu.MIG, p gpu.Profile, whole bool) bool {
 	return plain(p) && (!whole || !takesAll(m, p))
 }
 
-// plain says whether a profile is no variant: "1g.24gb", not "1g.24gb+gfx".
+// plain reports whether a profile is no variant: "1g.24gb", not "1g.24gb+gfx".
 func plain(p gpu.Profile) bool { return !strings.ContainsAny(p.Name, "+-") }
 
-// takesAll says whether an instance of the profile leaves no room for another.
+// takesAll reports whether an instance of the profile leaves no room for another.
 func takesAll(m gpu.MIG, p gpu.Profile) bool {
 	return !slices.ContainsFunc(p.Placements, func(at gpu.Placement) bool { return at.Size < newRoom(m).slices })
 }

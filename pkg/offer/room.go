@@ -44,7 +44,7 @@ func newRoom(m gpu.MIG) room {
 	return r
 }
 
-// has says whether an instance of the profile can be made at a place.
+// has reports whether an instance of the profile can be made at a place.
 func (r room) has(p gpu.Profile, at gpu.Placement) bool {
 	if r.instances[p.Name] < 1 || slices.ContainsFunc(r.taken, at.Overlaps) {
 		return false

@@ -118,7 +118,7 @@ func sliceName(node, tail string) string {
 	return node + tail
 }
 
-// Complete says whether a node's slices are a whole pool: as many of the
+// Complete reports whether a node's slices are a whole pool: as many of the
 // newest generation as they say there are. A pool from which somebody deleted
 // a slice isn't complete, nor is one that isn't there.
 func Complete(current []*resourceapi.ResourceSlice) bool {
@@ -133,7 +133,7 @@ func Complete(current []*resourceapi.ResourceSlice) bool {
 	return have > 0 && have == want
 }
 
-// Equal says whether the current slices are what is wanted, generation apart.
+// Equal reports whether the current slices are what is wanted, generation apart.
 func Equal(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) bool {
 	if len(current) != len(want) {
 		return false

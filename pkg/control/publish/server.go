@@ -138,7 +138,7 @@ var ErrProbeRefused = errors.New("it doesn't store the slice " + probeName +
 // the slices it is the beginning: one of that very name could exist.
 const probeName = "tessera-probe"
 
-// storesAll says whether the server would store all of these as they are.
+// storesAll reports whether the server would store all of these as they are.
 func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceSliceSpec) (bool, error) {
 	for i := range specs {
 		want := slice(metav1.OwnerReference{Name: probeName}, "", specs[i].Devices, specs[i].SharedCounters)
@@ -157,7 +157,7 @@ func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceS
 	return true, nil
 }
 
-// Doubtful says whether a failed Write may come from a server that stores
+// Doubtful reports whether a failed Write may come from a server that stores
 // something else, or in another form, than it was taken for: it dropped
 // something, or called a slice invalid.
 func Doubtful(err error) bool {
