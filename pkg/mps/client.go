@@ -60,49 +60,52 @@ func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 }
 
 // Stop has nothing left of the daemon when it returns nil. Clients get a moment
-// to end, then they lose it; it takes 5 seconds at most. Idempotent.
-func (c *Client) Stop(ctx context.Context, name string) error {
-	_, err := c.stop(ctx, &mpspb.StopRequest{Name: name})
-	return err
+// to end, then they lose it; it takes 5 seconds at most. Idempotent. It returns the
+// supervisor's revision at which the daemon was gone.
+func (c *Client) Stop(ctx context.Context, name string) (Revision, error) {
+	_, revision, err := c.stop(ctx, &mpspb.StopRequest{Name: name})
+	return revision, err
 }
 
 // BeginStop is Stop without waiting for the daemon's end: it returns once the stop is
 // recorded, so that it is completed even after a crash. Until then the daemon's
-// phase is Ending. ended reports whether the daemon is gone already.
-func (c *Client) BeginStop(ctx context.Context, name string) (ended bool, err error) {
+// phase is Ending. ended reports whether the daemon is gone already, revision since
+// when it has been in that state.
+func (c *Client) BeginStop(ctx context.Context, name string) (ended bool, revision Revision, err error) {
 	return c.stop(ctx, &mpspb.StopRequest{Name: name, Background: true})
 }
 
-func (c *Client) stop(ctx context.Context, r *mpspb.StopRequest) (ended bool, err error) {
-	err = c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
-		answer, err := s.Stop(ctx, r)
-		ended = answer.GetEnded()
+func (c *Client) stop(ctx context.Context, r *mpspb.StopRequest) (ended bool, revision Revision, err error) {
+	var answer *mpspb.StopResponse
+	err = c.call(ctx, 0, func(s mpspb.SupervisorClient) (err error) {
+		answer, err = s.Stop(ctx, r)
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("stop the MPS daemon %s: %w", r.GetName(), err)
+		return false, 0, fmt.Errorf("stop the MPS daemon %s: %w", r.GetName(), err)
 	}
-	return ended, nil
+	return answer.GetEnded(), Revision(answer.GetRevision()), nil
 }
 
-// List returns all daemons, ordered by name.
-func (c *Client) List(ctx context.Context) ([]State, error) {
-	var states []State
+// List returns all daemons.
+func (c *Client) List(ctx context.Context) (Report, error) {
+	var report Report
 	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
 		answer, err := s.List(ctx, &mpspb.ListRequest{})
-		states = statesFromWire(answer)
+		report = ReportFromWire(answer)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the MPS daemons: %w", err)
+		return Report{}, fmt.Errorf("list the MPS daemons: %w", err)
 	}
-	return states, nil
+	return report, nil
 }
 
 // Watch calls f with all daemons, at once and after each change; changes that
-// follow close on each other may be told together. It returns ctx's error when
-// that ends, and ErrUnavailable when the supervisor is gone.
-func (c *Client) Watch(ctx context.Context, f func([]State)) error {
+// follow close on each other may be told together. A report may arrive later than
+// the reply of a call that was made after it: their revisions tell. Watch returns
+// ctx's error when that ends, and ErrUnavailable when the supervisor is gone.
+func (c *Client) Watch(ctx context.Context, f func(Report)) error {
 	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {
 		stream, err := s.Watch(ctx, &mpspb.ListRequest{})
 		if err != nil {
@@ -116,7 +119,7 @@ func (c *Client) Watch(ctx context.Context, f func([]State)) error {
 			if err != nil {
 				return err
 			}
-			f(statesFromWire(answer))
+			f(ReportFromWire(answer))
 		}
 	})
 	if ctx.Err() != nil {

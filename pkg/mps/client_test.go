@@ -16,8 +16,9 @@ func TestNoSupervisor(t *testing.T) {
 	}
 	_, ensure := client.Ensure(t.Context(), mps.Daemon{Name: "a"})
 	_, list := client.List(t.Context())
-	watch := client.Watch(t.Context(), func([]mps.State) { t.Error("told something") })
-	for _, err := range []error{ensure, list, watch, client.Stop(t.Context(), "a")} {
+	_, stop := client.Stop(t.Context(), "a")
+	watch := client.Watch(t.Context(), func(mps.Report) { t.Error("told something") })
+	for _, err := range []error{ensure, list, watch, stop} {
 		if !errors.Is(err, mps.ErrUnavailable) {
 			t.Errorf("got %v", err)
 		}

@@ -87,9 +87,24 @@ const (
 	Ending Phase = "Ending"
 )
 
+// Revision orders what a node's supervisor says: it grows with every change of a
+// daemon, also over restarts of the supervisor, until the next boot. Zero is unknown:
+// the supervisor is of a release without revisions.
+type Revision uint64
+
+// Report has all daemons that the supervisor has, ordered by name.
+type Report struct {
+	// Revision of the supervisor at which these were all.
+	Revision Revision
+	Daemons  []State
+}
+
 // State is a daemon that the supervisor has.
 type State struct {
 	Daemon
+
+	// Revision of the supervisor at which the daemon was in this state.
+	Revision Revision
 
 	// PID of the control daemon, as the host counts; 0 where there is none.
 	PID int

@@ -28,7 +28,7 @@ func StateToWire(s State) *mpspb.State {
 	return &mpspb.State{
 		Daemon: ToWire(s.Daemon), Pid: int32(s.PID), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
 		Phase: phaseToWire(s.Phase), Message: s.Message, Restarts: int32(s.Restarts),
-		ServerPid: int32(s.ServerPID), Trouble: s.Trouble,
+		ServerPid: int32(s.ServerPID), Trouble: s.Trouble, Revision: uint64(s.Revision),
 	}
 }
 
@@ -37,16 +37,26 @@ func StateFromWire(w *mpspb.State) State {
 	return State{
 		Daemon: FromWire(w.GetDaemon()), PID: int(w.GetPid()), PipeDir: w.GetPipeDir(), ShmDir: w.GetShmDir(),
 		Phase: phaseFromWire(w.GetPhase()), Message: w.GetMessage(), Restarts: int(w.GetRestarts()),
-		ServerPID: int(w.GetServerPid()), Trouble: w.GetTrouble(),
+		ServerPID: int(w.GetServerPid()), Trouble: w.GetTrouble(), Revision: Revision(w.GetRevision()),
 	}
 }
 
-func statesFromWire(w *mpspb.States) []State {
-	var states []State
-	for _, s := range w.GetStates() {
-		states = append(states, StateFromWire(s))
+// ReportToWire returns the report as it is sent.
+func ReportToWire(r Report) *mpspb.States {
+	w := &mpspb.States{Revision: uint64(r.Revision)}
+	for _, s := range r.Daemons {
+		w.States = append(w.States, StateToWire(s))
 	}
-	return states
+	return w
+}
+
+// ReportFromWire is the opposite of ReportToWire.
+func ReportFromWire(w *mpspb.States) Report {
+	r := Report{Revision: Revision(w.GetRevision())}
+	for _, s := range w.GetStates() {
+		r.Daemons = append(r.Daemons, StateFromWire(s))
+	}
+	return r
 }
 
 func phaseToWire(p Phase) mpspb.Phase {

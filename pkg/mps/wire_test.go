@@ -13,9 +13,13 @@ func TestStateSurvivesTheWire(t *testing.T) {
 	for _, phase := range []mps.Phase{mps.Running, mps.Starting, mps.Failed} {
 		want := mps.State{
 			Daemon: mps.Daemon{Name: "gpu-980fb007", Devices: []gpu.UUID{"GPU-1", "GPU-2"}, ThreadPercentage: 25, MemoryMiB: []int64{3072, 0}},
-			PID:    7, PipeDir: "/p", ShmDir: "/s", Phase: phase, Message: "m", Restarts: 3,
+			PID:    7, PipeDir: "/p", ShmDir: "/s", Phase: phase, Message: "m", Restarts: 3, Revision: 1 << 60,
 		}
 		if diff := cmp.Diff(want, mps.StateFromWire(mps.StateToWire(want))); diff != "" {
+			t.Errorf("(-sent +received):\n%s", diff)
+		}
+		report := mps.Report{Revision: 1 << 61, Daemons: []mps.State{want}}
+		if diff := cmp.Diff(report, mps.ReportFromWire(mps.ReportToWire(report))); diff != "" {
 			t.Errorf("(-sent +received):\n%s", diff)
 		}
 	}

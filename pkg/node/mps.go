@@ -26,7 +26,8 @@ const askWithin = 10 * time.Second
 func (s shared) Daemons() ([]mps.State, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, askWithin)
 	defer cancel()
-	return s.daemons.List(ctx)
+	report, err := s.daemons.List(ctx)
+	return report.Daemons, err
 }
 
 func (s shared) Remains() ([]string, error) { return s.runDir.Names() }

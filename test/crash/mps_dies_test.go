@@ -235,7 +235,8 @@ func TestDaemonDies(t *testing.T) {
 		t.Fatalf("the daemon doesn't come back: %v", err)
 	}
 	n.check(t, "with another daemon")
-	states, err := n.client(t).List(t.Context())
+	r, err := n.client(t).List(t.Context())
+	states := r.Daemons
 	if err != nil || len(states) != 1 || states[0].Restarts != 1 || states[0].ThreadPercentage != 25 {
 		t.Errorf("got %+v and %v, want one daemon, started again once, with its limits", states, err)
 	}

@@ -108,9 +108,9 @@ func unprepareAndStop(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceC
 	}
 	var died error
 	err := p.poll(t, func() bool {
-		all, err := n.client(t).List(t.Context())
+		r, err := n.client(t).List(t.Context())
 		died = err
-		return err != nil || !slices.ContainsFunc(all, func(s mps.State) bool { return s.Phase == mps.Ending })
+		return err != nil || !slices.ContainsFunc(r.Daemons, func(s mps.State) bool { return s.Phase == mps.Ending })
 	})
 	return errors.Join(err, died)
 }

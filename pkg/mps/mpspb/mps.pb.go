@@ -164,7 +164,11 @@ type State struct {
 	// 0: none is known to run.
 	ServerPid int32 `protobuf:"varint,8,opt,name=server_pid,json=serverPid,proto3" json:"server_pid,omitempty"`
 	// Why clients may not be served though the daemon runs.
-	Trouble       string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// The supervisor's revision when the daemon was in this state. It grows with
+	// every change of any daemon, also over restarts of the supervisor. 0: from a
+	// supervisor that has no revisions.
+	Revision      uint64 `protobuf:"varint,10,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -262,9 +266,17 @@ func (x *State) GetTrouble() string {
 	return ""
 }
 
+func (x *State) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type States struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	States        []*State               `protobuf:"bytes,1,rep,name=states,proto3" json:"states,omitempty"`
+	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +316,13 @@ func (x *States) GetStates() []*State {
 		return x.States
 	}
 	return nil
+}
+
+func (x *States) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type StopRequest struct {
@@ -362,7 +381,9 @@ func (x *StopRequest) GetBackground() bool {
 type StopResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Nothing is left of the daemon.
-	Ended         bool `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	Ended bool `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	// The supervisor's revision when the daemon had ended, or its end had begun.
+	Revision      uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -402,6 +423,13 @@ func (x *StopResponse) GetEnded() bool {
 		return x.Ended
 	}
 	return false
+}
+
+func (x *StopResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type ListRequest struct {
@@ -450,7 +478,7 @@ const file_pkg_mps_mpspb_mps_proto_rawDesc = "" +
 	"\adevices\x18\x02 \x03(\tR\adevices\x12+\n" +
 	"\x11thread_percentage\x18\x03 \x01(\x05R\x10threadPercentage\x12\x1d\n" +
 	"\n" +
-	"memory_mib\x18\x04 \x03(\x03R\tmemoryMib\"\x99\x02\n" +
+	"memory_mib\x18\x04 \x03(\x03R\tmemoryMib\"\xb5\x02\n" +
 	"\x05State\x12.\n" +
 	"\x06daemon\x18\x01 \x01(\v2\x16.tessera.mps.v1.DaemonR\x06daemon\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
@@ -461,16 +489,20 @@ const file_pkg_mps_mpspb_mps_proto_rawDesc = "" +
 	"\brestarts\x18\a \x01(\x05R\brestarts\x12\x1d\n" +
 	"\n" +
 	"server_pid\x18\b \x01(\x05R\tserverPid\x12\x18\n" +
-	"\atrouble\x18\t \x01(\tR\atrouble\"7\n" +
+	"\atrouble\x18\t \x01(\tR\atrouble\x12\x1a\n" +
+	"\brevision\x18\n" +
+	" \x01(\x04R\brevision\"S\n" +
 	"\x06States\x12-\n" +
-	"\x06states\x18\x01 \x03(\v2\x15.tessera.mps.v1.StateR\x06states\"A\n" +
+	"\x06states\x18\x01 \x03(\v2\x15.tessera.mps.v1.StateR\x06states\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"A\n" +
 	"\vStopRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
 	"background\x18\x02 \x01(\bR\n" +
-	"background\"$\n" +
+	"background\"@\n" +
 	"\fStopResponse\x12\x14\n" +
-	"\x05ended\x18\x01 \x01(\bR\x05ended\"\r\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\r\n" +
 	"\vListRequest*i\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -36,8 +35,7 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 		if err := c.s.ensure(ctx, want); err != nil {
 			return err
 		}
-		d, _ := c.s.get(want.Name)
-		state = c.s.state(d)
+		state = c.s.stateOf(want.Name)
 		return nil
 	})
 	if err == nil {
@@ -55,17 +53,19 @@ func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResp
 	if err := mps.ValidateName(name); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	begun := make(chan struct{})
+	begun, ended := make(chan mps.Revision, 1), mps.Revision(0)
 	done, err := c.s.work(ctx, "stop", name, func(ctx context.Context) error {
-		return c.s.stop(ctx, name, sync.OnceFunc(func() { close(begun) }))
+		err := c.s.stop(ctx, name, func() { begun <- c.s.now() })
+		ended = c.s.now() // under the lock of the name: it isn't started again before
+		return err
 	})
 	if err != nil {
 		return nil, asStatus(err)
 	}
 	if r.GetBackground() {
 		select {
-		case <-begun:
-			return &mpspb.StopResponse{}, nil
+		case revision := <-begun:
+			return &mpspb.StopResponse{Revision: uint64(revision)}, nil
 		case err = <-done:
 		}
 	} else {
@@ -74,19 +74,19 @@ func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResp
 	if err != nil {
 		return nil, asStatus(err)
 	}
-	return &mpspb.StopResponse{Ended: true}, nil
+	return &mpspb.StopResponse{Ended: true, Revision: uint64(ended)}, nil
 }
 
 // List implements mpspb.SupervisorServer.
 func (c *calls) List(context.Context, *mpspb.ListRequest) (*mpspb.States, error) {
-	return statesToWire(c.s.list()), nil
+	return mps.ReportToWire(c.s.list()), nil
 }
 
 // Watch implements mpspb.SupervisorServer.
 func (c *calls) Watch(_ *mpspb.ListRequest, stream grpc.ServerStreamingServer[mpspb.States]) error {
 	for {
-		states, changed := c.s.watch()
-		if err := stream.Send(statesToWire(states)); err != nil {
+		report, changed := c.s.watch()
+		if err := stream.Send(mps.ReportToWire(report)); err != nil {
 			return err
 		}
 		select {
@@ -97,14 +97,6 @@ func (c *calls) Watch(_ *mpspb.ListRequest, stream grpc.ServerStreamingServer[mp
 			return nil
 		}
 	}
-}
-
-func statesToWire(states []mps.State) *mpspb.States {
-	w := &mpspb.States{}
-	for _, state := range states {
-		w.States = append(w.States, mps.StateToWire(state))
-	}
-	return w
 }
 
 // work starts a task on a daemon, under the lock of the daemon's name, and returns

@@ -173,7 +173,7 @@ func TestDaemonLeavesThePodsCgroup(t *testing.T) {
 		}
 		left = append(left, own)
 	}
-	if err := n.Stop(t.Context(), "a"); err != nil {
+	if _, err := n.Stop(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range left {

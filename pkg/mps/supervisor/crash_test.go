@@ -37,14 +37,14 @@ func scenarios() map[string]scenario {
 		"first start":   {before: nothing, act: ensure(one("a")), want: one("a")},
 		"changed":       {before: has(one("a")), act: ensure(changed), want: changed, keeps: true},
 		"other devices": {before: has(one("a")), act: ensure(moved), want: moved},
-		"stop":          {before: has(one("a")), act: func(n *node) { _ = n.Stop(n.t.Context(), "a") }, want: one("a")},
+		"stop":          {before: has(one("a")), act: func(n *node) { _, _ = n.Stop(n.t.Context(), "a") }, want: one("a")},
 		"adoption": {
 			before: has(one("a")),
 			act: func(n *node) {
 				ctx, cancel := context.WithCancel(n.t.Context())
 				defer cancel()
-				_ = n.Watch(ctx, func(all []mps.State) { // or until it is killed
-					if len(all) == 1 && all[0].ServerPID != 0 {
+				_ = n.Watch(ctx, func(r mps.Report) { // or until it is killed
+					if len(r.Daemons) == 1 && r.Daemons[0].ServerPID != 0 {
 						cancel()
 					}
 				})
@@ -57,7 +57,7 @@ func scenarios() map[string]scenario {
 				if pids := n.controls("a"); len(pids) > 0 { // else it was killed in the adoption
 					_ = unix.Kill(pids[0], unix.SIGKILL)
 				}
-				_ = n.Watch(n.t.Context(), func([]mps.State) {}) // until it is killed
+				_ = n.Watch(n.t.Context(), func(mps.Report) {}) // until it is killed
 			},
 			want: one("a"),
 		},
@@ -138,7 +138,7 @@ func killedAt(t *testing.T, sc scenario, step string) {
 	if got := n.ask("a", "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"); got != limits {
 		t.Errorf("limits %q, want %q", got, limits)
 	}
-	if err := n.Stop(t.Context(), "a"); err != nil {
+	if _, err := n.Stop(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	n.gone("a")

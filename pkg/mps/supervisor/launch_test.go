@@ -134,7 +134,7 @@ func TestUnfurnish(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start("")
-	if err := n.Stop(t.Context(), "a"); err != nil {
+	if _, err := n.Stop(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(shown); !os.IsNotExist(err) {

@@ -46,7 +46,7 @@ func (s *Supervisor) keepLogsShort(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for _, d := range s.list() {
+		for _, d := range s.list().Daemons {
 			if err := s.cfg.place(d.Name).shorten(maxLog); err != nil {
 				klog.FromContext(ctx).Error(err, "The logs of an MPS daemon go on growing", "daemon", d.Name)
 			}

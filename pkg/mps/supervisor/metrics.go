@@ -57,7 +57,7 @@ func newMetrics(s *Supervisor) *metrics {
 // count counts the daemons of a kind.
 func (s *Supervisor) count(is func(mps.State) bool) float64 {
 	n := 0
-	for _, d := range s.list() {
+	for _, d := range s.list().Daemons {
 		if is(d) {
 			n++
 		}

@@ -190,11 +190,11 @@ func (n *node) ensure(d mps.Daemon) mps.State {
 
 func (n *node) list() []mps.State {
 	n.t.Helper()
-	states, err := n.List(n.t.Context())
+	report, err := n.List(n.t.Context())
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return states
+	return report.Daemons
 }
 
 // serving waits until all daemons have a server.
@@ -240,8 +240,8 @@ func (n *node) until(ok func([]mps.State) bool) []mps.State {
 	ctx, cancel := context.WithTimeoutCause(n.t.Context(), time.Minute, errTimeout)
 	defer cancel()
 	var last []mps.State
-	_ = n.Watch(ctx, func(states []mps.State) {
-		if last = states; ok(states) {
+	_ = n.Watch(ctx, func(r mps.Report) {
+		if last = r.Daemons; ok(last) {
 			cancel()
 		}
 	})

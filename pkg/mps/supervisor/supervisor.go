@@ -46,7 +46,9 @@ type Supervisor struct {
 
 	mu      sync.Mutex
 	daemons map[string]*daemon
-	changed chan struct{} // closed with each change
+	// revision grows with each change.
+	revision mps.Revision
+	changed  chan struct{} // closed with each change
 }
 
 // daemon is the state of one; its supervisor's mutex guards it, and only who
@@ -75,13 +77,27 @@ func New(cfg Config) (*Supervisor, error) {
 	if cfg.Step == nil {
 		cfg.Step = func(string) {}
 	}
+	revision, err := firstRevision()
+	if err != nil {
+		return nil, err
+	}
 	s := &Supervisor{
-		cfg: cfg, boot: boot, pause: pause, attendPause: attendPause,
+		revision: revision, cfg: cfg, boot: boot, pause: pause, attendPause: attendPause,
 		daemons: map[string]*daemon{}, changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.driver = &driver{host: driverroot.NewHost(cfg.HostRoot), cfg: &s.cfg}
 	s.metrics = newMetrics(s)
 	return s, nil
+}
+
+// firstRevision is the time since the boot in nanoseconds: more than an earlier
+// supervisor can have counted to. The time of day is no good, because it may be set back.
+func firstRevision() (mps.Revision, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("read the time since the boot: %w", err)
+	}
+	return mps.Revision(now.Nano()), nil
 }
 
 // pause grows from nothing over a second to half a minute.
@@ -208,7 +224,7 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, server.GracefulStop)
 	defer stop()
 	s.tasks.Go(func() { s.keepLogsShort(ctx) })
-	klog.FromContext(ctx).Info("Serving", "socket", socket, "daemons", len(s.list()))
+	klog.FromContext(ctx).Info("Serving", "socket", socket, "daemons", len(s.list().Daemons))
 	s.serving.Store(true)
 	defer s.serving.Store(false)
 	if err := server.Serve(l); err != nil && ctx.Err() == nil {
@@ -216,6 +232,13 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	}
 	server.GracefulStop() // waits for the calls
 	return nil
+}
+
+// now returns the revision.
+func (s *Supervisor) now() mps.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.revision
 }
 
 // get returns the daemon of a name.
@@ -251,37 +274,50 @@ func (s *Supervisor) forget(name string) {
 	}
 }
 
+// tell notifies the watchers of a change. Needs the lock.
 func (s *Supervisor) tell() {
+	s.revision++
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// list returns all daemons, ordered by name, and a channel that is closed at
-// the next change.
-func (s *Supervisor) list() []mps.State {
-	states, _ := s.watch()
-	return states
+// list returns all daemons.
+func (s *Supervisor) list() mps.Report {
+	report, _ := s.watch()
+	return report
 }
 
-func (s *Supervisor) watch() ([]mps.State, <-chan struct{}) {
+// watch returns all daemons, and a channel that is closed at the next change.
+func (s *Supervisor) watch() (mps.Report, <-chan struct{}) {
 	s.mu.Lock()
-	changed := s.changed
+	changed, report := s.changed, mps.Report{Revision: s.revision}
 	all := make(map[string]daemon, len(s.daemons))
 	for name, d := range s.daemons {
 		all[name] = *d
 	}
 	s.mu.Unlock()
-	var states []mps.State
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		states = append(states, s.state(all[name]))
+		report.Daemons = append(report.Daemons, s.state(all[name], report.Revision))
 	}
-	return states, changed
+	return report, changed
 }
 
-func (s *Supervisor) state(d daemon) mps.State {
+// stateOf returns the state of the daemon of a name.
+func (s *Supervisor) stateOf(name string) mps.State {
+	s.mu.Lock()
+	var d daemon
+	if s.daemons[name] != nil {
+		d = *s.daemons[name]
+	}
+	revision := s.revision
+	s.mu.Unlock()
+	return s.state(d, revision)
+}
+
+func (s *Supervisor) state(d daemon, revision mps.Revision) mps.State {
 	at := s.cfg.place(d.record.Daemon.Name)
 	state := mps.State{
-		Daemon: d.record.Daemon, PID: d.record.PID, PipeDir: at.clients(),
+		Daemon: d.record.Daemon, Revision: revision, PID: d.record.PID, PipeDir: at.clients(),
 		Phase: d.phase, Message: d.message, Restarts: d.record.Restarts,
 		ServerPID: d.server, Trouble: d.trouble,
 	}

@@ -23,13 +23,14 @@ type Daemons struct {
 
 	mu       sync.Mutex
 	away     bool
+	revision mps.Revision
 	all      map[string]mps.State
 	watchers map[chan struct{}]bool
 }
 
 // NewDaemons returns a supervisor without daemons.
 func NewDaemons(host, dir string) *Daemons {
-	return &Daemons{Host: host, Dir: dir, all: map[string]mps.State{}, watchers: map[chan struct{}]bool{}}
+	return &Daemons{Host: host, Dir: dir, revision: 1, all: map[string]mps.State{}, watchers: map[chan struct{}]bool{}}
 }
 
 // SetAway makes the supervisor stop answering, or answer again.
@@ -41,47 +42,53 @@ func (d *Daemons) Ensure(_ context.Context, want mps.Daemon) (mps.State, error) 
 		return mps.State{}, err
 	}
 	s := mps.State{Daemon: want, PID: 1, PipeDir: filepath.Join(d.Dir, want.Name, "pipe"), Phase: mps.Running}
-	return s, d.change(func() error {
+	err := d.change(func() error {
 		if d.away {
 			return mps.ErrUnavailable
 		}
+		s.Revision = d.revision
 		d.all[want.Name] = s
 		return os.MkdirAll(filepath.Join(d.Host, s.PipeDir), 0o755)
 	})
+	return s, err
 }
 
 // Stop stops the daemon.
-func (d *Daemons) Stop(_ context.Context, name string) error {
-	return d.change(func() error {
+func (d *Daemons) Stop(_ context.Context, name string) (mps.Revision, error) {
+	var revision mps.Revision
+	err := d.change(func() error {
 		if d.away {
 			return mps.ErrUnavailable
 		}
+		revision = d.revision
 		delete(d.all, name)
 		return os.RemoveAll(filepath.Join(d.Host, d.Dir, name))
 	})
+	return revision, err
 }
 
 // BeginStop stops the daemon.
-func (d *Daemons) BeginStop(ctx context.Context, name string) (ended bool, err error) {
-	return true, d.Stop(ctx, name)
+func (d *Daemons) BeginStop(ctx context.Context, name string) (ended bool, revision mps.Revision, err error) {
+	revision, err = d.Stop(ctx, name)
+	return true, revision, err
 }
 
 // List returns all daemons.
-func (d *Daemons) List(context.Context) ([]mps.State, error) {
+func (d *Daemons) List(context.Context) (mps.Report, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.away {
-		return nil, mps.ErrUnavailable
+		return mps.Report{}, mps.ErrUnavailable
 	}
-	var all []mps.State
+	report := mps.Report{Revision: d.revision}
 	for _, name := range slices.Sorted(maps.Keys(d.all)) {
-		all = append(all, d.all[name])
+		report.Daemons = append(report.Daemons, d.all[name])
 	}
-	return all, nil
+	return report, nil
 }
 
 // Watch calls f with all daemons, at once and after each change.
-func (d *Daemons) Watch(ctx context.Context, f func([]mps.State)) error {
+func (d *Daemons) Watch(ctx context.Context, f func(mps.Report)) error {
 	changed := make(chan struct{}, 1)
 	d.mu.Lock()
 	d.watchers[changed] = true
@@ -92,11 +99,11 @@ func (d *Daemons) Watch(ctx context.Context, f func([]mps.State)) error {
 		delete(d.watchers, changed)
 	}()
 	for {
-		all, err := d.List(ctx)
+		report, err := d.List(ctx)
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
-		f(all)
+		f(report)
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -123,6 +130,7 @@ func (d *Daemons) Remains() ([]mps.Daemon, error) {
 func (d *Daemons) change(f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.revision++
 	err := f()
 	for w := range d.watchers {
 		select {

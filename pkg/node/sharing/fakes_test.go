@@ -23,9 +23,14 @@ const (
 // machine has the parts under a Manager that outlive it: the supervisor, the
 // GPUs' settings and nvidia-smi. It notes what must never be.
 type machine struct {
-	mu        sync.Mutex
-	away      bool // the supervisor
-	daemons   map[string]mps.State
+	mu       sync.Mutex
+	away     bool // the supervisor
+	daemons  map[string]mps.State
+	revision mps.Revision // of the daemons
+	// old is a supervisor of a release without revisions.
+	old bool
+	// lag is the time that reports of all daemons take to arrive, as on a busy machine.
+	lag       time.Duration
 	pids      int
 	modes     map[gpu.UUID]nvml.ComputeMode
 	intervals map[gpu.UUID]string
@@ -44,7 +49,7 @@ type machine struct {
 
 func newMachine() *machine {
 	return &machine{
-		daemons: map[string]mps.State{}, watchers: map[chan struct{}]bool{}, step: func(string) {}, exclusive: true,
+		revision: 1, daemons: map[string]mps.State{}, watchers: map[chan struct{}]bool{}, step: func(string) {}, exclusive: true,
 		modes:     map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeDefault, gpu1: nvml.ComputeDefault},
 		intervals: map[gpu.UUID]string{gpu0: "Default", gpu1: "Default"},
 	}
@@ -65,6 +70,7 @@ func (m *machine) enter(call string) error {
 func (m *machine) do(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.revision++
 	change()
 	for w := range m.watchers {
 		select {
@@ -116,10 +122,19 @@ func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
 		if have, ok := m.daemons[d.Name]; ok && !slices.Equal(have.Devices, d.Devices) {
 			m.wrong("daemon %s is restarted with other devices: %v, it has %v", d.Name, d.Devices, have.Devices)
 		}
+		s.Revision = m.now()
 		m.daemons[d.Name] = s
 	})
 	m.step("machine.ensured")
 	return s, nil
+}
+
+// now is the revision to say. Needs the lock.
+func (m *machine) now() mps.Revision {
+	if m.old {
+		return 0
+	}
+	return m.revision
 }
 
 // nextPID is the process id of the daemon, or of the one that is to be started.
@@ -133,9 +148,9 @@ func (m *machine) nextPID(name string) int {
 	return m.pids
 }
 
-func (m *machine) Stop(ctx context.Context, name string) error {
+func (m *machine) Stop(ctx context.Context, name string) (revision mps.Revision, err error) {
 	if err := m.asked(ctx, "stop "+name); err != nil {
-		return err
+		return 0, err
 	}
 	for {
 		m.mu.Lock()
@@ -147,29 +162,36 @@ func (m *machine) Stop(ctx context.Context, name string) error {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return ctx.Err()
+			return 0, ctx.Err()
 		}
 	}
-	m.do(func() { delete(m.daemons, name) })
+	m.do(func() {
+		delete(m.daemons, name)
+		revision = m.now()
+	})
 	m.step("machine.stopped")
-	return nil
+	return revision, nil
 }
 
-func (m *machine) BeginStop(ctx context.Context, name string) (ended bool, err error) {
+func (m *machine) BeginStop(ctx context.Context, name string) (ended bool, revision mps.Revision, err error) {
 	m.mu.Lock()
 	s, ok := m.daemons[name]
 	lingers := m.lingers && ok
 	m.mu.Unlock()
 	if !lingers {
-		return true, m.Stop(ctx, name)
+		revision, err = m.Stop(ctx, name)
+		return err == nil, revision, err
 	}
 	if err := m.asked(ctx, "begin stop "+name); err != nil {
-		return false, err
+		return false, 0, err
 	}
 	s.Phase = mps.Ending
-	m.do(func() { m.daemons[name] = s })
+	m.do(func() {
+		m.daemons[name] = s
+		revision = m.now()
+	})
 	m.step("machine.stopBegun")
-	return false, nil
+	return false, revision, nil
 }
 
 // end ends the daemons whose end has begun.
@@ -179,20 +201,32 @@ func (m *machine) end() {
 	})
 }
 
-func (m *machine) List(ctx context.Context) ([]mps.State, error) {
+func (m *machine) List(ctx context.Context) (mps.Report, error) {
 	if err := m.asked(ctx, "list"); err != nil {
-		return nil, err
+		return mps.Report{}, err
 	}
-	return m.states(), nil
+	report := m.report()
+	m.travel()
+	return report, nil
 }
 
-func (m *machine) states() []mps.State {
+// travel takes the time until a report has arrived.
+func (m *machine) travel() {
+	m.mu.Lock()
+	lag := m.lag
+	m.mu.Unlock()
+	if lag > 0 {
+		time.Sleep(lag)
+	}
+}
+
+func (m *machine) report() mps.Report {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Collect(maps.Values(m.daemons))
+	return mps.Report{Revision: m.now(), Daemons: slices.Collect(maps.Values(m.daemons))}
 }
 
-func (m *machine) Watch(ctx context.Context, f func([]mps.State)) error {
+func (m *machine) Watch(ctx context.Context, f func(mps.Report)) error {
 	if err := m.asked(ctx, "watch"); err != nil {
 		return err
 	}
@@ -202,7 +236,9 @@ func (m *machine) Watch(ctx context.Context, f func([]mps.State)) error {
 	m.mu.Unlock()
 	defer m.do(func() { delete(m.watchers, changed) })
 	for {
-		f(m.states())
+		report := m.report()
+		m.travel()
+		f(report)
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -219,7 +255,7 @@ func (m *machine) Watch(ctx context.Context, f func([]mps.State)) error {
 
 func (m *machine) remains() ([]mps.Daemon, error) {
 	var all []mps.Daemon
-	for _, s := range m.states() {
+	for _, s := range m.report().Daemons {
 		all = append(all, s.Daemon)
 	}
 	return all, nil
@@ -299,4 +335,23 @@ func (m *machine) count(call string) int {
 		}
 	}
 	return n
+}
+
+// die makes a daemon end, which the supervisor starts again. Needs the lock.
+func (m *machine) die(name string) {
+	s := m.daemons[name]
+	s.Phase, s.PID, s.Restarts, s.Revision = mps.Starting, 0, 1, m.now()
+	m.daemons[name] = s
+}
+
+// watchModes records the compute modes that are set from now on.
+func (m *machine) watchModes() *[]nvml.ComputeMode {
+	modes, step := &[]nvml.ComputeMode{}, m.step
+	m.step = func(name string) {
+		step(name)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		*modes = append(*modes, m.modes[gpu0])
+	}
+	return modes
 }

@@ -23,10 +23,10 @@ import (
 // the supervisor does not answer.
 type Daemons interface {
 	Ensure(ctx context.Context, d mps.Daemon) (mps.State, error)
-	Stop(ctx context.Context, name string) error
-	BeginStop(ctx context.Context, name string) (ended bool, err error)
-	List(ctx context.Context) ([]mps.State, error)
-	Watch(ctx context.Context, f func([]mps.State)) error
+	Stop(ctx context.Context, name string) (mps.Revision, error)
+	BeginStop(ctx context.Context, name string) (ended bool, revision mps.Revision, err error)
+	List(ctx context.Context) (mps.Report, error)
+	Watch(ctx context.Context, f func(mps.Report)) error
 }
 
 // Hardware reads and sets compute modes (*nvml.Session). Errors wrap the sentinels of
@@ -89,6 +89,10 @@ type Manager struct {
 	// when it has reported all.
 	found  map[string]mps.State
 	listed bool
+	// reported is the revision of the newest report of all daemons, replied those of
+	// newer replies about single daemons.
+	reported mps.Revision
+	replied  map[string]mps.Revision
 	// current is unset while the supervisor doesn't report changes.
 	current bool
 	// instances are the MIG devices of partitions, from Join.
@@ -129,7 +133,7 @@ func New(o Options) *Manager {
 	}
 	m := &Manager{
 		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), orphaned: make(chan struct{}, 1),
-		found: map[string]mps.State{}, instances: map[gpu.Partition]gpu.UUID{},
+		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		warned: map[string]map[string]bool{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}

@@ -63,41 +63,94 @@ func (m *Manager) dropOld() error {
 func (m *Manager) list(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, supervisorWithin)
 	defer cancel()
-	var states []mps.State
+	var report mps.Report
 	err := m.call("list", func() (err error) {
-		states, err = m.Daemons.List(ctx)
+		report, err = m.Daemons.List(ctx)
 		return err
 	})
 	if err == nil {
-		m.saw(states)
+		m.saw(report)
 	}
 	return err
 }
 
-// saw stores the daemons that the supervisor has reported, which are all.
-func (m *Manager) saw(states []mps.State) {
+// saw stores the daemons that the supervisor has reported, which are all. A report
+// may arrive after newer ones, and after replies that are newer.
+func (m *Manager) saw(report mps.Report) {
 	p := m.planNow()
 	var was map[string]mps.State
 	m.change(func() {
 		first := !m.listed
 		was = maps.Clone(m.found)
 		m.listed, m.current = true, true
-		clear(m.found)
-		for _, s := range states {
-			m.found[s.Name] = s
-		}
+		m.merge(report)
 		m.trackAll(&p, was, first)
 	})
 	m.planClosures(&p)
 	m.warn(&p, was)
 }
 
-// sawOne stores the state that the supervisor has reported of one daemon.
+// merge stores a report, except the daemons of which something newer is known. Needs
+// the lock.
+func (m *Manager) merge(report mps.Report) {
+	if report.Revision != 0 && report.Revision < m.reported {
+		return
+	}
+	known := func(name string) bool { return report.Revision != 0 && report.Revision < m.replied[name] }
+	maps.DeleteFunc(m.replied, func(name string, _ mps.Revision) bool { return !known(name) })
+	maps.DeleteFunc(m.found, func(name string, _ mps.State) bool { return !known(name) })
+	for _, s := range report.Daemons {
+		if !known(s.Name) {
+			m.found[s.Name] = s
+		}
+	}
+	m.reported = report.Revision
+}
+
+// isNews notes the revision of a reply about a daemon, and reports whether no report of
+// all daemons is newer. Needs the lock.
+func (m *Manager) isNews(name string, revision mps.Revision) bool {
+	if revision != 0 && revision < m.reported {
+		return false
+	}
+	m.replied[name] = revision
+	return true
+}
+
+// sawGone stores that a daemon is gone.
+func (m *Manager) sawGone(name string, revision mps.Revision) {
+	m.change(func() {
+		if m.isNews(name, revision) {
+			delete(m.found, name)
+		}
+	})
+}
+
+// sawEnding stores that a daemon is being stopped. If its devices aren't known, it may
+// be on the GPUs.
+func (m *Manager) sawEnding(name string, revision mps.Revision, on []gpu.UUID) {
+	m.change(func() {
+		if !m.isNews(name, revision) {
+			return
+		}
+		s := m.found[name]
+		s.Name, s.Phase = name, mps.Ending
+		if len(s.Devices) == 0 {
+			s.Devices = on
+		}
+		m.found[name] = s
+	})
+}
+
+// sawOne stores the state that the supervisor has replied of one daemon.
 func (m *Manager) sawOne(name string, s mps.State) {
 	p := m.planNow()
 	var was mps.State
 	m.change(func() {
 		was = m.found[name]
+		if !m.isNews(name, s.Revision) {
+			return
+		}
 		if m.ExclusiveProcess && p.hasWholeOf(name) {
 			m.track(name, was, s)
 		}

@@ -41,9 +41,9 @@ func (m *Manager) Run(ctx context.Context) {
 func (m *Manager) follow(ctx context.Context) {
 	said, pause := "", redialFirst
 	for ctx.Err() == nil {
-		err := m.Daemons.Watch(ctx, func(states []mps.State) {
+		err := m.Daemons.Watch(ctx, func(report mps.Report) {
 			said, pause = "", redialFirst
-			m.saw(states)
+			m.saw(report)
 			m.compare()
 		})
 		m.mu.Lock()

@@ -259,11 +259,15 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	err = m.call("stop", func() error { return m.Daemons.Stop(ctx, name) })
+	var revision mps.Revision
+	err = m.call("stop", func() (err error) {
+		revision, err = m.Daemons.Stop(ctx, name)
+		return err
+	})
 	if err != nil && !m.nothingRemains(err, name) {
 		return err
 	}
-	m.change(func() { delete(m.found, name) })
+	m.sawGone(name, revision)
 	m.Step("sharing.stopped")
 	klog.FromContext(ctx).V(2).Info("MPS daemon stopped", "daemon", name)
 	return nil
@@ -290,26 +294,20 @@ func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (en
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	err = m.call("beginStop", func() error {
-		ended, err = m.Daemons.BeginStop(ctx, name)
+	var revision mps.Revision
+	err = m.call("beginStop", func() (err error) {
+		ended, revision, err = m.Daemons.BeginStop(ctx, name)
 		return err
 	})
 	if err != nil && !m.nothingRemains(err, name) {
 		return false, err
 	}
 	if ended = ended || err != nil; ended {
-		m.change(func() { delete(m.found, name) })
+		m.sawGone(name, revision)
 		m.Step("sharing.stopped")
 		return true, nil
 	}
-	m.change(func() {
-		s := m.found[name]
-		s.Name, s.Phase = name, mps.Ending
-		if len(s.Devices) == 0 {
-			s.Devices = on
-		}
-		m.found[name] = s
-	})
+	m.sawEnding(name, revision, on)
 	m.Step("sharing.stopBegun")
 	klog.FromContext(ctx).V(2).Info("MPS daemon is being stopped", "daemon", name)
 	return false, nil

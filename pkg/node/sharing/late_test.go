@@ -1,0 +1,149 @@
+package sharing_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// TestReportArrivesLate: a report that the supervisor has made before a daemon was
+// started or stopped, and that arrives after the reply, changes nothing.
+func TestReportArrivesLate(t *testing.T) {
+	t.Run("of a start", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMachine()
+			n := newNode(t, m)
+			m.lag = time.Second
+			modes := m.watchModes()
+			end := n.run(t)
+			synctest.Wait() // the report without daemons is on its way
+			n.prepare(t, claim("a", share(gpu0, 0)))
+			time.Sleep(10 * time.Second)
+			if slices.Contains(*modes, nvml.ComputeProhibited) {
+				t.Errorf("a GPU whose daemon runs was closed: %v", *modes)
+			}
+			n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+			end()
+		})
+	})
+	t.Run("of a stop", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMachine()
+			n := newNode(t, m)
+			n.prepare(t, claim("a", share(gpu0, 0)))
+			m.lag = time.Second
+			end := n.run(t)
+			synctest.Wait() // the report with the daemon is on its way
+			n.unprepare(t, "a")
+			time.Sleep(10 * time.Second)
+			if stops := m.count("stop "); stops != 1 {
+				t.Errorf("the daemon was stopped %d times", stops)
+			}
+			n.check(t, is{})
+			end()
+		})
+	})
+	t.Run("of the beginning of a stop", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMachine()
+			m.lingers = true
+			n := newNode(t, m)
+			n.prepare(t, claim("a", share(gpu0, 0)))
+			m.lag = time.Second
+			end := n.run(t)
+			synctest.Wait() // the report with the daemon is on its way
+			n.unprepare(t, "a")
+			time.Sleep(5 * time.Second)
+			m.end()
+			time.Sleep(5 * time.Second)
+			n.check(t, is{})
+			end()
+		})
+	})
+}
+
+// TestListArrivesLate: a list that was made before a daemon was started says nothing
+// about the daemon, and all about the others.
+func TestListArrivesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("x", share(gpu1, 0)))
+		n.journal.SetLeaving("x") // an orphan, once the list has been read
+		m.lag = time.Second
+		listed := make(chan error, 1)
+		go func() { listed <- n.Recover(t.Context()) }()
+		synctest.Wait()
+		modes := m.watchModes()
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		if err := <-listed; err != nil {
+			t.Error(err)
+		}
+		end := n.run(t)
+		time.Sleep(10 * time.Second)
+		if slices.Contains(*modes, nvml.ComputeProhibited) {
+			t.Errorf("a GPU whose daemon runs was closed: %v", *modes)
+		}
+		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+		end()
+	})
+}
+
+// TestReplyArrivesLate: the reply to a start that arrives after the report of the
+// daemon's death doesn't make it run again.
+func TestReplyArrivesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		synctest.Wait()
+		m.step = func(step string) {
+			if step != "machine.ensured" {
+				return
+			}
+			m.step = func(string) {}
+			m.do(func() { m.die("gpu-980fb007") })
+			synctest.Wait() // the report has arrived before the reply
+		}
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		if got := n.Conditions()[gpu0]; len(got) != 1 || !strings.Contains(got[0].Message, "has ended") {
+			t.Errorf("conditions of a dead daemon's GPU: %v", got)
+		}
+		end()
+	})
+}
+
+// TestSupervisorWithoutRevisions: reports of a supervisor of an earlier release count
+// in the order in which they arrive, also after one of this release.
+func TestSupervisorWithoutRevisions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		synctest.Wait()
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		m.do(func() { m.old = true })
+		synctest.Wait()
+		m.do(func() { m.die("gpu-980fb007") })
+		synctest.Wait()
+		if got := n.Conditions()[gpu0]; len(got) != 1 {
+			t.Errorf("conditions of a dead daemon's GPU: %v", got)
+		}
+		m.do(func() {
+			s := m.daemons["gpu-980fb007"]
+			s.Phase, s.PID = mps.Running, 8
+			m.daemons["gpu-980fb007"] = s
+		})
+		time.Sleep(5 * time.Second)
+		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+		end()
+		n.unprepare(t, "a")
+		n.check(t, is{})
+	})
+}
