@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -138,10 +139,11 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	if err := known.Found(there); err != nil {
 		return nil, err
 	}
-	partitions := partition.New(partition.Options{Journal: j, BootID: bootID})
+	claims := holding.NewClaims(j)
+	partitions := partition.New(partition.Options{Journal: j, Claims: claims, BootID: bootID})
 	partitions.SetHardware(session)
 	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
-	shares := sharing.New(sharing.Options{Journal: j, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
+	shares := sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
 	shares.SetHardware(session, nil)
 	names, err := gpu.NewNames(there.GPUs)
 	if err != nil {
@@ -150,7 +152,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
 	ctx, cancel := context.WithCancel(context.Background())
 	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Options{
-		Journal: j, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
+		Journal: j, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
 		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),
 		Driver:  gpu.DriverName, Pool: pool, BootID: bootID,
 	})}, nil

@@ -46,12 +46,13 @@ func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
+	claims := holding.NewClaims(j)
 	host := driverroot.NewHost(installed.Host)
 	arrivals = make(chan struct{}, 10)
 	h = &hardware{
 		nodeName: "node-0", host: host, facts: facts.New("node-0"),
-		partitions: partition.New(partition.Options{Journal: j, BootID: "boot"}),
-		sharing:    sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
+		partitions: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot"}),
+		sharing:    sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
 		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
 		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
 		held:       func() []gpu.UUID { return nil },
@@ -271,7 +272,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	p := &plugin{journal: j, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
-		Journal: j, CDI: h.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: h.partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
+		Journal: j, Claims: holding.NewClaims(j), CDI: h.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: h.partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})}
 	h.reread = p.mend
 	runHardware(t, h)

@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -62,12 +63,13 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	h.partitions = partition.New(partition.Options{Journal: j, BootID: "boot", ModeSwitched: h.modeSwitched})
-	h.sharing = sharing.New(sharing.Options{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true})
+	claims := holding.NewClaims(j)
+	h.partitions = partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: h.modeSwitched})
+	h.sharing = sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true})
 	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
 	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, sharing: h.sharing, hardware: h, cfg: Config{DataDir: dir}}
 	d.preparer = prepare.New(prepare.Options{
-		Journal: d.journal, CDI: d.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
+		Journal: d.journal, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware

@@ -27,6 +27,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -115,8 +116,9 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		conditions: p.conditions, held: p.held, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
 		wake: make(chan struct{}, 1), first: make(chan struct{}), opener: nvml.NewOpener(),
 	}
+	claims := holding.NewClaims(p.journal)
 	p.partitions = partition.New(partition.Options{
-		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
+		Journal: p.journal, Claims: claims, BootID: bootID, Registerer: p.metrics,
 		ConditionsChanged: p.hardware.Wake, ModeSwitched: p.hardware.modeSwitched, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
@@ -124,7 +126,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	p.sharing = sharing.New(sharing.Options{
-		Journal: p.journal, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
+		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs,
 		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
 	})
@@ -138,7 +140,7 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	}
 	p.hardware.facts, p.hardware.partitions, p.hardware.sharing = p.facts, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
-		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
+		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, OnPrepared: p.statuses.Tell, Warn: p.warnings.warn,

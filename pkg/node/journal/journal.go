@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -31,10 +30,6 @@ type Journal struct {
 	claims   *store[holding.Record]
 	gpus     *store[holding.GPURecord]
 	settings *store[holding.Settings]
-
-	// unpreparing are the claims whose unprepare has begun, leaving those of them
-	// that no container uses any more, by UID. Neither is on disk.
-	unpreparing, leaving sync.Map
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Files that
@@ -95,67 +90,9 @@ func (j *Journal) Unreadable() []Unreadable {
 // IsUnreadable says whether Unreadable has the claim.
 func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreadable(claimUID) }
 
-// Holders returns the records of other claims that keep the device from being
-// given away, those that could be made out in unreadable files included; in no
-// order.
-func (j *Journal) Holders(d gpu.Device, exceptClaimUID string) []holding.Record {
-	var holders []holding.Record
-	for _, r := range j.held() {
-		if r.ClaimUID != exceptClaimUID && r.Holds(d) {
-			holders = append(holders, r)
-		}
-	}
-	return holders
-}
-
-// SetUnpreparing records that the claim's unprepare has begun. Its containers may
-// still run, so InUse counts it. After a crash the claim is as it was before.
-func (j *Journal) SetUnpreparing(claimUID string) { j.unpreparing.Store(claimUID, true) }
-
-// IsUnpreparing reports whether the claim's unprepare has begun.
-func (j *Journal) IsUnpreparing(claimUID string) bool {
-	_, ok := j.unpreparing.Load(claimUID)
-	return ok
-}
-
-// SetLeaving records that no container uses the claim any more: its record stays
-// until its devices are released, but InUse doesn't count it. It follows
-// SetUnpreparing. After a crash the claim is as it was before.
-func (j *Journal) SetLeaving(claimUID string) { j.leaving.Store(claimUID, true) }
-
-// SetStaying ends what SetUnpreparing and SetLeaving began.
-func (j *Journal) SetStaying(claimUID string) {
-	j.leaving.Delete(claimUID)
-	j.unpreparing.Delete(claimUID)
-}
-
-// IsLeaving reports whether SetLeaving was called and SetStaying wasn't since.
-func (j *Journal) IsLeaving(claimUID string) bool {
-	_, ok := j.leaving.Load(claimUID)
-	return ok
-}
-
-// IsStaying says whether the claim has a record, readable or not, and isn't
-// leaving.
-func (j *Journal) IsStaying(claimUID string) bool {
-	if j.IsLeaving(claimUID) {
-		return false
-	}
-	// It may have left since, completely: the record goes first.
-	_, ok := j.claims.get(claimUID)
-	return ok || j.IsUnreadable(claimUID)
-}
-
-// InUse says whether a claim that isn't leaving has any of the silicon that a
-// Whole or a Partition is, alone or together with others. Of several claims that
-// are given up at the same time, the last to ask hears false, whoever asks first.
-func (j *Journal) InUse(base gpu.Device) bool {
-	return slices.ContainsFunc(j.held(), func(r holding.Record) bool { return r.Holds(base) && j.IsStaying(r.ClaimUID) })
-}
-
-// held returns all records there are, those made out in unreadable files
+// Held returns all records there are, those made out in unreadable files
 // included where the claim has no other; in no order.
-func (j *Journal) held() []holding.Record {
+func (j *Journal) Held() []holding.Record {
 	s := j.claims
 	s.mu.RLock()
 	defer s.mu.RUnlock()

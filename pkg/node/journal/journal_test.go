@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -129,26 +128,6 @@ func TestOldFormats(t *testing.T) {
 	}
 }
 
-func TestHolders(t *testing.T) {
-	j := open(t, t.TempDir())
-	put(t, j, everything("a"))
-	for name, tc := range map[string]struct {
-		uuid   gpu.UUID
-		except string
-		want   []holding.Record
-	}{
-		"held":                   {gpu0, "b", []holding.Record{everything("a")}},
-		"held by the asking one": {gpu0, "a", nil},
-		"admin holds nothing":    {gpu1, "b", nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, j.Holders(gpu.Whole{GPU: tc.uuid}, tc.except)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
-		})
-	}
-}
-
 // envelope writes a file as another version of the plugin would.
 func envelope(t testing.TB, version int, body any) string {
 	t.Helper()
@@ -230,7 +209,7 @@ func TestUnreadableClaimHoldsUntilItIsSettled(t *testing.T) {
 			damaged := strings.Replace(envelope(t, 1, everything("bad")), "main/big", "main/bug", 1)
 			writeFile(t, filepath.Join(dir, "bad.json"), damaged)
 			j := open(t, dir)
-			if got := j.Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
+			if got := holding.NewClaims(j).Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
 				t.Errorf("holders before: got %v, want the unreadable claim", got)
 			}
 			if err := settle(j); err != nil {
@@ -384,7 +363,7 @@ func TestManyClaimsAtOnce(t *testing.T) {
 				if err := errors.Join(j.Put(everything(uid)), j.Delete(uid)); err != nil {
 					t.Error(err)
 				}
-				j.Holders(gpu.Whole{GPU: gpu0}, "x")
+				j.Held()
 			}
 		})
 	}
@@ -405,44 +384,5 @@ func BenchmarkPut(b *testing.B) {
 				put(b, j, everything("x"))
 			}
 		})
-	}
-}
-
-// TestLastToAskHearsFalse: claims that leave at the same time.
-func TestLastToAskHearsFalse(t *testing.T) {
-	j, err := journal.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
-	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
-	uids := []string{"a", "b", "c"}
-	for range 60 {
-		for _, uid := range uids {
-			if err := j.Put(holding.Record{ClaimUID: uid, Holdings: []holding.Holding{{Device: "d", GPU: uuid}}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if !j.InUse(gpu.Whole{GPU: uuid}) {
-			t.Fatal("not in use")
-		}
-		var unused atomic.Bool
-		var wg sync.WaitGroup
-		for _, uid := range uids {
-			wg.Go(func() {
-				j.SetLeaving(uid)
-				if !j.InUse(gpu.Whole{GPU: uuid}) {
-					unused.Store(true)
-				}
-				if err := j.Delete(uid); err != nil {
-					t.Error(err)
-				}
-				j.SetStaying(uid)
-			})
-		}
-		wg.Wait()
-		if !unused.Load() {
-			t.Fatal("all have left, and none has heard that it was the last")
-		}
 	}
 }

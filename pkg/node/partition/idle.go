@@ -14,7 +14,7 @@ import (
 // holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
 	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
-	for _, r := range m.Journal.Holders(p, "") {
+	for _, r := range m.Claims.Holders(p, "") {
 		if slices.ContainsFunc(r.Holdings, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
 			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)
 		}

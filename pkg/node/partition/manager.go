@@ -13,6 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/keylock"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
@@ -34,6 +35,7 @@ type Hardware interface {
 // Options are what a Manager is built from.
 type Options struct {
 	Journal *journal.Journal
+	Claims  *holding.Claims
 	// BootID of the running kernel. The partitions in records of other boots are
 	// gone.
 	BootID string
@@ -175,7 +177,7 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 }
 
 // Release says that the claim which had the partition, or a share of it, uses it no
-// more: the claim is leaving (journal.SetLeaving), and its record is deleted after
+// more: the claim is leaving (holding.Claims.SetLeaving), and its record is deleted after
 // it. One of ours is destroyed, or stays warm. One that others made, or that a claim
 // which isn't leaving has, stays. Idempotent. While processes use the instance it
 // is an error that names them; while the GPU doesn't respond it is an error. Where

@@ -31,6 +31,7 @@ type node struct {
 	*partition.Manager
 	hw      *hardware
 	journal *journal.Journal
+	claims  *holding.Claims
 	dir     string
 }
 
@@ -45,7 +46,8 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	n := &node{hw: hw, journal: j, dir: dir, Manager: partition.New(partition.Options{Journal: j, BootID: boot, Step: step, Registerer: prometheus.NewRegistry()})}
+	claims := holding.NewClaims(j)
+	n := &node{hw: hw, journal: j, claims: claims, dir: dir, Manager: partition.New(partition.Options{Journal: j, Claims: claims, BootID: boot, Step: step, Registerer: prometheus.NewRegistry()})}
 	n.SetHardware(hw)
 	return n
 }
@@ -68,12 +70,12 @@ func (n *node) hold(t testing.TB, d gpu.Device) {
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	n.journal.SetStaying(r.ClaimUID)
+	n.claims.SetStaying(r.ClaimUID)
 }
 
 // Release is as in an unprepare: of a claim that is leaving.
 func (n *node) Release(ctx context.Context, p gpu.Partition) error {
-	n.journal.SetLeaving(uid(p))
+	n.claims.SetLeaving(uid(p))
 	return n.Manager.Release(ctx, p)
 }
 
@@ -169,7 +171,8 @@ func TestMetrics(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	registry := prometheus.NewRegistry()
-	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Options{Journal: j, BootID: "boot-1", Registerer: registry})}
+	claims := holding.NewClaims(j)
+	n := &node{hw: hw, journal: j, claims: claims, Manager: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot-1", Registerer: registry})}
 	n.SetHardware(hw)
 	n.prepare(t, part(gpu0, "1g.18gb", 0))
 	n.prepare(t, part(gpu0, "1g.18gb", 1))

@@ -17,14 +17,14 @@ func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	if err := n.journal.Put(holding.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Holdings: []holding.Holding{g}}); err != nil {
 		t.Fatal(err)
 	}
-	n.journal.SetStaying(shareUID(number))
+	n.claims.SetStaying(shareUID(number))
 }
 
 func shareUID(number int) string { return fmt.Sprintf("share-%d", number) }
 
 func (n *node) releaseShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
-	n.journal.SetLeaving(shareUID(number))
+	n.claims.SetLeaving(shareUID(number))
 	if err := n.Manager.Release(t.Context(), p); err != nil {
 		t.Error(err)
 	}

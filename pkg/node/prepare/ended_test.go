@@ -53,7 +53,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 	if _, ok := f.journal.Get("old"); !ok {
 		t.Fatal("the record has gone while a container has the device")
 	}
-	if !f.journal.IsStaying("old") {
+	if !f.claims.IsStaying("old") {
 		t.Error("what the claim shares doesn't count as used while a container has it")
 	}
 	if got := <-f.warned; !strings.HasPrefix(got, "default/old DevicesStillInUse: ") {

@@ -215,7 +215,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 }
 
 func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
-	if p.Journal.InUse(d) {
+	if p.Claims.InUse(d) {
 		return nil
 	}
 	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }

@@ -92,7 +92,7 @@ func heldGPUs(r holding.Record) []gpu.UUID {
 func (p *Preparer) holders(want holding.Record) []holding.Record {
 	var holders []holding.Record
 	for _, d := range held(want) {
-		holders = append(holders, p.Journal.Holders(d, want.ClaimUID)...)
+		holders = append(holders, p.Claims.Holders(d, want.ClaimUID)...)
 	}
 	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)

@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
@@ -70,6 +71,7 @@ type fixture struct {
 	*prepare.Preparer
 	node    *preparetest.Node
 	journal *journal.Journal
+	claims  *holding.Claims
 	holders *holders
 	sharing *preparetest.Sharing
 	changes int
@@ -85,12 +87,13 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j), warned: make(chan string, 100)}
+	claims := holding.NewClaims(j)
+	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100)}
 	marks := startContainers(t, node)
 	node.Mark = marks.Mark
-	node.Step, node.BootID, node.InUse = step, bootID, j.InUse
+	node.Step, node.BootID, node.InUse = step, bootID, claims.InUse
 	f.Preparer = prepare.New(prepare.Options{
-		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
+		Journal: j, Claims: claims, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
@@ -228,7 +231,7 @@ func checkPartitions(t testing.TB, f *fixture) {
 	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
 		t.Errorf("partitions (-held +there):\n%s", diff)
 	}
-	daemons, intervals := preparetest.Wanted(f.journal, f.BootID)
+	daemons, intervals := preparetest.Wanted(f.journal, f.claims, f.BootID)
 	if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
 		t.Errorf("MPS daemons (-wanted +there):\n%s", diff)
 	}

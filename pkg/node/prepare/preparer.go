@@ -66,7 +66,7 @@ type Partitions interface {
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	// Release says that the claim that held the partition needs it no more. One
-	// that isn't there, or that somebody else made, or has (journal.InUse), is fine.
+	// that isn't there, or that somebody else made, or has (holding.Claims.InUse), is fine.
 	// Idempotent.
 	Release(ctx context.Context, p gpu.Partition) error
 	// Whole makes sure that the GPU can be used as a whole: no partition is left
@@ -102,6 +102,7 @@ type Standing struct {
 // Options are what a Preparer is built from.
 type Options struct {
 	Journal    *journal.Journal
+	Claims     *holding.Claims
 	CDI        CDI
 	Containers Containers
 	Inventory  Inventory
@@ -261,7 +262,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		unlock()
 		return r, false, nil, err
 	}
-	p.Journal.SetStaying(want.ClaimUID)
+	p.Claims.SetStaying(want.ClaimUID)
 	p.Step("prepare.recorded")
 	return r, before, unlock, nil
 }
@@ -353,7 +354,7 @@ const undoWithin = 30 * time.Second
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
 func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(holding.Record) error) error {
-	p.Journal.SetUnpreparing(claimUID)
+	p.Claims.SetUnpreparing(claimUID)
 	if err := p.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
@@ -362,7 +363,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(hol
 	if err := ended(r); err != nil {
 		return err
 	}
-	p.Journal.SetLeaving(claimUID) // not before: its containers need what they share
+	p.Claims.SetLeaving(claimUID) // not before: its containers need what they share
 	if err := p.Containers.Forget(claimUID); err != nil {
 		return err
 	}
@@ -385,7 +386,7 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.Journal.SetStaying(claimUID)
+	p.Claims.SetStaying(claimUID)
 	p.releases.tell()
 	p.notifyRead(unreadable)
 	p.Step("unprepare.forgotten")

@@ -58,7 +58,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 // isBusy says whether something is being done for the claim, or waits for the
 // kubelet's next call because what was given couldn't be taken back.
 func (p *Preparer) isBusy(claimUID string) bool {
-	return p.Journal.IsUnpreparing(claimUID) || p.locks.isTaken(claimKey(claimUID))
+	return p.Claims.IsUnpreparing(claimUID) || p.locks.isTaken(claimKey(claimUID))
 }
 
 // restoreAtOnce is how many claims are restored side by side: enough for all
@@ -92,7 +92,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	}
 	defer unlock()
 	r, ok := p.Journal.Get(claimUID)
-	if !ok || p.Journal.IsUnpreparing(claimUID) {
+	if !ok || p.Claims.IsUnpreparing(claimUID) {
 		return nil
 	}
 	if r.AwaitsKubelet(p.BootID) {

@@ -9,7 +9,7 @@ import (
 
 // Sharing sets up MPS daemons, compute modes and time slices for claims that share
 // a GPU or a partition. It computes from the journal each time which of them are
-// needed: from the records of this boot that aren't leaving (journal.SetLeaving),
+// needed: from the records of this boot that aren't leaving (holding.Claims.SetLeaving),
 // admin grants left out. Its methods may be called for all claims at once; on one GPU
 // they wait for each other, until the context ends.
 type Sharing interface {

@@ -43,6 +43,7 @@ type SMI func(ctx context.Context, args ...string) (string, error)
 // Options configure a Manager.
 type Options struct {
 	Journal *journal.Journal
+	Claims  *holding.Claims
 	Daemons Daemons
 	// BootID of the running kernel. Daemons and settings of other boots are gone.
 	BootID string
@@ -287,7 +288,7 @@ func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepar
 }
 
 // Leave takes down everything that no claim needs on the GPUs of a record that is
-// leaving (journal.SetLeaving). When it returns nil, no process of an MPS daemon
+// leaving (holding.Claims.SetLeaving). When it returns nil, no process of an MPS daemon
 // that only leaving claims had is left on their partitions. Of one on whole GPUs
 // the end has begun; Run puts the compute mode back after it, and Join and
 // AwaitEnds wait for it. Idempotent. A setting that can't be put back now is put

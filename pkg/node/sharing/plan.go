@@ -45,12 +45,12 @@ func (m *Manager) planNow() plan {
 		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
 	}
 	for _, r := range m.Journal.All() {
-		if r.BootID == m.BootID && m.Journal.IsStaying(r.ClaimUID) {
+		if r.BootID == m.BootID && m.Claims.IsStaying(r.ClaimUID) {
 			p.add(r)
 		}
 	}
 	for _, u := range m.Journal.Unreadable() {
-		if m.Journal.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.BootID) {
+		if m.Claims.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.BootID) {
 			p.addUnknown(u.Record)
 		}
 	}

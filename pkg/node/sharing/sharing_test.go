@@ -38,6 +38,7 @@ type node struct {
 	*sharing.Manager
 	machine *machine
 	journal *journal.Journal
+	claims  *holding.Claims
 	dir     string
 	boot    string
 }
@@ -58,8 +59,8 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Options) *n
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	o.Journal, o.BootID, o.Daemons, o.Remains, o.Registerer = j, boot, m, m.remains, prometheus.NewRegistry()
-	n := &node{machine: m, journal: j, dir: dir, boot: boot, Manager: sharing.New(o)}
+	o.Journal, o.Claims, o.BootID, o.Daemons, o.Remains, o.Registerer = j, holding.NewClaims(j), boot, m, m.remains, prometheus.NewRegistry()
+	n := &node{machine: m, journal: j, claims: o.Claims, dir: dir, boot: boot, Manager: sharing.New(o)}
 	n.SetClosedFor(time.Millisecond)
 	n.SetHardware(m, m.smi)
 	return n
@@ -104,7 +105,7 @@ func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
 // hold is the first half of a prepare: the claim's record.
 func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	t.Helper()
-	n.journal.SetStaying(r.ClaimUID)
+	n.claims.SetStaying(r.ClaimUID)
 	r.BootID = n.boot
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
@@ -131,12 +132,12 @@ func (n *node) unprepare(t testing.TB, uid string) {
 
 func (n *node) giveUp(ctx context.Context, uid string) error {
 	r, _ := n.journal.Get(uid)
-	n.journal.SetLeaving(uid)
+	n.claims.SetLeaving(uid)
 	if err := n.Leave(ctx, r); err != nil {
 		return err
 	}
 	err := n.journal.Delete(uid)
-	n.journal.SetStaying(uid)
+	n.claims.SetStaying(uid)
 	return err
 }
 
@@ -567,7 +568,7 @@ func TestSupervisorAway(t *testing.T) {
 		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
 			t.Errorf("leave: got %v", err)
 		}
-		n.journal.SetStaying("a")
+		n.claims.SetStaying("a")
 		end := n.run(t)
 		time.Sleep(time.Minute)
 		m.do(func() {
@@ -892,7 +893,7 @@ func TestUnreadable(t *testing.T) {
 			if len(u) != 1 {
 				t.Fatalf("unreadable: %v", u)
 			}
-			n.journal.SetLeaving("a")
+			n.claims.SetLeaving("a")
 			if err := n.Leave(t.Context(), u[0].Record); err != nil {
 				t.Error(err)
 			}
@@ -918,7 +919,7 @@ func TestUnreadableLeaves(t *testing.T) {
 	}
 	m.away = true
 	n = start(t, m, n.dir, "boot-1", nil)
-	n.journal.SetLeaving("a")
+	n.claims.SetLeaving("a")
 	r := claim("a", g) // by the device's name; not which boot it is of
 	if err := n.Leave(t.Context(), r); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("leave: got %v", err)

@@ -42,7 +42,7 @@ type Node struct {
 	// an error is the hardware's answer.
 	Working func(ctx context.Context, p gpu.Partition) error
 	// InUse, which may be nil, says whether a claim that stays has something of a
-	// partition, which isn't released then (journal.InUse).
+	// partition, which isn't released then (holding.Claims.InUse).
 	InUse func(gpu.Device) bool
 
 	names   *gpu.Names
