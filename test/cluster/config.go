@@ -204,7 +204,9 @@ func (c *Cluster) withFeatureGates(args []string) []string {
 	return append(args, "--feature-gates="+strings.Join(gates, ","))
 }
 
-// kubeletConfig renders a node's KubeletConfiguration.
+// kubeletConfig renders a node's KubeletConfiguration. The kubelet retries a
+// prepare that failed with its periodic sync only: after 10 to 15 seconds with
+// this syncFrequency, after 60 to 90 with its default.
 func kubeletConfig(kubernetes, cgroupRoot string, hasKernelLog bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: kubelet.config.k8s.io/v1beta1
@@ -234,6 +236,7 @@ imageGCLowThresholdPercent: 99
 maxPods: 250
 oomScoreAdj: 0
 serializeImagePulls: false
+syncFrequency: 10s
 `, configDir, containerdSocket, cgroupRoot, dnsIP)
 	// Older kubelets don't know the fields. Newer ones refuse cgroup v1 without
 	// the first; the second has them start a container that crashed again after

@@ -106,7 +106,7 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 }
 
 // nudge changes a pod, so that the kubelet syncs it. Otherwise the kubelet
-// repeats a failed prepare only with its periodic sync, after 60 to 90 seconds.
+// repeats a failed prepare only with its periodic sync, after 10 to 15 seconds.
 func nudge(ctx context.Context, ts *testscript.TestScript, s *stack.Stack, name string) string {
 	time.Sleep(time.Second)
 	patch := fmt.Appendf(nil, `{"metadata": {"annotations": {"e2e/nudged": "%d"}}}`, time.Now().Unix())
