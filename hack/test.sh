@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Runs levels of the tests, one after the other, and lists the ten slowest tests
-# of all. Everything they print is kept in _output/test, as go test -json writes
-# it. The first level that fails ends the run.
+# Runs levels of the tests, and lists the ten slowest tests of all. e2e runs
+# beside the other levels, which run one after the other: stories mostly wait.
+# Then the output of a level is shown when it has ended, those that failed last,
+# and until then a line every half minute; every level runs to its end.
+# Everything that tests print is kept in _output/test: LEVEL.json as go test
+# -json writes it, LEVEL.out as it is shown.
 #
 # usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
 logs=_output/test
-mkdir -p "$logs"
-"$go" build -o "$logs/testlog" ./hack/testlog
 
 # tests runs go test with arguments of its own, and the level's log.
 tests() { # LEVEL ARGS...
@@ -35,16 +36,101 @@ integration() { tests integration -timeout 30m -tags integration ./test/crash ./
 
 e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./test/cluster; }
 
+# show prints what a level printed, and how it ended.
+show() { # LEVEL STATUS SECONDS
+	local verdict=took
+	[ "$2" -eq 0 ] || verdict="FAILED with $2 after"
+	printf '%s\n' "test: $1" "$(<"$logs/$1.out")" "test: $1 $verdict $3 s"
+}
+
+# track runs levels one after the other, and shows those that pass. A level's
+# status and seconds are in LEVEL.ended.
+track() { # LEVEL...
+	local level began status
+	for level; do
+		began=$SECONDS status=0
+		"${BASH_SOURCE[0]}" --only "$level" >"$logs/$level.out" 2>&1 || status=$?
+		echo "$status $((SECONDS - began))" >"$logs/$level.ended"
+		if [ "$status" -eq 0 ]; then
+			show "$level" 0 $((SECONDS - began))
+		else
+			echo "test: $level FAILED; its output comes last, and is in $logs/$level.out"
+		fi
+	done
+}
+
+# beat says every half minute how far the levels are that run.
+beat() {
+	local level
+	while sleep 30; do
+		for level in "${levels[@]}"; do
+			[[ -s $logs/$level.out && ! -e $logs/$level.ended ]] || continue
+			echo "test: $SECONDS s so far, $level: $(tail -n 1 "$logs/$level.out")"
+		done
+	done
+}
+
+jobs=()
+# stop ends the jobs, each of which is a process group.
+stop() {
+	local job
+	for job in "${jobs[@]}"; do
+		kill -- "-$job" 2>/dev/null || true
+	done
+}
+
+# beside runs the tracks at the same time. The stories go first where both could
+# run, as they have timers.
+beside() { # LEVEL... without e2e
+	local level failed=0 status took
+	trap stop EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+	set -m
+	track "$@" </dev/null &
+	jobs+=($!)
+	renice -n 5 -p $! >/dev/null
+	track e2e </dev/null &
+	jobs+=($!)
+	beat </dev/null &
+	jobs+=($!)
+	set +m
+	wait "${jobs[0]}"
+	wait "${jobs[1]}"
+	stop
+	for level in "${levels[@]}"; do
+		read -r status took <"$logs/$level.ended"
+		[ "$status" -ne 0 ] || continue
+		show "$level" "$status" "$took"
+		failed=$status
+	done
+	return "$failed"
+}
+
+if [ "${1:-}" = --only ]; then
+	"$2"
+	exit
+fi
+
 levels=("$@")
 [ ${#levels[@]} -gt 0 ] || levels=(unit integration e2e)
-files=()
+others=() files=()
+mkdir -p "$logs"
 for level in "${levels[@]}"; do
-	began=$SECONDS
-	echo "test: $level"
-	rm -f "$logs/$level.json"
+	rm -f "$logs/$level".{json,out,ended}
 	files+=("$logs/$level.json")
-	"$level"
-	echo "test: $level took $((SECONDS - began)) s"
+	[ "$level" = e2e ] || others+=("$level")
 done
+"$go" build -o "$logs/testlog" ./hack/testlog
+if [[ ${#others[@]} -gt 0 && ${#others[@]} -lt ${#levels[@]} ]]; then
+	beside "${others[@]}"
+else
+	for level in "${levels[@]}"; do
+		began=$SECONDS
+		echo "test: $level"
+		"$level"
+		echo "test: $level took $((SECONDS - began)) s"
+	done
+fi
 echo "test: all of it took $SECONDS s; the slowest:"
 "$logs/testlog" -slowest 10 "${files[@]}"
