@@ -3,8 +3,6 @@ package supervisor
 import (
 	"context"
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,10 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -295,37 +291,6 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-func TestStopDoesNotWaitForClients(t *testing.T) {
-	for _, quirk := range []string{"clients", "deaf"} {
-		t.Run(quirk, func(t *testing.T) {
-			n := newNode(t)
-			n.start("")
-			n.ensure(one("a"))
-			n.put(quirk, "")
-			if _, err := n.Stop(t.Context(), "a"); err != nil {
-				t.Fatal(err)
-			}
-			n.gone("a")
-		})
-	}
-}
-
-// A daemon that misses the first request to end is asked again, not killed.
-func TestDaemonThatMissesItsEnd(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	n.ensure(one("a"))
-	n.serving()
-	n.put("distracted", "")
-	if _, err := n.Stop(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	n.gone("a")
-	if _, err := os.Stat(filepath.Join(n.cfg.DriverRoot, "ended")); err != nil {
-		t.Errorf("the daemon didn't end by itself: %v", err)
-	}
-}
-
 // A daemon that takes long to start doesn't delay others, and continues to
 // start for a caller that asks again after a timeout.
 func TestDaemonsDoNotWaitForEachOther(t *testing.T) {
@@ -365,175 +330,6 @@ func TestDaemonsDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-func TestSupervisorLeavesDaemonsRunning(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	before := n.ensure(one("a"))
-	if err := n.running.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	n.crashed()
-	if _, err := n.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
-		t.Errorf("got %v", err)
-	}
-	n.start("")
-	if diff := cmp.Diff([]mps.State{before}, n.list(), anyRevision); diff != "" {
-		t.Errorf("(-before +after):\n%s", diff)
-	}
-	// It is watched again.
-	if err := unix.Kill(before.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	n.until(func(states []mps.State) bool {
-		return len(states) == 1 && states[0].Phase == mps.Running && states[0].Restarts == 1
-	})
-}
-
-// A driver whose files aren't there for a moment is no reason to end what runs.
-func TestDriverAwayWhenTheSupervisorStarts(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	first := n.ensure(one("a"))
-	n.kill()
-	n.drop("bin/" + program)
-	n.start("")
-	if states := n.list(); len(states) != 1 || states[0].PID != first.PID || states[0].Phase != mps.Running {
-		t.Errorf("listed: %+v", states)
-	}
-	if again := n.ensure(one("a")); again.PID != first.PID {
-		t.Errorf("restarted: %+v", again)
-	}
-	n.link(plain, "bin/"+program)
-	if _, err := n.Stop(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	n.gone("a")
-}
-
-func TestDaemonDiesWithoutSupervisor(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	before := n.ensure(one("a"))
-	n.kill()
-	start, _ := startOf(before.PID)
-	if err := kill(t.Context(), []process{{before.PID, start}}); err != nil {
-		t.Fatal(err)
-	}
-	n.start("")
-	after := n.until(func(states []mps.State) bool { return len(states) == 1 && states[0].Phase == mps.Running })[0]
-	if after.Restarts != 1 || after.PID == before.PID {
-		t.Errorf("%+v", after)
-	}
-	if got := n.ask("a", "get_default_device_pinned_mem_limit 0"); got != "3G\n" {
-		t.Errorf("limit %q", got)
-	}
-}
-
-func TestUnreadableRecord(t *testing.T) {
-	for name, damage := range map[string]func(*testing.T, string){
-		"torn": func(t *testing.T, path string) {
-			if err := os.Truncate(path, 20); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"missing": func(t *testing.T, path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.start("")
-			before, other := n.ensure(one("a")), n.ensure(one("b"))
-			n.kill()
-			damage(t, n.at("a").record())
-			n.start("")
-			if states := n.list(); len(states) != 1 || states[0].PID != other.PID {
-				t.Errorf("listed: %+v", states)
-			}
-			if alive(before.PID, before2(before.PID)) {
-				t.Error("the unknown daemon still runs")
-			}
-			if _, err := os.Stat(n.at("a").aside()); (err == nil) != (name == "torn") {
-				t.Errorf("the renamed record: %v", err)
-			}
-			n.ensure(one("a"))
-			if _, err := n.Stop(t.Context(), "a"); err != nil {
-				t.Fatal(err)
-			}
-			n.gone("a")
-		})
-	}
-}
-
-// A daemon can be stopped even if its files were changed or removed.
-func TestStopWithoutItsFiles(t *testing.T) {
-	for name, damage := range map[string]func(t *testing.T, at place){
-		"no directory": func(t *testing.T, at place) {
-			if err := errors.Join(at.unmountShm(), os.RemoveAll(string(at))); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"the record can't be written": func(t *testing.T, at place) {
-			if err := os.Remove(at.record()); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(at.record()+"/x", 0o755); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.start("")
-			first := n.ensure(one("a"))
-			start, _ := startOf(first.PID)
-			damage(t, n.at("a"))
-			if _, err := n.Stop(t.Context(), "a"); err != nil {
-				t.Fatal(err)
-			}
-			if alive(first.PID, start) {
-				t.Error("the daemon still runs")
-			}
-			n.gone("a")
-		})
-	}
-}
-
-func before2(pid int) uint64 { start, _ := startOf(pid); return start }
-
-// A supervisor that restarts doesn't make prepares in progress fail.
-func TestEnsureWaitsForSupervisor(t *testing.T) {
-	n := newNode(t)
-	begun, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		close(begun)
-		_, err := n.Ensure(t.Context(), one("a"))
-		done <- err
-	}()
-	<-begun
-	n.start("")
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-func TestSecondSupervisorWaits(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	s, err := New(n.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := s.Run(ctx); err == nil || !strings.Contains(err.Error(), "another supervisor") {
-		t.Errorf("got %v", err)
-	}
-	n.ensure(one("a"))
-}
-
 func TestPause(t *testing.T) {
 	var got []time.Duration
 	for failures := range 8 {
@@ -541,55 +337,6 @@ func TestPause(t *testing.T) {
 	}
 	if diff := cmp.Diff([]time.Duration{0, 1, 2, 4, 8, 16, 30, 30}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// A daemon whose process is the recorded one is adopted, however slow it is: its
-// clients compute. It gets its limits when it answers again.
-func TestAdoptsADaemonThatDoesNotAnswer(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	n.ensure(one("a"))
-	before := n.serving()[0]
-	n.kill()
-	if err := unix.Kill(before.PID, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	n.start("")
-	if adopted := n.list(); len(adopted) != 1 || adopted[0].PID != before.PID || adopted[0].Phase != mps.Running {
-		t.Fatalf("adopted: %+v, want daemon %d", adopted, before.PID)
-	}
-	stuck := n.until(func(all []mps.State) bool { return all[0].Trouble != "" })[0]
-	if !strings.Contains(stuck.Trouble, "does not answer") || stuck.PID != before.PID || stuck.Restarts != 0 {
-		t.Errorf("a daemon that doesn't answer: %+v", stuck)
-	}
-	if err := unix.Kill(before.PID, unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if after := n.serving()[0]; after.PID != before.PID || after.ServerPID != before.ServerPID || after.Restarts != 0 {
-		t.Errorf("%+v, before %+v", after, before)
-	}
-}
-
-// The same holds for one that answers what the supervisor doesn't understand.
-func TestAdoptsADaemonThatTakesNoLimits(t *testing.T) {
-	n := newNode(t)
-	n.start("")
-	n.ensure(one("a"))
-	before := n.serving()[0]
-	n.kill()
-	n.put("garbled", "")
-	n.start("")
-	odd := n.until(func(all []mps.State) bool { return len(all) == 1 && all[0].Trouble != "" })[0]
-	if !strings.Contains(odd.Trouble, "didn't take the limits") || odd.PID != before.PID || odd.Restarts != 0 {
-		t.Errorf("%+v, before %+v", odd, before)
-	}
-	if _, ok := startOf(before.ServerPID); !ok {
-		t.Error("the server was killed, and its clients with it")
-	}
-	n.drop("garbled")
-	if after := n.serving()[0]; after.PID != before.PID || after.ServerPID != before.ServerPID {
-		t.Errorf("%+v, before %+v", after, before)
 	}
 }
 
@@ -625,91 +372,5 @@ func TestNoServer(t *testing.T) {
 	n.drop("serverless")
 	if after := n.serving()[0]; after.Trouble != "" {
 		t.Errorf("%+v", after)
-	}
-}
-
-// Only a caller that wants the next daemon waits for the end of the previous
-// one, and a crash doesn't prevent that end.
-func TestBeginStop(t *testing.T) {
-	n := newNode(t)
-	n.put("clients", "")
-	n.start("")
-	before := n.ensure(one("a"))
-	if ended, _, err := n.BeginStop(t.Context(), "a"); ended || err != nil {
-		t.Fatalf("a daemon with clients: ended %t, %v", ended, err)
-	}
-	if listed := n.list(); len(listed) != 1 || listed[0].Phase != mps.Ending {
-		t.Errorf("listed: %+v", listed)
-	}
-	after := n.ensure(one("a"))
-	if after.PID == before.PID || after.Restarts != 0 {
-		t.Errorf("%+v, before %+v", after, before)
-	}
-	if _, _, err := n.BeginStop(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	n.kill()
-	n.drop("clients")
-	n.start("")
-	n.gone("a")
-	if listed := n.list(); len(listed) > 0 {
-		t.Errorf("listed: %+v", listed)
-	}
-	if ended, _, err := n.BeginStop(t.Context(), "a"); !ended || err != nil {
-		t.Errorf("a daemon that isn't there: ended %t, %v", ended, err)
-	}
-}
-
-func TestMetricsAreServed(t *testing.T) {
-	s, err := New(Config{RunDir: t.TempDir(), HostRoot: "/"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]int{"/metrics": http.StatusOK, "/healthz": http.StatusNotFound} {
-		answer := httptest.NewRecorder()
-		s.metricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
-		if answer.Code != want {
-			t.Errorf("%s: %d, want %d", path, answer.Code, want)
-		}
-	}
-}
-
-// Health is that of who answers the plugin.
-func TestHealth(t *testing.T) {
-	s, err := New(Config{RunDir: t.TempDir(), HostRoot: "/"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewServer(s.healthHandler())
-	defer server.Close()
-	check := func(path string, want int) {
-		t.Helper()
-		answer, err := http.Get(server.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Body.Close()
-		if answer.StatusCode != want {
-			t.Errorf("%s: %s, want %d", path, answer.Status, want)
-		}
-	}
-	check("/readyz", http.StatusServiceUnavailable)
-	check("/healthz", http.StatusOK) // it waits for another one
-	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	for !s.serving.Load() {
-		time.Sleep(time.Millisecond)
-	}
-	check("/readyz", http.StatusOK)
-	check("/healthz", http.StatusOK)
-	check("/metrics", http.StatusNotFound) // it has an address of its own
-	s.mu.Lock()                            // all calls block from now on
-	check("/healthz", http.StatusServiceUnavailable)
-	s.mu.Unlock()
-	check("/healthz", http.StatusOK)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }

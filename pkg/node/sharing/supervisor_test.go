@@ -1,0 +1,265 @@
+package sharing_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+)
+
+// TestSupervisorAway: new claims fail with a remedy, prepared ones continue,
+// and when it is back daemons and settings are as wanted.
+func TestSupervisorAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.prepare(t, claim("b", ofPartition(gpu1, 0)))
+		m.do(func() { m.away = true })
+		_, err := n.Join(t.Context(), n.hold(t, claim("c", share(gpu0, 1))), nil)
+		if !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("join: got %v", err)
+		}
+		n.unprepare(t, "c") // others need the daemon
+		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("leave: got %v", err)
+		}
+		n.claims.SetStaying("a")
+		end := n.run(t)
+		time.Sleep(time.Minute)
+		m.do(func() {
+			m.away = false
+			clear(m.daemons) // its run directory was wiped
+			m.daemons["gpu-22222222"] = mps.State{Daemon: mps.Daemon{Name: "gpu-22222222", Devices: []gpu.UUID{"GPU-2"}}}
+			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: []gpu.UUID{"MIG-2"}}}
+		})
+		time.Sleep(2 * time.Minute)
+		n.check(t, is{
+			Daemons: []mps.Daemon{
+				{Name: "gpu-11111111-mig-1g18gb-0", Devices: []gpu.UUID{"MIG-11111111-0"}, ThreadPercentage: 50, MemoryMiB: []int64{500}},
+				{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}},
+			},
+			Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
+		})
+		end()
+		n.unprepare(t, "a")
+		n.unprepare(t, "b")
+		n.check(t, is{})
+	})
+}
+
+// TestNoSupervisorAtAll: on a node without one, claims that don't need it
+// succeed, and failed ones can be released.
+func TestNoSupervisorAtAll(t *testing.T) {
+	m := newMachine()
+	m.away = true
+	n := newNode(t, m)
+	if err := n.Recover(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.prepare(t, claim("a", whole(gpu0)))
+	n.unprepare(t, "a")
+	_, err := n.Join(t.Context(), n.hold(t, claim("b", share(gpu0, 0))), nil)
+	wantError(t, err, "tessera-mps")
+	n.unprepare(t, "b")
+	n.check(t, is{})
+	_, _ = n.Join(t.Context(), n.hold(t, claim("c", share(gpu0, 0))), nil)
+	n = n.restartAway(t)
+	n.unprepare(t, "c")
+	if err := n.LeaveHost(t.Context()); err != nil {
+		t.Error(err)
+	}
+	n.check(t, is{})
+}
+
+// TestLeftDaemonOfAClaim: a daemon that an earlier plugin has left for one claim keeps
+// only the GPUs that it may be on waiting for the supervisor.
+func TestLeftDaemonOfAClaim(t *testing.T) {
+	made := holding.MadePartition{Partition: holding.Partition{Profile: "1g.18gb", Size: 1}, Made: &holding.MadeInstance{UUID: "MIG-11111111-0"}}
+	for title, c := range map[string]struct {
+		devices []gpu.UUID // none: the record can't be read
+		blocked []gpu.UUID
+	}{
+		"GPU":              {[]gpu.UUID{gpu0}, []gpu.UUID{gpu0}},
+		"both GPUs":        {[]gpu.UUID{gpu0, gpu1}, []gpu.UUID{gpu0, gpu1}},
+		"partition":        {[]gpu.UUID{"MIG-11111111-0"}, []gpu.UUID{gpu1}},
+		"unknown instance": {[]gpu.UUID{"MIG-2"}, []gpu.UUID{gpu0, gpu1}},
+		"unreadable":       {nil, []gpu.UUID{gpu0, gpu1}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			m := newMachine()
+			m.away = true
+			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: c.devices}}
+			n := newNode(t, m)
+			if err := n.journal.PutGPU(holding.GPURecord{GPU: gpu1, BootID: "boot-1", Partitions: []holding.MadePartition{made}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+				blocked := slices.Contains(c.blocked, uuid)
+				_, joined := n.Join(t.Context(), n.hold(t, claim(string(uuid), replica(uuid, 0))), nil)
+				for what, err := range map[string]error{
+					"EnsureUnshared": n.EnsureUnshared(t.Context(), uuid), "AwaitEnds": n.AwaitEnds(t.Context(), uuid), "Join of a replica": joined,
+				} {
+					if errors.Is(err, mps.ErrUnavailable) != blocked || err != nil && !blocked {
+						t.Errorf("%s on GPU %s: got %v, want an error: %v", what, uuid, err, blocked)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestDaemonFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		changes := 0
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, ConditionsChanged: func() { changes++ }})
+		n.prepare(t, claim("a", wholeMPS(gpu0, 0), wholeMPS(gpu1, 0)))
+		end := n.run(t)
+		defer end()
+		set := func(phase mps.Phase, restarts int) {
+			m.do(func() {
+				s := m.daemons["claim-a"]
+				s.Phase, s.Restarts, s.Message = phase, restarts, "out of luck"
+				m.daemons["claim-a"] = s
+			})
+			synctest.Wait()
+		}
+		synctest.Wait()
+		for i, step := range []struct {
+			phase    mps.Phase
+			restarts int
+			want     bool
+		}{{mps.Starting, 0, false}, {mps.Running, 0, false}, {mps.Failed, 0, true}, {mps.Starting, 1, true}, {mps.Running, 1, false}} {
+			set(step.phase, step.restarts)
+			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
+				got := n.Conditions()[uuid]
+				if (len(got) == 1) != step.want {
+					t.Errorf("step %d: conditions %v", i, got)
+				}
+				for _, c := range got {
+					if c.Type != gpu.MPSDaemonFailed || c.Blocks() || !strings.Contains(c.Message, "out of luck") {
+						t.Errorf("condition %+v", c)
+					}
+				}
+			}
+		}
+		if changes != 2 {
+			t.Errorf("told of %d changes, want 2", changes)
+		}
+		m.do(func() {
+			s := m.daemons["claim-a"]
+			s.Trouble = "it has no server"
+			m.daemons["claim-a"] = s
+		})
+		synctest.Wait()
+		if got := n.Conditions()[gpu1]; len(got) != 1 || got[0].Type != gpu.MPSDaemonFailed ||
+			!strings.Contains(got[0].Message, "it has no server") || !strings.Contains(got[0].Message, "delete the pods") {
+			t.Errorf("a daemon without a server: %v", got)
+		}
+		set(mps.Failed, 2)
+		n.unprepare(t, "a")
+		if got := n.Conditions(); len(got) > 0 {
+			t.Errorf("after the claim: %v", got)
+		}
+	})
+}
+
+// TestOutageIsWarnedOf: the claims of a daemon are warned once about an outage, however
+// often the daemon is restarted in it, and about the next outage again.
+func TestOutageIsWarnedOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		var warned []string
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, Warn: func(r holding.Record, reason, message string) {
+			if !strings.Contains(message, string(gpu0)) || !strings.Contains(message, "restart those") && !strings.Contains(message, "delete the pods") {
+				t.Errorf("message %q doesn't name the GPU or doesn't say what to do", message)
+			}
+			warned = append(warned, r.Namespace+"/"+r.Name+" "+reason)
+		}})
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		n.prepare(t, claim("other", share(gpu1, 0)))
+		end := n.run(t)
+		defer end()
+		pid := 7
+		set := func(phase mps.Phase, restarts int, trouble string, server int) {
+			m.do(func() {
+				s := m.daemons["gpu-980fb007"]
+				s.PID, s.Phase, s.Restarts, s.Trouble, s.ServerPID = pid, phase, restarts, trouble, server
+				m.daemons["gpu-980fb007"] = s
+			})
+			synctest.Wait()
+		}
+		both := []string{"default/a MPSDaemonFailed", "default/b MPSDaemonFailed"}
+		set(mps.Running, 0, "", 20)
+		for _, step := range []struct {
+			name string
+			do   func()
+			want []string
+		}{
+			{"no server", func() { set(mps.Running, 0, "it has no server", 0) }, both},
+			{"another reason", func() { set(mps.Running, 0, "another process has the GPU", 0) }, nil},
+			{"restarted", func() { set(mps.Starting, 1, "", 0) }, nil},
+			{"without a server yet", func() { set(mps.Running, 1, "", 0) }, nil},
+			{"which it doesn't get", func() { set(mps.Running, 1, "it has no server", 0) }, nil},
+			{"another claim", func() { n.prepare(t, claim("c", share(gpu0, 2))) }, nil},
+			{"in trouble again", func() { set(mps.Running, 1, "it has no server", 0) }, []string{"default/c MPSDaemonFailed"}},
+			{"served", func() { set(mps.Running, 1, "", 21) }, nil},
+			{"ended", func() { n.unprepare(t, "c"); set(mps.Failed, 1, "", 0) }, both},
+			{"served again", func() { set(mps.Running, 2, "", 22) }, nil},
+			{"replaced between two reports", func() { pid++; set(mps.Running, 3, "", 23) }, both},
+			{"the same", func() { set(mps.Running, 3, "", 23) }, nil},
+		} {
+			warned = nil
+			step.do()
+			if diff := cmp.Diff(step.want, warned, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s: warned (-want +got):\n%s", step.name, diff)
+			}
+		}
+	})
+}
+
+// TestNextDaemonIsNoOutage: a claim whose daemon starts when the last share's has
+// ended, between two reports of the supervisor, isn't warned of.
+func TestNextDaemonIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		m.lingers = true
+		var warned []string
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{
+			ExclusiveProcess: true, Warn: func(r holding.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
+		})
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unprepare(t, "a")
+		time.AfterFunc(time.Second, m.end)
+		n.prepare(t, claim("b", share(gpu0, 1)))
+		if pid := m.daemons["gpu-980fb007"].PID; pid != 2 || len(warned) > 0 {
+			t.Errorf("with daemon %d: warned %v", pid, warned)
+		}
+	})
+}
+
+// TestCrashWhileADaemonEnds: the next plugin waits for it and puts the mode back.
+func TestCrashWhileADaemonEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		m.lingers = true
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unprepare(t, "a")
+		time.AfterFunc(time.Second, m.end)
+		n = n.restart(t, "boot-1")
+		n.check(t, is{})
+	})
+}
