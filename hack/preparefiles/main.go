@@ -23,6 +23,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -30,7 +31,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -104,15 +104,11 @@ func start(tmp string) (*running, error) {
 		return nil, err
 	}
 	host := driverroot.NewHost(d.Host)
-	root, err := driverroot.Find(host, "")
+	root, session, err := driver.Open(host, "")
 	if err != nil {
 		return nil, err
 	}
-	session, err := nvml.Open(host.Path(root.Library))
-	if err != nil {
-		return nil, err
-	}
-	there, err := report.Read(pool, session, report.Dirs{Sys: host.Path(filepath.Join(root.SysRoot, "sys")), Dev: host.Path(filepath.Join(root.DevRoot, "dev"))})
+	there, err := driver.ReadNode(pool, host, root, session)
 	if err != nil {
 		return nil, err
 	}

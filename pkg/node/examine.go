@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
-	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 )
 
 // Examine compares the journal, the CDI directory, the MPS daemons and the hardware of the node
@@ -35,7 +35,7 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 	}
 	shared := shared{ctx: ctx, daemons: daemons, runDir: mps.RunDirOf(cfg.MPSSocket)}
 	n.MPSDir = shared.runDir.Daemons()
-	root, session, err := openDriver(host, cfg.DriverRoot)
+	root, session, err := driver.Open(host, cfg.DriverRoot)
 	if err != nil {
 		n.NoHardware, n.Sharing = err, shared
 		return doctor.Examine(ctx, n, o)
@@ -46,7 +46,7 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 		}
 	}()
 	n.Hardware, n.Capabilities = session, filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities")
-	shared.session, shared.smi = session, nvidiaSMI(host, root)
+	shared.session, shared.smi = session, driver.SMI(host, root)
 	n.Sharing = shared
 	return doctor.Examine(ctx, n, o)
 }
@@ -73,18 +73,6 @@ func kubernetesVersion(ctx context.Context) string {
 
 // serverPatience is how long the API server has to answer.
 const serverPatience = 5 * time.Second
-
-func openDriver(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
-	root, err := driverroot.Find(host, path)
-	if err != nil {
-		return root, nil, err
-	}
-	session, err := nvml.Open(host.Path(root.Library))
-	if err != nil {
-		return root, nil, fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
-	}
-	return root, session, nil
-}
 
 // hostFS is the host's file system from its root, symbolic links included.
 type hostFS struct{ host driverroot.Host }

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
 // valid is a configuration without mistakes.
@@ -326,26 +325,6 @@ func TestServe(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-}
-
-// TestStuck: a probe notices that the look at the hardware doesn't end.
-func TestStuck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, kubelet: kubelet.New(kubelet.Options{})}
-		if err := p.healthy(); err != nil {
-			t.Errorf("before the first look: %v", err)
-		}
-		for range 10 { // each pause between two looks is a sign of life
-			p.hardware.pause(t.Context(), rereadEvery)
-			if err := p.healthy(); err != nil {
-				t.Errorf("after a pause: %v", err)
-			}
-		}
-		<-time.After(stuckAfter + time.Second)
-		if err := p.healthy(); err == nil || !strings.Contains(err.Error(), "hardware") {
-			t.Errorf("after a look of more than %s: %v, want an error", stuckAfter, err)
-		}
-	})
 }
 
 // TestEndIsNotWaitedForLong: a part that hangs doesn't keep the plugin from

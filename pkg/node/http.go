@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,24 +20,10 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// stuckAfter is how long the hardware's loop, or a call of the kubelet, may go on
+// stuckAfter is how long the driver's loop, or a call of the kubelet, may go on
 // before the plugin counts as stuck. Neither takes as long because of one GPU that
 // doesn't respond.
 const stuckAfter = 3 * time.Minute
-
-// heartbeat is the time at which a loop last made progress.
-type heartbeat struct{ last atomic.Int64 }
-
-func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
-
-// age is the time since the last beat; none before the first.
-func (h *heartbeat) age() time.Duration {
-	last := h.last.Load()
-	if last == 0 {
-		return 0
-	}
-	return time.Since(time.Unix(0, last))
-}
 
 // checks has a function for each probe; it returns what is wrong, or nil.
 type checks struct {

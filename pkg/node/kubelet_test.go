@@ -18,6 +18,7 @@ import (
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
@@ -83,7 +84,7 @@ func (b blocked) Unprepare(context.Context, kubeletplugin.NamespacedObject) erro
 func TestStuckCall(t *testing.T) {
 	b := blocked{prepares: make(chan struct{}), unblocked: make(chan struct{})}
 	plug, client := serveKubelet(t, b, claimOf("training"))
-	p := &plugin{hardware: &hardware{}, kubelet: plug}
+	p := &plugin{driver: driver.New(driver.Options{}), kubelet: plug}
 	answered := make(chan error, 1)
 	go func() {
 		_, err := client.NodePrepareResources(t.Context(), prepareRequest(claimOf("training")))

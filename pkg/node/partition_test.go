@@ -24,6 +24,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -41,56 +43,88 @@ func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
 	return prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, nil
 }
 
+var installed nodetest.Driver
+
+func TestMain(m *testing.M) {
+	os.Exit(nodetest.Run(m, "minorsMove: true\ngpus: [{model: h100-80gb, count: 2}]", func(d nodetest.Driver) { installed = d }))
+}
+
 // divided is a plugin without a kubelet and an API server, on the fake host.
 type divided struct {
-	*plugin
+	*hardwareParts
 	ctx     context.Context
-	cdi     string
+	host    driverroot.Host
+	signals *driver.Signals
+	facts   *facts.Facts
+	specs   *cdi.Specs
 	daemons *nodetest.Daemons
-	reread  chan struct{} // one for each reading of the facts after the first
+	// dir and cdi are the journal's and the CDI directory.
+	dir, cdi string
+	reread   chan struct{} // one for each reading of the hardware after the first
+}
+
+// Mend reports that the hardware was read.
+func (d *divided) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
+	err := d.hardwareParts.Mend(ctx, lacking)
+	d.reread <- struct{}{}
+	return err
 }
 
 // startDivided runs the plugin's parts that have to do with hardware. end ends
 // them and returns when they have.
 func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Helper()
-	h, _ := newHardware(t)
 	_, ctx := ktesting.NewTestContext(t)
-	d = &divided{cdi: t.TempDir(), daemons: nodetest.NewDaemons(h.host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000)}
-	dir := t.TempDir()
-	j, err := journal.Open(dir, nil)
+	host := driverroot.NewHost(installed.Host)
+	d = &divided{
+		ctx: ctx, host: host, signals: driver.NewSignals(), facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
+		daemons: nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000),
+	}
+	j, err := journal.Open(d.dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	claims := holding.NewClaims(j)
-	h.partitions = partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: h.modeSwitched})
-	h.sharing = sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true})
-	h.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: h.host})
-	d.plugin = &plugin{journal: h.partitions.Journal, specs: h.specs, partitions: h.partitions, sharing: h.sharing, hardware: h, cfg: Config{DataDir: dir}}
-	d.preparer = prepare.New(prepare.Options{
-		Journal: d.journal, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: d.partitions, Sharing: d.sharing, Holders: leaving{},
+	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
+	claims, minors := holding.NewClaims(j), driver.NewMinors(d.specs)
+	parts := &hardwareParts{
+		journal: j, partitions: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
+		sharing: sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+	}
+	parts.preparer = prepare.New(prepare.Options{
+		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
-	h.conditions, h.arrived, h.leaving = d.conditions, d.recover, d.leaveHardware
-	h.reread = func(ctx context.Context, there gpu.Node) {
-		d.mend(ctx, there)
-		d.reread <- struct{}{}
-	}
+	d.hardwareParts = parts
+	follower := driver.New(driver.Options{
+		NodeName: "node-0", Host: host, Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d,
+	})
 	running, cancel := context.WithCancel(ctx)
-	var parts sync.WaitGroup
-	parts.Go(func() {
-		if err := h.Run(running); err != nil {
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		if err := follower.Run(running); err != nil {
 			t.Error(err)
 		}
 	})
-	parts.Go(func() { d.partitions.Run(running) })
-	parts.Go(func() { d.sharing.Run(running) })
-	end = sync.OnceFunc(func() { cancel(); parts.Wait() })
+	tasks.Go(func() { d.partitions.Run(running) })
+	tasks.Go(func() { d.sharing.Run(running) })
+	end = sync.OnceFunc(func() { cancel(); tasks.Wait() })
 	t.Cleanup(end)
-	<-h.first
-	d.ctx = ctx
+	<-follower.Looked()
 	return d, end
+}
+
+// eventually wakes the driver until the condition holds.
+func (d *divided) eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for range 500 {
+		if holds() {
+			return
+		}
+		d.signals.Wake()
+		<-time.After(20 * time.Millisecond)
+	}
+	t.Fatalf("%s doesn't come to hold; trouble: %v", what, d.facts.Trouble())
 }
 
 // claim of devices, whose UID is its name.
@@ -111,29 +145,10 @@ func (d *divided) unprepare(c *resourceapi.ResourceClaim) error {
 	return d.preparer.Unprepare(d.ctx, kubeletplugin.NamespacedObject{UID: c.UID})
 }
 
-// names of the node's GPUs, in the order of their UUIDs.
-func (d *divided) gpus(t *testing.T) []gpu.DeviceName {
-	t.Helper()
-	var gpus []gpu.GPU
-	for _, g := range installed.Machine.GPUs {
-		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
-	}
-	all, err := gpu.NewNames(gpus)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []gpu.DeviceName
-	for _, g := range gpus {
-		name, _ := all.Name(gpu.Whole{GPU: g.UUID})
-		names = append(names, name)
-	}
-	return names
-}
-
 // another is a session with the hardware as another program has one.
 func (d *divided) another(t *testing.T) (driverroot.Root, *nvml.Session) {
 	t.Helper()
-	root, session, err := openDriver(d.hardware.host, "")
+	root, session, err := driver.Open(d.host, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,9 +161,9 @@ func (d *divided) checkWithDoctor(t *testing.T) {
 	t.Helper()
 	root, session := d.another(t)
 	r, err := doctor.Check(doctor.Node{
-		Journal: d.cfg.DataDir, CDI: d.cdi, Host: hostFS{d.hardware.host}, BootID: "boot", Hardware: session,
+		Journal: d.dir, CDI: d.cdi, Host: hostFS{d.host}, BootID: "boot", Hardware: session,
 		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: d.daemons.Dir,
-		Sharing: shared{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: nvidiaSMI(d.hardware.host, root)},
+		Sharing: shared{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: driver.SMI(d.host, root)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -164,14 +179,14 @@ func (d *divided) checkWithDoctor(t *testing.T) {
 // and a plugin that ends leaves the GPU as it was.
 func TestPartitionOnDemand(t *testing.T) {
 	d, end := startDivided(t)
-	name := d.gpus(t)[0]
-	before := d.facts(t, name)
+	name := installed.Names()[0]
+	before := d.gpu(t, name)
 	c := claimOf("training", name+"-mig-3g40gb-4")
 	if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
 		t.Fatal(err)
 	}
 	<-d.reread // by the event of the change
-	if diff := cmp.Diff(before, d.facts(t, name)); diff != "" {
+	if diff := cmp.Diff(before, d.gpu(t, name)); diff != "" {
 		t.Errorf("facts changed with a claim (-before +now):\n%s", diff)
 	}
 	d.checkWithDoctor(t)
@@ -198,7 +213,7 @@ func TestPartitionOnDemand(t *testing.T) {
 // read at first.
 func TestMinorThatCannotBeRead(t *testing.T) {
 	d, _ := startDivided(t)
-	name := d.gpus(t)[0]
+	name := installed.Names()[0]
 	machine, err := installed.Hardware()
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +237,7 @@ func TestMinorThatCannotBeRead(t *testing.T) {
 	if err := machine.ClearFaults(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, d.hardware, "the prepare", func() bool {
+	d.eventually(t, "the prepare", func() bool {
 		_, err := d.preparer.Prepare(d.ctx, c)
 		return err == nil
 	})
@@ -247,7 +262,7 @@ func TestMinorThatCannotBeRead(t *testing.T) {
 // kubelet restarts containers without preparing their claims again.
 func TestPartitionIsDestroyedFromOutside(t *testing.T) {
 	d, _ := startDivided(t)
-	c := claimOf("training", d.gpus(t)[0]+"-mig-3g40gb-0", d.gpus(t)[0]+"-mig-3g40gb-4")
+	c := claimOf("training", installed.Names()[0]+"-mig-3g40gb-0", installed.Names()[0]+"-mig-3g40gb-4")
 	if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
 		t.Fatal(err)
 	}
@@ -274,9 +289,9 @@ func TestPartitionIsDestroyedFromOutside(t *testing.T) {
 	}
 }
 
-func (d *divided) facts(t *testing.T, name gpu.DeviceName) gpu.GPU {
+func (d *divided) gpu(t *testing.T, name gpu.DeviceName) gpu.GPU {
 	t.Helper()
-	_, g, err := d.hardware.facts.Device(name)
+	_, g, err := d.facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,10 +310,10 @@ func TestPartitionsOfManyClaims(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, uint64(n)))
 		wg.Go(func() {
 			for i := range 6 {
-				one := d.gpus(t)[random.IntN(2)]
+				one := installed.Names()[random.IntN(2)]
 				devices := [][]gpu.DeviceName{
 					{one}, {one + "-mig-3g40gb-0"}, {one + "-mig-3g40gb-4"}, {one + "-mig-7g80gb-0"},
-					{one + gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n%6)), d.gpus(t)[0] + "-mig-1g10gbme-6"},
+					{one + gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n%6)), installed.Names()[0] + "-mig-1g10gbme-6"},
 				}[random.IntN(5)]
 				slices.Sort(devices)
 				c := claimOf(fmt.Sprintf("claim-%d-%d", n, i), slices.Compact(devices)...)
@@ -320,7 +335,7 @@ func TestPartitionsOfManyClaims(t *testing.T) {
 // they have gone.
 func TestFillAGPU(t *testing.T) {
 	d, end := startDivided(t)
-	one := d.gpus(t)[0]
+	one := installed.Names()[0]
 	var claims []*resourceapi.ResourceClaim
 	for n := range 7 {
 		claims = append(claims, claimOf(fmt.Sprintf("part-%d", n), one+gpu.DeviceName(fmt.Sprintf("-mig-1g10gb-%d", n))))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -34,7 +34,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
-	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // firstReportWithin is how long registration waits for the first report. The
@@ -86,9 +85,9 @@ type plugin struct {
 	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
 	kubelet    *kubelet.Plugin
-	hardware   *hardware
+	hardware   *hardwareParts
+	driver     *driver.Follower
 	metrics    *prometheus.Registry
-	mended     mended
 	registered atomic.Bool
 }
 
@@ -109,48 +108,56 @@ func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
 	if err := p.openState(host, hook); err != nil {
 		return nil, err
 	}
+	if err := p.build(api, host, bootID); err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
+	return p, nil
+}
+
+// build builds the parts, each from those before it.
+func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (err error) {
+	cfg := p.cfg
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
-	p.hardware = &hardware{
-		nodeName: cfg.NodeName, driverRoot: cfg.DriverRoot, host: host, specs: p.specs,
-		conditions: p.conditions, held: p.held, arrived: p.recover, reread: p.mend, leaving: p.leaveHardware,
-		wake: make(chan struct{}, 1), first: make(chan struct{}), opener: nvml.NewOpener(),
-	}
-	claims := holding.NewClaims(p.journal)
+	p.facts = facts.New(cfg.NodeName)
+	claims, signals, minors := holding.NewClaims(p.journal), driver.NewSignals(), driver.NewMinors(p.specs)
 	p.partitions = partition.New(partition.Options{
 		Journal: p.journal, Claims: claims, BootID: bootID, Registerer: p.metrics,
-		ConditionsChanged: p.hardware.Wake, ModeSwitched: p.hardware.modeSwitched, Step: failpoint.Step(),
+		ConditionsChanged: signals.Wake, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
-		return nil, errors.Join(err, p.journal.Close())
+		return err
 	}
 	p.sharing = sharing.New(sharing.Options{
 		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
-		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.hardware.wakeForGPUs,
+		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
 		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
 	})
-	p.facts = facts.New(cfg.NodeName)
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
-		Facts: p.facts, Seen: p.ask, Recalled: p.hardware.wakeForGPUs,
+		Facts: p.facts, Seen: p.ask, Recalled: signals.WakeForGPUs,
 	})
 	if err != nil {
-		return nil, errors.Join(err, p.journal.Close())
+		return err
 	}
-	p.hardware.facts, p.hardware.partitions, p.hardware.sharing = p.facts, p.partitions, p.sharing
 	p.preparer = prepare.New(prepare.Options{
 		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: p.hardware.Wake, OnPrepared: p.statuses.Tell, Warn: p.warnings.warn,
+		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Tell, Warn: p.warnings.warn,
 		Step: failpoint.Step(),
+	})
+	p.hardware = &hardwareParts{nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer}
+	p.driver = driver.New(driver.Options{
+		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
+		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware,
 	})
 	p.kubelet = kubelet.New(kubelet.Options{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
 		OnRegistered: p.onRegistered, OnChallenged: p.facts.Challenged,
 	})
-	return p, nil
+	return nil
 }
 
 // openState opens what the node keeps of its claims: the journal, the marks of
@@ -187,7 +194,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error {
 		return serve(ctx, "--health-address", p.cfg.HealthAddress, healthHandler(checks{healthy: p.healthy, ready: p.ready}))
 	})
-	group.Go(func() error { return p.hardware.Run(ctx) })
+	group.Go(func() error { return p.driver.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
@@ -223,9 +230,9 @@ func endWithin(ctx context.Context, within time.Duration, wait func() error) err
 func (p *plugin) mayRegister(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	select {
-	case <-p.hardware.first:
+	case <-p.driver.Looked():
 		if p.facts.Trouble() != nil {
-			p.recoverWithout(ctx)
+			p.hardware.recoverWithoutDriver(ctx)
 		}
 	case <-time.After(firstLookWithin):
 		logger.Info("Registering before the hardware was looked at: the driver takes long to answer", "node", p.cfg.NodeName, "after", firstLookWithin)
@@ -245,21 +252,6 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// recoverWithout recovers what needs no driver. It returns after recoverWithin at
-// the latest, so that the plugin can register with the kubelet.
-func (p *plugin) recoverWithout(ctx context.Context) {
-	recovered := make(chan struct{})
-	go func() {
-		defer close(recovered)
-		p.recover(ctx)
-	}()
-	select {
-	case <-recovered:
-	case <-time.After(recoverWithin):
-	case <-ctx.Done():
-	}
-}
-
 // ask passes on what policies ask of the node.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
@@ -270,47 +262,6 @@ func (p *plugin) onRegistered(time.Time) {
 	klog.Background().Info("Registered with the kubelet", "node", p.cfg.NodeName)
 	p.registered.Store(true)
 	p.reporter.Registered()
-}
-
-// held returns the GPUs that claims' records name.
-func (p *plugin) held() []gpu.UUID {
-	var all []gpu.UUID
-	for _, r := range p.journal.All() {
-		all = append(all, r.GPUs()...)
-	}
-	for _, u := range p.journal.Unreadable() {
-		all = append(all, u.Record.GPUs()...)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// conditions returns the GPUs' conditions that follow from the journal, from MIG
-// partitions and from sharing.
-func (p *plugin) conditions() map[gpu.UUID][]gpu.Condition {
-	all := p.partitions.Conditions()
-	for _, some := range []map[gpu.UUID][]gpu.Condition{p.preparer.Conditions(), p.sharing.Conditions()} {
-		for uuid, more := range some {
-			all[uuid] = append(all[uuid], more...)
-		}
-	}
-	return all
-}
-
-// recover makes the node agree with the journal. It stops MPS daemons that no
-// claim needs before it repairs MIG partitions, because daemons run inside
-// partitions, and restores prepared claims last. What fails, for example because
-// there is no driver, is retried when a driver has been found.
-func (p *plugin) recover(ctx context.Context) {
-	if err := p.sharing.Recover(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Recovering MPS daemons failed, retrying", "node", p.cfg.NodeName)
-	}
-	if err := p.partitions.Recover(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Recovering MIG partitions failed, retrying", "node", p.cfg.NodeName)
-	}
-	if err := p.preparer.Recover(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.cfg.NodeName)
-	}
 }
 
 // ready returns an error until the kubelet has registered the plugin, which is as
@@ -330,11 +281,11 @@ func (p *plugin) ready() error {
 // healthy returns an error if something is stuck.
 func (p *plugin) healthy() error { return p.stuck(stuckAfter) }
 
-// stuck returns an error if the hardware's loop, or a call of the kubelet, has not
+// stuck returns an error if the driver's loop, or a call of the kubelet, has not
 // ended for longer than after.
 func (p *plugin) stuck(after time.Duration) error {
-	if age := p.hardware.alive.age(); age > after {
-		return fmt.Errorf("the look at the hardware has not ended for %s", age.Round(time.Second))
+	if err := p.driver.Stuck(after); err != nil {
+		return err
 	}
 	if age := p.kubelet.OldestCall(); age > after {
 		return fmt.Errorf("a call of the kubelet has not ended for %s", age.Round(time.Second))
@@ -342,27 +293,11 @@ func (p *plugin) stuck(after time.Duration) error {
 	return nil
 }
 
-// leaveHardware takes back what was done to GPUs, if nothing is prepared.
-func (p *plugin) leaveHardware(ctx context.Context) {
-	if p.claims() > 0 {
-		return
-	}
-	if err := p.sharing.LeaveHost(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some GPUs' settings, or MPS daemons, stay as claims needed them", "node", p.cfg.NodeName)
-	}
-	if err := p.partitions.Leave(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Some MIG partitions stay on the node's GPUs", "node", p.cfg.NodeName)
-	}
-}
-
-// claims is how many claims are, or may be, prepared.
-func (p *plugin) claims() int { return p.journal.Len() + len(p.journal.Unreadable()) }
-
 // cleanUp cleans up on the host, if nothing there is in use any more: the next
 // plugin, if there is one, puts it back.
 func (p *plugin) cleanUp(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	if n := p.claims(); n > 0 {
+	if n := countClaims(p.journal); n > 0 {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}

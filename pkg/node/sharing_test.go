@@ -11,6 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -18,7 +19,7 @@ import (
 func (d *divided) is(t *testing.T, n int, mode nvml.ComputeMode, interval string) {
 	t.Helper()
 	root, session := d.another(t)
-	s := shared{ctx: d.ctx, session: session, smi: nvidiaSMI(d.hardware.host, root)}
+	s := shared{ctx: d.ctx, session: session, smi: driver.SMI(d.host, root)}
 	uuid := gpu.UUID(installed.Machine.GPUs[n].UUID)
 	if got, err := s.ComputeMode(uuid); got != mode || err != nil {
 		t.Errorf("compute mode of GPU %d: got %s, %v, want %s", n, got, err, mode)
@@ -32,7 +33,7 @@ func (d *divided) is(t *testing.T, n int, mode nvml.ComputeMode, interval string
 // whole, and all of it as it was afterwards.
 func TestSharesOfAGPU(t *testing.T) {
 	d, end := startDivided(t)
-	one := d.gpus(t)[0]
+	one := installed.Names()[0]
 	var claims []*resourceapi.ResourceClaim
 	for n := range 4 {
 		c := claimOf(fmt.Sprintf("share-%d", n), one+gpu.DeviceName(fmt.Sprintf("-mps4-%d", n)))
@@ -70,7 +71,7 @@ func TestSharesOfAGPU(t *testing.T) {
 func TestTimeSlices(t *testing.T) {
 	d, _ := startDivided(t)
 	d.sharing.SetTimeSlices(map[gpu.UUID]string{gpu.UUID(installed.Machine.GPUs[1].UUID): "Long"})
-	one := d.gpus(t)[1]
+	one := installed.Names()[1]
 	a, b := claimOf("a", one+"-ts4-0"), claimOf("b", one+"-ts4-3")
 	for _, c := range []*resourceapi.ResourceClaim{a, b} {
 		if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
@@ -100,7 +101,7 @@ func TestSharingOfManyClaims(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, uint64(n)))
 		wg.Go(func() {
 			for i := range 6 {
-				one := d.gpus(t)[random.IntN(2)]
+				one := installed.Names()[random.IntN(2)]
 				device := one + []gpu.DeviceName{
 					"", "-mig-3g40gb-0", "-mig-1g10gb-6", "-mps2-0", "-mps2-1", "-ts3-0", "-ts3-2", "-mig-3g40gb-0-mps2-0", "-mig-3g40gb-0-mps2-1", "-mig-3g40gb-4-mps2-1",
 				}[random.IntN(10)]
@@ -125,7 +126,7 @@ func TestSharingOfManyClaims(t *testing.T) {
 func TestNoSupervisor(t *testing.T) {
 	d, end := startDivided(t)
 	d.daemons.SetAway(true)
-	c := claimOf("share", d.gpus(t)[0]+"-mps4-1")
+	c := claimOf("share", installed.Names()[0]+"-mps4-1")
 	if _, err := d.preparer.Prepare(d.ctx, c); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}

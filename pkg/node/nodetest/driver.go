@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
@@ -86,4 +87,22 @@ func Install(host, built, machine, name string) (Driver, error) {
 // Hardware opens the machine, to change its hardware.
 func (d Driver) Hardware() (*nvmlsim.Machine, error) {
 	return nvmlsim.Open(filepath.Join(d.Host, d.Root, nvmlsim.StateFile))
+}
+
+// Names returns the names of the machine's whole GPUs, in the machine's order.
+func (d Driver) Names() []gpu.DeviceName {
+	var gpus []gpu.GPU
+	for _, g := range d.Machine.GPUs {
+		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
+	}
+	all, err := gpu.NewNames(gpus)
+	if err != nil {
+		panic(err) // the simulator's UUIDs differ
+	}
+	var names []gpu.DeviceName
+	for _, g := range gpus {
+		name, _ := all.Name(gpu.Whole{GPU: g.UUID})
+		names = append(names, name)
+	}
+	return names
 }

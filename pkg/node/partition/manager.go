@@ -72,7 +72,7 @@ type Manager struct {
 	// and empty since when GPUs whose mode we switched have none of ours.
 	idle    map[gpu.Partition]time.Time
 	empty   map[gpu.UUID]time.Time
-	watches map[*watch]bool
+	watches map[*Watch]bool
 	// switching is how many MIG modes are being switched, switched how many were
 	// begun to be.
 	switching, switched int
@@ -95,7 +95,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
-		watches: map[*watch]bool{}, unread: map[gpu.UUID]bool{},
+		watches: map[*Watch]bool{}, unread: map[gpu.UUID]bool{},
 	}
 }
 

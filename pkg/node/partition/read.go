@@ -8,36 +8,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// watch collects the records that were in force while it lasted.
-type watch struct {
-	records []holding.GPURecord
-}
-
-// Read returns the result of read without our instances, and with a mode that
-// we switched on shown as off. Instances that are created or destroyed during
-// read never show, so that what a node reports doesn't change with claims.
-// While a mode is ours, the GPU's other facts are as before has them, since
-// some (reserved memory, index, minor number) may be others in MIG mode. Where
-// a mode was switched meanwhile, read is called again.
-func (m *Manager) Read(before []gpu.GPU, read func() (gpu.Node, error)) (gpu.Node, error) {
-	w := m.watch()
-	node, err := m.undisturbed(read)
-	m.unwatch(w)
-	if err != nil {
-		return node, err
-	}
-	node.GPUs = slices.Clone(node.GPUs)
-	for i := range node.GPUs {
-		for _, r := range w.records {
-			if r.GPU == node.GPUs[i].UUID && r.BootID == m.BootID {
-				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
-				node.GPUs[i] = frozen(node.GPUs[i], before, r)
-			}
-		}
-	}
-	return node, nil
-}
-
 const (
 	// readAgain is after which time is read again what was disturbed, and
 	// readsAtMost how often: a switch that hangs must not keep all GPUs of the node
@@ -46,17 +16,82 @@ const (
 	readsAtMost = 20
 )
 
-// undisturbed reads until no mode is switched meanwhile: the driver may unbind or
-// reset a GPU for it (nvml.h), and one that doesn't answer would be reported.
-func (m *Manager) undisturbed(read func() (gpu.Node, error)) (gpu.Node, error) {
-	for reads := 1; ; reads++ {
-		underway, before := m.switches()
-		node, err := read()
-		if _, after := m.switches(); underway == 0 && before == after || reads == readsAtMost {
-			return node, err
-		}
-		<-time.After(readAgain)
+// Watch notes which partitions are ours, and which MIG modes are switched, while the
+// node is read:
+//
+//	w := m.Watch()
+//	defer w.End()
+//	for again := true; again; again = w.Disturbed() {
+//		node = read()
+//	}
+//	node = w.Hide(node, before)
+//
+// It is for one goroutine.
+type Watch struct {
+	m *Manager
+	// reads are the readings so far; underway and begun are what switches returned
+	// before the last of them.
+	reads, underway, begun int
+	// records are those that have been in force since the beginning; under m.mu.
+	records []holding.GPURecord
+}
+
+// Watch begins with the current records. A record is added to the watches after it is
+// written and before the hardware is changed, so that every partition that can be
+// seen is in the watch's records.
+func (m *Manager) Watch() *Watch {
+	w := &Watch{m: m, reads: 1}
+	w.underway, w.begun = m.switches()
+	m.mu.Lock()
+	m.watches[w] = true
+	m.mu.Unlock()
+	now := m.Journal.GPUs()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.records = append(w.records, now...)
+	return w
+}
+
+// End ends the watch.
+func (w *Watch) End() {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	delete(w.m.watches, w)
+}
+
+// Disturbed reports whether the node has to be read again, and waits before that: a
+// MIG mode was being switched during the last reading, for which the driver may
+// unbind or reset a GPU (nvml.h), and one that doesn't answer would be reported. After
+// some readings it returns false in any case.
+func (w *Watch) Disturbed() bool {
+	if _, begun := w.m.switches(); w.underway == 0 && w.begun == begun || w.reads == readsAtMost {
+		return false
 	}
+	<-time.After(readAgain)
+	w.reads++
+	w.underway, w.begun = w.m.switches()
+	return true
+}
+
+// Hide returns the node as it was read, without our instances, and with a mode that
+// we switched on shown as off. Instances that were created or destroyed during the
+// watch don't show, so that what a node reports doesn't change with claims. While a
+// mode is ours, the GPU's other facts are as before has them, since some (reserved
+// memory, index, minor number) may be others in MIG mode.
+func (w *Watch) Hide(node gpu.Node, before []gpu.GPU) gpu.Node {
+	w.m.mu.Lock()
+	records := slices.Clone(w.records)
+	w.m.mu.Unlock()
+	node.GPUs = slices.Clone(node.GPUs)
+	for i := range node.GPUs {
+		for _, r := range records {
+			if r.GPU == node.GPUs[i].UUID && r.BootID == w.m.BootID {
+				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
+				node.GPUs[i] = frozen(node.GPUs[i], before, r)
+			}
+		}
+	}
+	return node
 }
 
 // switches returns how many modes are being switched, and how many were begun to
@@ -78,27 +113,6 @@ func (m *Manager) disturb() (done func()) {
 		defer m.mu.Unlock()
 		m.switching--
 	}
-}
-
-// watch starts with the current records. A record is added to the watches after it is
-// written and before the hardware is changed, so that every partition that can be
-// seen is in the watch's records.
-func (m *Manager) watch() *watch {
-	w := &watch{}
-	m.mu.Lock()
-	m.watches[w] = true
-	m.mu.Unlock()
-	now := m.Journal.GPUs()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w.records = append(w.records, now...)
-	return w
-}
-
-func (m *Manager) unwatch(w *watch) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.watches, w)
 }
 
 // tell adds a record to the watches under way.

@@ -18,7 +18,7 @@ func TestReadWhileMade(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	n.prepare(t, part(gpu0, "1g.18gb", 1))
 	n.unprepare(t, part(gpu0, "1g.18gb", 1)) // the mode lingers
-	got, err := n.Read(nil, func() (gpu.Node, error) {
+	got, err := n.read(nil, func() (gpu.Node, error) {
 		n.prepare(t, p)
 		mig := n.hw.now(gpu0)
 		n.unprepare(t, p)
@@ -42,7 +42,7 @@ func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
 	lost := gpu.Condition{Type: gpu.Lost}
 	now := gpu.GPU{UUID: gpu0, Index: 2, Minor: 9, MemoryReservedBytes: 2 << 20, MIG: &mig, Conditions: []gpu.Condition{lost}}
 	read := func() (gpu.Node, error) { return gpu.Node{GPUs: []gpu.GPU{now}}, nil }
-	got, err := n.Read([]gpu.GPU{before}, read)
+	got, err := n.read([]gpu.GPU{before}, read)
 	want := before
 	want.MIG = &gpu.MIG{Switchable: true, Profiles: profiles(), Instances: []gpu.Instance{foreign}}
 	want.Conditions = []gpu.Condition{lost}
@@ -107,7 +107,7 @@ func TestReadWhileTheModeIsSwitched(t *testing.T) {
 				claim.Go(func() { n.prepare(t, part(gpu0, "1g.18gb", 0)) })
 				<-begun
 				var answers []bool
-				got, err := n.Read(nil, func() (gpu.Node, error) {
+				got, err := n.read(nil, func() (gpu.Node, error) {
 					answers = append(answers, n.hw.now(gpu0).Enabled)
 					if len(answers) == 2 && ends {
 						close(goOn)
@@ -129,8 +129,18 @@ func TestReadWhileTheModeIsSwitched(t *testing.T) {
 	}
 }
 
+// read reads the node during a Watch.
+func (n *node) read(before []gpu.GPU, read func() (gpu.Node, error)) (node gpu.Node, err error) {
+	w := n.Watch()
+	defer w.End()
+	for again := true; again; again = w.Disturbed() {
+		node, err = read()
+	}
+	return w.Hide(node, before), err
+}
+
 func checkRead(t testing.TB, n *node, foreign gpu.Instance) {
-	got, err := n.Read(nil, func() (gpu.Node, error) {
+	got, err := n.read(nil, func() (gpu.Node, error) {
 		var facts gpu.Node
 		for _, uuid := range []gpu.UUID{gpu0, gpu1} {
 			mig := n.hw.now(uuid)

@@ -1,4 +1,4 @@
-package node
+package driver
 
 import (
 	"context"
@@ -21,8 +21,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/sharing"
-	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 var installed nodetest.Driver
@@ -31,51 +29,76 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Run(m, "minorsMove: true\ngpus: [{model: h100-80gb, count: 2}]", func(d nodetest.Driver) { installed = d }))
 }
 
-// startHardware runs a hardware on the fake host until the test ends.
-func startHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
-	t.Helper()
-	h, arrivals = newHardware(t)
-	runHardware(t, h)
-	return h, arrivals
+// fixture is a Follower on the fake host, whose parts have nothing to do but what a
+// test sets before start.
+type fixture struct {
+	Options
+	*Follower
+	specs    *cdi.Specs
+	journal  *journal.Journal
+	claims   *holding.Claims
+	arrivals chan struct{}
+	held     []gpu.UUID
+	onMend   func(context.Context, func(gpu.Partition) bool) error
 }
 
-func newHardware(t *testing.T) (h *hardware, arrivals chan struct{}) {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	j, err := journal.Open(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	claims := holding.NewClaims(j)
-	host := driverroot.NewHost(installed.Host)
-	arrivals = make(chan struct{}, 10)
-	h = &hardware{
-		nodeName: "node-0", host: host, facts: facts.New("node-0"),
-		partitions: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot"}),
-		sharing:    sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(host.Path("/"), "/run/mps/d")}),
-		specs:      cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host}),
-		conditions: func() map[gpu.UUID][]gpu.Condition { return nil },
-		held:       func() []gpu.UUID { return nil },
-		arrived:    func(context.Context) { arrivals <- struct{}{} },
-		reread:     func(context.Context, gpu.Node) {},
-		leaving:    func(context.Context) {},
-		wake:       make(chan struct{}, 1), first: make(chan struct{}), opener: nvml.NewOpener(),
+	f := &fixture{
+		journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10),
+		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
-	return h, arrivals
+	f.Options = Options{
+		NodeName: "node-0", Host: driverroot.NewHost(installed.Host), Facts: facts.New("node-0"), Signals: NewSignals(),
+		Partitions: partition.New(partition.Options{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f,
+	}
+	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Host})
+	return f
 }
 
-func runHardware(t *testing.T, h *hardware) {
+func (f *fixture) Held() []gpu.UUID                         { return f.held }
+func (f *fixture) Conditions() map[gpu.UUID][]gpu.Condition { return nil }
+func (f *fixture) Arrived(_ context.Context, hw Hardware) {
+	f.Partitions.SetHardware(hw.Session)
+	f.arrivals <- struct{}{}
+}
+func (f *fixture) Leaving(context.Context, bool) { f.Partitions.SetHardware(nil) }
+func (f *fixture) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
+	return f.onMend(ctx, lacking)
+}
+
+// build makes the Follower.
+func (f *fixture) build() {
+	f.Minors = NewMinors(f.specs)
+	f.Follower = New(f.Options)
+}
+
+// start runs the Follower until the test ends.
+func (f *fixture) start(t *testing.T) {
 	t.Helper()
+	f.build()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := h.Run(ctx); err != nil {
+		if err := f.Run(ctx); err != nil {
 			t.Error(err)
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-done })
+}
+
+func startFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := newFixture(t)
+	f.start(t)
+	return f
 }
 
 // moveAside renames a path of the fake host, and returns a function that
@@ -92,75 +115,61 @@ func moveAside(t *testing.T, path string) (back func()) {
 }
 
 // eventually wakes the hardware until the condition holds.
-func eventually(t *testing.T, h *hardware, what string, holds func() bool) {
+func eventually(t *testing.T, f *fixture, what string, holds func() bool) {
 	t.Helper()
 	for range 500 {
 		if holds() {
 			return
 		}
-		h.Wake()
+		f.Signals.Wake()
 		<-time.After(20 * time.Millisecond)
 	}
-	t.Fatalf("%s doesn't come to hold; trouble: %v", what, h.facts.Trouble())
-}
-
-func firstDevice(t *testing.T) gpu.DeviceName {
-	t.Helper()
-	var gpus []gpu.GPU
-	for _, g := range installed.Machine.GPUs {
-		gpus = append(gpus, gpu.GPU{UUID: gpu.UUID(g.UUID)})
-	}
-	names, err := gpu.NewNames(gpus)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, _ := names.Name(gpu.Whole{GPU: gpus[0].UUID})
-	return name
+	t.Fatalf("%s doesn't come to hold; trouble: %v", what, f.Facts.Trouble())
 }
 
 func TestDriverComesAndGoes(t *testing.T) {
 	back := moveAside(t, installed.Root)
-	h, arrivals := startHardware(t)
-	<-h.first
-	if err := h.facts.Trouble(); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
+	f := startFixture(t)
+	<-f.Looked()
+	if err := f.Facts.Trouble(); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
 		t.Fatalf("without a driver: %v, want an error that says where it was looked for", err)
 	}
-	name := firstDevice(t)
-	if _, _, err := h.facts.Device(name); err == nil {
+	name := installed.Names()[0]
+	if _, _, err := f.Facts.Device(name); err == nil {
 		t.Error("there is a device without a driver")
 	}
 	back()
-	eventually(t, h, "the driver's arrival", func() bool { return h.facts.Trouble() == nil })
-	<-arrivals
-	device, g, err := h.facts.Device(name)
+	eventually(t, f, "the driver's arrival", func() bool { return f.Facts.Trouble() == nil })
+	<-f.arrivals
+	device, g, err := f.Facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
 		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
 	}
-	if _, err := h.specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err != nil {
+	if _, err := f.specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err != nil {
 		t.Errorf("prepare: %v", err)
 	}
 	back = moveAside(t, installed.Root)
-	eventually(t, h, "the driver's loss", func() bool { return h.facts.Trouble() != nil })
-	if _, err := h.specs.Write("claim-2", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err == nil {
+	eventually(t, f, "the driver's loss", func() bool { return f.Facts.Trouble() != nil })
+	if _, err := f.specs.Write("claim-2", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	back()
-	eventually(t, h, "the driver's return", func() bool { return h.facts.Trouble() == nil })
-	<-arrivals
+	eventually(t, f, "the driver's return", func() bool { return f.Facts.Trouble() == nil })
+	<-f.arrivals
 }
 
 func TestDeviceNodeComesLate(t *testing.T) {
 	back := moveAside(t, filepath.Join(installed.Root, "dev/nvidia0"))
-	h, _ := startHardware(t)
-	name := firstDevice(t)
+	f := startFixture(t)
+	name := installed.Names()[0]
 	missing := func() bool {
-		_, g, err := h.facts.Device(name)
+		_, g, err := f.Facts.Device(name)
 		return err == nil && len(g.Conditions) == 1 && g.Conditions[0].Type == gpu.DeviceNodeMissing
 	}
-	eventually(t, h, "the condition", missing)
+	eventually(t, f, "the condition", missing)
 	back() // seen without being woken
 	for range 500 {
 		if !missing() {
@@ -172,8 +181,8 @@ func TestDeviceNodeComesLate(t *testing.T) {
 }
 
 // hasConditions says whether the first GPU has these conditions, and no other.
-func hasConditions(h *hardware, name gpu.DeviceName, want ...gpu.ConditionType) bool {
-	_, g, err := h.facts.Device(name)
+func hasConditions(f *fixture, name gpu.DeviceName, want ...gpu.ConditionType) bool {
+	_, g, err := f.Facts.Device(name)
 	var have []gpu.ConditionType
 	for _, c := range g.Conditions {
 		have = append(have, c.Type)
@@ -185,10 +194,10 @@ func hasConditions(h *hardware, name gpu.DeviceName, want ...gpu.ConditionType) 
 // some hosts, is made by the driver's own program.
 func TestModuleIsLoaded(t *testing.T) {
 	moveAside(t, filepath.Join(installed.Root, "dev/nvidia-uvm"))
-	h, _ := startHardware(t)
-	<-h.first
-	if name := firstDevice(t); !hasConditions(h, name) {
-		_, g, err := h.facts.Device(name)
+	f := startFixture(t)
+	<-f.Looked()
+	if name := installed.Names()[0]; !hasConditions(f, name) {
+		_, g, err := f.Facts.Device(name)
 		t.Errorf("the GPU has conditions %v, error %v; want none", g.Conditions, err)
 	}
 }
@@ -197,41 +206,41 @@ func TestModuleIsLoaded(t *testing.T) {
 func TestModuleIsNotLoaded(t *testing.T) {
 	moveAside(t, filepath.Join(installed.Root, "usr/bin/nvidia-modprobe"))
 	back := moveAside(t, filepath.Join(installed.Root, "dev/nvidia-uvm"))
-	h, _ := startHardware(t)
-	<-h.first
-	name := firstDevice(t)
-	if !hasConditions(h, name, gpu.DeviceNodeMissing) {
+	f := startFixture(t)
+	<-f.Looked()
+	name := installed.Names()[0]
+	if !hasConditions(f, name, gpu.DeviceNodeMissing) {
 		t.Errorf("want the condition %s", gpu.DeviceNodeMissing)
 	}
-	if _, g, _ := h.facts.Device(name); !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+	if _, g, _ := f.Facts.Device(name); !slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
 		t.Error("a GPU that no program can use is offered")
 	}
 	back()
-	eventually(t, h, "no condition", func() bool { return hasConditions(h, name) })
+	eventually(t, f, "no condition", func() bool { return hasConditions(f, name) })
 }
 
 // TestCDITroubleIsNoMissingDriver: GPUs stay, with a condition, while CDI
 // specifications can't be written, and it is tried again.
 func TestCDITroubleIsNoMissingDriver(t *testing.T) {
-	h, _ := newHardware(t)
+	f := newFixture(t)
 	dir := filepath.Join(t.TempDir(), "cdi")
-	h.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: h.host})
+	f.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: f.Host})
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // not a directory
 		t.Fatal(err)
 	}
-	runHardware(t, h)
-	<-h.first
-	name := firstDevice(t)
-	if err := h.facts.Trouble(); err != nil {
+	f.start(t)
+	<-f.Looked()
+	name := installed.Names()[0]
+	if err := f.Facts.Trouble(); err != nil {
 		t.Fatalf("the driver counts as missing: %v", err)
 	}
-	if !hasConditions(h, name, gpu.CDIFailed) {
+	if !hasConditions(f, name, gpu.CDIFailed) {
 		t.Errorf("want the condition %s", gpu.CDIFailed)
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, h, "no condition", func() bool { return hasConditions(h, name) })
+	eventually(t, f, "no condition", func() bool { return hasConditions(f, name) })
 	if _, err := os.Stat(filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")); err != nil {
 		t.Errorf("the common specification: %v", err)
 	}
@@ -253,53 +262,48 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	h, _ := newHardware(t)
+	f := newFixture(t)
 	uuid := gpu.UUID(installed.Machine.GPUs[0].UUID)
-	h.held = func() []gpu.UUID { return []gpu.UUID{uuid} }
-	runHardware(t, h)
-	<-h.first
-	if _, g, err := h.facts.Device(firstDevice(t)); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
+	f.held = []gpu.UUID{uuid}
+	f.start(t)
+	<-f.Looked()
+	if _, g, err := f.Facts.Device(installed.Names()[0]); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
 		t.Errorf("GPU %q, error %v; want %s, and that it is lost", g.UUID, err, uuid)
 	}
 }
 
 // Containers are restarted without a prepare: their specs have to come back.
 func TestWipedCDIDirectory(t *testing.T) {
-	h, _ := newHardware(t)
-	j, err := journal.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { j.Close() })
-	p := &plugin{journal: j, specs: h.specs, partitions: h.partitions, preparer: prepare.New(prepare.Options{
-		Journal: j, Claims: holding.NewClaims(j), CDI: h.specs, Containers: startContainers(t), Inventory: h.facts, Partitions: h.partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
-	})}
-	h.reread = p.mend
-	runHardware(t, h)
-	<-h.first
-	name := firstDevice(t)
-	device, _, err := h.facts.Device(name)
+	f := newFixture(t)
+	f.onMend = prepare.New(prepare.Options{
+		Journal: f.journal, Claims: f.claims, CDI: f.specs, Inventory: f.Facts, Partitions: f.Partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
+	}).Mend
+	f.start(t)
+	<-f.Looked()
+	name := installed.Names()[0]
+	device, _, err := f.Facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	record := holding.Record{ClaimUID: "claim-1", BootID: "boot", Holdings: []holding.Holding{{Device: name, GPU: device.Parent(), Request: "gpu"}}}
-	if err := j.Put(record); err != nil {
+	if err := f.journal.Put(record); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, h, "the claim's spec", func() bool {
-		specs, err := h.specs.Claims()
+	eventually(t, f, "the claim's spec", func() bool {
+		specs, err := f.specs.Claims()
 		return err == nil && slices.Equal(specs, []string{"claim-1"})
 	})
 }
 
 // A process can't load a second NVML: it must be restarted.
 func TestDriverReplaced(t *testing.T) {
-	h, _ := newHardware(t)
+	f := newFixture(t)
 	_, ctx := ktesting.NewTestContext(t)
 	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	<-h.first
-	root, err := driverroot.Find(h.host, "")
+	f.build()
+	go func() { done <- f.Run(ctx) }()
+	<-f.Looked()
+	root, err := driverroot.Find(f.Host, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +329,7 @@ func TestDriverReplaced(t *testing.T) {
 			}
 			return
 		case <-time.After(20 * time.Millisecond):
-			h.Wake()
+			f.Signals.Wake()
 		}
 	}
 	t.Fatal("the plugin goes on with the library of the driver before")

@@ -1,4 +1,4 @@
-package report
+package driver
 
 import (
 	"fmt"
@@ -8,42 +8,35 @@ import (
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Hardware answers for the GPUs (*nvml.Session).
-type Hardware interface {
-	Driver() (nvml.Driver, error)
-	GPUs() ([]gpu.GPU, error)
+// devDir is the directory of the driver's device nodes, as this process sees it.
+func devDir(host driverroot.Host, root driverroot.Root) string {
+	return host.Path(filepath.Join(root.DevRoot, "dev"))
 }
 
-// Dirs are directories as this process sees them.
-type Dirs struct {
-	// Sys is where sysfs, or what stands for it, is mounted.
-	Sys string
-	// Dev has the nvidia* device nodes.
-	Dev string
-}
-
-// Read gathers what the node has. A GPU that is in trouble is in the list with
+// ReadNode gathers what the node has. A GPU that is in trouble is in the list with
 // a condition that says so; the error is about the node as a whole.
-func Read(nodeName string, hw Hardware, dirs Dirs) (gpu.Node, error) {
-	driver, err := hw.Driver()
+func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (gpu.Node, error) {
+	driver, err := session.Driver()
 	if err != nil {
 		return gpu.Node{}, err
 	}
-	gpus, err := hw.GPUs()
+	gpus, err := session.GPUs()
 	if err != nil {
 		return gpu.Node{}, err
 	}
+	sys := host.Path(filepath.Join(root.SysRoot, "sys"))
 	for i := range gpus {
-		placeInHost(&gpus[i], dirs.Sys)
+		placeInHost(&gpus[i], sys)
 		if facts.Dead(gpus[i]) != nil {
 			continue // it may never have been identified
 		}
-		if missing := missingNode(dirs.Dev, append(ControlNodes(), fmt.Sprintf("nvidia%d", gpus[i].Minor))...); missing != "" {
+		if missing := missingNode(devDir(host, root), append(controlNodes(), fmt.Sprintf("nvidia%d", gpus[i].Minor))...); missing != "" {
 			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{
 				Type: gpu.DeviceNodeMissing, Message: fmt.Sprintf("device node /dev/%s isn't there (nvidia-modprobe -u -c0 makes it)", missing),
 			})
@@ -70,12 +63,12 @@ func placeInHost(g *gpu.GPU, sys string) {
 	}
 }
 
-// ControlNodes are the device nodes that all containers with a GPU need.
-func ControlNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
+// controlNodes are the device nodes that all containers with a GPU need.
+func controlNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
 
-// MissingControlNode returns the first of ControlNodes that isn't in a directory
+// missingControlNode returns the first of controlNodes that isn't in a directory
 // of device nodes, "" where all are.
-func MissingControlNode(dev string) string { return missingNode(dev, ControlNodes()...) }
+func missingControlNode(dev string) string { return missingNode(dev, controlNodes()...) }
 
 // missingNode returns the first of the device nodes that isn't there.
 func missingNode(dev string, names ...string) string {

@@ -1,4 +1,4 @@
-package node
+package driver
 
 import (
 	"context"
@@ -8,11 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/tessera-dra/tessera/pkg/driverroot"
-	"github.com/tessera-dra/tessera/pkg/node/report"
-	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
 // programs runs programs of the driver. One that hangs in the driver can't be
@@ -82,52 +78,8 @@ func (p *programs) run(ctx context.Context, name string, args ...string) (string
 	}
 }
 
-// nvidiaSMI runs the driver's nvidia-smi as the host would.
-func nvidiaSMI(host driverroot.Host, root driverroot.Root) sharing.SMI {
+// SMI returns a function that runs the driver's nvidia-smi as the host would.
+func SMI(host driverroot.Host, root driverroot.Root) func(ctx context.Context, args ...string) (string, error) {
 	p := newPrograms(host, root)
 	return func(ctx context.Context, args ...string) (string, error) { return p.run(ctx, "nvidia-smi", args...) }
-}
-
-// modules loads the driver's kernel modules that nothing loads at boot on some
-// hosts: nvidia-uvm, without which no CUDA program runs.
-type modules struct {
-	// missing: a device node that all containers need isn't there.
-	missing bool
-	// tried is when nvidia-modprobe was started last.
-	tried    time.Time
-	programs *programs
-	said     string // the last failure that was logged
-}
-
-const (
-	// modprobeWithin bounds the loading of a module.
-	modprobeWithin = 10 * time.Second
-	// modprobeEvery is how often it is tried.
-	modprobeEvery = 30 * time.Second
-)
-
-// load runs nvidia-modprobe if a device node that all containers need isn't
-// there.
-func (m *modules) load(ctx context.Context, host driverroot.Host, root driverroot.Root, dev string) {
-	if m.missing = report.MissingControlNode(dev) != ""; !m.missing || time.Since(m.tried) < modprobeEvery {
-		return
-	}
-	m.tried = time.Now()
-	if m.programs == nil || m.programs.root.Path != root.Path || m.programs.root.Library != root.Library {
-		m.programs = newPrograms(host, root)
-	}
-	ctx, cancel := context.WithTimeout(ctx, modprobeWithin)
-	defer cancel()
-	out, err := m.programs.run(ctx, "nvidia-modprobe", "-u", "-c0")
-	still := report.MissingControlNode(dev)
-	m.missing = still != ""
-	logger := klog.FromContext(ctx)
-	switch {
-	case err == nil && !m.missing:
-		m.said = ""
-		logger.Info("Loaded the driver's kernel modules with nvidia-modprobe")
-	case m.said != fmt.Sprint(still, err):
-		m.said = fmt.Sprint(still, err)
-		logger.Info("A device node is missing and nvidia-modprobe doesn't make it; it is tried again", "node", "/dev/"+still, "output", strings.TrimSpace(out), "err", err)
-	}
 }

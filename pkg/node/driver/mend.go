@@ -1,4 +1,4 @@
-package node
+package driver
 
 import (
 	"context"
@@ -22,33 +22,32 @@ type mended struct {
 // mend restores CDI specs and MIG partitions of prepared claims that another program
 // removed. A partition has to be missing twice in a row: it may have been created
 // or released since the hardware was read, and who destroys one by hand does it in
-// two steps. What fails
-// is left alone for a while, because trying changes the hardware, and each change
-// of it leads here.
-func (p *plugin) mend(ctx context.Context, there gpu.Node) {
-	if time.Now().Before(p.mended.again) {
+// two steps. After a failure there is a pause, because an attempt changes the
+// hardware, and each change of it leads here.
+func (f *Follower) mend(ctx context.Context, there gpu.Node) {
+	if time.Now().Before(f.mended.again) {
 		return
 	}
-	before, lacking := p.mended.lacking, map[gpu.Partition]bool{}
-	err := p.preparer.Mend(ctx, func(part gpu.Partition) bool {
+	before, lacking := f.mended.lacking, map[gpu.Partition]bool{}
+	err := f.opts.Listener.Mend(ctx, func(part gpu.Partition) bool {
 		if !lacks(there, part) {
 			return false
 		}
 		if !before[part] {
-			p.hardware.soon()
+			f.opts.Signals.soon()
 		}
 		lacking[part] = true
 		return before[part]
 	})
-	p.mended.lacking = lacking
+	f.mended.lacking = lacking
 	if err == nil || ctx.Err() != nil {
-		p.mended.said = ""
+		f.mended.said = ""
 		return
 	}
-	p.mended.again = time.Now().Add(rereadEvery)
-	if p.mended.said != err.Error() {
-		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", p.cfg.NodeName)
-		p.mended.said = err.Error()
+	f.mended.again = time.Now().Add(rereadEvery)
+	if f.mended.said != err.Error() {
+		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", f.opts.NodeName)
+		f.mended.said = err.Error()
 	}
 }
 

@@ -1,4 +1,4 @@
-package node
+package driver
 
 import (
 	"context"
@@ -54,13 +54,15 @@ func TestMendPaces(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_c.json"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		p := &plugin{hardware: &hardware{wake: make(chan struct{}, 1)}, preparer: prepare.New(prepare.Options{
+		f := newFixture(t)
+		f.onMend = prepare.New(prepare.Options{
 			Journal: j, Claims: claims, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
 			Sharing: sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
-		})}
+		}).Mend
+		f.build()
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}
 		look := func(instances ...gpu.Instance) {
-			p.mend(ctx, gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, MIG: &gpu.MIG{Instances: instances}}}})
+			f.mend(ctx, gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, MIG: &gpu.MIG{Instances: instances}}}})
 		}
 		look(there)
 		look()
@@ -69,7 +71,7 @@ func TestMendPaces(t *testing.T) {
 		if hw.tries != 0 {
 			t.Errorf("%d tries before it was missed twice in a row", hw.tries)
 		}
-		<-p.hardware.wake // asked for a second look
+		<-f.Signals.wake // asked for a second look
 		for range 300 {
 			look()
 			time.Sleep(time.Second)

@@ -1,0 +1,256 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	// retryDriver is how often a driver that isn't there, or doesn't work, is
+	// looked for.
+	retryDriver = 5 * time.Second
+	// leaveWithin bounds Listener.Leaving.
+	leaveWithin = 20 * time.Second
+	// RecoverWithin is how long the kubelet waits for the recovery of the hardware:
+	// it must be able to unprepare while a GPU keeps that from ending.
+	RecoverWithin = 15 * time.Second
+)
+
+// Hardware is the access to a driver that works.
+type Hardware struct {
+	// Session with NVML.
+	Session *nvml.Session
+	// SMI runs the host's nvidia-smi and returns all that it prints; an error if it
+	// reports a failure.
+	SMI func(ctx context.Context, args ...string) (string, error)
+}
+
+// Listener uses the driver, and restores with it what prepared claims need.
+type Listener interface {
+	// Arrived is called with each driver that works, after its first reading. It
+	// makes the hardware agree with the journal, which may take long.
+	Arrived(ctx context.Context, hw Hardware)
+	// Mend restores what prepared claims need and lack: CDI specifications, and the
+	// MIG partitions that are lacking. It is called after each later reading.
+	Mend(ctx context.Context, lacking func(gpu.Partition) bool) error
+	// Leaving is called before the driver is closed, and after Arrived has returned.
+	// When it returns, nothing may use the hardware any more. If the plugin ends, it
+	// restores the hardware first, until ctx ends.
+	Leaving(ctx context.Context, pluginEnds bool)
+}
+
+// Known is what other parts know of the GPUs.
+type Known interface {
+	// Held returns the GPUs that claims' records name.
+	Held() []gpu.UUID
+	// Conditions returns the conditions that are not read from the hardware, by GPU.
+	Conditions() map[gpu.UUID][]gpu.Condition
+}
+
+// Options are what a Follower is built from. All but DriverRoot are required.
+type Options struct {
+	NodeName string
+	// Host is where the driver is looked for, under DriverRoot only unless that is
+	// empty.
+	Host       driverroot.Host
+	DriverRoot string
+	// Signals request further readings.
+	Signals *Signals
+	// Minors sets the driver of the CDI specifications.
+	Minors *Minors
+	// Facts are set after each reading, without the partitions that are created for
+	// claims.
+	Facts *facts.Facts
+	// Partitions hides those.
+	Partitions *partition.Manager
+	Known      Known
+	Listener   Listener
+}
+
+// Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
+type Follower struct {
+	opts   Options
+	opener *nvml.Opener
+	// first is closed when the driver has been looked for once.
+	first chan struct{}
+	// alive is beaten at each step of the loop.
+	alive heartbeat
+
+	// Of Run's goroutine only:
+
+	// loaded is the NVML library that this process has loaded, if any: what go-nvml
+	// calls stays bound to the first one.
+	loaded  string
+	modules modules
+	mended  mended
+	// cdiFailed says why the CDI specifications aren't as they should be; nil if
+	// they are.
+	cdiFailed error
+	said      string // the last trouble that was logged
+}
+
+// New builds a Follower that has not looked for a driver yet.
+func New(o Options) *Follower {
+	return &Follower{opts: o, opener: nvml.NewOpener(), first: make(chan struct{})}
+}
+
+// Looked returns a channel that is closed when the driver has been looked for once,
+// and Arrived has returned or lasted for RecoverWithin if there is one.
+func (f *Follower) Looked() <-chan struct{} { return f.first }
+
+// Stuck returns an error if Run has not made progress for longer than after.
+func (f *Follower) Stuck(after time.Duration) error {
+	if age := f.alive.age(); age > after {
+		return fmt.Errorf("the look at the hardware has not ended for %s", age.Round(time.Second))
+	}
+	return nil
+}
+
+// errOtherLibrary says that only a new process can go on.
+var errOtherLibrary = errors.New("the plugin must be restarted to load the library of another driver")
+
+// Run looks for the driver, follows it as long as it works, and starts again,
+// until ctx ends; then it returns nil. It returns an error when the driver was
+// replaced by one whose library this process can't load.
+func (f *Follower) Run(ctx context.Context) error {
+	looked := sync.OnceFunc(func() { close(f.first) })
+	for ctx.Err() == nil {
+		err := f.follow(ctx, looked)
+		if ctx.Err() != nil {
+			break
+		}
+		if errors.Is(err, errOtherLibrary) {
+			return err
+		}
+		f.lose(ctx, err)
+		looked()
+		f.pause(ctx, retryDriver)
+	}
+	return nil //nolint:nilerr // the context's end is how it is told to stop
+}
+
+// follow opens the driver and reads it again and again; it returns why that
+// can't go on. looked is called after the first reading.
+func (f *Follower) follow(ctx context.Context, looked func()) error {
+	root, err := driverroot.Find(f.opts.Host, f.opts.DriverRoot)
+	if err != nil {
+		return err
+	}
+	session, err := f.open(root)
+	if err != nil {
+		return err
+	}
+	defer f.close(ctx, session)
+	f.opts.Minors.use(session)
+	defer f.opts.Minors.drop()
+	node, err := f.read(ctx, root, session, true)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", f.opts.NodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
+		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
+	f.said = ""
+	arrived := f.arrive(ctx, Hardware{Session: session, SMI: SMI(f.opts.Host, root)})
+	defer f.leave(ctx, arrived)
+	looked()
+	endWatch := f.watch(ctx, root, session)
+	defer endWatch()
+	return f.keepReading(ctx, root, session, node.DriverVersion)
+}
+
+// lose notifies all parts that there is no driver now.
+func (f *Follower) lose(ctx context.Context, err error) {
+	reason := facts.ReasonNVMLError
+	if notFound := (*driverroot.NotFoundError)(nil); errors.As(err, &notFound) {
+		reason = facts.ReasonDriverNotFound
+	}
+	if f.said != err.Error() {
+		klog.FromContext(ctx).Info("No working NVIDIA driver, waiting for one", "reason", reason, "err", err)
+		f.said = err.Error()
+	}
+	f.opts.Facts.Missing(reason, err.Error())
+}
+
+func (f *Follower) open(root driverroot.Root) (*nvml.Session, error) {
+	if f.loaded != "" && f.loaded != root.Library {
+		return nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, f.loaded, root.Library)
+	}
+	session, err := f.opener.Open(f.opts.Host.Path(root.Library))
+	if !errors.Is(err, nvml.ErrLibraryNotFound) {
+		f.loaded = root.Library
+	}
+	if err != nil {
+		return nil, errNoAnswer(root, err)
+	}
+	return session, nil
+}
+
+// Open opens the driver at path, or the one that is found if path is empty, for
+// another use than a Follower's. The session must be closed.
+func Open(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
+	root, err := driverroot.Find(host, path)
+	if err != nil {
+		return root, nil, err
+	}
+	session, err := nvml.Open(host.Path(root.Library))
+	if err != nil {
+		return root, nil, errNoAnswer(root, err)
+	}
+	return root, session, nil
+}
+
+func errNoAnswer(root driverroot.Root, err error) error {
+	return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+}
+
+// close ends a session. A session that can't be ended now ends with the
+// process.
+func (f *Follower) close(ctx context.Context, session *nvml.Session) {
+	if err := session.Close(); err != nil {
+		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.opts.NodeName)
+	}
+}
+
+// arrive calls Arrived. It returns when that has returned, or after RecoverWithin.
+// The channel is closed when it has.
+func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan struct{}) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.opts.Listener.Arrived(ctx, hw)
+	}()
+	select {
+	case <-done:
+	case <-time.After(RecoverWithin):
+		klog.FromContext(ctx).Info("Recovering the GPUs takes long, going on meanwhile", "node", f.opts.NodeName, "after", RecoverWithin)
+	case <-ctx.Done():
+	}
+	return done
+}
+
+// leave calls Leaving after Arrived has returned.
+func (f *Follower) leave(ctx context.Context, arrived <-chan struct{}) {
+	<-arrived
+	pluginEnds := ctx.Err() != nil
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	defer cancel()
+	f.opts.Listener.Leaving(ctx, pluginEnds)
+}
+
+// pause waits for a signal, the time, or the end of ctx.
+func (f *Follower) pause(ctx context.Context, d time.Duration) (woken bool) {
+	f.alive.beat()
+	defer f.alive.beat()
+	return f.opts.Signals.await(ctx, d)
+}

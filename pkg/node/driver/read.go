@@ -1,0 +1,134 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// rereadEvery is how often the hardware is read without a signal.
+const rereadEvery = time.Minute
+
+// keepReading reads the hardware at each signal, and from time to time. It returns
+// why that can't go on.
+func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
+	for {
+		woken := f.pause(ctx, f.rereadAfter())
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		hostToo := f.opts.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
+		now, err := driverroot.Find(f.opts.Host, f.opts.DriverRoot)
+		if err != nil {
+			return err
+		}
+		if !sameRoot(root, now) {
+			return fmt.Errorf("the driver has moved from %s to %s", root.Library, now.Library)
+		}
+		node, err := f.read(ctx, root, session, hostToo)
+		if err != nil {
+			return err
+		}
+		if node.DriverVersion != version {
+			return fmt.Errorf("the driver was updated from %s to %s", version, node.DriverVersion)
+		}
+		f.mend(ctx, node)
+	}
+}
+
+func sameRoot(a, b driverroot.Root) bool {
+	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
+}
+
+// rereadAfter returns after what time the hardware is read again if no signal comes
+// first: a short time while something is being retried.
+func (f *Follower) rereadAfter() time.Duration {
+	if f.cdiFailed != nil || f.modules.missing {
+		return retryDriver
+	}
+	return rereadEvery
+}
+
+// read reads the hardware, and sets the driver of the CDI specifications and the
+// facts. It returns all that there is, with the partitions that are created for
+// claims. The error is about the driver as a whole.
+func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
+	f.modules.load(ctx, f.opts.Host, root, devDir(f.opts.Host, root))
+	before := f.remember(session)
+	for {
+		switches := f.opts.Minors.switches()
+		there, reported, err := f.readUndisturbed(root, session, before)
+		if err != nil {
+			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.opts.NodeName, err)
+		}
+		current, err := f.opts.Minors.setDriver(&cdi.Driver{
+			Version: there.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
+			LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
+		}, switches, hostToo)
+		if !current {
+			continue // what was read is out of date
+		}
+		f.noteCDI(ctx, err)
+		return there, f.opts.Facts.Found(f.withConditions(reported))
+	}
+}
+
+// remember tells the session which GPUs the machine has had, and returns those
+// that it has had since it started.
+func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
+	has, hadBefore := f.opts.Facts.Remembered()
+	session.Remember(has, false)
+	for _, uuid := range f.opts.Known.Held() {
+		i := slices.IndexFunc(hadBefore, func(g gpu.GPU) bool { return g.UUID == uuid })
+		g := gpu.GPU{UUID: uuid, Index: -1, Minor: -1}
+		if i >= 0 {
+			g = hadBefore[i]
+		}
+		session.Remember([]gpu.GPU{g}, false)
+	}
+	session.Remember(hadBefore, true)
+	return has
+}
+
+// readUndisturbed reads the node, and again while MIG modes are being switched. It
+// returns all that there is, and the same without the partitions that are created
+// for claims.
+func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (there, reported gpu.Node, err error) {
+	w := f.opts.Partitions.Watch()
+	defer w.End()
+	for again := true; again; again = w.Disturbed() {
+		there, err = ReadNode(f.opts.NodeName, f.opts.Host, root, session)
+	}
+	if err != nil {
+		return gpu.Node{}, gpu.Node{}, err
+	}
+	return there, w.Hide(there, before), nil
+}
+
+// noteCDI stores why the CDI specifications couldn't be written, nil if they were.
+func (f *Follower) noteCDI(ctx context.Context, err error) {
+	if err != nil && (f.cdiFailed == nil || f.cdiFailed.Error() != err.Error()) {
+		klog.FromContext(ctx).Error(err, "Restoring CDI specifications failed, retrying", "node", f.opts.NodeName)
+	}
+	f.cdiFailed = err
+}
+
+// withConditions adds the conditions that other parts know of.
+func (f *Follower) withConditions(node gpu.Node) gpu.Node {
+	known := f.opts.Known.Conditions()
+	for i, g := range node.GPUs {
+		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
+		if f.cdiFailed != nil {
+			node.GPUs[i].Conditions = append(node.GPUs[i].Conditions, gpu.Condition{Type: gpu.CDIFailed, Message: f.cdiFailed.Error()})
+		}
+	}
+	return node
+}

@@ -1,0 +1,129 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// probeEvery is the pause between two looks for GPUs that don't respond.
+const probeEvery = 5 * time.Second
+
+// watch sends signals when GPUs, or their device nodes, may have changed. The
+// function that is returned ends that, and returns when the session isn't used any
+// more.
+func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvml.Session) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := []<-chan struct{}{f.watchSilence(ctx, session), f.watchEvents(ctx, session), f.watchNodes(ctx, root)}
+	return func() {
+		cancel()
+		for _, done := range ended {
+			<-done
+		}
+	}
+}
+
+// watchEvents wakes at each event of the GPUs. The channel is closed when the
+// session isn't used any more.
+func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pause := retryDriver // after an error; each wakes a reading, so the pause grows
+		for ctx.Err() == nil {
+			event, err := session.WaitEvent(ctx)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case errors.Is(err, nvml.ErrNotSupported):
+				klog.FromContext(ctx).V(2).Info("GPUs have no events to watch, facts are read from time to time", "node", f.opts.NodeName, "err", err)
+				return
+			case err != nil: // such as a GPU that is lost
+				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", f.opts.NodeName, "err", err)
+				select {
+				case <-time.After(pause):
+				case <-ctx.Done():
+				}
+				pause = min(2*pause, rereadEvery)
+			case event.Xid == 0:
+				pause = retryDriver
+				f.opts.Signals.soon()
+				continue
+			default:
+				pause = retryDriver
+				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
+			}
+			f.opts.Signals.WakeForGPUs()
+		}
+	}()
+	return done
+}
+
+// watchSilence wakes the loop when a GPU stops responding, and when it responds
+// again.
+func (f *Follower) watchSilence(ctx context.Context, session *nvml.Session) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var before []string
+		for {
+			select {
+			case <-time.After(probeEvery):
+			case <-ctx.Done():
+				return
+			}
+			silent := session.Probe()
+			if slices.Equal(silent, before) {
+				continue
+			}
+			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", f.opts.NodeName, "gpus", silent, "before", before)
+			before = silent
+			f.opts.Signals.WakeForGPUs()
+		}
+	}()
+	return done
+}
+
+// watchNodes wakes when device nodes appear and disappear.
+func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan struct{} {
+	done := make(chan struct{})
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = watcher.Add(f.opts.Host.Path(filepath.Join(root.DevRoot, "dev")))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("Device nodes are not watched, only looked at from time to time", "node", f.opts.NodeName, "err", err)
+		if watcher != nil {
+			watcher.Close()
+		}
+		close(done)
+		return done
+	}
+	go func() {
+		defer close(done)
+		defer watcher.Close()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case err := <-watcher.Errors:
+				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them again", "err", err)
+				f.opts.Signals.Wake()
+			case event := <-watcher.Events:
+				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {
+					f.opts.Signals.Wake()
+				}
+			}
+		}
+	}()
+	return done
+}

@@ -1,0 +1,117 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+)
+
+// hardwareParts are the parts that use the hardware. They listen to the driver.
+type hardwareParts struct {
+	nodeName   string
+	journal    *journal.Journal
+	sharing    *sharing.Manager
+	partitions *partition.Manager
+	preparer   *prepare.Preparer
+}
+
+// Arrived gives the parts the hardware, and makes the node agree with the journal.
+func (p *hardwareParts) Arrived(ctx context.Context, hw driver.Hardware) {
+	p.partitions.SetHardware(hw.Session)
+	p.sharing.SetHardware(hw.Session, hw.SMI)
+	p.recover(ctx)
+}
+
+// Mend restores what prepared claims lack.
+func (p *hardwareParts) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
+	return p.preparer.Mend(ctx, lacking)
+}
+
+// Leaving takes the hardware from the parts, and restores it before if the plugin ends
+// and nothing is prepared.
+func (p *hardwareParts) Leaving(ctx context.Context, pluginEnds bool) {
+	if pluginEnds && countClaims(p.journal) == 0 {
+		p.restore(ctx)
+	}
+	p.sharing.SetHardware(nil, nil) // after what is in progress
+	p.partitions.SetHardware(nil)
+}
+
+// restore undoes what was done to GPUs.
+func (p *hardwareParts) restore(ctx context.Context) {
+	if err := p.sharing.LeaveHost(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some GPUs' settings, or MPS daemons, stay as claims needed them", "node", p.nodeName)
+	}
+	if err := p.partitions.Leave(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some MIG partitions stay on the node's GPUs", "node", p.nodeName)
+	}
+}
+
+// recover makes the node agree with the journal. It stops MPS daemons that no
+// claim needs before it repairs MIG partitions, because daemons run inside
+// partitions, and restores prepared claims last. What fails, for example because
+// there is no driver, is retried when a driver has been found.
+func (p *hardwareParts) recover(ctx context.Context) {
+	if err := p.sharing.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Recovering MPS daemons failed, retrying", "node", p.nodeName)
+	}
+	if err := p.partitions.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Recovering MIG partitions failed, retrying", "node", p.nodeName)
+	}
+	if err := p.preparer.Recover(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Some prepared claims can't be restored now", "node", p.nodeName)
+	}
+}
+
+// recoverWithoutDriver recovers what needs no driver. It returns after
+// driver.RecoverWithin at the latest, so that the plugin can register with the
+// kubelet.
+func (p *hardwareParts) recoverWithoutDriver(ctx context.Context) {
+	recovered := make(chan struct{})
+	go func() {
+		defer close(recovered)
+		p.recover(ctx)
+	}()
+	select {
+	case <-recovered:
+	case <-time.After(driver.RecoverWithin):
+	case <-ctx.Done():
+	}
+}
+
+// Held returns the GPUs that claims' records name.
+func (p *hardwareParts) Held() []gpu.UUID {
+	var all []gpu.UUID
+	for _, r := range p.journal.All() {
+		all = append(all, r.GPUs()...)
+	}
+	for _, u := range p.journal.Unreadable() {
+		all = append(all, u.Record.GPUs()...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Conditions returns the GPUs' conditions that follow from the journal, from MIG
+// partitions and from sharing.
+func (p *hardwareParts) Conditions() map[gpu.UUID][]gpu.Condition {
+	all := p.partitions.Conditions()
+	for _, some := range []map[gpu.UUID][]gpu.Condition{p.preparer.Conditions(), p.sharing.Conditions()} {
+		for uuid, more := range some {
+			all[uuid] = append(all[uuid], more...)
+		}
+	}
+	return all
+}
+
+// countClaims returns how many claims are, or may be, prepared.
+func countClaims(j *journal.Journal) int { return j.Len() + len(j.Unreadable()) }
