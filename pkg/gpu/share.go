@@ -16,14 +16,21 @@ type Limits struct {
 	MemoryMiB int64
 }
 
-// MPSClient has the paths and limits of a container that is a client of an MPS
-// daemon. Paths are those of the host.
-type MPSClient struct {
+// MPSDirs has the directories by which containers reach an MPS daemon: paths of the
+// host.
+type MPSDirs struct {
 	// PipeDir has the daemon's sockets for clients (CUDA_MPS_PIPE_DIRECTORY).
 	PipeDir string
 	// ShmDir has to be the container's /dev/shm; empty where the driver's MPS does
 	// without.
 	ShmDir string
+}
+
+// MPSClient has the directories and limits of a container that is a client of an MPS
+// daemon.
+type MPSClient struct {
+	MPSDirs
+
 	// ThreadPercentage as in Limits.
 	ThreadPercentage int
 	// MemoryMiB of each device that the daemon has, by the daemon's own index; 0:

@@ -40,22 +40,22 @@ func TestSharedSpecifications(t *testing.T) {
 		"share": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
 			return []gpu.Prepared{{
 				Device: gpu.Share{Of: whole(d, 0), Count: 4, Number: 2},
-				MPS:    &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm"), ThreadPercentage: 25, MemoryMiB: []int64{20000}},
+				MPS:    &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm")}, ThreadPercentage: 25, MemoryMiB: []int64{20000}},
 			}}
 		},
 		"share-in-partition": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
 			p := partition(t, d, 1, 0)
 			return []gpu.Prepared{{
 				Device: gpu.Share{Of: p.Device}, Instance: p.Instance,
-				MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "mig/pipe"), ThreadPercentage: 100, MemoryMiB: []int64{4000}},
+				MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "mig/pipe")}, ThreadPercentage: 100, MemoryMiB: []int64{4000}},
 			}}
 		},
 		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
-			client := &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), ThreadPercentage: 40, MemoryMiB: []int64{1024, 2048}}
+			client := &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}, ThreadPercentage: 40, MemoryMiB: []int64{1024, 2048}}
 			return []gpu.Prepared{{Device: whole(d, 0), MPS: client}, {Device: whole(d, 3), MPS: client}}
 		},
 		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
-			return []gpu.Prepared{{Device: whole(d, 0), MPS: &gpu.MPSClient{PipeDir: daemonDir(t, "claim/pipe"), MemoryMiB: []int64{0}}}}
+			return []gpu.Prepared{{Device: whole(d, 0), MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}, MemoryMiB: []int64{0}}}}
 		},
 		"replica": func(_ *testing.T, d *cdi.Driver) []gpu.Prepared {
 			return []gpu.Prepared{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
@@ -76,7 +76,7 @@ func TestSharedSpecifications(t *testing.T) {
 // limits, and one mount, also with two shares of the same daemon.
 func TestContainerOfAShare(t *testing.T) {
 	s, driver, dir := shared(t)
-	client := &gpu.MPSClient{PipeDir: daemonDir(t, "gpu/pipe"), ThreadPercentage: 50, MemoryMiB: []int64{40000}}
+	client := &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}, ThreadPercentage: 50, MemoryMiB: []int64{40000}}
 	share := func(n int) gpu.Prepared {
 		return gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: client}
 	}
@@ -111,13 +111,13 @@ func TestContainerOfAShare(t *testing.T) {
 func TestDaemonsDirectoryIsMissing(t *testing.T) {
 	s, driver, _ := shared(t)
 	there := daemonDir(t, "gpu/pipe")
-	for name, client := range map[string]gpu.MPSClient{
+	for name, dirs := range map[string]gpu.MPSDirs{
 		"pipe":                 {PipeDir: "/run/tessera/mps/d/gone/pipe"},
 		"shared memory":        {PipeDir: there, ShmDir: "/run/tessera/mps/d/gone/shm"},
 		"pipe that isn't said": {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := s.Write("claim-1", given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &client}))
+			_, err := s.Write("claim-1", given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &gpu.MPSClient{MPSDirs: dirs}}))
 			if name != "pipe that isn't said" && (err == nil || !strings.Contains(err.Error(), "/run/tessera/mps/d/gone")) || err == nil {
 				t.Errorf("got %v, want an error that names the directory", err)
 			}

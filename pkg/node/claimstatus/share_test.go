@@ -17,7 +17,7 @@ func TestStatusOfShares(t *testing.T) {
 	devices := map[gpu.DeviceName]gpu.Prepared{
 		"gpu-980fb007-mps4-2": {
 			Name: "gpu-980fb007-mps4-2", Device: gpu.Share{Of: gpu.Whole{GPU: parent}, Count: 4, Number: 2},
-			MPS: &gpu.MPSClient{PipeDir: "/run/x", ThreadPercentage: 25, MemoryMiB: []int64{35756}},
+			MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: "/run/x"}, ThreadPercentage: 25, MemoryMiB: []int64{35756}},
 		},
 		"gpu-980fb007-mig-3g71gb-0-mps-s1": {
 			Name: "gpu-980fb007-mig-3g71gb-0-mps", ShareID: "s1", Device: gpu.Share{Of: inPartition},

@@ -23,7 +23,7 @@ func (p *Preparer) makeDevices(ctx context.Context, r holding.Record) (map[gpu.D
 	if err != nil {
 		return nil, err
 	}
-	clients, err := p.join(ctx, r, made)
+	dirs, err := p.join(ctx, r, made)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func (p *Preparer) makeDevices(ctx context.Context, r holding.Record) (map[gpu.D
 	for _, g := range r.Holdings {
 		d := made[g.Device]
 		d.Name, d.ShareID = g.Device, g.ShareID
-		if d.MPS, err = clientOf(r, g, clients[g.Device]); err != nil {
+		if d.MPS, err = clientOf(r, g, dirs[g.Device]); err != nil {
 			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 		}
 		if _, held := given[g.Name()]; !held || !g.Admin {
@@ -108,16 +108,16 @@ func (p *Preparer) makeOne(ctx context.Context, g holding.Holding) (gpu.Instance
 }
 
 // join sets up what the claim shares, if it shares anything.
-func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	if !r.Shares() {
-		return nil, nil //nolint:nilnil // no clients
+		return nil, nil //nolint:nilnil // no daemons
 	}
-	clients, err := p.Sharing.Join(ctx, r, made)
+	dirs, err := p.Sharing.Join(ctx, r, made)
 	if err != nil {
 		return nil, fmt.Errorf("set up what the claim shares: %w", err)
 	}
 	p.Step("prepare.joined")
-	return clients, nil
+	return dirs, nil
 }
 
 // ensureUnshared ensures that the GPUs that the claim has to itself are as they were
@@ -144,14 +144,14 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 
 // clientOf returns the paths and limits of the claim's containers as clients of
 // the grant's MPS daemon; nil if the grant has no MPS.
-func clientOf(r holding.Record, g holding.Holding, reached *gpu.MPSClient) (*gpu.MPSClient, error) {
+func clientOf(r holding.Record, g holding.Holding, dirs gpu.MPSDirs) (*gpu.MPSClient, error) {
 	if g.MPS == nil || g.Admin {
 		return nil, nil //nolint:nilnil // not a client
 	}
-	if reached == nil {
+	if dirs.PipeDir == "" {
 		return nil, errors.New("it has no MPS daemon")
 	}
-	c := &gpu.MPSClient{PipeDir: reached.PipeDir, ShmDir: reached.ShmDir, ThreadPercentage: g.MPS.ThreadPercentage}
+	c := &gpu.MPSClient{MPSDirs: dirs, ThreadPercentage: g.MPS.ThreadPercentage}
 	if g.Share != nil {
 		c.MemoryMiB = []int64{g.MPS.MemoryMiB}
 		return c, nil

@@ -19,7 +19,7 @@ type Sharing interface {
 	// whose grant has MPS: the directories; the limits in the answer don't count,
 	// those of the record do. A grant without MPS has no entry. Idempotent. After an
 	// error, Leave stops the daemons and restores the settings of an incomplete Join.
-	Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error)
+	Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error)
 	// EnsureUnshared returns nil when no daemon or setting of claims is left on the
 	// GPUs; an error while there is one. Idempotent.
 	EnsureUnshared(ctx context.Context, gpus ...gpu.UUID) error

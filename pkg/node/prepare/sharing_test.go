@@ -618,7 +618,7 @@ func TestSharesAreTold(t *testing.T) {
 	mustPrepare(t, f, newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")))
 	want := []gpu.Prepared{{
 		Device: gpu.Share{Of: gpu.Whole{GPU: preparetest.UUID(0)}}, Name: gpu0 + "-mps", ShareID: "s1",
-		MPS: &gpu.MPSClient{PipeDir: "/run/tessera/mps/d/" + string(preparetest.UUID(0)) + "--0/pipe", ThreadPercentage: 30, MemoryMiB: []int64{10240}},
+		MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: "/run/tessera/mps/d/" + string(preparetest.UUID(0)) + "--0/pipe"}, ThreadPercentage: 30, MemoryMiB: []int64{10240}},
 	}}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Errorf("-want +told:\n%s", diff)

@@ -227,7 +227,7 @@ func (m *Manager) change(f func()) {
 // containers reach the daemon of each device whose grant has MPS. Idempotent.
 //
 // After an error, Leave or Run takes down the part that was set up.
-func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	m.remember(r, given)
 	for _, uuid := range r.GPUs() {
 		if err := m.knowRemains(ctx, uuid); err != nil {
@@ -235,12 +235,12 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 		}
 	}
 	groups := m.groups(r)
-	clients, errs := make([]map[gpu.DeviceName]*gpu.MPSClient, len(groups)), make([]error, len(groups))
+	dirs, errs := make([]map[gpu.DeviceName]gpu.MPSDirs, len(groups)), make([]error, len(groups))
 	var wg sync.WaitGroup
 	for i, uuids := range groups {
 		wg.Go(func() {
 			errs[i] = m.visit(ctx, uuids, func(v *visit) (err error) {
-				clients[i], err = v.join(ctx, r)
+				dirs[i], err = v.join(ctx, r)
 				return err
 			})
 		})
@@ -249,8 +249,8 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	all := map[gpu.DeviceName]*gpu.MPSClient{}
-	for _, some := range clients {
+	all := map[gpu.DeviceName]gpu.MPSDirs{}
+	for _, some := range dirs {
 		maps.Copy(all, some)
 	}
 	return all, nil

@@ -128,7 +128,7 @@ func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	return r
 }
 
-func (n *node) prepare(t testing.TB, r holding.Record) map[gpu.DeviceName]*gpu.MPSClient {
+func (n *node) prepare(t testing.TB, r holding.Record) map[gpu.DeviceName]gpu.MPSDirs {
 	t.Helper()
 	r = n.hold(t, r)
 	clients, err := n.Join(t.Context(), r, given(r))

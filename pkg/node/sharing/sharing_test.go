@@ -115,7 +115,7 @@ func TestWanted(t *testing.T) {
 func TestClients(t *testing.T) {
 	n := newNode(t, newMachine())
 	r := claim("a", share(gpu0, 1), ofPartition(gpu1, 0), admin(share(gpu1, 2)))
-	want := map[gpu.DeviceName]*gpu.MPSClient{
+	want := map[gpu.DeviceName]gpu.MPSDirs{
 		"gpu-980fb007-mps4-1":           {PipeDir: "/run/d/gpu-980fb007/pipe"},
 		"gpu-11111111-mig-1g18gb-0-mps": {PipeDir: "/run/d/gpu-11111111-mig-1g18gb-0/pipe"},
 	}

@@ -43,11 +43,11 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) e
 }
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
-func (v *visit) join(ctx context.Context, r holding.Record) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (v *visit) join(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	if err := v.applyPlan(ctx); err != nil {
 		return nil, err
 	}
-	clients, states := map[gpu.DeviceName]*gpu.MPSClient{}, map[string]mps.State{}
+	dirs, states := map[gpu.DeviceName]gpu.MPSDirs{}, map[string]mps.State{}
 	for _, g := range r.Holdings {
 		name := r.Daemon(g)
 		if name == "" || !slices.Contains(v.uuids, g.GPU) {
@@ -61,9 +61,9 @@ func (v *visit) join(ctx context.Context, r holding.Record) (map[gpu.DeviceName]
 			}
 			states[name] = s
 		}
-		clients[g.Device] = &gpu.MPSClient{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
+		dirs[g.Device] = gpu.MPSDirs{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
 	}
-	return clients, v.open(ctx, slices.Collect(maps.Keys(states)))
+	return dirs, v.open(ctx, slices.Collect(maps.Keys(states)))
 }
 
 // applyPlan stops the daemons that no claim needs, and then applies the settings that

@@ -51,14 +51,14 @@ func NewSharing(n *Node, j *journal.Journal, claims *holding.Claims) *Sharing {
 }
 
 // Join implements prepare.Sharing.
-func (s *Sharing) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]*gpu.MPSClient, error) {
+func (s *Sharing) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	unlock, err := s.begin(ctx, "join", r)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	daemons, intervals := Wanted(s.Journal, s.Claims, s.Node.BootID)
-	clients := map[gpu.DeviceName]*gpu.MPSClient{}
+	clients := map[gpu.DeviceName]gpu.MPSDirs{}
 	for _, g := range r.Holdings {
 		if interval := intervals[g.GPU]; interval != "" {
 			s.Node.setInterval(g.GPU, interval)
@@ -73,7 +73,7 @@ func (s *Sharing) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 		if err := s.Node.startDaemon(name, daemons[name]); err != nil {
 			return nil, err
 		}
-		clients[g.Device] = &gpu.MPSClient{PipeDir: pipeDir(name)}
+		clients[g.Device] = gpu.MPSDirs{PipeDir: pipeDir(name)}
 	}
 	return clients, nil
 }
