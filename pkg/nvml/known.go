@@ -18,6 +18,8 @@ type identity struct {
 	// maybe means that the GPU may have been removed from the machine. It is
 	// listed only while NVML lists a GPU that can't be identified.
 	maybe bool
+	// minorReads counts the readings of the minor number alone.
+	minorReads int
 }
 
 // Remember adds GPUs that the machine had before the session began, so that
@@ -39,16 +41,23 @@ func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 func (k known) setMinor(uuid gpu.UUID, minor int) {
 	if g, ok := k[uuid]; ok {
 		g.Minor = minor
+		g.minorReads++
 		k[uuid] = g
 	}
 }
 
 // list stores the GPUs that were read, and returns them together with the known
-// ones that didn't answer; failed has the errors by index.
-func (k known) list(read []gpu.GPU, failed map[int]error) []gpu.GPU {
+// ones that didn't answer; failed has the errors by index. before is what was known
+// before the reading: a minor number that was read since then is newer.
+func (k known) list(before known, read []gpu.GPU, failed map[int]error) []gpu.GPU {
 	silent := maps.Clone(k)
-	for _, g := range read {
-		k[g.UUID] = identity{GPU: g}
+	for i, g := range read {
+		last := k[g.UUID]
+		if last.minorReads != before[g.UUID].minorReads {
+			g.Minor = last.Minor
+			read[i] = g
+		}
+		k[g.UUID] = identity{GPU: g, minorReads: last.minorReads}
 		delete(silent, g.UUID)
 	}
 	gpus := slices.Clone(read)

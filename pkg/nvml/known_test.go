@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,9 +39,9 @@ func TestGPUsThatDoNotAnswerStayListed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := known{}
-			k.list([]gpu.GPU{at(0, "a"), at(1, "b"), at(2, "c")}, nil)
+			k.list(nil, []gpu.GPU{at(0, "a"), at(1, "b"), at(2, "c")}, nil)
 			var got []string
-			for _, g := range k.list(tc.read, tc.failed) {
+			for _, g := range k.list(k, tc.read, tc.failed) {
 				s := fmt.Sprintf("%s@%d", g.UUID, g.Index)
 				for _, c := range g.Conditions {
 					s += " " + string(c.Type)
@@ -52,4 +53,23 @@ func TestGPUsThatDoNotAnswerStayListed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A MIG switch changes a GPU's minor number while the GPU's facts are being read: the
+// number that Minor has read meanwhile is kept, also when the GPU fails after that.
+func TestMinorReadDuringAReading(t *testing.T) {
+	numbered := func(minor int) []gpu.GPU { return []gpu.GPU{{UUID: "a", Minor: minor}} }
+	k := known{}
+	k.list(nil, numbered(1), nil)
+	before := maps.Clone(k)
+	k.setMinor("a", 2)
+	check := func(of string, want int, gpus []gpu.GPU) {
+		t.Helper()
+		if len(gpus) != 1 || gpus[0].Minor != want {
+			t.Errorf("%s: %+v, want minor number %d", of, gpus, want)
+		}
+	}
+	check("the reading", 2, k.list(before, numbered(1), nil))
+	check("a GPU that has failed since", 2, k.list(maps.Clone(k), nil, map[int]error{0: ErrLost}))
+	check("the next reading", 3, k.list(maps.Clone(k), numbered(3), nil))
 }

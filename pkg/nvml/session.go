@@ -158,6 +158,9 @@ func (s *Session) askCUDAVersion() (string, error) {
 // condition that explains the failure. A GPU without a known identity is
 // omitted. The error is about the listing itself.
 func (s *Session) GPUs() ([]gpu.GPU, error) {
+	s.mu.Lock()
+	before := maps.Clone(s.known)
+	s.mu.Unlock()
 	identified, failed, err := s.identify()
 	if err != nil {
 		return nil, err
@@ -182,7 +185,7 @@ func (s *Session) GPUs() ([]gpu.GPU, error) {
 	wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gpus := s.known.list(read, failed)
+	gpus := s.known.list(before, read, failed)
 	s.nvlinks.join(gpus)
 	return gpus, nil
 }
