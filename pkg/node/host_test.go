@@ -189,7 +189,7 @@ func TestOnePluginAtATimeAfterALeave(t *testing.T) {
 // waitOpen waits until this process has the file open so many times.
 func waitOpen(t *testing.T, path string, times int) {
 	t.Helper()
-	for range 500 {
+	for range 60_000 {
 		n := 0
 		fds, err := filepath.Glob("/proc/self/fd/*")
 		if err != nil {
@@ -308,7 +308,7 @@ func TestServe(t *testing.T) {
 		served <- serve(ctx, "--health-address", address, healthHandler(checks{healthy: ok, ready: ok}))
 	}()
 	var resp *http.Response
-	for range 100 { // until it listens
+	for range 6000 { // until it listens
 		if resp, err = http.Get("http://" + address + "/readyz"); err == nil {
 			break
 		}

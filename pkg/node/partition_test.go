@@ -70,11 +70,17 @@ func (d *divided) Mend(ctx context.Context, lacking func(gpu.Partition) bool) er
 	return err
 }
 
+// patience bounds the wait of a prepare for its devices. It is for machines so busy
+// that the kubelet would have to try again.
+const patience = 10 * time.Minute
+
 // startDivided runs the plugin's parts that have to do with hardware. end ends
 // them and returns when they have.
 func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancelAll := context.WithTimeout(ctx, patience)
+	t.Cleanup(cancelAll)
 	host := driverroot.NewHost(installed.Host)
 	d = &divided{
 		ctx: ctx, host: host, signals: driver.NewSignals(), facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
@@ -117,7 +123,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 // eventually wakes the driver until the condition holds.
 func (d *divided) eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for range 500 {
+	for range 3000 {
 		if holds() {
 			return
 		}

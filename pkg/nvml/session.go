@@ -68,12 +68,17 @@ type Opener struct {
 // NewOpener returns an Opener without calls in progress.
 func NewOpener() *Opener { return &Opener{guard: newGuard(), limits: defaultLimits()} }
 
+// libraries has each library by its path, for all sessions: loading one that is
+// loaded would write variables of go-nvml that calls of other sessions read.
+var libraries sync.Map //nolint:gochecknoglobals // as those variables are
+
 // Open loads the library at path, which is one of a driver's directory of
 // libraries, and initializes NVML. It fails with ErrLibraryNotFound or
 // ErrDriverNotLoaded if the driver isn't installed or loaded yet, and with
 // ErrNotResponding if it hangs; the caller should retry later.
 func (o *Opener) Open(path string) (*Session, error) {
-	s, err := o.Init(gonvml.New(gonvml.WithLibraryPath(path)), path)
+	lib, _ := libraries.LoadOrStore(path, gonvml.New(gonvml.WithLibraryPath(path)))
+	s, err := o.Init(lib.(gonvml.Interface), path)
 	if err != nil {
 		return nil, err
 	}

@@ -145,7 +145,7 @@ func start(t *testing.T, s *server) *Writer {
 // idle waits until the Writer has no more work.
 func idle(t *testing.T, w *Writer) {
 	t.Helper()
-	for range 1000 {
+	for range 6000 {
 		w.mu.Lock()
 		left := len(w.pending)
 		w.mu.Unlock()

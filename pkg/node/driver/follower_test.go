@@ -117,7 +117,7 @@ func moveAside(t *testing.T, path string) (back func()) {
 // eventually wakes the hardware until the condition holds.
 func eventually(t *testing.T, f *fixture, what string, holds func() bool) {
 	t.Helper()
-	for range 500 {
+	for range 3000 {
 		if holds() {
 			return
 		}
@@ -171,7 +171,7 @@ func TestDeviceNodeComesLate(t *testing.T) {
 	}
 	eventually(t, f, "the condition", missing)
 	back() // seen without being woken
-	for range 500 {
+	for range 3000 {
 		if !missing() {
 			return
 		}
@@ -321,7 +321,7 @@ func TestDriverReplaced(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for range 500 {
+	for range 3000 {
 		select {
 		case err := <-done:
 			if err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so.999.1") {

@@ -119,7 +119,7 @@ func uuids(gpus []gpu.GPU) []gpu.UUID {
 // eventually waits until the inventory is as wanted.
 func eventually(t *testing.T, s *server, what string, holds func(*v1alpha1.GPUInventory) bool) *v1alpha1.GPUInventory {
 	t.Helper()
-	for range 1000 {
+	for range 6000 {
 		if inv, _ := s.get(); inv != nil && holds(inv) {
 			return inv
 		}
