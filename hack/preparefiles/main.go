@@ -147,7 +147,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	}
 	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
 	ctx, cancel := context.WithCancel(context.Background())
-	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Options{
+	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
 		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),
 		Driver:  gpu.DriverName, Pool: pool, BootID: bootID,

@@ -45,16 +45,28 @@ func (l *Locks[K]) Lock(ctx context.Context, keys ...K) (unlock func(), _ error)
 
 func (l *Locks[K]) lock(ctx context.Context, key K) (unlock func(), _ error) {
 	one := l.use(key)
+	unlock = func() {
+		<-one.token
+		l.leave(key, one)
+	}
 	select {
 	case one.token <- struct{}{}:
-		return func() {
-			<-one.token
-			l.leave(key, one)
-		}, nil
+		if ctx.Err() != nil { // both were possible
+			unlock()
+			return nil, context.Cause(ctx)
+		}
+		return unlock, nil
 	case <-ctx.Done():
 		l.leave(key, one)
 		return nil, context.Cause(ctx)
 	}
+}
+
+// InUse reports whether somebody holds the key's lock or waits for it.
+func (l *Locks[K]) InUse(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.of[key] != nil
 }
 
 func (l *Locks[K]) use(key K) *lock {

@@ -24,6 +24,14 @@ func TestLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	other()
+	if !l.InUse("a") || l.InUse("0") {
+		t.Errorf("in use: %v", l.of)
+	}
+	for range 100 { // the end of a context is heard also where the key is free
+		if _, err := l.Lock(ctx, "free"); !errors.Is(err, why) {
+			t.Fatalf("a key that is free: %v", err)
+		}
+	}
 	unlock()
 	if len(l.of) != 0 {
 		t.Errorf("keys that nobody has: %v", l.of)

@@ -97,7 +97,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		journal: j, partitions: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
 		sharing: sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 	}
-	parts.preparer = prepare.New(prepare.Options{
+	parts.preparer = prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})

@@ -141,7 +141,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	if err != nil {
 		return err
 	}
-	p.preparer = prepare.New(prepare.Options{
+	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,

@@ -275,7 +275,7 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 // Containers are restarted without a prepare: their specs have to come back.
 func TestWipedCDIDirectory(t *testing.T) {
 	f := newFixture(t)
-	f.onMend = prepare.New(prepare.Options{
+	f.onMend = prepare.New(prepare.Config{
 		Journal: f.journal, Claims: f.claims, CDI: f.specs, Inventory: f.Facts, Partitions: f.Partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	}).Mend
 	f.start(t)

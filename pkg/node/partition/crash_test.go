@@ -98,7 +98,7 @@ func scenarios() map[string]scenario {
 			n.hw.outside(gpu0, func(g *simulated) { g.users[g.mig.Instances[0].UUID] = 1 })
 			_ = n.Release(t.Context(), a)
 		}, 0},
-		"whole": {warm(a, b), func(t *testing.T, n *node) { _ = n.Whole(t.Context(), gpu0) }, 8},
+		"whole": {warm(a, b), func(t *testing.T, n *node) { _ = n.ClearMIG(t.Context(), gpu0) }, 8},
 		"leave": {warm(a, b), func(t *testing.T, n *node) { _ = n.Leave(t.Context()) }, 8},
 		"recover": {func(t *testing.T, n *node) {
 			warm(a, b)(t, n)

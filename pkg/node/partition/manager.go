@@ -191,10 +191,10 @@ func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {
 	return nil
 }
 
-// Whole makes sure that the GPU can be used whole: idle partitions of ours are
+// ClearMIG makes sure that the GPU can be used whole: idle partitions of ours are
 // destroyed and the mode is switched off if we switched it on. An error where
 // it is in MIG mode because of others.
-func (m *Manager) Whole(ctx context.Context, uuid gpu.UUID) error {
+func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) error {
 	err := m.visit(ctx, "whole", uuid, func(ctx context.Context, v *visit) error { return v.whole(ctx) })
 	if err != nil {
 		return fmt.Errorf("use GPU %s whole: %w", uuid, err)

@@ -20,16 +20,16 @@ func TestOthersInstances(t *testing.T) {
 		t.Errorf("got %v, want the one there is, %v", got, foreign)
 	}
 	n.prepare(t, ours)
-	wantError(t, n.Whole(t.Context(), gpu0), "it is divided")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "it is divided")
 	n.unprepare(t, theirs)
 	n.unprepare(t, ours)
-	wantError(t, n.Whole(t.Context(), gpu0), "3g.71gb", "not made by Tessera")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "3g.71gb", "not made by Tessera")
 	if err := n.Leave(t.Context()); err != nil {
 		t.Error(err)
 	}
 	n.checkThere(t, gpu0, true, theirs)
 	n.hw.outside(gpu0, func(g *simulated) { g.mig.Instances = nil })
-	wantError(t, n.Whole(t.Context(), gpu0), "Tessera didn't switch it on", "-mig 0")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "Tessera didn't switch it on", "-mig 0")
 	n.checkThere(t, gpu0, true)
 }
 

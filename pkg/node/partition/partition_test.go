@@ -185,14 +185,14 @@ func TestWhole(t *testing.T) {
 	n.prepare(t, b)
 	n.unprepare(t, a)
 	n.checkThere(t, gpu0, true, a, b)
-	wantError(t, n.Whole(t.Context(), gpu0), "claim default/claim-980fb007-1g.18gb-6", "use GPU "+string(gpu0)+" whole")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "claim default/claim-980fb007-1g.18gb-6", "use GPU "+string(gpu0)+" whole")
 	n.unprepare(t, b)
 	n.hold(t, gpu.Whole{GPU: gpu0})
 	n.hw.outside(gpu0, func(g *simulated) { g.users[""] = 1 })
-	wantError(t, n.Whole(t.Context(), gpu0), "in use by process 4243")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "in use by process 4243")
 	n.hw.outside(gpu0, func(g *simulated) { g.users = map[gpu.UUID]int{} })
 	for range 2 {
-		if err := n.Whole(t.Context(), gpu0); err != nil {
+		if err := n.ClearMIG(t.Context(), gpu0); err != nil {
 			t.Error(err)
 		}
 		n.checkThere(t, gpu0, false)
@@ -201,7 +201,7 @@ func TestWhole(t *testing.T) {
 		t.Errorf("records left: %v", got)
 	}
 	n.hw.fault = func(string, gpu.UUID) error { return nvml.ErrNotSupported }
-	if err := n.Whole(t.Context(), gpu1); err != nil {
+	if err := n.ClearMIG(t.Context(), gpu1); err != nil {
 		t.Errorf("a GPU without MIG: %v", err)
 	}
 }

@@ -64,7 +64,7 @@ func TestModeSwitchedIsTold(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	n.prepare(t, p)
 	n.unprepare(t, p)
-	if err := n.Whole(t.Context(), gpu0); err != nil {
+	if err := n.ClearMIG(t.Context(), gpu0); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{string(gpu0) + " enabled=true instances=0", string(gpu0) + " enabled=false instances=0"}

@@ -53,7 +53,7 @@ func TestSharersOfAPartition(t *testing.T) {
 			if _, err := n.Make(t.Context(), large); err == nil {
 				t.Error("made room where a claim has a share")
 			}
-			wantError(t, n.Whole(t.Context(), gpu0), "share-2 (UID share-2) holds")
+			wantError(t, n.ClearMIG(t.Context(), gpu0), "share-2 (UID share-2) holds")
 			if err := n.Leave(t.Context()); err != nil {
 				t.Error(err)
 			}

@@ -89,11 +89,11 @@ func TestFillAndWhole(t *testing.T) {
 		if len(uuids) != 7 {
 			t.Errorf("MIG devices: %v, want 7", uuids)
 		}
-		wantError(t, p.Whole(t.Context(), p.uuid), "it is divided")
+		wantError(t, p.ClearMIG(t.Context(), p.uuid), "it is divided")
 		for s := range 7 {
 			p.unprepare(t, gpu.Partition{GPU: p.uuid, Profile: "1g.10gb", Placement: gpu.Placement{Start: s, Size: 1}})
 		}
-		if err := p.Whole(t.Context(), p.uuid); err != nil {
+		if err := p.ClearMIG(t.Context(), p.uuid); err != nil {
 			t.Error(err)
 		}
 		if p.mig(t).Enabled {
@@ -158,7 +158,7 @@ func TestProcessHoldsTheInstance(t *testing.T) {
 // TestWithoutMIG: a GPU that has no MIG is whole, and has no partitions.
 func TestWithoutMIG(t *testing.T) {
 	p := newPort(t, "1xt4")
-	if err := p.Whole(t.Context(), p.uuid); err != nil {
+	if err := p.ClearMIG(t.Context(), p.uuid); err != nil {
 		t.Error(err)
 	}
 	_, err := p.Make(t.Context(), gpu.Partition{GPU: p.uuid, Profile: "1g.18gb", Placement: gpu.Placement{Size: 1}})

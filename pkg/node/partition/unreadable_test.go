@@ -36,7 +36,7 @@ func TestUnreadableRecord(t *testing.T) {
 	n.hold(t, other)
 	_, err = n.Make(t.Context(), other)
 	wantError(t, err, "can't be read")
-	wantError(t, n.Whole(t.Context(), gpu0), "can't be read")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "can't be read")
 	n.unprepare(t, p)
 	n.checkThere(t, gpu0, true, p)
 	n.hw.reboot() // or an administrator's hand

@@ -19,11 +19,11 @@ const reasonInUse = "DevicesStillInUse"
 // ended waits until no process is left of any pod that used the claim. No lock but
 // the claim's is held meanwhile.
 func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
-	_, recorded := p.Journal.Get(r.ClaimUID)
+	_, recorded := p.cfg.Journal.Get(r.ClaimUID)
 	switch {
-	case !recorded && !p.Journal.IsUnreadable(r.ClaimUID):
+	case !recorded && !p.cfg.Journal.IsUnreadable(r.ClaimUID):
 		return nil
-	case recorded && (len(held(r)) == 0 || r.BootID != p.BootID): // admin access holds nothing, and no container survives a boot
+	case recorded && (len(held(r)) == 0 || r.BootID != p.cfg.BootID): // admin access holds nothing, and no container survives a boot
 		return nil
 	case p.allLost(r):
 		klog.FromContext(ctx).Info("Not waiting for the end of the claim's containers: its GPUs are lost", "gpus", r.GPUs())
@@ -31,12 +31,12 @@ func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, 
 	}
 	waiting, cancel := withMargin(ctx)
 	defer cancel()
-	err := p.Containers.Ended(waiting, r.ClaimUID, podsOf(r))
+	err := p.cfg.Containers.Ended(waiting, r.ClaimUID, podsOf(r))
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeGrants(r.Holdings), err)
-	p.Warn(c, reasonInUse, err.Error())
+	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeHoldings(r.Holdings), err)
+	p.cfg.Warn(c, reasonInUse, err.Error())
 	return err
 }
 
@@ -46,7 +46,7 @@ func (p *Preparer) allLost(r holding.Record) bool {
 }
 
 func (p *Preparer) isLost(name gpu.DeviceName) bool {
-	_, facts, _ := p.Inventory.Device(name) // the error explains the problem
+	_, facts, _ := p.cfg.Inventory.Device(name) // the error explains the problem
 	return slices.ContainsFunc(facts.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
 }
 

@@ -12,7 +12,7 @@ import (
 // multiprocessors of a GPU gets it without MPS, and a claim with less doesn't.
 func TestAShareOfAllIsTheWhole(t *testing.T) {
 	f := newFixture(t, 1)
-	_, facts, err := f.Inventory.Device(preparetest.Device(0))
+	_, facts, err := f.node.Device(preparetest.Device(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestAShareOfAllIsTheWhole(t *testing.T) {
 			if len(devices) != 1 || devices[0].DeviceName != gpu0+"-mps" || devices[0].ShareID == nil {
 				t.Errorf("the kubelet is told of %+v", devices)
 			}
-			grant := f.Journal.All()[0].Holdings[0]
+			grant := f.journal.All()[0].Holdings[0]
 			if _, whole := grant.Of().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
 				t.Errorf("got %+v", grant)
 			}

@@ -13,13 +13,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// makeDevices creates the partitions of a recorded claim, and sets up its daemons
-// and settings. On an error, the created parts stay.
-func (p *Preparer) makeDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
+// readyDevices makes the devices of a recorded claim ready for its containers: it
+// creates partitions, clears GPUs that are given whole of MIG, and sets up daemons and
+// settings. On an error, the created parts stay.
+func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
 	if err := p.awaitEnds(ctx, r); err != nil {
 		return nil, err
 	}
-	made, err := p.makeAll(ctx, r.Holdings)
+	made, err := p.readyAll(ctx, r.Holdings)
 	if err != nil {
 		return nil, err
 	}
@@ -48,34 +49,34 @@ func (p *Preparer) awaitEnds(ctx context.Context, r holding.Record) error {
 		if g.Admin || g.Partition == (holding.Partition{}) {
 			continue
 		}
-		if err := p.Sharing.AwaitEnds(ctx, g.GPU); err != nil {
+		if err := p.cfg.Sharing.AwaitEnds(ctx, g.GPU); err != nil {
 			return fmt.Errorf("wait for the end of what claims shared the GPU through: %w", err)
 		}
 	}
 	return nil
 }
 
-// makeAll has the hardware make what grants are of, by device: different GPUs at
+// readyAll makes the silicon of the holdings ready, by device: different GPUs at
 // once, one GPU in order.
-func (p *Preparer) makeAll(ctx context.Context, grants []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
-	given := make(map[gpu.DeviceName]gpu.Prepared, len(grants))
+func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
+	given := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
-	for _, grants := range byGPU(grants) {
+	for _, onGPU := range byGPU(holdings) {
 		group.Go(func() error {
 			instances := map[gpu.Device]gpu.Instance{}
-			for _, g := range grants {
+			for _, g := range onGPU {
 				if err := context.Cause(ctx); err != nil {
 					return err // the caller no longer waits for the rest
 				}
 				instance, made := instances[g.Base()]
 				if !made {
 					var err error
-					if instance, err = p.makeOne(ctx, g); err != nil {
+					if instance, err = p.readyDevice(ctx, g); err != nil {
 						return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 					}
 					instances[g.Base()] = instance
-					p.Step("prepare.made")
+					p.cfg.Step("prepare.made")
 				}
 				mu.Lock()
 				given[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
@@ -87,19 +88,20 @@ func (p *Preparer) makeAll(ctx context.Context, grants []holding.Holding) (map[g
 	return given, group.Wait()
 }
 
-// makeOne returns the instance that a partition is; zero for a whole GPU.
-func (p *Preparer) makeOne(ctx context.Context, g holding.Holding) (gpu.Instance, error) {
+// readyDevice has the partition made and returns its instance; of a whole GPU it clears
+// MIG and returns the zero Instance. Admin access changes nothing.
+func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Instance, error) {
 	switch d := g.Base().(type) {
 	case gpu.Whole:
 		if g.Admin {
 			return gpu.Instance{}, nil
 		}
-		return gpu.Instance{}, p.Partitions.Whole(ctx, d.GPU)
+		return gpu.Instance{}, p.cfg.Partitions.ClearMIG(ctx, d.GPU)
 	case gpu.Partition:
 		if g.Admin {
-			return p.Partitions.Find(ctx, d)
+			return p.cfg.Partitions.Find(ctx, d)
 		}
-		return p.Partitions.Make(ctx, d)
+		return p.cfg.Partitions.Make(ctx, d)
 	case gpu.Share, gpu.Replica:
 		return gpu.Instance{}, fmt.Errorf("%T is no silicon", d)
 	default:
@@ -112,11 +114,11 @@ func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.Devi
 	if !r.Shares() {
 		return nil, nil //nolint:nilnil // no daemons
 	}
-	dirs, err := p.Sharing.Join(ctx, r, made)
+	dirs, err := p.cfg.Sharing.Join(ctx, r, made)
 	if err != nil {
 		return nil, fmt.Errorf("set up what the claim shares: %w", err)
 	}
-	p.Step("prepare.joined")
+	p.cfg.Step("prepare.joined")
 	return dirs, nil
 }
 
@@ -136,14 +138,14 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	if len(alone) == 0 {
 		return nil
 	}
-	if err := p.Sharing.EnsureUnshared(ctx, alone...); err != nil {
+	if err := p.cfg.Sharing.EnsureUnshared(ctx, alone...); err != nil {
 		return fmt.Errorf("wait until claims that shared the GPU have left it as it was: %w", err)
 	}
 	return nil
 }
 
 // clientOf returns the paths and limits of the claim's containers as clients of
-// the grant's MPS daemon; nil if the grant has no MPS.
+// the holding's MPS daemon; nil if it has no MPS.
 func clientOf(r holding.Record, g holding.Holding, dirs gpu.MPSDirs) (*gpu.MPSClient, error) {
 	if g.MPS == nil || g.Admin {
 		return nil, nil //nolint:nilnil // not a client
@@ -165,22 +167,22 @@ func clientOf(r holding.Record, g holding.Holding, dirs gpu.MPSDirs) (*gpu.MPSCl
 // leaveShared stops the daemons and restores the settings that no remaining claim
 // needs. For a claim whose record can't be read these are unknown.
 func (p *Preparer) leaveShared(ctx context.Context, r holding.Record) error {
-	if !r.Shares() && !p.Journal.IsUnreadable(r.ClaimUID) {
+	if !r.Shares() && !p.cfg.Journal.IsUnreadable(r.ClaimUID) {
 		return nil
 	}
-	if err := p.Sharing.Leave(ctx, r); err != nil {
+	if err := p.cfg.Sharing.Leave(ctx, r); err != nil {
 		return fmt.Errorf("stop what the claim shared: %w", err)
 	}
-	p.Step("unprepare.left")
+	p.cfg.Step("unprepare.left")
 	return nil
 }
 
-// byGPU returns each granted device once, by GPU; on a GPU those that are held
+// byGPU returns each device once, by GPU; on a GPU those that are held
 // come first, because an administrator may look at what the same claim holds.
-func byGPU(grants []holding.Holding) map[gpu.UUID][]holding.Holding {
+func byGPU(holdings []holding.Holding) map[gpu.UUID][]holding.Holding {
 	devices := map[gpu.UUID][]holding.Holding{}
 	for _, admin := range []bool{false, true} {
-		for _, g := range grants {
+		for _, g := range holdings {
 			of := devices[g.GPU]
 			same := func(other holding.Holding) bool { return other.Device == g.Device }
 			if g.Admin == admin && !slices.ContainsFunc(of, same) {
@@ -206,7 +208,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 					errs = append(errs, err)
 					mu.Unlock()
 				}
-				p.Step("unprepare.released")
+				p.cfg.Step("unprepare.released")
 			}
 		})
 	}
@@ -215,7 +217,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 }
 
 func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
-	if p.Claims.InUse(d) {
+	if p.cfg.Claims.InUse(d) {
 		return nil
 	}
 	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
@@ -226,7 +228,7 @@ func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Parti
 			return err
 		}
 	}
-	return p.Partitions.Release(ctx, d)
+	return p.cfg.Partitions.Release(ctx, d)
 }
 
 // heldPartitions returns the partitions that the record holds, or holds shares

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -34,30 +36,32 @@ var ErrHeld = errors.New("device held by another claim")
 // of its devices and the memory for its shares is free. It returns one function
 // that unlocks the claim, and one that unlocks the GPUs.
 func (p *Preparer) lockFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
-	var gpus []string
-	for _, uuid := range heldGPUs(want) {
-		gpus = append(gpus, gpuKey(uuid))
-	}
-	keys := append([]string{claimKey(want.ClaimUID)}, gpus...)
+	gpus := heldGPUs(want)
 	w := newWait(ctx)
 	w.want = want
 	defer w.cancel()
 	for {
 		released := p.releases.next()
-		unlockAll, err := p.locks.lock(ctx, keys...)
+		unlock, err := p.claimLocks.Lock(ctx, want.ClaimUID)
 		if err != nil {
-			return nil, nil, fmt.Errorf("wait for another operation on the claim or its GPUs: %w", err)
+			return nil, nil, fmt.Errorf("wait for another operation on the claim: %w", err)
+		}
+		unlockGPUs, err := p.gpuLocks.Lock(ctx, gpus...)
+		if err != nil {
+			unlock()
+			return nil, nil, fmt.Errorf("wait for another operation on the claim's GPUs: %w", err)
 		}
 		holders := p.holders(want)
-		full := p.full(want)
-		if len(holders) == 0 && full == nil {
-			return func() { p.locks.unlock(keys[:1]) }, func() { p.locks.unlock(gpus) }, nil
+		short := p.findShortage(want)
+		if len(holders) == 0 && short == nil {
+			return unlock, unlockGPUs, nil
 		}
-		unlockAll()
+		unlockGPUs()
+		unlock()
 		if len(holders) > 0 {
-			err = p.waitFor(ctx, w, holders, released)
+			err = p.waitForHolders(ctx, w, holders, released)
 		} else {
-			err = p.waitForRoom(ctx, w, full, released)
+			err = p.waitForMemory(ctx, w, short, released)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -92,7 +96,7 @@ func heldGPUs(r holding.Record) []gpu.UUID {
 func (p *Preparer) holders(want holding.Record) []holding.Record {
 	var holders []holding.Record
 	for _, d := range held(want) {
-		holders = append(holders, p.Claims.Holders(d, want.ClaimUID)...)
+		holders = append(holders, p.cfg.Claims.Holders(d, want.ClaimUID)...)
 	}
 	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)
@@ -101,15 +105,15 @@ func (p *Preparer) holders(want holding.Record) []holding.Record {
 
 // wait is the state of one call's wait for devices.
 type wait struct {
-	want    holding.Record
-	start   time.Time
-	ctx     context.Context // ends a margin before the call's deadline
-	cancel  context.CancelFunc
-	leaving map[string]Standing // the known standings, by claim UID
+	want      holding.Record
+	start     time.Time
+	ctx       context.Context // ends a margin before the call's deadline
+	cancel    context.CancelFunc
+	standings map[string]Standing // by claim UID, as far as they are known
 }
 
 func newWait(ctx context.Context) *wait {
-	w := &wait{start: time.Now(), leaving: map[string]Standing{}}
+	w := &wait{start: time.Now(), standings: map[string]Standing{}}
 	w.ctx, w.cancel = withMargin(ctx)
 	return w
 }
@@ -123,10 +127,10 @@ func withMargin(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, deadline.Add(-waitMargin))
 }
 
-// waitFor returns nil when it is worth looking again whether the holders still
+// waitForHolders returns nil when it is worth looking again whether the holders still
 // hold anything. It returns an error at once if one of them has a right to its
 // device, and when the time is up.
-func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []holding.Record, released <-chan struct{}) error {
+func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holding.Record, released <-chan struct{}) error {
 	var unknown error
 	for _, h := range holders {
 		standing, err := p.look(w, h)
@@ -138,7 +142,7 @@ func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []holding.Recor
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
 				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
 		}
-		if h.BootID != p.BootID {
+		if h.BootID != p.cfg.BootID {
 			return p.forget(ctx, h)
 		}
 	}
@@ -147,7 +151,7 @@ func (p *Preparer) waitFor(ctx context.Context, w *wait, holders []holding.Recor
 
 // look asks for a holder's standing, once per wait unless it could not be told.
 func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
-	if s, ok := w.leaving[h.ClaimUID]; ok {
+	if s, ok := w.standings[h.ClaimUID]; ok {
 		return s, nil
 	}
 	if h.Name == "" {
@@ -159,18 +163,18 @@ func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
 			holder.Devices = append(holder.Devices, g.Device)
 		}
 	}
-	s, err := p.Holders.Look(w.ctx, holder)
+	s, err := p.cfg.Holders.Look(w.ctx, holder)
 	if err != nil {
 		return Standing{}, fmt.Errorf("ask the API server about it: %w", err)
 	}
-	w.leaving[h.ClaimUID] = s
+	w.standings[h.ClaimUID] = s
 	return s, nil
 }
 
 // sleep waits until something is released, or it is time to ask again.
 func (w *wait) sleep(h holding.Record, unknown error, released <-chan struct{}) error {
 	klog.FromContext(w.ctx).V(4).Info("Waiting for a claim to release its devices",
-		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.leaving[h.ClaimUID].Reason, "err", unknown)
+		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.standings[h.ClaimUID].Reason, "err", unknown)
 	var again <-chan time.Time
 	if unknown != nil {
 		timer := time.NewTimer(askAgain)
@@ -192,7 +196,7 @@ func (w *wait) timeout(h holding.Record, unknown error) error {
 	if cause := context.Cause(w.ctx); !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
-	why := "which is on its way out (" + w.leaving[h.ClaimUID].Reason + ")"
+	why := "which is on its way out (" + w.standings[h.ClaimUID].Reason + ")"
 	if unknown != nil {
 		why = "whose state is unknown (" + unknown.Error() + ")"
 	}
@@ -204,12 +208,12 @@ func (w *wait) timeout(h holding.Record, unknown error) error {
 // prepared, and that the kubelet had prepared in an earlier boot only: none of
 // its containers can be running.
 func (p *Preparer) forget(ctx context.Context, holder holding.Record) error {
-	unlock, err := p.locks.lock(ctx, claimKey(holder.ClaimUID))
+	unlock, err := p.claimLocks.Lock(ctx, holder.ClaimUID)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the holder: %w", err)
 	}
 	defer unlock()
-	if now, ok := p.Journal.Get(holder.ClaimUID); ok && now.BootID == p.BootID {
+	if now, ok := p.cfg.Journal.Get(holder.ClaimUID); ok && now.BootID == p.cfg.BootID {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
@@ -226,15 +230,136 @@ func describeHolder(h holding.Record) string {
 	if h.Name == "" {
 		name = "with UID " + h.ClaimUID
 	}
-	return fmt.Sprintf("claim %s holds %s", name, describeGrants(h.Holdings))
+	return fmt.Sprintf("claim %s holds %s", name, describeHoldings(h.Holdings))
 }
 
-// describeGrants lists the devices.
-func describeGrants(grants []holding.Holding) string {
+// describeHoldings lists the devices.
+func describeHoldings(holdings []holding.Holding) string {
 	var names []string
-	for _, g := range grants {
+	for _, g := range holdings {
 		names = append(names, string(g.Device))
 	}
 	slices.Sort(names)
 	return strings.Join(slices.Compact(names), ", ")
+}
+
+// shortage is of memory: the MPS shares of a GPU, or of a partition, would have more
+// together than there is.
+type shortage struct {
+	// of is the shared device.
+	of gpu.Device
+	// wanted by the claim, taken by the sharers, and there, in MiB.
+	wanted, taken, there int64
+	// sharers are the other claims with shares of it, ordered by claim UID.
+	sharers []holding.Record
+}
+
+// findShortage returns the first device without enough memory for the claim's shares; nil
+// if all have enough. The scheduler counts the same, so memory is missing only where
+// claims are allocated faster than others are unprepared, or where facts have
+// changed since.
+func (p *Preparer) findShortage(want holding.Record) *shortage {
+	if have, again := p.cfg.Journal.Get(want.ClaimUID); again && have.BootID == p.cfg.BootID {
+		return nil // its devices are already recorded
+	}
+	for _, g := range want.Holdings {
+		if g.Admin || g.Share == nil {
+			continue
+		}
+		s := shortage{of: g.Base(), wanted: want.SharedMiB(g.Base())}
+		for _, r := range p.cfg.Journal.All() {
+			if mib := r.SharedMiB(s.of); mib > 0 && r.ClaimUID != want.ClaimUID {
+				s.taken += mib
+				s.sharers = append(s.sharers, r)
+			}
+		}
+		_, facts, err := p.cfg.Inventory.Device(g.Device)
+		if err != nil {
+			continue // the devices were found before; a change since then fails later
+		}
+		if s.there, err = gpu.ShareableMiB(facts, s.of); err == nil && s.wanted+s.taken > s.there {
+			return &s
+		}
+	}
+	return nil
+}
+
+// waitForMemory returns nil when it is worth looking again whether there is enough
+// memory by now. It returns an error at once if none of the sharers is on its way out,
+// or the claim couldn't have as much if they all were, and when the time is up.
+func (p *Preparer) waitForMemory(ctx context.Context, w *wait, s *shortage, released <-chan struct{}) error {
+	var unknown error
+	var leaving []holding.Record
+	for _, h := range s.sharers {
+		standing, err := p.look(w, h)
+		switch {
+		case err != nil:
+			unknown = err
+			leaving = append(leaving, h)
+		case standing.Leaving && h.BootID != p.cfg.BootID:
+			return p.forget(ctx, h)
+		case standing.Leaving:
+			leaving = append(leaving, h)
+		}
+	}
+	if len(leaving) == 0 || s.wanted > s.there {
+		return s.refuse()
+	}
+	return w.sleep(leaving[0], unknown, released)
+}
+
+// refuse says who has how much.
+func (s *shortage) refuse() error {
+	var have []string
+	for _, r := range s.sharers {
+		have = append(have, fmt.Sprintf("claim %s/%s %dMi", r.Namespace, r.Name, r.SharedMiB(s.of)))
+	}
+	slices.Sort(have)
+	if have == nil {
+		have = []string{"no other claim has any"}
+	}
+	return fmt.Errorf("%w: the claim's MPS shares of GPU %s have %dMi of memory, and of the %dMi there is for shares %dMi are taken (%s): delete one of those claims' pods, or delete this pod so that its claim is allocated again",
+		ErrHeld, s.of.Parent(), s.wanted, s.there, s.taken, strings.Join(have, ", "))
+}
+
+// allocatedTwice explains why the scheduler has allocated the same silicon to
+// both claims, where one of them has a share that can be allocated several times:
+// older schedulers don't charge counters for these. It is empty otherwise.
+func allocatedTwice(want, holder holding.Record) string {
+	for _, d := range held(want) {
+		for _, h := range held(holder) {
+			if d != h && gpu.Conflict(d, h) && (isMultiple(d) || isMultiple(h)) {
+				return fmt.Sprintf("; schedulers of Kubernetes before %s allocate shares and what overlaps them twice (%s): upgrade the control plane", allocator.Fixed, allocator.Issue)
+			}
+		}
+	}
+	return ""
+}
+
+// isMultiple reports whether a device can be allocated several times.
+func isMultiple(d gpu.Device) bool {
+	s, ok := d.(gpu.Share)
+	return ok && s.Count == 0
+}
+
+// broadcast wakes all waiting goroutines at once.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
+
+// next is closed at the next tell.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ch
+}
+
+func (b *broadcast) tell() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.ch)
+	b.ch = make(chan struct{})
 }

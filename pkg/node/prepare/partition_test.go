@@ -74,7 +74,7 @@ func TestPartitions(t *testing.T) {
 func TestGivenIsTold(t *testing.T) {
 	f := newFixture(t, 1)
 	told := map[string]map[gpu.DeviceName]gpu.Prepared{}
-	f.OnPrepared = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
+	f.onPrepared = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 		told[c.String()] = devices
 	}
 	mustPrepare(t, f, newClaim("c", part("part", 0, "1g.10gb", 3)))
@@ -134,7 +134,7 @@ func mustMend(t *testing.T, f *fixture) {
 func TestMendLeavesAlone(t *testing.T) {
 	f := newFixture(t, 1)
 	given := 0
-	f.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) { given++ }
+	f.onPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) { given++ }
 	mustPrepare(t, f, newClaim("whole", result("gpu", 0)))
 	mustUnprepare(t, f, newClaim("whole"))
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
@@ -275,8 +275,8 @@ func TestUndoFails(t *testing.T) {
 	}
 	f.node.Working = nil
 	mustMend(t, f)
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.Journal.All()) != 1 {
-		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.Journal.All()))
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.journal.All()) != 1 {
+		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.journal.All()))
 	}
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c")
@@ -318,7 +318,7 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 			t.Errorf("got %v, want an error that names the device and the request", err)
 		}
 		f.node.Working = nil
-		if got := len(f.Journal.All()); got != 1 || len(f.node.Instances()) != 2 {
+		if got := len(f.journal.All()); got != 1 || len(f.node.Instances()) != 2 {
 			t.Errorf("%d records, partitions %v", got, f.node.Instances())
 		}
 		mustPrepare(t, f, c)

@@ -76,6 +76,8 @@ type fixture struct {
 	sharing *preparetest.Sharing
 	changes int
 	warned  chan string // the warnings, as far as there is room
+	// onPrepared, which may be nil, is the plugin's OnPrepared.
+	onPrepared func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared)
 }
 
 // start starts a plugin on the node, as after a boot or a crash, without
@@ -92,11 +94,16 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 	marks := startContainers(t, node)
 	node.Mark = marks.Mark
 	node.Step, node.BootID, node.InUse = step, bootID, claims.InUse
-	f.Preparer = prepare.New(prepare.Options{
+	f.Preparer = prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
+		OnPrepared: func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
+			if f.onPrepared != nil {
+				f.onPrepared(c, devices)
+			}
+		},
 		Warn: func(c kubeletplugin.NamespacedObject, reason, message string) {
 			f.warned <- fmt.Sprintf("%s %s: %s", c.NamespacedName, reason, message)
 		},
@@ -206,7 +213,7 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 	t.Helper()
 	checkHealthy(t, f.node)
 	var got []string
-	for _, r := range f.Journal.All() {
+	for _, r := range f.journal.All() {
 		got = append(got, r.Name)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -220,9 +227,9 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 func checkPartitions(t testing.TB, f *fixture) {
 	t.Helper()
 	held := []gpu.Partition{}
-	for _, r := range f.Journal.All() {
+	for _, r := range f.journal.All() {
 		for _, g := range r.Holdings {
-			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.BootID && !slices.Contains(held, p) {
+			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.node.BootID && !slices.Contains(held, p) {
 				held = append(held, p)
 			}
 		}
@@ -231,7 +238,7 @@ func checkPartitions(t testing.TB, f *fixture) {
 	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
 		t.Errorf("partitions (-held +there):\n%s", diff)
 	}
-	daemons, intervals := preparetest.Wanted(f.journal, f.claims, f.BootID)
+	daemons, intervals := preparetest.Wanted(f.journal, f.claims, f.node.BootID)
 	if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
 		t.Errorf("MPS daemons (-wanted +there):\n%s", diff)
 	}
@@ -417,7 +424,7 @@ func TestRecover(t *testing.T) {
 	if diff := cmp.Diff([]string{"claim-0", "claim-2"}, specs); diff != "" {
 		t.Errorf("specs (-want +got):\n%s", diff)
 	}
-	if got := len(f.Journal.All()); got != 3 {
+	if got := len(f.journal.All()); got != 3 {
 		t.Errorf("%d records, want all 3", got)
 	}
 	mustUnprepare(t, f, newClaim("claim-1"))

@@ -8,99 +8,20 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// CDI makes a claim's devices known to the container runtime.
-type CDI interface {
-	// Write puts the claim's spec on disk completely (atomically) and returns the CDI
-	// device ids that a container using the device needs: those that all claims
-	// share, and the claim's own. Devices go by the names of their grants
-	// (holding.Holding.Name). It fails, naming the path, if a device node, a library or
-	// a directory in the spec isn't on the host. Idempotent.
-	Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error)
-	// Remove is idempotent; nil when there is no spec.
-	Remove(claimUID string) error
-	// Claims lists the UIDs of the claims that have a spec on disk.
-	Claims() ([]string, error)
-}
-
-// Containers keeps a mark for each claim that shows which containers have it
-// (*containers.Containers). The claim's CDI spec mounts the mark.
-type Containers interface {
-	// Ended deletes the claim's mark and returns nil when no process is left of the
-	// containers that had it mounted, nor of the pods. Once it has begun, no further
-	// container can start with the claim. When the context ends first, the error
-	// names the pods and processes that are left; another call goes on waiting.
-	Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error
-	// Forget deletes the claim's mark without waiting, and drops what Ended knows of
-	// the claim. Idempotent.
-	Forget(claimUID string) error
-	// Marks lists the UIDs of the claims that have a mark.
-	Marks() ([]string, error)
-}
-
-// Inventory has the node's current devices.
-type Inventory interface {
-	// Device resolves a name to a device and its GPU's facts, of which memory and
-	// MIG profiles tell how much a share has. The error gives the reason: no such
-	// GPU now, GPU lost, and so on.
-	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
-}
-
-// Partitions has MIG partitions made and taken away (*partition.Manager). Its
-// methods may be called for all GPUs at once; on one GPU they wait for each
-// other, until the context ends.
-type Partitions interface {
-	// Make returns the instance that is the partition, making it unless it is
-	// there. A journal record holds the partition already. Idempotent.
-	Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
-	// Find returns the instance that is the partition, and changes nothing: it
-	// is an error that there is none.
-	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
-	// Release says that the claim that held the partition needs it no more. One
-	// that isn't there, or that somebody else made, or has (holding.Claims.InUse), is fine.
-	// Idempotent.
-	Release(ctx context.Context, p gpu.Partition) error
-	// Whole makes sure that the GPU can be used as a whole: no partition is left
-	// on it and its MIG mode is off. Idempotent.
-	Whole(ctx context.Context, uuid gpu.UUID) error
-}
-
-// Holders finds out about claims that hold a device which another claim wants.
-type Holders interface {
-	// Look says how the holder stands in the cluster. An error means that this
-	// can't be told now.
-	Look(ctx context.Context, holder Holder) (Standing, error)
-}
-
-// Holder is a claim as the journal knows it.
-type Holder struct {
-	UID             types.UID
-	Namespace, Name string
-	// Devices it holds, of the node's pool.
-	Devices []gpu.DeviceName
-}
-
-// Standing is how a holder stands in the cluster.
-type Standing struct {
-	// Leaving: nothing in the cluster wants the holder to have the device any
-	// more; the kubelet will unprepare it.
-	Leaving bool
-	// Reason in words, such as "its pod default/trainer was deleted" or "pod
-	// default/trainer uses it".
-	Reason string
-}
-
-// Options are what a Preparer is built from.
-type Options struct {
+// Config is what a Preparer is built from.
+type Config struct {
 	Journal    *journal.Journal
 	Claims     *holding.Claims
 	CDI        CDI
@@ -132,31 +53,34 @@ type Options struct {
 // Preparer prepares and unprepares claims. Its methods may be called from
 // everywhere at once.
 type Preparer struct {
-	Options
-	locks *locks
-	calls *calls
+	cfg Config
+	// A goroutine takes one claim's lock at a time, and after it those of GPUs in
+	// ascending order.
+	claimLocks keylock.Locks[string]
+	gpuLocks   keylock.Locks[gpu.UUID]
+	calls      *calls
 	// releases wakes waiting prepares when a claim has released its devices.
 	releases *broadcast
 	metrics  *metrics
 }
 
 // New builds a Preparer; Recover has to run before the first Prepare.
-func New(o Options) *Preparer {
-	if o.Step == nil {
-		o.Step = func(string) {}
+func New(c Config) *Preparer {
+	if c.Step == nil {
+		c.Step = func(string) {}
 	}
-	if o.OnPrepared == nil {
-		o.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) {}
+	if c.OnPrepared == nil {
+		c.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) {}
 	}
-	if o.Warn == nil {
-		o.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
+	if c.Warn == nil {
+		c.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
 	}
-	if o.ConditionsChanged == nil {
-		o.ConditionsChanged = func() {}
+	if c.ConditionsChanged == nil {
+		c.ConditionsChanged = func() {}
 	}
 	return &Preparer{
-		Options: o, locks: newLocks(), calls: newCalls(), releases: newBroadcast(),
-		metrics: newMetrics(o.Registerer, o.Journal),
+		cfg: c, calls: newCalls(), releases: newBroadcast(),
+		metrics: newMetrics(c.Registerer, c.Journal),
 	}
 }
 
@@ -169,7 +93,7 @@ func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context
 	return p.calls.begin(ctx, claimUIDs)
 }
 
-// Prepare gives the claim its devices: one result per grant, in the order of
+// Prepare gives the claim its devices: one result per granted device, in the order of
 // the allocation. When it returns nil, the claim's record is on disk, its
 // partitions exist, what it shares with others is set up, its CDI spec is on disk
 // and the spec's device nodes are on the host. It is idempotent: a partition that
@@ -208,7 +132,7 @@ func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 // or unprepared that record's claim.
 func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 	conditions := map[gpu.UUID][]gpu.Condition{}
-	for _, u := range p.Journal.Unreadable() {
+	for _, u := range p.cfg.Journal.Unreadable() {
 		for _, uuid := range u.Record.GPUs() {
 			conditions[uuid] = append(conditions[uuid], gpu.Condition{
 				Type: gpu.StateUnreadable,
@@ -223,11 +147,11 @@ func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	ctx, done := p.calls.join(ctx, c.UID)
 	defer done()
-	grants, err := claim.Read(c, p.Driver, p.Pool)
+	grants, err := claim.Read(c, p.cfg.Driver, p.cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
-	want, err := p.record(c, grants)
+	want, err := p.newRecord(c, grants)
 	if err != nil {
 		return nil, err
 	}
@@ -257,31 +181,31 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		return r, false, nil, err
 	}
 	defer unlockGPUs()
-	p.Step("prepare.locked")
-	if r, before, err = p.remember(want); err != nil {
+	p.cfg.Step("prepare.locked")
+	if r, before, err = p.recordClaim(want); err != nil {
 		unlock()
 		return r, false, nil, err
 	}
-	p.Claims.SetStaying(want.ClaimUID)
-	p.Step("prepare.recorded")
+	p.cfg.Claims.SetStaying(want.ClaimUID)
+	p.cfg.Step("prepare.recorded")
 	return r, before, unlock, nil
 }
 
-// remember writes the record, unless it is there already, and returns the one
+// recordClaim writes the record, unless it is there already, and returns the one
 // that is there.
-func (p *Preparer) remember(want holding.Record) (_ holding.Record, before bool, _ error) {
-	have, again := p.Journal.Get(want.ClaimUID)
-	if again && have.BootID == p.BootID {
+func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
+	have, again := p.cfg.Journal.Get(want.ClaimUID)
+	if again && have.BootID == p.cfg.BootID {
 		if !slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same) {
 			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
-				describeGrants(want.Holdings), describeGrants(have.Holdings))
+				describeHoldings(want.Holdings), describeHoldings(have.Holdings))
 		}
 		return have, true, p.addPods(&have, want.Pods)
 	}
 	// It may have been prepared before, too, where its record can't be read.
-	before = again || p.Journal.IsUnreadable(want.ClaimUID)
-	unreadable := len(p.Journal.Unreadable())
-	if err := p.Journal.Put(want); err != nil {
+	before = again || p.cfg.Journal.IsUnreadable(want.ClaimUID)
+	unreadable := len(p.cfg.Journal.Unreadable())
+	if err := p.cfg.Journal.Put(want); err != nil {
 		if !before {
 			err = errors.Join(err, p.drop(want.ClaimUID)) // nothing else has been done yet
 		}
@@ -303,24 +227,24 @@ func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 		return nil
 	}
 	r.Pods = slices.Concat(r.Pods, more)
-	return p.Journal.Put(*r)
+	return p.cfg.Journal.Put(*r)
 }
 
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
 func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	devices, err := p.makeDevices(ctx, r)
+	devices, err := p.readyDevices(ctx, r)
 	if err == nil {
 		err = p.ensureUnshared(ctx, r)
 	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
-	ids, err := p.CDI.Write(r.ClaimUID, devices)
+	ids, err := p.cfg.CDI.Write(r.ClaimUID, devices)
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
 	}
-	p.Step("prepare.written")
+	p.cfg.Step("prepare.written")
 	p.notifyPrepared(r, devices)
 	return ids, nil
 }
@@ -330,7 +254,7 @@ func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (
 func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]gpu.Prepared) {
 	hasNews := func(g holding.Holding) bool { return g.Partition != holding.Partition{} || g.MPS != nil }
 	if slices.ContainsFunc(r.Holdings, hasNews) {
-		p.OnPrepared(kubeletplugin.NamespacedObject{
+		p.cfg.OnPrepared(kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 		}, devices)
 	}
@@ -354,20 +278,20 @@ const undoWithin = 30 * time.Second
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
 func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(holding.Record) error) error {
-	p.Claims.SetUnpreparing(claimUID)
-	if err := p.CDI.Remove(claimUID); err != nil {
+	p.cfg.Claims.SetUnpreparing(claimUID)
+	if err := p.cfg.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
-	p.Step("unprepare.removed")
+	p.cfg.Step("unprepare.removed")
 	r := p.lastRecord(claimUID)
 	if err := ended(r); err != nil {
 		return err
 	}
-	p.Claims.SetLeaving(claimUID) // not before: its containers need what they share
-	if err := p.Containers.Forget(claimUID); err != nil {
+	p.cfg.Claims.SetLeaving(claimUID) // not before: its containers need what they share
+	if err := p.cfg.Containers.Forget(claimUID); err != nil {
 		return err
 	}
-	p.Step("unprepare.unmarked")
+	p.cfg.Step("unprepare.unmarked")
 	if err := p.leaveShared(ctx, r); err != nil {
 		return err
 	}
@@ -382,27 +306,27 @@ func unused(holding.Record) error { return nil }
 
 // drop removes the record.
 func (p *Preparer) drop(claimUID string) error {
-	unreadable := len(p.Journal.Unreadable())
-	if err := p.Journal.Delete(claimUID); err != nil {
+	unreadable := len(p.cfg.Journal.Unreadable())
+	if err := p.cfg.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.Claims.SetStaying(claimUID)
+	p.cfg.Claims.SetStaying(claimUID)
 	p.releases.tell()
 	p.notifyRead(unreadable)
-	p.Step("unprepare.forgotten")
+	p.cfg.Step("unprepare.forgotten")
 	return nil
 }
 
 // notifyRead reports that an unreadable record was resolved.
 func (p *Preparer) notifyRead(before int) {
-	if len(p.Journal.Unreadable()) != before {
-		p.ConditionsChanged()
+	if len(p.cfg.Journal.Unreadable()) != before {
+		p.cfg.ConditionsChanged()
 	}
 }
 
 func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
 	p.calls.stop(c.UID)
-	unlock, err := p.locks.lock(ctx, claimKey(string(c.UID)))
+	unlock, err := p.claimLocks.Lock(ctx, string(c.UID))
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
@@ -416,7 +340,7 @@ func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []
 	for _, g := range r.Holdings {
 		d := kubeletplugin.Device{
 			Requests:     []string{g.Request},
-			PoolName:     p.Pool,
+			PoolName:     p.cfg.Pool,
 			DeviceName:   string(g.Device),
 			CDIDeviceIDs: ids[g.Name()],
 		}
@@ -426,4 +350,77 @@ func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []
 		devices = append(devices, d)
 	}
 	return devices
+}
+
+// resolve finds a device that a request was given on this node, with its GPU's
+// facts.
+func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
+	d, g, err := p.cfg.Inventory.Device(name)
+	if err != nil {
+		return nil, gpu.GPU{}, fmt.Errorf("request %q was given device %q: %w", request, name, err)
+	}
+	return d, g, nil
+}
+
+// newRecord returns the claim's journal record, from which all else follows. It refuses
+// grants that no container could use.
+func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant) (holding.Record, error) {
+	r := holding.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.cfg.BootID, Pods: reservedFor(c)}
+	placed := make([]claim.Placed, 0, len(grants))
+	for _, g := range grants {
+		device, facts, err := p.resolve(g.Request, g.Device)
+		if err != nil {
+			return r, err
+		}
+		placed = append(placed, claim.Place(g, device, facts))
+	}
+	if err := claim.SetLimits(placed); err != nil {
+		return r, err
+	}
+	for _, g := range placed {
+		h := holding.Of(g.Device, g.Of)
+		h.Request, h.Admin, h.ShareID, h.TimeSlice = g.Request, g.Admin, g.ShareID, string(g.TimeSlice)
+		if g.Limits != nil {
+			h.MPS = &holding.MPS{ThreadPercentage: g.Limits.ThreadPercentage, MemoryMiB: g.Limits.MemoryMiB}
+		}
+		r.Holdings = append(r.Holdings, h)
+	}
+	return r, nil
+}
+
+// reservedFor returns the pods that a claim is reserved for.
+func reservedFor(c *resourceapi.ResourceClaim) []holding.Pod {
+	var pods []holding.Pod
+	for _, ref := range c.Status.ReservedFor {
+		if ref.APIGroup == corev1.GroupName && ref.Resource == "pods" {
+			pods = append(pods, holding.Pod{UID: string(ref.UID), Name: ref.Name})
+		}
+	}
+	return pods
+}
+
+// lastRecord returns the claim's record. Of an unreadable record it rebuilds each
+// holding from the device's name; its limits are unknown, so MPS is nil.
+func (p *Preparer) lastRecord(claimUID string) holding.Record {
+	if r, ok := p.cfg.Journal.Get(claimUID); ok {
+		return r
+	}
+	for _, u := range p.cfg.Journal.Unreadable() {
+		if u.ClaimUID != claimUID {
+			continue
+		}
+		r := u.Record
+		r.Holdings = slices.Clone(r.Holdings)
+		for i, g := range r.Holdings {
+			if d, _, err := p.cfg.Inventory.Device(g.Device); err == nil {
+				r.Holdings[i] = holding.Of(g.Device, d)
+				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
+				if r.Holdings[i].Share != nil {
+					r.Holdings[i].MPS = &holding.MPS{} // which every share has
+				}
+			}
+		}
+		return r
+	}
+	return holding.Record{ClaimUID: claimUID}
 }

@@ -28,11 +28,11 @@ import (
 // such claims. The plugin goes on after an error.
 func (p *Preparer) Recover(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	for _, u := range p.Journal.Unreadable() {
+	for _, u := range p.cfg.Journal.Unreadable() {
 		logger.Error(u.Err, "A journal file can't be read and was renamed",
 			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
 	}
-	return errors.Join(p.restoreAll(ctx, p.Journal.All()), p.sweep(ctx))
+	return errors.Join(p.restoreAll(ctx, p.cfg.Journal.All()), p.sweep(ctx))
 }
 
 // Mend restores the prepared claims whose CDI spec somebody has removed, or that
@@ -41,8 +41,8 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // are being prepared or unprepared, or that wait for the kubelet's next call. It may be
 // called often: if nothing is missing, it only lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
-	prepared := slices.DeleteFunc(p.Journal.All(), func(r holding.Record) bool { return r.AwaitsKubelet(p.BootID) || p.isBusy(r.ClaimUID) })
-	specs, err := p.CDI.Claims()
+	prepared := slices.DeleteFunc(p.cfg.Journal.All(), func(r holding.Record) bool { return r.AwaitsKubelet(p.cfg.BootID) || p.isBusy(r.ClaimUID) })
+	specs, err := p.cfg.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
 	}
@@ -58,7 +58,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 // isBusy says whether something is being done for the claim, or waits for the
 // kubelet's next call because what was given couldn't be taken back.
 func (p *Preparer) isBusy(claimUID string) bool {
-	return p.Claims.IsUnpreparing(claimUID) || p.locks.isTaken(claimKey(claimUID))
+	return p.cfg.Claims.IsUnpreparing(claimUID) || p.claimLocks.InUse(claimUID)
 }
 
 // restoreAtOnce is how many claims are restored side by side: enough for all
@@ -86,39 +86,39 @@ func (p *Preparer) restoreAll(ctx context.Context, records []holding.Record) err
 // restore creates the devices and the spec of one prepared claim again where they
 // are missing.
 func (p *Preparer) restore(ctx context.Context, claimUID string) error {
-	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
+	unlock, err := p.claimLocks.Lock(ctx, claimUID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	r, ok := p.Journal.Get(claimUID)
-	if !ok || p.Claims.IsUnpreparing(claimUID) {
+	r, ok := p.cfg.Journal.Get(claimUID)
+	if !ok || p.cfg.Claims.IsUnpreparing(claimUID) {
 		return nil
 	}
-	if r.AwaitsKubelet(p.BootID) {
+	if r.AwaitsKubelet(p.cfg.BootID) {
 		return p.removeSpec(claimUID)
 	}
 	if err := p.resolvable(r); err != nil {
 		return err
 	}
-	devices, err := p.makeDevices(ctx, r)
+	devices, err := p.readyDevices(ctx, r)
 	if err != nil {
 		return err
 	}
-	if _, err := p.CDI.Write(claimUID, devices); err != nil {
+	if _, err := p.cfg.CDI.Write(claimUID, devices); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
-	p.Step("recover.written")
+	p.cfg.Step("recover.written")
 	p.notifyPrepared(r, devices)
 	return nil
 }
 
 // removeSpec is idempotent.
 func (p *Preparer) removeSpec(claimUID string) error {
-	if err := p.CDI.Remove(claimUID); err != nil {
+	if err := p.cfg.CDI.Remove(claimUID); err != nil {
 		return err
 	}
-	p.Step("recover.removed")
+	p.cfg.Step("recover.removed")
 	return nil
 }
 
@@ -136,16 +136,16 @@ func (p *Preparer) resolvable(r holding.Record) error {
 // sweep removes specs and marks of claims without a record. A claim whose record
 // can't be read keeps them: its containers may be restarted.
 func (p *Preparer) sweep(ctx context.Context) error {
-	specs, err := p.CDI.Claims()
+	specs, err := p.cfg.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
 	}
-	marks, err := p.Containers.Marks()
+	marks, err := p.cfg.Containers.Marks()
 	if err != nil {
 		return err
 	}
 	unreadable := map[string]bool{}
-	for _, u := range p.Journal.Unreadable() {
+	for _, u := range p.cfg.Journal.Unreadable() {
 		unreadable[u.ClaimUID] = true
 	}
 	var errs []error
@@ -161,17 +161,17 @@ func (p *Preparer) sweep(ctx context.Context) error {
 }
 
 func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
-	unlock, err := p.locks.lock(ctx, claimKey(claimUID))
+	unlock, err := p.claimLocks.Lock(ctx, claimUID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, ok := p.Journal.Get(claimUID); ok {
+	if _, ok := p.cfg.Journal.Get(claimUID); ok {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("Removing what is left of a claim that isn't prepared", "claimUID", claimUID)
 	if err := p.removeSpec(claimUID); err != nil {
 		return err
 	}
-	return p.Containers.Forget(claimUID)
+	return p.cfg.Containers.Forget(claimUID)
 }

@@ -473,8 +473,8 @@ func TestLeaveFails(t *testing.T) {
 			t.Errorf("got %v, want %v", err, away)
 		}
 	}
-	if len(f.Journal.All()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("%d records, partitions %v, daemons %v", len(f.Journal.All()), f.node.Instances(), f.node.Daemons())
+	if len(f.journal.All()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
+		t.Errorf("%d records, partitions %v, daemons %v", len(f.journal.All()), f.node.Instances(), f.node.Daemons())
 	}
 	mustMend(t, f) // leaves alone what the kubelet is to unprepare
 	f.sharing.Fail = nil
@@ -610,7 +610,7 @@ func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 func TestSharesAreTold(t *testing.T) {
 	f := newFixture(t, 1)
 	var told []gpu.Prepared
-	f.OnPrepared = func(_ kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
+	f.onPrepared = func(_ kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 		for _, g := range devices {
 			told = append(told, g)
 		}

@@ -114,8 +114,8 @@ func (n *Node) destroyUnused(p gpu.Partition) (gone bool, _ error) {
 	return true, nil
 }
 
-// Whole implements prepare.Partitions.
-func (n *Node) Whole(_ context.Context, uuid gpu.UUID) error {
+// ClearMIG implements prepare.Partitions.
+func (n *Node) ClearMIG(_ context.Context, uuid gpu.UUID) error {
 	for _, p := range n.Instances() {
 		if p.GPU == uuid {
 			return fmt.Errorf("%v is on the GPU", p)
