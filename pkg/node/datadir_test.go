@@ -1,26 +1,41 @@
 package node
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 )
 
-// TestDataDirChanged: a plugin with another data directory doesn't start while
+// TestDataDirChanged: a plugin with another data directory than that of the CDI
+// specifications on disk doesn't start while
 // claims are prepared: its journal knows nothing of them.
 func TestDataDirChanged(t *testing.T) {
-	const before, now = "/var/lib/before", "/var/lib/now"
+	before, now := filepath.Join(t.TempDir(), "before"), filepath.Join(t.TempDir(), "now")
+	lock := func(path string) *datadir.Dir {
+		d, err := datadir.Lock(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+	hook, err := lock(before).InstallHook("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
 	host, dir := driverroot.NewHost(installed.Host), t.TempDir()
 	root, session, err := driver.Open(host, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { session.Close() })
-	specs := cdi.New(cdi.Config{Dir: dir, HookPath: before + "/" + hookFile, Host: host})
+	specs := cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: host})
 	gpus, err := session.GPUs()
 	if err != nil {
 		t.Fatal(err)
@@ -35,17 +50,15 @@ func TestDataDirChanged(t *testing.T) {
 	if _, err := specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{installed.Names()[0]: whole}); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkDataDir(specs, before, before+"/"+hookFile); err != nil {
-		t.Errorf("with the same directory: %v", err)
-	}
-	err = checkDataDir(specs, now, now+"/"+hookFile)
-	if err == nil || !strings.Contains(err.Error(), "--data-dir: ") || !strings.Contains(err.Error(), before+",") || !strings.Contains(err.Error(), now) {
-		t.Errorf("with another directory: %v, want a refusal that names the flag and both directories", err)
+	other := lock(now)
+	err = other.Check(specs)
+	if err == nil || !strings.Contains(err.Error(), before+",") || !strings.Contains(err.Error(), now) {
+		t.Errorf("with another directory: %v, want a refusal that names both directories", err)
 	}
 	if err := specs.Remove("claim-1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkDataDir(specs, now, now+"/"+hookFile); err != nil {
+	if err := other.Check(specs); err != nil {
 		t.Errorf("with another directory, and nothing prepared: %v", err)
 	}
 }

@@ -13,8 +13,10 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/bootid"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 )
@@ -23,12 +25,12 @@ import (
 // whose plugin has the configuration's directories and roots; nothing else of
 // it is used. It changes nothing and doesn't disturb a plugin that runs.
 func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, error) {
-	bootID, err := readBootID()
+	bootID, err := bootid.Read()
 	if err != nil {
 		return doctor.Report{}, err
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	n := doctor.Node{Journal: filepath.Join(cfg.DataDir, journalDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID, Kubernetes: kubernetesVersion(ctx)}
+	n := doctor.Node{Journal: datadir.JournalOf(cfg.DataDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID, Kubernetes: kubernetesVersion(ctx)}
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/bootid"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -25,6 +25,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -56,12 +57,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lock, err := lockDataDir(ctx, cfg.DataDir)
+	dir, err := datadir.Lock(ctx, cfg.DataDir)
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
-	p, err := newPlugin(cfg, api)
+	defer dir.Close()
+	p, err := newPlugin(cfg, dir, api)
 	if err != nil {
 		return err
 	}
@@ -73,6 +74,7 @@ func Run(ctx context.Context, cfg Config) error {
 // plugin is the parts, wired.
 type plugin struct {
 	cfg        Config
+	dir        *datadir.Dir
 	client     kubernetes.Interface
 	journal    *journal.Journal
 	containers *containers.Containers
@@ -91,16 +93,16 @@ type plugin struct {
 	registered atomic.Bool
 }
 
-func newPlugin(cfg Config, api *rest.Config) (_ *plugin, err error) {
-	p := &plugin{cfg: cfg, metrics: newRegistry()}
-	bootID, err := readBootID()
+func newPlugin(cfg Config, dir *datadir.Dir, api *rest.Config) (_ *plugin, err error) {
+	p := &plugin{cfg: cfg, dir: dir, metrics: newRegistry()}
+	bootID, err := bootid.Read()
 	if err != nil {
 		return nil, err
 	}
 	if p.client, err = kubernetes.NewForConfig(api); err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	hook, err := installHook(cfg.CDIHook, cfg.DataDir)
+	hook, err := dir.InstallHook(cfg.CDIHook)
 	if err != nil {
 		return nil, err
 	}
@@ -163,15 +165,14 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 // openState opens what the node keeps of its claims: the journal, the marks of
 // their containers and their CDI specs. On an error the journal is closed.
 func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
-	cfg := p.cfg
-	if p.journal, err = journal.Open(filepath.Join(cfg.DataDir, journalDir), failpoint.Step()); err != nil {
+	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Step()); err != nil {
 		return err
 	}
-	if p.containers, err = containers.New(filepath.Join(cfg.DataDir, marksDir), host.Path); err != nil {
+	if p.containers, err = containers.New(p.dir.Marks(), host.Path); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
-	p.specs = cdi.New(cdi.Config{Dir: cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
-	if err := checkDataDir(p.specs, cfg.DataDir, hook); err != nil {
+	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
+	if err := p.dir.Check(p.specs); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
 	return nil
@@ -301,12 +302,12 @@ func (p *plugin) cleanUp(ctx context.Context) error {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}
-	err := errors.Join(p.specs.RemoveCommon(), cleanDataDir(p.cfg.DataDir))
+	err := errors.Join(p.specs.RemoveCommon(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}
 	// They stay if others have put something there, or if they are mounts.
-	_ = os.Remove(p.cfg.DataDir)
+	p.dir.Remove()
 	_ = os.Remove(kubelet.DataDirectory(p.cfg.KubeletRoot, gpu.DriverName))
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
@@ -334,7 +335,7 @@ func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error 
 		s.set(name, func(d *daemon) { d.record.Daemon.Name, d.phase, d.message = name, mps.Failed, err.Error() })
 		return err
 	}
-	if err := os.Remove(at.aside()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := files.RemoveIfThere(at.aside()); err != nil {
 		return fmt.Errorf("remove what the daemon had: %w", err)
 	}
 	return nil

@@ -1,12 +1,11 @@
 package supervisor
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
@@ -21,21 +20,12 @@ func writeRecord(path string, r mps.Record) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	_, err = temp.Write(data)
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
+	err = files.Replace(path, temp, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(temp.Name())))
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
-}
-
-// bootID of the running kernel.
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }

@@ -17,7 +17,9 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/bootid"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
@@ -70,7 +72,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	boot, err := bootID()
+	boot, err := bootid.Read()
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +211,7 @@ func (s *Supervisor) outlive(ctx context.Context) (context.Context, context.Canc
 // serve answers calls until ctx ends.
 func (s *Supervisor) serve(ctx context.Context) error {
 	socket := s.cfg.runDir().Socket()
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := files.RemoveIfThere(socket); err != nil {
 		return fmt.Errorf("remove the socket of an earlier supervisor: %w", err)
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)

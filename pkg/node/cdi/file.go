@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/files"
 )
 
 // encode sets the lowest version that has all used fields, so that older
@@ -53,24 +55,12 @@ func writeFile(path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("write CDI specification: %w", err)
 	}
-	if err := fill(tmp, data, path); err != nil {
-		os.Remove(tmp.Name()) // best effort: the error that matters is returned
+	err = files.Replace(path, tmp, func(f *os.File) error {
+		_, err := f.Write(data)
+		return errors.Join(err, f.Chmod(0o644))
+	})
+	if err != nil {
 		return fmt.Errorf("write CDI specification %s: %w", path, err)
 	}
 	return nil
-}
-
-// fill writes, closes and renames the temporary file.
-func fill(tmp *os.File, data []byte, path string) error {
-	_, err := tmp.Write(data)
-	if err == nil {
-		err = tmp.Chmod(0o644)
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
 }

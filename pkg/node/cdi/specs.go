@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -176,7 +177,7 @@ func (s *Specs) claimPath(claimUID string) string {
 }
 
 func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := files.RemoveIfThere(path); err != nil {
 		return fmt.Errorf("remove CDI specification: %w", err)
 	}
 	return nil

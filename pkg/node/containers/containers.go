@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/files"
 )
 
 // MountDir is the directory in containers below which the marks are mounted.
@@ -114,7 +116,7 @@ func (c *Containers) Forget(claimUID string) error {
 }
 
 func (c *Containers) unlink(claimUID string) error {
-	if err := os.Remove(filepath.Join(c.dir, claimUID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := files.RemoveIfThere(filepath.Join(c.dir, claimUID)); err != nil {
 		return fmt.Errorf("delete the mark of the claim: %w", err)
 	}
 	return nil

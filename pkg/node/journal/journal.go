@@ -10,17 +10,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
-	// GPUDir is the directory of the GPUs' records in the journal's directory.
+	// gpuDir is the directory of the GPUs' records in the journal's directory.
 	// Versions that knew only claims don't look there.
-	GPUDir = "gpus"
-	// SettingsDir is the directory of the records of GPUs' settings.
-	SettingsDir = "settings"
+	gpuDir = "gpus"
+	// settingsDir is the directory of the records of GPUs' settings.
+	settingsDir = "settings"
 )
+
+// RemoveEmpty removes the directories in a journal's directory that have no record.
+func RemoveEmpty(dir string) error {
+	return errors.Join(files.RemoveIfEmpty(filepath.Join(dir, gpuDir)), files.RemoveIfEmpty(filepath.Join(dir, settingsDir)))
+}
 
 // Journal is the set of records in one directory. Its methods may be called
 // from everywhere at once, but no two writes of the same claim, nor of the
@@ -54,8 +60,8 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	j := &Journal{
 		lock:     d,
 		claims:   newStore[holding.Record](dir, "claim", "journal.", true, step),
-		gpus:     newStore[holding.GPURecord](filepath.Join(dir, GPUDir), "GPU", "journal.gpu.", false, step),
-		settings: newStore[holding.Settings](filepath.Join(dir, SettingsDir), "the settings of GPU", "journal.settings.", false, step),
+		gpus:     newStore[holding.GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
+		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())

@@ -42,11 +42,11 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
-	gpus, err := scan[holding.GPURecord](filepath.Join(dir, GPUDir))
+	gpus, err := scan[holding.GPURecord](filepath.Join(dir, gpuDir))
 	if err != nil {
 		return Contents{}, err
 	}
-	settings, err := scan[holding.Settings](filepath.Join(dir, SettingsDir))
+	settings, err := scan[holding.Settings](filepath.Join(dir, settingsDir))
 	if err != nil {
 		return Contents{}, err
 	}
@@ -122,10 +122,10 @@ func (s *scanned[R]) add(dir, name string) error {
 // SettingsFile is where the journal in dir has the GPU's settings, if there are
 // some.
 func SettingsFile(dir string, uuid gpu.UUID) string {
-	return filepath.Join(dir, SettingsDir, string(uuid)+recordSuffix)
+	return filepath.Join(dir, settingsDir, string(uuid)+recordSuffix)
 }
 
 // GPUFile is where the journal in dir has the GPU's record, if there is one.
 func GPUFile(dir string, uuid gpu.UUID) string {
-	return filepath.Join(dir, GPUDir, string(uuid)+recordSuffix)
+	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)
 }

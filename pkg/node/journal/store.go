@@ -15,6 +15,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/files"
 )
 
 const (
@@ -147,17 +149,15 @@ func (s *store[R]) replace(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := s.fill(temp, data); err != nil {
-		return errors.Join(err, os.Remove(temp.Name()))
-	}
-	if err := os.Rename(temp.Name(), s.path(name)); err != nil {
-		return errors.Join(err, os.Remove(temp.Name()))
+	err = files.Replace(s.path(name), temp, func(f *os.File) error { return s.fill(f, data) })
+	if err != nil {
+		return err
 	}
 	s.step(s.prefix + "put.renamed")
 	return nil
 }
 
-// fill writes, syncs and closes the file.
+// fill writes and syncs the file.
 func (s *store[R]) fill(f *os.File, data []byte) error {
 	s.step(s.prefix + "put.created")
 	_, err := f.Write(data)
@@ -165,7 +165,7 @@ func (s *store[R]) fill(f *os.File, data []byte) error {
 		s.step(s.prefix + "put.written")
 		err = s.syncFile(f)
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err == nil {
 		s.step(s.prefix + "put.synced")
 	}
 	return err
@@ -186,7 +186,7 @@ func (s *store[R]) unlink(key string) error {
 	if _, ok := s.get(key); !ok && !s.isUnreadable(key) {
 		return nil
 	}
-	if err := removeIfThere(s.path(key + recordSuffix)); err != nil {
+	if err := files.RemoveIfThere(s.path(key + recordSuffix)); err != nil {
 		return err
 	}
 	s.step(s.prefix + "delete.unlinked")
@@ -208,7 +208,7 @@ func (s *store[R]) clearAside(key string) error {
 	if !s.isUnreadable(key) {
 		return nil
 	}
-	if err := removeIfThere(s.path(key + unreadableSuffix)); err != nil {
+	if err := files.RemoveIfThere(s.path(key + unreadableSuffix)); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -243,7 +243,7 @@ func (s *store[R]) loadEntry(name string) error {
 		s.loadUnreadable(key)
 	}
 	if strings.HasSuffix(name, tempSuffix) {
-		if err := removeIfThere(s.path(name)); err != nil {
+		if err := files.RemoveIfThere(s.path(name)); err != nil {
 			return fmt.Errorf("remove a temporary file of the journal: %w", err)
 		}
 	}
@@ -261,7 +261,7 @@ func (s *store[R]) loadRecord(key string) error {
 		}
 	}
 	if !s.sync && isTorn(data) {
-		return removeIfThere(path)
+		return files.RemoveIfThere(path)
 	}
 	if errors.Is(err, ErrNewerVersion) {
 		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
@@ -316,13 +316,6 @@ func readFile(path string) ([]byte, error) {
 // without contents, or with holes, which read as zeros.
 func isTorn(data []byte) bool {
 	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 func (s *store[R]) syncFile(f *os.File) error {

@@ -1,0 +1,40 @@
+// Package files replaces and removes files so that a crash leaves a whole file or none.
+package files
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Replace fills and closes a temporary file, and renames it to path, which is in the
+// same directory. After an error the temporary file is removed, and path is as it was.
+// Replace doesn't sync anything: fill may sync the file, and the caller the directory.
+func Replace(path string, temp *os.File, fill func(*os.File) error) error {
+	err := errors.Join(fill(temp), temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp.Name()))
+	}
+	return nil
+}
+
+// RemoveIfThere removes a file or an empty directory. A missing one isn't an error.
+func RemoveIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// RemoveIfEmpty is RemoveIfThere for a directory that stays if something is in it.
+func RemoveIfEmpty(dir string) error {
+	if err := RemoveIfThere(dir); !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return nil
+}

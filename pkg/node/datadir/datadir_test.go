@@ -1,0 +1,227 @@
+package datadir
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func dataDir(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "data")
+}
+
+// locked locks the directory until the test ends.
+func locked(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func writeHook(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "hook")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestInstallHook(t *testing.T) {
+	d, hook := locked(t, dataDir(t)), writeHook(t)
+	path, err := d.InstallHook(hook)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Mode() != 0o755 {
+		t.Errorf("mode %v", first.Mode())
+	}
+	if _, err := d.InstallHook(hook); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := os.Stat(path); err != nil || !os.SameFile(first, again) {
+		t.Errorf("the same program was installed again (%v)", err)
+	}
+	if err := os.WriteFile(hook, []byte("#!/bin/sh\n# newer\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.InstallHook(hook); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("#!/bin/sh\n# newer\n", string(got)); diff != "" {
+		t.Errorf("the newer program (-want +got):\n%s", diff)
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+func TestOnePluginAtATime(t *testing.T) {
+	path := dataDir(t)
+	first, err := Lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, cancel := context.WithCancel(t.Context())
+	second := make(chan error)
+	go func() {
+		f, err := Lock(waiting, path)
+		if err == nil {
+			f.Close()
+		}
+		second <- err
+	}()
+	cancel()
+	if err := <-second; err == nil {
+		t.Error("two plugins use one directory")
+	}
+	go func() {
+		f, err := Lock(t.Context(), path)
+		if err == nil {
+			f.Close()
+		}
+		second <- err
+	}()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Errorf("the next plugin: %v", err)
+	}
+}
+
+// The file that a waiting plugin has open may be gone when it gets its turn.
+func TestOnePluginAtATimeAfterALeave(t *testing.T) {
+	path := dataDir(t)
+	first, err := Lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := make(chan *Dir)
+	go func() {
+		f, err := Lock(t.Context(), path)
+		if err != nil {
+			t.Error(err)
+		}
+		locked <- f
+	}()
+	waitOpen(t, filepath.Join(path, lockFile), 2)
+	if err := errors.Join(first.Clean(), first.Close()); err != nil {
+		t.Fatal(err)
+	}
+	second := <-locked
+	defer second.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if third, err := Lock(ended, path); err == nil {
+		third.Close()
+		t.Error("two plugins use one directory")
+	}
+}
+
+// waitOpen waits until this process has the file open so many times.
+func waitOpen(t *testing.T, path string, times int) {
+	t.Helper()
+	for range 60_000 {
+		n := 0
+		fds, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if target, err := os.Readlink(fd); err == nil && target == path {
+				n++
+			}
+		}
+		if n >= times {
+			return
+		}
+		<-time.After(time.Millisecond)
+	}
+	t.Fatalf("%s is not open %d times", path, times)
+}
+
+func TestLeave(t *testing.T) {
+	path := dataDir(t)
+	d := locked(t, path)
+	if _, err := d.InstallHook(writeHook(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(d.Journal(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(d.Journal(), "notes.txt")
+	for _, path := range []string{foreign, filepath.Join(path, hookTemp)} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Clean(); err != nil {
+		t.Errorf("with a file of somebody else: %v", err)
+	}
+	if err := os.Remove(foreign); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Clean(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := fs.Glob(os.DirFS(path), "*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// specs are the claims' CDI specifications, and the hook that they use.
+type specs struct {
+	claims []string
+	hook   string
+}
+
+func (s specs) Claims() ([]string, error)  { return s.claims, nil }
+func (s specs) HookInUse() (string, error) { return s.hook, nil }
+
+// TestDataDirChanged: a plugin with another data directory doesn't start while
+// claims are prepared: its journal knows nothing of them.
+func TestDataDirChanged(t *testing.T) {
+	path := dataDir(t)
+	d := locked(t, path)
+	const before = "/var/lib/before"
+	for name, tc := range map[string]struct {
+		specs specs
+		fails bool
+	}{
+		"same":             {specs{[]string{"claim-1"}, path + "/" + hookFile}, false},
+		"other":            {specs{[]string{"claim-1"}, before + "/" + hookFile}, true},
+		"nothing prepared": {specs{nil, before + "/" + hookFile}, false},
+		"no hook":          {specs{[]string{"claim-1"}, ""}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := d.Check(tc.specs)
+			if !tc.fails && err != nil {
+				t.Errorf("got %v", err)
+			}
+			if tc.fails && (err == nil || !strings.Contains(err.Error(), "--data-dir: ") || !strings.Contains(err.Error(), before+",") || !strings.Contains(err.Error(), path)) {
+				t.Errorf("got %v, want a refusal that names the flag and both directories", err)
+			}
+		})
+	}
+}
