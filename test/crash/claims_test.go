@@ -19,8 +19,7 @@ import (
 func TestHandover(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	old, anew := n.newClaim(t, n.whole(0)), n.newClaim(t, n.whole(0))
 	p.mustPrepare(t, old)
 
@@ -76,8 +75,7 @@ func TestHandover(t *testing.T) {
 func TestJournalUnreadable(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	broken, good := n.newClaim(t, n.whole(0)), n.newClaim(t, n.whole(1))
 	p.mustPrepare(t, broken)
 	p.mustPrepare(t, good)
@@ -85,8 +83,7 @@ func TestJournalUnreadable(t *testing.T) {
 	if err := os.Truncate(filepath.Join(n.journal(), string(broken.UID)+".json"), 40); err != nil {
 		t.Fatal(err)
 	}
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	p.mustPrepare(t, good)
 	if specs, _ := filepath.Glob(filepath.Join(n.cdi, "*claim_*")); len(specs) != 2 {
 		t.Errorf("CDI specs: %v, want those of both claims", specs)

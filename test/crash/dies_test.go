@@ -115,8 +115,7 @@ func (op operation) begin(t *testing.T) (n *node, other, c *resourceapi.Resource
 		n.supervise(t)
 	}
 	other, c = n.newClaim(t, op.other(n)...), n.newConfigured(t, op.config, op.claim(n)...)
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, other)
 	op.before(t, n, p, c)
 	p.kill()
@@ -127,8 +126,7 @@ func (op operation) begin(t *testing.T) (n *node, other, c *resourceapi.Resource
 func (op operation) steps(t *testing.T) []string {
 	t.Helper()
 	n, _, c := op.begin(t)
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	steps := p.ran(t)
 	if !op.starting {
 		starting := len(steps)
@@ -171,8 +169,7 @@ func (op operation) crash(t *testing.T, step string, wipe bool) {
 		n.wipeCDI(t)
 	}
 
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after recovery")
 	for _, passing := range n.passing {
 		p.mustUnprepare(t, passing)

@@ -27,8 +27,7 @@ import (
 func TestGPUHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "8xh100-80gb")
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	stuck, stays := n.newClaim(t, n.part(0, "2g20gb-2")), n.newClaim(t, n.part(1, "2g20gb-2"))
 	p.mustPrepare(t, stuck)
 	p.mustPrepare(t, stays)
@@ -42,8 +41,7 @@ func TestGPUHangs(t *testing.T) {
 	n.cannotUnprepare(t, p, stuck)
 
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.sevenWork(t, p)
 	n.cannotUnprepare(t, p, stuck)
 	n.awaitConditions(t, gpu.NotResponding)

@@ -39,8 +39,7 @@ func TestDestroyedByOthers(t *testing.T) {
 		},
 		"made again at the start": func(t *testing.T, n *node, p *plugin, _ *resourceapi.ResourceClaim) *plugin {
 			p.kill()
-			p = n.start(t, "")
-			n.register(t, p)
+			p = n.serve(t)
 			return p
 		},
 	} {
@@ -48,8 +47,7 @@ func TestDestroyedByOthers(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0"))
-			p := n.start(t, "")
-			n.register(t, p)
+			p := n.serve(t)
 			p.mustPrepare(t, other)
 			p.mustPrepare(t, c)
 			n.check(t, "before")
@@ -72,8 +70,7 @@ func TestInUse(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, c)
 	processes := func(of ...nvmlsim.Process) {
 		err := n.hardware.ChangeGPU(1, func(g *nvmlsim.GPUState) error {
@@ -92,8 +89,7 @@ func TestInUse(t *testing.T) {
 	n.has(t, 1, "2+2")
 	p.mustPrepare(t, other)
 	p.kill() // and after a restart it is the same
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	if err := p.unprepare(t, c); err == nil {
 		t.Error("unprepared while a process uses the instance")
 	}
@@ -110,8 +106,7 @@ func TestGPULost(t *testing.T) {
 	n := newNode(t)
 	gone, stays := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "2g20gb-2"))
 	after, late := n.newClaim(t, n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, gone)
 	p.mustPrepare(t, stays)
 	if err := n.hardware.Lose(1); err != nil {
@@ -121,8 +116,7 @@ func TestGPULost(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		if restart {
 			p.kill()
-			p = n.start(t, "")
-			n.register(t, p)
+			p = n.serve(t)
 		}
 		if _, err := p.prepare(t, late); err == nil {
 			t.Error("prepared a partition of a lost GPU")
@@ -137,8 +131,7 @@ func TestGPULost(t *testing.T) {
 	n.has(t, 0)
 	p.kill()
 	n.reboot(t)
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	p.mustPrepare(t, late)
 	n.check(t, "after a reboot that has brought the GPU back")
 	p.mustUnprepare(t, late)
@@ -153,8 +146,7 @@ func TestReboot(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			c, other, whole := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0")), n.newClaim(t, n.whole(0))
-			p := n.start(t, "")
-			n.register(t, p)
+			p := n.serve(t)
 			p.mustPrepare(t, other)
 			p.mustPrepare(t, whole)
 			if step == "" {
@@ -166,8 +158,7 @@ func TestReboot(t *testing.T) {
 			}
 			n.reboot(t)
 
-			p = n.start(t, "")
-			n.register(t, p)
+			p = n.serve(t)
 			n.check(t, "after the reboot")
 			n.has(t, 1)
 			p.mustUnprepare(t, other) // its pod was deleted meanwhile
@@ -188,15 +179,13 @@ func TestWiped(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c := n.newClaim(t, n.part(1, "2g20gb-2"), n.part(1, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, c)
 	before := n.specs(t)
 	n.wipeCDI(t)
 	n.finds(t, "cdi-device-missing")
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after recovery")
 	if diff := cmp.Diff(before, n.specs(t)); diff != "" {
 		t.Errorf("the CDI specs differ from those before (-before +after):\n%s", diff)
@@ -229,8 +218,7 @@ func TestGPURecordUnreadable(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c, other, late := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, c)
 	p.mustPrepare(t, other)
 	p.kill()
@@ -239,8 +227,7 @@ func TestGPURecordUnreadable(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.finds(t, "gpu-record-unreadable")
 	n.has(t, 1, "2+2")
 	n.hasCondition(t, p, uuid, "StateUnreadable")
@@ -309,15 +296,13 @@ func TestOthersInstances(t *testing.T) {
 	}
 	theirs, ours := n.newClaim(t, n.part(1, "1g10gb-4")), n.newClaim(t, n.part(1, "1g10gb-0"))
 	overlapping, whole := n.newClaim(t, n.part(1, "2g20gb-4")), n.newClaim(t, n.whole(1))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, theirs)
 	p.mustPrepare(t, ours)
 	n.check(t, "with theirs and ours")
 	n.has(t, 1, "0+1", "4+1")
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after a restart")
 	p.mustUnprepare(t, theirs)
 	p.mustUnprepare(t, ours)
@@ -342,8 +327,7 @@ func TestDriverReloaded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c, other := n.newClaim(t, n.part(1, "2g20gb-2"), n.part(0, "1g10gb-0")), n.newClaim(t, n.part(1, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, c)
 	p.mustPrepare(t, other)
 	if err := n.hardware.Reboot(); err != nil {
@@ -352,8 +336,7 @@ func TestDriverReloaded(t *testing.T) {
 	n.finds(t, "instance-missing", "partition-missing") // the latter once the plugin has taken note
 	p.mustUnprepare(t, other)
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after recovery")
 	n.has(t, 0, "0+1")
 	n.has(t, 1, "2+2")

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -179,8 +178,7 @@ func TestWarm(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c, large, whole := n.newClaim(t, n.part(1, "1g10gb-2")), n.newClaim(t, n.part(1, "3g40gb-0")), n.newClaim(t, n.whole(1))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	n.keepWarm(t, time.Hour)
 	warm := func() {
 		t.Helper()
@@ -215,8 +213,7 @@ func TestWarm(t *testing.T) {
 
 	warm()
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after a restart")
 	warm()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -283,8 +280,7 @@ func TestHalves(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			c := n.newClaim(t, n.part(1, "2g20gb-2"))
-			p := n.start(t, "")
-			n.register(t, p)
+			p := n.serve(t)
 			tc.before(t, n, p, c)
 			n.fault(t, nvmlsim.Fault{Call: tc.slow, GPU: nvmlsim.AnyGPU, DelayMS: 60_000})
 			answered := make(chan error, 1)
@@ -298,8 +294,7 @@ func TestHalves(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			p = n.start(t, "")
-			n.register(t, p)
+			p = n.serve(t)
 			n.check(t, "after recovery")
 			n.has(t, 1, "2+2") // its claim is still recorded
 			p.mustPrepare(t, c)
@@ -324,8 +319,7 @@ func TestMakeFails(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			c, other := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(0, "1g10gb-0"))
-			p := n.start(t, "")
-			n.register(t, p)
+			p := n.serve(t)
 			for _, f := range faults {
 				n.fault(t, f)
 			}
@@ -350,8 +344,7 @@ func TestAPIServerAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	stays, goes, late := n.newClaim(t, n.part(1, "2g20gb-2")), n.newClaim(t, n.part(1, "1g10gb-0")), n.newClaim(t, n.part(0, "1g10gb-0"))
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, stays)
 	p.mustPrepare(t, goes)
 	p.kill()
@@ -364,8 +357,7 @@ func TestAPIServerAway(t *testing.T) {
 	if err := clientcmd.WriteToFile(*nobody, n.kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "without an API server")
 	p.mustUnprepare(t, goes)
 	n.has(t, 1, "2+2")
@@ -391,16 +383,9 @@ func TestStorm(t *testing.T) {
 	for call, ms := range map[string]int{"DeviceCreateGpuInstanceWithPlacement": 20, "GpuInstanceCreateComputeInstance": 10, "GpuInstanceDestroy": 40} {
 		n.fault(t, nvmlsim.Fault{Call: call, GPU: nvmlsim.AnyGPU, DelayMS: ms})
 	}
-	all := func(do func(*resourceapi.ResourceClaim)) {
-		var wg sync.WaitGroup
-		for _, c := range claims {
-			wg.Go(func() { do(c) })
-		}
-		wg.Wait()
-	}
+	all := func(do func(*resourceapi.ResourceClaim)) { withAll(claims, do) }
 	for round := range 6 {
-		p := n.start(t, "")
-		n.register(t, p)
+		p := n.serve(t)
 		after := time.Duration(rand.IntN(300)) * time.Millisecond
 		time.AfterFunc(after, func() { _ = p.cmd.Process.Kill() })
 		all(func(c *resourceapi.ResourceClaim) { // as far as they come
@@ -412,8 +397,7 @@ func TestStorm(t *testing.T) {
 		})
 		<-p.done
 
-		p = n.start(t, "")
-		n.register(t, p)
+		p = n.serve(t)
 		n.check(t, fmt.Sprintf("in round %d, killed after %s,", round, after))
 		if round%2 == 0 {
 			all(func(c *resourceapi.ResourceClaim) {

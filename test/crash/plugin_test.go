@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -61,6 +62,23 @@ func (n *node) start(t *testing.T, step string) *plugin {
 		out.Close()
 	})
 	return p
+}
+
+// serve starts a plugin that isn't killed at a step, and registers it.
+func (n *node) serve(t *testing.T) *plugin {
+	t.Helper()
+	p := n.start(t, "")
+	n.register(t, p)
+	return p
+}
+
+// withAll does the same with all claims at the same time.
+func withAll(claims []*resourceapi.ResourceClaim, do func(*resourceapi.ResourceClaim)) {
+	var wg sync.WaitGroup
+	for _, c := range claims {
+		wg.Go(func() { do(c) })
+	}
+	wg.Wait()
 }
 
 // ran returns the steps that the plugin has come to, each as failpoint has it:

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -120,14 +119,12 @@ func TestReplicas(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	one, two := n.newClaim(t, n.whole(1)+"-ts4-0"), n.newClaim(t, n.whole(1)+"-ts4-3")
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	n.ask(t, &v1alpha1.GPUSpec{TimeSlice: v1alpha1.LongTimeSlice})
 	p.mustPrepare(t, one)
 	n.sliced(t, p, 3)
 	p.kill()
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.sliced(t, p, 3)
 	p.mustPrepare(t, two)
 	p.mustUnprepare(t, one)
@@ -155,8 +152,7 @@ func TestSharesReboot(t *testing.T) {
 	n := newNode(t)
 	s := n.supervise(t)
 	c, part := n.newClaim(t, n.whole(1)+"-mps4-1"), n.newClaim(t, n.whole(0)+"-mig-3g40gb-0-mps")
-	p := n.start(t, "")
-	n.register(t, p)
+	p := n.serve(t)
 	p.mustPrepare(t, c)
 	p.mustPrepare(t, part)
 	p.kill()
@@ -166,8 +162,7 @@ func TestSharesReboot(t *testing.T) {
 	n.forgetRun(t)
 
 	n.supervise(t)
-	p = n.start(t, "")
-	n.register(t, p)
+	p = n.serve(t)
 	n.check(t, "after the reboot")
 	if names := n.daemons(t); len(names) > 0 {
 		t.Errorf("daemons of another boot's claims: %v", names)
@@ -192,16 +187,9 @@ func TestShareStorm(t *testing.T) {
 	} {
 		claims = append(claims, n.newClaim(t, name))
 	}
-	all := func(do func(*resourceapi.ResourceClaim)) {
-		var wg sync.WaitGroup
-		for _, c := range claims {
-			wg.Go(func() { do(c) })
-		}
-		wg.Wait()
-	}
+	all := func(do func(*resourceapi.ResourceClaim)) { withAll(claims, do) }
 	for round := range 6 {
-		p := n.start(t, "")
-		n.register(t, p)
+		p := n.serve(t)
 		after := time.Duration(rand.IntN(300)) * time.Millisecond
 		time.AfterFunc(after, func() { _ = p.cmd.Process.Kill() })
 		if round%3 != 0 {
@@ -223,8 +211,7 @@ func TestShareStorm(t *testing.T) {
 			s = n.supervise(t)
 		}
 
-		p = n.start(t, "")
-		n.register(t, p)
+		p = n.serve(t)
 		all(func(c *resourceapi.ResourceClaim) {
 			var err error
 			if round%2 == 0 {
