@@ -2,9 +2,6 @@ package nvml
 
 import (
 	"errors"
-	"fmt"
-
-	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 // The answers of NVML that this driver distinguishes. Every error of this
@@ -46,43 +43,3 @@ var (
 	// (see gpu.MIG.Switchable).
 	ErrNotSwitchable = errors.New("MIG mode can't be switched here")
 )
-
-// wrap returns nil for SUCCESS, and otherwise an error that names the call and
-// the object.
-func wrap(ret gonvml.Return, call, object string) error {
-	if ret == gonvml.SUCCESS {
-		return nil
-	}
-	if object != "" {
-		call += " " + object
-	}
-	if kind := kindOf(ret); kind != nil {
-		return fmt.Errorf("%s: %w (%w)", call, kind, ret)
-	}
-	return fmt.Errorf("%s: %w", call, ret)
-}
-
-func kindOf(ret gonvml.Return) error {
-	switch ret {
-	case gonvml.ERROR_LIBRARY_NOT_FOUND:
-		return ErrLibraryNotFound
-	case gonvml.ERROR_DRIVER_NOT_LOADED:
-		return ErrDriverNotLoaded
-	case gonvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return ErrVersionMismatch
-	case gonvml.ERROR_GPU_IS_LOST, gonvml.ERROR_RESET_REQUIRED:
-		return ErrLost
-	case gonvml.ERROR_NOT_SUPPORTED, gonvml.ERROR_FUNCTION_NOT_FOUND:
-		return ErrNotSupported
-	case gonvml.ERROR_IN_USE:
-		return ErrInUse
-	case gonvml.ERROR_NO_PERMISSION:
-		return ErrNoPermission
-	case gonvml.ERROR_INSUFFICIENT_RESOURCES:
-		return ErrInsufficientResources
-	case gonvml.ERROR_NOT_FOUND:
-		return ErrNotFound
-	default:
-		return nil
-	}
-}

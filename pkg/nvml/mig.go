@@ -88,6 +88,27 @@ func switchable(handle gonvml.Device) bool {
 	}
 }
 
+func readVirtualization(handle gonvml.Device) string {
+	mode, ret := handle.GetVirtualizationMode()
+	if ret != gonvml.SUCCESS {
+		return ""
+	}
+	switch mode {
+	case gonvml.GPU_VIRTUALIZATION_MODE_NONE:
+		return "none"
+	case gonvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH:
+		return "passthrough"
+	case gonvml.GPU_VIRTUALIZATION_MODE_VGPU:
+		return "vgpu"
+	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:
+		return "host-vgpu"
+	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:
+		return "host-vsga"
+	default:
+		return ""
+	}
+}
+
 // instance is a GPU instance with the handles needed to change it.
 type instance struct {
 	gpu.Instance

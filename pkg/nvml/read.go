@@ -113,27 +113,6 @@ func readECC(handle gonvml.Device, object string) (*bool, error) {
 	return &enabled, nil
 }
 
-func readVirtualization(handle gonvml.Device) string {
-	mode, ret := handle.GetVirtualizationMode()
-	if ret != gonvml.SUCCESS {
-		return ""
-	}
-	switch mode {
-	case gonvml.GPU_VIRTUALIZATION_MODE_NONE:
-		return "none"
-	case gonvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH:
-		return "passthrough"
-	case gonvml.GPU_VIRTUALIZATION_MODE_VGPU:
-		return "vgpu"
-	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:
-		return "host-vgpu"
-	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:
-		return "host-vsga"
-	default:
-		return ""
-	}
-}
-
 // readAddressingMode returns "HMM", "ATS" or "None", the names in NVIDIA's DRA
 // driver, and "" if the driver (R550 and before) or the GPU doesn't report it.
 func (s *Session) readAddressingMode(handle gonvml.Device, object string) (string, error) {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,44 +14,6 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
-
-// editsOf returns the edits of one device of a claim.
-func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Prepared) (specs.ContainerEdits, error) {
-	edits, err := s.siliconEdits(d, c.devices[given.Device.Parent()], given)
-	if err != nil || given.MPS == nil {
-		return edits, err
-	}
-	mps, err := s.mpsEdits(given.MPS)
-	edits.Env, edits.Mounts = slices.Concat(edits.Env, mps.Env), slices.Concat(edits.Mounts, mps.Mounts)
-	return edits, err
-}
-
-// siliconEdits returns the edits that give a container access to the GPU or the
-// partition.
-func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
-	switch of := given.Device.(type) {
-	case gpu.Whole, gpu.Replica:
-		return dev.edits, nil
-	case gpu.Partition:
-		return s.partitionEdits(d, dev, given)
-	case gpu.Share:
-		if _, ok := of.Of.(gpu.Partition); ok {
-			return s.partitionEdits(d, dev, given)
-		}
-		return dev.parent(), nil
-	default:
-		return specs.ContainerEdits{}, fmt.Errorf("%T is an unknown kind of device", given.Device)
-	}
-}
-
-// parent returns the edits of the GPU that a part of it needs: its device node.
-// Other edits of the GPU are left out; DRM nodes, for example, would give
-// access to the whole GPU.
-func (d *device) parent() specs.ContainerEdits {
-	return specs.ContainerEdits{
-		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),
-	}
-}
 
 // partitionEdits returns the node of the GPU and the two capabilities that a
 // process needs to use a GPU in MIG mode: one of the GPU instance, one of its

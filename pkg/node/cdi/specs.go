@@ -1,12 +1,14 @@
 package cdi
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -128,6 +130,44 @@ func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
 	}}}, nil
 }
 
+// editsOf returns the edits of one device of a claim.
+func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Prepared) (specs.ContainerEdits, error) {
+	edits, err := s.siliconEdits(d, c.devices[given.Device.Parent()], given)
+	if err != nil || given.MPS == nil {
+		return edits, err
+	}
+	mps, err := s.mpsEdits(given.MPS)
+	edits.Env, edits.Mounts = slices.Concat(edits.Env, mps.Env), slices.Concat(edits.Mounts, mps.Mounts)
+	return edits, err
+}
+
+// siliconEdits returns the edits that give a container access to the GPU or the
+// partition.
+func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
+	switch of := given.Device.(type) {
+	case gpu.Whole, gpu.Replica:
+		return dev.edits, nil
+	case gpu.Partition:
+		return s.partitionEdits(d, dev, given)
+	case gpu.Share:
+		if _, ok := of.Of.(gpu.Partition); ok {
+			return s.partitionEdits(d, dev, given)
+		}
+		return dev.parent(), nil
+	default:
+		return specs.ContainerEdits{}, fmt.Errorf("%T is an unknown kind of device", given.Device)
+	}
+}
+
+// parent returns the edits of the GPU that a part of it needs: its device node.
+// Other edits of the GPU are left out; DRM nodes, for example, would give
+// access to the whole GPU.
+func (d *device) parent() specs.ContainerEdits {
+	return specs.ContainerEdits{
+		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),
+	}
+}
+
 // Remove deletes the claim's specification. It succeeds if there is none.
 func (s *Specs) Remove(claimUID string) error {
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
@@ -201,4 +241,55 @@ func (s *Specs) HookInUse() (string, error) {
 		return h.Path, nil
 	}
 	return "", nil
+}
+
+// encode sets the lowest version that has all used fields, so that older
+// container runtimes can read the specification too.
+func encode(spec *specs.Spec) ([]byte, error) {
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, fmt.Errorf("version of CDI specification %s: %w", spec.Kind, err)
+	}
+	spec.Version = version
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode CDI specification %s: %w", spec.Kind, err)
+	}
+	return append(data, '\n'), nil
+}
+
+// writeSpec writes the file unless it already has this content: each change
+// makes container runtimes read the directory again.
+func writeSpec(path string, spec *specs.Spec) error {
+	data, err := encode(spec)
+	if err != nil {
+		return err
+	}
+	return writeFile(path, data)
+}
+
+func writeFile(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("create CDI directory: %w", err)
+	}
+	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*"+tempSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		// dir exists, because MkdirAll succeeded, but no file can be created in it.
+		return fmt.Errorf("write CDI specification: %w: the host's directory was removed while it was mounted here; restart the plugin's pod, and empty the directory instead of removing it", err)
+	}
+	if err != nil {
+		return fmt.Errorf("write CDI specification: %w", err)
+	}
+	err = files.Replace(path, tmp, func(f *os.File) error {
+		_, err := f.Write(data)
+		return errors.Join(err, f.Chmod(0o644))
+	})
+	if err != nil {
+		return fmt.Errorf("write CDI specification %s: %w", path, err)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -128,4 +131,127 @@ func SettingsFile(dir string, uuid gpu.UUID) string {
 // GPUFile is where the journal in dir has the GPU's record, if there is one.
 func GPUFile(dir string, uuid gpu.UUID) string {
 	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)
+}
+
+// load takes in what is in the directory, which may be missing.
+func (s *store[R]) load() error {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the journal's directory: %w", err)
+	}
+	for _, e := range entries {
+		if err := s.loadEntry(e.Name()); err != nil {
+			return err
+		}
+	}
+	return s.settleRewritten()
+}
+
+// loadEntry takes in one directory entry; other people's files are left alone.
+func (s *store[R]) loadEntry(name string) error {
+	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
+		return s.loadRecord(key)
+	}
+	if key, ok := strings.CutSuffix(name, unreadableSuffix); ok {
+		s.loadUnreadable(key)
+	}
+	if strings.HasSuffix(name, tempSuffix) {
+		if err := files.RemoveIfThere(s.path(name)); err != nil {
+			return fmt.Errorf("remove a temporary file of the journal: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *store[R]) loadRecord(key string) error {
+	path := s.path(key + recordSuffix)
+	data, err := readFile(path)
+	if err == nil {
+		var r R
+		if r, err = decode[R](key, data); err == nil {
+			s.records[key] = r
+			return nil
+		}
+	}
+	if !s.sync && isTorn(data) {
+		return files.RemoveIfThere(path)
+	}
+	if errors.Is(err, ErrNewerVersion) {
+		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
+	}
+	to := s.path(key + unreadableSuffix)
+	if renameErr := os.Rename(path, to); renameErr != nil {
+		err = errors.Join(err, renameErr)
+		to = path
+	}
+	s.unreadable[key] = aside{path: to, data: data, err: err}
+	return nil
+}
+
+// loadUnreadable adds a file that was renamed at an earlier start.
+func (s *store[R]) loadUnreadable(key string) {
+	path := s.path(key + unreadableSuffix)
+	data, err := readFile(path)
+	if err == nil {
+		if _, err = decode[R](key, data); err == nil {
+			err = errors.New("renamed at an earlier start because it was unreadable")
+		}
+	}
+	s.unreadable[key] = aside{path: path, data: data, err: err}
+}
+
+// settleRewritten removes renamed files of keys that have a good record again:
+// a crash came between the two steps of a put.
+func (s *store[R]) settleRewritten() error {
+	for key := range s.records {
+		if err := s.clearAside(key); err != nil {
+			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
+		}
+	}
+	return nil
+}
+
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
+		return nil, fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
+	}
+	return os.ReadFile(path)
+}
+
+// isTorn says whether a file that wasn't synced was cut off because the machine
+// went down. It got its name when it was complete, so nothing else leaves it
+// without contents, or with holes, which read as zeros.
+func isTorn(data []byte) bool {
+	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
+}
+
+// claimPattern and grantPattern find in a damaged file what encode wrote.
+var claimPattern = regexp.MustCompile(`"namespace":"([^"]{1,63})","name":"([^"]{1,253})","bootID":"([^"]{0,64})"`)
+
+var grantPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
+
+// salvage makes out what it can in a claim's damaged file: the claim's name, its boot
+// and its grants are each there or empty. A grant that is cut off
+// before it says whether it is an admin's counts as one that holds its device.
+func salvage(claimUID string, data []byte) holding.Record {
+	r := holding.Record{ClaimUID: claimUID}
+	if m := claimPattern.FindSubmatch(data); m != nil {
+		r.Namespace, r.Name, r.BootID = string(m[1]), string(m[2]), string(m[3])
+	}
+	for _, m := range grantPattern.FindAllSubmatch(data, -1) {
+		r.Holdings = append(r.Holdings, holding.Holding{
+			Device:  gpu.DeviceName(m[1]),
+			GPU:     gpu.UUID(m[2]),
+			Request: string(m[3]),
+			Admin:   len(m[4]) > 0,
+		})
+	}
+	return r
 }

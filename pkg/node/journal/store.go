@@ -1,17 +1,17 @@
 package journal
 
 import (
-	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -217,106 +217,7 @@ func (s *store[R]) clearAside(key string) error {
 	return nil
 }
 
-// load takes in what is in the directory, which may be missing.
-func (s *store[R]) load() error {
-	entries, err := os.ReadDir(s.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("list the journal's directory: %w", err)
-	}
-	for _, e := range entries {
-		if err := s.loadEntry(e.Name()); err != nil {
-			return err
-		}
-	}
-	return s.settleRewritten()
-}
-
-// loadEntry takes in one directory entry; other people's files are left alone.
-func (s *store[R]) loadEntry(name string) error {
-	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
-		return s.loadRecord(key)
-	}
-	if key, ok := strings.CutSuffix(name, unreadableSuffix); ok {
-		s.loadUnreadable(key)
-	}
-	if strings.HasSuffix(name, tempSuffix) {
-		if err := files.RemoveIfThere(s.path(name)); err != nil {
-			return fmt.Errorf("remove a temporary file of the journal: %w", err)
-		}
-	}
-	return nil
-}
-
-func (s *store[R]) loadRecord(key string) error {
-	path := s.path(key + recordSuffix)
-	data, err := readFile(path)
-	if err == nil {
-		var r R
-		if r, err = decode[R](key, data); err == nil {
-			s.records[key] = r
-			return nil
-		}
-	}
-	if !s.sync && isTorn(data) {
-		return files.RemoveIfThere(path)
-	}
-	if errors.Is(err, ErrNewerVersion) {
-		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
-	}
-	to := s.path(key + unreadableSuffix)
-	if renameErr := os.Rename(path, to); renameErr != nil {
-		err = errors.Join(err, renameErr)
-		to = path
-	}
-	s.unreadable[key] = aside{path: to, data: data, err: err}
-	return nil
-}
-
-// loadUnreadable adds a file that was renamed at an earlier start.
-func (s *store[R]) loadUnreadable(key string) {
-	path := s.path(key + unreadableSuffix)
-	data, err := readFile(path)
-	if err == nil {
-		if _, err = decode[R](key, data); err == nil {
-			err = errors.New("renamed at an earlier start because it was unreadable")
-		}
-	}
-	s.unreadable[key] = aside{path: path, data: data, err: err}
-}
-
-// settleRewritten removes renamed files of keys that have a good record again:
-// a crash came between the two steps of a put.
-func (s *store[R]) settleRewritten() error {
-	for key := range s.records {
-		if err := s.clearAside(key); err != nil {
-			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
-		}
-	}
-	return nil
-}
-
 func (s *store[R]) path(name string) string { return filepath.Join(s.dir, name) }
-
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
-		return nil, fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
-	}
-	return os.ReadFile(path)
-}
-
-// isTorn says whether a file that wasn't synced was cut off because the machine
-// went down. It got its name when it was complete, so nothing else leaves it
-// without contents, or with holes, which read as zeros.
-func isTorn(data []byte) bool {
-	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
-}
 
 func (s *store[R]) syncFile(f *os.File) error {
 	if !s.sync {
@@ -349,4 +250,68 @@ func explain(err error) error {
 	default:
 		return err
 	}
+}
+
+// version is the version that this package writes, and the newest that it
+// reads.
+const version = 1
+
+// ErrNewerVersion says that a file was written by a plugin whose files this
+// one must not touch.
+var ErrNewerVersion = errors.New("written by a newer version of the plugin")
+
+// envelope wraps a record on disk. It is the same in all versions.
+type envelope struct {
+	Version int `json:"version"`
+	// CRC32 (IEEE) of the bytes of Body as they are in the file.
+	CRC32 uint32          `json:"crc32"`
+	Body  json.RawMessage `json:"body"`
+}
+
+// encode returns the bytes of a record's file.
+func encode[R record](r R) ([]byte, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(envelope{Version: version, CRC32: crc32.ChecksumIEEE(body), Body: body})
+	if err != nil {
+		return nil, err
+	}
+	return append(data, '\n'), nil
+}
+
+// decode reads the bytes of the file named by key. ErrNewerVersion comes only
+// from a file that is whole: damage never looks like a newer version.
+func decode[R record](key string, data []byte) (R, error) {
+	var none, r R
+	body, err := open(data)
+	if err != nil {
+		return none, err
+	}
+	if err := json.Unmarshal(body, &r); err != nil {
+		return none, fmt.Errorf("record: %w", err)
+	}
+	if r.Key() != key {
+		return none, fmt.Errorf("the record is of %q", r.Key())
+	}
+	return r, nil
+}
+
+// open takes the body out of the envelope.
+func open(data []byte) (json.RawMessage, error) {
+	var e envelope
+	if err := json.Unmarshal(data, &e); err != nil {
+		return nil, fmt.Errorf("not a journal file: %w", err)
+	}
+	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
+		return nil, fmt.Errorf("the checksum of the record is %d, the file says %d", sum, e.CRC32)
+	}
+	if e.Version > version {
+		return nil, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, e.Version, version)
+	}
+	if e.Version < 1 {
+		return nil, fmt.Errorf("there is no format %d", e.Version)
+	}
+	return e.Body, nil
 }
