@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -401,52 +400,4 @@ func TestAdminAccessNeitherMakesNorDestroys(t *testing.T) {
 	checkHeld(t, f, "admin", "user")
 	mustUnprepare(t, f, admin)
 	checkHeld(t, f, "user")
-}
-
-func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
-	f := newFixture(t, 1)
-	c := newClaim("c", part("p", 0, "1g.10gb", 0))
-	mustPrepare(t, f, c)
-	f.journal.Close()
-	f.node.Reboot()
-	f = start(t, f.node, "boot-2", nil)
-	if err := f.Recover(testContext(t)); err != nil {
-		t.Error(err)
-	}
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
-		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
-	}
-	mustMend(t, f)
-	if there := f.node.Instances(); len(there) > 0 {
-		t.Errorf("%v made without the kubelet", there)
-	}
-	checkHeld(t, f, "c")
-	mustPrepare(t, f, c)
-	checkHeld(t, f, "c")
-}
-
-// TestUnreadableRecordOfAPartition: an unprepare gives up what the damaged
-// file's device names tell.
-func TestUnreadableRecordOfAPartition(t *testing.T) {
-	f := newFixture(t, 1)
-	c := newClaim("c", part("p", 0, "1g.10gb", 0))
-	mustPrepare(t, f, c)
-	f.journal.Close()
-	path := filepath.Join(f.node.Journal, "c.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f = start(t, f.node, "boot-1", nil)
-	if err := f.Recover(testContext(t)); err != nil {
-		t.Error(err)
-	}
-	if n := len(f.node.Instances()); n != 1 {
-		t.Errorf("%d partitions, want that of the claim", n)
-	}
-	mustUnprepare(t, f, c)
-	checkHeld(t, f)
 }

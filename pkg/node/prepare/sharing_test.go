@@ -1,14 +1,12 @@
 package prepare_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -315,281 +313,6 @@ func TestRoomOfAnEarlierBoot(t *testing.T) {
 	checkHeld(t, f, "new")
 }
 
-// TestLeavingAndJoining has claims with shares of one GPU and of one partition
-// come and go at the same time, in every order that comes up.
-func TestLeavingAndJoining(t *testing.T) {
-	f := newFixture(t, 1)
-	ctx := testContext(t)
-	shares := func(n int) *resourceapi.ResourceClaim {
-		return newClaim(fmt.Sprintf("claim-%d", n), shareOf("s", 0, "3g.40gb", 0, 4, n))
-	}
-	for round := range 100 {
-		var wg sync.WaitGroup
-		for n := range 4 {
-			c := shares(n)
-			wg.Go(func() {
-				for range 1 + (round+n)%3 {
-					if _, err := f.Prepare(ctx, c); err != nil {
-						t.Errorf("prepare: %v", err)
-					}
-					if err := f.Unprepare(ctx, named(c)); err != nil {
-						t.Errorf("unprepare: %v", err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if t.Failed() {
-			break
-		}
-	}
-	checkHeld(t, f)
-}
-
-// TestTwoLeaveAtOnce lets neither of two claims go on before the other has come as
-// far: the partition goes, and nobody runs into the other's daemon.
-func TestTwoLeaveAtOnce(t *testing.T) {
-	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
-	for _, together := range []string{"cdi.removed", "unprepare.removed", "unprepare.left"} {
-		t.Run(together, func(t *testing.T) {
-			var mu sync.Mutex
-			arrived, both := 0, make(chan struct{})
-			f := start(t, newNode(t, 1), "boot-1", func(step string) {
-				if step != together {
-					return
-				}
-				mu.Lock()
-				if arrived++; arrived == 2 {
-					close(both)
-				}
-				mu.Unlock()
-				<-both
-			})
-			mustPrepare(t, f, a)
-			mustPrepare(t, f, b)
-			ctx := testContext(t)
-			var wg sync.WaitGroup
-			for _, c := range []*resourceapi.ResourceClaim{a, b} {
-				wg.Go(func() {
-					if err := f.Unprepare(ctx, named(c)); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
-			checkHeld(t, f)
-		})
-	}
-}
-
-// TestDaemonOfAnotherLeaver: a claim that gives the partition up takes the daemon
-// down, too, where another that leaves by now hasn't come to it yet.
-func TestDaemonOfAnotherLeaver(t *testing.T) {
-	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
-	var f *fixture
-	aLeft, bLeaving, aGone, bGone := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	var first, second sync.Once
-	f = start(t, newNode(t, 1), "boot-1", func(step string) {
-		switch step {
-		case "unprepare.left": // a, and b stays
-			first.Do(func() { close(aLeft); <-bLeaving })
-		case "unprepare.removed":
-			select {
-			case <-aLeft: // b's
-				second.Do(func() { close(bLeaving); <-aGone })
-			default:
-			}
-		}
-	})
-	mustPrepare(t, f, a)
-	mustPrepare(t, f, b)
-	go func() {
-		<-aLeft
-		bGone <- f.Unprepare(testContext(t), named(b))
-	}()
-	mustUnprepare(t, f, a)
-	close(aGone)
-	if err := <-bGone; err != nil {
-		t.Error(err)
-	}
-	checkHeld(t, f)
-}
-
-// TestJoinFails: a first prepare is undone, a later one leaves what there was.
-func TestJoinFails(t *testing.T) {
-	f := newFixture(t, 1)
-	c := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
-	away := errors.New("the MPS supervisor isn't there: look at the DaemonSet tessera-mps")
-	fail := func(_ context.Context, op string, _ holding.Record) error {
-		if op == "join" {
-			return away
-		}
-		return nil
-	}
-	f.sharing.Fail = fail
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, away) {
-		t.Errorf("got %v, want %v", err, away)
-	}
-	checkHeld(t, f)
-	f.sharing.Fail = nil
-	mustPrepare(t, f, c)
-	f.sharing.Fail = fail
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, away) {
-		t.Errorf("again: got %v, want %v", err, away)
-	}
-	checkHeld(t, f, "c")
-}
-
-// TestNotAsItWas: a GPU that isn't as it was before others shared it isn't
-// prepared as a whole for any claim; running daemons stay.
-func TestNotAsItWas(t *testing.T) {
-	f := newFixture(t, 2)
-	c, p := newClaim("c", result("gpu", 0)), newClaim("p", part("p", 1, "3g.40gb", 4))
-	exclusive := errors.New("its compute mode can't be put back")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, exclusive) {
-		t.Errorf("got %v, want %v", err, exclusive)
-	}
-	mustPrepare(t, f, p)
-	mustPrepare(t, f, newClaim("look", adminResult("gpu", 0)))
-	checkHeld(t, f, "look", "p")
-	f.sharing.Fail = nil
-	mustPrepare(t, f, c)
-	checkHeld(t, f, "c", "look", "p")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
-	mustUnprepare(t, f, c)
-}
-
-// TestLeaveFails: the record stays, and the partition, until the next try.
-func TestLeaveFails(t *testing.T) {
-	f := newFixture(t, 1)
-	c, d := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("d", shareOf("s", 0, "3g.40gb", 0, 2, 1))
-	mustPrepare(t, f, c)
-	mustPrepare(t, f, d)
-	away := errors.New("the MPS supervisor isn't there")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return away }
-	for _, one := range []*resourceapi.ResourceClaim{c, d} {
-		if err := f.Unprepare(testContext(t), named(one)); !errors.Is(err, away) {
-			t.Errorf("got %v, want %v", err, away)
-		}
-	}
-	if len(f.journal.All()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("%d records, partitions %v, daemons %v", len(f.journal.All()), f.node.Instances(), f.node.Daemons())
-	}
-	mustMend(t, f) // leaves alone what the kubelet is to unprepare
-	f.sharing.Fail = nil
-	if err := f.Recover(testContext(t)); err != nil { // so does what the arrival of a driver does
-		t.Error(err)
-	}
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
-		t.Errorf("specs %v, %v: claims on their way out have one again", specs, err)
-	}
-	mustPrepare(t, f, c) // is wanted again
-	mustUnprepare(t, f, d)
-	checkHeld(t, f, "c")
-	mustUnprepare(t, f, c)
-	checkHeld(t, f)
-}
-
-// TestRecoverShares: a daemon that was ended runs again; if it can't, other
-// claims keep theirs.
-func TestRecoverShares(t *testing.T) {
-	f := newFixture(t, 2)
-	a, b, c := newClaim("a", share("s", 0, 4, 0)), newClaim("b", shareOf("s", 1, "3g.40gb", 0, 2, 1)), newClaim("c", part("p", 1, "3g.40gb", 4))
-	for _, one := range []*resourceapi.ResourceClaim{a, b, c} {
-		mustPrepare(t, f, one)
-	}
-	f.journal.Close()
-	f.node.Reboot() // the driver was reloaded
-	f = start(t, f.node, "boot-1", nil)
-	f.sharing.Fail = func(_ context.Context, _ string, r holding.Record) error {
-		if r.ClaimUID == "a" {
-			return errors.New("the MPS daemon ends at once")
-		}
-		return nil
-	}
-	err := f.Recover(testContext(t))
-	if err == nil || !strings.Contains(err.Error(), "default/a") || strings.Contains(err.Error(), "default/b") {
-		t.Errorf("got %v, want an error about a alone", err)
-	}
-	f.sharing.Fail = nil
-	if err := f.Recover(testContext(t)); err != nil {
-		t.Error(err)
-	}
-	checkHeld(t, f, "a", "b", "c")
-}
-
-func TestMendMakesThePartitionOfAShareAgain(t *testing.T) {
-	f := newFixture(t, 1)
-	mustPrepare(t, f, newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0)))
-	f.node.Destroy(gpu.Partition{GPU: preparetest.UUID(0), Profile: "3g.40gb", Placement: gpu.Placement{Size: 4}})
-	mustMend(t, f)
-	checkHeld(t, f, "c")
-}
-
-func TestAfterARebootSharesWaitForTheKubelet(t *testing.T) {
-	for name, c := range map[string]*resourceapi.ResourceClaim{
-		"a share":     newClaim("c", share("s", 0, 4, 0)),
-		"a replica":   newClaim("c", replica("r", 0, 4, 0)),
-		"MPS":         configured(newClaim("c", result("g", 0)), `{"strategy":"MPS"}`),
-		"time slices": configured(newClaim("c", result("g", 0)), `{"strategy":"TimeSlicing"}`),
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, 1)
-			mustPrepare(t, f, c)
-			f.journal.Close()
-			f.node.Reboot()
-			f = start(t, f.node, "boot-2", nil)
-			if err := f.Recover(testContext(t)); err != nil {
-				t.Error(err)
-			}
-			mustMend(t, f)
-			if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
-				t.Errorf("specs %v, %v: a spec names what went with another boot", specs, err)
-			}
-			checkHeld(t, f, "c")
-			mustPrepare(t, f, c)
-			checkHeld(t, f, "c")
-		})
-	}
-}
-
-// TestUnreadableRecordOfAShare: an unprepare stops the daemon that follows from
-// the device's name; other shares stay.
-func TestUnreadableRecordOfAShare(t *testing.T) {
-	for name, alone := range map[string]bool{"alone": true, "beside another": false} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, 1)
-			c := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
-			mustPrepare(t, f, c)
-			var left []string
-			if !alone {
-				mustPrepare(t, f, newClaim("d", shareOf("s", 0, "3g.40gb", 0, 2, 1)))
-				left = []string{"d"}
-			}
-			f.journal.Close()
-			damage(t, filepath.Join(f.node.Journal, "c.json"))
-			f = start(t, f.node, "boot-1", nil)
-			if err := f.Recover(testContext(t)); err != nil {
-				t.Error(err)
-			}
-			mustUnprepare(t, f, c)
-			checkHeld(t, f, left...)
-		})
-	}
-}
-
-func damage(t *testing.T, path string) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestLimitsStayWhileAClaimIsPrepared: their inputs change with the driver, and
 // a claim that is prepared again keeps its limits.
 func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
@@ -622,5 +345,44 @@ func TestSharesAreTold(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Errorf("-want +told:\n%s", diff)
+	}
+}
+
+// TestAShareOfAllIsTheWhole checks that a claim with all memory and all
+// multiprocessors of a GPU gets it without MPS, and a claim with less doesn't.
+func TestAShareOfAllIsTheWhole(t *testing.T) {
+	f := newFixture(t, 1)
+	_, facts, err := f.node.Device(preparetest.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := gpu.ShareableMiB(facts, gpu.Whole{GPU: facts.UUID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		memory  int64
+		threads string
+		whole   bool
+	}{
+		"all":                     {all, "100", true},
+		"a little less memory":    {all - 1, "100", false},
+		"not all multiprocessors": {all, "99", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClaim("c", asked("s", gpu0, "1", fmt.Sprintf("%dMi", tc.memory), tc.threads))
+			devices := mustPrepare(t, f, c)
+			if len(devices) != 1 || devices[0].DeviceName != gpu0+"-mps" || devices[0].ShareID == nil {
+				t.Errorf("the kubelet is told of %+v", devices)
+			}
+			grant := f.journal.All()[0].Holdings[0]
+			if _, whole := grant.Of().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
+				t.Errorf("got %+v", grant)
+			}
+			mustPrepare(t, f, c) // the kubelet's next try
+			checkHeld(t, f, "c")
+			mustUnprepare(t, f, c)
+			checkHeld(t, f)
+		})
 	}
 }

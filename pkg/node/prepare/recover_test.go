@@ -1,0 +1,269 @@
+package prepare_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
+)
+
+func TestRecover(t *testing.T) {
+	f := newFixture(t, 3)
+	for n := range 3 {
+		mustPrepare(t, f, newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n)))
+	}
+	if err := os.RemoveAll(f.node.CDI); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(f.node.CDI, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Prepared{preparetest.Device(0): {Device: gpu.Whole{GPU: preparetest.UUID(0)}}}); err != nil {
+		t.Fatal(err)
+	}
+	f.journal.Close()
+	f.node.Lose(preparetest.UUID(1))
+	f = start(t, f.node, "boot-2", nil)
+	err := f.Recover(testContext(t))
+	if err == nil || !strings.Contains(err.Error(), "default/claim-1") || strings.Contains(err.Error(), "claim-2") {
+		t.Errorf("got %v, want an error about claim-1 alone", err)
+	}
+	specs, err := f.node.Claims()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"claim-0", "claim-2"}, specs); diff != "" {
+		t.Errorf("specs (-want +got):\n%s", diff)
+	}
+	if got := len(f.journal.All()); got != 3 {
+		t.Errorf("%d records, want all 3", got)
+	}
+	mustUnprepare(t, f, newClaim("claim-1"))
+	checkHeld(t, f, "claim-0", "claim-2")
+}
+
+func TestUnreadableRecord(t *testing.T) {
+	// broken is a node where claim "broken" has GPU 0 and a damaged record.
+	broken := func(t *testing.T) *fixture {
+		f := newFixture(t, 2)
+		mustPrepare(t, f, newClaim("broken", result("gpu", 0)))
+		f.journal.Close()
+		path := filepath.Join(f.node.Journal, "broken.json")
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f = start(t, f.node, "boot-1", nil)
+		if err := f.Recover(testContext(t)); err != nil {
+			t.Errorf("recover: %v", err)
+		}
+		return f
+	}
+	t.Run("is a condition of its GPU and keeps its spec", func(t *testing.T) {
+		f := broken(t)
+		got := f.Conditions()
+		if len(got) != 1 || len(got[preparetest.UUID(0)]) != 1 || got[preparetest.UUID(0)][0].Type != gpu.StateUnreadable {
+			t.Errorf("conditions: got %v, want GPU 0 StateUnreadable", got)
+		}
+		specs, err := f.node.Claims()
+		if err != nil || !cmp.Equal(specs, []string{"broken"}) {
+			t.Errorf("specs: got %v, %v, want broken's", specs, err)
+		}
+		mustPrepare(t, f, newClaim("elsewhere", result("gpu", 1)))
+		f.holders.set("broken", prepare.Standing{Reason: "pod default/trainer uses it"})
+		if _, err := f.Prepare(testContext(t), newClaim("thief", result("gpu", 0))); !errors.Is(err, prepare.ErrHeld) {
+			t.Errorf("another claim: got %v, want ErrHeld", err)
+		}
+	})
+	t.Run("is mended by a prepare", func(t *testing.T) {
+		f := broken(t)
+		mustPrepare(t, f, newClaim("broken", result("gpu", 0)))
+		checkHeld(t, f, "broken")
+		if len(f.Conditions()) != 0 || f.changes != 1 {
+			t.Errorf("conditions: got %v after %d changes, want none after 1", f.Conditions(), f.changes)
+		}
+	})
+	t.Run("holds on when a prepare fails", func(t *testing.T) {
+		f := broken(t)
+		node := f.node.DeviceNode(0)
+		if err := os.Rename(node, node+".aside"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Prepare(testContext(t), newClaim("broken", result("gpu", 0))); err == nil {
+			t.Error("prepared without a device node")
+		}
+		if err := os.Rename(node+".aside", node); err != nil {
+			t.Fatal(err)
+		}
+		checkHeld(t, f, "broken")
+	})
+	t.Run("is settled by an unprepare", func(t *testing.T) {
+		f := broken(t)
+		mustUnprepare(t, f, newClaim("broken"))
+		checkHeld(t, f)
+		if len(f.Conditions()) != 0 || f.changes != 1 {
+			t.Errorf("conditions: got %v after %d changes, want none after 1", f.Conditions(), f.changes)
+		}
+	})
+}
+
+func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0))
+	mustPrepare(t, f, c)
+	f.journal.Close()
+	f.node.Reboot()
+	f = start(t, f.node, "boot-2", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
+	}
+	mustMend(t, f)
+	if there := f.node.Instances(); len(there) > 0 {
+		t.Errorf("%v made without the kubelet", there)
+	}
+	checkHeld(t, f, "c")
+	mustPrepare(t, f, c)
+	checkHeld(t, f, "c")
+}
+
+// TestUnreadableRecordOfAPartition: an unprepare gives up what the damaged
+// file's device names tell.
+func TestUnreadableRecordOfAPartition(t *testing.T) {
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0))
+	mustPrepare(t, f, c)
+	f.journal.Close()
+	path := filepath.Join(f.node.Journal, "c.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f = start(t, f.node, "boot-1", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	if n := len(f.node.Instances()); n != 1 {
+		t.Errorf("%d partitions, want that of the claim", n)
+	}
+	mustUnprepare(t, f, c)
+	checkHeld(t, f)
+}
+
+// TestRecoverShares: a daemon that was ended runs again; if it can't, other
+// claims keep theirs.
+func TestRecoverShares(t *testing.T) {
+	f := newFixture(t, 2)
+	a, b, c := newClaim("a", share("s", 0, 4, 0)), newClaim("b", shareOf("s", 1, "3g.40gb", 0, 2, 1)), newClaim("c", part("p", 1, "3g.40gb", 4))
+	for _, one := range []*resourceapi.ResourceClaim{a, b, c} {
+		mustPrepare(t, f, one)
+	}
+	f.journal.Close()
+	f.node.Reboot() // the driver was reloaded
+	f = start(t, f.node, "boot-1", nil)
+	f.sharing.Fail = func(_ context.Context, _ string, r holding.Record) error {
+		if r.ClaimUID == "a" {
+			return errors.New("the MPS daemon ends at once")
+		}
+		return nil
+	}
+	err := f.Recover(testContext(t))
+	if err == nil || !strings.Contains(err.Error(), "default/a") || strings.Contains(err.Error(), "default/b") {
+		t.Errorf("got %v, want an error about a alone", err)
+	}
+	f.sharing.Fail = nil
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	checkHeld(t, f, "a", "b", "c")
+}
+
+func TestMendMakesThePartitionOfAShareAgain(t *testing.T) {
+	f := newFixture(t, 1)
+	mustPrepare(t, f, newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0)))
+	f.node.Destroy(gpu.Partition{GPU: preparetest.UUID(0), Profile: "3g.40gb", Placement: gpu.Placement{Size: 4}})
+	mustMend(t, f)
+	checkHeld(t, f, "c")
+}
+
+func TestAfterARebootSharesWaitForTheKubelet(t *testing.T) {
+	for name, c := range map[string]*resourceapi.ResourceClaim{
+		"a share":     newClaim("c", share("s", 0, 4, 0)),
+		"a replica":   newClaim("c", replica("r", 0, 4, 0)),
+		"MPS":         configured(newClaim("c", result("g", 0)), `{"strategy":"MPS"}`),
+		"time slices": configured(newClaim("c", result("g", 0)), `{"strategy":"TimeSlicing"}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			mustPrepare(t, f, c)
+			f.journal.Close()
+			f.node.Reboot()
+			f = start(t, f.node, "boot-2", nil)
+			if err := f.Recover(testContext(t)); err != nil {
+				t.Error(err)
+			}
+			mustMend(t, f)
+			if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+				t.Errorf("specs %v, %v: a spec names what went with another boot", specs, err)
+			}
+			checkHeld(t, f, "c")
+			mustPrepare(t, f, c)
+			checkHeld(t, f, "c")
+		})
+	}
+}
+
+// TestUnreadableRecordOfAShare: an unprepare stops the daemon that follows from
+// the device's name; other shares stay.
+func TestUnreadableRecordOfAShare(t *testing.T) {
+	for name, alone := range map[string]bool{"alone": true, "beside another": false} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			c := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
+			mustPrepare(t, f, c)
+			var left []string
+			if !alone {
+				mustPrepare(t, f, newClaim("d", shareOf("s", 0, "3g.40gb", 0, 2, 1)))
+				left = []string{"d"}
+			}
+			f.journal.Close()
+			damage(t, filepath.Join(f.node.Journal, "c.json"))
+			f = start(t, f.node, "boot-1", nil)
+			if err := f.Recover(testContext(t)); err != nil {
+				t.Error(err)
+			}
+			mustUnprepare(t, f, c)
+			checkHeld(t, f, left...)
+		})
+	}
+}
+
+func damage(t *testing.T, path string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
