@@ -12,7 +12,10 @@ import (
 type UUID string
 
 // IsWhole reports whether the UUID is a GPU's, not a MIG device's.
-func (u UUID) IsWhole() bool { return strings.HasPrefix(string(u), "GPU-") }
+func (u UUID) IsWhole() bool { return strings.HasPrefix(string(u), wholePrefix) }
+
+// wholePrefix begins the UUID of a GPU.
+const wholePrefix = "GPU-"
 
 // PCIAddress is a PCI function as sysfs spells it: "0000:07:00.0", lower case,
 // four-digit domain (NVML prints eight digits; see NewPCIAddress).
@@ -246,3 +249,6 @@ func (c Condition) Blocks() bool {
 		return false
 	}
 }
+
+// DefaultTimeSlice is the interval of time-slicing that a driver starts with.
+const DefaultTimeSlice = "Default"

@@ -245,13 +245,13 @@ func (n DeviceName) SharedDevice() DeviceName {
 
 // hexDigits returns the 32 digits of a "GPU-…" UUID, lower case, no dashes.
 func hexDigits(u UUID) (string, error) {
-	s, ok := strings.CutPrefix(string(u), "GPU-")
+	s, ok := strings.CutPrefix(string(u), wholePrefix)
 	if !ok {
-		return "", fmt.Errorf("UUID %q: does not start with GPU-", u)
+		return "", fmt.Errorf("UUID %q: does not start with %s", u, wholePrefix)
 	}
 	s = strings.ToLower(strings.ReplaceAll(s, "-", ""))
 	if len(s) != 32 || strings.Trim(s, "0123456789abcdef") != "" {
-		return "", fmt.Errorf("UUID %q: want 32 hexadecimal digits after GPU-", u)
+		return "", fmt.Errorf("UUID %q: want 32 hexadecimal digits after %s", u, wholePrefix)
 	}
 	return s, nil
 }

@@ -271,7 +271,7 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 
 func (c *computed) encodeCommon(d *Driver) error {
 	spec := &specs.Spec{
-		Kind: commonKind,
+		Kind: gpu.CDICommonKind,
 		// A device must edit something; the variable is in the edits of the
 		// specification too. It keeps NVIDIA's runtime from injecting GPUs a second
 		// time, by its own rules: all of them, if an image requests that. The device

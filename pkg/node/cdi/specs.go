@@ -20,12 +20,9 @@ import (
 )
 
 const (
-	vendor      = "k8s.gpu.nvidia.com"
-	claimKind   = vendor + "/claim"
-	commonKind  = vendor + "/driver"
 	commonName  = "common"
-	commonFile  = vendor + "-driver.json"
-	claimPrefix = vendor + "-claim_"
+	commonFile  = gpu.CDIVendor + "-driver.json"
+	claimPrefix = gpu.CDIVendor + "-claim_"
 	suffix      = ".json"
 	tempSuffix  = ".tmp"
 )
@@ -92,7 +89,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 	if err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
 	}
-	spec := &specs.Spec{Kind: claimKind}
+	spec := &specs.Spec{Kind: gpu.CDIClaimKind}
 	if spec.ContainerEdits, err = s.markEdits(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %s: %w", claimUID, err)
 	}
@@ -104,7 +101,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 			return nil, fmt.Errorf("write CDI specification of claim %s: device %s: %w", claimUID, name, err)
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: own})
-		ids[name] = []string{commonKind + "=" + commonName, claimKind + "=" + device}
+		ids[name] = []string{gpu.CDICommonKind + "=" + commonName, gpu.CDIClaimKind + "=" + device}
 	}
 	if err := s.writeCommon(edits); err != nil {
 		return nil, err
@@ -196,7 +193,7 @@ func (s *Specs) Claims() ([]string, error) {
 // Tidy removes temporary files of interrupted writes. It is for the start,
 // while nothing is written.
 func (s *Specs) Tidy() error {
-	left, err := filepath.Glob(filepath.Join(s.cfg.Dir, vendor+"-*"+tempSuffix))
+	left, err := filepath.Glob(filepath.Join(s.cfg.Dir, gpu.CDIVendor+"-*"+tempSuffix))
 	if err != nil {
 		return fmt.Errorf("list temporary CDI files: %w", err)
 	}

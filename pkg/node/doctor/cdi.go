@@ -11,14 +11,8 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
-)
-
-// The names of this driver's CDI specs.
-const (
-	vendor     = "k8s.gpu.nvidia.com"
-	claimKind  = vendor + "/claim"
-	commonKind = vendor + "/driver"
 )
 
 const restart = "restart the plugin's pod on this node: when it starts it writes all CDI specs again and removes those without a claim"
@@ -39,7 +33,7 @@ func (l *look) readSpecs() error {
 	for _, e := range entries {
 		path := filepath.Join(l.CDI, e.Name())
 		switch {
-		case !strings.HasPrefix(e.Name(), vendor+"-"):
+		case !strings.HasPrefix(e.Name(), gpu.CDIVendor+"-"):
 		case strings.HasSuffix(e.Name(), ".tmp"):
 			l.add(temporary(path))
 		case strings.HasSuffix(e.Name(), ".json"):
@@ -60,14 +54,14 @@ func (l *look) readSpec(path string) error {
 	if err := json.Unmarshal(data, &spec); err != nil {
 		return err
 	}
-	if spec.Kind != claimKind && spec.Kind != commonKind {
+	if spec.Kind != gpu.CDIClaimKind && spec.Kind != gpu.CDICommonKind {
 		return nil
 	}
-	l.common = l.common || spec.Kind == commonKind
+	l.common = l.common || spec.Kind == gpu.CDICommonKind
 	l.checkPaths(path, "", &spec.ContainerEdits)
 	for _, d := range spec.Devices {
 		l.checkPaths(path, d.Name, &d.ContainerEdits)
-		if spec.Kind == claimKind {
+		if spec.Kind == gpu.CDIClaimKind {
 			l.specs[d.Name] = specDevice{path: path, nodes: d.ContainerEdits.DeviceNodes, mounts: d.ContainerEdits.Mounts}
 		}
 	}
@@ -125,7 +119,7 @@ func (l *look) checkSpecs() {
 		known[u.ClaimUID] = true
 	}
 	for device, d := range l.specs {
-		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(d.path), vendor+"-claim_"), ".json")
+		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(d.path), gpu.CDIVendor+"-claim_"), ".json")
 		if !wanted[device] && !known[uid] {
 			l.add(Finding{
 				Level: Trouble, Check: "cdi-device-without-claim", Device: device, Path: d.path,
@@ -136,7 +130,7 @@ func (l *look) checkSpecs() {
 	if l.Hardware != nil && len(l.specs) > 0 && !l.common {
 		l.add(Finding{
 			Level: Trouble, Check: "cdi-common-missing", Path: l.CDI,
-			What: "the CDI spec that all claims share (" + commonKind + ") is missing: containers with a GPU can't start", Do: restart,
+			What: "the CDI spec that all claims share (" + gpu.CDICommonKind + ") is missing: containers with a GPU can't start", Do: restart,
 		})
 	}
 }

@@ -32,9 +32,6 @@ type Sharing interface {
 	TimeSlice(uuid gpu.UUID) (string, error)
 }
 
-// defaultTimeSlice is the initial interval of a driver.
-const defaultTimeSlice = "Default"
-
 // The advice for problems that the plugin retries.
 const (
 	askPlugin     = "the plugin retries within a minute, and its log says why it fails"
@@ -380,7 +377,7 @@ func (s *sharingLook) checkMode(uuid gpu.UUID, before string, closed bool) {
 func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
 	want := s.intervals[uuid]
 	needed := want != "" || s.replicas[uuid]
-	if want == defaultTimeSlice {
+	if want == gpu.DefaultTimeSlice {
 		want = ""
 	}
 	now, err := s.Sharing.TimeSlice(uuid)
@@ -394,7 +391,7 @@ func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
 			What: fmt.Sprintf("a claim requests the time slice %q, but it is %q", want, now),
 			Do:   "delete the claim's pods: it is set again for the next; and find out which program has changed it",
 		})
-	case before == "" && now != defaultTimeSlice && !needed:
+	case before == "" && now != gpu.DefaultTimeSlice && !needed:
 		s.add(Finding{
 			Level: Note, Check: "time-slice-of-others", GPU: uuid,
 			What: fmt.Sprintf("somebody else has set the time slice to %q; Tessera doesn't change it for claims with the default", now),

@@ -3,5 +3,5 @@
 // driver serves them. pkg/node/driver reads the GPUs, pkg/node/prepare looks devices
 // up, and pkg/node/report writes all of it to the cluster.
 //
-// It reads and writes nothing itself. It imports pkg/gpu only.
+// It reads and writes nothing itself. Of Tessera it imports pkg/gpu and pkg/notify only.
 package facts

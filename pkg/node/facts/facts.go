@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Reasons why there are no GPUs, of the condition Ready.
@@ -23,9 +23,8 @@ const (
 type Facts struct {
 	nodeName string
 
-	mu      sync.Mutex
-	changed chan struct{} // closed, and replaced, at each change below
-	known   bool          // Found or Missing was called
+	mu      notify.Mutex // of all below
+	known   bool         // Found or Missing was called
 	node    gpu.Node
 	names   *gpu.Names
 	trouble Trouble
@@ -42,7 +41,7 @@ type Trouble struct{ Reason, Message string }
 
 // New returns Facts that know nothing yet.
 func New(nodeName string) *Facts {
-	return &Facts{nodeName: nodeName, changed: make(chan struct{})}
+	return &Facts{nodeName: nodeName}
 }
 
 // State is a copy of the facts at one time.
@@ -69,7 +68,7 @@ func (f *Facts) State() (State, <-chan struct{}) {
 	return State{
 		Known: f.known, Node: f.node, Trouble: f.trouble, Complete: f.trouble.Reason != "" || f.memory.mayReplace(),
 		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver,
-	}, f.changed
+	}, f.mu.Changed()
 }
 
 // Found sets the GPUs. Two GPUs that can't be told apart by name are an error, and
@@ -79,7 +78,7 @@ func (f *Facts) Found(node gpu.Node) error {
 	if err != nil {
 		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
 	}
-	f.change(func() {
+	f.mu.Change(func() {
 		f.known, f.node, f.names, f.trouble = true, node, names, Trouble{}
 		f.memory.found(node.GPUs)
 	})
@@ -88,7 +87,7 @@ func (f *Facts) Found(node gpu.Node) error {
 
 // Missing sets that there are no GPUs to offer, and why.
 func (f *Facts) Missing(reason, message string) {
-	f.change(func() {
+	f.mu.Change(func() {
 		f.known, f.node, f.names = true, gpu.Node{Name: f.nodeName}, nil
 		f.trouble = Trouble{Reason: reason, Message: message}
 	})
@@ -97,7 +96,7 @@ func (f *Facts) Missing(reason, message string) {
 // Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it
 // was written since the machine booted. It returns whether that added GPUs.
 func (f *Facts) Recall(reported []gpu.GPU, sameBoot bool) (added bool) {
-	f.change(func() { added = f.memory.recall(reported, sameBoot) })
+	f.mu.Change(func() { added = f.memory.recall(reported, sameBoot) })
 	return added
 }
 
@@ -191,39 +190,18 @@ func (f *Facts) Challenged(by string) {
 	same := f.draDriver == by
 	f.mu.Unlock()
 	if !same {
-		f.change(func() { f.draDriver = by })
+		f.mu.Change(func() { f.draDriver = by })
 	}
 }
 
 // SawNode sets whether the Node object is there, and the sentence about a device
 // plugin that serves its GPUs, with the remedy; empty: none.
 func (f *Facts) SawNode(there bool, devicePlugin string) {
-	f.change(func() { f.seen, f.devicePlugin = there, devicePlugin })
+	f.mu.Change(func() { f.seen, f.devicePlugin = there, devicePlugin })
 }
 
 // WaitUnchallenged returns nil once the node has been seen to be served by no
 // other driver.
 func (f *Facts) WaitUnchallenged(ctx context.Context) error {
-	for {
-		f.mu.Lock()
-		ok, changed := f.seen && f.conflict() == "", f.changed
-		f.mu.Unlock()
-		if ok {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// change applies do and wakes everybody who waits.
-func (f *Facts) change(do func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	do()
-	close(f.changed)
-	f.changed = make(chan struct{})
+	return f.mu.Wait(ctx, func() bool { return f.seen && f.conflict() == "" })
 }

@@ -240,7 +240,7 @@ func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limi
 // failure is planned again.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) error {
 	err := m.visit(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
-	if errors.Is(err, errNoDriver) {
+	if errors.Is(err, gpu.ErrNoDriver) {
 		return nil // Recover comes with the driver
 	}
 	if err != nil {

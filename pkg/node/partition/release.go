@@ -60,7 +60,7 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 
 func (v *visit) lookForRelease(ctx context.Context) error {
 	if v.hw == nil {
-		return errNoDriver
+		return gpu.ErrNoDriver
 	}
 	return v.look(ctx)
 }

@@ -14,8 +14,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
-
 // visit is one operation on one GPU, with its lock held.
 type visit struct {
 	m    *Manager
@@ -55,7 +53,7 @@ func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(c
 	start := time.Now()
 	v := &visit{m: m, uuid: uuid, hw: m.hw}
 	if v.hw == nil && op != "release" {
-		return errNoDriver
+		return gpu.ErrNoDriver
 	}
 	err = do(ctx, v)
 	m.metrics.visited(op, time.Since(start)-v.inHardware, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Reasons of the condition Ready, beside those of pkg/node/facts.
@@ -57,8 +58,7 @@ type Reporter struct {
 
 	seeing sync.Mutex // held while an inventory that was seen is passed on
 
-	mu           sync.Mutex
-	changed      chan struct{} // closed, and replaced, at each change below
+	mu           notify.Mutex // of all below
 	registeredAt *metav1.MicroTime
 	self         *corev1.Node           // nil: not seen
 	inventory    *v1alpha1.GPUInventory // nil: none there; the newest seen
@@ -83,7 +83,7 @@ func New(cfg Config) (*Reporter, error) {
 	if cfg.Recalled == nil {
 		cfg.Recalled = func() {}
 	}
-	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes, changed: make(chan struct{})}, nil
+	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
 }
 
 // Registered records that the kubelet has registered the plugin just now. It may
@@ -91,34 +91,13 @@ func New(cfg Config) (*Reporter, error) {
 func (r *Reporter) Registered() {
 	// As precise as the API is, or what is read back would never be equal.
 	now := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
-	r.change(func() { r.registeredAt = &now })
+	r.mu.Change(func() { r.registeredAt = &now })
 }
 
 // WaitReported returns nil once the object in the cluster has been equal to the
 // facts.
 func (r *Reporter) WaitReported(ctx context.Context) error {
-	for {
-		r.mu.Lock()
-		ok, changed := r.reported, r.changed
-		r.mu.Unlock()
-		if ok {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// change applies f and wakes everybody who waits.
-func (r *Reporter) change(f func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	f()
-	close(r.changed)
-	r.changed = make(chan struct{})
+	return r.mu.Wait(ctx, func() bool { return r.reported })
 }
 
 // saw stores an inventory, and passes it on, unless a newer one is known.
@@ -136,7 +115,7 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 
 // store returns false if a newer inventory is known, or this one's deletion.
 func (r *Reporter) store(inv *v1alpha1.GPUInventory) (newer bool) {
-	r.change(func() {
+	r.mu.Change(func() {
 		if inv.UID == r.deleted {
 			return // the answer to a write, overtaken by the word of a deletion
 		}
@@ -153,7 +132,7 @@ func (r *Reporter) store(inv *v1alpha1.GPUInventory) (newer bool) {
 
 // sawDeleted remembers that an inventory is gone for good.
 func (r *Reporter) sawDeleted(uid types.UID) {
-	r.change(func() {
+	r.mu.Change(func() {
 		r.deleted = uid
 		if r.inventory != nil && r.inventory.UID == uid {
 			r.inventory = nil

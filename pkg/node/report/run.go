@@ -33,7 +33,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), inventories.HasSynced, nodes.HasSynced) {
 		return nil
 	}
-	r.change(func() { r.synced = true })
+	r.mu.Change(func() { r.synced = true })
 	r.keep(ctx)
 	return nil
 }
@@ -43,7 +43,7 @@ func (r *Reporter) keep(ctx context.Context) {
 	pause := retryFirst
 	for ctx.Err() == nil {
 		r.mu.Lock()
-		changed := r.changed
+		changed := r.mu.Changed()
 		r.mu.Unlock()
 		_, factsChanged := r.facts.State()
 		var retry <-chan time.Time
@@ -207,7 +207,7 @@ func (r *Reporter) refresh(ctx context.Context) error {
 	err := r.inventories.Get().Resource(inventoryResource).Name(r.cfg.NodeName).Do(ctx).Into(inv)
 	switch {
 	case apierrors.IsNotFound(err):
-		r.change(func() { r.inventory = nil })
+		r.mu.Change(func() { r.inventory = nil })
 	case err != nil:
 		return fmt.Errorf("read GPUInventory %s: %w", r.cfg.NodeName, err)
 	default:
@@ -221,7 +221,7 @@ func (r *Reporter) markReported() {
 	already := r.reported
 	r.mu.Unlock()
 	if !already {
-		r.change(func() { r.reported = true })
+		r.mu.Change(func() { r.reported = true })
 	}
 }
 
@@ -264,7 +264,7 @@ func (r *Reporter) watchNode() cache.Controller {
 			UpdateFunc: func(_, obj any) { saw(obj) },
 			DeleteFunc: func(any) {
 				r.facts.SawNode(false, "")
-				r.change(func() { r.self = nil })
+				r.mu.Change(func() { r.self = nil })
 			},
 		},
 		Transform: strip,
@@ -292,6 +292,6 @@ func (r *Reporter) sawNode(node *corev1.Node) {
 	r.mu.Unlock()
 	if !same {
 		r.facts.SawNode(true, conflict(node))
-		r.change(func() { r.self = node })
+		r.mu.Change(func() { r.self = node })
 	}
 }

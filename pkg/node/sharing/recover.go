@@ -209,7 +209,7 @@ func (m *Manager) tidyAll(ctx context.Context) error {
 func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
 	p := m.planNow()
 	err := m.visit(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
-	if errors.Is(err, errNoDriver) {
+	if errors.Is(err, gpu.ErrNoDriver) {
 		return nil // Recover is called when there is a driver
 	}
 	if err != nil {

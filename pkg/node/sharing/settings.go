@@ -23,7 +23,7 @@ func (v *visit) settings(uuid gpu.UUID) holding.Settings {
 	}
 	s := holding.Settings{GPU: uuid, BootID: v.m.BootID}
 	if slices.ContainsFunc(v.m.Journal.UnreadableSettings(), func(u journal.UnreadableGPU) bool { return u.GPU == uuid }) {
-		s.ComputeModeBefore, s.TimeSliceBefore = string(nvml.ComputeDefault), intervalDefault
+		s.ComputeModeBefore, s.TimeSliceBefore = string(nvml.ComputeDefault), gpu.DefaultTimeSlice
 	}
 	return s
 }
@@ -155,7 +155,7 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 // mode reads the GPU's compute mode.
 func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 	if v.m.hw == nil {
-		return "", errNoDriver
+		return "", gpu.ErrNoDriver
 	}
 	err = v.m.call("mode", func() error {
 		mode, err = v.m.hw.ComputeMode(uuid)

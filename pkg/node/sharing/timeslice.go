@@ -13,16 +13,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// intervalDefault is the interval that a driver starts with.
-const intervalDefault = "Default"
-
 // errNoTimeSlices says that this GPU, or its driver, has no intervals to set.
 var errNoTimeSlices = errors.New("the length of a time slice can't be set on this GPU with this driver: ask for interval Default, or for none")
 
 // intervalNumber returns nvidia-smi's number of an interval.
 func intervalNumber(interval string) (int, bool) {
 	switch interval {
-	case intervalDefault:
+	case gpu.DefaultTimeSlice:
 		return 0, true
 	case "Short":
 		return 1, true
@@ -66,7 +63,7 @@ func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
 		}
 		want = v.m.intervals[uuid]
 	}
-	if want == intervalDefault {
+	if want == gpu.DefaultTimeSlice {
 		want = ""
 	}
 	return want, true
@@ -101,7 +98,7 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 	v.m.mu.Lock()
 	delete(v.m.recheck, uuid)
 	v.m.mu.Unlock()
-	if same && found != want && found != intervalDefault { // a reset of the GPU leaves the default
+	if same && found != want && found != gpu.DefaultTimeSlice { // a reset of the GPU leaves the default
 		klog.FromContext(ctx).Info("Another program has changed the time slice that claims need; not changing it back", "gpu", uuid, "interval", found, "needed", want)
 		return nil
 	}
@@ -152,7 +149,7 @@ func (v *visit) putSliceBack(ctx context.Context, uuid gpu.UUID) error {
 // slice reads the GPU's interval.
 func (v *visit) slice(ctx context.Context, uuid gpu.UUID) (string, error) {
 	if v.m.smi == nil {
-		return "", errNoDriver
+		return "", gpu.ErrNoDriver
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()

@@ -15,8 +15,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-var errNoDriver = errors.New("the NVIDIA driver isn't there now; it is tried again when it is")
-
 // callWithin bounds one call of the supervisor or of a driver's program.
 const callWithin = 30 * time.Second
 

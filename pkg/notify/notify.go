@@ -1,0 +1,51 @@
+// Package notify wakes those who wait for a change of what a mutex guards.
+package notify
+
+import (
+	"context"
+	"sync"
+)
+
+// Mutex is a mutex whose Change wakes those who wait for a change. The zero value is
+// unlocked.
+type Mutex struct {
+	sync.Mutex
+	changed chan struct{} // closed, and forgotten, by Change; nil: nobody waits
+}
+
+// Change calls f with the lock held, and wakes those who wait.
+func (m *Mutex) Change(f func()) {
+	m.Lock()
+	defer m.Unlock()
+	f()
+	if m.changed != nil {
+		close(m.changed)
+		m.changed = nil
+	}
+}
+
+// Changed returns a channel that is closed at the next Change. It needs the lock.
+func (m *Mutex) Changed() <-chan struct{} {
+	if m.changed == nil {
+		m.changed = make(chan struct{})
+	}
+	return m.changed
+}
+
+// Wait returns nil once ok, which is called with the lock held, returns true, and
+// the context's error if that ends before.
+func (m *Mutex) Wait(ctx context.Context, ok func() bool) error {
+	for {
+		m.Lock()
+		done, changed := ok(), m.Changed()
+		m.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
