@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -46,11 +47,17 @@ func Binaries(ctx context.Context, dir string, log io.Writer) error {
 	return nil
 }
 
+// patience is how long a program may take to start or to stop, and the server to
+// serve CRDs, each. envtest's own 10 and 20 s are too short for a busy machine.
+const patience = 3 * time.Minute
+
 // Start starts the environment with the binaries that Binaries has put into dir.
 // The two programs are killed, if Stop hasn't ended them, when the calling
 // goroutine ends: it stays locked to its thread.
 func Start(env *envtest.Environment, dir string) (*rest.Config, error) {
 	env.BinaryAssetsDirectory = dir
+	env.ControlPlaneStartTimeout, env.ControlPlaneStopTimeout = patience, patience
+	env.CRDInstallOptions.MaxTime = patience
 	runtime.LockOSThread()
 	config, err := env.Start()
 	if err != nil {
