@@ -159,7 +159,7 @@ func (r *running) serve(tmp string, c *resourceapi.ResourceClaim) (drapbv1.DRAPl
 	if err := os.Mkdir(filepath.Join(tmp, "plugins_registry"), 0o755); err != nil {
 		return nil, err
 	}
-	plugin := kubelet.New(kubelet.Options{Driver: gpu.DriverName, Root: tmp, Client: fake.NewClientset(c), Claims: r.preparer})
+	plugin := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: tmp, Client: fake.NewClientset(c), Claims: r.preparer})
 	go func() {
 		if err := plugin.Run(r.ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "preparefiles:", err)

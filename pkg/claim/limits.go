@@ -27,12 +27,12 @@ type Placed struct {
 // Place returns the grant with the device that the node has under its name, and the
 // facts of the device's GPU.
 func Place(g Grant, device gpu.Device, facts gpu.GPU) Placed {
-	return Placed{Grant: g, Of: entire(g, device, facts), GPU: facts}
+	return Placed{Grant: g, Of: wholeIfAll(g, device, facts), GPU: facts}
 }
 
-// entire replaces a share that has all of a GPU with the whole GPU, because no
+// wholeIfAll replaces a share that has all of a GPU with the whole GPU, because no
 // other claim can share it.
-func entire(g Grant, device gpu.Device, facts gpu.GPU) gpu.Device {
+func wholeIfAll(g Grant, device gpu.Device, facts gpu.GPU) gpu.Device {
 	share, ok := device.(gpu.Share)
 	if !ok || share.Count > 0 || g.Consumed.ThreadPercentage != 100 {
 		return device

@@ -38,7 +38,7 @@ func serveKubelet(t *testing.T, claims kubelet.Claims, known ...*resourceapi.Res
 	for _, c := range known {
 		objects = append(objects, c)
 	}
-	p := kubelet.New(kubelet.Options{Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims})
+	p := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims})
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)

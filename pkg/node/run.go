@@ -155,7 +155,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware,
 	})
-	p.kubelet = kubelet.New(kubelet.Options{
+	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
 		OnRegistered: p.onRegistered, OnChallenged: p.facts.Challenged,
 	})

@@ -70,11 +70,11 @@ func (p *Plugin) watchSockets(ctx context.Context) error {
 
 func (p *Plugin) challenge(ctx context.Context, err error) {
 	if err == nil {
-		p.OnChallenged("")
+		p.cfg.OnChallenged("")
 		return
 	}
 	klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
-	p.OnChallenged(err.Error())
+	p.cfg.OnChallenged(err.Error())
 }
 
 // areThere reports whether all sockets still exist and are the same files.
@@ -135,11 +135,11 @@ func (p *Plugin) checkOther(ctx context.Context, socket string) (apart bool, _ e
 	if err != nil {
 		return false, nil // a socket that doesn't answer isn't registered under our name
 	}
-	if info.GetName() != p.Driver || info.GetType() != registerapi.DRAPlugin {
+	if info.GetName() != p.cfg.Driver || info.GetType() != registerapi.DRAPlugin {
 		return true, nil
 	}
 	return false, fmt.Errorf("another DRA driver is alive on this node under the name %s (sockets %s and %s): two drivers must not serve the same GPUs; uninstall the other one, for example NVIDIA's dra-driver-nvidia-gpu, or keep it off this node",
-		p.Driver, socket, info.GetEndpoint())
+		p.cfg.Driver, socket, info.GetEndpoint())
 }
 
 func getInfo(ctx context.Context, socket string) (*registerapi.PluginInfo, error) {

@@ -100,7 +100,7 @@ func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	default:
 		return next(ctx, req)
 	}
-	ctx, done := p.Claims.Begin(ctx, uids...)
+	ctx, done := p.cfg.Claims.Begin(ctx, uids...)
 	defer done()
 	return next(ctx, req)
 }
@@ -110,7 +110,7 @@ func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	if status, ok := req.(*registerapi.RegistrationStatus); ok && err == nil && status.GetPluginRegistered() {
-		p.OnRegistered(time.Now())
+		p.cfg.OnRegistered(time.Now())
 	}
 	return resp, err
 }

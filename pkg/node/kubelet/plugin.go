@@ -27,8 +27,8 @@ type Claims interface {
 	Unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) error
 }
 
-// Options are the dependencies and settings of a Plugin.
-type Options struct {
+// Config are the dependencies and settings of a Plugin.
+type Config struct {
 	// Driver is the name under which the plugin registers.
 	Driver string
 	// Root is the kubelet's --root-dir, the same path for the kubelet and for
@@ -49,7 +49,7 @@ type Options struct {
 
 // Plugin serves one kubelet.
 type Plugin struct {
-	Options
+	cfg      Config
 	underway underway
 	// apart has sockets of other plugins that have answered with another name.
 	apart map[string]os.FileInfo
@@ -58,14 +58,14 @@ type Plugin struct {
 }
 
 // New builds a Plugin; Run starts it.
-func New(o Options) *Plugin {
-	if o.OnRegistered == nil {
-		o.OnRegistered = func(time.Time) {}
+func New(c Config) *Plugin {
+	if c.OnRegistered == nil {
+		c.OnRegistered = func(time.Time) {}
 	}
-	if o.OnChallenged == nil {
-		o.OnChallenged = func(string) {}
+	if c.OnChallenged == nil {
+		c.OnChallenged = func(string) {}
 	}
-	return &Plugin{Options: o, apart: map[string]os.FileInfo{}, every: lookEvery}
+	return &Plugin{cfg: c, apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
 // DataDirectory returns the directory of the plugin's socket.
@@ -90,11 +90,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	helper, err := kubeletplugin.Start(running, &handler{claims: p.Claims, fail: cancel},
-		kubeletplugin.DriverName(p.Driver),
-		kubeletplugin.KubeClient(p.Client),
+	helper, err := kubeletplugin.Start(running, &handler{claims: p.cfg.Claims, fail: cancel},
+		kubeletplugin.DriverName(p.cfg.Driver),
+		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
-		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.Root, p.Driver)),
+		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.cfg.Root, p.cfg.Driver)),
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(p.underway.count),
@@ -119,12 +119,12 @@ func (p *Plugin) Run(ctx context.Context) error {
 // the registration socket.
 func (p *Plugin) sockets() []string {
 	return []string{
-		filepath.Join(DataDirectory(p.Root, p.Driver), "dra.sock"),
-		filepath.Join(p.registryDirectory(), p.Driver+"-reg.sock"),
+		filepath.Join(DataDirectory(p.cfg.Root, p.cfg.Driver), "dra.sock"),
+		filepath.Join(p.registryDirectory(), p.cfg.Driver+"-reg.sock"),
 	}
 }
 
-func (p *Plugin) registryDirectory() string { return filepath.Join(p.Root, "plugins_registry") }
+func (p *Plugin) registryDirectory() string { return filepath.Join(p.cfg.Root, "plugins_registry") }
 
 // check checks the conditions for the plugin to work before it starts.
 func (p *Plugin) check() error {
@@ -136,11 +136,11 @@ func (p *Plugin) check() error {
 	}
 	if _, err := os.Stat(p.registryDirectory()); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the kubelet's directory for plugins %s doesn't exist: is %s the kubelet's --root-dir, and is it mounted here at the same path? %w",
-			p.registryDirectory(), p.Root, err)
+			p.registryDirectory(), p.cfg.Root, err)
 	} else if err != nil {
 		return fmt.Errorf("check the kubelet's directory for plugins: %w", err)
 	}
-	if err := os.MkdirAll(DataDirectory(p.Root, p.Driver), 0o750); err != nil {
+	if err := os.MkdirAll(DataDirectory(p.cfg.Root, p.cfg.Driver), 0o750); err != nil {
 		return fmt.Errorf("create the plugin's directory: %w", err)
 	}
 	return nil

@@ -120,7 +120,7 @@ func run(t *testing.T, root string, names ...string) *fixture {
 		objects = append(objects, newClaim(n))
 	}
 	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10), challenged: make(chan string, 1)}
-	plugin := kubelet.New(kubelet.Options{
+	plugin := kubelet.New(kubelet.Config{
 		Driver: driver, Root: root, Client: f.client, Claims: f.claims,
 		OnRegistered: func(at time.Time) { f.registered <- at },
 		OnChallenged: f.note,
@@ -292,7 +292,7 @@ func TestPrepareIsAnnouncedBeforeTheClaimIsRead(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	start := func(t *testing.T, root string) error {
 		_, ctx := ktesting.NewTestContext(t)
-		return kubelet.New(kubelet.Options{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}}).Run(ctx)
+		return kubelet.New(kubelet.Config{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}}).Run(ctx)
 	}
 	t.Run("a path too long for a socket", func(t *testing.T) {
 		err := start(t, filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
