@@ -40,7 +40,7 @@ type claimIndex struct {
 	informer cache.SharedIndexInformer
 }
 
-// newClaims returns claims whose informer isn't running yet.
+// newClaimIndex returns an index whose informer isn't running yet.
 func newClaimIndex(client claimClient) (*claimIndex, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
 	informer := cache.NewSharedIndexInformer(

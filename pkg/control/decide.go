@@ -44,11 +44,12 @@ type withheldGPU struct {
 	reason string
 }
 
-// waiting lists the devices that are offered only because claims have them.
-func (a nodeAccount) waiting() []allocation {
+// leftovers lists the allocations of devices that are offered only because claims
+// have them.
+func (a nodeAccount) leftovers() []allocation {
 	var out []allocation
 	for _, g := range a.gpus {
-		out = append(out, g.waiting...)
+		out = append(out, g.leftovers...)
 	}
 	return out
 }
@@ -61,7 +62,7 @@ func (a nodeAccount) problems() []string {
 	return out
 }
 
-// gpuAccount is the decision about one GPU, with its waiting devices and its
+// gpuAccount is the decision about one GPU, with its leftovers and its
 // problems.
 type gpuAccount struct {
 	name     gpu.DeviceName
@@ -72,7 +73,7 @@ type gpuAccount struct {
 	problems []string
 	// uncharged: the scheduler's version is among the problems.
 	uncharged bool
-	waiting   []allocation
+	leftovers []allocation
 }
 
 // decisionFacts are all that a decision follows from, in a form that compares.
@@ -172,7 +173,7 @@ func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []
 	}
 	for _, c := range claims {
 		if slices.Contains(g.Leftover, c.device) {
-			a.waiting = append(a.waiting, c)
+			a.leftovers = append(a.leftovers, c)
 		}
 	}
 	return a

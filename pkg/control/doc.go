@@ -2,17 +2,16 @@
 // cluster. It watches every node's GPUInventory, the SharingPolicies, and the
 // devices of claims, keeps each node's ResourceSlices equal to the node's
 // offer, and writes the policies' statuses. A node's offer is decided in one
-// place, plans, from facts alone.
+// place, decide, from facts alone.
 //
-// The controller never completes an incomplete pool without asking the plugin. The kubelet deletes a node's
-// slices when it starts and when the plugin is gone, and a pod that is bound to
-// a node without a plugin hangs. So the controller takes away what is left,
-// raises spec.publishRequest in the GPUInventory, and publishes when a living
-// plugin has answered. The first publication, and one that a crash cut short,
-// go the same way: nothing but the request that is under way is remembered, and
-// forgetting it costs one more request. (And which nodes could not be written
-// lately, so that a server that refuses isn't stormed. What was decided, and
-// how the server stores counters, is kept to save work, and computed again.)
+// The controller never completes an incomplete pool without asking the plugin: the
+// kubelet deletes a node's slices when it starts and when the plugin is gone, and a
+// pod bound to a node without a plugin hangs. The controller deletes the remaining
+// slices, raises spec.publishRequest in the GPUInventory, and publishes after the
+// plugin has answered. The first publication, and one that a crash interrupted, go
+// the same way. Only the current request is remembered; losing it costs one more
+// request. Recent write failures are remembered to limit retries; decisions and the
+// server's abilities are cached and can be recomputed.
 //
 // It knows nothing of pkg/node: the two talk through GPUInventory and device
 // names.

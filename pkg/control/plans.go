@@ -37,7 +37,7 @@ type planner struct {
 	claims allocationReader
 	server *apiServer
 
-	// judgeAgain receives an event when a node's waiting devices, problems or
+	// policyEvents receives an event when a node's waiting devices, problems or
 	// published devices differ from the last decision; there is no other event for
 	// these.
 	policyEvents chan event.GenericEvent
@@ -67,7 +67,7 @@ func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (deci
 		p.recordAccount(inv.Name, d.account)
 		// The event of a claim that was deleted meanwhile may have been ignored, because
 		// nothing waited for it yet.
-		if gone, err := p.anyReleased(inv.Name, d.account.waiting()); err != nil || !gone {
+		if gone, err := p.anyReleased(inv.Name, d.account.leftovers()); err != nil || !gone {
 			return d, err
 		}
 	}
@@ -87,7 +87,7 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	defer p.mu.Unlock()
 	before := p.last[node]
 	p.last[node] = a
-	if !slices.Equal(before.waiting(), a.waiting()) || !slices.Equal(before.problems(), a.problems()) {
+	if !slices.Equal(before.leftovers(), a.leftovers()) || !slices.Equal(before.problems(), a.problems()) {
 		p.notifyPolicies()
 	}
 }
@@ -134,12 +134,12 @@ func (p *planner) forget(node string) {
 	delete(p.published, node)
 }
 
-// hasWaitingDevices reports whether the node offered devices only because claims have
+// hasLeftovers reports whether the node offered devices only because claims have
 // them, when it was last decided on.
-func (p *planner) hasWaitingDevices(node string) bool {
+func (p *planner) hasLeftovers(node string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.last[node].waiting()) > 0
+	return len(p.last[node].leftovers()) > 0
 }
 
 func (p *planner) collectInput(ctx context.Context, inv *v1alpha1.GPUInventory) (decisionInput, error) {

@@ -81,13 +81,13 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	if s.nodes.planner.hasWaitingDevices("n") {
+	if s.nodes.planner.hasLeftovers("n") {
 		t.Error("what is planned waits for nobody")
 	}
 	s.sharing("p", exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
-	if !s.nodes.planner.hasWaitingDevices("n") {
+	if !s.nodes.planner.hasLeftovers("n") {
 		t.Error("nothing waits for the claim")
 	}
 	delete(s.claims, "n")
@@ -117,7 +117,7 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.hasWaitingDevices("n") {
+	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.hasLeftovers("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
 	}
 }

@@ -220,7 +220,7 @@ func (o *outcome) serve(node string, g gpuAccount) {
 		o.count(node, g)
 	}
 	o.unsafe = o.unsafe || g.uncharged
-	for _, w := range g.waiting {
+	for _, w := range g.leftovers {
 		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
 	}
 	for _, message := range g.problems {

@@ -127,7 +127,7 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {
-		if n.planner.hasWaitingDevices(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.hasLeftovers(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}

@@ -74,29 +74,29 @@ const (
 
 // newDraft decides the offer of a GPU by its plan, without devices of claims.
 func newDraft(g gpu.GPU, p v1alpha1.Plan, server Server, tables error) *draft {
-	s := &draft{g: g, server: server}
+	o := &draft{g: g, server: server}
 	if g.MIG != nil {
-		s.mig = *g.MIG
+		o.mig = *g.MIG
 	}
-	s.whole = !s.mig.Enabled && len(s.mig.Instances) == 0
+	o.whole = !o.mig.Enabled && len(o.mig.Instances) == 0
 	if tables != nil {
-		s.problem("It can't be cut, because its MIG tables, as the node's plugin reports them, make no sense: %v.", tables)
-		s.mig, p.Partitioned = gpu.MIG{}, nil
+		o.problem("It can't be cut, because its MIG tables, as the node's plugin reports them, make no sense: %v.", tables)
+		o.mig, p.Partitioned = gpu.MIG{}, nil
 	}
-	s.room = newRoom(s.mig)
-	s.offerExisting()
+	o.room = newRoom(o.mig)
+	o.offerExisting()
 	switch {
 	case p.MPS != nil:
-		s.planMPS(withDefaults(*p.MPS))
+		o.planMPS(withDefaults(*p.MPS))
 	case p.TimeSliced != nil:
-		s.planTimeSliced(*p.TimeSliced)
+		o.planTimeSliced(*p.TimeSliced)
 	case p.Partitioned != nil:
-		s.planPartitioned(*p.Partitioned)
-	case !s.whole && tables == nil:
-		s.problem("It is exclusive by its plan, and can't be used whole because others have put it into MIG mode; only the MIG devices that exist are offered. " +
+		o.planPartitioned(*p.Partitioned)
+	case !o.whole && tables == nil:
+		o.problem("It is exclusive by its plan, and can't be used whole because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan it partitioned.")
 	}
-	return s
+	return o
 }
 
 func withDefaults(plan v1alpha1.MPSPlan) v1alpha1.MPSPlan {
@@ -151,7 +151,7 @@ func (o *draft) profileNamed(name string) (gpu.Profile, bool) {
 // planPartitioned carries out a partitioned plan as far as the GPU and the server
 // can.
 func (o *draft) planPartitioned(plan v1alpha1.PartitionedPlan) {
-	if why := o.uncut(); why != "" {
+	if why := o.whyNotPartitionable(); why != "" {
 		o.problem("%s", why)
 		return
 	}
@@ -196,8 +196,8 @@ func (o *draft) onDemand(plan v1alpha1.PartitionedPlan) bool {
 	return true
 }
 
-// uncut says why a GPU can't be cut; "" if it can.
-func (o *draft) uncut() string {
+// whyNotPartitionable says why a GPU can't be cut; "" if it can.
+func (o *draft) whyNotPartitionable() string {
 	switch {
 	case o.g.MIG == nil:
 		return "It has no MIG, and is offered whole."

@@ -7,11 +7,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// keepHeld keeps the devices of claims in the offer. Without counters, it removes
+// keepAllocated keeps the devices of claims in the offer. Without counters, it removes
 // devices that overlap with them. It removes all other devices if a claim's
 // partition has an unknown size, and while a change between shares, replicas
 // and other devices isn't complete.
-func (o *draft) keepHeld(names *gpu.Names, allocated []gpu.DeviceName) {
+func (o *draft) keepAllocated(names *gpu.Names, allocated []gpu.DeviceName) {
 	var have []gpu.Device
 	var unknown []string
 	for _, name := range allocated {
@@ -32,7 +32,7 @@ func (o *draft) keepHeld(names *gpu.Names, allocated []gpu.DeviceName) {
 		o.removeOverlaps(have)
 	}
 	for _, d := range have {
-		o.addHeld(d)
+		o.addAllocated(d)
 	}
 	o.trim(have)
 }
@@ -94,8 +94,8 @@ func (o *draft) freeze(have []gpu.Device) {
 	}
 }
 
-// addHeld adds a device that a claim has, if the draft doesn't have it.
-func (o *draft) addHeld(d gpu.Device) {
+// addAllocated adds a device that a claim has, if the draft doesn't have it.
+func (o *draft) addAllocated(d gpu.Device) {
 	if o.has(d) {
 		return
 	}

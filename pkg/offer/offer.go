@@ -112,9 +112,9 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 		if why != "" {
 			continue
 		}
-		s := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
-		s.keepHeld(names, claimed[g.UUID])
-		out = append(out, s.describeAll(n, name, names))
+		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
+		o.keepAllocated(names, claimed[g.UUID])
+		out = append(out, o.describeAll(n, name, names))
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))

@@ -50,7 +50,7 @@ func (o *draft) planEqualShares(shares int) {
 	for i := range shares {
 		o.slots = append(o.slots, slot{device: gpu.Share{Of: whole, Count: shares, Number: i}})
 	}
-	o.besideSlots("MPS shares")
+	o.dropWhole("MPS shares")
 }
 
 // planConsumable offers shares of the size that each claim asks for.
@@ -73,7 +73,7 @@ func (o *draft) planConsumable(plan v1alpha1.ConsumableMPS) {
 		o.servesGPUClass, o.whole = true, false
 		return
 	}
-	o.besideSlots("MPS shares")
+	o.dropWhole("MPS shares")
 }
 
 // mebibytes is a step of memory in whole mebibytes, rounded up: a limit is set
@@ -101,12 +101,12 @@ func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 	for i := range int(plan.Replicas) {
 		o.slots = append(o.slots, slot{device: gpu.Replica{GPU: o.g.UUID, Count: int(plan.Replicas), Number: i}})
 	}
-	o.besideSlots("replicas")
+	o.dropWhole("replicas")
 }
 
-// besideSlots doesn't offer the whole GPU if no counter would exclude it while the
+// dropWhole stops offering the whole GPU where no counter would exclude it while
 // slots are allocated.
-func (o *draft) besideSlots(what string) {
+func (o *draft) dropWhole(what string) {
 	switch {
 	case !o.server.Counters:
 		o.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+

@@ -234,8 +234,8 @@ func byName(current []*resourceapi.ResourceSlice) map[string]*resourceapi.Resour
 	})
 }
 
-// leftOver lists the slices that no slice of want replaces.
-func leftOver(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+// superseded returns the current slices whose names aren't in want.
+func superseded(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	return slices.DeleteFunc(slices.Clone(current), func(s *resourceapi.ResourceSlice) bool {
 		return slices.ContainsFunc(want, func(w resourceapi.ResourceSlice) bool { return w.Name == s.Name })
 	})

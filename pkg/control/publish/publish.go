@@ -142,7 +142,7 @@ func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSl
 			return &DroppedFieldsError{Slice: s.Name}
 		}
 	}
-	return p.Delete(ctx, leftOver(current, want))
+	return p.Delete(ctx, superseded(current, want))
 }
 
 // DroppedFieldsError says that the server silently dropped or changed something
