@@ -79,7 +79,7 @@ func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
 // data about it. A driver that doesn't know the kind of the device may still
 // know its PCI address, and vice versa.
 func (s *Session) readLinkEnd(handle gonvml.Device, link int) (end linkEnd, ok bool) {
-	if s.lib.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemoteDeviceType") == nil {
+	if s.has[callLinkEnd] {
 		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
 		ok = ret == gonvml.SUCCESS
 		end.isSwitch = ok && kind == gonvml.NVLINK_DEVICE_TYPE_SWITCH

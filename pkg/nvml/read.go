@@ -48,12 +48,11 @@ func (s *Session) readGPU(handle gonvml.Device, index int, object string) (gpu.G
 // readReserved returns the memory that the driver reserves; 0 for a driver that
 // is too old to report it (R510 and before).
 func (s *Session) readReserved(handle gonvml.Device, object string) (int64, error) {
-	const call = "nvmlDeviceGetMemoryInfo_v2"
-	if s.lib.Extensions().LookupSymbol(call) != nil {
-		return 0, nil //nolint:nilerr // it isn't there; see above
+	if !s.has[callMemoryInfo] {
+		return 0, nil
 	}
 	memory, ret := handle.GetMemoryInfo_v2()
-	err := wrap(ret, call, object)
+	err := wrap(ret, callMemoryInfo, object)
 	if errors.Is(err, ErrNotSupported) {
 		return 0, nil
 	}
@@ -116,12 +115,11 @@ func readECC(handle gonvml.Device, object string) (*bool, error) {
 // readAddressingMode returns "HMM", "ATS" or "None", the names in NVIDIA's DRA
 // driver, and "" if the driver (R550 and before) or the GPU doesn't report it.
 func (s *Session) readAddressingMode(handle gonvml.Device, object string) (string, error) {
-	const call = "nvmlDeviceGetAddressingMode"
-	if s.lib.Extensions().LookupSymbol(call) != nil {
-		return "", nil //nolint:nilerr // it isn't there; see above
+	if !s.has[callAddressingMode] {
+		return "", nil
 	}
 	mode, ret := handle.GetAddressingMode()
-	err := wrap(ret, call, object)
+	err := wrap(ret, callAddressingMode, object)
 	if errors.Is(err, ErrNotSupported) {
 		return "", nil
 	}

@@ -26,7 +26,8 @@ import (
 // their MIG profiles, which don't change while the driver is loaded; and their
 // NVLinks. It stores no other state of the hardware.
 type Session struct {
-	lib     gonvml.Interface
+	lib     *library
+	has     map[string]bool  // which of the calls that older drivers don't have
 	devices device.Interface // for the names of models and profiles as in go-nvlib
 	cuda    string           // path of the driver's libcuda; "" if NVML finds it in the loader's search path
 	guard   *guard
@@ -72,13 +73,48 @@ func NewOpener() *Opener { return &Opener{guard: newGuard(), limits: defaultLimi
 // loaded would write variables of go-nvml that calls of other sessions read.
 var libraries sync.Map //nolint:gochecknoglobals // as those variables are
 
+// library is an NVML library that several sessions may use.
+type library struct {
+	gonvml.Interface
+	// loading is held while the library is loaded, closed, or asked for its calls:
+	// go-nvml counts its users without a lock that the last of these takes.
+	loading sync.Mutex
+}
+
+// Calls that older drivers don't have.
+const (
+	callMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
+	callAddressingMode = "nvmlDeviceGetAddressingMode"
+	callLinkEnd        = "nvmlDeviceGetNvLinkRemoteDeviceType"
+)
+
+// initialize returns which of the calls above the library has.
+func (l *library) initialize(name string) (has map[string]bool, err error) {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	if err := wrap(l.Init(), "nvmlInit", name); err != nil {
+		return nil, err
+	}
+	has = map[string]bool{}
+	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd} {
+		has[call] = l.Extensions().LookupSymbol(call) == nil
+	}
+	return has, nil
+}
+
+func (l *library) shutdown() error {
+	l.loading.Lock()
+	defer l.loading.Unlock()
+	return wrap(l.Shutdown(), "nvmlShutdown", "")
+}
+
 // Open loads the library at path, which is one of a driver's directory of
 // libraries, and initializes NVML. It fails with ErrLibraryNotFound or
 // ErrDriverNotLoaded if the driver isn't installed or loaded yet, and with
 // ErrNotResponding if it hangs; the caller should retry later.
 func (o *Opener) Open(path string) (*Session, error) {
-	lib, _ := libraries.LoadOrStore(path, gonvml.New(gonvml.WithLibraryPath(path)))
-	s, err := o.Init(lib.(gonvml.Interface), path)
+	lib, _ := libraries.LoadOrStore(path, &library{Interface: gonvml.New(gonvml.WithLibraryPath(path))})
+	s, err := o.init(lib.(*library), path)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +125,16 @@ func (o *Opener) Open(path string) (*Session, error) {
 // Init initializes lib; name is used in errors. If initialization is late, NVML
 // stays initialized.
 func (o *Opener) Init(lib gonvml.Interface, name string) (*Session, error) {
-	err := do(o.guard, theDriver, "nvmlInit", o.limits.initialize, func() error { return wrap(lib.Init(), "nvmlInit", name) })
+	return o.init(&library{Interface: lib}, name)
+}
+
+func (o *Opener) init(lib *library, name string) (*Session, error) {
+	has, err := ask(o.guard, theDriver, "nvmlInit", o.limits.initialize, func() (map[string]bool, error) { return lib.initialize(name) })
 	if err != nil {
 		return nil, err
 	}
 	return &Session{
-		lib: lib, devices: device.New(lib), guard: o.guard, limits: o.limits, known: known{},
+		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
 		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{},
 	}, nil
 }
@@ -115,9 +155,7 @@ func (s *Session) Close() error {
 		s.events.Free()
 		s.events = nil
 	}
-	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, func() error {
-		return wrap(s.lib.Shutdown(), "nvmlShutdown", "")
-	})
+	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, s.lib.shutdown)
 }
 
 // Driver reads the driver's versions.
