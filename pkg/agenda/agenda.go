@@ -1,15 +1,91 @@
-// Package agenda schedules work by key, for example by GPU: at a given time,
+// Package agenda runs operations on GPUs: one at a time on each GPU, at a given time,
 // and again after a failure, with growing delays.
 //
-// It imports no package of this project, and every package may import it.
+// It imports pkg/gpu and pkg/keylock, and every package may import it.
 package agenda
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/bits"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/keylock"
 )
+
+// Worker runs operations on GPUs. Its methods may be called concurrently.
+type Worker struct {
+	*Agenda[gpu.UUID]
+
+	locks keylock.Locks[gpu.UUID]
+	// use is held for reading by every operation.
+	use sync.RWMutex
+}
+
+// NewWorker returns a worker whose delay after consecutive failures on a GPU grows
+// from first to last.
+func NewWorker(first, last time.Duration) *Worker { return &Worker{Agenda: New[gpu.UUID](first, last)} }
+
+// Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
+// an error if ctx ends while it waits for a lock.
+func (w *Worker) Do(ctx context.Context, uuids []gpu.UUID, f func() error) error {
+	unlock, err := w.locks.Lock(ctx, uuids...)
+	if err != nil {
+		return fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
+	}
+	defer unlock()
+	w.use.RLock()
+	defer w.use.RUnlock()
+	return f()
+}
+
+// Exchange calls f while no operation runs, to replace the driver that operations use.
+func (w *Worker) Exchange(f func()) {
+	w.use.Lock()
+	defer w.use.Unlock()
+	f()
+}
+
+// Try calls f, and schedules the GPU again after a failure. Without a driver it
+// schedules nothing and returns nil: with the next one everything is tried.
+func (w *Worker) Try(uuid gpu.UUID, f func() error) error {
+	err := f()
+	switch {
+	case err == nil:
+		w.Succeeded(uuid)
+	case errors.Is(err, gpu.ErrNoDriver):
+		return nil
+	default:
+		w.Failed(uuid)
+	}
+	return err
+}
+
+// Sweep calls do for each GPU that is due, until ctx ends, and logs failures with the
+// message.
+func (w *Worker) Sweep(ctx context.Context, message string, do func(context.Context, gpu.UUID) error) {
+	w.Run(ctx, func(ctx context.Context, uuid gpu.UUID) {
+		if err := do(ctx, uuid); err != nil && ctx.Err() == nil && w.IsNews(uuid) {
+			klog.FromContext(ctx).Error(err, message, "gpu", uuid)
+		}
+	})
+}
+
+// Each calls f for all GPUs, concurrently, and joins the errors.
+func Each(uuids []gpu.UUID, f func(gpu.UUID) error) error {
+	errs := make([]error, len(uuids))
+	var wg sync.WaitGroup
+	for i, uuid := range uuids {
+		wg.Go(func() { errs[i] = f(uuid) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
 
 // Agenda has one entry per key. Its methods may be called concurrently.
 type Agenda[K comparable] struct {

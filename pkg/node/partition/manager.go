@@ -12,7 +12,6 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
@@ -58,13 +57,11 @@ type Options struct {
 // context ends.
 type Manager struct {
 	Options
-	locks   keylock.Locks[gpu.UUID]
-	agenda  *agenda.Agenda[gpu.UUID]
+	worker  *agenda.Worker
 	metrics *metrics
 
-	// use is held for reading by every operation on the hardware.
-	use sync.RWMutex
-	hw  Hardware
+	// hw is replaced while no operation runs.
+	hw Hardware
 
 	mu       sync.Mutex
 	keepWarm map[gpu.UUID]time.Duration
@@ -93,7 +90,7 @@ func New(o Options) *Manager {
 		o.ModeSwitched = func(gpu.UUID) error { return nil }
 	}
 	return &Manager{
-		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
+		Options: o, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
 		watches: map[*Watch]bool{}, unread: map[gpu.UUID]bool{},
 	}
@@ -103,9 +100,7 @@ func New(o Options) *Manager {
 // waits for operations in progress, so that the previous session may be closed
 // after it.
 func (m *Manager) SetHardware(hw Hardware) {
-	m.use.Lock()
-	defer m.use.Unlock()
-	m.hw = hw
+	m.worker.Exchange(func() { m.hw = hw })
 }
 
 // SetKeepWarm sets how long an idle partition of a GPU is kept for the next
@@ -120,7 +115,7 @@ func (m *Manager) SetKeepWarm(keep map[gpu.UUID]time.Duration) {
 		return
 	}
 	for _, r := range m.Journal.GPUs() {
-		m.agenda.At(r.GPU, time.Now())
+		m.worker.At(r.GPU, time.Now())
 	}
 }
 
@@ -227,27 +222,18 @@ func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limi
 	for _, u := range m.Journal.UnreadableGPUs() {
 		uuids = append(uuids, u.GPU)
 	}
-	errs := make([]error, len(uuids))
-	var wg sync.WaitGroup
-	for i, uuid := range uuids {
-		wg.Go(func() { errs[i] = m.tidy(ctx, op, uuid, of(uuid)) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, op, uuid, of(uuid)) })
 }
 
 // tidy is one visit that destroys the partitions of a GPU beyond the limits. A
 // failure is planned again.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) error {
-	err := m.visit(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
-	if errors.Is(err, gpu.ErrNoDriver) {
-		return nil // Recover comes with the driver
-	}
+	err := m.worker.Try(uuid, func() error {
+		return m.visit(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
+	})
 	if err != nil {
-		m.agenda.Failed(uuid)
 		return fmt.Errorf("tidy the MIG partitions of GPU %s: %w", uuid, err)
 	}
-	m.agenda.Succeeded(uuid)
 	return nil
 }
 

@@ -28,12 +28,12 @@ type limits struct {
 func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 	err := v.lookForRelease(ctx)
 	if errors.Is(err, nvml.ErrNotResponding) {
-		v.m.agenda.Failed(v.uuid)
+		v.m.worker.Failed(v.uuid)
 		return err // processes may still be in the partition; the GPU comes back, or is lost
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A MIG partition isn't needed any more, but the GPU can't be reached; it is destroyed when it can", "gpu", v.uuid, "profile", p.Profile, "start", p.Placement.Start)
-		v.m.agenda.Failed(v.uuid)
+		v.m.worker.Failed(v.uuid)
 		return nil
 	}
 	defer v.plan()

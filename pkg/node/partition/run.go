@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -20,13 +18,10 @@ const (
 // switches MIG mode off some seconds after the last partition of ours is gone,
 // and retries failures. It returns when the context has ended and operations in
 // progress are done.
-func (m *Manager) Run(ctx context.Context) { m.agenda.Run(ctx, m.sweep) }
-
-func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {
-	err := m.tidy(ctx, "sweep", uuid, limits{keepWarm: m.keep(uuid), linger: modeLinger})
-	if err != nil && ctx.Err() == nil && m.agenda.IsNews(uuid) {
-		klog.FromContext(ctx).Error(err, "Idle MIG partitions stay for now; it is tried again", "gpu", uuid)
-	}
+func (m *Manager) Run(ctx context.Context) {
+	m.worker.Sweep(ctx, "Idle MIG partitions stay for now; it is tried again", func(ctx context.Context, uuid gpu.UUID) error {
+		return m.tidy(ctx, "sweep", uuid, limits{keepWarm: m.keep(uuid), linger: modeLinger})
+	})
 }
 
 // plan has Run come back when something of ours is due to go.
@@ -59,4 +54,4 @@ func (v *visit) planOwn(o own) {
 	}
 }
 
-func (v *visit) planIn(wait time.Duration) { v.m.agenda.At(v.uuid, time.Now().Add(wait)) }
+func (v *visit) planIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Add(wait)) }

@@ -43,21 +43,16 @@ func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
 // visit does something on a GPU with its lock held, and plans what Run is to
 // do there next.
 func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
-	unlock, err := m.locks.Lock(ctx, uuid)
-	if err != nil {
-		return fmt.Errorf("wait for another operation on the GPU: %w", err)
-	}
-	defer unlock()
-	m.use.RLock()
-	defer m.use.RUnlock()
-	start := time.Now()
-	v := &visit{m: m, uuid: uuid, hw: m.hw}
-	if v.hw == nil && op != "release" {
-		return gpu.ErrNoDriver
-	}
-	err = do(ctx, v)
-	m.metrics.visited(op, time.Since(start)-v.inHardware, err)
-	return err
+	return m.worker.Do(ctx, []gpu.UUID{uuid}, func() error {
+		start := time.Now()
+		v := &visit{m: m, uuid: uuid, hw: m.hw}
+		if v.hw == nil && op != "release" {
+			return gpu.ErrNoDriver
+		}
+		err := do(ctx, v)
+		m.metrics.visited(op, time.Since(start)-v.inHardware, err)
+		return err
+	})
 }
 
 // look reads the hardware and divides the instances into ours and others'. A

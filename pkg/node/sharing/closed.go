@@ -77,7 +77,7 @@ func (m *Manager) planClosures(p *plan) {
 	for _, name := range names {
 		if w := p.daemons[name]; w != nil {
 			for _, uuid := range w.gpus() {
-				m.agenda.At(uuid, time.Now())
+				m.worker.At(uuid, time.Now())
 			}
 		}
 	}
@@ -100,7 +100,7 @@ func (m *Manager) isClosed(p *plan, uuid gpu.UUID) bool {
 			continue
 		}
 		if !c.until.IsZero() {
-			m.agenda.At(uuid, c.until)
+			m.worker.At(uuid, c.until)
 		}
 		return true
 	}

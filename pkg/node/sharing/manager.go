@@ -71,17 +71,14 @@ type Options struct {
 // concurrently; a wait for a GPU's lock ends with the context.
 type Manager struct {
 	Options
-	// GPUs have a lock each, of which several are taken in ascending order, and
-	// daemons by name, which are taken after those of GPUs.
-	gpuLocks    keylock.Locks[gpu.UUID]
+	worker *agenda.Worker
+	// daemonLocks are by name, and taken after the worker's locks of GPUs.
 	daemonLocks keylock.Locks[string]
-	agenda      *agenda.Agenda[gpu.UUID]
 	metrics     *metrics
 	// orphaned wakes stopFoundOrphans.
 	orphaned chan struct{}
 
-	// use is held for reading by every operation on the hardware.
-	use sync.RWMutex
+	// hw and smi are replaced while no operation runs.
 	hw  Hardware
 	smi SMI
 
@@ -133,7 +130,7 @@ func New(o Options) *Manager {
 		o.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		Options: o, agenda: agenda.New[gpu.UUID](retryFirst, retryLast), orphaned: make(chan struct{}, 1),
+		Options: o, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		warned: map[string]map[string]bool{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
@@ -145,10 +142,10 @@ func New(o Options) *Manager {
 // SetHardware sets the access to the GPUs; nil while there is no driver. It waits for
 // operations in progress, so the caller may close the former access afterwards.
 func (m *Manager) SetHardware(hw Hardware, smi SMI) {
-	m.use.Lock()
-	defer m.use.Unlock()
-	m.hw, m.smi = hw, smi
-	m.change(func() { clear(m.set); clear(m.unsupported); clear(m.modeSeen); clear(m.othersMode) }) // it may be another driver
+	m.worker.Exchange(func() {
+		m.hw, m.smi = hw, smi
+		m.change(func() { clear(m.set); clear(m.unsupported); clear(m.modeSeen); clear(m.othersMode) }) // it may be another driver
+	})
 }
 
 // SetTimeSlices sets the interval for replicas of each GPU, as policies say; a GPU
@@ -172,7 +169,7 @@ func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	})
 	p := m.planNow()
 	for uuid := range p.replicas {
-		m.agenda.At(uuid, time.Now())
+		m.worker.At(uuid, time.Now())
 	}
 }
 
@@ -265,15 +262,12 @@ func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
 		}
 	}
 	touched := m.touched()
-	errs := make([]error, len(uuids))
-	var wg sync.WaitGroup
-	for i, uuid := range uuids {
-		if touched[uuid] {
-			wg.Go(func() { errs[i] = m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) }) })
+	return agenda.Each(uuids, func(uuid gpu.UUID) error {
+		if !touched[uuid] {
+			return nil
 		}
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+		return m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) })
+	})
 }
 
 // remember stores the instances of the claim's partitions.

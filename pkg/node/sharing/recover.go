@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -196,26 +197,13 @@ func (m *Manager) stopAll(ctx context.Context, names []string) error {
 // tidyAll calls tidy for all touched GPUs, concurrently.
 func (m *Manager) tidyAll(ctx context.Context) error {
 	uuids := slices.Collect(maps.Keys(m.touched()))
-	errs := make([]error, len(uuids))
-	var wg sync.WaitGroup
-	for i, uuid := range uuids {
-		wg.Go(func() { errs[i] = m.tidy(ctx, uuid) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, uuid) })
 }
 
 // tidy applies what claims need to a GPU. A failure is scheduled for a retry.
 func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
-	p := m.planNow()
-	err := m.visit(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
-	if errors.Is(err, gpu.ErrNoDriver) {
-		return nil // Recover is called when there is a driver
-	}
-	if err != nil {
-		m.agenda.Failed(uuid)
-		return err
-	}
-	m.agenda.Succeeded(uuid)
-	return nil
+	return m.worker.Try(uuid, func() error {
+		p := m.planNow()
+		return m.visit(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
+	})
 }

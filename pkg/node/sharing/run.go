@@ -33,7 +33,7 @@ func (m *Manager) Run(ctx context.Context) {
 	wg.Go(func() { m.follow(ctx) })
 	wg.Go(func() { m.stopFoundOrphans(ctx) })
 	wg.Go(func() { m.verify(ctx) })
-	m.agenda.Run(ctx, m.sweep)
+	m.worker.Sweep(ctx, "Can't apply what claims need to a GPU, retrying", m.tidy)
 }
 
 // follow watches the daemons. The first report of a supervisor that answers again
@@ -80,7 +80,7 @@ func (m *Manager) verify(ctx context.Context) {
 			m.mu.Lock()
 			m.recheck[uuid] = true
 			m.mu.Unlock()
-			m.agenda.At(uuid, time.Now())
+			m.worker.At(uuid, time.Now())
 		}
 	}
 }
@@ -94,7 +94,7 @@ func (m *Manager) compare() {
 	differ, orphans := m.differing(&p), m.orphans(&p)
 	m.mu.Unlock()
 	for _, uuid := range differ {
-		m.agenda.At(uuid, time.Now())
+		m.worker.At(uuid, time.Now())
 	}
 	if len(orphans) > 0 {
 		select {
@@ -148,11 +148,4 @@ func (m *Manager) differing(p *plan) []gpu.UUID {
 		}
 	}
 	return differ
-}
-
-func (m *Manager) sweep(ctx context.Context, uuid gpu.UUID) {
-	err := m.tidy(ctx, uuid)
-	if err != nil && ctx.Err() == nil && m.agenda.IsNews(uuid) {
-		klog.FromContext(ctx).Error(err, "Can't apply what claims need to a GPU, retrying", "gpu", uuid)
-	}
 }

@@ -92,16 +92,28 @@ func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode, want nv
 		return true, nil
 	case mode != nvml.ComputeDefault || s.ComputeModeBefore == "":
 		return false, nil
-	case !s.OpenedByOthers && v.m.servedAll(uuid):
-		// The last report of the supervisor may be older than the mode that was read.
-		if err := v.m.list(ctx); err != nil {
-			return false, fmt.Errorf("find out who has set compute mode %s: %w", mode, err)
-		}
 	}
-	if s.OpenedByOthers || v.m.servedAll(uuid) {
+	opened, err := v.openedByOthers(ctx, s)
+	if err != nil {
+		return false, fmt.Errorf("find out who has set compute mode %s: %w", mode, err)
+	}
+	if opened {
 		return true, v.leaveOpen(s)
 	}
 	return false, nil
+}
+
+// openedByOthers reports whether somebody else has set the default mode of a GPU that
+// has an MPS server, rather than a reset of the GPU.
+func (v *visit) openedByOthers(ctx context.Context, s holding.Settings) (bool, error) {
+	if s.OpenedByOthers || !v.m.servedAll(s.GPU) {
+		return s.OpenedByOthers, nil
+	}
+	// The last report of the supervisor may be older than the mode that was read.
+	if err := v.m.list(ctx); err != nil {
+		return false, err
+	}
+	return v.m.servedAll(s.GPU), nil
 }
 
 // leaveOpen records that somebody else has set the default mode: with the next MPS

@@ -27,17 +27,12 @@ type visit struct {
 
 // visit calls do with the locks of the GPUs held. uuids are in ascending order.
 func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
-	unlock, err := m.gpuLocks.Lock(ctx, uuids...)
-	if err != nil {
-		return fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
-	}
-	defer unlock()
-	m.use.RLock()
-	defer m.use.RUnlock()
-	if err := do(&visit{m: m, uuids: uuids, plan: m.planNow()}); err != nil {
-		return fmt.Errorf("share GPU %s: %w", uuids[0], err)
-	}
-	return nil
+	return m.worker.Do(ctx, uuids, func() error {
+		if err := do(&visit{m: m, uuids: uuids, plan: m.planNow()}); err != nil {
+			return fmt.Errorf("share GPU %s: %w", uuids[0], err)
+		}
+		return nil
+	})
 }
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
@@ -101,7 +96,7 @@ func (v *visit) leave(ctx context.Context, r holding.Record) error {
 	}
 	if ending { // the mode is put back after the daemon's end
 		for _, uuid := range v.uuids {
-			v.m.agenda.At(uuid, time.Now())
+			v.m.worker.At(uuid, time.Now())
 		}
 		return nil
 	}
@@ -114,7 +109,7 @@ func (v *visit) leave(ctx context.Context, r holding.Record) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Can't apply what the remaining claims need to a GPU, retrying", "gpu", v.uuids[0])
 		for _, uuid := range v.uuids {
-			v.m.agenda.Failed(uuid)
+			v.m.worker.Failed(uuid)
 		}
 	}
 	return nil
