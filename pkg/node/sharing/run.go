@@ -44,7 +44,7 @@ func (m *Manager) follow(ctx context.Context) {
 		err := m.Daemons.Watch(ctx, func(report mps.Report) {
 			said, pause = "", redialFirst
 			m.saw(report)
-			m.compare()
+			m.converge()
 		})
 		m.mu.Lock()
 		m.current = false
@@ -85,10 +85,10 @@ func (m *Manager) verify(ctx context.Context) {
 	}
 }
 
-// compare schedules the GPUs whose daemons aren't those that claims need, and the
+// converge schedules the GPUs whose daemons aren't those that claims need, and the
 // end of daemons that no claim needs. It doesn't block: the next report of the
 // supervisor waits for it.
-func (m *Manager) compare() {
+func (m *Manager) converge() {
 	p := m.planNow()
 	m.mu.Lock()
 	differ, orphans := m.differing(&p), m.orphans(&p)
@@ -116,7 +116,7 @@ func (m *Manager) orphans(p *plan) []string {
 	return names
 }
 
-// stopFoundOrphans stops the daemons that compare finds, until ctx ends.
+// stopFoundOrphans stops the daemons that converge finds, until ctx ends.
 func (m *Manager) stopFoundOrphans(ctx context.Context) {
 	for {
 		select {
