@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs levels of the tests, and lists the ten slowest tests of all. e2e runs
 # beside the other levels, which run one after the other: stories mostly wait.
-# Then the output of a level is shown when it has ended, those that failed last,
-# and until then a line every half minute; every level runs to its end.
+# Then every level runs to its end. Its output is shown when it has ended, and again
+# at the end if it has failed; until then a line every half minute.
 # Everything that tests print is kept in _output/test: LEVEL.json as go test
 # -json writes it, LEVEL.out as it is shown.
 #
@@ -23,13 +23,14 @@ tests() { # LEVEL ARGS...
 # something, as it makes tests take several times as long. The package that takes
 # longest comes first, so that no processor waits for it in the end.
 unit() {
-	local race plain
+	local race plain failed=0
 	race=$(hack/concurrent.sh)
 	plain=$(hack/concurrent.sh not)
 	# shellcheck disable=SC2086 # several packages
-	tests unit -timeout 15m $plain
+	tests unit -timeout 15m $plain || failed=$?
 	# shellcheck disable=SC2086
-	tests unit -timeout 30m -race ./pkg/nvml $race
+	tests unit -timeout 30m -race ./pkg/nvml $race || failed=$?
+	return $failed
 }
 
 # integration also counts the files that a prepare runs through: their number may only
@@ -44,29 +45,31 @@ e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./test/cluster; }
 show() { # LEVEL STATUS SECONDS
 	local verdict=took
 	[ "$2" -eq 0 ] || verdict="FAILED with $2 after"
-	printf '%s\n' "test: $1" "$(<"$logs/$1.out")" "test: $1 $verdict $3 s"
+	{
+		flock 9
+		printf '%s\n' "test: $1" "$(<"$logs/$1.out")" "test: $1 $verdict $3 s"
+	} 9>"$logs/.lock"
 }
 
-# track runs levels one after the other, and shows those that pass. A level's
-# status and seconds are in LEVEL.ended.
-track() { # LEVEL...
-	local level began status
+# track runs levels one after the other, and shows them. A level's status and
+# seconds are in LEVEL.ended.
+track() { # NICENESS LEVEL...
+	local niceness=$1 level began status
+	shift
 	for level; do
 		began=$SECONDS status=0
-		"${BASH_SOURCE[0]}" --only "$level" >"$logs/$level.out" 2>&1 || status=$?
+		nice -n "$niceness" hack/test.sh --only "$level" >"$logs/$level.out" 2>&1 || status=$?
 		echo "$status $((SECONDS - began))" >"$logs/$level.ended"
-		if [ "$status" -eq 0 ]; then
-			show "$level" 0 $((SECONDS - began))
-		else
-			echo "test: $level FAILED; its output comes last, and is in $logs/$level.out"
-		fi
+		show "$level" "$status" $((SECONDS - began))
 	done
 }
 
-# beat says every half minute how far the levels are that run.
+# beat says every half minute how far the levels are that run. It stops them if this
+# script was killed.
 beat() {
 	local level
 	while sleep 30; do
+		kill -0 $$ 2>/dev/null || stop
 		for level in "${levels[@]}"; do
 			[[ -s $logs/$level.out && ! -e $logs/$level.ended ]] || continue
 			echo "test: $SECONDS s so far, $level: $(tail -n 1 "$logs/$level.out")"
@@ -83,18 +86,17 @@ stop() {
 	done
 }
 
-# beside runs the tracks at the same time. The stories go first where both could
-# run, as they have timers.
+# beside runs the tracks at the same time. The stories have priority, because the
+# kubelet and others have timers.
 beside() { # LEVEL... without e2e
 	local level failed=0 status took
 	trap stop EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM
 	set -m
-	track "$@" </dev/null &
+	track 5 "$@" </dev/null &
 	jobs+=($!)
-	renice -n 5 -p $! >/dev/null
-	track e2e </dev/null &
+	track 0 e2e </dev/null &
 	jobs+=($!)
 	beat </dev/null &
 	jobs+=($!)
