@@ -82,36 +82,32 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 // leaveMode reports whether somebody else has set the mode, so that it stays. The
 // error says that no MPS server can use the GPU in that mode.
 func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode, want nvml.ComputeMode) (bool, error) {
-	uuid := s.GPU
 	switch {
 	case mode == nvml.ComputeProhibited && !s.Closed && want == mode:
 		return true, nil // it is closed
 	case mode == nvml.ComputeProhibited && !s.Closed:
-		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, uuid)
+		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, s.GPU)
 	case mode == nvml.ComputeExclusiveThread:
 		return true, nil
-	case mode != nvml.ComputeDefault || s.ComputeModeBefore == "":
-		return false, nil
-	}
-	opened, err := v.openedByOthers(ctx, s)
-	if err != nil {
-		return false, fmt.Errorf("find out who has set compute mode %s: %w", mode, err)
-	}
-	if opened {
+	case mode == nvml.ComputeDefault && s.ComputeModeBefore != "":
+		opened, err := v.isOpenedByOthers(ctx, s)
+		if !opened || err != nil {
+			return false, err
+		}
 		return true, v.leaveOpen(s)
 	}
 	return false, nil
 }
 
-// openedByOthers reports whether somebody else has set the default mode of a GPU that
-// has an MPS server, rather than a reset of the GPU.
-func (v *visit) openedByOthers(ctx context.Context, s holding.Settings) (bool, error) {
+// isOpenedByOthers reports whether somebody else has set the default mode that was
+// just read. A reset of the GPU sets it too, but ends the MPS server.
+func (v *visit) isOpenedByOthers(ctx context.Context, s holding.Settings) (bool, error) {
 	if s.OpenedByOthers || !v.m.servedAll(s.GPU) {
 		return s.OpenedByOthers, nil
 	}
-	// The last report of the supervisor may be older than the mode that was read.
+	// The last report of the supervisor may be older than the mode.
 	if err := v.m.list(ctx); err != nil {
-		return false, err
+		return false, fmt.Errorf("find out who has set the compute mode of the GPU: %w", err)
 	}
 	return v.m.servedAll(s.GPU), nil
 }
