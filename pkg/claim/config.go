@@ -98,7 +98,7 @@ func impossible(strategy v1beta1.SharingStrategy, device gpu.DeviceName) error {
 	}
 }
 
-// meansAnother says whether a configuration that is for all requests may mean
+// meansAnother reports whether a configuration that is for all requests may mean
 // another device of the claim.
 func meansAnother(allocation resourceapi.DeviceAllocationResult, driver string, strategy v1beta1.SharingStrategy) bool {
 	return slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
@@ -201,7 +201,7 @@ func permanent(source resourceapi.AllocationConfigSource, err error) error {
 // configuration.
 func (m *MPS) Refuse(err error) error { return permanent(m.Source, err) }
 
-// sameMPS says whether the two ask for the same.
+// sameMPS reports whether the two ask for the same.
 func sameMPS(a, b *MPS) bool {
 	return a.ThreadPercentage == b.ThreadPercentage && a.MemoryMiB == b.MemoryMiB && maps.Equal(a.PerDevice, b.PerDevice)
 }

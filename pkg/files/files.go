@@ -1,4 +1,6 @@
-// Package files replaces and removes files so that a crash leaves a whole file or none.
+// Package files replaces and removes files. If the process dies, a path has the old
+// file or the new one, complete. It syncs nothing; a caller whose file must survive a
+// power loss does.
 package files
 
 import (

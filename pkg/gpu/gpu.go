@@ -178,7 +178,7 @@ type Placement struct {
 	Start, Size int
 }
 
-// Overlaps says whether the two ranges share a memory slice.
+// Overlaps reports whether the two ranges share a memory slice.
 func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
@@ -238,7 +238,7 @@ const (
 	TimeSliceUnsupported ConditionType = "TimeSliceUnsupported"
 )
 
-// Blocks says whether a GPU with this condition must not be given to anybody.
+// Blocks reports whether a GPU with this condition must not be given to anybody.
 func (c Condition) Blocks() bool {
 	switch c.Type {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing:

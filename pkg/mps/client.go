@@ -59,9 +59,9 @@ func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 	return state, nil
 }
 
-// Stop has nothing left of the daemon when it returns nil. Clients get a moment
-// to end, then they lose it; it takes 5 seconds at most. Idempotent. It returns the
-// supervisor's revision at which the daemon was gone.
+// Stop stops the daemon. When it returns nil, no process or file of it is left.
+// Clients have a moment to end before they are killed; Stop takes at most 5 seconds.
+// Idempotent. It returns the supervisor's revision at which the daemon was gone.
 func (c *Client) Stop(ctx context.Context, name string) (Revision, error) {
 	_, revision, err := c.stop(ctx, &mpspb.StopRequest{Name: name})
 	return revision, err
@@ -102,8 +102,8 @@ func (c *Client) List(ctx context.Context) (Report, error) {
 }
 
 // Watch calls f with all daemons, at once and after each change; changes that
-// follow close on each other may be told together. A report may arrive later than
-// the reply of a call that was made after it: their revisions tell. Watch returns
+// follow in quick succession may be reported together. A report may arrive after the
+// reply to a later call: compare their revisions. Watch returns
 // ctx's error when that ends, and ErrUnavailable when the supervisor is gone.
 func (c *Client) Watch(ctx context.Context, f func(Report)) error {
 	err := c.call(ctx, 0, func(s mpspb.SupervisorClient) error {

@@ -35,7 +35,7 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)
 	}
-	shared := shared{ctx: ctx, daemons: daemons, runDir: mps.RunDirOf(cfg.MPSSocket)}
+	shared := sharingState{ctx: ctx, daemons: daemons, runDir: mps.RunDirOf(cfg.MPSSocket)}
 	n.MPSDir = shared.runDir.Daemons()
 	root, session, err := driver.Open(host, cfg.DriverRoot)
 	if err != nil {

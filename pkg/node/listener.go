@@ -51,7 +51,7 @@ func (p *hardwareParts) restore(ctx context.Context) {
 	if err := p.sharing.LeaveHost(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some GPUs' settings, or MPS daemons, stay as claims needed them", "node", p.nodeName)
 	}
-	if err := p.partitions.Leave(ctx); err != nil {
+	if err := p.partitions.LeaveHost(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Some MIG partitions stay on the node's GPUs", "node", p.nodeName)
 	}
 }

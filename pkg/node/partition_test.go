@@ -40,7 +40,7 @@ import (
 type leaving struct{}
 
 func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
-	return prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, nil
+	return prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, nil
 }
 
 var installed nodetest.Driver
@@ -169,7 +169,7 @@ func (d *divided) checkWithDoctor(t *testing.T) {
 	r, err := doctor.Check(doctor.Node{
 		Journal: d.dir, CDI: d.cdi, Host: hostFS{d.host}, BootID: "boot", Hardware: session,
 		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: d.daemons.Dir,
-		Sharing: shared{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: driver.SMI(d.host, root)},
+		Sharing: sharingState{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: driver.SMI(d.host, root)},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 func (d *divided) is(t *testing.T, n int, mode nvml.ComputeMode, interval string) {
 	t.Helper()
 	root, session := d.another(t)
-	s := shared{ctx: d.ctx, session: session, smi: driver.SMI(d.host, root)}
+	s := sharingState{ctx: d.ctx, session: session, smi: driver.SMI(d.host, root)}
 	uuid := gpu.UUID(installed.Machine.GPUs[n].UUID)
 	if got, err := s.ComputeMode(uuid); got != mode || err != nil {
 		t.Errorf("compute mode of GPU %d: got %s, %v, want %s", n, got, err, mode)

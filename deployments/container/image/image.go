@@ -192,7 +192,7 @@ func fingerprint(img v1.Image, reference string) ([]byte, error) {
 	return fmt.Appendf(nil, "%s %s\n", digest, reference), nil
 }
 
-// current says whether the archive is there and was written for key. An
+// current reports whether the archive is there and was written for key. An
 // unreadable key just means that it is written again.
 func current(archive string, key []byte) bool {
 	if _, err := os.Stat(archive); err != nil {

@@ -99,7 +99,7 @@ func (s *Supervisor) discard(ctx context.Context, name string) {
 	}
 }
 
-// recognise says whether the daemon of the record runs. If it was started and
+// recognise reports whether the daemon of the record runs. If it was started and
 // never written down, the record that is returned says which process it is.
 func (s *Supervisor) recognise(r mps.Record) (mps.Record, bool) {
 	at := s.cfg.place(r.Daemon.Name)

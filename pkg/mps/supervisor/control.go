@@ -130,7 +130,7 @@ func (d *driver) identity(p driverroot.Program) string {
 	return id
 }
 
-// sharesMemory says whether clients need the server's /dev/shm: since driver 580
+// sharesMemory reports whether clients need the server's /dev/shm: since driver 580
 // the shared memory has no name there.
 func (d *driver) sharesMemory() bool {
 	d.mu.Lock()

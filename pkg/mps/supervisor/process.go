@@ -42,7 +42,7 @@ func parseStat(line string) (uint64, bool) {
 	return start, err == nil
 }
 
-// alive says whether the process is there and is the one that was started then.
+// alive reports whether the process is there and is the one that was started then.
 func alive(pid int, start uint64) bool {
 	now, ok := startOf(pid)
 	return ok && pid > 0 && now == start
@@ -90,7 +90,7 @@ func awaitExit(ctx context.Context, pid int, start uint64) error {
 	return nil
 }
 
-// exited says whether the process of a pidfd has ended.
+// exited reports whether the process of a pidfd has ended.
 func exited(fd uintptr) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
@@ -142,7 +142,7 @@ func users(pipe string) []process {
 	return found
 }
 
-// hasVariable says whether the process began with "NAME=VALUE" in its
+// hasVariable reports whether the process began with "NAME=VALUE" in its
 // environment.
 func hasVariable(pid int, variable []byte) bool {
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -150,7 +150,7 @@ func hasVariable(pid int, variable []byte) bool {
 		slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) })
 }
 
-// sees says whether a process has the directory at the same path. Links count as
+// sees reports whether a process has the directory at the same path. Links count as
 // they do for that process: a process in a container can't pose as a
 // daemon by means of a link.
 func sees(pid int, path string, directory unix.Stat_t) bool {

@@ -180,7 +180,7 @@ func (s *Supervisor) report(ctx context.Context) {
 	}
 }
 
-// hasGroup says whether a daemon of the name has, or may have, processes: each has
+// hasGroup reports whether a daemon of the name has, or may have, processes: each has
 // a cgroup, which is removed after the last of them. Where there are no cgroups for
 // daemons, it can't be told.
 func (s *Supervisor) hasGroup(name string) bool {

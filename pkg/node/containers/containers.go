@@ -57,7 +57,7 @@ func New(dir string, path func(hostPath string) string) (*Containers, error) {
 	}, nil
 }
 
-// Run reads what the kernel reports until ctx ends. Ended needs it.
+// Run reads what the kernel reports until ctx ends. AwaitEnd needs it.
 func (c *Containers) Run(ctx context.Context) error { return c.events.run(ctx) }
 
 // Recover finds containers with marks that were deleted before this process
@@ -122,11 +122,11 @@ func (c *Containers) unlink(claimUID string) error {
 	return nil
 }
 
-// Ended deletes the claim's mark and returns nil when no process is left of the
-// containers that had it mounted, nor of the pods. Once it has begun, no
-// further container can start with the mark. When ctx ends first, the error
-// names the pods and processes that are left; another call continues the wait.
-func (c *Containers) Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
+// AwaitEnd deletes the claim's mark, so that no further container can start with the
+// claim, and waits until no process is left of the containers that mounted it, nor of
+// the pods. If ctx ends first, the error names the remaining pods and processes; a
+// later call continues the wait.
+func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
 	if err := c.delete(claimUID); err != nil {
 		return err
 	}

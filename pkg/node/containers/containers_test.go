@@ -96,12 +96,12 @@ func hold(t *testing.T, path string) (end func()) {
 	return func() { f.Close() }
 }
 
-// holds fails the test unless Ended is still waiting after a while.
+// holds fails the test unless AwaitEnd is still waiting after a while.
 func holds(t *testing.T, c *Containers, pods ...kubeletplugin.NamespacedObject) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), holdFor)
 	defer cancel()
-	err := c.Ended(ctx, claimUID, pods)
+	err := c.AwaitEnd(ctx, claimUID, pods)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("got %v, want the deadline", err)
 	}
@@ -110,7 +110,7 @@ func holds(t *testing.T, c *Containers, pods ...kubeletplugin.NamespacedObject) 
 
 func ends(t *testing.T, c *Containers, pods ...kubeletplugin.NamespacedObject) {
 	t.Helper()
-	if err := c.Ended(t.Context(), claimUID, pods); err != nil {
+	if err := c.AwaitEnd(t.Context(), claimUID, pods); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -258,7 +258,7 @@ func TestPodsCgroups(t *testing.T) {
 				t.Errorf("error %q doesn't name the pod", err)
 			}
 			ended := make(chan error, 1)
-			go func() { ended <- c.Ended(t.Context(), claimUID, []kubeletplugin.NamespacedObject{pod()}) }()
+			go func() { ended <- c.AwaitEnd(t.Context(), claimUID, []kubeletplugin.NamespacedObject{pod()}) }()
 			if tc.empty == "" {
 				if err := os.RemoveAll(filepath.Join(cgroups, tc.dir)); err != nil {
 					t.Fatal(err)
@@ -321,7 +321,7 @@ func TestEndedAfterAMarkThatCouldNotBeDeleted(t *testing.T) {
 	if err := os.MkdirAll(obstacle, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Ended(t.Context(), claimUID, nil); err == nil {
+	if err := c.AwaitEnd(t.Context(), claimUID, nil); err == nil {
 		t.Fatal("no error for a mark that can't be deleted")
 	}
 	if err := os.Remove(obstacle); err != nil {
@@ -329,7 +329,7 @@ func TestEndedAfterAMarkThatCouldNotBeDeleted(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if err := c.Ended(ctx, claimUID, nil); err != nil {
+	if err := c.AwaitEnd(ctx, claimUID, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -87,18 +87,18 @@ func lock(ctx context.Context, f *os.File) error {
 // Close lets another plugin use the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Journal is the journal's directory.
+// Journal returns the path of the journal's directory.
 func (d *Dir) Journal() string { return JournalOf(d.path) }
 
-// JournalOf is the journal's directory in a data directory, which needn't be locked to
-// read it.
+// JournalOf returns the path of the journal's directory in a data directory, which
+// needn't be locked to read it.
 func JournalOf(path string) string { return filepath.Join(path, journalDir) }
 
-// Marks is the directory of the marks of claims' containers.
+// Marks returns the path of the directory of the marks of claims' containers.
 func (d *Dir) Marks() string { return filepath.Join(d.path, marksDir) }
 
-// Clean removes the plugin's files from the directory, but for those in the
-// directories of others, and those directories if nothing is in them.
+// Clean removes the hook program and the lock file, and removes bin/, the journal's
+// and the marks' directories if they are empty.
 func (d *Dir) Clean() error {
 	return errors.Join(
 		files.RemoveIfThere(filepath.Join(d.path, hookFile)),

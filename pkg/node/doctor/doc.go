@@ -9,6 +9,6 @@
 // only findings that stay.
 //
 // Users run it as `kubelet-plugin doctor`, and tests run it after the failures
-// that they cause. It doesn't read Kubernetes objects. It may import journal
-// and no other package under node.
+// that they cause. It doesn't read Kubernetes objects. Of the packages under node it
+// imports journal and holding.
 package doctor

@@ -44,9 +44,9 @@ type Listener interface {
 	// Mend restores what prepared claims need and lack: CDI specifications, and the
 	// MIG partitions that are lacking. It is called after each later reading.
 	Mend(ctx context.Context, lacking func(gpu.Partition) bool) error
-	// Leaving is called before the driver is closed, and after Arrived has returned.
-	// When it returns, nothing may use the hardware any more. If the plugin ends, it
-	// restores the hardware first, until ctx ends.
+	// Leaving is called after Arrived has returned and before the driver is closed.
+	// When it returns, nothing uses the hardware. If the plugin ends and no claim is
+	// prepared, it first restores the hardware, until ctx ends.
 	Leaving(ctx context.Context, pluginEnds bool)
 }
 
@@ -141,7 +141,8 @@ func (f *Follower) Run(ctx context.Context) error {
 }
 
 // follow opens the driver and reads it again and again; it returns why that
-// can't go on. looked is called after the first reading.
+// can't go on. looked is called after Arrived has returned or lasted for
+// RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) error {
 	root, err := driverroot.Find(f.opts.Host, f.opts.DriverRoot)
 	if err != nil {
@@ -169,7 +170,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 	return f.keepReading(ctx, root, session, node.DriverVersion)
 }
 
-// lose notifies all parts that there is no driver now.
+// lose records in the facts that there is no working driver, and why.
 func (f *Follower) lose(ctx context.Context, err error) {
 	reason := facts.ReasonNVMLError
 	if notFound := (*driverroot.NotFoundError)(nil); errors.As(err, &notFound) {

@@ -180,7 +180,7 @@ func TestDeviceNodeComesLate(t *testing.T) {
 	t.Error("the condition stays though the node is there")
 }
 
-// hasConditions says whether the first GPU has these conditions, and no other.
+// hasConditions reports whether the first GPU has these conditions, and no other.
 func hasConditions(f *fixture, name gpu.DeviceName, want ...gpu.ConditionType) bool {
 	_, g, err := f.Facts.Device(name)
 	var have []gpu.ConditionType

@@ -51,7 +51,7 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 	}
 }
 
-// lacks says whether the node has the GPU, and no fault with it, but not the
+// lacks reports whether the node has the GPU, and no fault with it, but not the
 // partition.
 func lacks(there gpu.Node, p gpu.Partition) bool {
 	n := slices.IndexFunc(there.GPUs, func(g gpu.GPU) bool { return g.UUID == p.GPU && g.MIG != nil && len(g.Conditions) == 0 })

@@ -53,7 +53,7 @@ func (s *Signals) soon() {
 	}
 }
 
-// await waits for a signal, the time, or the end of ctx. It returns whether there was
+// await waits for a signal, the time, or the end of ctx. It reports whether there was
 // a signal.
 func (s *Signals) await(ctx context.Context, d time.Duration) (woken bool) {
 	timer := time.NewTimer(d)

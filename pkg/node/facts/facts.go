@@ -94,7 +94,7 @@ func (f *Facts) Missing(reason, message string) {
 }
 
 // Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it
-// was written since the machine booted. It returns whether that added GPUs.
+// was written since the machine booted. It reports whether that added GPUs.
 func (f *Facts) Recall(reported []gpu.GPU, sameBoot bool) (added bool) {
 	f.mu.Change(func() { added = f.memory.recall(reported, sameBoot) })
 	return added

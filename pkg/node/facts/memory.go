@@ -23,7 +23,7 @@ type memory struct {
 	handedOut, used bool
 }
 
-// recall stores the previous plugin's report, once. It returns whether that added
+// recall stores the previous plugin's report, once. It reports whether that added
 // GPUs.
 func (m *memory) recall(reported []gpu.GPU, sameBoot bool) bool {
 	if m.recalled {

@@ -32,8 +32,7 @@ type Claims struct {
 func NewClaims(records Records) *Claims { return &Claims{records: records} }
 
 // Holders returns the records of other claims that keep the device from being
-// given away, those that could be made out in unreadable files included; in no
-// order.
+// prepared, with what could be read of unreadable ones; in no order.
 func (c *Claims) Holders(d gpu.Device, exceptClaimUID string) []Record {
 	var holders []Record
 	for _, r := range c.records.Held() {
@@ -59,13 +58,14 @@ func (c *Claims) IsUnpreparing(claimUID string) bool {
 // SetUnpreparing.
 func (c *Claims) SetLeaving(claimUID string) { c.leaving.Store(claimUID, true) }
 
-// SetStaying ends what SetUnpreparing and SetLeaving began.
-func (c *Claims) SetStaying(claimUID string) {
+// Reset clears SetUnpreparing and SetLeaving: the claim was prepared again, or its
+// record was deleted.
+func (c *Claims) Reset(claimUID string) {
 	c.leaving.Delete(claimUID)
 	c.unpreparing.Delete(claimUID)
 }
 
-// IsLeaving reports whether SetLeaving was called and SetStaying wasn't since.
+// IsLeaving reports whether SetLeaving was called and Reset wasn't since.
 func (c *Claims) IsLeaving(claimUID string) bool {
 	_, ok := c.leaving.Load(claimUID)
 	return ok
@@ -77,14 +77,14 @@ func (c *Claims) IsStaying(claimUID string) bool {
 	if c.IsLeaving(claimUID) {
 		return false
 	}
-	// It may have left since, completely: the record goes first.
+	// It may be gone since: the record is deleted before Reset is called.
 	_, ok := c.records.Get(claimUID)
 	return ok || c.records.IsUnreadable(claimUID)
 }
 
-// InUse reports whether a claim that isn't leaving has any of the silicon that a
-// Whole or a Partition is, alone or together with others. Of several claims that
-// are given up at the same time, the last to ask hears false, whoever asks first.
+// InUse reports whether a claim that isn't leaving holds the GPU or partition, or a
+// share or replica of it. Callers call SetLeaving first, so of several claims that
+// leave at the same time the last to ask gets false.
 func (c *Claims) InUse(base gpu.Device) bool {
 	return slices.ContainsFunc(c.records.Held(), func(r Record) bool { return r.Holds(base) && c.IsStaying(r.ClaimUID) })
 }

@@ -87,7 +87,7 @@ func TestInUse(t *testing.T) {
 	check(true)
 	claims.SetLeaving("b")
 	check(false)
-	claims.SetStaying("a")
+	claims.Reset("a")
 	check(true)
 	if err := j.Delete("a"); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestLastToAskHearsFalse(t *testing.T) {
 				if err := j.Delete(uid); err != nil {
 					t.Error(err)
 				}
-				claims.SetStaying(uid)
+				claims.Reset(uid)
 			})
 		}
 		wg.Wait()

@@ -1,7 +1,8 @@
-// Package holding describes what claims hold on a node: which devices, together
-// with whom and within which limits, and what was made or changed on GPUs for them.
+// Package holding describes what claims hold on a node (Record), what was created or
+// changed on GPUs for them (GPURecord, Settings), and which claims are being
+// unprepared (Claims).
 //
-// Its types are those that pkg/node/journal writes to disk: fields may be added, and
+// The record types are those that pkg/node/journal writes to disk: fields may be added, and
 // the name of a field in JSON never changes. The package imports pkg/gpu and
 // nothing of the node.
 package holding

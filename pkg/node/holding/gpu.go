@@ -21,8 +21,8 @@ func (r GPURecord) Key() string { return string(r.GPU) }
 // MadePartition is a partition that was made, or was about to be.
 type MadePartition struct {
 	Partition
-	// Made is nil from before the instance is made until it is known by its
-	// ids. When that was written, nothing was at the partition's place.
+	// Made is nil from the intent until the instance's ids are known. When the intent
+	// was written, nothing was at that placement.
 	Made *MadeInstance `json:"made,omitempty"`
 }
 
@@ -36,27 +36,23 @@ type MadeInstance struct {
 	UUID              gpu.UUID `json:"uuid,omitempty"`
 }
 
-// Settings are remembered of one GPU while settings of it that reach beyond one
-// claim are not as they were found: from before the first is changed until after
-// the last is put back.
+// Settings has a GPU's original settings while Tessera has changed them: from before
+// the first change until after the last is restored.
 type Settings struct {
 	GPU gpu.UUID `json:"gpu"`
 	// BootID of the boot in which it was written. In any other the driver has
 	// forgotten what was set.
 	BootID string `json:"bootID"`
-	// ComputeModeBefore is the compute mode that was found, as pkg/nvml spells it;
-	// empty where this driver didn't change it.
+	// ComputeModeBefore is the original compute mode, as pkg/nvml spells it; empty if
+	// Tessera didn't change it.
 	ComputeModeBefore string `json:"computeModeBefore,omitempty"`
-	// Closed says that this driver has set, or was about to set, the compute mode
-	// that lets no process use the GPU, because an MPS daemon of it was away: from
-	// before that until after the mode is another one.
+	// Closed is set from before Tessera sets PROHIBITED, because the GPU's MPS daemon is
+	// down, until after it sets another mode.
 	Closed bool `json:"closed,omitempty"`
-	// OpenedByOthers is set while somebody else has set the compute mode back to the
-	// default, although claims need another: it stays, also when MPS servers are
-	// replaced.
+	// OpenedByOthers is set while another program has reset the mode to DEFAULT although
+	// claims need another. Tessera then leaves it, also when MPS servers are replaced.
 	OpenedByOthers bool `json:"openedByOthers,omitempty"`
-	// TimeSliceBefore is the interval that was found; empty where this driver didn't
-	// change it.
+	// TimeSliceBefore is the original interval; empty if Tessera didn't change it.
 	TimeSliceBefore string `json:"timeSliceBefore,omitempty"`
 }
 

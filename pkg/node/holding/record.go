@@ -137,18 +137,18 @@ func (g Holding) Name() gpu.DeviceName {
 	return g.Device + "-" + gpu.DeviceName(g.ShareID)
 }
 
-// IsShared says whether the claim has the device together with others, or its
+// IsShared reports whether the claim has the device together with others, or its
 // processes have it together in a way that has to be set up. An admin holding isn't
 // shared.
 func (g Holding) IsShared() bool {
 	return !g.Admin && (g.Share != nil || g.Replica != nil || g.MPS != nil || g.TimeSlice != "")
 }
 
-// Equal says whether two holdings are of the same device, for the same request,
+// Equal reports whether two holdings are of the same device, for the same request,
 // with the same limits.
 func (g Holding) Equal(h Holding) bool { return reflect.DeepEqual(g, h) }
 
-// Same says whether two holdings are of the same device for the same request,
+// Same reports whether two holdings are of the same device for the same request,
 // whatever their limits are: those of an allocation never change, but what they
 // are computed from may, with the driver.
 func (g Holding) Same(h Holding) bool {
@@ -156,12 +156,12 @@ func (g Holding) Same(h Holding) bool {
 	return g.Equal(h)
 }
 
-// Holds says whether the record keeps others from being given the device.
+// Holds reports whether the record keeps others from being given the device.
 func (r Record) Holds(d gpu.Device) bool {
 	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
-// Shares says whether any of the record's holdings is shared.
+// Shares reports whether any of the record's holdings is shared.
 func (r Record) Shares() bool { return slices.ContainsFunc(r.Holdings, Holding.IsShared) }
 
 // AwaitsKubelet reports whether the claim has lost something with an earlier

@@ -93,7 +93,7 @@ func (j *Journal) Unreadable() []Unreadable {
 	return list
 }
 
-// IsUnreadable says whether Unreadable has the claim.
+// IsUnreadable reports whether Unreadable has the claim.
 func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreadable(claimUID) }
 
 // Held returns all records there are, those made out in unreadable files
@@ -213,7 +213,7 @@ type Unreadable struct {
 	ClaimUID string
 	// Path where the file is now.
 	Path string
-	// Record has the parts of the file that could be read; its Grants are empty if
+	// Record has the parts of the file that could be read; its Holdings are empty if
 	// none could.
 	Record holding.Record
 	// Err says what is wrong with the file; nil never.

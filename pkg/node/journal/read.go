@@ -225,7 +225,7 @@ func readFile(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// isTorn says whether a file that wasn't synced was cut off because the machine
+// isTorn reports whether a file that wasn't synced was cut off because the machine
 // went down. It got its name when it was complete, so nothing else leaves it
 // without contents, or with holes, which read as zeros.
 func isTorn(data []byte) bool {

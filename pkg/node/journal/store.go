@@ -94,7 +94,7 @@ func (s *store[R]) asides() map[string]aside {
 	return maps.Clone(s.unreadable)
 }
 
-// isUnreadable says whether asides has the key.
+// isUnreadable reports whether asides has the key.
 func (s *store[R]) isUnreadable(key string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

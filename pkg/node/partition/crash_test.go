@@ -99,7 +99,7 @@ func scenarios() map[string]scenario {
 			_ = n.Release(t.Context(), a)
 		}, 0},
 		"whole": {warm(a, b), func(t *testing.T, n *node) { _ = n.ClearMIG(t.Context(), gpu0) }, 8},
-		"leave": {warm(a, b), func(t *testing.T, n *node) { _ = n.Leave(t.Context()) }, 8},
+		"leave": {warm(a, b), func(t *testing.T, n *node) { _ = n.LeaveHost(t.Context()) }, 8},
 		"recover": {func(t *testing.T, n *node) {
 			warm(a, b)(t, n)
 			n.prepare(t, part(gpu1, "1g.18gb", 3))
@@ -193,7 +193,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*testing.T, *node) 
 		}
 		n.unprepare(t, p)
 	}
-	if err := n.Leave(t.Context()); err != nil {
+	if err := n.LeaveHost(t.Context()); err != nil {
 		t.Errorf("leave: %v", err)
 	}
 	n.checkThere(t, gpu0, false)
@@ -321,7 +321,7 @@ func TestStopsInBetween(t *testing.T) {
 		}
 		return nil
 	}
-	if err := n.Leave(ctx); !errors.Is(err, context.Canceled) {
+	if err := n.LeaveHost(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want that it was canceled", err)
 	}
 	n.checkThere(t, gpu0, true, part(gpu0, "1g.18gb", 1), part(gpu0, "1g.18gb", 2))
@@ -347,7 +347,7 @@ func TestLeaveStops(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = n.Find(t.Context(), part(gpu0, "1g.18gb", 0)) })
 	<-busy
-	if err := n.Leave(ctx); !errors.Is(err, context.Canceled) {
+	if err := n.LeaveHost(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want that it was canceled", err)
 	}
 	close(unblock)

@@ -38,7 +38,7 @@ func (m *Manager) setIdle(p gpu.Partition, idle bool) {
 	}
 }
 
-// isIdle says whether the partition was said to be idle.
+// isIdle reports whether the partition was said to be idle.
 func (m *Manager) isIdle(p gpu.Partition) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

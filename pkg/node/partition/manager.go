@@ -207,9 +207,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 	return m.tidyAll(ctx, "recover", func(uuid gpu.UUID) limits { return limits{keepWarm: m.keep(uuid)} })
 }
 
-// Leave destroys all idle partitions and switches the modes back: of ours, only
+// LeaveHost destroys all idle partitions and switches the modes back: of ours, only
 // partitions of claims stay.
-func (m *Manager) Leave(ctx context.Context) error {
+func (m *Manager) LeaveHost(ctx context.Context) error {
 	return m.tidyAll(ctx, "leave", func(gpu.UUID) limits { return limits{} })
 }
 

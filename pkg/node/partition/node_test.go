@@ -66,7 +66,7 @@ func (n *node) hold(t testing.TB, d gpu.Device) {
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	n.claims.SetStaying(r.ClaimUID)
+	n.claims.Reset(r.ClaimUID)
 }
 
 // Release is as in an unprepare: of a claim that is leaving.

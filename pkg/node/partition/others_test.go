@@ -24,7 +24,7 @@ func TestOthersInstances(t *testing.T) {
 	n.unprepare(t, theirs)
 	n.unprepare(t, ours)
 	wantError(t, n.ClearMIG(t.Context(), gpu0), "3g.71gb", "not made by Tessera")
-	if err := n.Leave(t.Context()); err != nil {
+	if err := n.LeaveHost(t.Context()); err != nil {
 		t.Error(err)
 	}
 	n.checkThere(t, gpu0, true, theirs)
@@ -51,7 +51,7 @@ func TestSomebodyElseIsQuicker(t *testing.T) {
 		wantError(t, err, "insufficient", "GPU instance 11 (1g.18gb at memory slice 4", "(not made by Tessera)")
 		n.unprepare(t, p)
 		n = n.restart(t, "boot-1")
-		if err := n.Leave(t.Context()); err != nil {
+		if err := n.LeaveHost(t.Context()); err != nil {
 			t.Error(err)
 		}
 		n.checkThere(t, gpu0, true, p)
@@ -82,7 +82,7 @@ func TestDestroyedFromOutside(t *testing.T) {
 			n.prepare(t, p)
 			n.hw.outside(gpu0, tc.outside)
 			tc.then(t, n)
-			if err := n.Leave(t.Context()); err != nil {
+			if err := n.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			n.checkThere(t, gpu0, false)

@@ -34,7 +34,7 @@ func TestMakeAndRelease(t *testing.T) {
 	n.checkThere(t, gpu0, true, a)
 	n.unprepare(t, a)
 	n.unprepare(t, a)
-	if err := n.Leave(t.Context()); err != nil {
+	if err := n.LeaveHost(t.Context()); err != nil {
 		t.Error(err)
 	}
 	n.checkThere(t, gpu0, false)
@@ -169,7 +169,7 @@ func TestComputeInstanceFails(t *testing.T) {
 			n.prepare(t, p)
 			n.checkThere(t, gpu0, true, p)
 			n.unprepare(t, p)
-			if err := n.Leave(t.Context()); err != nil {
+			if err := n.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			n.checkThere(t, gpu0, false)
@@ -295,7 +295,7 @@ func TestChurn(t *testing.T) {
 	checkRead(t, n, foreign)
 	stop()
 	background.Wait()
-	if err := n.Leave(t.Context()); err != nil {
+	if err := n.LeaveHost(t.Context()); err != nil {
 		t.Error(err)
 	}
 	n.checkThere(t, gpu0, false)
@@ -322,7 +322,7 @@ func TestAnotherBoot(t *testing.T) {
 			}
 			n.prepare(t, p)
 			n.unprepare(t, p)
-			if err := n.Leave(t.Context()); err != nil {
+			if err := n.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			n.checkThere(t, gpu0, true, p)

@@ -17,7 +17,7 @@ func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	if err := n.journal.Put(holding.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Holdings: []holding.Holding{g}}); err != nil {
 		t.Fatal(err)
 	}
-	n.claims.SetStaying(shareUID(number))
+	n.claims.Reset(shareUID(number))
 }
 
 func shareUID(number int) string { return fmt.Sprintf("share-%d", number) }
@@ -54,7 +54,7 @@ func TestSharersOfAPartition(t *testing.T) {
 				t.Error("made room where a claim has a share")
 			}
 			wantError(t, n.ClearMIG(t.Context(), gpu0), "share-2 (UID share-2) holds")
-			if err := n.Leave(t.Context()); err != nil {
+			if err := n.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			n = n.restart(t, "boot-1")
@@ -64,7 +64,7 @@ func TestSharersOfAPartition(t *testing.T) {
 			if keep > 0 {
 				n.checkThere(t, gpu0, true, p)
 			}
-			if err := n.Leave(t.Context()); err != nil {
+			if err := n.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			n.checkThere(t, gpu0, false)
@@ -94,7 +94,7 @@ func TestReleaseOfWhatStaysInUse(t *testing.T) {
 		n.checkThere(t, gpu0, true, p)
 		n.releaseShare(t, p, 1)
 	}
-	if err := n.Leave(t.Context()); err != nil {
+	if err := n.LeaveHost(t.Context()); err != nil {
 		t.Error(err)
 	}
 	n.checkThere(t, gpu0, false)

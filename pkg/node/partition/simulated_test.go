@@ -67,7 +67,7 @@ func TestEveryPlacement(t *testing.T) {
 					p.unprepare(t, d)
 				}
 			}
-			if err := p.Leave(t.Context()); err != nil {
+			if err := p.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if diff := cmp.Diff(before, p.mig(t)); diff != "" {
@@ -125,7 +125,7 @@ func TestFaultsOfTheHardware(t *testing.T) {
 			}
 			p.prepare(t, d)
 			p.unprepare(t, d)
-			if err := p.Leave(t.Context()); err != nil {
+			if err := p.LeaveHost(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if mig := p.mig(t); mig.Enabled || len(mig.Instances) > 0 {

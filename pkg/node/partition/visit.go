@@ -37,7 +37,7 @@ type own struct {
 	instance *gpu.Instance
 }
 
-// whole says whether the partition is there completely.
+// whole reports whether the partition is there completely.
 func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
 
 // visit does something on a GPU with its lock held, and plans what Run is to
@@ -105,7 +105,7 @@ func (v *visit) readSwitched() error {
 	return nil
 }
 
-// isClean says whether nothing that a record could tell of is left: no instance,
+// isClean reports whether nothing that a record could tell of is left: no instance,
 // and no mode that we may have switched on.
 func (v *visit) isClean() bool {
 	return !v.mig.Enabled || v.mig.Pending && !v.mig.Switchable && len(v.mig.Instances) == 0
@@ -126,7 +126,7 @@ func (v *visit) sortOut(r holding.GPURecord) {
 	v.switched = r.ModeSwitched && v.mig.Enabled
 }
 
-// agrees says whether an instance is the one in a record. Of an intent,
+// agrees reports whether an instance is the one in a record. Of an intent,
 // profile and place are known, and that nothing was there before. One whose
 // compute instance is gone is still the one: a destruction ended half way.
 func agrees(made holding.MadePartition, i gpu.Instance) bool {
@@ -254,7 +254,7 @@ func (v *visit) destroy(ctx context.Context, o own) error {
 	return nil
 }
 
-// isGone says whether an instance that couldn't be destroyed isn't there any
+// isGone reports whether an instance that couldn't be destroyed isn't there any
 // more, neither completely nor in part.
 func (v *visit) isGone(ctx context.Context, err error, o own) bool {
 	if !errors.Is(err, nvml.ErrNotFound) {

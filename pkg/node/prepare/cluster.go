@@ -29,13 +29,13 @@ func NewCluster(claims resourceclient.ResourceClaimsGetter, driver, pool string)
 func (c *Cluster) Look(ctx context.Context, holder Holder) (Standing, error) {
 	claim, err := c.claims.ResourceClaims(holder.Namespace).Get(ctx, holder.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && claim.UID != holder.UID {
-		return Standing{Leaving: true, Reason: "the claim was deleted"}, nil
+		return Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, nil
 	}
 	if err != nil {
 		return Standing{}, err
 	}
-	if reason := leaving(claim, holder, c.driver, c.pool); reason != "" {
-		return Standing{Leaving: true, Reason: reason}, nil
+	if reason := whyUnneeded(claim, holder, c.driver, c.pool); reason != "" {
+		return Standing{AwaitsUnprepare: true, Reason: reason}, nil
 	}
 	return Standing{Reason: user(claim) + " uses it"}, nil
 }
@@ -52,9 +52,9 @@ func user(claim *resourceapi.ResourceClaim) string {
 	return ref.Resource + " " + ref.Name
 }
 
-// leaving says in words why the claim has no right to its devices any more;
+// whyUnneeded says in words why the claim has no right to its devices any more;
 // empty where it has.
-func leaving(claim *resourceapi.ResourceClaim, holder Holder, driver, pool string) string {
+func whyUnneeded(claim *resourceapi.ResourceClaim, holder Holder, driver, pool string) string {
 	switch {
 	case claim.DeletionTimestamp != nil:
 		return "the claim is being deleted"
@@ -69,7 +69,7 @@ func leaving(claim *resourceapi.ResourceClaim, holder Holder, driver, pool strin
 	}
 }
 
-// stillAllocated says whether the allocation has one of the devices.
+// stillAllocated reports whether the allocation has one of the devices.
 func stillAllocated(allocation *resourceapi.AllocationResult, devices []gpu.DeviceName, driver, pool string) bool {
 	return slices.ContainsFunc(allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == driver && r.Pool == pool && slices.Contains(devices, gpu.DeviceName(r.Device))

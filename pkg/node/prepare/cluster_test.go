@@ -30,13 +30,13 @@ func TestClusterLook(t *testing.T) {
 		objects []runtime.Object
 		want    prepare.Standing
 	}{
-		"deleted":         {nil, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
-		"created again":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" })}, prepare.Standing{Leaving: true, Reason: "the claim was deleted"}},
-		"being deleted":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.DeletionTimestamp, c.Finalizers = &now, []string{"x"} })}, prepare.Standing{Leaving: true, Reason: "the claim is being deleted"}},
-		"deallocated":     {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil })}, prepare.Standing{Leaving: true, Reason: "the claim was deallocated"}},
-		"allocated again": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
-		"on another node": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node-b" })}, prepare.Standing{Leaving: true, Reason: "the claim was allocated other devices"}},
-		"unused":          {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })}, prepare.Standing{Leaving: true, Reason: "no pod uses the claim any more"}},
+		"deleted":         {nil, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}},
+		"created again":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.UID = "another" })}, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}},
+		"being deleted":   {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.DeletionTimestamp, c.Finalizers = &now, []string{"x"} })}, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim is being deleted"}},
+		"deallocated":     {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil })}, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deallocated"}},
+		"allocated again": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0] = result("gpu", 1) })}, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was allocated other devices"}},
+		"on another node": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node-b" })}, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was allocated other devices"}},
+		"unused":          {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })}, prepare.Standing{AwaitsUnprepare: true, Reason: "no pod uses the claim any more"}},
 		"in use":          {[]runtime.Object{claim(as)}, prepare.Standing{Reason: "pod default/trainer uses it"}},
 		"in use by something else": {[]runtime.Object{claim(func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "podgroups" })},
 			prepare.Standing{Reason: "podgroups trainer uses it"}},

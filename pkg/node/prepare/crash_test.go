@@ -108,7 +108,7 @@ func operationsWith(name string, a, b, old *resourceapi.ResourceClaim) map[strin
 				f.node.Reboot()
 				f = start(t, f.node, "boot-2", f.node.Step)
 				mustPrepare(t, f, b)
-				f.holders.set("old", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+				f.holders.set("old", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 				mustPrepare(t, f, a)
 				f.journal.Close()
 			},
@@ -250,7 +250,7 @@ func TestManyWantTheSame(t *testing.T) {
 	for n := range 8 {
 		random := rand.New(rand.NewPCG(seed, uint64(n)))
 		c := newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n%4), result("gpu", (n+1)%4))
-		f.holders.set(c.UID, prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+		f.holders.set(c.UID, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 		wg.Go(func() {
 			for range 20 {
 				var late sync.WaitGroup

@@ -5,8 +5,8 @@
 // claim's CDI spec. The record comes first and holds everything that the rest is
 // made from, limits included: after a crash in between, Recover goes forward. One
 // record serves as intent and result; pkg/node/partition and pkg/node/sharing
-// record what partitions and settings need beyond that. An
-// unprepare goes the other way: spec, what is shared, partitions, record.
+// record what partitions and settings need beyond that. An unprepare goes the other
+// way: spec, what is shared, partitions, record.
 //
 // Who holds a device is computed from the journal each time, under the lock
 // of the GPU; no lock is shared by all. A GPU's lock is given back as soon as
@@ -24,6 +24,6 @@
 // before it.
 //
 // The package declares what it needs of the node (CDI, Inventory, Partitions,
-// Sharing) and of the cluster (Holders); it imports pkg/node/journal and no other
-// sibling.
+// Sharing) and of the cluster (Holders). Of its siblings it imports pkg/node/journal
+// and pkg/node/holding.
 package prepare

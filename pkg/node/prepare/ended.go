@@ -16,9 +16,9 @@ import (
 // reasonInUse is the reason of the warning that a claim can't be unprepared yet.
 const reasonInUse = "DevicesStillInUse"
 
-// ended waits until no process is left of any pod that used the claim. No lock but
+// awaitContainers waits until no process is left of any pod that used the claim. No lock but
 // the claim's is held meanwhile.
-func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
+func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
 	_, recorded := p.cfg.Journal.Get(r.ClaimUID)
 	switch {
 	case !recorded && !p.cfg.Journal.IsUnreadable(r.ClaimUID):
@@ -31,7 +31,7 @@ func (p *Preparer) ended(ctx context.Context, c kubeletplugin.NamespacedObject, 
 	}
 	waiting, cancel := withMargin(ctx)
 	defer cancel()
-	err := p.cfg.Containers.Ended(waiting, r.ClaimUID, podsOf(r))
+	err := p.cfg.Containers.AwaitEnd(waiting, r.ClaimUID, podsOf(r))
 	if err == nil {
 		return nil
 	}

@@ -44,7 +44,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 	f := newFixture(t, 1)
 	old, next := newClaim("old", result("gpu", 0)), newClaim("next", result("gpu", 0))
 	mustPrepare(t, f, old)
-	f.holders.set("old", prepare.Standing{Leaving: true, Reason: "its pod was deleted"})
+	f.holders.set("old", prepare.Standing{AwaitsUnprepare: true, Reason: "its pod was deleted"})
 	end := startContainer(t, f.node, "old")
 
 	if err := unprepareUntil(t, f, old, 50*time.Millisecond); err == nil {

@@ -17,7 +17,7 @@ import (
 // creates partitions, clears GPUs that are given whole of MIG, and sets up daemons and
 // settings. On an error, the created parts stay.
 func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
-	if err := p.awaitEnds(ctx, r); err != nil {
+	if err := p.awaitDaemonEnds(ctx, r); err != nil {
 		return nil, err
 	}
 	made, err := p.readyAll(ctx, r.Holdings)
@@ -28,28 +28,31 @@ func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.
 	if err != nil {
 		return nil, err
 	}
-	given := make(map[gpu.DeviceName]gpu.Prepared, len(r.Holdings))
+	// made is keyed by device. The result is keyed by the holding's name, because a
+	// device that can be allocated several times needs one CDI device per share. If a
+	// claim holds a device and also has admin access to it, the holding's entry wins.
+	prepared := make(map[gpu.DeviceName]gpu.Prepared, len(r.Holdings))
 	for _, g := range r.Holdings {
 		d := made[g.Device]
 		d.Name, d.ShareID = g.Device, g.ShareID
 		if d.MPS, err = clientOf(r, g, dirs[g.Device]); err != nil {
 			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 		}
-		if _, held := given[g.Name()]; !held || !g.Admin {
-			given[g.Name()] = d
+		if _, exists := prepared[g.Name()]; !exists || !g.Admin {
+			prepared[g.Name()] = d
 		}
 	}
-	return given, nil
+	return prepared, nil
 }
 
-// awaitEnds waits for the ends of MPS daemons on GPUs that the claim is to have
+// awaitDaemonEnds waits for the ends of MPS daemons on GPUs that the claim is to have
 // partitions of: they are in the way of a change of the MIG mode.
-func (p *Preparer) awaitEnds(ctx context.Context, r holding.Record) error {
+func (p *Preparer) awaitDaemonEnds(ctx context.Context, r holding.Record) error {
 	for _, g := range r.Holdings {
 		if g.Admin || g.Partition == (holding.Partition{}) {
 			continue
 		}
-		if err := p.cfg.Sharing.AwaitEnds(ctx, g.GPU); err != nil {
+		if err := p.cfg.Sharing.AwaitDaemonEnds(ctx, g.GPU); err != nil {
 			return fmt.Errorf("wait for the end of what claims shared the GPU through: %w", err)
 		}
 	}
@@ -59,7 +62,7 @@ func (p *Preparer) awaitEnds(ctx context.Context, r holding.Record) error {
 // readyAll makes the silicon of the holdings ready, by device: different GPUs at
 // once, one GPU in order.
 func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
-	given := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
+	made := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for _, onGPU := range byGPU(holdings) {
@@ -69,8 +72,8 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 				if err := context.Cause(ctx); err != nil {
 					return err // the caller no longer waits for the rest
 				}
-				instance, made := instances[g.Base()]
-				if !made {
+				instance, ready := instances[g.Base()]
+				if !ready {
 					var err error
 					if instance, err = p.readyDevice(ctx, g); err != nil {
 						return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
@@ -79,16 +82,16 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 					p.cfg.Step("prepare.made")
 				}
 				mu.Lock()
-				given[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
+				made[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
 				mu.Unlock()
 			}
 			return nil
 		})
 	}
-	return given, group.Wait()
+	return made, group.Wait()
 }
 
-// readyDevice has the partition made and returns its instance; of a whole GPU it clears
+// readyDevice creates the partition and returns its instance; of a whole GPU it clears
 // MIG and returns the zero Instance. Admin access changes nothing.
 func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Instance, error) {
 	switch d := g.Base().(type) {

@@ -27,12 +27,12 @@ type CDI interface {
 // Containers keeps a mark for each claim that shows which containers have it
 // (*containers.Containers). The claim's CDI spec mounts the mark.
 type Containers interface {
-	// Ended deletes the claim's mark and returns nil when no process is left of the
-	// containers that had it mounted, nor of the pods. Once it has begun, no further
-	// container can start with the claim. When the context ends first, the error
-	// names the pods and processes that are left; another call goes on waiting.
-	Ended(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error
-	// Forget deletes the claim's mark without waiting, and drops what Ended knows of
+	// AwaitEnd deletes the claim's mark, so that no further container can start with the
+	// claim, and waits until no process is left of the containers that mounted it, nor
+	// of the pods. If the context ends first, the error names the remaining pods and
+	// processes; a later call continues the wait.
+	AwaitEnd(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error
+	// Forget deletes the claim's mark without waiting, and drops what AwaitEnd knows of
 	// the claim. Idempotent.
 	Forget(claimUID string) error
 	// Marks lists the UIDs of the claims that have a mark.
@@ -41,15 +41,15 @@ type Containers interface {
 
 // Inventory has the node's current devices.
 type Inventory interface {
-	// Device resolves a name to a device and its GPU's facts, of which memory and
-	// MIG profiles tell how much a share has. The error gives the reason: no such
+	// Device resolves a name to a device and its GPU's facts, from which the size of a
+	// share is computed. The error gives the reason: no such
 	// GPU now, GPU lost, and so on.
 	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
 }
 
-// Partitions has MIG partitions made and taken away (*partition.Manager). Its
-// methods may be called for all GPUs at once; on one GPU they wait for each
-// other, until the context ends.
+// Partitions creates and destroys MIG partitions (*partition.Manager). Calls for
+// different GPUs run concurrently; calls for one GPU wait for each other until the
+// context ends.
 type Partitions interface {
 	// Make returns the instance that is the partition, making it unless it is
 	// there. A journal record holds the partition already. Idempotent.
@@ -57,9 +57,9 @@ type Partitions interface {
 	// Find returns the instance that is the partition, and changes nothing: it
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
-	// Release says that the claim that held the partition needs it no more. One
-	// that isn't there, or that somebody else made, or has (holding.Claims.InUse), is fine.
-	// Idempotent.
+	// Release destroys the partition, or keeps it warm, after its claim was marked as
+	// leaving. It does nothing if the partition doesn't exist, if another program
+	// created it, or if holding.Claims.InUse reports another user. Idempotent.
 	Release(ctx context.Context, p gpu.Partition) error
 	// ClearMIG makes sure that the GPU can be used as a whole: no partition is left
 	// on it and its MIG mode is off. Idempotent.
@@ -72,25 +72,24 @@ type Partitions interface {
 // admin access left out. Its methods may be called for all claims at once; on one GPU
 // they wait for each other, until the context ends.
 type Sharing interface {
-	// Join sets up what the claim, whose record is in the journal, shares. given has
-	// each of the record's devices: its instance where it is, or is a share of, a
-	// partition. It returns how the containers reach the MPS daemon of each device
-	// whose holding has MPS: the directories; the limits in the answer don't count,
-	// those of the record do. A holding without MPS has no entry. Idempotent. After an
-	// error, Leave stops the daemons and restores the settings of an incomplete Join.
-	Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error)
-	// EnsureUnshared returns nil when no daemon or setting of claims is left on the
-	// GPUs; an error while there is one. Idempotent.
+	// Join sets up what the claim shares: compute mode, time slices, MPS daemons. The
+	// claim's record is in the journal. made has each of the record's devices, with its
+	// instance if it is, or is a share of, a partition. Join returns the directories of
+	// the MPS daemon for each device whose holding has MPS. Idempotent. After an error,
+	// Leave stops the daemons and restores the settings of an incomplete Join.
+	Join(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error)
+	// EnsureUnshared stops the daemons and restores the settings that no claim needs on
+	// the GPUs. It returns an error while one remains. Idempotent.
 	EnsureUnshared(ctx context.Context, gpus ...gpu.UUID) error
 	// Leave takes down what no claim needs any more on the GPUs of a record that is
 	// leaving. When it returns nil, no process of an MPS daemon that only leaving
 	// claims had is left on their partitions, which may be destroyed. The end of one on
-	// whole GPUs has begun, and no crash stops it: Join and AwaitEnds wait for it.
+	// whole GPUs has begun, and no crash stops it: Join and AwaitDaemonEnds wait for it.
 	// Idempotent.
 	Leave(ctx context.Context, r holding.Record) error
-	// AwaitEnds returns when no MPS daemon is on the GPU as a whole any more that no
+	// AwaitDaemonEnds returns when no MPS daemon is on the GPU as a whole any more that no
 	// claim needs.
-	AwaitEnds(ctx context.Context, uuid gpu.UUID) error
+	AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error
 }
 
 // Holders finds out about claims that hold a device which another claim wants.
@@ -110,9 +109,9 @@ type Holder struct {
 
 // Standing is how a holder stands in the cluster.
 type Standing struct {
-	// Leaving: nothing in the cluster wants the holder to have the device any
-	// more; the kubelet will unprepare it.
-	Leaving bool
+	// AwaitsUnprepare: nothing in the cluster uses the claim's devices any more; the kubelet
+	// will unprepare it.
+	AwaitsUnprepare bool
 	// Reason in words, such as "its pod default/trainer was deleted" or "pod
 	// default/trainer uses it".
 	Reason string

@@ -173,7 +173,7 @@ func TestNeighboursDoNotWait(t *testing.T) {
 	f := newFixture(t, 1)
 	big := newClaim("big", part("part", 0, "3g.40gb", 4))
 	mustPrepare(t, f, big)
-	f.holders.set("big", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	f.holders.set("big", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 	mustPrepare(t, f, newClaim("beside", part("part", 0, "1g.10gb", 3)))
 	if n := len(f.holders.asked); n != 0 {
 		t.Errorf("%d questions about claims whose slices nobody wanted", n)
@@ -195,7 +195,7 @@ func TestWholeGPUWaitsForAllItsPartitions(t *testing.T) {
 	for n := range 3 {
 		c := newClaim(fmt.Sprintf("part-%d", n), part("part", 0, "1g.10gb", n))
 		mustPrepare(t, f, c)
-		f.holders.set(c.UID, prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+		f.holders.set(c.UID, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 		parts = append(parts, c)
 	}
 	mustPrepare(t, f, newClaim("elsewhere", part("part", 1, "1g.10gb", 0)))
@@ -343,7 +343,7 @@ func TestDestroyRefused(t *testing.T) {
 	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0)}, f.node.Instances()); diff != "" {
 		t.Errorf("partitions (-want +there):\n%s", diff)
 	}
-	f.holders.set("c", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	f.holders.set("c", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 	if _, err := f.Prepare(almostOver(t), newClaim("next", part("p", 0, "1g.10gb", 0))); !errors.Is(err, prepare.ErrHeld) {
 		t.Errorf("the next claim: got %v, want ErrHeld", err)
 	}

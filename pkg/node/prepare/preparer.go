@@ -84,11 +84,9 @@ func New(c Config) *Preparer {
 	}
 }
 
-// Begin tells that prepares of these claims have arrived and are about to
-// reach Prepare with the returned context: an Unprepare from now on wins over
-// them, even if Prepare gets its call later. The caller calls done after
-// Prepare has returned. Prepare works without Begin too; then it begins
-// itself.
+// Begin registers prepares of these claims that are about to reach Prepare with the
+// returned context. An Unprepare that starts after Begin cancels them. The caller
+// calls done after Prepare has returned. Prepare without Begin registers itself.
 func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context.Context, done func()) {
 	return p.calls.begin(ctx, claimUIDs)
 }
@@ -111,9 +109,9 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	return devices, err
 }
 
-// Unprepare takes the claim's devices back; when it returns nil, neither a
-// record nor a CDI spec of the claim is left, and its partitions are given up.
-// A claim that has none is fine.
+// Unprepare releases the claim's devices. When it returns nil, no record and no CDI
+// spec of the claim is left, and its partitions are destroyed, kept warm, or used by
+// other claims. A claim without a record succeeds.
 // Before anything is released, it waits until no process is left of any pod that
 // used the claim, until shortly before the context's deadline; then it fails, the
 // record stays, and a warning names the pods. It doesn't wait for processes of a
@@ -176,7 +174,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 // that is in force, whether the claim may have been prepared before, and the
 // function that unlocks the claim.
 func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.Record, before bool, unlock func(), _ error) {
-	unlock, unlockGPUs, err := p.lockFree(ctx, want)
+	unlock, unlockGPUs, err := p.lockWhenFree(ctx, want)
 	if err != nil {
 		return r, false, nil, err
 	}
@@ -186,7 +184,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		unlock()
 		return r, false, nil, err
 	}
-	p.cfg.Claims.SetStaying(want.ClaimUID)
+	p.cfg.Claims.Reset(want.ClaimUID)
 	p.cfg.Step("prepare.recorded")
 	return r, before, unlock, nil
 }
@@ -268,23 +266,23 @@ func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
 	defer cancel()
-	return errors.Join(cause, p.withdraw(ctx, claimUID, unused))
+	return errors.Join(cause, p.withdraw(ctx, claimUID, noContainers))
 }
 
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// withdraw removes the spec and the mark. When ended has returned nil, it removes
+// withdraw removes the spec and the mark. When await has returned nil, it removes
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
-func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(holding.Record) error) error {
+func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Record) error) error {
 	p.cfg.Claims.SetUnpreparing(claimUID)
 	if err := p.cfg.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.cfg.Step("unprepare.removed")
-	r := p.lastRecord(claimUID)
-	if err := ended(r); err != nil {
+	r := p.recordOf(claimUID)
+	if err := await(r); err != nil {
 		return err
 	}
 	p.cfg.Claims.SetLeaving(claimUID) // not before: its containers need what they share
@@ -301,8 +299,8 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, ended func(hol
 	return p.drop(claimUID)
 }
 
-// unused is the ended function of claims that no container can have.
-func unused(holding.Record) error { return nil }
+// noContainers is the await function for claims that no container can have.
+func noContainers(holding.Record) error { return nil }
 
 // drop removes the record.
 func (p *Preparer) drop(claimUID string) error {
@@ -310,16 +308,16 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.cfg.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.cfg.Claims.SetStaying(claimUID)
-	p.releases.tell()
+	p.cfg.Claims.Reset(claimUID)
+	p.releases.wakeAll()
 	p.notifyRead(unreadable)
 	p.cfg.Step("unprepare.forgotten")
 	return nil
 }
 
 // notifyRead reports that an unreadable record was resolved.
-func (p *Preparer) notifyRead(before int) {
-	if len(p.cfg.Journal.Unreadable()) != before {
+func (p *Preparer) notifyRead(unreadableBefore int) {
+	if len(p.cfg.Journal.Unreadable()) != unreadableBefore {
 		p.cfg.ConditionsChanged()
 	}
 }
@@ -331,7 +329,7 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.ended(ctx, c, r) })
+	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
 }
 
 // results returns the answer to the kubelet.
@@ -377,11 +375,11 @@ func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant)
 	if err := claim.SetLimits(placed); err != nil {
 		return r, err
 	}
-	for _, g := range placed {
-		h := holding.Of(g.Device, g.Of)
-		h.Request, h.Admin, h.ShareID, h.TimeSlice = g.Request, g.Admin, g.ShareID, string(g.TimeSlice)
-		if g.Limits != nil {
-			h.MPS = &holding.MPS{ThreadPercentage: g.Limits.ThreadPercentage, MemoryMiB: g.Limits.MemoryMiB}
+	for _, grant := range placed {
+		h := holding.Of(grant.Device, grant.Of)
+		h.Request, h.Admin, h.ShareID, h.TimeSlice = grant.Request, grant.Admin, grant.ShareID, string(grant.TimeSlice)
+		if grant.Limits != nil {
+			h.MPS = &holding.MPS{ThreadPercentage: grant.Limits.ThreadPercentage, MemoryMiB: grant.Limits.MemoryMiB}
 		}
 		r.Holdings = append(r.Holdings, h)
 	}
@@ -399,9 +397,10 @@ func reservedFor(c *resourceapi.ResourceClaim) []holding.Pod {
 	return pods
 }
 
-// lastRecord returns the claim's record. Of an unreadable record it rebuilds each
-// holding from the device's name; its limits are unknown, so MPS is nil.
-func (p *Preparer) lastRecord(claimUID string) holding.Record {
+// recordOf returns the claim's record. Of an unreadable record it rebuilds each
+// holding from the device's name. The limits are unknown: a share has an empty MPS,
+// every other holding none.
+func (p *Preparer) recordOf(claimUID string) holding.Record {
 	if r, ok := p.cfg.Journal.Get(claimUID); ok {
 		return r
 	}

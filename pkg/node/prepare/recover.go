@@ -55,7 +55,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 	}))
 }
 
-// isBusy says whether something is being done for the claim, or waits for the
+// isBusy reports whether something is being done for the claim, or waits for the
 // kubelet's next call because what was given couldn't be taken back.
 func (p *Preparer) isBusy(claimUID string) bool {
 	return p.cfg.Claims.IsUnpreparing(claimUID) || p.claimLocks.InUse(claimUID)

@@ -287,7 +287,7 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 	for len(f.holders.asked) > 0 {
 		<-f.holders.asked
 	}
-	f.holders.set("b", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	f.holders.set("b", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 	got := inBackground(testContext(t), f, c)
 	<-f.holders.asked
 	mustUnprepare(t, f, b)
@@ -308,7 +308,7 @@ func TestRoomOfAnEarlierBoot(t *testing.T) {
 	f.journal.Close()
 	f.node.Reboot()
 	f = start(t, f.node, "boot-2", nil)
-	f.holders.set("old", prepare.Standing{Leaving: true, Reason: "the claim was deleted"})
+	f.holders.set("old", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
 	mustPrepare(t, f, newClaim("new", asked("s", gpu0, "1", "50Gi", "50")))
 	checkHeld(t, f, "new")
 }

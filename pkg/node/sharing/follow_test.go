@@ -76,7 +76,7 @@ func TestDaemonOfAnEarlierPlugin(t *testing.T) {
 			err := n.EnsureUnshared(t.Context(), uuid)
 			return err
 		},
-		"partition": func(t *testing.T, n *node, uuid gpu.UUID) error { return n.AwaitEnds(t.Context(), uuid) },
+		"partition": func(t *testing.T, n *node, uuid gpu.UUID) error { return n.AwaitDaemonEnds(t.Context(), uuid) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -285,7 +285,7 @@ func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepar
 // leaving (holding.Claims.SetLeaving). When it returns nil, no process of an MPS daemon
 // that only leaving claims had is left on their partitions. Of one on whole GPUs
 // the end has begun; Run puts the compute mode back after it, and Join and
-// AwaitEnds wait for it. Idempotent. A setting that can't be put back now is put
+// AwaitDaemonEnds wait for it. Idempotent. A setting that can't be put back now is put
 // back later.
 func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
 	groups := m.groups(r)
@@ -306,9 +306,9 @@ func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
 	return errors.Join(errs...)
 }
 
-// AwaitEnds returns when no daemon is on the GPU as a whole any more that no claim
+// AwaitDaemonEnds returns when no daemon is on the GPU as a whole any more that no claim
 // needs.
-func (m *Manager) AwaitEnds(ctx context.Context, uuid gpu.UUID) error {
+func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
 	if err := m.knowRemains(ctx, uuid); err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
 // hold is the first half of a prepare: the claim's record.
 func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	t.Helper()
-	n.claims.SetStaying(r.ClaimUID)
+	n.claims.Reset(r.ClaimUID)
 	r.BootID = n.boot
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func (n *node) giveUp(ctx context.Context, uid string) error {
 		return err
 	}
 	err := n.journal.Delete(uid)
-	n.claims.SetStaying(uid)
+	n.claims.Reset(uid)
 	return err
 }
 

@@ -309,7 +309,7 @@ func TestLastShareLeavesAtOnce(t *testing.T) {
 			},
 		},
 		"partition": {
-			wait: func(t *testing.T, n *node) error { return n.AwaitEnds(t.Context(), gpu0) },
+			wait: func(t *testing.T, n *node) error { return n.AwaitDaemonEnds(t.Context(), gpu0) },
 			want: is{Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}},
 		},
 		"nobody": {wait: func(*testing.T, *node) error { return nil }},

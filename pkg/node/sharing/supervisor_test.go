@@ -34,7 +34,7 @@ func TestSupervisorAway(t *testing.T) {
 		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
 			t.Errorf("leave: got %v", err)
 		}
-		n.claims.SetStaying("a")
+		n.claims.Reset("a")
 		end := n.run(t)
 		time.Sleep(time.Minute)
 		m.do(func() {
@@ -108,7 +108,7 @@ func TestLeftDaemonOfAClaim(t *testing.T) {
 				blocked := slices.Contains(c.blocked, uuid)
 				_, joined := n.Join(t.Context(), n.hold(t, claim(string(uuid), replica(uuid, 0))), nil)
 				for what, err := range map[string]error{
-					"EnsureUnshared": n.EnsureUnshared(t.Context(), uuid), "AwaitEnds": n.AwaitEnds(t.Context(), uuid), "Join of a replica": joined,
+					"EnsureUnshared": n.EnsureUnshared(t.Context(), uuid), "AwaitDaemonEnds": n.AwaitDaemonEnds(t.Context(), uuid), "Join of a replica": joined,
 				} {
 					if errors.Is(err, mps.ErrUnavailable) != blocked || err != nil && !blocked {
 						t.Errorf("%s on GPU %s: got %v, want an error: %v", what, uuid, err, blocked)

@@ -97,7 +97,7 @@ func (n *Node) Release(ctx context.Context, p gpu.Partition) error {
 	return nil
 }
 
-// destroyUnused says whether the partition was destroyed. MPS daemons keep it from
+// destroyUnused reports whether the partition was destroyed. MPS daemons keep it from
 // that, as processes do.
 func (n *Node) destroyUnused(p gpu.Partition) (gone bool, _ error) {
 	n.mu.Lock()

@@ -88,8 +88,8 @@ func (s *Sharing) EnsureUnshared(ctx context.Context, _ ...gpu.UUID) error {
 	return nil
 }
 
-// AwaitEnds returns at once: daemons end in Leave.
-func (s *Sharing) AwaitEnds(context.Context, gpu.UUID) error { return nil }
+// AwaitDaemonEnds returns at once: daemons end in Leave.
+func (s *Sharing) AwaitDaemonEnds(context.Context, gpu.UUID) error { return nil }
 
 // Leave implements prepare.Sharing.
 func (s *Sharing) Leave(ctx context.Context, r holding.Record) error {

@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// shared reads MPS daemons and settings of GPUs for the doctor.
-type shared struct {
+// sharingState lets the doctor read MPS daemons, compute modes and time slices.
+type sharingState struct {
 	ctx     context.Context //nolint:containedctx // of one examination
 	daemons sharing.Daemons
 	runDir  mps.RunDir
@@ -23,23 +23,23 @@ type shared struct {
 // askWithin bounds each question.
 const askWithin = 10 * time.Second
 
-func (s shared) Daemons() ([]mps.State, error) {
+func (s sharingState) Daemons() ([]mps.State, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, askWithin)
 	defer cancel()
 	report, err := s.daemons.List(ctx)
 	return report.Daemons, err
 }
 
-func (s shared) Remains() ([]string, error) { return s.runDir.Names() }
+func (s sharingState) Remains() ([]string, error) { return s.runDir.Names() }
 
-func (s shared) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
+func (s sharingState) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
 	if s.session == nil {
 		return "", nvml.ErrDriverNotLoaded
 	}
 	return s.session.ComputeMode(uuid)
 }
 
-func (s shared) TimeSlice(uuid gpu.UUID) (string, error) {
+func (s sharingState) TimeSlice(uuid gpu.UUID) (string, error) {
 	if s.smi == nil {
 		return "", nvml.ErrDriverNotLoaded
 	}

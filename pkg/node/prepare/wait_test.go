@@ -37,7 +37,7 @@ func almostOver(t *testing.T) context.Context {
 }
 
 func TestHeldDevice(t *testing.T) {
-	leaving := prepare.Standing{Leaving: true, Reason: "the claim was deleted"}
+	leaving := prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}
 	for name, tc := range map[string]struct {
 		standing *prepare.Standing
 		says     []string
@@ -71,7 +71,7 @@ func TestHeldDevice(t *testing.T) {
 
 func TestHandover(t *testing.T) {
 	for name, standing := range map[string]*prepare.Standing{
-		"from a leaving claim":         {Leaving: true, Reason: "the claim was deleted"},
+		"from a leaving claim":         {AwaitsUnprepare: true, Reason: "the claim was deleted"},
 		"while the API server is away": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -111,9 +111,9 @@ func TestAfterAReboot(t *testing.T) {
 		again    bool // the kubelet has prepared the old claim again
 		want     string
 	}{
-		"a claim that nothing wants loses its device": {prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, false, "new"},
+		"a claim that nothing wants loses its device": {prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, false, "new"},
 		"a claim in use keeps it":                     {prepare.Standing{Reason: "pod default/trainer uses it"}, false, "old"},
-		"a claim prepared again keeps it":             {prepare.Standing{Leaving: true, Reason: "the claim was deleted"}, true, "old"},
+		"a claim prepared again keeps it":             {prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, true, "old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)

@@ -32,10 +32,10 @@ const (
 // ErrHeld says that another claim holds a device.
 var ErrHeld = errors.New("device held by another claim")
 
-// lockFree locks the claim and the GPUs it is to hold, once no other claim holds any
-// of its devices and the memory for its shares is free. It returns one function
-// that unlocks the claim, and one that unlocks the GPUs.
-func (p *Preparer) lockFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
+// lockWhenFree waits until no other claim holds any of the devices and there is memory for
+// the claim's shares, and locks the claim and its GPUs. It returns one function that
+// unlocks the claim and one that unlocks the GPUs.
+func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
 	gpus := heldGPUs(want)
 	w := newWait(ctx)
 	w.want = want
@@ -138,7 +138,7 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 			unknown = err
 			continue
 		}
-		if !standing.Leaving {
+		if !standing.AwaitsUnprepare {
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
 				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
 		}
@@ -218,7 +218,7 @@ func (p *Preparer) forget(ctx context.Context, holder holding.Record) error {
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",
 		"claim", klog.KRef(holder.Namespace, holder.Name), "claimUID", holder.ClaimUID)
-	if err := p.withdraw(ctx, holder.ClaimUID, unused); err != nil {
+	if err := p.withdraw(ctx, holder.ClaimUID, noContainers); err != nil {
 		return fmt.Errorf("drop what is left of claim %s/%s from before the reboot: %w", holder.Namespace, holder.Name, err)
 	}
 	return nil
@@ -296,9 +296,9 @@ func (p *Preparer) waitForMemory(ctx context.Context, w *wait, s *shortage, rele
 		case err != nil:
 			unknown = err
 			leaving = append(leaving, h)
-		case standing.Leaving && h.BootID != p.cfg.BootID:
+		case standing.AwaitsUnprepare && h.BootID != p.cfg.BootID:
 			return p.forget(ctx, h)
-		case standing.Leaving:
+		case standing.AwaitsUnprepare:
 			leaving = append(leaving, h)
 		}
 	}
@@ -350,14 +350,14 @@ type broadcast struct {
 
 func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
 
-// next is closed at the next tell.
+// next is closed at the next wakeAll.
 func (b *broadcast) next() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.ch
 }
 
-func (b *broadcast) tell() {
+func (b *broadcast) wakeAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.ch)
