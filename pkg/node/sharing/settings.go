@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -176,6 +177,9 @@ func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
 	if err := v.m.knowDaemons(ctx); err != nil {
 		return err // a daemon that no claim needs must end first
+	}
+	if names := v.unwanted(nil); len(names) > 0 { // their last claim has begun to leave just now
+		return fmt.Errorf("MPS daemons that no claim needs still run: %s", strings.Join(names, ", "))
 	}
 	s := v.settings(uuid)
 	mode, err := v.mode(uuid)

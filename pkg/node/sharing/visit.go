@@ -183,8 +183,11 @@ func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending b
 	return ending, errors.Join(errs...)
 }
 
-// applySettings applies the settings that claims need to the GPUs.
+// applySettings applies the settings that claims need to the GPUs. A claim may have
+// come since the visit began, and kept a daemon from being stopped: the settings are
+// for that claim too.
 func (v *visit) applySettings(ctx context.Context) error {
+	v.plan = v.m.planNow()
 	var errs []error
 	for _, uuid := range v.uuids {
 		errs = append(errs, v.settleMode(ctx, uuid), v.settleSlice(ctx, uuid))
