@@ -147,7 +147,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Tell, Warn: p.warnings.warn,
+		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Warn: p.warnings.warn,
 		Step: failpoint.Step(),
 	})
 	p.hardware = &hardwareParts{nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer}
@@ -157,7 +157,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	})
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
-		OnRegistered: p.onRegistered, OnChallenged: p.facts.Challenged,
+		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return nil
 }
@@ -248,7 +248,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	}
 	if conflict := p.facts.Conflict(); conflict != "" {
 		logger.Info("Not registering with the kubelet until the other driver is gone", "node", p.cfg.NodeName, "conflict", conflict)
-		return p.facts.WaitUnchallenged(ctx)
+		return p.facts.WaitNoConflict(ctx)
 	}
 	return ctx.Err()
 }

@@ -40,7 +40,7 @@ func TestStatusOfShares(t *testing.T) {
 	s := &server{version: "v1", claim: c}
 	w := start(t, s)
 	for range 2 { // the second time, the status is already correct
-		w.Tell(ref("uid-1"), devices)
+		w.Enqueue(ref("uid-1"), devices)
 		idle(t, w)
 	}
 	const want = `"status":{"devices":[{"driver":"gpu.nvidia.com","pool":"node-a","device":"gpu-980fb007-mig-3g71gb-0-mps","shareID":"s1","data":{` +

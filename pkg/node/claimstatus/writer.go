@@ -65,9 +65,9 @@ func New(client kubernetes.Interface, driver, pool string) *Writer {
 	}
 }
 
-// Tell queues a write of the claim's partitions and shares to its status. It doesn't
+// Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
-func (w *Writer) Tell(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
+func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 	if w.useless.Load() {
 		return
 	}

@@ -163,7 +163,7 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 			s := &server{version: version, claim: claimed()}
 			w := start(t, s)
 			for range 2 { // the second time, the status is already correct
-				w.Tell(ref("uid-1"), partition())
+				w.Enqueue(ref("uid-1"), partition())
 				idle(t, w)
 			}
 			want := []string{`application/apply-patch+yaml fieldManager=tessera-kubelet-plugin&force=true ` +
@@ -179,7 +179,7 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 			one := again[device]
 			one.Instance.GPUInstanceID = 7
 			again[device] = one
-			w.Tell(ref("uid-1"), again)
+			w.Enqueue(ref("uid-1"), again)
 			idle(t, w)
 			if len(s.written) != 2 || !strings.Contains(s.written[1], `"gpuInstanceID":7`) {
 				t.Errorf("after it was made again: %v", s.written)
@@ -213,7 +213,7 @@ func TestNothingIsWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &server{version: "v1", claim: tc.claim()}
 			w := start(t, s)
-			w.Tell(ref("uid-1"), tc.devices())
+			w.Enqueue(ref("uid-1"), tc.devices())
 			idle(t, w)
 			if len(s.written) > 0 {
 				t.Errorf("written: %v", s.written)
@@ -235,7 +235,7 @@ func TestFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &server{version: "v1", claim: claimed(), refuses: tc.refuses}
 			w := start(t, s)
-			w.Tell(ref("uid-1"), partition())
+			w.Enqueue(ref("uid-1"), partition())
 			idle(t, w)
 			if stored := len(s.claim.Status.Devices) > 0; len(s.written) != tc.writes || stored != tc.stored {
 				t.Errorf("%d writes, stored: %v", len(s.written), stored)
@@ -248,7 +248,7 @@ func TestServerWithoutTheField(t *testing.T) {
 	s := &server{version: "v1", claim: claimed(), drops: true}
 	w := start(t, s)
 	for range 3 {
-		w.Tell(ref("uid-1"), partition())
+		w.Enqueue(ref("uid-1"), partition())
 		idle(t, w)
 	}
 	if len(s.written) != 1 {

@@ -135,7 +135,7 @@ func (l *look) checkSpecs() {
 	}
 }
 
-// checkDevice reports a granted device that has no CDI device, or an empty one.
+// checkDevice reports a held device that has no CDI device, or an empty one.
 func (l *look) checkDevice(r holding.Record, device string) {
 	d, ok := l.specs[device]
 	switch {

@@ -28,11 +28,11 @@ func temporary(path string) Finding {
 	}
 }
 
-// checkHolders reports devices that two grants hold.
+// checkHolders reports devices that two claims hold.
 func (l *look) checkHolders() {
 	type hold struct {
-		record holding.Record
-		grant  holding.Holding
+		record  holding.Record
+		holding holding.Holding
 	}
 	var all []hold
 	for _, r := range l.journal.Claims {
@@ -41,10 +41,10 @@ func (l *look) checkHolders() {
 				continue
 			}
 			for _, other := range all {
-				if gpu.Conflict(other.grant.Of(), g.Of()) {
+				if gpu.Conflict(other.holding.DeviceHeld(), g.DeviceHeld()) {
 					l.add(Finding{
 						Level: Trouble, Check: "two-holders", GPU: g.GPU, Claim: claimName(r), Device: string(g.Device),
-						What: fmt.Sprintf("claim %s holds %s, which conflicts with %s of claim %s", claimName(r), g.Device, other.grant.Device, claimName(other.record)),
+						What: fmt.Sprintf("claim %s holds %s, which conflicts with %s of claim %s", claimName(r), g.Device, other.holding.Device, claimName(other.record)),
 						Do:   "delete the pods of one of the claims, and report this: it must never happen",
 					})
 				}

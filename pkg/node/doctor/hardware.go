@@ -207,7 +207,7 @@ func (p *gpuLook) checkClaims() {
 	}
 }
 
-// checkHeld reports a granted partition that doesn't exist, or that the claim's
+// checkHeld reports a held partition that doesn't exist, or that the claim's
 // containers can't access.
 func (p *gpuLook) checkHeld(base Finding, r holding.Record, g holding.Holding, want gpu.Partition) {
 	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })

@@ -114,7 +114,7 @@ func (s *sharingLook) need(r holding.Record) {
 	}
 }
 
-// take adds a grant's needs.
+// take adds a holding's needs.
 func (d *neededDaemon) take(claim string, g holding.Holding) {
 	loosest := func(a, b int64) int64 {
 		if a == 0 || b == 0 {

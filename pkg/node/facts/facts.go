@@ -19,7 +19,7 @@ const (
 )
 
 // Facts has the known facts about one node. Its methods may be called
-// concurrently; none but WaitUnchallenged blocks.
+// concurrently; none but WaitNoConflict blocks.
 type Facts struct {
 	nodeName string
 
@@ -183,9 +183,9 @@ func (f *Facts) Conflict() string {
 // conflict needs the lock.
 func (f *Facts) conflict() string { return cmp.Or(f.devicePlugin, f.draDriver) }
 
-// Challenged sets the sentence about another DRA driver that has taken the plugin's
+// SetOtherDriver sets the sentence about another DRA driver that has taken the plugin's
 // name at the kubelet, with the remedy; empty if none has.
-func (f *Facts) Challenged(by string) {
+func (f *Facts) SetOtherDriver(by string) {
 	f.mu.Lock()
 	same := f.draDriver == by
 	f.mu.Unlock()
@@ -200,8 +200,8 @@ func (f *Facts) SawNode(there bool, devicePlugin string) {
 	f.mu.Change(func() { f.seen, f.devicePlugin = there, devicePlugin })
 }
 
-// WaitUnchallenged returns nil once the node has been seen to be served by no
+// WaitNoConflict returns nil once the node has been seen to be served by no
 // other driver.
-func (f *Facts) WaitUnchallenged(ctx context.Context) error {
+func (f *Facts) WaitNoConflict(ctx context.Context) error {
 	return f.mu.Wait(ctx, func() bool { return f.seen && f.conflict() == "" })
 }

@@ -18,7 +18,8 @@ type Record struct {
 	Name      string `json:"name"`
 	// BootID of the boot in which the kubelet last had the claim prepared. No
 	// container of the claim can be running in any other.
-	BootID   string    `json:"bootID"`
+	BootID string `json:"bootID"`
+	// Holdings are named grants in JSON: that is how earlier releases wrote them.
 	Holdings []Holding `json:"grants"`
 	// Pods that the claim was reserved for when it was prepared. Others may have
 	// joined since: the kubelet prepares a claim once.
@@ -92,9 +93,9 @@ func PartitionOf(d gpu.Device) Partition {
 	return Partition{Profile: p.Profile, Start: p.Placement.Start, Size: p.Placement.Size}
 }
 
-// Of describes a device to a Holding: the GPU, and which part of it the device
-// is.
-func Of(name gpu.DeviceName, d gpu.Device) Holding {
+// New returns the holding of a device: its name, its GPU, and the part of the GPU that
+// the device is.
+func New(name gpu.DeviceName, d gpu.Device) Holding {
 	g := Holding{Device: name, GPU: d.Parent(), Partition: PartitionOf(d)}
 	switch d := d.(type) {
 	case gpu.Whole, gpu.Partition:
@@ -106,8 +107,8 @@ func Of(name gpu.DeviceName, d gpu.Device) Holding {
 	return g
 }
 
-// Of returns the device of the holding.
-func (g Holding) Of() gpu.Device {
+// DeviceHeld returns the device of the holding.
+func (g Holding) DeviceHeld() gpu.Device {
 	base := g.Base()
 	switch {
 	case g.Share != nil:
@@ -158,7 +159,7 @@ func (g Holding) Same(h Holding) bool {
 
 // Holds reports whether the record keeps others from being given the device.
 func (r Record) Holds(d gpu.Device) bool {
-	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
+	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.DeviceHeld(), d) })
 }
 
 // Shares reports whether any of the record's holdings is shared.

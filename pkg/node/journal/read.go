@@ -147,7 +147,7 @@ func (s *store[R]) load() error {
 			return err
 		}
 	}
-	return s.settleRewritten()
+	return s.removeRewritten()
 }
 
 // loadEntry takes in one directory entry; other people's files are left alone.
@@ -203,9 +203,9 @@ func (s *store[R]) loadUnreadable(key string) {
 	s.unreadable[key] = aside{path: path, data: data, err: err}
 }
 
-// settleRewritten removes renamed files of keys that have a good record again:
+// removeRewritten removes renamed files of keys that have a good record again:
 // a crash came between the two steps of a put.
-func (s *store[R]) settleRewritten() error {
+func (s *store[R]) removeRewritten() error {
 	for key := range s.records {
 		if err := s.clearAside(key); err != nil {
 			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
@@ -232,20 +232,20 @@ func isTorn(data []byte) bool {
 	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
 }
 
-// claimPattern and grantPattern find in a damaged file what encode wrote.
+// claimPattern and holdingPattern find in a damaged file what encode wrote.
 var claimPattern = regexp.MustCompile(`"namespace":"([^"]{1,63})","name":"([^"]{1,253})","bootID":"([^"]{0,64})"`)
 
-var grantPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
+var holdingPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
 
 // salvage makes out what it can in a claim's damaged file: the claim's name, its boot
-// and its grants are each there or empty. A grant that is cut off
+// and its holdings are each there or empty. A holding that is cut off
 // before it says whether it is an admin's counts as one that holds its device.
 func salvage(claimUID string, data []byte) holding.Record {
 	r := holding.Record{ClaimUID: claimUID}
 	if m := claimPattern.FindSubmatch(data); m != nil {
 		r.Namespace, r.Name, r.BootID = string(m[1]), string(m[2]), string(m[3])
 	}
-	for _, m := range grantPattern.FindAllSubmatch(data, -1) {
+	for _, m := range holdingPattern.FindAllSubmatch(data, -1) {
 		r.Holdings = append(r.Holdings, holding.Holding{
 			Device:  gpu.DeviceName(m[1]),
 			GPU:     gpu.UUID(m[2]),

@@ -32,7 +32,7 @@ func (p *Plugin) waitAlone(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		p.challenge(ctx, err)
+		p.reportConflict(ctx, err)
 		if err == nil {
 			return nil
 		}
@@ -61,20 +61,20 @@ func (p *Plugin) watchSockets(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		p.challenge(ctx, err)
+		p.reportConflict(ctx, err)
 		if err == nil && !areThere(own) {
 			return errTaken
 		}
 	}
 }
 
-func (p *Plugin) challenge(ctx context.Context, err error) {
+func (p *Plugin) reportConflict(ctx context.Context, err error) {
 	if err == nil {
-		p.cfg.OnChallenged("")
+		p.cfg.OnConflict("")
 		return
 	}
 	klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
-	p.cfg.OnChallenged(err.Error())
+	p.cfg.OnConflict(err.Error())
 }
 
 // areThere reports whether all sockets still exist and are the same files.

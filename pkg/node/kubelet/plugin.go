@@ -41,10 +41,10 @@ type Config struct {
 	// registered the plugin, again after the kubelet's restart. It must not
 	// block.
 	OnRegistered func(time.Time)
-	// OnChallenged, which may be nil, is called with the reason while another
+	// OnConflict, which may be nil, is called with the reason while another
 	// running driver has the plugin's name, and with "" when none has. It must not
 	// block.
-	OnChallenged func(string)
+	OnConflict func(string)
 }
 
 // Plugin serves one kubelet.
@@ -62,8 +62,8 @@ func New(c Config) *Plugin {
 	if c.OnRegistered == nil {
 		c.OnRegistered = func(time.Time) {}
 	}
-	if c.OnChallenged == nil {
-		c.OnChallenged = func(string) {}
+	if c.OnConflict == nil {
+		c.OnConflict = func(string) {}
 	}
 	return &Plugin{cfg: c, apart: map[string]os.FileInfo{}, every: lookEvery}
 }

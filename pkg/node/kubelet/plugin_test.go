@@ -105,7 +105,7 @@ type fixture struct {
 	claims     *claims
 	client     *fake.Clientset
 	registered chan time.Time
-	challenged chan string
+	conflicts  chan string
 	// ended receives the result of Run, once.
 	ended chan error
 	// stop ends Run and returns its result.
@@ -119,11 +119,11 @@ func run(t *testing.T, root string, names ...string) *fixture {
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10), challenged: make(chan string, 1)}
+	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
 	plugin := kubelet.New(kubelet.Config{
 		Driver: driver, Root: root, Client: f.client, Claims: f.claims,
 		OnRegistered: func(at time.Time) { f.registered <- at },
-		OnChallenged: f.note,
+		OnConflict:   f.note,
 	})
 	plugin.LookOften()
 	_, ctx := ktesting.NewTestContext(t)
@@ -145,19 +145,19 @@ func run(t *testing.T, root string, names ...string) *fixture {
 // note stores the last report about another driver.
 func (f *fixture) note(by string) {
 	select {
-	case <-f.challenged:
+	case <-f.conflicts:
 	default:
 	}
-	f.challenged <- by
+	f.conflicts <- by
 }
 
-// awaitChallenge waits until the plugin reports that another driver has its
+// awaitConflict waits until the plugin reports that another driver has its
 // name, or that none has.
-func (f *fixture) awaitChallenge(t *testing.T, want bool) {
+func (f *fixture) awaitConflict(t *testing.T, want bool) {
 	t.Helper()
 	for {
 		select {
-		case by := <-f.challenged:
+		case by := <-f.conflicts:
 			if (by != "") == want && strings.Contains(by, "uninstall") == want {
 				return
 			}
@@ -315,12 +315,12 @@ func TestAnotherDriverWasFirst(t *testing.T) {
 	other := run(t, kubeletRoot(t))
 	other.register(t)
 	f := run(t, other.root)
-	f.awaitChallenge(t, true)
+	f.awaitConflict(t, true)
 	other.register(t)
 	if err := other.stop(); err != nil {
 		t.Fatal(err)
 	}
-	f.awaitChallenge(t, false)
+	f.awaitConflict(t, false)
 	f.register(t)
 }
 
@@ -342,7 +342,7 @@ func TestAnotherDriverTakesTheSockets(t *testing.T) {
 	registerapi.RegisterRegistrationServer(other, impostor{})
 	go func() { _ = other.Serve(l) }()
 	defer other.Stop()
-	f.awaitChallenge(t, true)
+	f.awaitConflict(t, true)
 	other.Stop()
 	err = <-f.ended
 	if err == nil || !strings.Contains(err.Error(), "must be restarted") {

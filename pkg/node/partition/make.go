@@ -12,7 +12,7 @@ import (
 
 func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	defer v.plan()
-	if err := v.lookToGive(ctx); err != nil {
+	if err := v.readForClaim(ctx); err != nil {
 		return gpu.Instance{}, err
 	}
 	v.m.setIdle(p, false)

@@ -140,7 +140,7 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 // After an error, Release or Run destroys an incomplete partition.
 func (m *Manager) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	var made gpu.Instance
-	err := m.visit(ctx, "make", p.GPU, func(ctx context.Context, v *visit) (err error) {
+	err := m.withGPU(ctx, "make", p.GPU, func(ctx context.Context, v *visit) (err error) {
 		made, err = v.make(ctx, p)
 		return err
 	})
@@ -154,8 +154,8 @@ func (m *Manager) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 // nothing; an error where there is no such instance.
 func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	var found gpu.Instance
-	err := m.visit(ctx, "find", p.GPU, func(ctx context.Context, v *visit) error {
-		if err := v.lookToGive(ctx); err != nil {
+	err := m.withGPU(ctx, "find", p.GPU, func(ctx context.Context, v *visit) error {
+		if err := v.readForClaim(ctx); err != nil {
 			return err
 		}
 		i, ok := v.at(p)
@@ -179,7 +179,7 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 // the GPU is lost, or there is no driver, the partition counts as idle from then
 // on, and is destroyed when it can be.
 func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {
-	err := m.visit(ctx, "release", p.GPU, func(ctx context.Context, v *visit) error { return v.release(ctx, p) })
+	err := m.withGPU(ctx, "release", p.GPU, func(ctx context.Context, v *visit) error { return v.release(ctx, p) })
 	if err != nil {
 		return fmt.Errorf("release %s: %w", partitionName(p), err)
 	}
@@ -190,7 +190,7 @@ func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {
 // destroyed and the mode is switched off if we switched it on. An error where
 // it is in MIG mode because of others.
 func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) error {
-	err := m.visit(ctx, "whole", uuid, func(ctx context.Context, v *visit) error { return v.whole(ctx) })
+	err := m.withGPU(ctx, "whole", uuid, func(ctx context.Context, v *visit) error { return v.whole(ctx) })
 	if err != nil {
 		return fmt.Errorf("use GPU %s whole: %w", uuid, err)
 	}
@@ -229,7 +229,7 @@ func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limi
 // failure is planned again.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) error {
 	err := m.worker.Try(uuid, func() error {
-		return m.visit(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
+		return m.withGPU(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
 	})
 	if err != nil {
 		return fmt.Errorf("tidy the MIG partitions of GPU %s: %w", uuid, err)

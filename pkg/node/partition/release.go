@@ -41,7 +41,7 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 		v.m.setIdle(p, false)
 		return v.save()
 	}
-	o, ok := v.own(p)
+	o, ok := v.findOwn(p)
 	if ok && o.whole() && v.m.keep(v.uuid) > 0 {
 		v.m.setIdle(p, true)
 		return v.save()
@@ -67,7 +67,7 @@ func (v *visit) lookForRelease(ctx context.Context) error {
 
 func (v *visit) whole(ctx context.Context) error {
 	defer v.plan()
-	err := v.lookToGive(ctx)
+	err := v.readForClaim(ctx)
 	if errors.Is(err, nvml.ErrNotSupported) {
 		return nil // a GPU without MIG is always whole
 	}

@@ -13,7 +13,7 @@ import (
 // holdShare is hold for the n-th share of a partition; release is for it.
 func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
-	g := holding.Of("d", gpu.Share{Of: p, Count: 4, Number: number})
+	g := holding.New("d", gpu.Share{Of: p, Count: 4, Number: number})
 	if err := n.journal.Put(holding.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Holdings: []holding.Holding{g}}); err != nil {
 		t.Fatal(err)
 	}

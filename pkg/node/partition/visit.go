@@ -40,9 +40,9 @@ type own struct {
 // whole reports whether the partition is there completely.
 func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
 
-// visit does something on a GPU with its lock held, and plans what Run is to
+// withGPU does something on a GPU with its lock held, and plans what Run is to
 // do there next.
-func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
+func (m *Manager) withGPU(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
 	return m.worker.Do(ctx, []gpu.UUID{uuid}, func() error {
 		start := time.Now()
 		v := &visit{m: m, uuid: uuid, hw: m.hw}
@@ -83,10 +83,10 @@ func (v *visit) look(ctx context.Context) error {
 	return nil
 }
 
-// lookToGive is look for a GPU that is, or a part of which is, to be given to a
+// readForClaim is look for a GPU that is, or a part of which is, to be given to a
 // claim. It is an error while it isn't known what a switch of the MIG mode has
 // changed.
-func (v *visit) lookToGive(ctx context.Context) error {
+func (v *visit) readForClaim(ctx context.Context) error {
 	if err := v.look(ctx); err != nil {
 		return err
 	}
@@ -204,8 +204,8 @@ func (v *visit) unreadable() string {
 	return ""
 }
 
-// own finds the partition among ours.
-func (v *visit) own(p gpu.Partition) (own, bool) {
+// findOwn finds the partition among ours.
+func (v *visit) findOwn(p gpu.Partition) (own, bool) {
 	n := v.ownIndex(p)
 	if n < 0 {
 		return own{}, false
@@ -228,7 +228,7 @@ func (v *visit) other(p gpu.Partition) (gpu.Instance, bool) {
 
 // at finds the partition, whoever made it.
 func (v *visit) at(p gpu.Partition) (gpu.Instance, bool) {
-	if o, ok := v.own(p); ok && o.instance != nil {
+	if o, ok := v.findOwn(p); ok && o.instance != nil {
 		return *o.instance, true
 	}
 	return v.other(p)

@@ -82,7 +82,7 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 					p.cfg.Step("prepare.made")
 				}
 				mu.Lock()
-				made[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
+				made[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: instance}
 				mu.Unlock()
 			}
 			return nil
@@ -134,7 +134,7 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	}
 	var alone []gpu.UUID
 	for _, g := range r.Holdings {
-		if !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
+		if !g.Admin && g.DeviceHeld() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
 			alone = append(alone, g.GPU)
 		}
 	}

@@ -376,7 +376,7 @@ func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant)
 		return r, err
 	}
 	for _, grant := range placed {
-		h := holding.Of(grant.Device, grant.Of)
+		h := holding.New(grant.Device, grant.Of)
 		h.Request, h.Admin, h.ShareID, h.TimeSlice = grant.Request, grant.Admin, grant.ShareID, string(grant.TimeSlice)
 		if grant.Limits != nil {
 			h.MPS = &holding.MPS{ThreadPercentage: grant.Limits.ThreadPercentage, MemoryMiB: grant.Limits.MemoryMiB}
@@ -412,7 +412,7 @@ func (p *Preparer) recordOf(claimUID string) holding.Record {
 		r.Holdings = slices.Clone(r.Holdings)
 		for i, g := range r.Holdings {
 			if d, _, err := p.cfg.Inventory.Device(g.Device); err == nil {
-				r.Holdings[i] = holding.Of(g.Device, d)
+				r.Holdings[i] = holding.New(g.Device, d)
 				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
 				if r.Holdings[i].Share != nil {
 					r.Holdings[i].MPS = &holding.MPS{} // which every share has

@@ -74,7 +74,7 @@ func held(r holding.Record) []gpu.Device {
 	var devices []gpu.Device
 	for _, g := range r.Holdings {
 		if !g.Admin {
-			devices = append(devices, g.Of())
+			devices = append(devices, g.DeviceHeld())
 		}
 	}
 	return devices

@@ -286,11 +286,11 @@ func TestDevicePlugin(t *testing.T) {
 	}
 	waited, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := r.WaitUnchallenged(waited); err == nil {
+	if err := r.WaitNoConflict(waited); err == nil {
 		t.Error("the plugin may register beside a device plugin")
 	}
 	s.allocatable("0") // what a device plugin leaves behind
-	if err := r.WaitUnchallenged(t.Context()); err != nil {
+	if err := r.WaitNoConflict(t.Context()); err != nil {
 		t.Error(err)
 	}
 	eventually(t, s, "the conflict's end", ready(report.ReasonNotRegistered))

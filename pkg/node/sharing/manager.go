@@ -221,7 +221,7 @@ func (m *Manager) change(f func()) {
 // Join sets up what a claim, whose record is in the journal, shares: compute
 // mode, time slice, MPS daemons. given has its devices that are, or are shares
 // of, partitions, with their instances. It returns the directories by which
-// containers reach the daemon of each device whose grant has MPS. Idempotent.
+// containers reach the daemon of each device whose holding has MPS. Idempotent.
 //
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
@@ -236,7 +236,7 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 	var wg sync.WaitGroup
 	for i, uuids := range groups {
 		wg.Go(func() {
-			errs[i] = m.visit(ctx, uuids, func(v *visit) (err error) {
+			errs[i] = m.withGPUs(ctx, uuids, func(v *visit) (err error) {
 				dirs[i], err = v.join(ctx, r)
 				return err
 			})
@@ -261,12 +261,12 @@ func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
 			return err
 		}
 	}
-	touched := m.touched()
+	touched := m.unsettledGPUs()
 	return agenda.Each(uuids, func(uuid gpu.UUID) error {
 		if !touched[uuid] {
 			return nil
 		}
-		return m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) })
+		return m.withGPUs(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) })
 	})
 }
 
@@ -291,7 +291,7 @@ func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
 	groups := m.groups(r)
 	if len(r.Holdings) == 0 { // it can't be read
 		groups = nil
-		for uuid := range m.touched() {
+		for uuid := range m.unsettledGPUs() {
 			groups = append(groups, []gpu.UUID{uuid})
 		}
 	}
@@ -299,7 +299,7 @@ func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
 	var wg sync.WaitGroup
 	for i, uuids := range groups {
 		wg.Go(func() {
-			errs[i] = m.visit(ctx, uuids, func(v *visit) error { return v.leave(ctx, r) })
+			errs[i] = m.withGPUs(ctx, uuids, func(v *visit) error { return v.leave(ctx, r) })
 		})
 	}
 	wg.Wait()
@@ -322,15 +322,15 @@ func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
 	if !ending {
 		return nil
 	}
-	return m.visit(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.stopUnwanted(ctx) })
+	return m.withGPUs(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.stopUnwanted(ctx) })
 }
 
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
-	own := plan{daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+	own := plan{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
 	own.add(r)
-	needs, touched := own.touched(), m.touched()
+	needs, touched := own.gpus(), m.unsettledGPUs()
 	var groups [][]gpu.UUID
 	done := map[gpu.UUID]bool{}
 	for _, uuid := range r.GPUs() {
@@ -346,9 +346,9 @@ func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
 	return groups
 }
 
-// touched returns the GPUs that have, or may have, daemons that no claim needs or
+// unsettledGPUs returns the GPUs that have, or may have, daemons that no claim needs or
 // settings that were changed.
-func (m *Manager) touched() map[gpu.UUID]bool {
+func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
 	for _, s := range m.Journal.AllSettings() {
 		uuids[s.GPU] = true

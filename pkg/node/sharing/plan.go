@@ -10,8 +10,8 @@ import (
 // plan has the daemons and settings that claims need, by the journal.
 type plan struct {
 	daemons map[string]*wanted
-	// slices are the intervals that claims ask for, by GPU.
-	slices map[gpu.UUID]string
+	// timeSlices are the intervals that claims' configurations ask for, by GPU.
+	timeSlices map[gpu.UUID]string
 	// replicas are the GPUs that claims have replicas of.
 	replicas map[gpu.UUID]bool
 	// unknown has the needs of claims whose records can't be read.
@@ -41,7 +41,7 @@ type unknown struct {
 // have come or gone while it waited.
 func (m *Manager) planNow() plan {
 	p := plan{
-		daemons: map[string]*wanted{}, slices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
+		daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
 		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
 	}
 	for _, r := range m.Journal.All() {
@@ -67,7 +67,7 @@ func (p *plan) add(r holding.Record) {
 			p.daemons[name].addClaim(r)
 		}
 		if g.TimeSlice != "" {
-			p.slices[g.GPU] = g.TimeSlice
+			p.timeSlices[g.GPU] = g.TimeSlice
 		}
 		if g.Replica != nil {
 			p.replicas[g.GPU] = true
@@ -75,7 +75,7 @@ func (p *plan) add(r holding.Record) {
 	}
 }
 
-// addDaemon takes a grant into the plan of its daemon. Each bound is the loosest
+// addDaemon adds a holding to the plan of its daemon. Each bound is the loosest
 // of the limits that claims have there.
 func (p *plan) addDaemon(name string, g holding.Holding) {
 	w, base := p.daemons[name], g.Base()
@@ -162,15 +162,15 @@ func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
 	return slices.Compact(group)
 }
 
-// touched returns all GPUs on which claims need a daemon or a setting.
-func (p *plan) touched() map[gpu.UUID]bool {
+// gpus returns all GPUs on which claims need a daemon or a setting.
+func (p *plan) gpus() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
 	for _, w := range p.daemons {
 		for _, uuid := range w.gpus() {
 			uuids[uuid] = true
 		}
 	}
-	for uuid := range p.slices {
+	for uuid := range p.timeSlices {
 		uuids[uuid] = true
 	}
 	for uuid := range p.replicas {

@@ -196,7 +196,7 @@ func (m *Manager) stopAll(ctx context.Context, names []string) error {
 
 // tidyAll calls tidy for all touched GPUs, concurrently.
 func (m *Manager) tidyAll(ctx context.Context) error {
-	uuids := slices.Collect(maps.Keys(m.touched()))
+	uuids := slices.Collect(maps.Keys(m.unsettledGPUs()))
 	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, uuid) })
 }
 
@@ -204,6 +204,6 @@ func (m *Manager) tidyAll(ctx context.Context) error {
 func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
 	return m.worker.Try(uuid, func() error {
 		p := m.planNow()
-		return m.visit(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
+		return m.withGPUs(ctx, p.together(uuid), func(v *visit) error { return v.tidy(ctx) })
 	})
 }

@@ -76,7 +76,7 @@ func (m *Manager) verify(ctx context.Context) {
 			return
 		}
 		p := m.planNow()
-		for uuid := range p.touched() {
+		for uuid := range p.gpus() {
 			m.mu.Lock()
 			m.recheck[uuid] = true
 			m.mu.Unlock()

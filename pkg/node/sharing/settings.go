@@ -37,8 +37,8 @@ func (v *visit) save(s holding.Settings) error {
 	return v.m.Journal.PutSettings(s)
 }
 
-// settleMode applies the compute mode that claims need.
-func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
+// applyMode applies the compute mode that claims need.
+func (v *visit) applyMode(ctx context.Context, uuid gpu.UUID) error {
 	switch {
 	case v.m.ExclusiveProcess && v.plan.hasWhole(uuid):
 		return v.setMode(ctx, uuid)
@@ -48,7 +48,7 @@ func (v *visit) settleMode(ctx context.Context, uuid gpu.UUID) error {
 	case v.plan.mayUse(uuid): // a claim whose record can't be read
 		return nil
 	default:
-		return v.putModeBack(ctx, uuid)
+		return v.restoreMode(ctx, uuid)
 	}
 }
 
@@ -173,8 +173,8 @@ func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 	return mode, err
 }
 
-// putModeBack restores the compute mode, unless somebody else has changed it since.
-func (v *visit) putModeBack(ctx context.Context, uuid gpu.UUID) error {
+// restoreMode restores the compute mode, unless somebody else has changed it since.
+func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 	if err := v.m.knowDaemons(ctx); err != nil {
 		return err // a daemon that no claim needs must end first
 	}

@@ -32,9 +32,9 @@ func intervalNumber(interval string) (int, bool) {
 	}
 }
 
-// settleSlice applies the interval that claims need. Default means that no claim
+// applyTimeSlice applies the interval that claims need. Default means that no claim
 // needs an interval: leave it, or restore the original value.
-func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
+func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 	want, known := v.interval(uuid)
 	s := v.settings(uuid)
 	switch {
@@ -43,7 +43,7 @@ func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
 	case want == "" && v.plan.mayUse(uuid): // a claim whose record can't be read
 		return nil
 	case want == "":
-		return v.putSliceBack(ctx, uuid)
+		return v.restoreTimeSlice(ctx, uuid)
 	default:
 		err := v.setSlice(ctx, uuid, want)
 		v.m.setUnsupported(uuid, err)
@@ -54,7 +54,7 @@ func (v *visit) settleSlice(ctx context.Context, uuid gpu.UUID) error {
 // interval returns the interval that claims need of the GPU, "" for the default;
 // known is false before policies have been read.
 func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
-	want = v.plan.slices[uuid]
+	want = v.plan.timeSlices[uuid]
 	if want == "" && v.plan.replicas[uuid] {
 		v.m.mu.Lock()
 		defer v.m.mu.Unlock()
@@ -122,8 +122,8 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 	return nil
 }
 
-// putSliceBack puts the interval back.
-func (v *visit) putSliceBack(ctx context.Context, uuid gpu.UUID) error {
+// restoreTimeSlice puts the interval back.
+func (v *visit) restoreTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 	v.m.mu.Lock()
 	delete(v.m.set, uuid)
 	v.m.mu.Unlock()

@@ -25,8 +25,8 @@ type visit struct {
 	plan  plan
 }
 
-// visit calls do with the locks of the GPUs held. uuids are in ascending order.
-func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
+// withGPUs calls do with the locks of the GPUs held. uuids are in ascending order.
+func (m *Manager) withGPUs(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
 	return m.worker.Do(ctx, uuids, func() error {
 		if err := do(&visit{m: m, uuids: uuids, plan: m.planNow()}); err != nil {
 			return fmt.Errorf("share GPU %s: %w", uuids[0], err)
@@ -79,7 +79,7 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 	var errs []error
 	for _, uuid := range v.uuids {
 		if v.settings(uuid).Closed {
-			errs = append(errs, v.settleMode(ctx, uuid))
+			errs = append(errs, v.applyMode(ctx, uuid))
 		}
 	}
 	return errors.Join(errs...)
@@ -190,7 +190,7 @@ func (v *visit) applySettings(ctx context.Context) error {
 	v.plan = v.m.planNow()
 	var errs []error
 	for _, uuid := range v.uuids {
-		errs = append(errs, v.settleMode(ctx, uuid), v.settleSlice(ctx, uuid))
+		errs = append(errs, v.applyMode(ctx, uuid), v.applyTimeSlice(ctx, uuid))
 	}
 	return errors.Join(errs...)
 }

@@ -129,7 +129,7 @@ func (s *Sharing) begin(ctx context.Context, op string, r holding.Record) (unloc
 	return unlock, nil
 }
 
-// DaemonOf is the name of the MPS daemon that the grant needs; empty for none.
+// DaemonOf is the name of the MPS daemon that the holding needs; empty for none.
 func DaemonOf(r holding.Record, g holding.Holding) string {
 	switch {
 	case g.Admin || g.MPS == nil:
