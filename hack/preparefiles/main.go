@@ -136,10 +136,10 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 		return nil, err
 	}
 	claims := holding.NewClaims(j)
-	partitions := partition.New(partition.Options{Journal: j, Claims: claims, BootID: bootID})
+	partitions := partition.New(partition.Config{Journal: j, Claims: claims, BootID: bootID})
 	partitions.SetHardware(session)
 	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
-	shares := sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
+	shares := sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
 	shares.SetHardware(session, nil)
 	names, err := gpu.NewNames(there.GPUs)
 	if err != nil {

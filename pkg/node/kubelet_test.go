@@ -84,7 +84,7 @@ func (b blocked) Unprepare(context.Context, kubeletplugin.NamespacedObject) erro
 func TestStuckCall(t *testing.T) {
 	b := blocked{prepares: make(chan struct{}), unblocked: make(chan struct{})}
 	plug, client := serveKubelet(t, b, claimOf("training"))
-	p := &plugin{driver: driver.New(driver.Options{}), kubelet: plug}
+	p := &plugin{driver: driver.New(driver.Config{}), kubelet: plug}
 	answered := make(chan error, 1)
 	go func() {
 		_, err := client.NodePrepareResources(t.Context(), prepareRequest(claimOf("training")))

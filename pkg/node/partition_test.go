@@ -94,15 +94,15 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
 	claims, minors := holding.NewClaims(j), driver.NewMinors(d.specs)
 	parts := &hardwareParts{
-		journal: j, partitions: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
-		sharing: sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+		journal: j, partitions: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
+		sharing: sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 	}
 	parts.preparer = prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	d.hardwareParts = parts
-	follower := driver.New(driver.Options{
+	follower := driver.New(driver.Config{
 		NodeName: "node-0", Host: host, Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d,
 	})
 	running, cancel := context.WithCancel(ctx)

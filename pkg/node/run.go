@@ -123,7 +123,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
 	claims, signals, minors := holding.NewClaims(p.journal), driver.NewSignals(), driver.NewMinors(p.specs)
-	p.partitions = partition.New(partition.Options{
+	p.partitions = partition.New(partition.Config{
 		Journal: p.journal, Claims: claims, BootID: bootID, Registerer: p.metrics,
 		ConditionsChanged: signals.Wake, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
 	})
@@ -131,7 +131,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	if err != nil {
 		return err
 	}
-	p.sharing = sharing.New(sharing.Options{
+	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
 		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
@@ -151,7 +151,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Step: failpoint.Step(),
 	})
 	p.hardware = &hardwareParts{nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer}
-	p.driver = driver.New(driver.Options{
+	p.driver = driver.New(driver.Config{
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware,
 	})

@@ -58,8 +58,8 @@ type Known interface {
 	Conditions() map[gpu.UUID][]gpu.Condition
 }
 
-// Options are what a Follower is built from. All but DriverRoot are required.
-type Options struct {
+// Config has the parts and settings of a Follower. All but DriverRoot are required.
+type Config struct {
 	NodeName string
 	// Host is where the driver is looked for, under DriverRoot only unless that is
 	// empty.
@@ -80,7 +80,7 @@ type Options struct {
 
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
 type Follower struct {
-	opts   Options
+	cfg    Config
 	opener *nvml.Opener
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
@@ -101,8 +101,8 @@ type Follower struct {
 }
 
 // New builds a Follower that has not looked for a driver yet.
-func New(o Options) *Follower {
-	return &Follower{opts: o, opener: nvml.NewOpener(), first: make(chan struct{})}
+func New(c Config) *Follower {
+	return &Follower{cfg: c, opener: nvml.NewOpener(), first: make(chan struct{})}
 }
 
 // Looked returns a channel that is closed when the driver has been looked for once,
@@ -144,7 +144,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // can't go on. looked is called after Arrived has returned or lasted for
 // RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) error {
-	root, err := driverroot.Find(f.opts.Host, f.opts.DriverRoot)
+	root, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
 	if err != nil {
 		return err
 	}
@@ -153,16 +153,16 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 		return err
 	}
 	defer f.close(ctx, session)
-	f.opts.Minors.use(session)
-	defer f.opts.Minors.drop()
+	f.cfg.Minors.use(session)
+	defer f.cfg.Minors.drop()
 	node, err := f.read(ctx, root, session, true)
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", f.opts.NodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
+	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", f.cfg.NodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
-	arrived := f.arrive(ctx, Hardware{Session: session, SMI: SMI(f.opts.Host, root)})
+	arrived := f.arrive(ctx, Hardware{Session: session, SMI: SMI(f.cfg.Host, root)})
 	defer f.leave(ctx, arrived)
 	looked()
 	endWatch := f.watch(ctx, root, session)
@@ -180,14 +180,14 @@ func (f *Follower) lose(ctx context.Context, err error) {
 		klog.FromContext(ctx).Info("No working NVIDIA driver, waiting for one", "reason", reason, "err", err)
 		f.said = err.Error()
 	}
-	f.opts.Facts.Missing(reason, err.Error())
+	f.cfg.Facts.Missing(reason, err.Error())
 }
 
 func (f *Follower) open(root driverroot.Root) (*nvml.Session, error) {
 	if f.loaded != "" && f.loaded != root.Library {
 		return nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, f.loaded, root.Library)
 	}
-	session, err := f.opener.Open(f.opts.Host.Path(root.Library))
+	session, err := f.opener.Open(f.cfg.Host.Path(root.Library))
 	if !errors.Is(err, nvml.ErrLibraryNotFound) {
 		f.loaded = root.Library
 	}
@@ -219,7 +219,7 @@ func errNoAnswer(root driverroot.Root, err error) error {
 // process.
 func (f *Follower) close(ctx context.Context, session *nvml.Session) {
 	if err := session.Close(); err != nil {
-		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.opts.NodeName)
+		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.cfg.NodeName)
 	}
 }
 
@@ -229,12 +229,12 @@ func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan stru
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		f.opts.Listener.Arrived(ctx, hw)
+		f.cfg.Listener.Arrived(ctx, hw)
 	}()
 	select {
 	case <-done:
 	case <-time.After(RecoverWithin):
-		klog.FromContext(ctx).Info("Recovering the GPUs takes long, going on meanwhile", "node", f.opts.NodeName, "after", RecoverWithin)
+		klog.FromContext(ctx).Info("Recovering the GPUs takes long, going on meanwhile", "node", f.cfg.NodeName, "after", RecoverWithin)
 	case <-ctx.Done():
 	}
 	return done
@@ -246,12 +246,12 @@ func (f *Follower) leave(ctx context.Context, arrived <-chan struct{}) {
 	pluginEnds := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 	defer cancel()
-	f.opts.Listener.Leaving(ctx, pluginEnds)
+	f.cfg.Listener.Leaving(ctx, pluginEnds)
 }
 
 // pause waits for a signal, the time, or the end of ctx.
 func (f *Follower) pause(ctx context.Context, d time.Duration) (woken bool) {
 	f.alive.beat()
 	defer f.alive.beat()
-	return f.opts.Signals.await(ctx, d)
+	return f.cfg.Signals.await(ctx, d)
 }

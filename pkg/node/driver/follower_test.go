@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // fixture is a Follower on the fake host, whose parts have nothing to do but what a
 // test sets before start.
 type fixture struct {
-	Options
+	Config
 	*Follower
 	specs    *cdi.Specs
 	journal  *journal.Journal
@@ -53,9 +53,9 @@ func newFixture(t *testing.T) *fixture {
 		journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10),
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
-	f.Options = Options{
+	f.Config = Config{
 		NodeName: "node-0", Host: driverroot.NewHost(installed.Host), Facts: facts.New("node-0"), Signals: NewSignals(),
-		Partitions: partition.New(partition.Options{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f,
+		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f,
 	}
 	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Host})
 	return f
@@ -75,7 +75,7 @@ func (f *fixture) Mend(ctx context.Context, lacking func(gpu.Partition) bool) er
 // build makes the Follower.
 func (f *fixture) build() {
 	f.Minors = NewMinors(f.specs)
-	f.Follower = New(f.Options)
+	f.Follower = New(f.Config)
 }
 
 // start runs the Follower until the test ends.

@@ -29,12 +29,12 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 		return
 	}
 	before, lacking := f.mended.lacking, map[gpu.Partition]bool{}
-	err := f.opts.Listener.Mend(ctx, func(part gpu.Partition) bool {
+	err := f.cfg.Listener.Mend(ctx, func(part gpu.Partition) bool {
 		if !lacks(there, part) {
 			return false
 		}
 		if !before[part] {
-			f.opts.Signals.soon()
+			f.cfg.Signals.soon()
 		}
 		lacking[part] = true
 		return before[part]
@@ -46,7 +46,7 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 	}
 	f.mended.again = time.Now().Add(rereadEvery)
 	if f.mended.said != err.Error() {
-		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", f.opts.NodeName)
+		klog.FromContext(ctx).Error(err, "Some prepared claims have lost what they were given; it is tried again", "node", f.cfg.NodeName)
 		f.mended.said = err.Error()
 	}
 }

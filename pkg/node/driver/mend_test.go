@@ -57,7 +57,7 @@ func TestMendPaces(t *testing.T) {
 		f := newFixture(t)
 		f.onMend = prepare.New(prepare.Config{
 			Journal: j, Claims: claims, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
-			Sharing: sharing.New(sharing.Options{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
+			Sharing: sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
 		}).Mend
 		f.build()
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}

@@ -25,8 +25,8 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		hostToo := f.opts.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
-		now, err := driverroot.Find(f.opts.Host, f.opts.DriverRoot)
+		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
+		now, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
 		if err != nil {
 			return err
 		}
@@ -61,15 +61,15 @@ func (f *Follower) rereadAfter() time.Duration {
 // facts. It returns all that there is, with the partitions that are created for
 // claims. The error is about the driver as a whole.
 func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
-	f.modules.load(ctx, f.opts.Host, root, devDir(f.opts.Host, root))
+	f.modules.load(ctx, f.cfg.Host, root, devDir(f.cfg.Host, root))
 	before := f.remember(session)
 	for {
-		switches := f.opts.Minors.switches()
+		switches := f.cfg.Minors.switches()
 		there, reported, err := f.readUndisturbed(root, session, before)
 		if err != nil {
-			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.opts.NodeName, err)
+			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.cfg.NodeName, err)
 		}
-		current, err := f.opts.Minors.setDriver(&cdi.Driver{
+		current, err := f.cfg.Minors.setDriver(&cdi.Driver{
 			Version: there.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
 			LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
 		}, switches, hostToo)
@@ -77,16 +77,16 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 			continue // what was read is out of date
 		}
 		f.noteCDI(ctx, err)
-		return there, f.opts.Facts.Found(f.withConditions(reported))
+		return there, f.cfg.Facts.Found(f.withConditions(reported))
 	}
 }
 
 // remember tells the session which GPUs the machine has had, and returns those
 // that it has had since it started.
 func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
-	has, hadBefore := f.opts.Facts.Remembered()
+	has, hadBefore := f.cfg.Facts.Remembered()
 	session.Remember(has, false)
-	for _, uuid := range f.opts.Known.Held() {
+	for _, uuid := range f.cfg.Known.Held() {
 		i := slices.IndexFunc(hadBefore, func(g gpu.GPU) bool { return g.UUID == uuid })
 		g := gpu.GPU{UUID: uuid, Index: -1, Minor: -1}
 		if i >= 0 {
@@ -102,10 +102,10 @@ func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
 // returns all that there is, and the same without the partitions that are created
 // for claims.
 func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (there, reported gpu.Node, err error) {
-	w := f.opts.Partitions.Watch()
+	w := f.cfg.Partitions.Watch()
 	defer w.End()
 	for again := true; again; again = w.Disturbed() {
-		there, err = ReadNode(f.opts.NodeName, f.opts.Host, root, session)
+		there, err = ReadNode(f.cfg.NodeName, f.cfg.Host, root, session)
 	}
 	if err != nil {
 		return gpu.Node{}, gpu.Node{}, err
@@ -116,14 +116,14 @@ func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, 
 // noteCDI stores why the CDI specifications couldn't be written, nil if they were.
 func (f *Follower) noteCDI(ctx context.Context, err error) {
 	if err != nil && (f.cdiFailed == nil || f.cdiFailed.Error() != err.Error()) {
-		klog.FromContext(ctx).Error(err, "Restoring CDI specifications failed, retrying", "node", f.opts.NodeName)
+		klog.FromContext(ctx).Error(err, "Restoring CDI specifications failed, retrying", "node", f.cfg.NodeName)
 	}
 	f.cdiFailed = err
 }
 
 // withConditions adds the conditions that other parts know of.
 func (f *Follower) withConditions(node gpu.Node) gpu.Node {
-	known := f.opts.Known.Conditions()
+	known := f.cfg.Known.Conditions()
 	for i, g := range node.GPUs {
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
 		if f.cdiFailed != nil {

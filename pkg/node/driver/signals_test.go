@@ -11,7 +11,7 @@ import (
 func TestStuck(t *testing.T) {
 	const after = 3 * time.Minute
 	synctest.Test(t, func(t *testing.T) {
-		f := New(Options{Signals: NewSignals()})
+		f := New(Config{Signals: NewSignals()})
 		if err := f.Stuck(after); err != nil {
 			t.Errorf("before the first look: %v", err)
 		}

@@ -45,10 +45,10 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 			case ctx.Err() != nil:
 				return
 			case errors.Is(err, nvml.ErrNotSupported):
-				klog.FromContext(ctx).V(2).Info("GPUs have no events to watch, facts are read from time to time", "node", f.opts.NodeName, "err", err)
+				klog.FromContext(ctx).V(2).Info("GPUs have no events to watch, facts are read from time to time", "node", f.cfg.NodeName, "err", err)
 				return
 			case err != nil: // such as a GPU that is lost
-				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", f.opts.NodeName, "err", err)
+				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", f.cfg.NodeName, "err", err)
 				select {
 				case <-time.After(pause):
 				case <-ctx.Done():
@@ -56,13 +56,13 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				pause = min(2*pause, rereadEvery)
 			case event.Xid == 0:
 				pause = retryDriver
-				f.opts.Signals.soon()
+				f.cfg.Signals.soon()
 				continue
 			default:
 				pause = retryDriver
 				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
 			}
-			f.opts.Signals.WakeForGPUs()
+			f.cfg.Signals.WakeForGPUs()
 		}
 	}()
 	return done
@@ -85,9 +85,9 @@ func (f *Follower) watchSilence(ctx context.Context, session *nvml.Session) <-ch
 			if slices.Equal(silent, before) {
 				continue
 			}
-			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", f.opts.NodeName, "gpus", silent, "before", before)
+			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", f.cfg.NodeName, "gpus", silent, "before", before)
 			before = silent
-			f.opts.Signals.WakeForGPUs()
+			f.cfg.Signals.WakeForGPUs()
 		}
 	}()
 	return done
@@ -98,10 +98,10 @@ func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 	done := make(chan struct{})
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
-		err = watcher.Add(f.opts.Host.Path(filepath.Join(root.DevRoot, "dev")))
+		err = watcher.Add(f.cfg.Host.Path(filepath.Join(root.DevRoot, "dev")))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Device nodes are not watched, only looked at from time to time", "node", f.opts.NodeName, "err", err)
+		klog.FromContext(ctx).Info("Device nodes are not watched, only looked at from time to time", "node", f.cfg.NodeName, "err", err)
 		if watcher != nil {
 			watcher.Close()
 		}
@@ -117,10 +117,10 @@ func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 				return
 			case err := <-watcher.Errors:
 				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them again", "err", err)
-				f.opts.Signals.Wake()
+				f.cfg.Signals.Wake()
 			case event := <-watcher.Events:
 				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {
-					f.opts.Signals.Wake()
+					f.cfg.Signals.Wake()
 				}
 			}
 		}

@@ -77,7 +77,7 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	if err := v.save(); err != nil {
 		return gpu.Instance{}, err
 	}
-	v.m.Step("partition.intended")
+	v.m.cfg.Step("partition.intended")
 	if !wasOn {
 		if err := v.switchMode(ctx, true); err != nil {
 			return gpu.Instance{}, errors.Join(err, v.failed(ctx, p, err))
@@ -88,12 +88,12 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 		unsettled := v.failed(ctx, p, err)
 		return gpu.Instance{}, errors.Join(v.explain(err), unsettled)
 	}
-	v.m.Step("partition.created")
+	v.m.cfg.Step("partition.created")
 	v.ours[v.ownIndex(p)].instance = &made
 	if err := v.save(); err != nil {
 		return gpu.Instance{}, err
 	}
-	v.m.Step("partition.made")
+	v.m.cfg.Step("partition.made")
 	return made, nil
 }
 

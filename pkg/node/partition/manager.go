@@ -31,8 +31,8 @@ type Hardware interface {
 	SetMIGMode(uuid gpu.UUID, on bool) error
 }
 
-// Options are what a Manager is built from.
-type Options struct {
+// Config has the parts and settings of a Manager.
+type Config struct {
 	Journal *journal.Journal
 	Claims  *holding.Claims
 	// BootID of the running kernel. The partitions in records of other boots are
@@ -56,7 +56,7 @@ type Options struct {
 // everywhere at once; those that wait for a GPU's lock stop waiting when their
 // context ends.
 type Manager struct {
-	Options
+	cfg     Config
 	worker  *agenda.Worker
 	metrics *metrics
 
@@ -79,18 +79,18 @@ type Manager struct {
 }
 
 // New builds a Manager without hardware.
-func New(o Options) *Manager {
-	if o.Step == nil {
-		o.Step = func(string) {}
+func New(c Config) *Manager {
+	if c.Step == nil {
+		c.Step = func(string) {}
 	}
-	if o.ConditionsChanged == nil {
-		o.ConditionsChanged = func() {}
+	if c.ConditionsChanged == nil {
+		c.ConditionsChanged = func() {}
 	}
-	if o.ModeSwitched == nil {
-		o.ModeSwitched = func(gpu.UUID) error { return nil }
+	if c.ModeSwitched == nil {
+		c.ModeSwitched = func(gpu.UUID) error { return nil }
 	}
 	return &Manager{
-		Options: o, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(o.Registerer, o.Journal),
+		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(c.Registerer, c.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
 		watches: map[*Watch]bool{}, unread: map[gpu.UUID]bool{},
 	}
@@ -114,7 +114,7 @@ func (m *Manager) SetKeepWarm(keep map[gpu.UUID]time.Duration) {
 	if !changed {
 		return
 	}
-	for _, r := range m.Journal.GPUs() {
+	for _, r := range m.cfg.Journal.GPUs() {
 		m.worker.At(r.GPU, time.Now())
 	}
 }
@@ -124,7 +124,7 @@ func (m *Manager) SetKeepWarm(keep map[gpu.UUID]time.Duration) {
 // have told of is left.
 func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	conditions := map[gpu.UUID][]gpu.Condition{}
-	for _, u := range m.Journal.UnreadableGPUs() {
+	for _, u := range m.cfg.Journal.UnreadableGPUs() {
 		conditions[u.GPU] = []gpu.Condition{{Type: gpu.StateUnreadable, Message: unreadable(u)}}
 	}
 	return conditions
@@ -216,10 +216,10 @@ func (m *Manager) LeaveHost(ctx context.Context) error {
 // tidyAll tidies all GPUs that have a record, at once.
 func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limits) error {
 	var uuids []gpu.UUID
-	for _, r := range m.Journal.GPUs() {
+	for _, r := range m.cfg.Journal.GPUs() {
 		uuids = append(uuids, r.GPU)
 	}
-	for _, u := range m.Journal.UnreadableGPUs() {
+	for _, u := range m.cfg.Journal.UnreadableGPUs() {
 		uuids = append(uuids, u.GPU)
 	}
 	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, op, uuid, of(uuid)) })

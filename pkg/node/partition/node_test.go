@@ -29,6 +29,8 @@ type node struct {
 	journal *journal.Journal
 	claims  *holding.Claims
 	dir     string
+
+	modeSwitched func(gpu.UUID) error
 }
 
 func newNode(t testing.TB, hw *hardware) *node {
@@ -43,7 +45,11 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 	}
 	t.Cleanup(func() { j.Close() })
 	claims := holding.NewClaims(j)
-	n := &node{hw: hw, journal: j, claims: claims, dir: dir, Manager: partition.New(partition.Options{Journal: j, Claims: claims, BootID: boot, Step: step, Registerer: prometheus.NewRegistry()})}
+	n := &node{hw: hw, journal: j, claims: claims, dir: dir, modeSwitched: func(gpu.UUID) error { return nil }}
+	n.Manager = partition.New(partition.Config{
+		Journal: j, Claims: claims, BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
+		ModeSwitched: func(uuid gpu.UUID) error { return n.modeSwitched(uuid) },
+	})
 	n.SetHardware(hw)
 	return n
 }

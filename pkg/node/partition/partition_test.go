@@ -53,7 +53,7 @@ func TestMetrics(t *testing.T) {
 	t.Cleanup(func() { j.Close() })
 	registry := prometheus.NewRegistry()
 	claims := holding.NewClaims(j)
-	n := &node{hw: hw, journal: j, claims: claims, Manager: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot-1", Registerer: registry})}
+	n := &node{hw: hw, journal: j, claims: claims, Manager: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot-1", Registerer: registry})}
 	n.SetHardware(hw)
 	n.prepare(t, part(gpu0, "1g.18gb", 0))
 	n.prepare(t, part(gpu0, "1g.18gb", 1))

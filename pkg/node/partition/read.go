@@ -45,7 +45,7 @@ func (m *Manager) Watch() *Watch {
 	m.mu.Lock()
 	m.watches[w] = true
 	m.mu.Unlock()
-	now := m.Journal.GPUs()
+	now := m.cfg.Journal.GPUs()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w.records = append(w.records, now...)
@@ -85,7 +85,7 @@ func (w *Watch) Hide(node gpu.Node, before []gpu.GPU) gpu.Node {
 	node.GPUs = slices.Clone(node.GPUs)
 	for i := range node.GPUs {
 		for _, r := range records {
-			if r.GPU == node.GPUs[i].UUID && r.BootID == w.m.BootID {
+			if r.GPU == node.GPUs[i].UUID && r.BootID == w.m.cfg.BootID {
 				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
 				node.GPUs[i] = frozen(node.GPUs[i], before, r)
 			}

@@ -57,7 +57,7 @@ func TestModeSwitchedIsTold(t *testing.T) {
 	n := newNode(t, newHardware())
 	var told []string
 	var fails error
-	n.ModeSwitched = func(uuid gpu.UUID) error {
+	n.modeSwitched = func(uuid gpu.UUID) error {
 		told = append(told, fmt.Sprintf("%s enabled=%t instances=%d", uuid, n.hw.now(uuid).Enabled, len(n.hw.now(uuid).Instances)))
 		return fails
 	}

@@ -37,7 +37,7 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 		return nil
 	}
 	defer v.plan()
-	if v.m.Claims.InUse(p) { // somebody else has a share of it, or has it again by now
+	if v.m.cfg.Claims.InUse(p) { // somebody else has a share of it, or has it again by now
 		v.m.setIdle(p, false)
 		return v.save()
 	}
@@ -54,7 +54,7 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 	if err := v.save(); err != nil {
 		return err
 	}
-	v.m.Step("partition.forgotten")
+	v.m.cfg.Step("partition.forgotten")
 	return nil
 }
 
@@ -113,8 +113,8 @@ func (v *visit) mayBeWhole() error {
 // tidy destroys incomplete partitions, and those idle for longer than the
 // limits allow, and then switches the mode off.
 func (v *visit) tidy(ctx context.Context, l limits) error {
-	if r, ok := v.m.Journal.GPU(v.uuid); ok && r.BootID != v.m.BootID {
-		return v.m.Journal.DeleteGPU(v.uuid) // the hardware has forgotten, whether or not the GPU is still there
+	if r, ok := v.m.cfg.Journal.GPU(v.uuid); ok && r.BootID != v.m.cfg.BootID {
+		return v.m.cfg.Journal.DeleteGPU(v.uuid) // the hardware has forgotten, whether or not the GPU is still there
 	}
 	if err := v.look(ctx); err != nil {
 		return err

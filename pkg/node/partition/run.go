@@ -52,7 +52,7 @@ func (v *visit) planOwn(o own) {
 		v.planIn(keep - v.m.idleFor(o.Partition))
 	case v.m.isIdle(o.Partition): // given up, and the claim's record is about to go
 		v.planIn(max(keep-v.m.idleFor(o.Partition), retryFirst))
-	case len(v.m.Journal.Unreadable()) > 0: // whose claims give up what their names tell, and that may not be all
+	case len(v.m.cfg.Journal.Unreadable()) > 0: // whose claims give up what their names tell, and that may not be all
 		v.planIn(retryLast)
 	}
 }
@@ -64,12 +64,12 @@ func (v *visit) planIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Ad
 // holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
 	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
-	for _, r := range m.Claims.Holders(p, "") {
-		if slices.ContainsFunc(r.Holdings, exactly) || m.Journal.IsUnreadable(r.ClaimUID) {
+	for _, r := range m.cfg.Claims.Holders(p, "") {
+		if slices.ContainsFunc(r.Holdings, exactly) || m.cfg.Journal.IsUnreadable(r.ClaimUID) {
 			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)
 		}
 	}
-	for _, u := range m.Journal.Unreadable() {
+	for _, u := range m.cfg.Journal.Unreadable() {
 		if len(u.Record.Holdings) == 0 {
 			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", u.ClaimUID, u.Path)
 		}

@@ -37,7 +37,7 @@ func newPort(t *testing.T, machine string) port {
 	}
 	t.Cleanup(func() { j.Close() })
 	claims := holding.NewClaims(j)
-	n := &node{journal: j, claims: claims, Manager: partition.New(partition.Options{Journal: j, Claims: claims, BootID: "boot-1"})}
+	n := &node{journal: j, claims: claims, Manager: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot-1"})}
 	n.SetHardware(sim)
 	return port{node: n, sim: sim, uuid: gpus[0].UUID}
 }

@@ -58,8 +58,8 @@ func (m *Manager) withGPU(ctx context.Context, op string, uuid gpu.UUID, do func
 // look reads the hardware and divides the instances into ours and others'. A
 // record of another boot is ignored.
 func (v *visit) look(ctx context.Context) error {
-	r, ok := v.m.Journal.GPU(v.uuid)
-	if !ok || r.BootID != v.m.BootID {
+	r, ok := v.m.cfg.Journal.GPU(v.uuid)
+	if !ok || r.BootID != v.m.cfg.BootID {
 		r = holding.GPURecord{}
 	}
 	// A recorded instance that doesn't exist is given up, so the hardware is read
@@ -75,10 +75,10 @@ func (v *visit) look(ctx context.Context) error {
 		v.sortOut(r)
 	}
 	if v.isClean() && v.unreadable() != "" {
-		if err := v.m.Journal.DeleteGPU(v.uuid); err != nil {
+		if err := v.m.cfg.Journal.DeleteGPU(v.uuid); err != nil {
 			return err
 		}
-		v.m.ConditionsChanged()
+		v.m.cfg.ConditionsChanged()
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (v *visit) readForClaim(ctx context.Context) error {
 
 // readSwitched reads the facts that a switch of the MIG mode has changed.
 func (v *visit) readSwitched() error {
-	if err := v.m.ModeSwitched(v.uuid); err != nil {
+	if err := v.m.cfg.ModeSwitched(v.uuid); err != nil {
 		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
 	}
 	v.m.setUnread(v.uuid, false)
@@ -148,14 +148,14 @@ func partitionOf(uuid gpu.UUID, p holding.Partition) gpu.Partition {
 // ours has none. One that can't be read is left alone.
 func (v *visit) save() error {
 	want := v.record()
-	have, ok := v.m.Journal.GPU(v.uuid)
+	have, ok := v.m.cfg.Journal.GPU(v.uuid)
 	switch {
 	case v.unreadable() != "" || ok && equal(have, want):
 		return nil
 	case len(want.Partitions) == 0 && !want.ModeSwitched:
-		return v.m.Journal.DeleteGPU(v.uuid)
+		return v.m.cfg.Journal.DeleteGPU(v.uuid)
 	default:
-		err := v.m.Journal.PutGPU(want)
+		err := v.m.cfg.Journal.PutGPU(want)
 		v.m.tell(want)
 		return err
 	}
@@ -163,7 +163,7 @@ func (v *visit) save() error {
 
 // record returns the GPU's record for the journal.
 func (v *visit) record() holding.GPURecord {
-	r := holding.GPURecord{GPU: v.uuid, BootID: v.m.BootID, ModeSwitched: v.switched}
+	r := holding.GPURecord{GPU: v.uuid, BootID: v.m.cfg.BootID, ModeSwitched: v.switched}
 	for _, o := range v.ours {
 		r.Partitions = append(r.Partitions, made(o))
 	}
@@ -196,7 +196,7 @@ func (v *visit) readable() error {
 
 // unreadable says why the GPU's record can't be read, "" where it can.
 func (v *visit) unreadable() string {
-	for _, u := range v.m.Journal.UnreadableGPUs() {
+	for _, u := range v.m.cfg.Journal.UnreadableGPUs() {
 		if u.GPU == v.uuid {
 			return unreadable(u)
 		}
@@ -248,7 +248,7 @@ func (v *visit) destroy(ctx context.Context, o own) error {
 		if err != nil && !v.isGone(ctx, err, o) {
 			return err
 		}
-		v.m.Step("partition.destroyed")
+		v.m.cfg.Step("partition.destroyed")
 	}
 	v.forget(o.Partition)
 	return nil
@@ -275,7 +275,7 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
 		return err
 	}
-	v.m.Step("partition.switched")
+	v.m.cfg.Step("partition.switched")
 	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on
 	return v.readSwitched()
 }

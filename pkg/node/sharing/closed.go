@@ -47,7 +47,7 @@ func (m *Manager) track(name string, was, is mps.State) {
 // should have been there when this plugin started. Needs the lock.
 func (m *Manager) trackAll(p *plan, was map[string]mps.State, first bool) {
 	maps.DeleteFunc(m.closed, func(name string, _ closure) bool { return !p.hasWholeOf(name) })
-	if !m.ExclusiveProcess {
+	if !m.cfg.ExclusiveProcess {
 		return
 	}
 	for name, w := range p.daemons {
@@ -65,7 +65,7 @@ func (m *Manager) trackAll(p *plan, was map[string]mps.State, first bool) {
 
 // leftClosed reports whether an earlier plugin has closed the GPU.
 func (m *Manager) leftClosed(uuid gpu.UUID) bool {
-	s, ok := m.Journal.Settings(uuid)
+	s, ok := m.cfg.Journal.Settings(uuid)
 	return ok && s.Closed
 }
 

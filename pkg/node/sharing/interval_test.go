@@ -15,7 +15,7 @@ import (
 func TestTimeSliceUnsupported(t *testing.T) {
 	m := newMachine()
 	changes := 0
-	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ConditionsChanged: func() { changes++ }})
+	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ConditionsChanged: func() { changes++ }})
 	n.SetTimeSlices(map[gpu.UUID]string{gpu0: "Long"})
 	m.fault = func(call string) error {
 		if strings.HasPrefix(call, "--set") {

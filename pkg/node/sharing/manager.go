@@ -40,8 +40,8 @@ type Hardware interface {
 // it says that it failed.
 type SMI func(ctx context.Context, args ...string) (string, error)
 
-// Options configure a Manager.
-type Options struct {
+// Config configures a Manager.
+type Config struct {
 	Journal *journal.Journal
 	Claims  *holding.Claims
 	Daemons Daemons
@@ -70,7 +70,7 @@ type Options struct {
 // Manager sets up and takes down the sharing of GPUs. Its methods may be called
 // concurrently; a wait for a GPU's lock ends with the context.
 type Manager struct {
-	Options
+	cfg    Config
 	worker *agenda.Worker
 	// daemonLocks are by name, and taken after the worker's locks of GPUs.
 	daemonLocks keylock.Locks[string]
@@ -116,26 +116,26 @@ type Manager struct {
 }
 
 // New builds a Manager without hardware.
-func New(o Options) *Manager {
-	if o.Step == nil {
-		o.Step = func(string) {}
+func New(c Config) *Manager {
+	if c.Step == nil {
+		c.Step = func(string) {}
 	}
-	if o.ConditionsChanged == nil {
-		o.ConditionsChanged = func() {}
+	if c.ConditionsChanged == nil {
+		c.ConditionsChanged = func() {}
 	}
-	if o.Warn == nil {
-		o.Warn = func(holding.Record, string, string) {}
+	if c.Warn == nil {
+		c.Warn = func(holding.Record, string, string) {}
 	}
-	if o.Remains == nil {
-		o.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
+	if c.Remains == nil {
+		c.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		Options: o, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
+		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		warned: map[string]map[string]bool{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
-	m.metrics = newMetrics(o.Registerer, m)
+	m.metrics = newMetrics(c.Registerer, m)
 	return m
 }
 
@@ -214,7 +214,7 @@ func (m *Manager) change(f func()) {
 	same := maps.EqualFunc(before, m.conditions(&p), slices.Equal[[]gpu.Condition])
 	m.mu.Unlock()
 	if !same {
-		m.ConditionsChanged()
+		m.cfg.ConditionsChanged()
 	}
 }
 
@@ -350,10 +350,10 @@ func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
 // settings that were changed.
 func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
-	for _, s := range m.Journal.AllSettings() {
+	for _, s := range m.cfg.Journal.AllSettings() {
 		uuids[s.GPU] = true
 	}
-	for _, u := range m.Journal.UnreadableSettings() {
+	for _, u := range m.cfg.Journal.UnreadableSettings() {
 		uuids[u.GPU] = true
 	}
 	p := m.planNow()

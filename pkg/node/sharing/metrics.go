@@ -30,7 +30,7 @@ func newMetrics(registerer prometheus.Registerer, m *Manager) *metrics {
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tessera_gpu_settings_changed",
 		Help: "GPUs whose compute mode or time slice Tessera has changed for claims.",
-	}, func() float64 { return float64(len(m.Journal.AllSettings())) })
+	}, func() float64 { return float64(len(m.cfg.Journal.AllSettings())) })
 	return &metrics{
 		calls: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_sharing_call_duration_seconds",

@@ -83,7 +83,7 @@ func TestModeUnchanged(t *testing.T) {
 	n.journal.Close()
 	m.exclusive = false
 	m.faults = nil
-	n = startWith(t, m, n.dir, "boot-1", sharing.Options{})
+	n = startWith(t, m, n.dir, "boot-1", sharing.Config{})
 	n.recover(t)
 	m.faults = nil // the mode is put back beside the daemon: that is what is asked for
 	n.check(t, is{Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}}})
@@ -105,7 +105,7 @@ func TestWithoutComputeModes(t *testing.T) {
 		}
 		return nil
 	}
-	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true})
+	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true})
 	n.prepare(t, claim("a", share(gpu0, 0)))
 	n.unprepare(t, "a")
 	n.check(t, is{})

@@ -46,10 +46,10 @@ func newNode(t testing.TB, m *machine) *node {
 
 func start(t testing.TB, m *machine, dir, boot string, step func(string)) *node {
 	t.Helper()
-	return startWith(t, m, dir, boot, sharing.Options{Step: step, ExclusiveProcess: m.exclusive})
+	return startWith(t, m, dir, boot, sharing.Config{Step: step, ExclusiveProcess: m.exclusive})
 }
 
-func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Options) *node {
+func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Config) *node {
 	t.Helper()
 	j, err := journal.Open(dir, o.Step)
 	if err != nil {

@@ -53,7 +53,7 @@ func (m *Manager) warn(p *plan, was map[string]mps.State) {
 	outages := m.newOutages(p, was)
 	m.mu.Unlock()
 	for _, o := range outages {
-		m.Warn(o.claim, reasonDaemonFailed, o.message)
+		m.cfg.Warn(o.claim, reasonDaemonFailed, o.message)
 	}
 }
 

@@ -44,13 +44,13 @@ func (m *Manager) planNow() plan {
 		daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
 		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
 	}
-	for _, r := range m.Journal.All() {
-		if r.BootID == m.BootID && m.Claims.IsStaying(r.ClaimUID) {
+	for _, r := range m.cfg.Journal.All() {
+		if r.BootID == m.cfg.BootID && m.cfg.Claims.IsStaying(r.ClaimUID) {
 			p.add(r)
 		}
 	}
-	for _, u := range m.Journal.Unreadable() {
-		if m.Claims.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.BootID) {
+	for _, u := range m.cfg.Journal.Unreadable() {
+		if m.cfg.Claims.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.cfg.BootID) {
 			p.addUnknown(u.Record)
 		}
 	}

@@ -52,9 +52,9 @@ func (m *Manager) LeaveHost(ctx context.Context) error {
 // dropOld deletes the settings of other boots: they ended with the boot.
 func (m *Manager) dropOld() error {
 	var errs []error
-	for _, s := range m.Journal.AllSettings() {
-		if s.BootID != m.BootID {
-			errs = append(errs, m.Journal.DeleteSettings(s.GPU))
+	for _, s := range m.cfg.Journal.AllSettings() {
+		if s.BootID != m.cfg.BootID {
+			errs = append(errs, m.cfg.Journal.DeleteSettings(s.GPU))
 		}
 	}
 	return errors.Join(errs...)
@@ -66,7 +66,7 @@ func (m *Manager) list(ctx context.Context) error {
 	defer cancel()
 	var report mps.Report
 	err := m.call("list", func() (err error) {
-		report, err = m.Daemons.List(ctx)
+		report, err = m.cfg.Daemons.List(ctx)
 		return err
 	})
 	if err == nil {
@@ -152,7 +152,7 @@ func (m *Manager) sawOne(name string, s mps.State) {
 		if !m.isNews(name, s.Revision) {
 			return
 		}
-		if m.ExclusiveProcess && p.hasWholeOf(name) {
+		if m.cfg.ExclusiveProcess && p.hasWholeOf(name) {
 			m.track(name, was, s)
 		}
 		m.found[name] = s
@@ -165,7 +165,7 @@ func (m *Manager) sawOne(name string, s mps.State) {
 // that there may be one.
 func (m *Manager) needsSupervisor() bool {
 	p := m.planNow()
-	return len(p.daemons) > 0 || slices.ContainsFunc(m.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
+	return len(p.daemons) > 0 || slices.ContainsFunc(m.cfg.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
 }
 
 // stopOrphans stops the daemons that no claim needs, and waits for the end of those

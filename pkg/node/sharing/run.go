@@ -41,7 +41,7 @@ func (m *Manager) Run(ctx context.Context) {
 func (m *Manager) follow(ctx context.Context) {
 	said, pause := "", redialFirst
 	for ctx.Err() == nil {
-		err := m.Daemons.Watch(ctx, func(report mps.Report) {
+		err := m.cfg.Daemons.Watch(ctx, func(report mps.Report) {
 			said, pause = "", redialFirst
 			m.saw(report)
 			m.converge()
@@ -141,7 +141,7 @@ func (m *Manager) differing(p *plan) []gpu.UUID {
 	for name, w := range p.daemons {
 		s, ok := m.found[name]
 		for _, uuid := range w.gpus() {
-			other := m.ExclusiveProcess && s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid)
+			other := m.cfg.ExclusiveProcess && s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid)
 			if !ok || other {
 				differ = append(differ, uuid)
 			}

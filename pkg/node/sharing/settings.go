@@ -19,11 +19,11 @@ import (
 // settings returns the journal's settings of a GPU. Unreadable ones count as the
 // driver's initial values.
 func (v *visit) settings(uuid gpu.UUID) holding.Settings {
-	if s, ok := v.m.Journal.Settings(uuid); ok && s.BootID == v.m.BootID {
+	if s, ok := v.m.cfg.Journal.Settings(uuid); ok && s.BootID == v.m.cfg.BootID {
 		return s
 	}
-	s := holding.Settings{GPU: uuid, BootID: v.m.BootID}
-	if slices.ContainsFunc(v.m.Journal.UnreadableSettings(), func(u journal.UnreadableGPU) bool { return u.GPU == uuid }) {
+	s := holding.Settings{GPU: uuid, BootID: v.m.cfg.BootID}
+	if slices.ContainsFunc(v.m.cfg.Journal.UnreadableSettings(), func(u journal.UnreadableGPU) bool { return u.GPU == uuid }) {
 		s.ComputeModeBefore, s.TimeSliceBefore = string(nvml.ComputeDefault), gpu.DefaultTimeSlice
 	}
 	return s
@@ -32,15 +32,15 @@ func (v *visit) settings(uuid gpu.UUID) holding.Settings {
 // save writes the settings to the journal, or deletes them if none is changed.
 func (v *visit) save(s holding.Settings) error {
 	if s.ComputeModeBefore == "" && s.TimeSliceBefore == "" {
-		return v.m.Journal.DeleteSettings(s.GPU)
+		return v.m.cfg.Journal.DeleteSettings(s.GPU)
 	}
-	return v.m.Journal.PutSettings(s)
+	return v.m.cfg.Journal.PutSettings(s)
 }
 
 // applyMode applies the compute mode that claims need.
 func (v *visit) applyMode(ctx context.Context, uuid gpu.UUID) error {
 	switch {
-	case v.m.ExclusiveProcess && v.plan.hasWhole(uuid):
+	case v.m.cfg.ExclusiveProcess && v.plan.hasWhole(uuid):
 		return v.setMode(ctx, uuid)
 	case v.settings(uuid).ComputeModeBefore == "":
 		v.m.setOthersMode(uuid, "")
@@ -141,11 +141,11 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 		}
 	}
 	if mode != want {
-		v.m.Step("sharing.modeIntended")
+		v.m.cfg.Step("sharing.modeIntended")
 		if err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(s.GPU, want) }); err != nil {
 			return err
 		}
-		v.m.Step("sharing.modeSet")
+		v.m.cfg.Step("sharing.modeSet")
 		klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", s.GPU, "mode", want, "before", mode)
 	}
 	if !s.Closed || want == nvml.ComputeProhibited {
@@ -157,7 +157,7 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 	if err := v.save(s); err != nil {
 		return err
 	}
-	v.m.Step("sharing.modeOpened")
+	v.m.cfg.Step("sharing.modeOpened")
 	return nil
 }
 
@@ -192,7 +192,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 		if err != nil {
 			return err
 		}
-		v.m.Step("sharing.modeBack")
+		v.m.cfg.Step("sharing.modeBack")
 		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
 	}
 	s.ComputeModeBefore, s.Closed, s.OpenedByOthers = "", false, false
@@ -200,7 +200,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 		return err
 	}
 	v.m.setOthersMode(uuid, "")
-	v.m.Step("sharing.modeForgotten")
+	v.m.cfg.Step("sharing.modeForgotten")
 	return nil
 }
 
@@ -215,7 +215,7 @@ func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
 		return nil
 	}
 	p := m.planNow()
-	remains, err := m.Remains()
+	remains, err := m.cfg.Remains()
 	unwanted := func(d mps.Daemon) bool { return !p.wants(d.Name) && m.mayBeOn(d, uuid) }
 	if err == nil && !slices.ContainsFunc(remains, unwanted) {
 		return nil
@@ -242,7 +242,7 @@ func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
 	if device.IsWhole() {
 		return device
 	}
-	for _, r := range m.Journal.GPUs() {
+	for _, r := range m.cfg.Journal.GPUs() {
 		for _, p := range r.Partitions {
 			if p.Made != nil && p.Made.UUID == device {
 				return r.GPU

@@ -35,7 +35,7 @@ func TestOverNVML(t *testing.T) {
 			uuid := gpus[0].UUID
 			m := newMachine()
 			m.exclusive = false // it has no part in that here
-			n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true})
+			n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true})
 			n.SetHardware(sim, nil)
 			r := n.hold(t, claim("a", holding.Holding{Device: "gpu-x-mps", GPU: uuid, Share: &holding.Part{}, MPS: &holding.MPS{MemoryMiB: 1}}))
 			if fault != nil {

@@ -123,7 +123,7 @@ func TestDaemonFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		changes := 0
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, ConditionsChanged: func() { changes++ }})
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true, ConditionsChanged: func() { changes++ }})
 		n.prepare(t, claim("a", wholeMPS(gpu0, 0), wholeMPS(gpu1, 0)))
 		end := n.run(t)
 		defer end()
@@ -181,7 +181,7 @@ func TestOutageIsWarnedOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		var warned []string
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{ExclusiveProcess: true, Warn: func(r holding.Record, reason, message string) {
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true, Warn: func(r holding.Record, reason, message string) {
 			if !strings.Contains(message, string(gpu0)) || !strings.Contains(message, "restart those") && !strings.Contains(message, "delete the pods") {
 				t.Errorf("message %q doesn't name the GPU or doesn't say what to do", message)
 			}
@@ -237,7 +237,7 @@ func TestNextDaemonIsNoOutage(t *testing.T) {
 		m := newMachine()
 		m.lingers = true
 		var warned []string
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Options{
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{
 			ExclusiveProcess: true, Warn: func(r holding.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
 		})
 		n.prepare(t, claim("a", share(gpu0, 0)))

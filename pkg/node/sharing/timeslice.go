@@ -110,11 +110,11 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 				return err
 			}
 		}
-		v.m.Step("sharing.sliceIntended")
+		v.m.cfg.Step("sharing.sliceIntended")
 		if err := v.runSetSlice(ctx, uuid, want); err != nil {
 			return err
 		}
-		v.m.Step("sharing.sliceSet")
+		v.m.cfg.Step("sharing.sliceSet")
 	}
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
@@ -136,13 +136,13 @@ func (v *visit) restoreTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 		if err := v.runSetSlice(ctx, uuid, s.TimeSliceBefore); err != nil {
 			return err
 		}
-		v.m.Step("sharing.sliceBack")
+		v.m.cfg.Step("sharing.sliceBack")
 	}
 	s.TimeSliceBefore = ""
 	if err := v.save(s); err != nil {
 		return err
 	}
-	v.m.Step("sharing.sliceForgotten")
+	v.m.cfg.Step("sharing.sliceForgotten")
 	return nil
 }
 

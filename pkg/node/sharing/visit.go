@@ -120,7 +120,7 @@ func (v *visit) daemonsOf(r holding.Record) []string {
 	var names []string
 	for _, g := range r.Holdings {
 		name := r.Daemon(g)
-		old := r.BootID != "" && r.BootID != v.m.BootID // "": it can't be read
+		old := r.BootID != "" && r.BootID != v.m.cfg.BootID // "": it can't be read
 		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
 			names = append(names, name) // those of another boot are gone
 		}
@@ -231,14 +231,14 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	defer cancel()
 	var s mps.State
 	err = m.call("ensure", func() (err error) {
-		s, err = m.Daemons.Ensure(ctx, d)
+		s, err = m.cfg.Daemons.Ensure(ctx, d)
 		return err
 	})
 	if err != nil {
 		return mps.State{}, err
 	}
 	m.sawOne(name, s)
-	m.Step("sharing.ensured")
+	m.cfg.Step("sharing.ensured")
 	klog.FromContext(ctx).V(2).Info("MPS daemon runs", "daemon", name, "threads", d.ThreadPercentage, "memoryMiB", d.MemoryMiB)
 	return s, nil
 }
@@ -257,14 +257,14 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	defer cancel()
 	var revision mps.Revision
 	err = m.call("stop", func() (err error) {
-		revision, err = m.Daemons.Stop(ctx, name)
+		revision, err = m.cfg.Daemons.Stop(ctx, name)
 		return err
 	})
 	if err != nil && !m.nothingRemains(err, name) {
 		return err
 	}
 	m.sawGone(name, revision)
-	m.Step("sharing.stopped")
+	m.cfg.Step("sharing.stopped")
 	klog.FromContext(ctx).V(2).Info("MPS daemon stopped", "daemon", name)
 	return nil
 }
@@ -292,7 +292,7 @@ func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (en
 	defer cancel()
 	var revision mps.Revision
 	err = m.call("beginStop", func() (err error) {
-		ended, revision, err = m.Daemons.BeginStop(ctx, name)
+		ended, revision, err = m.cfg.Daemons.BeginStop(ctx, name)
 		return err
 	})
 	if err != nil && !m.nothingRemains(err, name) {
@@ -300,11 +300,11 @@ func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (en
 	}
 	if ended = ended || err != nil; ended {
 		m.sawGone(name, revision)
-		m.Step("sharing.stopped")
+		m.cfg.Step("sharing.stopped")
 		return true, nil
 	}
 	m.sawEnding(name, revision, on)
-	m.Step("sharing.stopBegun")
+	m.cfg.Step("sharing.stopBegun")
 	klog.FromContext(ctx).V(2).Info("MPS daemon is being stopped", "daemon", name)
 	return false, nil
 }
@@ -315,7 +315,7 @@ func (m *Manager) nothingRemains(err error, daemons ...string) bool {
 	if !errors.Is(err, mps.ErrUnavailable) {
 		return false
 	}
-	remains, err := m.Remains()
+	remains, err := m.cfg.Remains()
 	asked := func(d mps.Daemon) bool { return len(daemons) == 0 || slices.Contains(daemons, d.Name) }
 	return err == nil && !slices.ContainsFunc(remains, asked)
 }
