@@ -159,10 +159,12 @@ func (v *visit) unwanted(names []string) []string {
 
 // stopUnwanted stops the unwanted daemons on the GPUs.
 func (v *visit) stopUnwanted(ctx context.Context) error {
+	names := v.unwanted(nil)
 	var errs []error
-	for _, name := range v.unwanted(nil) {
+	for _, name := range names {
 		errs = append(errs, v.m.stop(ctx, name))
 	}
+	v.replan(names)
 	return errors.Join(errs...)
 }
 
@@ -170,8 +172,9 @@ func (v *visit) stopUnwanted(ctx context.Context) error {
 // may be destroyed next. It only begins to stop those on whole GPUs: the next claim
 // of such a GPU waits for their end. ending reports whether one still runs.
 func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending bool, err error) {
+	names = v.unwanted(names)
 	var errs []error
-	for _, name := range v.unwanted(names) {
+	for _, name := range names {
 		if v.m.isOnPartition(name) {
 			errs = append(errs, v.m.stop(ctx, name))
 			continue
@@ -180,14 +183,20 @@ func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending b
 		ending = ending || !ended
 		errs = append(errs, err)
 	}
+	v.replan(names)
 	return ending, errors.Join(errs...)
 }
 
-// applySettings applies the settings that claims need to the GPUs. A claim may have
-// come since the visit began, and kept a daemon from being stopped: the settings are
-// for that claim too.
+// replan plans again after daemons were to be stopped: a claim may have come since the
+// visit began, and kept one of them.
+func (v *visit) replan(daemons []string) {
+	if len(daemons) > 0 {
+		v.plan = v.m.planNow()
+	}
+}
+
+// applySettings applies the settings that claims need to the GPUs.
 func (v *visit) applySettings(ctx context.Context) error {
-	v.plan = v.m.planNow()
 	var errs []error
 	for _, uuid := range v.uuids {
 		errs = append(errs, v.applyMode(ctx, uuid), v.applyTimeSlice(ctx, uuid))
