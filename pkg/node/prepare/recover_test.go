@@ -53,25 +53,25 @@ func TestRecover(t *testing.T) {
 	checkHeld(t, f, "claim-0", "claim-2")
 }
 
+// damaged returns the node after its plugin started again with a damaged record of the
+// claim.
+func (f *fixture) damaged(t *testing.T, claimUID string) *fixture {
+	t.Helper()
+	f.journal.Close()
+	damage(t, filepath.Join(f.node.Journal, claimUID+".json"))
+	f = start(t, f.node, "boot-1", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Errorf("recover: %v", err)
+	}
+	return f
+}
+
 func TestUnreadableRecord(t *testing.T) {
 	// broken is a node where claim "broken" has GPU 0 and a damaged record.
 	broken := func(t *testing.T) *fixture {
 		f := newFixture(t, 2)
 		mustPrepare(t, f, newClaim("broken", result("gpu", 0)))
-		f.journal.Close()
-		path := filepath.Join(f.node.Journal, "broken.json")
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		f = start(t, f.node, "boot-1", nil)
-		if err := f.Recover(testContext(t)); err != nil {
-			t.Errorf("recover: %v", err)
-		}
-		return f
+		return f.damaged(t, "broken")
 	}
 	t.Run("is a condition of its GPU and keeps its spec", func(t *testing.T) {
 		f := broken(t)
@@ -149,19 +149,7 @@ func TestUnreadableRecordOfAPartition(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
 	mustPrepare(t, f, c)
-	f.journal.Close()
-	path := filepath.Join(f.node.Journal, "c.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data[:len(data)-4], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f = start(t, f.node, "boot-1", nil)
-	if err := f.Recover(testContext(t)); err != nil {
-		t.Error(err)
-	}
+	f = f.damaged(t, "c")
 	if n := len(f.node.Instances()); n != 1 {
 		t.Errorf("%d partitions, want that of the claim", n)
 	}
@@ -245,12 +233,7 @@ func TestUnreadableRecordOfAShare(t *testing.T) {
 				mustPrepare(t, f, newClaim("d", shareOf("s", 0, "3g.40gb", 0, 2, 1)))
 				left = []string{"d"}
 			}
-			f.journal.Close()
-			damage(t, filepath.Join(f.node.Journal, "c.json"))
-			f = start(t, f.node, "boot-1", nil)
-			if err := f.Recover(testContext(t)); err != nil {
-				t.Error(err)
-			}
+			f = f.damaged(t, "c")
 			mustUnprepare(t, f, c)
 			checkHeld(t, f, left...)
 		})
