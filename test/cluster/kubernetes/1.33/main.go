@@ -1,0 +1,54 @@
+// Command kubernetes holds the Kubernetes components of one release in one
+// binary, which shares most of their size and one link step. The name it is
+// called by (a symbolic link), or else its first argument, says which
+// component runs.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	_ "time/tzdata" // CronJob time zones, as in the upstream components
+
+	"github.com/spf13/cobra"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubectl's auth plugins
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"          // JSON log format
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client metrics
+	_ "k8s.io/component-base/metrics/prometheus/version"  // version metric
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+func main() {
+	name := filepath.Base(os.Args[0])
+	if name == "kubernetes" && len(os.Args) > 1 {
+		name = os.Args[1]
+		os.Args = os.Args[1:]
+	}
+	var component *cobra.Command
+	switch name {
+	case "kube-apiserver":
+		component = apiserver.NewAPIServerCommand()
+	case "kube-controller-manager":
+		component = controllermanager.NewControllerManagerCommand()
+	case "kube-scheduler":
+		component = scheduler.NewSchedulerCommand()
+	case "kubelet":
+		component = kubelet.NewKubeletCommand(context.Background())
+	case "kubectl":
+		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
+			kubectlutil.CheckErr(err)
+		}
+		return
+	default:
+		fmt.Fprintln(os.Stderr, "usage: kubernetes kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kubectl [flags]")
+		os.Exit(2)
+	}
+	os.Exit(cli.Run(component))
+}
