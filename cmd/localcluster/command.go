@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -341,7 +342,12 @@ func (s *settings) exec() *cobra.Command {
 				return err
 			}
 			stdio := cluster.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
-			return c.Run(cmd.Context(), args[0], stdio, args[1:]...)
+			err = c.Run(cmd.Context(), args[0], stdio, args[1:]...)
+			var failed *exec.ExitError
+			if errors.As(err, &failed) && failed.ExitCode() > 0 {
+				return failedInMachine(failed.ExitCode())
+			}
+			return err
 		},
 	}
 }

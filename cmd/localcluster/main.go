@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 )
@@ -19,11 +18,16 @@ func main() {
 	if err == nil {
 		return
 	}
-	// A command that runs inside a machine has printed its own error.
-	var failed *exec.ExitError
-	if errors.As(err, &failed) && failed.ExitCode() > 0 {
-		os.Exit(failed.ExitCode())
+	var failed failedInMachine
+	if errors.As(err, &failed) {
+		os.Exit(int(failed))
 	}
 	fmt.Fprintln(os.Stderr, "localcluster:", err)
 	os.Exit(1)
 }
+
+// failedInMachine is the exit status of a command that ran inside a machine and
+// has printed its own error.
+type failedInMachine int
+
+func (f failedInMachine) Error() string { return fmt.Sprintf("exit status %d", int(f)) }

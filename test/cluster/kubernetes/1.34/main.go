@@ -40,7 +40,7 @@ func main() {
 	case "kube-scheduler":
 		component = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		component = kubelet.NewKubeletCommand(context.Background())
+		component = kubeletCommand(kubelet.NewKubeletCommand)
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err)
@@ -51,4 +51,13 @@ func main() {
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(component))
+}
+
+// kubeletCommand calls the constructor of the kubelet's command, which takes a
+// context from Kubernetes 1.34 on.
+func kubeletCommand(constructor any) *cobra.Command {
+	if newCommand, ok := constructor.(func() *cobra.Command); ok {
+		return newCommand()
+	}
+	return constructor.(func(context.Context) *cobra.Command)(context.Background())
 }
