@@ -94,7 +94,10 @@ remove it with:   localcluster down --name %[1]s
 	}
 	s.kubernetesFlag(cmd)
 	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "number of nodes of the cluster")
-	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false")
+	cmd.Flags().StringVar(&s.options.Kubelet, "kubelet", "", "the version of the nodes' kubelets, if it is older than that of the control plane")
+	cmd.Flags().StringVar((*string)(&s.options.DRA), "dra", string(cluster.DRAOn), `how much of Dynamic Resource Allocation is on: default is what the version
+turns on by itself, on adds what claims need, all adds every feature gate of it`)
+	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false, besides those of --dra")
 	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (written by build --output) instead of building; also $TESSERA_BIN_DIR")
 	return cmd
 }

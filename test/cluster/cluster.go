@@ -34,9 +34,14 @@ type Options struct {
 	// Kubernetes is a minor version, the name of a directory in
 	// test/cluster/kubernetes; "1.37".
 	Kubernetes string
+	// Kubelet is the minor version of the nodes' kubelets, up to three older than
+	// Kubernetes; the same as Kubernetes.
+	Kubelet string
+	// DRA says how much of Dynamic Resource Allocation is on; DRAOn.
+	DRA DRA
 	// Nodes is the number of node machines; 1.
 	Nodes int
-	// FeatureGates are passed to all Kubernetes components.
+	// FeatureGates are passed to all Kubernetes components, besides those of DRA.
 	FeatureGates map[string]bool
 	// BinDir is a directory of binaries made by Build. With it, nothing is
 	// built and Go isn't needed. Default: $TESSERA_BIN_DIR, or build.
@@ -51,6 +56,12 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Kubernetes == "" {
 		o.Kubernetes = DefaultKubernetes
+	}
+	if o.Kubelet == "" {
+		o.Kubelet = o.Kubernetes
+	}
+	if o.DRA == "" {
+		o.DRA = DRAOn
 	}
 	if o.Nodes == 0 {
 		o.Nodes = 1
@@ -133,14 +144,19 @@ func openOrCreate(ctx context.Context, options Options) (*Cluster, error) {
 	}
 	c.options.Log = options.Log
 	if !sameCluster(c.options, options) {
-		return nil, fmt.Errorf("it is there already with other options (Kubernetes %s, %d nodes, feature gates %v): run localcluster down first",
-			c.options.Kubernetes, c.options.Nodes, c.options.FeatureGates)
+		return nil, fmt.Errorf("it is there already with other options (%v): run localcluster down first, or upgrade for another version", c.options)
 	}
 	return c, nil
 }
 
+// String shows the options by which clusters differ.
+func (o Options) String() string {
+	return fmt.Sprintf("Kubernetes %s, kubelets %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
+		o.Kubernetes, o.Kubelet, o.Nodes, o.DRA, o.FeatureGates)
+}
+
 func sameCluster(a, b Options) bool {
-	return a.Kubernetes == b.Kubernetes && a.Nodes == b.Nodes &&
+	return a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.DRA == b.DRA && a.Nodes == b.Nodes &&
 		(len(a.FeatureGates) == 0 && len(b.FeatureGates) == 0 || reflect.DeepEqual(a.FeatureGates, b.FeatureGates))
 }
 
@@ -174,14 +190,17 @@ func create(ctx context.Context, options Options) (*Cluster, error) {
 
 func (c *Cluster) fillBinDir(ctx context.Context) error {
 	if c.options.BinDir == "" {
-		return Build(ctx, c.options.Kubernetes, c.binDir(), c.options.Log)
+		if err := Build(ctx, c.options.Kubernetes, c.binDir(), c.options.Log); err != nil {
+			return err
+		}
+		return Build(ctx, c.options.Kubelet, c.nodeBinDir(), c.options.Log)
 	}
 	for _, name := range []string{"machine-init", "kubernetes", "etcd", "containerd", baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
 			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
 		}
 	}
-	return linkAll(c.options.BinDir, c.binDir())
+	return errors.Join(linkAll(c.options.BinDir, c.binDir()), linkAll(c.options.BinDir, c.nodeBinDir()))
 }
 
 func (c *Cluster) chooseSlot() error {
@@ -363,7 +382,11 @@ func (c *Cluster) AuditLog() string {
 	return filepath.Join(c.machineDir(controlPlane), machine.LogDir, auditLogName)
 }
 
+// binDir has the programs of the control plane, and those for the host.
 func (c *Cluster) binDir() string { return filepath.Join(c.Dir(), "bin") }
+
+// nodeBinDir has the programs of the nodes, whose kubelets may be older.
+func (c *Cluster) nodeBinDir() string { return filepath.Join(c.Dir(), "bin-nodes") }
 
 func (c *Cluster) machineDir(name string) string { return filepath.Join(c.Dir(), "machines", name) }
 

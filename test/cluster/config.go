@@ -53,7 +53,7 @@ func maskedSysctls() map[string]string {
 
 func (c *Cluster) controlPlaneSpec() machine.Spec {
 	env := []string{"PATH=" + searchPath}
-	spec := c.newSpec(controlPlane, controlPlaneDirs())
+	spec := c.newSpec(controlPlane, c.binDir(), controlPlaneDirs())
 	spec.Components = []machine.Component{
 		{Name: "etcd", Args: etcdArgs(), Env: env},
 		{Name: "kube-apiserver", Args: c.apiserverArgs(), Env: env, WaitFor: []string{"tcp://" + etcdAddress}},
@@ -65,7 +65,7 @@ func (c *Cluster) controlPlaneSpec() machine.Spec {
 
 func (c *Cluster) nodeSpec(node int) machine.Spec {
 	env := []string{"PATH=" + searchPath, "HOME=/root"}
-	spec := c.newSpec(nodeName(node), nodeDirs())
+	spec := c.newSpec(nodeName(node), c.nodeBinDir(), nodeDirs())
 	spec.HostDirs = hostRunDirs()
 	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
 	spec.MaskedSysctls = maskedSysctls()
@@ -76,11 +76,11 @@ func (c *Cluster) nodeSpec(node int) machine.Spec {
 	return spec
 }
 
-func (c *Cluster) newSpec(name string, dirs []string) machine.Spec {
+func (c *Cluster) newSpec(name, bin string, dirs []string) machine.Spec {
 	return machine.Spec{
 		Name:       name,
 		State:      c.machineDir(name),
-		Bin:        c.binDir(),
+		Bin:        bin,
 		Dirs:       dirs,
 		HiddenDirs: []string{stateRoot, "/var/lib/docker"},
 	}
@@ -114,7 +114,6 @@ func (c *Cluster) apiserverArgs() []string {
 		"--allow-privileged=true",
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
-		"--runtime-config=api/all=true",
 		"--client-ca-file=" + configDir + "/ca.crt",
 		"--tls-cert-file=" + configDir + "/apiserver.crt",
 		"--tls-private-key-file=" + configDir + "/apiserver.key",
@@ -130,7 +129,10 @@ func (c *Cluster) apiserverArgs() []string {
 		"--audit-policy-file=" + configDir + "/audit-policy.yaml",
 		"--audit-log-path=" + machine.StateDir + "/" + machine.LogDir + "/" + auditLogName,
 	}
-	return c.withFeatureGates(args)
+	if config := c.options.runtimeConfig(); config != "" {
+		args = append(args, "--runtime-config="+config)
+	}
+	return c.withFeatureGates(args, c.options.Kubernetes)
 }
 
 // auditPolicy logs the user and the object of each write, once per request:
@@ -164,7 +166,7 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--service-account-private-key-file=" + configDir + "/service-account.key",
 		"--cluster-signing-cert-file=" + configDir + "/ca.crt",
 		"--cluster-signing-key-file=" + configDir + "/ca.key",
-	})
+	}, c.options.Kubernetes)
 }
 
 func (c *Cluster) schedulerArgs() []string {
@@ -179,7 +181,7 @@ func (c *Cluster) schedulerArgs() []string {
 		"--client-ca-file=" + configDir + "/ca.crt",
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
-	})
+	}, c.options.Kubernetes)
 }
 
 func (c *Cluster) kubeletArgs(node int) []string {
@@ -189,16 +191,17 @@ func (c *Cluster) kubeletArgs(node int) []string {
 		"--kubeconfig=" + configDir + "/kubelet.kubeconfig",
 		"--hostname-override=" + nodeName(node),
 		"--node-ip=" + c.plan.nodeAddress(node).String(),
-	})
+	}, c.options.Kubelet)
 }
 
-func (c *Cluster) withFeatureGates(args []string) []string {
-	if len(c.options.FeatureGates) == 0 {
-		return args
-	}
+// withFeatureGates adds the feature gates of a component of that version.
+func (c *Cluster) withFeatureGates(args []string, kubernetes string) []string {
 	var gates []string
-	for gate, on := range c.options.FeatureGates {
+	for gate, on := range c.options.featureGates(kubernetes) {
 		gates = append(gates, fmt.Sprintf("%s=%t", gate, on))
+	}
+	if len(gates) == 0 {
+		return args
 	}
 	slices.Sort(gates)
 	return append(args, "--feature-gates="+strings.Join(gates, ","))
@@ -238,16 +241,27 @@ oomScoreAdj: 0
 serializeImagePulls: false
 syncFrequency: 10s
 `, configDir, containerdSocket, cgroupRoot, dnsIP)
-	// Older kubelets don't know the fields. Newer ones refuse cgroup v1 without
-	// the first; the second has them start a container that crashed again after
-	// two seconds, each time, and not after 10 s to 5 min.
-	if minorVersion(kubernetes) >= 35 {
-		b.WriteString("failCgroupV1: false\ncrashLoopBackOff:\n  maxContainerRestartPeriod: 2s\n")
+	var gates []string
+	minor := minorVersion(kubernetes)
+	// Newer kubelets refuse cgroup v1 without this.
+	if minor >= 35 {
+		b.WriteString("failCgroupV1: false\n")
+	}
+	// A container that crashed is started again after two seconds, each time, and
+	// not after 10 s to 5 min.
+	if minor >= 32 {
+		b.WriteString("crashLoopBackOff:\n  maxContainerRestartPeriod: 2s\n")
+	}
+	if minor >= 32 && minor < 35 {
+		gates = append(gates, "KubeletCrashLoopBackOffMax")
 	}
 	// The kubelet stops when it can't watch the kernel log for killed
 	// processes, unless it believes itself without privileges.
 	if !hasKernelLog {
-		b.WriteString("featureGates:\n  KubeletInUserNamespace: true\n")
+		gates = append(gates, "KubeletInUserNamespace")
+	}
+	if len(gates) > 0 {
+		fmt.Fprintf(&b, "featureGates:\n  %s: true\n", strings.Join(gates, ": true\n  "))
 	}
 	return b.String()
 }

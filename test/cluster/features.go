@@ -29,11 +29,9 @@ func DRAs() []DRA { return []DRA{DRADefault, DRAOn, DRAAll} }
 // gate is a feature gate of Kubernetes.
 type gate struct {
 	// since and on are the minor versions from which the gate exists, and from which
-	// it is on by default; on is 0 for one that never is.
+	// it is on by default.
 	since, on int
 }
-
-const never = 1 << 10
 
 // draGates are the feature gates of Dynamic Resource Allocation that this project
 // has a use for, as in the versions' pkg/features/kube_features.go.

@@ -82,11 +82,22 @@ func (o Options) validate() error {
 		return fmt.Errorf("cluster name %q: use 1 to 32 lower-case letters, digits and hyphens", o.Name)
 	case !kubernetesVersion.MatchString(o.Kubernetes):
 		return fmt.Errorf("the Kubernetes version %q: write it as 1.37, without the patch release", o.Kubernetes)
+	case !kubernetesVersion.MatchString(o.Kubelet):
+		return fmt.Errorf("the kubelets' version %q: write it as 1.37, without the patch release", o.Kubelet)
+	case minorVersion(o.Kubelet) > minorVersion(o.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(o.Kubernetes)-kubeletSkew:
+		return fmt.Errorf("kubelets of %s with a control plane of %s: Kubernetes supports kubelets that are as new, or up to %d minor versions older",
+			o.Kubelet, o.Kubernetes, kubeletSkew)
+	case o.BinDir != "" && o.Kubelet != o.Kubernetes:
+		return errors.New("prebuilt binaries are of one Kubernetes version: leave out the kubelets' version")
 	case o.Nodes < 1 || o.Nodes > maxNodes:
 		return fmt.Errorf("%d nodes: a cluster has 1 to %d", o.Nodes, maxNodes)
 	}
-	return nil
+	return o.validateDRA()
 }
+
+// kubeletSkew is how many minor versions older than the API server a kubelet may
+// be (https://kubernetes.io/releases/version-skew-policy/).
+const kubeletSkew = 3
 
 func minorVersion(kubernetes string) int {
 	_, minor, _ := strings.Cut(kubernetes, ".")

@@ -114,7 +114,7 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 	}
 	err = writeFiles(dir, map[string][]byte{
 		"ca.crt":          ca.pem,
-		"kubelet.yaml":    []byte(kubeletConfig(c.options.Kubernetes, "/"+c.machineCgroup(name), hasKernelLog())),
+		"kubelet.yaml":    []byte(kubeletConfig(c.options.Kubelet, "/"+c.machineCgroup(name), hasKernelLog())),
 		"containerd.toml": []byte(containerdConfig(snapshotter)),
 		"crictl.yaml":     []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 	})
