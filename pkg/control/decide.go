@@ -101,9 +101,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	}
 	able := in.facts.able
 	d := decision{account: nodeAccount{facts: in.facts}}
-	d.gpus = offer.Build(n, plans, devicesOf(in.claims), offer.Server{
-		Counters: able.Counters != publish.NoCounters, Multiple: able.Multiple, Charged: able.Charged, Version: able.Version,
-	})
+	d.gpus = offer.Build(n, plans, devicesOf(in.claims), serverFor(able))
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
@@ -120,6 +118,18 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
 	d.account.pool = fingerprint(d.pool)
 	return d
+}
+
+// serverFor returns the abilities as offers need them: what is unknown isn't used.
+func serverFor(able publish.Abilities) offer.Server {
+	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes, Charged: able.Charged, Version: able.Version}
+	if able.Counters == publish.UnknownCounters {
+		s.CountersDoubt = able.Doubt
+	}
+	if able.Multiple == publish.Unknown {
+		s.MultipleDoubt = able.Doubt
+	}
+	return s
 }
 
 // owner returns the reference of the node's slices to their Node: the one that the

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -111,19 +112,34 @@ type fakeClaims map[string][]allocation
 
 func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
 
-// fakeServer stores counters in some form, and consumable capacity or not.
+// fakeServer stores counters in some form, or none, and consumable capacity or not.
 type fakeServer struct {
 	form     publish.Counters
 	multiple bool
 	charged  bool
+	version  string // empty: v1.36.1
+	doubt    string // nothing else is found out
 	err      error
 	asked    int
+	watches  chan struct{}
 }
 
 func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	s.asked++
-	return publish.Abilities{Counters: s.form, Multiple: s.multiple, Charged: s.charged, Version: "v1.36.1"}, s.err
+	able := publish.Abilities{
+		Counters: cmp.Or(s.form, publish.NoCounters), Multiple: publish.No, Taints: publish.No, NoneTaints: publish.No,
+		Charged: s.charged, Version: cmp.Or(s.version, "v1.36.1"),
+	}
+	if s.multiple {
+		able.Multiple = publish.Yes
+	}
+	if s.doubt != "" {
+		able = publish.Abilities{Charged: able.Charged, Version: able.Version, Doubt: s.doubt}
+	}
+	return able, s.err
 }
+
+func (s *fakeServer) Watches() <-chan struct{} { return s.watches }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()

@@ -2,12 +2,10 @@ package control
 
 import (
 	"context"
-	"errors"
-	"net/http"
+	"slices"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -16,18 +14,27 @@ import (
 )
 
 const (
-	// probeEvery is how often the server is asked again: it may have been upgraded,
-	// or a feature gate switched. The question is a dry run.
+	// probeEvery is how often the server is asked again if nothing suggests it: a
+	// watch may go on through a load balancer while other servers are replaced.
 	probeEvery = 10 * time.Minute
-	// probePause keeps many nodes that can't be written from asking each for
-	// itself.
+	// doubtEvery is how often it is asked while something is unknown.
+	doubtEvery = time.Minute
+	// probePause is the shortest time between two probes: many nodes that can't be
+	// written would ask each for itself. It is also how soon a server that didn't
+	// answer is asked again.
 	probePause   = 10 * time.Second
 	probeTimeout = 10 * time.Second
+	// steady is how long an answer has to last after servers have answered
+	// differently in turns.
+	steady = 10 * time.Minute
 )
 
 // prober has the methods of publish.Publisher that a server needs.
 type prober interface {
+	// Probe asks the server.
 	Probe(ctx context.Context) (publish.Abilities, error)
+	// Watches receives a value after a watch has started.
+	Watches() <-chan struct{}
 }
 
 // apiServer remembers what the API server stores of slices, and in which form.
@@ -35,11 +42,23 @@ type apiServer struct {
 	prober prober
 	clock  clock.WithTicker
 
-	mu        sync.Mutex
-	known     bool
-	able      publish.Abilities
-	probedAt  time.Time
-	listeners []chan event.GenericEvent
+	mu    sync.Mutex
+	known bool
+	// able is what pools are made for.
+	able publish.Abilities
+	// answers are the different ones of the last minutes, each with the time when it
+	// was last given, the latest at the end.
+	answers []answer
+	// alternating: an answer came back that another one had replaced.
+	alternating bool
+	probedAt    time.Time
+	failed      bool // the last probe
+	listeners   []chan event.GenericEvent
+}
+
+type answer struct {
+	able publish.Abilities
+	at   time.Time
 }
 
 func newAPIServer(p prober) *apiServer { return &apiServer{prober: p, clock: clock.RealClock{}} }
@@ -76,25 +95,25 @@ func (s *apiServer) probeAgain(ctx context.Context) error {
 }
 
 // probe finds out the abilities, and notifies the listeners if they have changed.
-// A refusal counts only as the first answer: after an earlier answer it says
-// nothing about the server.
 func (s *apiServer) probe(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.probedAt = s.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
 	defer cancel()
 	able, err := s.prober.Probe(ctx)
-	switch {
-	case err != nil && (s.known || !refused(err)):
+	s.failed = err != nil
+	if err != nil {
 		return err
-	case err != nil:
-		logger.Error(err, "The API server refuses dry runs of ResourceSlices; GPUs are offered as on a server that stores neither counters nor consumable capacity")
 	}
-	if s.known && s.able == able {
+	if able = s.weigh(able); s.known && s.able == able {
 		return nil
 	}
-	logger.Info("Found out what the API server stores", "counters", able.Counters.String(), "consumableCapacity", able.Multiple,
+	logger.Info("Found out what the API server stores", "resourceAPI", able.API, "counters", able.Counters.String(),
+		"consumableCapacity", able.Multiple.String(), "taints", able.Taints.String(), "noneTaints", able.NoneTaints.String(),
 		"kubernetes", able.Version, "chargesSharedDevices", able.Charged)
+	if able.Doubt != "" {
+		logger.Info("Not everything could be found out; what is unknown isn't used, and is asked again", "why", able.Doubt)
+	}
 	if s.known {
 		for _, c := range s.listeners {
 			select {
@@ -107,33 +126,80 @@ func (s *apiServer) probe(ctx context.Context) error {
 	return nil
 }
 
-// refused says that trying again won't help: the server has answered, and the
-// answer isn't that it is busy.
-func refused(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return errors.Is(err, publish.ErrProbeRefused)
+// weigh returns the abilities that follow from the latest answer and those
+// before. An answer that replaces another one counts alone: the server was
+// upgraded, or rolled back. After one that comes back, servers that differ may be
+// answering in turns. Until one of them has answered alone for a while, only what
+// all of them have counts, so that pools neither change with each answer nor are
+// refused by one of the servers.
+func (s *apiServer) weigh(now publish.Abilities) publish.Abilities {
+	at := s.clock.Now()
+	if n := len(s.answers); n > 0 {
+		now = now.Or(s.answers[n-1].able)
 	}
-	switch code := int(status.Status().Code); code {
-	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
-		return false
-	default:
-		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return at.Sub(a.at) >= steady })
+	i := slices.IndexFunc(s.answers, func(a answer) bool { return a.able.SamePools(now) })
+	if i >= 0 {
+		s.alternating = s.alternating || i < len(s.answers)-1
+		s.answers = slices.Delete(s.answers, i, i+1)
 	}
+	s.alternating = s.alternating && len(s.answers) > 0
+	s.answers = append(s.answers, answer{now, at})
+	if !s.alternating {
+		return now
+	}
+	all := make([]publish.Abilities, len(s.answers))
+	for i, a := range s.answers {
+		all[i] = a.able
+	}
+	return publish.Common(all)
 }
 
-// Start asks again from time to time. It runs in the leader only.
+// Start asks again after each start of a watch, and from time to time. It runs in
+// the leader only.
 func (s *apiServer) Start(ctx context.Context) error {
-	ticker := s.clock.NewTicker(probeEvery)
-	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C():
+		case <-s.prober.Watches():
+			// Not skipped where the server was just asked: that may have been another one.
+			if !s.wait(ctx, s.pause()) {
+				return nil
+			}
+		case <-s.clock.After(s.interval()):
 		}
 		if err := s.probeAgain(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "The API server could not be asked; that is tried again")
 		}
 	}
+}
+
+func (s *apiServer) wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.clock.After(d):
+		return true
+	}
+}
+
+// pause returns how long to wait before the next probe; 0 or less: not at all.
+func (s *apiServer) pause() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return probePause - s.clock.Since(s.probedAt)
+}
+
+// interval returns how long to wait for a watch to start before the next probe.
+func (s *apiServer) interval() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.failed:
+		return probePause
+	case s.known && s.able.Doubt != "":
+		return doubtEvery
+	}
+	return probeEvery
 }

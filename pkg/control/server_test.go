@@ -3,13 +3,12 @@ package control
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
@@ -39,47 +38,133 @@ func TestServerIsAskedOnce(t *testing.T) {
 	}
 }
 
-// A server that doesn't answer is asked again; one that answers with a refusal
-// is taken for one without counters, so that at least whole GPUs are offered.
-func TestServerThatDoesNotSay(t *testing.T) {
+func TestServerThatDoesNotAnswer(t *testing.T) {
 	fake := &fakeServer{err: errors.New("connection refused")}
 	s := newAPIServer(fake)
 	if _, err := s.abilities(t.Context()); !errors.Is(err, fake.err) {
 		t.Errorf("got %v, want %v", err, fake.err)
 	}
-	fake.err = apierrors.NewBadRequest("admission webhook x does not support dry run")
-	if form, err := s.abilities(t.Context()); form.Counters != publish.NoCounters || err != nil {
-		t.Errorf("got %v, %v, want that there are none", form, err)
-	}
-	if !refused(fmt.Errorf("x: %w", publish.ErrProbeRefused)) {
-		t.Error("a policy's refusal is none")
-	}
-	for _, again := range []error{apierrors.NewTooManyRequestsError("later"), apierrors.NewInternalError(errors.New("x")), errors.New("x")} {
-		if refused(again) {
-			t.Errorf("%v is no refusal", again)
-		}
+	if got := s.interval(); got != probePause {
+		t.Errorf("it is asked again in %s, want %s", got, probePause)
 	}
 }
 
-// A webhook that refuses dry runs, or rights that are missing for a moment, say
-// nothing about what a server stores that has told it before: partitions must
-// not go from all nodes for that.
-func TestRefusalIsNoChangeOfMind(t *testing.T) {
-	fake := &fakeServer{form: publish.SplitCounters}
+// A refusal is no answer: nothing that is unknown is used, and the server is
+// asked again soon.
+func TestServerThatRefusesToSay(t *testing.T) {
+	fake := &fakeServer{form: publish.SplitCounters, doubt: "It refuses."}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes := s.changes()
-	if _, err := s.abilities(t.Context()); err != nil {
+	if able, err := s.abilities(t.Context()); able.HasCounters() || able.Doubt != fake.doubt || err != nil {
+		t.Errorf("got %+v, %v, want that nothing is known", able, err)
+	}
+	if got := s.interval(); got != doubtEvery {
+		t.Errorf("it is asked again in %s, want %s", got, doubtEvery)
+	}
+	fake.doubt = ""
+	clock.Step(doubtEvery)
+	if err := s.probeAgain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fake.form, fake.err = publish.NoCounters, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "", errors.New("x"))
-	clock.Step(probeEvery)
-	if err := s.probeAgain(t.Context()); !errors.Is(err, fake.err) {
-		t.Errorf("got %v, want the refusal", err)
+	if able, err := s.abilities(t.Context()); able.Counters != publish.SplitCounters || able.Doubt != "" || err != nil || !told(changes) {
+		t.Errorf("got %+v, %v, want counters, and that it is told", able, err)
 	}
-	if form, err := s.abilities(t.Context()); form.Counters != publish.SplitCounters || err != nil || told(changes) {
-		t.Errorf("got %v, %v, told: %v; want what was known", form, err, told(changes))
+	if got := s.interval(); got != probeEvery {
+		t.Errorf("it is asked again in %s, want %s", got, probeEvery)
+	}
+}
+
+// A webhook that refuses dry runs, or rights that are missing for a moment, say
+// nothing about a server that has answered before: partitions must not go from
+// all nodes for that. They do if the server is another version since.
+func TestRefusalIsNoChangeOfMind(t *testing.T) {
+	fake := &fakeServer{form: publish.SplitCounters, version: "v1.36.3"}
+	s := newAPIServer(fake)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	s.clock = clock
+	changes := s.changes()
+	ask := func() publish.Abilities {
+		clock.Step(probeEvery)
+		if err := s.probeAgain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		able, err := s.abilities(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return able
+	}
+	ask()
+	fake.doubt = "It refuses."
+	for range 3 {
+		if able := ask(); able.Counters != publish.SplitCounters || able.Doubt != "" || told(changes) {
+			t.Errorf("got %+v, told: %v; want what was known", able, told(changes))
+		}
+	}
+	fake.version = "v1.37.1"
+	if able := ask(); able.HasCounters() || able.Doubt == "" || !told(changes) {
+		t.Errorf("got %+v of another version, told: %v; want that nothing is known", able, told(changes))
+	}
+}
+
+// While a control plane is upgraded, requests may reach an old server and a new
+// one in turns. Pools must not change with each answer.
+func TestServersThatDiffer(t *testing.T) {
+	old := func(f *fakeServer) { f.form, f.version, f.charged = publish.JointCounters, "v1.34.4", false }
+	upgraded := func(f *fakeServer) { f.form, f.version, f.charged = publish.SplitCounters, "v1.36.3", true }
+	fake := &fakeServer{multiple: true}
+	s := newAPIServer(fake)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	s.clock = clock
+	changes := s.changes()
+	ask := func(as func(*fakeServer)) publish.Abilities {
+		as(fake)
+		clock.Step(doubtEvery)
+		if err := s.probeAgain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		able, _ := s.abilities(t.Context())
+		return able
+	}
+	if able := ask(old); able.Counters != publish.JointCounters {
+		t.Fatalf("got %+v of the old one", able)
+	}
+	if able := ask(upgraded); able.Counters != publish.SplitCounters || !able.Charged || !told(changes) {
+		t.Fatalf("got %+v after an upgrade", able)
+	}
+	// The first answer comes back: only what both have counts, and nothing changes
+	// any more, whichever answers.
+	if able := ask(old); able.Counters != publish.UnknownCounters || able.Multiple != publish.Yes || able.Charged || able.Version != "v1.34.4" ||
+		!strings.Contains(able.Doubt, "v1.34.4") || !strings.Contains(able.Doubt, "v1.36.3") || !told(changes) {
+		t.Fatalf("got %+v, want what both have", able)
+	}
+	told(changes)
+	for range 10 {
+		for _, as := range []func(*fakeServer){upgraded, old, old} {
+			if able := ask(as); able.HasCounters() || able.Charged {
+				t.Fatalf("got %+v, want what both have", able)
+			}
+		}
+	}
+	if told(changes) {
+		t.Error("told of a change while nothing changed")
+	}
+	if s.interval() != doubtEvery {
+		t.Error("it isn't asked again soon")
+	}
+	// The old one is gone.
+	var able publish.Abilities
+	for range int(steady / doubtEvery) {
+		able = ask(upgraded)
+	}
+	if able.Counters != publish.SplitCounters || !able.Charged || able.Doubt != "" || !told(changes) {
+		t.Errorf("got %+v, want what the new one has", able)
+	}
+	// The next upgrade is one again.
+	if able := ask(func(f *fakeServer) { f.form = publish.NoCounters }); able.Counters != publish.NoCounters || able.Doubt != "" {
+		t.Errorf("got %+v, want the answer", able)
 	}
 }
 
@@ -107,12 +192,11 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	}
 }
 
-// The controller isn't notified when a feature gate is switched. A server whose
-// gate is off still stores counters in slices that had some, but its scheduler
-// doesn't understand them.
+// The server is asked again when a watch has started, since it may have been
+// replaced, and from time to time, since it may stand behind a load balancer.
 func TestServerMayChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fake := &fakeServer{}
+		fake := &fakeServer{watches: make(chan struct{}, 1)}
 		s := newAPIServer(fake)
 		changes := s.changes()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -121,19 +205,47 @@ func TestServerMayChange(t *testing.T) {
 		if _, err := s.abilities(ctx); err != nil {
 			t.Fatal(err)
 		}
-		for _, now := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
+		becomes := func(now publish.Counters) {
 			s.mu.Lock() // it asks with the lock held
+			defer s.mu.Unlock()
 			fake.form = now
-			s.mu.Unlock()
-			time.Sleep(probeEvery + time.Second)
-			if form, _ := s.abilities(ctx); form.Counters != now || !told(changes) {
-				t.Errorf("the form is %v, want %v", form, now)
+		}
+		mustBe := func(now publish.Counters) {
+			t.Helper()
+			if able, _ := s.abilities(ctx); able.Counters != now || !told(changes) {
+				t.Errorf("the form is %v, want %v", able.Counters, now)
 			}
 		}
+		becomes(publish.JointCounters)
+		time.Sleep(probeEvery + time.Second)
+		mustBe(publish.JointCounters)
+
+		time.Sleep(steady + time.Minute) // no probe is less than probePause ago
+		becomes(publish.SplitCounters)
+		fake.watches <- struct{}{}
+		time.Sleep(time.Millisecond)
+		mustBe(publish.SplitCounters)
+		// Another one soon after isn't lost.
+		becomes(publish.NoCounters)
+		fake.watches <- struct{}{}
+		time.Sleep(probePause + time.Millisecond)
+		mustBe(publish.NoCounters)
+
 		time.Sleep(10 * probeEvery)
 		if told(changes) {
 			t.Error("told of a change that wasn't")
 		}
+		// A server that doesn't answer is asked again soon.
+		s.mu.Lock()
+		fake.err = errors.New("connection refused")
+		s.mu.Unlock()
+		fake.watches <- struct{}{}
+		time.Sleep(time.Millisecond)
+		s.mu.Lock()
+		fake.err, fake.form = nil, publish.SplitCounters
+		s.mu.Unlock()
+		time.Sleep(probePause + time.Millisecond)
+		mustBe(publish.SplitCounters)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

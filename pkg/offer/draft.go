@@ -119,6 +119,24 @@ func (o *draft) reportUncharged(consequence string) {
 	o.problem("%s %s", allocator.Explain(o.server.Version), consequence)
 }
 
+// reportNoCounters and reportNoMultiple add a problem that follows from a missing
+// ability of the server, or from one of which nothing is known.
+func (o *draft) reportNoCounters(consequence string) {
+	o.reportMissing("shared counters (feature gate DRAPartitionableDevices)", o.server.CountersDoubt, consequence)
+}
+
+func (o *draft) reportNoMultiple(consequence string) {
+	o.reportMissing("consumable capacity (feature gate DRAConsumableCapacity)", o.server.MultipleDoubt, consequence)
+}
+
+func (o *draft) reportMissing(field, doubt, consequence string) {
+	if doubt == "" {
+		o.problem("The API server stores no %s, so that %s", field, consequence)
+		return
+	}
+	o.problem("It isn't known whether the API server stores %s, so that %s %s", field, consequence, doubt)
+}
+
 // offerExisting offers others' instances as they are.
 func (o *draft) offerExisting() {
 	for _, i := range o.mig.Instances {
@@ -174,12 +192,12 @@ func (o *draft) onDemand(plan v1alpha1.PartitionedPlan) bool {
 			cmp.Or(strings.Join(plan.Profiles, ", "), "that are offered by default"), o.profileNames())
 		return false
 	case !o.server.Counters:
-		o.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that partitions can't be cut on demand; " +
-			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout.")
+		o.reportNoCounters("partitions can't be cut on demand; only the whole GPU, or what others made of it, is offered. " +
+			"Fix a partitioning in spec.plan.partitioned.layout.")
 		return false
 	case plan.MPS != nil && !o.server.Multiple:
-		o.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that partitions that are cut on demand can't be shared; " +
-			"only the whole GPU, or what others made of it, is offered. Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
+		o.reportNoMultiple("partitions that are cut on demand can't be shared; only the whole GPU, or what others made of it, is offered. " +
+			"Fix a partitioning in spec.plan.partitioned.layout, or leave out spec.plan.partitioned.mps.")
 		return false
 	case plan.MPS != nil && !o.charged():
 		o.reportUncharged("Partitions that are cut on demand aren't shared; only the whole GPU, or what others made of it, is offered. " +

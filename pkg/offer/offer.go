@@ -46,6 +46,10 @@ type Server struct {
 	Charged bool
 	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
+	// CountersDoubt and MultipleDoubt are why Counters and Multiple are false although
+	// the server may be able to: sentences for Problems. They are empty where it is
+	// known that it isn't.
+	CountersDoubt, MultipleDoubt string
 }
 
 // GPU is the offer of one physical GPU. Its devices stay together, because they

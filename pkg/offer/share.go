@@ -1,6 +1,7 @@
 package offer
 
 import (
+	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -32,8 +33,8 @@ func (o *draft) planMPS(plan v1alpha1.MPSPlan) {
 	case plan.Shares != nil:
 		o.planEqualShares(int(*plan.Shares))
 	case plan.Consumable != nil && !o.server.Multiple:
-		o.problem("The API server stores no consumable capacity (feature gate DRAConsumableCapacity), so that claims can't say how large a share they want; "+
-			"%d equal shares are offered. Plan a number of them in spec.plan.mps.shares.", equalInstead)
+		o.reportNoMultiple(fmt.Sprintf("claims can't say how large a share they want; %d equal shares are offered. "+
+			"Plan a number of them in spec.plan.mps.shares.", equalInstead))
 		o.planEqualShares(equalInstead)
 	case plan.Consumable != nil:
 		o.planConsumable(*plan.Consumable)
@@ -109,8 +110,7 @@ func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 func (o *draft) dropWhole(what string) {
 	switch {
 	case !o.server.Counters:
-		o.problem("The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its %s; "+
-			"only these are. Leave GPUs that should be given whole to another policy.", what)
+		o.reportNoCounters("the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy.")
 	case o.step > 0 && !o.charged():
 		o.reportUncharged("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
 	case len(o.slots) >= maxCounted:

@@ -30,8 +30,10 @@ const maxName = 253
 type Counters int
 
 const (
+	// UnknownCounters: it couldn't be found out.
+	UnknownCounters Counters = iota
 	// NoCounters: it doesn't store them.
-	NoCounters Counters = iota
+	NoCounters
 	// JointCounters: in the slice of the devices that consume them, as
 	// Kubernetes 1.33 and 1.34 want it.
 	JointCounters
@@ -40,7 +42,7 @@ const (
 )
 
 // String is how logs name it.
-func (c Counters) String() string { return [...]string{"none", "joint", "split"}[c] }
+func (c Counters) String() string { return [...]string{"unknown", "none", "joint", "split"}[c] }
 
 // Pool returns the slices of one node's offer: one per GPU, in the order of the
 // GPUs' indexes, which is also the order of their names (from Kubernetes 1.36 on the
@@ -50,7 +52,7 @@ func (c Counters) String() string { return [...]string{"none", "joint", "split"}
 // consumes. The pool's generation is left 0; Write sets it. A GPU without devices
 // gets no slice; an empty offer makes none.
 //
-// The offer must fit the form: no counters if it is NoCounters.
+// The offer must fit the form: no counters if it is NoCounters or UnknownCounters.
 func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
 	var out []resourceapi.ResourceSlice
 	add := func(tail string, devices []resourceapi.Device, counters []resourceapi.CounterSet) {

@@ -25,6 +25,9 @@ const nodeIndex = "node"
 // version that the server has and answers in v1.
 type SliceClient interface {
 	resourceclient.ResourceSlicesGetter
+	// CurrentAPI is the version that the last call used, such as V1beta2. A call
+	// that the server doesn't serve in this version is made in the others.
+	CurrentAPI() string
 	// IsWatchListSemanticsUnSupported is asked by the informer.
 	IsWatchListSemanticsUnSupported() bool
 }
@@ -51,18 +54,23 @@ type Publisher struct {
 	client   resourceclient.ResourceSliceInterface
 	versions discovery.ServerVersionInterfaceWithContext
 	informer cache.SharedIndexInformer
+	api      func() string
+	watches  chan struct{}
 }
 
 // New returns a publisher whose Informer isn't running yet.
 func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publisher, error) {
-	p := &Publisher{client: client.ResourceSlices(), versions: discovery.ToServerVersionInterfaceWithContext(versions)}
+	p := &Publisher{
+		client: client.ResourceSlices(), versions: discovery.ToServerVersionInterfaceWithContext(versions),
+		api: client.CurrentAPI, watches: make(chan struct{}, 1),
+	}
 	p.informer = cache.NewSharedIndexInformer(
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return p.client.List(ctx, ofDriver(o))
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return p.client.Watch(ctx, ofDriver(o))
+				return p.watch(ctx, ofDriver(o))
 			},
 		}, client),
 		&resourceapi.ResourceSlice{}, 0,
@@ -84,6 +92,23 @@ func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publis
 	}
 	return p, nil
 }
+
+// watch starts a watch, and notes that it did.
+func (p *Publisher) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	w, err := p.client.Watch(ctx, o)
+	if err == nil {
+		select {
+		case p.watches <- struct{}{}:
+		default: // one is waiting there
+		}
+	}
+	return w, err
+}
+
+// Watches receives a value after the informer has started a watch: the first, and
+// one whenever a watch has ended. All end with the API server, so that after each
+// the server may be another one.
+func (p *Publisher) Watches() <-chan struct{} { return p.watches }
 
 // Informer of the driver's slices. Whoever runs the publisher runs it.
 func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }

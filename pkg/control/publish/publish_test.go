@@ -17,6 +17,7 @@ type fakeClient struct {
 }
 
 func (fakeClient) IsWatchListSemanticsUnSupported() bool { return true }
+func (fakeClient) CurrentAPI() string                    { return "V1" }
 
 // A write that reports success although the server stored something else would
 // be written again at once, and again.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"regexp"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,34 +40,51 @@ func FindAPIVersion(d discovery.ServerResourcesInterface) (string, error) {
 	return "", ErrNoResourceAPI
 }
 
-// Abilities are what a server stores of slices besides plain devices, and
-// whether its scheduler can be trusted with it.
-type Abilities struct {
-	Counters Counters
-	// Multiple: devices that can be given several times, and policies for how much
-	// of their capacities claims may ask for.
-	Multiple bool
-	// Charged: the scheduler of this version charges counters for devices that are
-	// given several times (pkg/allocator).
-	Charged bool
-	// Version of Kubernetes as the server spells it; empty where it doesn't say.
-	Version string
-}
-
 // Probe finds out what the server stores, and in which form, by dry-run
 // creates, which store nothing. Versions don't say that: gates can be off where
 // they are on by default, and on where they are off. The version says only what
-// no server can be asked: how its scheduler counts. An error means that it
-// could not be found out: the server didn't answer, or it, or an admission
-// webhook or policy, refuses dry runs or changes what is sent.
+// no server can be asked: how its scheduler counts.
+//
+// What the server refuses to answer is unknown, and Doubt says why. An error
+// means that the server didn't answer.
 func (p *Publisher) Probe(ctx context.Context) (Abilities, error) {
 	version, err := p.version(ctx)
 	if err != nil {
 		return Abilities{}, err
 	}
-	able, err := p.probeStorage(ctx)
-	able.Version, able.Charged = version, allocator.ChargesShared(version)
-	return able, err
+	able := Abilities{Version: version, Charged: allocator.ChargesShared(version)}
+	plain, err := p.stores(ctx, plainSlice())
+	switch {
+	case err == nil && plain == No:
+		err = errPlainRefused // by a webhook or policy, which says nothing about the server
+	case err == nil:
+		err = p.probeFields(ctx, &able)
+	}
+	if refused(err) {
+		able.Doubt = doubt(err)
+	} else if err != nil {
+		return Abilities{}, fmt.Errorf("find out what the API server stores: %w", err)
+	}
+	able.API = p.api()
+	return able, nil
+}
+
+// probeFields asks for one ability after the other, until one is refused.
+func (p *Publisher) probeFields(ctx context.Context, able *Abilities) (err error) {
+	if able.Counters, err = p.probeCounters(ctx); err != nil {
+		return err
+	}
+	if able.Multiple, err = p.stores(ctx, sliceForSeveral()); err != nil {
+		return err
+	}
+	if able.NoneTaints, err = p.stores(ctx, taintedSlice(resourceapi.DeviceTaintEffectNone)); err != nil {
+		return err
+	}
+	able.Taints = Yes
+	if able.NoneTaints == No {
+		able.Taints, err = p.stores(ctx, taintedSlice(resourceapi.DeviceTaintEffectNoSchedule))
+	}
+	return err
 }
 
 // version asks for the server's version; empty where it may not be asked.
@@ -79,14 +99,43 @@ func (p *Publisher) version(ctx context.Context) (string, error) {
 	return info.GitVersion, nil
 }
 
-func (p *Publisher) probeStorage(ctx context.Context) (Abilities, error) {
-	counters, err := p.probeCounters(ctx)
-	if err != nil {
-		return Abilities{}, fmt.Errorf("find out how the API server stores counters: %w", err)
+// probeCounters finds out the form in which counters are stored.
+func (p *Publisher) probeCounters(ctx context.Context) (Counters, error) {
+	one := map[string]resourceapi.Counter{probeName: {Value: *resource.NewQuantity(1, resource.DecimalSI)}}
+	sets := []resourceapi.CounterSet{{Name: probeName, Counters: one}}
+	devices := []resourceapi.Device{{Name: probeName, ConsumesCounters: []resourceapi.DeviceCounterConsumption{
+		{CounterSet: probeName, Counters: one},
+	}}}
+	// Servers that want both in one slice refuse devices whose counters are
+	// elsewhere; the others refuse both in one.
+	split, err := p.stores(ctx, resourceapi.ResourceSliceSpec{Devices: devices}, resourceapi.ResourceSliceSpec{SharedCounters: sets})
+	switch {
+	case err != nil:
+		return UnknownCounters, err
+	case split == Yes:
+		return SplitCounters, nil
 	}
+	joint, err := p.stores(ctx, resourceapi.ResourceSliceSpec{Devices: devices, SharedCounters: sets})
+	switch {
+	case err != nil:
+		return UnknownCounters, err
+	case joint == Yes:
+		return JointCounters, nil
+	}
+	return NoCounters, nil
+}
+
+// plainSlice is one that every server stores.
+func plainSlice() resourceapi.ResourceSliceSpec {
+	return resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: probeName}}}
+}
+
+// sliceForSeveral has a device that can be given several times, with both kinds
+// of request policies.
+func sliceForSeveral() resourceapi.ResourceSliceSpec {
 	one := *resource.NewQuantity(1, resource.DecimalSI)
 	two := *resource.NewQuantity(2, resource.DecimalSI)
-	multiple, err := p.storesAll(ctx, []resourceapi.ResourceSliceSpec{{Devices: []resourceapi.Device{{
+	return resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{
 		Name: probeName, AllowMultipleAllocations: new(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			"range": {Value: two, RequestPolicy: &resourceapi.CapacityRequestPolicy{
@@ -94,52 +143,28 @@ func (p *Publisher) probeStorage(ctx context.Context) (Abilities, error) {
 			}},
 			"values": {Value: two, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}},
 		},
-	}}}})
-	if err != nil {
-		return Abilities{}, fmt.Errorf("find out whether the API server stores consumable capacity: %w", err)
-	}
-	return Abilities{Counters: counters, Multiple: multiple}, nil
-}
-
-func (p *Publisher) probeCounters(ctx context.Context) (Counters, error) {
-	one := map[string]resourceapi.Counter{probeName: {Value: *resource.NewQuantity(1, resource.DecimalSI)}}
-	sets := []resourceapi.CounterSet{{Name: probeName, Counters: one}}
-	devices := []resourceapi.Device{{Name: probeName, ConsumesCounters: []resourceapi.DeviceCounterConsumption{
-		{CounterSet: probeName, Counters: one},
 	}}}
-	for _, form := range []struct {
-		is    Counters
-		specs []resourceapi.ResourceSliceSpec
-	}{
-		// Servers that want both in one slice refuse devices whose counters are
-		// elsewhere; the others refuse both in one.
-		{SplitCounters, []resourceapi.ResourceSliceSpec{{Devices: devices}, {SharedCounters: sets}}},
-		{JointCounters, []resourceapi.ResourceSliceSpec{{Devices: devices, SharedCounters: sets}}},
-		{NoCounters, []resourceapi.ResourceSliceSpec{{Devices: []resourceapi.Device{{Name: probeName}}}}},
-	} {
-		ok, err := p.storesAll(ctx, form.specs)
-		if err != nil {
-			return NoCounters, err
-		}
-		if ok {
-			return form.is, nil
-		}
-	}
-	return NoCounters, ErrProbeRefused
 }
 
-// ErrProbeRefused says that slices which must be stored on any server aren't, so
+// taintedSlice has a device with a taint. Its time is set, because servers set it
+// where it is missing.
+func taintedSlice(effect resourceapi.DeviceTaintEffect) resourceapi.ResourceSliceSpec {
+	return resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: probeName, Taints: []resourceapi.DeviceTaint{
+		{Key: probeName, Effect: effect, TimeAdded: &metav1.Time{Time: time.Unix(0, 0)}},
+	}}}}
+}
+
+// errPlainRefused says that a slice which every server stores isn't stored, so
 // that nothing could be found out.
-var ErrProbeRefused = errors.New("it doesn't store the slice " + probeName +
-	" as it is, not even without counters; look for admission webhooks and policies on resourceslices")
+var errPlainRefused = errors.New("a slice with one plain device isn't stored as it is")
 
 // probeName is the name of everything that a probe is about, the node too:
 // whatever reads the server's log or an admission policy can tell it apart. Of
 // the slices it is the beginning: one of that very name could exist.
 const probeName = "tessera-probe"
 
-// storesAll reports whether the server would store all of these as they are.
-func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceSliceSpec) (bool, error) {
+// stores reports whether the server would store all of these as they are.
+func (p *Publisher) stores(ctx context.Context, specs ...resourceapi.ResourceSliceSpec) (Answer, error) {
 	for i := range specs {
 		want := slice(metav1.OwnerReference{Name: probeName}, "", specs[i].Devices, specs[i].SharedCounters)
 		want.OwnerReferences, want.Name, want.GenerateName = nil, "", probeName+"-"
@@ -147,15 +172,40 @@ func (p *Publisher) storesAll(ctx context.Context, specs []resourceapi.ResourceS
 		stored, err := p.client.Create(ctx, &want, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		switch {
 		case apierrors.IsInvalid(err):
-			return false, nil
+			return No, nil
 		case err != nil:
-			return false, err
+			return Unknown, err
 		case !same(stored, &want):
-			return false, nil
+			return No, nil
 		}
 	}
-	return true, nil
+	return Yes, nil
 }
+
+// refused reports whether the server has answered, and the answer isn't that it
+// is busy: trying again at once doesn't help.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return errors.Is(err, errPlainRefused)
+	}
+	switch code := int(status.Status().Code); code {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
+}
+
+// doubt explains a refusal in sentences that are the same for each probe.
+func doubt(err error) string {
+	return fmt.Sprintf("The API server refuses the question (%s). Look for admission webhooks and policies on resourceslices, "+
+		"and let the controller's dry runs pass: they create ResourceSlices whose names begin with %s-.",
+		probeSlices.ReplaceAllString(err.Error(), probeName), probeName)
+}
+
+// probeSlices matches the names that a server generates for probes.
+var probeSlices = regexp.MustCompile(probeName + `-[a-z0-9]+`)
 
 // Doubtful reports whether a failed Write may come from a server that stores
 // something else, or in another form, than it was taken for: it dropped

@@ -3,6 +3,7 @@ package publish
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -76,28 +77,58 @@ func TestProbe(t *testing.T) {
 		}
 		return nil
 	}
+	untainted := func(s *resourceapi.ResourceSlice) error {
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i].Taints = nil
+		}
+		return nil
+	}
+	withoutNone := func(s *resourceapi.ResourceSlice) error {
+		if d := s.Spec.Devices; len(d) > 0 && len(d[0].Taints) > 0 && d[0].Taints[0].Effect == resourceapi.DeviceTaintEffectNone {
+			return invalid
+		}
+		return nil
+	}
+	bare := func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s), untainted(s)) }
+	forbids := func(what func(*resourceapi.ResourceSlice) bool) func(*resourceapi.ResourceSlice) error {
+		return func(s *resourceapi.ResourceSlice) error {
+			if what(s) {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "tessera-probe-x7k2d", errors.New("policy p"))
+			}
+			return nil
+		}
+	}
+	all := func(*resourceapi.ResourceSlice) bool { return true }
 	for name, tc := range map[string]struct {
 		server  func(*resourceapi.ResourceSlice) error
 		version string
 		want    Abilities
+		doubt   string // what Doubt contains
 		err     bool
 	}{
-		"1.37":               {split, "v1.37.1", Abilities{SplitCounters, true, true, "v1.37.1"}, false},
-		"1.36.2":             {split, "v1.36.2", Abilities{SplitCounters, true, true, "v1.36.2"}, false},
-		"1.36.1":             {split, "v1.36.1", Abilities{SplitCounters, true, false, "v1.36.1"}, false},
-		"1.36.0":             {split, "v1.36.0", Abilities{SplitCounters, true, false, "v1.36.0"}, false},
-		"1.35":               {split, "v1.35.10", Abilities{SplitCounters, true, false, "v1.35.10"}, false},
-		"1.34":               {joint, "v1.34.13", Abilities{JointCounters, true, false, "v1.34.13"}, false},
-		"version isn't told": {split, "", Abilities{SplitCounters, true, false, ""}, false},
+		"1.37":               {split, "v1.37.1", Abilities{SplitCounters, Yes, Yes, Yes, true, "v1.37.1", "V1", ""}, "", false},
+		"1.36.2":             {split, "v1.36.2", Abilities{SplitCounters, Yes, Yes, Yes, true, "v1.36.2", "V1", ""}, "", false},
+		"1.36.1":             {split, "v1.36.1", Abilities{SplitCounters, Yes, Yes, Yes, false, "v1.36.1", "V1", ""}, "", false},
+		"1.35 with gates":    {split, "v1.35.10", Abilities{SplitCounters, Yes, Yes, Yes, false, "v1.35.10", "V1", ""}, "", false},
+		"version isn't told": {split, "", Abilities{SplitCounters, Yes, Yes, Yes, false, "", "V1", ""}, "", false},
+		"1.34 with gates": {func(s *resourceapi.ResourceSlice) error {
+			return errors.Join(joint(s), withoutNone(s))
+		}, "v1.34.13", Abilities{JointCounters, Yes, Yes, No, false, "v1.34.13", "V1", ""}, "", false},
 		"consumable capacity off": {func(s *resourceapi.ResourceSlice) error {
 			return errors.Join(split(s), single(s))
-		}, "v1.37.1", Abilities{SplitCounters, false, true, "v1.37.1"}, false},
-		"gate off, or 1.32":        {func(s *resourceapi.ResourceSlice) error { return errors.Join(drop(s), single(s)) }, "v1.32.0", Abilities{Version: "v1.32.0"}, false},
-		"only consumable capacity": {drop, "v1.36.1", Abilities{NoCounters, true, false, "v1.36.1"}, false},
-		// An admission policy, say, that has an opinion about slices.
-		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
-		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
-		"no answer":   {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, "v1.37.1", Abilities{NoCounters, false, true, "v1.37.1"}, true},
+		}, "v1.37.1", Abilities{SplitCounters, No, Yes, Yes, true, "v1.37.1", "V1", ""}, "", false},
+		"gates off, or 1.32":       {bare, "v1.32.0", Abilities{NoCounters, No, No, No, false, "v1.32.0", "V1", ""}, "", false},
+		"only consumable capacity": {drop, "v1.36.1", Abilities{NoCounters, Yes, Yes, Yes, false, "v1.36.1", "V1", ""}, "", false},
+		// Admission policies that have an opinion about slices.
+		"refuses any": {func(*resourceapi.ResourceSlice) error { return invalid }, "v1.37.1", Abilities{Version: "v1.37.1", Charged: true, API: "V1"}, "webhooks and policies", false},
+		"changes any": {func(s *resourceapi.ResourceSlice) error { s.Spec.Devices = nil; return nil }, "v1.37.1", Abilities{Version: "v1.37.1", Charged: true, API: "V1"}, "webhooks and policies", false},
+		"forbids any": {forbids(all), "v1.37.1", Abilities{Version: "v1.37.1", Charged: true, API: "V1"}, "policy p", false},
+		"forbids several": {forbids(func(s *resourceapi.ResourceSlice) bool {
+			return s.Spec.Devices != nil && s.Spec.Devices[0].Capacity != nil
+		}), "v1.34.0", Abilities{Counters: SplitCounters, Version: "v1.34.0", API: "V1"}, "tessera-probe-", false},
+		"no answer":  {func(*resourceapi.ResourceSlice) error { return errors.New("connection refused") }, "v1.37.1", Abilities{}, "", true},
+		"busy":       {func(*resourceapi.ResourceSlice) error { return apierrors.NewTooManyRequestsError("later") }, "v1.37.1", Abilities{}, "", true},
+		"in trouble": {func(*resourceapi.ResourceSlice) error { return apierrors.NewInternalError(errors.New("x")) }, "v1.37.1", Abilities{}, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := fake.NewClientset()
@@ -124,8 +155,12 @@ func TestProbe(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := p.Probe(t.Context())
+			if strings.Contains(got.Doubt, "x7k2d") || !strings.Contains(got.Doubt, tc.doubt) || (got.Doubt == "") != (tc.doubt == "") {
+				t.Errorf("the doubt is %q, want %q in it, and no generated name", got.Doubt, tc.doubt)
+			}
+			got.Doubt = ""
 			if got != tc.want || (err != nil) != tc.err {
-				t.Errorf("got %v, %v, want %v", got, err, tc.want)
+				t.Errorf("got %+v, %v, want %+v", got, err, tc.want)
 			}
 		})
 	}

@@ -1,0 +1,113 @@
+package publish
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Answer is the result of asking a server for an ability.
+type Answer int8
+
+const (
+	// Unknown: the server refuses the question, or servers answer differently. What
+	// needs the ability isn't published, and the server is asked again soon.
+	Unknown Answer = iota
+	// No: the server doesn't have it.
+	No
+	// Yes: the server has it.
+	Yes
+)
+
+// String is the name in logs.
+func (a Answer) String() string { return [...]string{"unknown", "no", "yes"}[a] }
+
+// Abilities are what a server stores of slices besides plain devices, and
+// whether its scheduler can be trusted with it. The zero value is a server of
+// which nothing is known.
+type Abilities struct {
+	Counters Counters
+	// Multiple: devices that can be given several times, and policies for how much
+	// of their capacities claims may ask for.
+	Multiple Answer
+	// Taints of devices, at most four a device.
+	Taints Answer
+	// NoneTaints: taints with the effect None, which tell and do nothing.
+	NoneTaints Answer
+	// Charged: the scheduler of this version charges counters for devices that are
+	// given several times (pkg/allocator).
+	Charged bool
+	// Version of Kubernetes as the server spells it; empty where it doesn't say.
+	Version string
+	// API is the version of resource.k8s.io by which slices are written.
+	API string
+	// Doubt is why something is unknown, and the remedy: complete sentences. It is
+	// empty where everything is known.
+	Doubt string
+}
+
+// HasCounters reports whether shared counters are known to be stored.
+func (a Abilities) HasCounters() bool {
+	return a.Counters == JointCounters || a.Counters == SplitCounters
+}
+
+// Or returns a with answers of before, an earlier result for the same server,
+// where a has none. They don't count if the server's version has changed since.
+func (a Abilities) Or(before Abilities) Abilities {
+	if a.Version != before.Version {
+		return a
+	}
+	if a.Counters == UnknownCounters {
+		a.Counters = before.Counters
+	}
+	for _, x := range []struct {
+		now    *Answer
+		before Answer
+	}{{&a.Multiple, before.Multiple}, {&a.Taints, before.Taints}, {&a.NoneTaints, before.NoneTaints}} {
+		if *x.now == Unknown {
+			*x.now = x.before
+		}
+	}
+	if a.Counters != UnknownCounters && a.Multiple != Unknown && a.Taints != Unknown && a.NoneTaints != Unknown {
+		a.Doubt = ""
+	}
+	return a
+}
+
+// SamePools reports whether the same pools can be published with both.
+func (a Abilities) SamePools(b Abilities) bool {
+	return a.Counters == b.Counters && a.Multiple == b.Multiple && a.Taints == b.Taints && a.NoneTaints == b.NoneTaints && a.Charged == b.Charged
+}
+
+// Common returns what all of several servers of one cluster are able to, in any
+// order. The rest is unknown: it depends on the server that answers.
+func Common(all []Abilities) Abilities {
+	all = slices.SortedFunc(slices.Values(all), func(a, b Abilities) int { return cmp.Or(cmp.Compare(a.Version, b.Version), cmp.Compare(a.API, b.API)) })
+	out := all[0]
+	versions, apis := []string{orUnknown(out.Version)}, []string{out.API}
+	for _, b := range all[1:] {
+		if out.Counters != b.Counters {
+			out.Counters = UnknownCounters
+		}
+		out.Multiple, out.Taints, out.NoneTaints = common(out.Multiple, b.Multiple), common(out.Taints, b.Taints), common(out.NoneTaints, b.NoneTaints)
+		if out.Charged && !b.Charged {
+			out.Charged, out.Version = false, b.Version
+		}
+		versions, apis = append(versions, orUnknown(b.Version)), append(apis, b.API)
+	}
+	out.API = strings.Join(slices.Compact(apis), ", ")
+	out.Doubt = fmt.Sprintf("API servers that differ answer in turns (%s), as while a control plane is upgraded. "+
+		"Only what all of them have is used until one has answered alone for some minutes; finish the upgrade, and give all the same feature gates.",
+		strings.Join(slices.Compact(versions), ", "))
+	return out
+}
+
+func common(a, b Answer) Answer {
+	if a == b {
+		return a
+	}
+	return Unknown
+}
+
+func orUnknown(version string) string { return cmp.Or(version, "an unknown version") }
