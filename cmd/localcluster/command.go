@@ -55,7 +55,7 @@ func newCommand() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&s.options.Name, "name", cluster.DefaultName, "the cluster's name")
 	root.AddCommand(
-		s.up(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.power(), s.component(),
+		s.up(), s.upgrade(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.power(), s.component(),
 	)
 	return root
 }
@@ -99,6 +99,32 @@ remove it with:   localcluster down --name %[1]s
 turns on by itself, on adds what claims need, all adds every feature gate of it`)
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false, besides those of --dra")
 	cmd.Flags().StringVar(&s.options.BinDir, "bin-dir", "", "use the binaries in this directory (written by build --output) instead of building; also $TESSERA_BIN_DIR")
+	return cmd
+}
+
+func (s *settings) upgrade() *cobra.Command {
+	var to cluster.Versions
+	cmd := &cobra.Command{
+		Use: "upgrade", Args: cobra.NoArgs,
+		Short: "Give a running cluster a newer Kubernetes",
+		Long: `Give a running cluster a newer Kubernetes: the control plane, then the kubelets.
+Pods go on running. With one of the flags only, the other part stays as it is.`,
+		Example: `  localcluster up --kubernetes 1.33
+  localcluster upgrade --kubernetes 1.34
+  localcluster upgrade --kubelet 1.34`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if to == (cluster.Versions{}) {
+				return errors.New("say to which version: --kubernetes for the control plane, --kubelet for the nodes, or both")
+			}
+			if err := cluster.Upgrade(cmd.Context(), s.options.Name, to, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is upgraded\n", s.options.Name)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&to.Kubernetes, "kubernetes", "", "the new version of the control plane")
+	cmd.Flags().StringVar(&to.Kubelet, "kubelet", "", "the new version of the nodes' kubelets")
 	return cmd
 }
 

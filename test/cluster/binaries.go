@@ -255,37 +255,47 @@ func repositoryRoot() (string, error) {
 	}
 }
 
-// Build makes sure that the binaries and base images of a Kubernetes version
-// are in the cache, and lays them out in dir, which then works on any host of
-// this architecture as a --bin-dir. Several processes may build at once; they
-// wait for each other. log gets lines for people.
-func Build(ctx context.Context, kubernetes, dir string, log io.Writer) error {
+// lockDirs is the directory of the cache whose directories are the locks of what
+// is built.
+const lockDirs = "locks"
+
+// builder builds units from this checkout into the cache.
+type builder struct {
+	root, cache, goVersion string
+	log                    io.Writer
+}
+
+func newBuilder(ctx context.Context, log io.Writer) (*builder, error) {
 	root, err := repositoryRoot()
 	if err != nil {
-		return err
-	}
-	tag, err := kubernetesTag(root, kubernetes)
-	if err != nil {
-		return err
+		return nil, err
 	}
 	cache, err := CacheDir()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	goVersion, err := exec.CommandContext(ctx, "go", "env", "GOVERSION").Output()
 	if err != nil {
-		return fmt.Errorf("run go, which builds the cluster's binaries: %w", err)
+		return nil, fmt.Errorf("run go, which builds the cluster's binaries: %w", err)
 	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return fmt.Errorf("make the cache directory: %w", err)
-	}
-	unlock, err := lockDir(cache, log)
+	return &builder{root: root, cache: cache, goVersion: strings.TrimSpace(string(goVersion)), log: log}, nil
+}
+
+// Build makes sure that the binaries and base images of a Kubernetes version
+// are in the cache, and lays them out in dir, which then works on any host of
+// this architecture as a --bin-dir. Several processes may build at once; each
+// waits for what another is building. log gets lines for people.
+func Build(ctx context.Context, kubernetes, dir string, log io.Writer) error {
+	b, err := newBuilder(ctx, log)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	tag, err := kubernetesTag(b.root, kubernetes)
+	if err != nil {
+		return err
+	}
 	for _, u := range units(kubernetes, tag) {
-		built, err := u.ensure(ctx, root, cache, strings.TrimSpace(string(goVersion)), log)
+		built, err := b.ensure(ctx, &u)
 		if err != nil {
 			return err
 		}
@@ -293,29 +303,44 @@ func Build(ctx context.Context, kubernetes, dir string, log io.Writer) error {
 			return err
 		}
 	}
-	return ensureBaseImages(ctx, cache, dir, log)
+	return b.ensureBaseImages(ctx, dir)
 }
 
 // ensure returns the cache directory that holds the unit's binaries, building
 // them first if they aren't there, and drops its earlier builds.
-func (u *unit) ensure(ctx context.Context, root, cache, goVersion string, log io.Writer) (string, error) {
-	key, err := u.key(root, goVersion)
+func (b *builder) ensure(ctx context.Context, u *unit) (string, error) {
+	key, err := u.key(b.root, b.goVersion)
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, u.name+"-"+key)
+	unlock, err := lockDir(filepath.Join(b.cache, lockDirs, u.name), b.log)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	dir := filepath.Join(b.cache, u.name+"-"+key)
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
 	if u.cgo {
-		if err := ensurePackages(ctx, log); err != nil {
+		if err := b.ensurePackages(ctx); err != nil {
 			return "", err
 		}
 	}
-	if err := u.build(ctx, root, dir, log); err != nil {
+	if err := u.build(ctx, b.root, dir, b.log); err != nil {
 		return "", err
 	}
-	return dir, dropOthers(cache, u.name, filepath.Base(dir))
+	return dir, dropOthers(b.cache, u.name, filepath.Base(dir))
+}
+
+// ensurePackages installs distribution packages, one process at a time.
+func (b *builder) ensurePackages(ctx context.Context) error {
+	unlock, err := lockDir(filepath.Join(b.cache, lockDirs, "packages"), b.log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return ensurePackages(ctx, b.log)
 }
 
 func dropOthers(cache, name, keep string) error {

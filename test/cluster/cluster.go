@@ -181,11 +181,15 @@ func create(ctx context.Context, options Options) (*Cluster, error) {
 	if err := c.writeConfig(); err != nil {
 		return nil, err
 	}
-	data, err := json.MarshalIndent(record{Options: options, Slot: c.plan.slot}, "", "  ")
+	return c, c.writeRecord()
+}
+
+func (c *Cluster) writeRecord() error {
+	data, err := json.MarshalIndent(record{Options: c.options, Slot: c.plan.slot}, "", "  ")
 	if err != nil {
-		return nil, fmt.Errorf("encode the cluster's record: %w", err)
+		return fmt.Errorf("encode the cluster's record: %w", err)
 	}
-	return c, writeFiles(c.Dir(), map[string][]byte{recordFile: data})
+	return writeFiles(c.Dir(), map[string][]byte{recordFile: data})
 }
 
 func (c *Cluster) fillBinDir(ctx context.Context) error {

@@ -71,8 +71,8 @@ func (c *Cluster) importImage(ctx context.Context, node, archive string) error {
 
 // ensureBaseImages puts the archive of base images, made from the host's
 // busybox and C library, into dir, from the cache where it can.
-func ensureBaseImages(ctx context.Context, cache, dir string, log io.Writer) error {
-	if err := ensurePackages(ctx, log); err != nil {
+func (b *builder) ensureBaseImages(ctx context.Context, dir string) error {
+	if err := b.ensurePackages(ctx); err != nil {
 		return err
 	}
 	libraries, err := glibcFiles()
@@ -83,11 +83,16 @@ func ensureBaseImages(ctx context.Context, cache, dir string, log io.Writer) err
 	if err != nil {
 		return err
 	}
-	cached := filepath.Join(cache, "images-"+key)
+	unlock, err := lockDir(filepath.Join(b.cache, lockDirs, "images"), b.log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	cached := filepath.Join(b.cache, "images-"+key)
 	if _, err := os.Stat(cached); err == nil {
 		return linkAll(cached, dir)
 	}
-	fmt.Fprintln(log, "building the base images")
+	fmt.Fprintln(b.log, "building the base images")
 	temporary := cached + ".building"
 	if err := os.MkdirAll(temporary, 0o755); err != nil {
 		return fmt.Errorf("make the cache directory: %w", err)
@@ -98,7 +103,7 @@ func ensureBaseImages(ctx context.Context, cache, dir string, log io.Writer) err
 	if err := os.Rename(temporary, cached); err != nil {
 		return fmt.Errorf("put the base images in place: %w", err)
 	}
-	if err := dropOthers(cache, "images", filepath.Base(cached)); err != nil {
+	if err := dropOthers(b.cache, "images", filepath.Base(cached)); err != nil {
 		return err
 	}
 	return linkAll(cached, dir)

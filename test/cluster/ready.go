@@ -96,7 +96,7 @@ func (c *Cluster) nodesReady(ctx context.Context, client kubernetes.Interface) b
 	}
 	ready := 0
 	for _, node := range list.Items {
-		if nodeReady(node) {
+		if nodeReady(node) && strings.HasPrefix(node.Status.NodeInfo.KubeletVersion, "v"+c.options.Kubelet+".") {
 			ready++
 		}
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -114,14 +115,13 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 	}
 	err = writeFiles(dir, map[string][]byte{
 		"ca.crt":          ca.pem,
-		"kubelet.yaml":    []byte(kubeletConfig(c.options.Kubelet, "/"+c.machineCgroup(name), hasKernelLog())),
 		"containerd.toml": []byte(containerdConfig(snapshotter)),
 		"crictl.yaml":     []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 	})
 	if err != nil {
 		return err
 	}
-	return c.writeSpec(c.nodeSpec(node))
+	return errors.Join(c.writeKubeletConfig(name), c.writeSpec(c.nodeSpec(node)))
 }
 
 func (c *Cluster) writeSpec(spec machine.Spec) error {

@@ -33,7 +33,8 @@ const (
 )
 
 // Spec describes a machine. It is written as JSON to SpecFile before the
-// machine starts; pid 1 reads it once.
+// machine starts. Of later changes pid 1 follows those of a component, with
+// OpStart.
 type Spec struct {
 	// Name is the machine's host name.
 	Name string `json:"name"`
@@ -82,7 +83,7 @@ const (
 	OpStatus = "status" // report all components
 	OpSignal = "signal" // send Signal to Component; it is restarted if it dies
 	OpStop   = "stop"   // end Component and leave it down
-	OpStart  = "start"  // start Component again after OpStop
+	OpStart  = "start"  // start Component again after OpStop, as the spec says now
 )
 
 // Response answers a Request. Error is empty on success.

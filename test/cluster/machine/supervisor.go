@@ -205,11 +205,25 @@ func (s *supervisor) do(request Request) error {
 		}
 		return r.signal(syscall.SIGTERM)
 	case OpStart:
-		r.stopped = false
-		go s.start(r)
-		return nil
+		return s.startAgain(r)
 	}
 	return fmt.Errorf("no operation %q", request.Op)
+}
+
+// startAgain starts a component that was stopped as the spec says now.
+func (s *supervisor) startAgain(r *running) error {
+	spec, err := readSpec(filepath.Join(StateDir, SpecFile))
+	if err != nil {
+		return err
+	}
+	for _, component := range spec.Components {
+		if component.Name == r.Name {
+			r.Component = component
+		}
+	}
+	r.stopped = false
+	go s.start(r)
+	return nil
 }
 
 func (r *running) signal(signal syscall.Signal) error {

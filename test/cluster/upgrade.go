@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+)
+
+// Versions of a cluster's parts, as of Options.
+type Versions struct {
+	// Kubernetes of the control plane; empty: as it is.
+	Kubernetes string
+	// Kubelet of the nodes; empty: as it is.
+	Kubelet string
+}
+
+// Upgrade gives a running cluster newer versions, in the order that Kubernetes
+// wants: API server, controller manager and scheduler, then the kubelets. Pods go
+// on running, and what is stored stays. After an error it can be called again.
+// log gets lines for people.
+func Upgrade(ctx context.Context, name string, to Versions, log io.Writer) error {
+	unlock, err := lockDir(filepath.Join(stateRoot, name), log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c, err := Open(name)
+	if err != nil {
+		return err
+	}
+	c.options.Log = log
+	if c.options, err = c.options.upgraded(to); err != nil {
+		return fmt.Errorf("upgrade cluster %s: %w", name, err)
+	}
+	if err := c.replace(ctx); err != nil {
+		return fmt.Errorf("upgrade cluster %s: %w", name, err)
+	}
+	return nil
+}
+
+// upgraded returns the options of the same cluster with newer versions.
+func (o Options) upgraded(to Versions) (Options, error) {
+	from := o
+	if to.Kubernetes != "" {
+		o.Kubernetes = to.Kubernetes
+	}
+	if to.Kubelet != "" {
+		o.Kubelet = to.Kubelet
+	}
+	switch {
+	case o.BinDir != "":
+		return o, errors.New("it was made of prebuilt binaries, which are of one version")
+	case minorVersion(o.Kubernetes) < minorVersion(from.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(from.Kubelet):
+		return o, fmt.Errorf("it has Kubernetes %s and kubelets %s: Kubernetes supports no way back", from.Kubernetes, from.Kubelet)
+	}
+	return o, o.validate()
+}
+
+// replace writes programs, arguments and the record of a cluster that runs, and
+// starts what follows from them again.
+func (c *Cluster) replace(ctx context.Context) error {
+	if err := c.fillBinDir(ctx); err != nil {
+		return err
+	}
+	if err := c.writeSpec(c.controlPlaneSpec()); err != nil {
+		return err
+	}
+	for node := range c.plan.nodes {
+		if err := errors.Join(c.writeKubeletConfig(nodeName(node)), c.writeSpec(c.nodeSpec(node))); err != nil {
+			return err
+		}
+	}
+	if err := c.writeRecord(); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.options.Log, "restarting the control plane as Kubernetes %s\n", c.options.Kubernetes)
+	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		if err := c.restartSoon(ctx, controlPlane, component); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(c.options.Log, "restarting the kubelets as %s\n", c.options.Kubelet)
+	for _, node := range c.Nodes() {
+		if err := c.restartSoon(ctx, node, "kubelet"); err != nil {
+			return err
+		}
+	}
+	return c.waitReady(ctx)
+}
+
+// restartSoon restarts a component, and kills it if it takes long to stop: an API
+// server waits a minute for its clients.
+func (c *Cluster) restartSoon(ctx context.Context, machineName, component string) error {
+	kill := time.AfterFunc(5*time.Second, func() { _ = c.Kill(machineName, component) }) // fails if it has stopped
+	defer kill.Stop()
+	if err := c.Stop(ctx, machineName, component); err != nil {
+		return err
+	}
+	kill.Stop()
+	return c.Start(ctx, machineName, component)
+}
+
+func (c *Cluster) writeKubeletConfig(node string) error {
+	config := kubeletConfig(c.options.Kubelet, "/"+c.machineCgroup(node), hasKernelLog())
+	return writeFiles(c.machineConfigDir(node), map[string][]byte{"kubelet.yaml": []byte(config)})
+}
