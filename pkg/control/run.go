@@ -31,6 +31,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
 // Config has the settings of the controller.
@@ -139,6 +140,7 @@ func withLimits(c *rest.Config) *rest.Config {
 	c = rest.CopyConfig(c)
 	c.QPS, c.Burst = requestsPerSecond, requestBurst
 	c.UserAgent = leaseName
+	c.Wrap(v1alpha3.Transport)
 	return c
 }
 

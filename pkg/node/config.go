@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
 // Config has the settings of the kubelet plugin.
@@ -134,6 +136,7 @@ func (c *Config) restConfig() (*rest.Config, error) {
 	// Claims are smaller, and read faster, as protobuf. Who has custom resources to
 	// read sets JSON.
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	cfg.Wrap(v1alpha3.Transport)
 	cfg.UserAgent = userAgent + "/" + c.Version
 	// One GET for each claim that a pod brings here; the default of five a
 	// second would make pods that start together wait for each other.

@@ -21,8 +21,8 @@ import (
 // ErrNoResourceAPI says that the server has no resource.k8s.io version that
 // this driver speaks.
 var ErrNoResourceAPI = errors.New("the API server serves none of resource.k8s.io v1, v1beta2, v1beta1: " +
-	"Dynamic Resource Allocation is on by default from Kubernetes 1.34; on 1.32 and 1.33 the feature gate DynamicResourceAllocation " +
-	"and --runtime-config=resource.k8s.io/v1beta1=true turn it on; older versions are not supported")
+	"Dynamic Resource Allocation is on by default from Kubernetes 1.34; on 1.31 to 1.33 the feature gate DynamicResourceAllocation " +
+	"and --runtime-config=resource.k8s.io/v1beta1=true (on 1.31: v1alpha3) turn it on; older versions are not supported")
 
 // FindAPIVersion returns the newest version of resource.k8s.io that the API server
 // serves: v1, v1beta2 or v1beta1. It returns ErrNoResourceAPI if the server serves none
