@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/node/kubelet/v1alpha4"
 )
 
 // maxSocketPath is the limit of Linux: the 108 bytes of sun_path minus the
@@ -100,6 +102,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(p.noteRegistration),
+		kubeletplugin.GRPCInterceptor(v1alpha4.Registration(running)),
 	)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
