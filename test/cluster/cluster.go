@@ -349,6 +349,18 @@ func removeShared(log io.Writer) error {
 // Name is the cluster's name.
 func (c *Cluster) Name() string { return c.plan.name }
 
+// Kubernetes is the minor version of the control plane, such as "1.37".
+func (c *Cluster) Kubernetes() string { return c.options.Kubernetes }
+
+// Has reports whether a feature gate of Dynamic Resource Allocation is on in the
+// control plane.
+func (c *Cluster) Has(gate string) bool {
+	if on, asked := c.options.FeatureGates[gate]; asked {
+		return on
+	}
+	return slices.Contains(Gates(c.options.Kubernetes, c.options.DRA), gate)
+}
+
 // Nodes names the node machines, which are also the Kubernetes nodes.
 func (c *Cluster) Nodes() []string { return c.plan.nodeNames() }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -76,19 +75,34 @@ func create(t *testing.T, s *stack.Stack) {
 			t.Error(err)
 		}
 	})
-	for name, request := range map[string]resourcev1.ExactDeviceRequest{
-		"whole": {DeviceClassName: "gpu.nvidia.com"},
-		"partition": {DeviceClassName: "mig.nvidia.com", Selectors: []resourcev1.DeviceSelector{
-			{CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`}},
-		}},
-	} {
-		template := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		template.Spec.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: "gpu", Exactly: &request}}
-		if _, err := s.Kube().ResourceV1().ResourceClaimTemplates(churnNS).Create(ctx, template, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	if err := s.Apply(ctx, churnNS, []byte(churnTemplates)); err != nil {
+		t.Fatal(err)
 	}
 }
+
+const churnTemplates = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: whole}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly: {deviceClassName: gpu.nvidia.com}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: partition}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly:
+          deviceClassName: mig.nvidia.com
+          selectors:
+          - cel: {expression: 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'}
+`
 
 // cycle creates eight pods, waits until all run, deletes them and waits until
 // they are gone.

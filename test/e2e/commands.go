@@ -72,7 +72,11 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 	var err error
 	switch args[0] {
 	case "kubectl":
-		cmd := s.Command(ctx, "kubectl", append([]string{"-n", ts.Getenv("NS")}, args[1:]...)...)
+		command := []string{"-n", ts.Getenv("NS")}
+		for _, arg := range args[1:] {
+			command = append(command, s.Path(arg))
+		}
+		cmd := s.Command(ctx, "kubectl", command...)
 		cmd.Dir, cmd.Stdout, cmd.Stderr = ts.Getenv("WORK"), &out, &errs
 		err = cmd.Run()
 	case "helm":

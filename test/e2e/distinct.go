@@ -60,7 +60,7 @@ func eachItsOwn(s *stack.Stack, namespace, label string, count int) ([]string, e
 	if len(waiting) > 0 || len(list.Items) != count {
 		return nil, fmt.Errorf("%w: %d pods, wanted %d; of them don't run: %v", errNotYet, len(list.Items), count, waiting)
 	}
-	devices, err := devicesByName(ctx, s.Kube())
+	devices, err := devicesByName(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -91,12 +91,15 @@ func ownPartition(ctx context.Context, s *stack.Stack, p *corev1.Pod, devices ma
 	if len(seen) == 0 && !strings.Contains(string(out), "No devices") {
 		return allocatedDevice{}, fmt.Errorf("%w: it has printed %q", errNotYet, out)
 	}
-	got, err := given(ctx, s.Kube(), p, container, devices)
+	got, err := given(ctx, s, p, container, devices)
 	if errors.Is(err, errNoStatus) {
 		return allocatedDevice{}, fmt.Errorf("%w: %w", errNotYet, err)
 	}
 	if err != nil {
 		return allocatedDevice{}, err
+	}
+	if len(got) == 1 && got[0].mig != nil && got[0].mig.UUID == "" && len(seen) == 2 {
+		got[0].mig.UUID = seen[1]
 	}
 	if len(got) != 1 || got[0].mig == nil || len(seen) != 2 || seen[0] != got[0].gpu || seen[1] != got[0].mig.UUID {
 		return allocatedDevice{}, fmt.Errorf("it was given %+v, and sees %v", got, seen)

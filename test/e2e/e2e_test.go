@@ -62,6 +62,9 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 		return err
 	}
 	env.Setenv("CHART", chart)
+	if err := convertManifests(env.WorkDir, s); err != nil {
+		return err
+	}
 	if _, err := s.Kubectl(context.Background(), "create", "namespace", story); err != nil {
 		return err
 	}
@@ -82,5 +85,27 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 			env.T().(inLane).Errorf("the story leaves something behind: %v", err)
 		}
 	})
+	return nil
+}
+
+// convertManifests rewrites a story's manifests for the API that its cluster
+// serves.
+func convertManifests(dir string, s *stack.Stack) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if data, err = s.Convert(data); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(file), err)
+		}
+		if err := os.WriteFile(file, data, 0o644); err != nil {
+			return err
+		}
+	}
 	return nil
 }

@@ -21,6 +21,9 @@ import (
 var (
 	laneCount = flag.Int("lanes", 4, "how many stories run at the same time, each lane on a cluster of its own")
 	keep      = flag.Bool("keep", false, "leave the clusters up afterwards, to look around")
+	version   = flag.String("kubernetes", cluster.DefaultKubernetes, "the Kubernetes version of the clusters")
+	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
+	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
 )
 
 // storyTime bounds a story, so that the clusters are removed before go test's own
@@ -87,6 +90,9 @@ func (l *lane) run(t *testing.T, stories <-chan string) {
 }
 
 func (l *lane) story(t *testing.T, name string) {
+	if missing := lacks(t, name); missing != "" {
+		t.Skipf("not on this server: Kubernetes %s, Dynamic Resource Allocation %s: %s", *version, *dra, missing)
+	}
 	l.up(t)
 	if name == churnStory {
 		churn(t, l.stack)
@@ -108,7 +114,8 @@ func (l *lane) up(t *testing.T) {
 		return
 	}
 	s, err := stack.Up(t.Context(), stack.Options{
-		Name:     l.name,
+		Name:       l.name,
+		Kubernetes: *version, Kubelet: *kubelet, DRA: cluster.DRA(*dra),
 		Machines: []string{"8xh100-80gb", mixed},
 		Image:    l.image,
 		Out:      t.Output(),

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/test/stack"
@@ -38,7 +37,7 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	}
 	namespace, pod := address(ts, args[0])
 	container := args[1]
-	have, err := allocated(s.Kube(), namespace, pod, container)
+	have, err := allocated(s, namespace, pod, container)
 	ts.Check(err)
 	want := expect(have)
 	ts.Logf("%s/%s holds %v", pod, container, want.nodes)
@@ -49,10 +48,12 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	}
 	nodes, rest, _ := strings.Cut(string(out), separator)
 	gpus, opened, _ := strings.Cut(rest, separator)
+	seen := listed(gpus)
+	want.fillIn(seen)
 	if diff := cmp.Diff(want.nodes, sortedFields(nodes)); diff != "" {
 		ts.Fatalf("device nodes (-allocated +seen):\n%s", diff)
 	}
-	if diff := cmp.Diff(want.uuids, listed(gpus)); diff != "" {
+	if diff := cmp.Diff(want.uuids, seen); diff != "" {
 		ts.Fatalf("nvidia-smi -L (-allocated +seen):\n%s", diff)
 	}
 	checkCgroup(ts, probes, strings.Split(opened, separator))
@@ -96,6 +97,9 @@ func expect(have []allocatedDevice) expected {
 		if d.mig == nil {
 			continue
 		}
+		if d.mig.UUID == "" {
+			d.mig.UUID = fmt.Sprintf("%s %d of GPU %d", unknownMIG, d.mig.GPUInstanceID, d.minor)
+		}
 		e.uuids = append(e.uuids, d.mig.UUID)
 		gi, ci := nvmlsim.CapabilityMinors(d.minor, d.mig.GPUInstanceID, d.mig.ComputeInstanceID)
 		for _, c := range []int{gi, ci} {
@@ -108,6 +112,23 @@ func expect(have []allocatedDevice) expected {
 	// Partitions of one GPU have its node, and its line, in common.
 	e.nodes, e.uuids = slices.Compact(e.nodes), slices.Compact(e.uuids)
 	return e
+}
+
+// unknownMIG begins what stands for the UUID of a MIG device that the API doesn't
+// tell.
+const unknownMIG = "the MIG device of instance"
+
+// fillIn takes the UUIDs of MIG devices that the API doesn't tell from those that
+// the container sees: their number and their capabilities are checked then.
+func (e *expected) fillIn(seen []string) {
+	next := slices.IndexFunc(seen, func(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") })
+	for i := range e.uuids {
+		if strings.HasPrefix(e.uuids[i], unknownMIG) && next >= 0 && next < len(seen) {
+			e.uuids[i] = seen[next]
+			next++
+		}
+	}
+	slices.Sort(e.uuids)
 }
 
 // listed are the UUIDs that nvidia-smi -L has printed, sorted.
@@ -176,10 +197,12 @@ type allocatedDevice struct {
 	gpu     string // UUID
 	minor   int
 	profile string // of a partition
+	start   int    // of a partition: its placement
 	mig     *migStatus
 }
 
-// migStatus is the data of a partition in status.devices of a claim.
+// migStatus is the data of a partition in status.devices of a claim. The UUID is
+// empty where the server doesn't store that.
 type migStatus struct {
 	UUID              string `json:"uuid"`
 	ParentUUID        string `json:"parentUUID"`
@@ -190,18 +213,18 @@ type migStatus struct {
 
 // allocated reads the devices of the container's claims from the API. It waits
 // some seconds until the claims' status has the MIG devices of partitions.
-func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]allocatedDevice, error) {
+func allocated(s *stack.Stack, namespace, pod, container string) ([]allocatedDevice, error) {
 	ctx := context.Background()
-	p, err := kube.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	p, err := s.Kube().CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("get pod %s: %w", pod, err)
 	}
-	devices, err := devicesByName(ctx, kube)
+	devices, err := devicesByName(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(pause) {
-		got, err := given(ctx, kube, p, container, devices)
+		got, err := given(ctx, s, p, container, devices)
 		if !errors.Is(err, errNoStatus) || time.Now().After(deadline) {
 			return got, err
 		}
@@ -210,10 +233,10 @@ func allocated(kube kubernetes.Interface, namespace, pod, container string) ([]a
 
 var errNoStatus = errors.New("the claim's status doesn't tell which MIG device it is")
 
-func given(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, container string, devices map[string]allocatedDevice) ([]allocatedDevice, error) {
+func given(ctx context.Context, s *stack.Stack, p *corev1.Pod, container string, devices map[string]allocatedDevice) ([]allocatedDevice, error) {
 	var got []allocatedDevice
 	for _, use := range usesOf(p, container) {
-		claim, err := kube.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, claimName(p, use.Name), metav1.GetOptions{})
+		claim, err := s.Claim(ctx, p.Namespace, claimName(p, use.Name))
 		if err != nil {
 			return nil, fmt.Errorf("get claim of pod %s: %w", p.Name, err)
 		}
@@ -230,7 +253,7 @@ func given(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, contai
 				return nil, fmt.Errorf("claim %s was given %s/%s, which no slice lists", claim.Name, r.Pool, r.Device)
 			}
 			if d.profile != "" {
-				if d.mig, err = statusOf(claim, r.Pool, r.Device); err != nil {
+				if d.mig, err = partitionOf(ctx, s, claim, r, d, p.Spec.NodeName); err != nil {
 					return nil, fmt.Errorf("claim %s, %s/%s, a %s: %w", claim.Name, r.Pool, r.Device, d.profile, err)
 				}
 				if d.mig.ParentUUID != d.gpu || d.mig.Profile != d.profile {
@@ -241,6 +264,22 @@ func given(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, contai
 		}
 	}
 	return got, nil
+}
+
+// partitionOf returns the MIG device that the claim's status names. A server that
+// doesn't store the status leaves the UUID unknown; the rest is then the simulated
+// hardware's.
+func partitionOf(ctx context.Context, s *stack.Stack, claim *resourcev1.ResourceClaim, r resourcev1.DeviceRequestAllocationResult,
+	d allocatedDevice, node string,
+) (*migStatus, error) {
+	if s.Has("DRAResourceClaimDeviceStatus") {
+		return statusOf(claim, r.Pool, r.Device)
+	}
+	instance, err := s.Instance(ctx, node, d.minor, d.start)
+	if err != nil {
+		return nil, err
+	}
+	return &migStatus{ParentUUID: d.gpu, Profile: d.profile, GPUInstanceID: instance.ID, ComputeInstanceID: instance.Compute[0].ID}, nil
 }
 
 func statusOf(claim *resourcev1.ResourceClaim, pool, device string) (*migStatus, error) {
@@ -280,23 +319,24 @@ func claimName(p *corev1.Pod, name string) string {
 }
 
 // devicesByName reads all slices: "pool/device" to identity.
-func devicesByName(ctx context.Context, kube kubernetes.Interface) (map[string]allocatedDevice, error) {
-	list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+func devicesByName(ctx context.Context, s *stack.Stack) (map[string]allocatedDevice, error) {
+	list, err := s.Slices(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list slices: %w", err)
+		return nil, err
 	}
 	devices := map[string]allocatedDevice{}
-	for _, s := range list.Items {
+	for _, s := range list {
 		for _, d := range s.Spec.Devices {
 			minor, err := strconv.Atoi(attribute(d, "minor"))
 			if s.Spec.Driver != driver || err != nil {
 				continue
 			}
+			start, _ := strconv.Atoi(attribute(d, "placementStart")) // 0 for what is no partition
 			gpu := attribute(d, "uuid")
 			if parent := attribute(d, "parentUUID"); parent != "" {
 				gpu = parent
 			}
-			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile")}
+			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile"), start: start}
 		}
 	}
 	return devices, nil

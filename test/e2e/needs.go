@@ -1,0 +1,51 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+// needsLine begins the line of a story that names the feature gates it needs.
+const needsLine = "# Needs "
+
+// needs returns the feature gates that a story can't do without, and perhaps
+// "Kubernetes 1.36", the oldest version that does what it needs.
+func needs(t *testing.T, story string) []string {
+	t.Helper()
+	if story == churnStory {
+		return []string{"DRAPartitionableDevices"}
+	}
+	data, err := os.ReadFile(filepath.Join("testdata", story+".txtar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if text, found := strings.CutPrefix(line, needsLine); found {
+			return strings.Split(strings.TrimSuffix(strings.TrimSpace(text), "."), ", ")
+		}
+	}
+	return nil
+}
+
+// lacks names the gates that a story needs and that are off on these clusters.
+func lacks(t *testing.T, story string) string {
+	t.Helper()
+	on := cluster.Gates(*version, cluster.DRA(*dra))
+	off := slices.DeleteFunc(needs(t, story), func(need string) bool {
+		if oldest, found := strings.CutPrefix(need, "Kubernetes "); found {
+			return *version >= oldest // two digits each
+		}
+		return slices.Contains(on, need)
+	})
+	if len(off) == 0 {
+		return ""
+	}
+	return "needs " + strings.Join(off, ", ")
+}
