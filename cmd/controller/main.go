@@ -32,8 +32,9 @@ func command() *cobra.Command {
 		Long: `Reads the GPUInventory that the kubelet plugin of each node reports, and the
 SharingPolicies, and keeps each node's ResourceSlices in line with them, one slice a
 GPU and those that shared counters need. Devices that claims have stay on offer
-until the claims are gone, whatever the policies say now. Any number may run: the
-holder of the Lease tessera-controller works, the others wait.
+until the claims are gone, whatever the policies say now. It also keeps the
+DeviceClasses of a file in the cluster, in the version of the API that the server has.
+Any number may run: the holder of the Lease tessera-controller works, the others wait.
 
 /metrics is served on the metrics address, /healthz and /readyz on the health address.`,
 		Example: `  # in a pod of the cluster
@@ -60,6 +61,7 @@ holder of the Lease tessera-controller works, the others wait.
 	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 disables them")
 	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 disables them")
 	flags.BoolVar(&c.NodeLabels, "node-labels", false, "write the labels of GPU Feature Discovery to nodes with GPUs")
+	flags.StringVar(&c.DeviceClasses, "device-classes", "", "`file` of the DeviceClasses to keep in the cluster; default: none is touched")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "remove-node-labels",
 		Short: "Remove the labels that --node-labels has written, from all nodes",

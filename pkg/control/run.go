@@ -48,6 +48,9 @@ type Config struct {
 	HealthAddress string
 	// NodeLabels writes labels about GPUs to Nodes.
 	NodeLabels bool
+	// DeviceClasses is a file of the DeviceClasses that the cluster should have,
+	// see classes.Wanted. Empty: the controller leaves DeviceClasses alone.
+	DeviceClasses string
 }
 
 const (
@@ -99,7 +102,11 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	if err := add(mgr, publisher, claims); err != nil {
+	server := newAPIServer(publisher)
+	if err := add(mgr, publisher, claims, server); err != nil {
+		return err
+	}
+	if err := addClasses(mgr, c.DeviceClasses, clientset.Discovery(), server); err != nil {
 		return err
 	}
 	if c.NodeLabels {
@@ -121,8 +128,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex) error {
-	s := newAPIServer(p)
+func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
 	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
 		if err := mgr.Add(r); err != nil {
 			return err

@@ -1,0 +1,220 @@
+package classes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+const (
+	// askAgainAfter is how long the answer counts that the server doesn't store
+	// extended resource names, unless ServerChanged asks before.
+	askAgainAfter = 10 * time.Minute
+	// ownerPause is how long the release's ClusterRole may be missing between two
+	// looks for it: it is when the release is being removed.
+	ownerPause = 30 * time.Second
+)
+
+// ServerChanged is the name of a request after which nothing counts that was known
+// of the API server.
+const ServerChanged = "server"
+
+// Reconciler keeps the DeviceClasses of one release as they are wanted.
+type Reconciler struct {
+	// Informer has all DeviceClasses. It must run.
+	Informer cache.SharedIndexInformer
+
+	wanted   *Wanted
+	server   *server
+	reader   client.Reader // reads from the server
+	recorder events.EventRecorder
+	clock    clock.PassiveClock
+
+	// What follows belongs to Reconcile, which runs once at a time.
+	lacksUntil time.Time         // until then the server is taken not to store extended resource names
+	told       map[string]string // the resource version of each foreign class that an event was written about
+}
+
+// New returns a Reconciler for these classes.
+func New(wanted *Wanted, d discovery.ServerResourcesInterface, api dynamic.Interface, reader client.Reader, recorder events.EventRecorder) *Reconciler {
+	s := &server{discovery: d, client: api}
+	return &Reconciler{
+		Informer: s.informer(), wanted: wanted, server: s, reader: reader, recorder: recorder,
+		clock: clock.RealClock{}, told: make(map[string]string),
+	}
+}
+
+// Reconcile brings all classes in line. In a steady state it writes nothing. A
+// class of somebody else that has the name of a wanted one stays as it is, and an
+// event says so.
+func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	if request.Name == ServerChanged {
+		r.lacksUntil = time.Time{}
+	}
+	owner, err := r.owner(ctx)
+	if apierrors.IsNotFound(err) {
+		klog.FromContext(ctx).Info("The DeviceClasses stay as they are: their owner is gone, as when the release is being uninstalled", "clusterRole", r.wanted.Owner)
+		return reconcile.Result{RequeueAfter: ownerPause}, nil
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read the owner of the DeviceClasses, ClusterRole %s: %w", r.wanted.Owner, err)
+	}
+	api, version, err := r.server.current()
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	w := writer{Reconciler: r, api: api, version: version}
+	have := r.cached()
+	var failed []error
+	for _, c := range r.wanted.Classes {
+		want, err := r.wanted.desired(c, owner, have[c.Name])
+		if err == nil {
+			err = w.bring(ctx, have[c.Name], want)
+		}
+		failed = append(failed, err)
+		delete(have, c.Name)
+	}
+	for _, old := range have {
+		failed = append(failed, w.bring(ctx, old, nil))
+	}
+	return reconcile.Result{RequeueAfter: max(0, r.lacksUntil.Sub(r.clock.Now()))}, errors.Join(failed...)
+}
+
+// owner returns a reference to the release's ClusterRole.
+func (r *Reconciler) owner(ctx context.Context) (metav1.OwnerReference, error) {
+	role := &metav1.PartialObjectMetadata{}
+	gvk := rbacv1.SchemeGroupVersion.WithKind("ClusterRole")
+	role.SetGroupVersionKind(gvk)
+	if err := r.reader.Get(ctx, client.ObjectKey{Name: r.wanted.Owner}, role); err != nil {
+		return metav1.OwnerReference{}, err
+	}
+	return metav1.OwnerReference{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: role.Name, UID: role.UID}, nil
+}
+
+func (r *Reconciler) cached() map[string]*unstructured.Unstructured {
+	have := make(map[string]*unstructured.Unstructured)
+	for _, o := range r.Informer.GetStore().List() {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			have[u.GetName()] = u
+		}
+	}
+	return have
+}
+
+// writer writes classes in one version of the API.
+type writer struct {
+	*Reconciler
+	api     dynamic.ResourceInterface
+	version schema.GroupVersion
+}
+
+// bring makes one class as it is wanted, which is not at all for nil.
+func (w writer) bring(ctx context.Context, have, want *unstructured.Unstructured) error {
+	decision := judge(have, want, w.clock.Now().Before(w.lacksUntil))
+	if decision != foreign && have != nil {
+		delete(w.told, have.GetName())
+	}
+	switch decision {
+	case create, update:
+		return w.write(ctx, decision, want)
+	case remove:
+		uid := have.GetUID()
+		err := w.api.Delete(ctx, have.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return nil // the informer hasn't seen yet what the server has
+		} else if err != nil {
+			return fmt.Errorf("delete DeviceClass %s: %w", have.GetName(), err)
+		}
+		klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.GetName())
+	case foreign:
+		w.tell(ctx, have)
+	case keep:
+	}
+	return nil
+}
+
+// write creates or updates a class, and looks at what of it the server has stored.
+func (w writer) write(ctx context.Context, decision verdict, want *unstructured.Unstructured) (err error) {
+	want.SetGroupVersionKind(w.version.WithKind(kind))
+	var stored *unstructured.Unstructured
+	if decision == create {
+		stored, err = w.api.Create(ctx, want, metav1.CreateOptions{})
+	} else {
+		stored, err = w.api.Update(ctx, want, metav1.UpdateOptions{})
+	}
+	switch {
+	case apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err):
+		return nil // the informer hasn't seen yet what the server has
+	case err != nil:
+		return fmt.Errorf("write DeviceClass %s: %w", want.GetName(), err)
+	case stored.GetResourceVersion() != want.GetResourceVersion():
+		klog.FromContext(ctx).Info("Wrote a DeviceClass", "class", want.GetName(), "version", w.version.String())
+	}
+	if lostName(stored, want) {
+		if w.lacksUntil.IsZero() {
+			w.event(ctx, stored, corev1.EventTypeNormal, "ExtendedResourceNotStored", extendedResourceNotStored)
+		}
+		w.lacksUntil = w.clock.Now().Add(askAgainAfter)
+	}
+	return nil
+}
+
+const extendedResourceNotStored = "the API server doesn't store spec.extendedResourceName: pods can get devices of this class by claims, " +
+	"not by resources.limits. Kubernetes 1.36 and later store it; on 1.34 and 1.35 turn on the feature gate DRAExtendedResource " +
+	"on kube-apiserver, kube-scheduler, kube-controller-manager and the kubelets"
+
+// tell writes an event about a class of somebody else, once for each version of it.
+func (w writer) tell(ctx context.Context, have *unstructured.Unstructured) {
+	if w.told[have.GetName()] == have.GetResourceVersion() {
+		return
+	}
+	w.told[have.GetName()] = have.GetResourceVersion()
+	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", fmt.Sprintf("Tessera wants a DeviceClass of this name, and this one, %s, differs from it "+
+		"and stays as it is: claims that name it get the devices that its selectors say. Delete it, or uninstall the driver that it belongs to, "+
+		"and Tessera creates its own; or keep it, and set deviceClasses.install=false", maker(have)))
+}
+
+// maker says who has made a class, as far as it can be seen.
+func maker(o *unstructured.Unstructured) string {
+	if release := o.GetAnnotations()["meta.helm.sh/release-name"]; release != "" {
+		return fmt.Sprintf("of the Helm release %s in namespace %s", release, o.GetAnnotations()["meta.helm.sh/release-namespace"])
+	}
+	var managers []string
+	for _, m := range o.GetManagedFields() {
+		managers = append(managers, m.Manager)
+	}
+	if len(managers) == 0 {
+		return "of somebody else"
+	}
+	return "written by " + strings.Join(managers, ", ")
+}
+
+func (w writer) event(ctx context.Context, about *unstructured.Unstructured, kind, reason, message string) {
+	klog.FromContext(ctx).Info("A DeviceClass isn't as it is wanted", "class", about.GetName(), "reason", reason, "message", message)
+	w.recorder.Eventf(about, nil, kind, reason, "Apply", "%s", message)
+}
+
+// Request maps each event of a class to the one request for all.
+func Request(any) []reconcile.Request { return []reconcile.Request{{}} }
+
+// RequestServerChanged is the request after a change of the API server.
+func RequestServerChanged() reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: ServerChanged}}
+}
