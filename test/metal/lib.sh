@@ -150,6 +150,7 @@ cluster_up() {
 }
 
 no_slices() { [ -z "$(k get resourceslices -o name)" ]; }
+no_classes() { [ -z "$(k get deviceclasses -o name)" ]; }
 
 phase_contract() {
   local library
@@ -198,7 +199,7 @@ phase_uninstall() {
   doctor
   "$helm" uninstall tessera --namespace tessera-system --wait
   await 60 "slices gone" no_slices
-  same "slices and classes that uninstalling left" "$(k get resourceslices,deviceclasses -o name)" ""
+  await 60 "classes gone" no_classes
   same "MPS processes left" "$(mps_processes)" "$mps_before"
 }
 

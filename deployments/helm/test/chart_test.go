@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,8 +18,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
 
@@ -67,10 +71,9 @@ func TestLint(t *testing.T) {
 // CRDs are left out here: they are generated, and TestCRDs looks at them.
 func TestGolden(t *testing.T) {
 	for name, args := range map[string][]string{
-		"default":         {"--kube-version=1.37.1"},
-		"kubernetes-1.32": {"--kube-version=1.32.13"},
-		"simulator":       {"--kube-version=1.37.1"},
-		"everything":      {"--kube-version=1.35.4"},
+		"default":    {"--kube-version=1.37.1"},
+		"simulator":  {"--kube-version=1.37.1"},
+		"everything": {"--kube-version=1.35.4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append(args, "--set=crds.install=false")
@@ -266,17 +269,87 @@ func TestMetricsOff(t *testing.T) {
 	}
 }
 
-// helm template has no server to ask which version of the API it has.
-func TestResourceAPIVersion(t *testing.T) {
-	for set, want := range map[string]string{"": "v1", "v1beta2": "v1beta2", "v1beta1": "v1beta1"} {
-		out, all, err := template(t, "--kube-version=1.37.1", "--set", "resourceAPIVersion="+set)
-		if err != nil {
-			t.Fatalf("helm template: %v\n%s", err, all)
-		}
-		if classes := strings.Count(out, "apiVersion: resource.k8s.io/"+want+"\nkind: DeviceClass"); classes != 4 {
-			t.Errorf("resourceAPIVersion %q: %d classes in %s, want 4", set, classes, want)
+// An upgrade of the cluster must leave the release upgradable and removable: its
+// manifest has no beta API, and is the same for all versions of Kubernetes.
+func TestEveryKubernetes(t *testing.T) {
+	values := "--values=testdata/everything.values.yaml"
+	newest, all, err := template(t, "--kube-version=1.37.1", values)
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, all)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^apiVersion: (.*)$`).FindAllStringSubmatch(newest, -1) {
+		if ga := regexp.MustCompile(`^([a-z0-9.]+/)?v[0-9]+$`); !ga.MatchString(m[1]) {
+			t.Errorf("an object of %s in the manifest: want GA versions only", m[1])
 		}
 	}
+	for _, version := range []string{"1.31.4", "1.32.13", "1.33.13", "1.34.4", "1.35.4", "1.36.3"} {
+		out, all, err := template(t, "--kube-version="+version, values)
+		if err != nil {
+			t.Fatalf("helm template for %s: %v\n%s", version, err, all)
+		}
+		if diff := cmp.Diff(newest, out); diff != "" {
+			t.Errorf("the manifest for %s isn't the one for 1.37:\n%s", version, diff)
+		}
+	}
+}
+
+// The controller must be able to read what the chart writes for it.
+func TestDeviceClasses(t *testing.T) {
+	ours := []string{"gpu.nvidia.com", "mig.nvidia.com", "mps.gpu.nvidia.com", "timeslice.gpu.nvidia.com"}
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+		// resources are the extended resource names, in the same order.
+		resources []string
+	}{
+		"default":     {nil, ours, []string{"nvidia.com/gpu", "", "", ""}},
+		"none":        {[]string{"--set=deviceClasses.install=false"}, nil, nil},
+		"no resource": {[]string{"--set=deviceClasses.extendedResourceName="}, ours, []string{"", "", "", ""}},
+		"extra": {
+			[]string{"--values=testdata/everything.values.yaml"},
+			append(slices.Clone(ours), "mig-1g.10gb.gpu.example.com", "slow.gpu.example.com"),
+			[]string{"nvidia.com/gpu", "", "", "", "nvidia.com/mig-1g.10gb", ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var names, resources []string
+			for _, class := range renderedClasses(t, c.args...).Classes {
+				names = append(names, class.Name)
+				resources = append(resources, ptr.Deref(class.Spec.ExtendedResourceName, ""))
+				for _, s := range class.Spec.Selectors {
+					result := cel.GetCompiler(cel.Features{}).CompileCELExpression(s.CEL.Expression, cel.Options{})
+					if result.Error != nil {
+						t.Errorf("%s: %v", class.Name, result.Error)
+					}
+				}
+			}
+			if !slices.Equal(names, c.want) || !slices.Equal(resources, c.resources) {
+				t.Errorf("classes %q with the resources %q, want %q and %q", names, resources, c.want, c.resources)
+			}
+		})
+	}
+}
+
+// renderedClasses reads the chart's file of DeviceClasses as the controller does.
+func renderedClasses(t *testing.T, args ...string) *classes.Wanted {
+	t.Helper()
+	out, all, err := template(t, append(args, "--show-only=templates/controller/deviceclasses.yaml")...)
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, all)
+	}
+	config := &corev1.ConfigMap{}
+	if err := yaml.UnmarshalStrict([]byte(out), config); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "device-classes.yaml")
+	if err := os.WriteFile(file, []byte(config.Data["device-classes.yaml"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wanted, err := classes.Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return wanted
 }
 
 // Without the supervisor nothing of the chart may see the host's processes.
@@ -318,7 +391,6 @@ func TestRefusals(t *testing.T) {
 		"digest":                       {"image.digest=latest", []string{"/image/digest", "sha256:"}},
 		"a second plugin on a node":    {"node.updateStrategy.rollingUpdate.maxSurge=1", []string{"/node/updateStrategy/rollingUpdate", "'maxSurge' not allowed"}},
 		"an upgrade of nothing":        {"node.updateStrategy.rollingUpdate.maxUnavailable=0", []string{"/node/updateStrategy/rollingUpdate/maxUnavailable"}},
-		"resource API":                 {"resourceAPIVersion=v1alpha3", []string{"/resourceAPIVersion", "'v1beta2'"}},
 		"no machine":                   {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
 		"two drivers":                  {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
 		"extended resource":            {"deviceClasses.extendedResourceName=gpu", []string{"/deviceClasses/extendedResourceName"}},
@@ -338,8 +410,8 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestOldKubernetes(t *testing.T) {
-	_, all, err := template(t, "--kube-version=1.31.14")
-	if err == nil || !strings.Contains(all, "requires kubeVersion: >=1.32.0-0") {
-		t.Errorf("Kubernetes 1.31: error %v\n%s", err, all)
+	_, all, err := template(t, "--kube-version=1.30.14")
+	if err == nil || !strings.Contains(all, "requires kubeVersion: >=1.31.0-0") {
+		t.Errorf("Kubernetes 1.30: error %v\n%s", err, all)
 	}
 }

@@ -45,7 +45,8 @@ type server struct {
 	helm   func(args ...string) (string, error)
 }
 
-func startServer(t *testing.T) *server {
+// startServer starts a server with flags, each as name=value.
+func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
 	log.SetLogger(klog.Background())
 	dir := t.TempDir()
@@ -56,6 +57,10 @@ func startServer(t *testing.T) *server {
 	// From 1.36 on the server checks before admission who may change which part of
 	// a claim's status. Older ones leave it to the chart's policy.
 	env.ControlPlane.GetAPIServer().Configure().Append("feature-gates", "DRAResourceClaimGranularStatusAuthorization=false")
+	for _, flag := range flags {
+		name, value, _ := strings.Cut(flag, "=")
+		env.ControlPlane.GetAPIServer().Configure().Append(name, value)
+	}
 	config, err := apiserver.Start(&env, dir)
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +132,7 @@ func TestServer(t *testing.T) {
 	t.Run("CRDs are kept", func(t *testing.T) { keepsCRDs(t, s) })
 	s.install(t)
 	t.Run("the controller writes its driver's slices", func(t *testing.T) { controllerSlices(t, s) })
+	t.Run("the controller writes its own classes", func(t *testing.T) { controllerClasses(t, s) })
 	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
 	t.Run("a failed removal of labels is repeated", func(t *testing.T) { repeatsLabelRemoval(t, s) })
@@ -145,9 +151,6 @@ func acceptsAll(t *testing.T, s *server) {
 		t.Fatalf("no golden files: %v", err)
 	}
 	for _, file := range files {
-		if strings.Contains(file, "kubernetes-1.32") {
-			continue // in a version that this server doesn't have
-		}
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -287,6 +290,49 @@ func controllerSlices(t *testing.T, s *server) {
 	}
 	if err := controller.Delete(ctx, ours); err != nil {
 		t.Errorf("delete a slice of its own driver: %v", err)
+	}
+}
+
+func controllerClasses(t *testing.T, s *server) {
+	const only = "the controller may write DeviceClasses with the label app.kubernetes.io/managed-by=tessera only"
+	ctx, controller := t.Context(), s.as(t, "controller", "")
+	class := func(name string, labels map[string]string) *resourceapi.DeviceClass {
+		return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	}
+	ourLabels := map[string]string{"app.kubernetes.io/managed-by": "tessera"}
+	theirs := class("theirs", map[string]string{"app.kubernetes.io/managed-by": "Helm"})
+	if err := s.admin.Create(ctx, theirs); err != nil {
+		t.Fatal(err)
+	}
+	denied(t, only, func(ctx context.Context) error { return controller.Create(ctx, class("new", nil), client.DryRunAll) })
+	denied(t, only, func(ctx context.Context) error {
+		change := theirs.DeepCopy()
+		change.Labels = ourLabels
+		return controller.Update(ctx, change, client.DryRunAll)
+	})
+	denied(t, only, func(ctx context.Context) error { return controller.Delete(ctx, theirs.DeepCopy()) })
+	ours := class("ours", ourLabels)
+	if err := controller.Create(ctx, ours); err != nil {
+		t.Fatalf("create a class of its own: %v", err)
+	}
+	ours.Annotations = map[string]string{"changed": "true"}
+	if err := controller.Update(ctx, ours); err != nil {
+		t.Errorf("update a class of its own: %v", err)
+	}
+	if err := controller.Delete(ctx, ours); err != nil {
+		t.Errorf("delete a class of its own: %v", err)
+	}
+}
+
+// TestWithoutDRA checks that an install on a server without Dynamic Resource
+// Allocation is refused, and says how to turn it on.
+func TestWithoutDRA(t *testing.T) {
+	s := startServer(t, "runtime-config=resource.k8s.io/v1=false")
+	out, err := s.helm("install", "tessera", chart, "--namespace", "tessera", "--create-namespace", "--set=image.repository=registry.example.com/tessera")
+	for _, want := range []string{"Dynamic Resource Allocation is off", "(Kubernetes v1.37.", "remove DynamicResourceAllocation=false", "--runtime-config"} {
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("helm install: error %v, want one with %q:\n%s", err, want, out)
+		}
 	}
 }
 

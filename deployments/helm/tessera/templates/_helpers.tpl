@@ -88,37 +88,6 @@ nodeAffinity:
 {{- end -}}
 {{- end -}}
 
-{{/*
-The newest resource.k8s.io version that the server has, unless a value names one.
-Without a server (helm template) Helm claims all versions that it knows; the
-Kubernetes version then decides.
-*/}}
-{{- define "tessera.resourceAPI" -}}
-{{- if .Values.resourceAPIVersion -}}
-resource.k8s.io/{{ .Values.resourceAPIVersion }}
-{{- else -}}
-{{- $since := dict "v1beta1" ">=1.32.0-0" "v1beta2" ">=1.33.0-0" "v1" ">=1.34.0-0" -}}
-{{- $found := "" -}}
-{{- range list "v1beta1" "v1beta2" "v1" -}}
-{{- if and (semverCompare (get $since .) $.Capabilities.KubeVersion.Version) ($.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s" .)) -}}
-{{- $found = . -}}
-{{- end -}}
-{{- end -}}
-{{- if not $found -}}
-{{- fail (printf "this cluster (Kubernetes %s) serves none of resource.k8s.io v1, v1beta2, v1beta1: Dynamic Resource Allocation is off. It is on by default from Kubernetes 1.34; on 1.32 and 1.33, the feature gate DynamicResourceAllocation and --runtime-config=resource.k8s.io/v1beta1=true turn it on" .Capabilities.KubeVersion.Version) -}}
-{{- end -}}
-resource.k8s.io/{{ $found }}
-{{- end -}}
-{{- end -}}
-
-{{/* "true" where extended resource names are to be written. */}}
-{{- define "tessera.extendedResources" -}}
-{{- $mode := .Values.deviceClasses.extendedResources -}}
-{{- if or (eq $mode "always") (and (eq $mode "auto") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version)) -}}
-true
-{{- end -}}
-{{- end -}}
-
 {{/* Where the driver is on the node. */}}
 {{- define "tessera.driverRoot" -}}
 {{- if and .Values.simulator.enabled .Values.node.driverRoot -}}
