@@ -44,18 +44,15 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := t.next.RoundTrip(withBody(req, body))
-	if err != nil || !notServed(resp) {
+	resp, served, err := t.send(withBody(req, body))
+	if err != nil || served {
 		return resp, err
 	}
 	older, err := translateRequest(req, before+"/apis/"+alpha+after, body)
 	if err != nil {
-		return nil, closeAll(resp, err)
-	}
-	if err := closeAll(resp, nil); err != nil {
 		return nil, err
 	}
-	if resp, err = t.next.RoundTrip(older); err != nil || notServed(resp) {
+	if resp, served, err = t.send(older); err != nil || !served {
 		return resp, err
 	}
 	t.said.Do(func() {
@@ -64,10 +61,29 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return translateResponse(resp), nil
 }
 
-// notServed reports whether the server has no such group, version or resource. If an
-// object isn't found, the server answers with a Status instead.
-func notServed(resp *http.Response) bool {
-	return resp.StatusCode == http.StatusNotFound && !isJSON(resp.Header)
+// send also reports whether the server has the group, version and resource of a
+// request. If not, the body of the response needs no closing.
+func (t *transport) send(req *http.Request) (resp *http.Response, served bool, err error) {
+	resp, err = t.next.RoundTrip(req)
+	if err != nil || resp.StatusCode != http.StatusNotFound {
+		return resp, true, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := closeBody(resp.Body, err); err != nil {
+		return nil, false, fmt.Errorf("read the answer to %s %s: %w", req.Method, req.URL.Path, err)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, namesObject(body), nil
+}
+
+// namesObject reports whether the answer "not found" is about an object.
+func namesObject(body []byte) bool {
+	var status struct {
+		Details struct {
+			Name string `json:"name"`
+		} `json:"details"`
+	}
+	return json.Unmarshal(body, &status) == nil && status.Details.Name != ""
 }
 
 func isJSON(h http.Header) bool {
@@ -85,8 +101,6 @@ func readBody(req *http.Request) ([]byte, error) {
 	}
 	return body, nil
 }
-
-func closeAll(resp *http.Response, err error) error { return closeBody(resp.Body, err) }
 
 func closeBody(body io.Closer, err error) error {
 	if closeErr := body.Close(); err == nil {

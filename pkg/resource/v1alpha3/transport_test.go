@@ -26,8 +26,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
-// server answers for the paths that it has and notes the bodies sent to them. As
-// kube-apiserver does, it answers others with a page that isn't JSON.
+// server answers for the paths that it has and notes the bodies sent to them. It
+// answers others as kube-apiserver 1.31.4 does.
 type server struct {
 	paths map[string]string
 	// codes that aren't 200, by path.
@@ -45,7 +45,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.seen = append(s.seen, r.Method+" "+r.URL.Path)
 	answer, ok := s.paths[r.URL.Path]
 	if !ok {
-		http.NotFound(w, r)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",`+
+			`"message":"the server could not find the requested resource","reason":"NotFound","details":{},"code":404}`)
 		return
 	}
 	s.sent = append(s.sent, string(body))
@@ -287,7 +290,7 @@ func TestNotServed(t *testing.T) {
 		t.Errorf("without the API: %v", err)
 	}
 	const path = alphaPath + "/namespaces/default/resourceclaims/claim"
-	s = &server{paths: map[string]string{path: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"gone"}`}, codes: map[string]int{path: 404}}
+	s = &server{paths: map[string]string{path: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","details":{"name":"claim","group":"resource.k8s.io","kind":"x"},"code":404,"message":"gone"}`}, codes: map[string]int{path: 404}}
 	if _, err := connect(t, s).ResourceV1beta1().ResourceClaims("default").Get(t.Context(), "claim", metav1.GetOptions{}); !apierrors.IsNotFound(err) || err.Error() != "gone" {
 		t.Errorf("without the claim: %v", err)
 	}
@@ -297,7 +300,7 @@ func TestNotServed(t *testing.T) {
 // for objects that it doesn't have.
 func TestNewerServer(t *testing.T) {
 	const path = "/apis/resource.k8s.io/v1beta1/resourceslices/s"
-	s := &server{paths: map[string]string{path: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`}, codes: map[string]int{path: 404}}
+	s := &server{paths: map[string]string{path: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","details":{"name":"s","group":"resource.k8s.io","kind":"x"},"code":404}`}, codes: map[string]int{path: 404}}
 	if _, err := connect(t, s).ResourceV1beta1().ResourceSlices().Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("error %v", err)
 	}
