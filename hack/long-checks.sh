@@ -18,7 +18,8 @@ stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
 # seconds a time less often: it shows that the benchmark works.
 bench() { "${GO:-go}" run ./test/bench -idle=0 -handovers 5 -pods 5 -rounds 50; }
 
-fuzz() { hack/fuzz.sh 10s; }
+# fuzz includes random objects in the types of Kubernetes 1.31, a module of its own.
+fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" test -count 1 ./...); }
 
 # choose prints the check whose turn it is at a commit.
 choose() { # COMMIT
