@@ -139,8 +139,8 @@ func TestDefinitionsAreRemoved(t *testing.T) {
 		return strings.Contains(controllerLog(), "its CustomResourceDefinition is missing or being deleted")
 	})
 	stop()
-	if pool := n.pool(t); len(pool) != 2 {
-		t.Errorf("%d slices are left, want 2", len(pool))
+	if pool := n.pool(t); len(pool) != len(before) {
+		t.Errorf("%d slices are left, want %d", len(pool), len(before))
 	}
 }
 

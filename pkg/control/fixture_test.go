@@ -218,7 +218,7 @@ func (s *fixture) published() {
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.mustReconcile()
-	s.mustHave(2)
+	s.mustHave(1)
 }
 
 func (s *fixture) mustHave(n int) {
@@ -240,7 +240,7 @@ func (s *fixture) publishAfterAnswer() {
 	s.t.Helper()
 	s.pluginAnswers()
 	s.mustReconcile()
-	s.mustHave(2)
+	s.mustHave(1)
 }
 
 // mustBeFull reconciles a node whose slices can't be written.

@@ -48,7 +48,7 @@ func TestWhatAnotherDriverLeftGoes(t *testing.T) {
 	s.pluginAnswers()
 	s.mustReconcile()
 	s.mustHaveForeign(0)
-	s.mustHave(2)
+	s.mustHave(1)
 	if c := s.condition(v1alpha1.ConditionConflicting); c.Status == metav1.ConditionTrue {
 		t.Errorf("got %+v", c)
 	}
@@ -205,7 +205,7 @@ func TestNothingIsWithdrawnWhenTheKindIsGone(t *testing.T) {
 	if err := s.reconcile(); !errors.Is(err, errKindGone) {
 		t.Errorf("got %v, want that the kind is gone", err)
 	}
-	s.mustHave(2)
+	s.mustHave(1)
 	s.kinds.gone = nil
 	s.mustReconcile()
 	s.mustHave(0)

@@ -67,7 +67,7 @@ func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mustReconcile()
-	s.mustHave(2)
+	s.mustHave(1)
 	if s.store.writes != writes {
 		t.Errorf("the slices were written %d times", s.store.writes-writes)
 	}
@@ -99,7 +99,7 @@ func TestInventoryWithoutAStatus(t *testing.T) {
 	if err != nil || result.RequeueAfter != time.Second {
 		t.Errorf("got %+v, %v, want another look in a second", result, err)
 	}
-	s.mustHave(2)
+	s.mustHave(1)
 	s.clock.Step(time.Second)
 	s.mustReconcile()
 	s.mustHave(0)

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -139,22 +140,37 @@ func (n *node) pool(t *testing.T) []resourceapi.ResourceSlice {
 	return list.Items
 }
 
-// waitForPool waits for a complete pool of so many slices.
-func (n *node) waitForPool(t *testing.T, size int) []resourceapi.ResourceSlice {
+// waitForPool waits for a complete pool with devices of so many GPUs, and nothing else.
+func (n *node) waitForPool(t *testing.T, gpus int) []resourceapi.ResourceSlice {
 	t.Helper()
 	var pool []resourceapi.ResourceSlice
 	begun := time.Now()
-	eventually(t, fmt.Sprintf("%s has a pool of %d", n.name, size), func() bool {
+	eventually(t, fmt.Sprintf("%s has a pool of %d GPUs", n.name, gpus), func() bool {
 		pool = n.pool(t)
 		for _, s := range pool {
-			if s.Spec.Pool.ResourceSliceCount != int64(size) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
+			if s.Spec.Pool.ResourceSliceCount != int64(len(pool)) || s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
 				return false
 			}
 		}
-		return len(pool) == size
+		return len(gpusOf(pool)) == gpus
 	})
-	t.Logf("%s: a pool of %d after %s", n.name, size, time.Since(begun).Round(time.Millisecond))
+	t.Logf("%s: a pool of %d GPUs after %s", n.name, gpus, time.Since(begun).Round(time.Millisecond))
 	return pool
+}
+
+// gpusOf lists the GPUs of a pool's devices, each once, in the order of the
+// slices' names.
+func gpusOf(pool []resourceapi.ResourceSlice) []string {
+	var out []string
+	for _, s := range pool {
+		for _, d := range s.Spec.Devices {
+			name := d.Name[:min(len(d.Name), len("gpu-00000000"))]
+			if !sets.New(out...).Has(name) {
+				out = append(out, name)
+			}
+		}
+	}
+	return out
 }
 
 func (n *node) mustHaveNoSlices(t *testing.T) {

@@ -179,6 +179,8 @@ func TestConflictIsNoWrite(t *testing.T) {
 // failures.
 func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
 	s := newFixture(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.store.broken = errors.New("the server is full")

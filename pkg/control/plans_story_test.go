@@ -147,7 +147,7 @@ func TestPartitionsAreOfferedWithCounters(t *testing.T) {
 	n := newMIGNode(t, 9)
 	n.report(t)
 	n.startPlugin(t)
-	pool := n.waitForPool(t, 9+2)
+	pool := n.waitForPool(t, 9)
 	sets := make(map[string]bool)
 	for _, s := range pool {
 		for _, c := range s.Spec.SharedCounters {

@@ -192,7 +192,7 @@ func TestUnknownNodeKeepsItsPool(t *testing.T) {
 	}
 	s.restart()
 	s.mustReconcile()
-	s.mustHave(2)
+	s.mustHave(1)
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
 	s.mustReconcile()
 	s.mustHave(0)

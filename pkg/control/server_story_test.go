@@ -88,7 +88,7 @@ func TestServerOfTheFirstBeta(t *testing.T) {
 	n := newMIGNode(t, 2)
 	n.report(t)
 	n.startPlugin(t)
-	n.waitForPool(t, 3)
+	n.waitForPool(t, 2)
 	claim := n.give(t, "gpu-00000001-mig-3g40gb-4")
 	p := n.governs(t, v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}})
 	n.waitForDevices(t, map[string]int{"gpu": 2, "3g.40gb": 1})

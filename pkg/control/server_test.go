@@ -278,5 +278,5 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.mustReconcile()
-	s.mustHave(3)
+	s.mustHave(2)
 }

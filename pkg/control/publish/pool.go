@@ -44,37 +44,38 @@ const (
 // String is how logs name it.
 func (c Counters) String() string { return [...]string{"unknown", "none", "joint", "split"}[c] }
 
-// Pool returns the slices of one node's offer: one per GPU, in the order of the
-// GPUs' indexes, which is also the order of their names (from Kubernetes 1.36 on the
-// allocator takes the first device that fits, by slice name; before, the slices of a
-// node have no order), and as many for the counters as the server's form wants.
+// Pool returns the slices of one node's offer: as few as the devices of its GPUs fit
+// into, in the order of the GPUs' indexes, and as many for the counters as the
+// server's form wants. A GPU's devices are in one slice. Few slices matter: an
+// allocator takes the first device that fits in a slice, but only that of Kubernetes
+// 1.36 and later, with its default feature gates, takes slices by name; to the others
+// they come in any order, and partitions spread over as many GPUs as there are slices.
+//
 // Counters come first, so that a device is never stored before the counters that it
-// consumes. The pool's generation is left 0; Write sets it. A GPU without devices
-// gets no slice; an empty offer makes none.
+// consumes. The pool's generation is left 0; Write sets it. A GPU without devices is
+// left out; an empty offer makes no slice.
 //
 // The offer must fit the form: no counters if it is NoCounters or UnknownCounters.
 func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
+	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g offer.GPU) bool { return len(g.Devices) == 0 })
 	var out []resourceapi.ResourceSlice
-	add := func(tail string, devices []resourceapi.Device, counters []resourceapi.CounterSet) {
-		out = append(out, slice(node, tail, devices, counters))
-	}
 	if form == SplitCounters {
 		n := 0
 		for sets := range slices.Chunk(counterSets(gpus), resourceapi.ResourceSliceMaxCounterSets) {
-			add(fmt.Sprintf("-counters-%02d", n), nil, sets)
+			out = append(out, slice(node, fmt.Sprintf("-counters-%02d", n), nil, sets))
 			n++
 		}
 	}
-	for _, g := range gpus {
-		if len(g.Devices) == 0 {
-			continue
+	for i, group := range groups(gpus, form) {
+		var devices []resourceapi.Device
+		for _, g := range group {
+			devices = append(devices, g.Devices...)
 		}
-		tail := fmt.Sprintf("-%03d-%s", g.Index, g.Name)
-		if form == JointCounters && g.Counters != nil {
-			add(tail, g.Devices, []resourceapi.CounterSet{*g.Counters})
-			continue
+		var sets []resourceapi.CounterSet
+		if form == JointCounters {
+			sets = counterSets(group)
 		}
-		add(tail, g.Devices, nil)
+		out = append(out, slice(node, fmt.Sprintf("-%03d", i), devices, sets))
 	}
 	for i := range out {
 		out[i].Spec.Pool.ResourceSliceCount = int64(len(out))
@@ -82,10 +83,51 @@ func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourc
 	return out
 }
 
+// maxJointCounters is how many counters a slice has room for in the joint form.
+const maxJointCounters = 32
+
+// groups divides GPUs into those of one slice each: as few groups as possible, and
+// of these the largest as small as possible. Alike slices matter too: the allocator
+// of Kubernetes 1.34 with DRAConsumableCapacity looks up the n-th device of a request
+// as the n-th device of a slice, and crashes if the slice has fewer
+// (kubernetes/kubernetes#133705). No request has more than 32.
+func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
+	most := resourceapi.ResourceSliceMaxDevices
+	if form == SplitCounters && slices.ContainsFunc(gpus, func(g offer.GPU) bool { return g.Counters != nil }) {
+		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	}
+	fewest := fill(gpus, form, most)
+	for n := 1; n < most; n++ {
+		if even := fill(gpus, form, n); len(even) <= len(fewest) {
+			return even
+		}
+	}
+	return fewest
+}
+
+// fill puts GPUs into groups, in order, of at most so many devices each; a GPU that
+// has more is alone.
+func fill(gpus []offer.GPU, form Counters, most int) [][]offer.GPU {
+	var out [][]offer.GPU
+	devices, counters := 0, 0
+	for _, g := range gpus {
+		d, c := len(g.Devices), 0
+		if form == JointCounters && g.Counters != nil {
+			c = len(g.Counters.Counters)
+		}
+		if out == nil || devices+d > most || counters+c > maxJointCounters {
+			out, devices, counters = append(out, nil), 0, 0
+		}
+		last := len(out) - 1
+		out[last], devices, counters = append(out[last], g), devices+d, counters+c
+	}
+	return out
+}
+
 func counterSets(gpus []offer.GPU) []resourceapi.CounterSet {
 	var out []resourceapi.CounterSet
 	for _, g := range gpus {
-		if g.Counters != nil && len(g.Devices) > 0 {
+		if g.Counters != nil {
 			out = append(out, *g.Counters)
 		}
 	}
@@ -109,9 +151,9 @@ func slice(node metav1.OwnerReference, tail string, devices []resourceapi.Device
 	}
 }
 
-// sliceName is "<node>-<index>-<device>", or "<node>-counters-<n>": readable,
-// the same after every restart, and in the order of the indexes. A node name
-// that leaves no room is cut and told apart by a hash of the whole.
+// sliceName is "<node>-<n>" or "<node>-counters-<n>": readable, the same after every
+// restart, and in the order of the GPUs' indexes. A node name that leaves no room is
+// cut and told apart by a hash of the whole.
 func sliceName(node, tail string) string {
 	if len(node)+len(tail) > maxName {
 		hash := fmt.Sprintf("%x", sha256.Sum256([]byte(node)))[:16]

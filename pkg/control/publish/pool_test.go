@@ -48,7 +48,19 @@ func stored(want []resourceapi.ResourceSlice, generation int64) []*resourceapi.R
 func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 	long := strings.Repeat("very-long.", 25) + "1"
 	for _, node := range []string{"n", "node-1.example.com", long} {
-		pool := Pool(owner(node), gpus(128), NoCounters)
+		pool := Pool(owner(node), cuttable(128), SplitCounters)
+		pool = slices.DeleteFunc(pool, func(s resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) == 0 })
+		var indexes []int64
+		for _, s := range pool {
+			for _, d := range s.Spec.Devices {
+				if i := d.Attributes["index"].IntValue; i != nil {
+					indexes = append(indexes, *i)
+				}
+			}
+		}
+		if len(indexes) != 128 || !slices.IsSorted(indexes) {
+			t.Errorf("node %s: the GPUs are not in order: %v", node, indexes)
+		}
 		if !slices.IsSortedFunc(pool, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) }) {
 			t.Errorf("node %s: the names are not in order", node)
 		}
@@ -84,11 +96,12 @@ func TestPoolLaysCountersOutAsTheServerWants(t *testing.T) {
 		form Counters
 		want []string // "<counter sets>+<devices>" of each slice
 	}{
-		"split":          {mixed, SplitCounters, append([]string{"8+0", "8+0", "1+0"}, append(slices.Repeat([]string{"0+2"}, 17), "0+1")...)},
-		"split, 8 GPUs":  {cuttable(8), SplitCounters, append([]string{"8+0"}, slices.Repeat([]string{"0+2"}, 8)...)},
-		"split, uncut":   {gpus(2), SplitCounters, []string{"0+1", "0+1"}},
-		"joint":          {mixed, JointCounters, append(slices.Repeat([]string{"1+2"}, 17), "0+1")},
-		"none":           {gpus(3), NoCounters, []string{"0+1", "0+1", "0+1"}},
+		"split":          {mixed, SplitCounters, []string{"8+0", "8+0", "1+0", "0+35"}},
+		"split, 33 GPUs": {cuttable(33), SplitCounters, []string{"8+0", "8+0", "8+0", "8+0", "1+0", "0+34", "0+32"}},
+		"split, uncut":   {gpus(128), SplitCounters, []string{"0+128"}},
+		"joint":          {mixed, JointCounters, []string{"17+35"}},
+		"joint, 33 GPUs": {cuttable(33), JointCounters, []string{"17+34", "16+32"}},
+		"none":           {gpus(3), NoCounters, []string{"0+3"}},
 		"nothing at all": {mixed[18:], SplitCounters, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,8 +139,13 @@ func TestLongNodeNamesDoNotCollide(t *testing.T) {
 	}
 }
 
+// fullSlices is a pool of so many slices.
+func fullSlices(n int) []resourceapi.ResourceSlice {
+	return Pool(owner("n"), gpus(n*resourceapi.ResourceSliceMaxDevices), NoCounters)
+}
+
 func TestComplete(t *testing.T) {
-	pool := stored(Pool(owner("n"), gpus(3), NoCounters), 2)
+	pool := stored(fullSlices(3), 2)
 	for name, tc := range map[string]struct {
 		current []*resourceapi.ResourceSlice
 		want    bool
@@ -135,9 +153,9 @@ func TestComplete(t *testing.T) {
 		"whole":                         {pool, true},
 		"one was deleted":               {pool[1:], false},
 		"all were deleted":              {nil, false},
-		"leftovers of before":           {append(stored(Pool(owner("n"), gpus(6), NoCounters), 1)[3:], pool...), true},
-		"an update that was cut short":  {append(stored(Pool(owner("n"), gpus(2), NoCounters), 3)[:1], pool[1:]...), false},
-		"a deletion and then an update": {stored(Pool(owner("n"), gpus(3), NoCounters), 3)[:2], false},
+		"leftovers of before":           {append(stored(fullSlices(6), 1)[3:], pool...), true},
+		"an update that was cut short":  {append(stored(fullSlices(2), 3)[:1], pool[1:]...), false},
+		"a deletion and then an update": {stored(fullSlices(3), 3)[:2], false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Complete(tc.current); got != tc.want {
@@ -148,7 +166,7 @@ func TestComplete(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	want := Pool(owner("n"), gpus(3), NoCounters)
+	want := fullSlices(3)
 	changed := func(change func(*resourceapi.ResourceSlice)) []*resourceapi.ResourceSlice {
 		pool := stored(want, 4)
 		change(pool[1])
@@ -161,7 +179,7 @@ func TestEqual(t *testing.T) {
 		"in any order":      {[]*resourceapi.ResourceSlice{stored(want, 4)[2], stored(want, 4)[0], stored(want, 4)[1]}, true},
 		"none":              {nil, false},
 		"one less":          {stored(want, 4)[1:], false},
-		"one more":          {stored(Pool(owner("n"), gpus(4), NoCounters), 4), false},
+		"one more":          {stored(fullSlices(4), 4), false},
 		"mixed generations": {changed(func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation = 3 }), false},
 		"another attribute": {changed(func(s *resourceapi.ResourceSlice) {
 			s.Spec.Devices[0].Attributes["index"] = resourceapi.DeviceAttribute{}
