@@ -42,6 +42,27 @@ func ChargesShared(gitVersion string) bool {
 	return true
 }
 
+// firstToCount is the first version whose allocator compares what a claim asks of
+// a device that is allocated several times with the capacity of that device. Those of
+// 1.34 compare it with another device of the slice, and crash the scheduler if there
+// is none (kubernetes/kubernetes#133705).
+const firstToCount = "1.35.0"
+
+// CountsCapacity reports whether the allocator of a version can be given devices that
+// are allocated several times. It is true for a version that can't be parsed: the API
+// server stores such devices, and of the versions that do only 1.34 is wrong.
+func CountsCapacity(gitVersion string) bool {
+	v, err := version.ParseSemantic(gitVersion)
+	return err != nil || !v.LessThan(version.MustParseSemantic(firstToCount+"-alpha.1"))
+}
+
+// ExplainCapacity returns a clause about a version for which CountsCapacity is false:
+// the reason and the remedy.
+func ExplainCapacity(gitVersion string) string {
+	return fmt.Sprintf("The scheduler of Kubernetes %s can crash over devices that are allocated several times (kubernetes/kubernetes#133705; "+
+		"%s is fixed, with the feature gate DRAConsumableCapacity)", gitVersion, firstToCount)
+}
+
 // Explain returns a sentence about a version for which ChargesShared is false: the
 // reason and the remedy. The version may be empty.
 func Explain(gitVersion string) string {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -122,7 +123,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 
 // serverFor returns the abilities as offers need them: what is unknown isn't used.
 func serverFor(able publish.Abilities) offer.Server {
-	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes, Charged: able.Charged, Version: able.Version}
+	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
 	if able.Counters == publish.UnknownCounters {
 		s.CountersDoubt = able.Doubt
 	}

@@ -126,6 +126,10 @@ func (o *draft) reportNoCounters(consequence string) {
 }
 
 func (o *draft) reportNoMultiple(consequence string) {
+	if v := o.server.Version; !allocator.CountsCapacity(v) {
+		o.problem("%s, so that %s", allocator.ExplainCapacity(v), consequence)
+		return
+	}
 	o.reportMissing("consumable capacity (feature gate DRAConsumableCapacity)", o.server.MultipleDoubt, consequence)
 }
 

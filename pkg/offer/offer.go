@@ -38,7 +38,7 @@ type Server struct {
 	// partitions of a layout, or shares or replicas without the whole GPU.
 	Counters bool
 	// Multiple: the server stores devices that can be allocated several times
-	// (consumable capacity). Without it all shares are equal, and only the
+	// (consumable capacity), and the scheduler counts them (pkg/allocator). Without it all shares are equal, and only the
 	// partitions of a layout can be shared.
 	Multiple bool
 	// Charged: the scheduler charges counters for devices that can be allocated
