@@ -14,6 +14,9 @@ export CGO_CFLAGS
 KUBERNETES ?= 1.37
 CLUSTER ?= tessera
 LOCALCLUSTER := $(GO) run ./cmd/localcluster
+# How many states are played with each allocator, and the first seed.
+STATES ?= 10000
+SEED ?= 0
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 
@@ -96,6 +99,10 @@ test-e2e: cluster-build ## Run the stories on real clusters with simulated GPUs,
 .PHONY: test-all
 test-all: cluster-build ## Run every test and every longer check; what has passed for the same tree isn't run again. Needs root
 	GO='$(GO)' hack/test-all.sh
+
+.PHONY: allocators
+allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write docs/allocators.md)
+	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocator -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
 
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz)
+all=(stress bench fuzz allocators)
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -20,6 +20,8 @@ bench() { "${GO:-go}" run ./test/bench -idle=0 -handovers 5 -pods 5 -rounds 50; 
 
 # fuzz includes random objects in the types of Kubernetes 1.31, a module of its own.
 fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" test -count 1 ./...); }
+
+allocators() { make allocators; }
 
 # choose prints the check whose turn it is at a commit.
 choose() { # COMMIT

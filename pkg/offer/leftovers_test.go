@@ -22,10 +22,10 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 		"size, other step":   {bySize("1Gi", 2), bySize("10Gi", 2), oneShare, offered{Devices: "whole mps", Counters: "shares=1"}},
 		"exclusive":          {equalShares(4), v1alpha1.Plan{}, oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
 		"partitioned":        {inTurn(4), v1alpha1.Plan{Partitioned: only("3g.40gb")}, oneTurn, offered{Devices: "ts4-0", Leftover: "ts4-0"}},
-		"from partitions":    {v1alpha1.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
+		"from partitions":    {v1alpha1.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{Kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
 		"from whole":         {v1alpha1.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
 		"turns, then shares": {inTurn(2), equalShares(2), oneTurn, offered{Devices: "ts2-0", Leftover: "ts2-0"}},
-		"partitions, then shares of them": {v1alpha1.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{kind: "mig"},
+		"partitions, then shares of them": {v1alpha1.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{Kind: "mig"},
 			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "memory-slice-0=1 memory-slice-4=1"}},
 		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), v1alpha1.Plan{}, oneShare,
 			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps", Counters: "memory-slice-0=1"}},
@@ -63,8 +63,8 @@ func TestSharesOfBefore(t *testing.T) {
 				}
 				s.options.Charged = false
 				s.plan(after)
-				for _, what := range []request{wholeGPU, {kind: "mig", profile: "1g.10gb"}, {kind: "mig", profile: "3g.40gb"}} {
-					s.waits("other "+what.kind+what.profile, what)
+				for _, what := range []request{wholeGPU, {Kind: "mig", Profile: "1g.10gb"}, {Kind: "mig", Profile: "3g.40gb"}} {
+					s.waits("other "+what.Kind+what.Profile, what)
 				}
 				checkHeld(t, s)
 			})

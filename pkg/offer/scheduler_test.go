@@ -1,24 +1,22 @@
 package offer_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+	"github.com/tessera-dra/tessera/test/allocator"
 )
 
 // scheduler allocates offered and published devices to claims with the
@@ -27,18 +25,16 @@ type scheduler struct {
 	t       *testing.T
 	node    gpu.Node
 	options options
-	// features of the scheduler; they decide which of its allocators is used.
-	features structured.Features
-	claims   map[string]*resourceapi.ResourceClaim
+	library *allocator.Library
+	claims  map[string]*resourceapi.ResourceClaim
 }
 
 // newScheduler is for a cluster that has everything, with one 80 GiB GPU.
 func newScheduler(t *testing.T, plan v1alpha1.Plan) *scheduler {
 	t.Helper()
 	s := &scheduler{
-		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim),
-		features: structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true},
-		options:  options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}},
+		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim), library: allocator.NewLibrary(),
+		options: options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}},
 	}
 	s.node.GPUs[0].MemoryReservedBytes = 616 << 20
 	s.plan(plan)
@@ -50,130 +46,59 @@ func (s *scheduler) plan(p v1alpha1.Plan) {
 }
 
 // offered returns the current offer of the first GPU.
-func (s *scheduler) offered() offer.GPU { return s.offer()[0] }
+func (s *scheduler) offered() offer.GPU { return s.cluster().Offer()[0] }
 
-// offer returns the current offer.
-func (s *scheduler) offer() []offer.GPU {
-	o := s.options
-	o.Allocated = nil
-	for _, claim := range s.claims {
-		for _, r := range claim.Status.Allocation.Devices.Results {
-			o.Allocated = append(o.Allocated, gpu.DeviceName(r.Device))
-		}
+// cluster returns the cluster with the current options.
+func (s *scheduler) cluster() *allocator.Cluster {
+	form := publish.NoCounters
+	if s.options.Counters {
+		form = publish.SplitCounters
 	}
-	return build(s.node, o)
+	c := &allocator.Cluster{
+		Node: s.node, Plans: offertest.OnePlan(s.node, s.options.Plan), Claims: s.claims, Allocator: s.library,
+		Server: allocator.Server{Server: s.options.Server, Form: form},
+	}
+	if !s.options.Charged {
+		c.Allocator = uncharged{s.t, s.library}
+	}
+	c.Publish()
+	return c
 }
 
-// request is a claim's request: a type, and amounts of capacities.
-type request struct {
-	kind, profile string
-	capacity      map[resourceapi.QualifiedName]string
-	// linked: two of them, in one NVLink domain.
-	linked bool
-}
-
-func (r request) exactly() *resourceapi.ExactDeviceRequest {
-	out := &resourceapi.ExactDeviceRequest{DeviceClassName: r.kind, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
-	if r.profile != "" {
-		out.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: fmt.Sprintf(`device.attributes["gpu.nvidia.com"].?profile.orValue("") == %q`, r.profile),
-		}}}
-	}
-	if r.linked {
-		out.Count = 2
-	}
-	if r.capacity != nil {
-		out.Capacity = &resourceapi.CapacityRequirements{Requests: make(map[resourceapi.QualifiedName]resource.Quantity)}
-		for name, q := range r.capacity {
-			out.Capacity.Requests[name] = resource.MustParse(q)
-		}
-	}
-	return out
-}
-
-// The classes that the chart makes.
-type classes struct{}
-
-func (classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
-
-func (classes) Get(kind string) (*resourceapi.DeviceClass, error) {
-	expression := fmt.Sprintf(`device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == %q`, kind)
-	if kind == "mps" {
-		expression = `device.driver == 'gpu.nvidia.com' && (device.attributes['gpu.nvidia.com'].type == 'mps' ||
-			device.attributes['gpu.nvidia.com'].type == 'gpu' && device.attributes['gpu.nvidia.com'].?memoryEnforcement.orValue('') == 'perProcess')`
-	}
-	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: kind}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: expression,
-		}}},
-	}}, nil
-}
+type request = allocator.Request
 
 // asks lets a claim ask, and returns what it has of which devices, "" if it has
 // to wait.
 func (s *scheduler) asks(name string, requests ...request) string {
 	s.t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u"}}
-	for i, r := range requests {
-		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("r%d", i), Exactly: r.exactly()})
-		if r.linked {
-			claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, resourceapi.DeviceConstraint{MatchAttribute: new(resourceapi.FullyQualifiedName("gpu.nvidia.com/nvlinkDomain"))})
-		}
-	}
-	form := publish.NoCounters
-	if s.options.Counters {
-		form = publish.SplitCounters
-	}
-	var pool []*resourceapi.ResourceSlice
-	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: s.node.Name, UID: "1"}
-	made := publish.Pool(owner, s.offer(), form)
-	for i := range made {
-		made[i].Spec.Pool.Generation = 1
-		if !s.options.Charged {
-			checkApart(s.t, made[i])
-			forgetShared(&made[i])
-		}
-		pool = append(pool, &made[i])
-	}
-	a, err := structured.NewAllocator(s.t.Context(), s.features, s.allocated(), classes{}, pool, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	results, err := s.cluster().Ask(s.t.Context(), name, requests...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	results, err := a.Allocate(s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.node.Name}}, []*resourceapi.ResourceClaim{claim})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if len(results) == 0 {
-		return ""
-	}
-	claim.Status.Allocation = &results[0]
-	s.claims[name] = claim
 	var out []string
-	for _, r := range results[0].Devices.Results {
+	for _, r := range results {
 		out = append(out, strings.TrimPrefix(strings.TrimPrefix(r.Device, firstGPU), "-")+consumed(r))
 	}
 	return strings.Join(out, " ")
 }
 
-// forgetShared makes the allocator one of Kubernetes before 1.36.2, which
-// doesn't charge counters for devices that are allocated several times.
-func forgetShared(s *resourceapi.ResourceSlice) {
-	for i, d := range s.Spec.Devices {
-		if d.AllowMultipleAllocations != nil {
-			s.Spec.Devices[i].ConsumesCounters = nil
-		}
-	}
+// uncharged is the allocator of Kubernetes before 1.36.2, which doesn't charge
+// counters for devices that are allocated several times. It is shown none that
+// consumes any.
+type uncharged struct {
+	t *testing.T
+	*allocator.Library
 }
 
-// checkApart checks that no device published for such an allocator is both
-// allocated several times and consumes counters.
-func checkApart(t *testing.T, s resourceapi.ResourceSlice) {
-	t.Helper()
-	for _, d := range s.Spec.Devices {
-		if d.AllowMultipleAllocations != nil && d.ConsumesCounters != nil {
-			t.Errorf("%s is allocated several times and consumes counters", d.Name)
+func (u uncharged) Allocate(ctx context.Context, q allocator.Question) (*resourceapi.AllocationResult, error) {
+	for _, s := range q.Slices {
+		for _, d := range s.Spec.Devices {
+			if d.AllowMultipleAllocations != nil && d.ConsumesCounters != nil {
+				u.t.Errorf("%s is allocated several times and consumes counters", d.Name)
+			}
 		}
 	}
+	return u.Library.Allocate(ctx, q)
 }
 
 func consumed(r resourceapi.DeviceRequestAllocationResult) string {
@@ -183,28 +108,6 @@ func consumed(r resourceapi.DeviceRequestAllocationResult) string {
 		fmt.Fprintf(&out, " %s=%s", name, q.String())
 	}
 	return out.String()
-}
-
-// allocated returns the state of allocations, as the scheduler gathers it.
-func (s *scheduler) allocated() structured.AllocatedState {
-	state := structured.AllocatedState{
-		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-	}
-	for _, claim := range s.claims {
-		for _, r := range claim.Status.Allocation.Devices.Results {
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			if r.ConsumedCapacity != nil {
-				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-			}
-		}
-	}
-	return state
 }
 
 func (s *scheduler) gets(name, want string, requests ...request) {
@@ -226,19 +129,19 @@ func (s *scheduler) leaves(names ...string) {
 }
 
 var (
-	wholeGPU = request{kind: "gpu"}
-	oneShare = request{kind: "mps"}
-	oneTurn  = request{kind: "timeslice"}
+	wholeGPU = request{Kind: "gpu"}
+	oneShare = request{Kind: "mps"}
+	oneTurn  = request{Kind: "timeslice"}
 )
 
 // memory asks for a share of a size, "" for the default one.
 func memory(size string, threads ...string) request {
-	r := request{kind: "mps", capacity: make(map[resourceapi.QualifiedName]string)}
+	r := request{Kind: "mps", Capacity: make(map[resourceapi.QualifiedName]string)}
 	if size != "" {
-		r.capacity["memory"] = size
+		r.Capacity["memory"] = size
 	}
 	for _, t := range threads {
-		r.capacity["threadPercentage"] = t
+		r.Capacity["threadPercentage"] = t
 	}
 	return r
 }
