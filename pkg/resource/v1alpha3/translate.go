@@ -13,6 +13,7 @@ type direction struct {
 var (
 	toAlpha = direction{beta, alpha, map[string]func(map[string]any){
 		"ResourceSlice": func(slice map[string]any) { eachCapacity(slice, valueOf) },
+		"ResourceClaim": dropDeviceStatus,
 	}}
 	toBeta = direction{alpha, beta, map[string]func(map[string]any){
 		"ResourceSlice": func(slice map[string]any) { eachCapacity(slice, asValue) },
@@ -63,6 +64,10 @@ func valueOf(capacity any) any {
 }
 
 func asValue(quantity any) any { return map[string]any{"value": quantity} }
+
+// dropDeviceStatus removes status.devices. Unlike other requests, a server-side apply
+// is refused if it has a field that the version doesn't have.
+func dropDeviceStatus(claim map[string]any) { delete(at(claim, "status"), "devices") }
 
 // markAdminAccess marks the allocated devices of requests with admin access: in
 // v1alpha3 only the request says so.

@@ -252,7 +252,8 @@ func TestDeleteWithPreconditions(t *testing.T) {
 	}
 }
 
-// TestApplyStatus checks a body that isn't decoded by type.
+// TestApplyStatus checks a body that isn't decoded by type. The server answers an
+// apply with a field that it doesn't know with an internal error.
 func TestApplyStatus(t *testing.T) {
 	const path = "/namespaces/default/resourceclaims/claim/status"
 	s := &server{paths: map[string]string{alphaPath + path: aClaim}}
@@ -262,7 +263,7 @@ func TestApplyStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `{"apiVersion":"resource.k8s.io/v1alpha3","kind":"ResourceClaim","status":{"devices":[]}}`; len(s.sent) != 1 || s.sent[0] != want {
+	if want := `{"apiVersion":"resource.k8s.io/v1alpha3","kind":"ResourceClaim","status":{}}`; len(s.sent) != 1 || s.sent[0] != want {
 		t.Errorf("sent %v", s.sent)
 	}
 	if !bytes.Contains(stored, []byte(`"apiVersion":"resource.k8s.io/v1beta1"`)) {
