@@ -92,6 +92,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	old := v1alpha4.New()
+	defer old.Stop()
 	helper, err := kubeletplugin.Start(running, &handler{claims: p.cfg.Claims, fail: cancel},
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
@@ -102,7 +104,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(p.noteRegistration),
-		kubeletplugin.GRPCInterceptor(v1alpha4.Registration(running)),
+		kubeletplugin.GRPCInterceptor(old.Registration),
 	)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)

@@ -5,7 +5,7 @@
 // The messages of v1alpha4 are those of v1beta1, field by field. The package passes
 // the calls to the plugin's own socket as calls of v1beta1.
 //
-// Nothing but one line in pkg/node/kubelet depends on it: delete it when support of
+// Nothing but pkg/node/kubelet, in one place, depends on it: delete it when support of
 // Kubernetes 1.31 ends.
 package v1alpha4
 
@@ -36,66 +36,75 @@ const (
 	socketName = "dra-v1alpha4.sock"
 )
 
-// Registration returns an interceptor of the plugin's registration service. If the
-// kubelet refuses the plugin because it supports none of the versions, the plugin
-// offers v1alpha4 at the kubelet's next attempt, at an endpoint that is then served
-// until ctx ends; if the kubelet refuses that, because it was upgraded since, the
-// plugin offers again what it did before. Kubelets try again within seconds.
-func Registration(ctx context.Context) grpc.UnaryServerInterceptor {
-	r := &registration{ctx: ctx}
-	return r.intercept
-}
-
-type registration struct {
-	ctx context.Context //nolint:containedctx // that of the server, which begins later
-
+// Service is v1alpha4's end of the plugin. It is served only for a kubelet that needs
+// it.
+type Service struct {
 	mu     sync.Mutex
 	offers bool
-	serves bool
+	server *grpc.Server
+	plugin *grpc.ClientConn
 }
 
-func (r *registration) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+// New returns a service. It is for a plugin with Registration as an interceptor of
+// its registration service, and to be stopped.
+func New() *Service { return &Service{} }
+
+// Registration is an interceptor of the plugin's registration service. If the
+// kubelet refuses the plugin because it supports none of the versions, the plugin
+// offers v1alpha4 at the kubelet's next attempt, at an endpoint that is served from
+// then on; if the kubelet refuses that, because it was upgraded since, the plugin
+// offers again what it did before. Kubelets try again within seconds.
+func (s *Service) Registration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	switch message := req.(type) {
 	case *registerapi.RegistrationStatus:
 		if !message.GetPluginRegistered() {
-			r.refused(ctx, message.GetError())
+			s.refused(ctx, message.GetError())
 		}
 	case *registerapi.InfoRequest:
 		if info, ok := resp.(*registerapi.PluginInfo); ok && err == nil {
-			return r.offer(info)
+			return s.offer(ctx, info)
 		}
 	}
 	return resp, err
 }
 
-func (r *registration) refused(ctx context.Context, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.offers = !r.offers
-	klog.FromContext(ctx).Info("The kubelet refused the plugin", "reason", reason, "offeringV1alpha4Next", r.offers)
+// Stop ends the service and removes its socket. Calls in progress are interrupted.
+func (s *Service) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server != nil {
+		s.server.Stop()
+		_ = s.plugin.Close()
+	}
+}
+
+func (s *Service) refused(ctx context.Context, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.offers = !s.offers
+	klog.FromContext(ctx).Info("The kubelet refused the plugin", "reason", reason, "offeringV1alpha4Next", s.offers)
 }
 
 // offer returns what the kubelet is told of the plugin.
-func (r *registration) offer(info *registerapi.PluginInfo) (*registerapi.PluginInfo, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.offers {
+func (s *Service) offer(ctx context.Context, info *registerapi.PluginInfo) (*registerapi.PluginInfo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.offers {
 		return info, nil
 	}
 	socket := filepath.Join(filepath.Dir(info.GetEndpoint()), socketName)
-	if !r.serves {
-		if err := serve(r.ctx, socket, info.GetEndpoint()); err != nil {
+	if s.server == nil {
+		if err := s.serve(ctx, socket, info.GetEndpoint()); err != nil {
 			return nil, err
 		}
-		r.serves = true
 	}
 	return &registerapi.PluginInfo{Type: info.GetType(), Name: info.GetName(), Endpoint: socket, SupportedVersions: []string{version}}, nil
 }
 
-// serve serves v1alpha4 at a socket until ctx ends, and passes the calls to the
-// plugin's own socket.
-func serve(ctx context.Context, socket, plugin string) error {
+// serve begins to serve v1alpha4 at a socket, and to pass the calls to the plugin's
+// own socket.
+func (s *Service) serve(ctx context.Context, socket, plugin string) error {
 	conn, err := grpc.NewClient("unix://"+plugin, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("connect to the plugin's socket %s: %w", plugin, err)
@@ -109,11 +118,11 @@ func serve(ctx context.Context, socket, plugin string) error {
 	}
 	server := grpc.NewServer()
 	server.RegisterService(describe(), &proxy{plugin: drapb.NewDRAPluginClient(conn)})
-	context.AfterFunc(ctx, server.Stop)
+	s.server, s.plugin = server, conn
+	logger := klog.FromContext(ctx)
 	go func() {
-		err := errors.Join(server.Serve(listener), conn.Close())
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Serving kubelets of Kubernetes 1.31 ended", "socket", socket)
+		if err := server.Serve(listener); err != nil {
+			logger.Error(err, "Kubelets of Kubernetes 1.31 aren't served any more", "socket", socket)
 		}
 	}()
 	return nil

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
-	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -41,14 +40,14 @@ func (plugin) NodeUnprepareResources(context.Context, *drapb.NodeUnprepareResour
 
 // fixture is a plugin's registration service.
 type fixture struct {
-	intercept grpc.UnaryServerInterceptor
-	info      *registerapi.PluginInfo
+	*v1alpha4.Service
+	info *registerapi.PluginInfo
 }
 
-// start starts a plugin's own service, and the package's until ctx ends.
-func start(ctx context.Context, t *testing.T) *fixture {
+// start starts a plugin's own service.
+func start(t *testing.T) *fixture {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "v1alpha4")
+	dir, err := os.MkdirTemp("", "v1alpha4") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +61,9 @@ func start(ctx context.Context, t *testing.T) *fixture {
 	drapb.RegisterDRAPluginServer(server, plugin{})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	return &fixture{v1alpha4.Registration(ctx), &registerapi.PluginInfo{
+	s := v1alpha4.New()
+	t.Cleanup(s.Stop)
+	return &fixture{s, &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: "gpu.nvidia.com", Endpoint: socket,
 		SupportedVersions: []string{"v1.DRAPlugin", "v1beta1.DRAPlugin"},
 	}}
@@ -70,7 +71,7 @@ func start(ctx context.Context, t *testing.T) *fixture {
 
 func (f *fixture) getInfo(t *testing.T) *registerapi.PluginInfo {
 	t.Helper()
-	info, err := f.intercept(t.Context(), &registerapi.InfoRequest{}, nil, func(context.Context, any) (any, error) { return f.info, nil })
+	info, err := f.Registration(t.Context(), &registerapi.InfoRequest{}, nil, func(context.Context, any) (any, error) { return f.info, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func (f *fixture) getInfo(t *testing.T) *registerapi.PluginInfo {
 
 func (f *fixture) notify(t *testing.T, registered bool) {
 	t.Helper()
-	_, err := f.intercept(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: registered}, nil,
+	_, err := f.Registration(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: registered}, nil,
 		func(context.Context, any) (any, error) { return &registerapi.RegistrationStatusResponse{}, nil })
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +97,7 @@ func same(t *testing.T, want, got any) {
 // TestRegistration checks that kubelets that accept the plugin get the same answer
 // always, and those that don't the other one, also after an upgrade.
 func TestRegistration(t *testing.T) {
-	f := start(t.Context(), t)
+	f := start(t)
 	old := &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: "gpu.nvidia.com",
 		Endpoint: filepath.Join(filepath.Dir(f.info.GetEndpoint()), "dra-v1alpha4.sock"), SupportedVersions: []string{"1.0.0"},
@@ -113,9 +114,7 @@ func TestRegistration(t *testing.T) {
 // TestCalls checks what the kubelet of Kubernetes 1.31 calls, by the names that it
 // uses (k8s.io/kubelet v0.31.4, pkg/apis/dra/v1alpha4/api.pb.go).
 func TestCalls(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	f := start(ctx, t)
+	f := start(t)
 	stale := filepath.Join(filepath.Dir(f.info.GetEndpoint()), "dra-v1alpha4.sock")
 	if err := os.WriteFile(stale, nil, 0o600); err != nil { // of a plugin that was killed
 		t.Fatal(err)
@@ -140,11 +139,8 @@ func TestCalls(t *testing.T) {
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("unprepare: %v", err)
 	}
-	cancel()
-	if err := wait.PollUntilContextCancel(t.Context(), time.Millisecond, true, func(context.Context) (bool, error) {
-		_, err := os.Stat(stale)
-		return os.IsNotExist(err), nil
-	}); err != nil {
+	f.Stop()
+	if _, err := os.Stat(stale); !os.IsNotExist(err) {
 		t.Errorf("the socket is still there: %v", err)
 	}
 }
