@@ -3,6 +3,8 @@ package report
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -140,8 +142,13 @@ func (r *Reporter) sawDeleted(uid types.UID) {
 	})
 }
 
-// resourceNVIDIA is the resource name of GPUs of NVIDIA's device plugin.
-const resourceNVIDIA = corev1.ResourceName("nvidia.com/gpu")
+// isGPU reports whether NVIDIA's device plugin offers GPUs, or parts of them, under
+// this name.
+func isGPU(resource corev1.ResourceName) bool {
+	name, ours := strings.CutPrefix(string(resource), "nvidia.com/")
+	name = strings.TrimSuffix(name, ".shared")
+	return ours && (name == "gpu" || strings.HasPrefix(name, "mig-"))
+}
 
 // conflict says that a device plugin serves the node's GPUs. Extended
 // resources that DRA drivers stand behind are not in a node's allocatable.
@@ -149,13 +156,19 @@ func conflict(node *corev1.Node) string {
 	if node == nil {
 		return ""
 	}
-	n := node.Status.Allocatable[resourceNVIDIA]
-	if n.Sign() <= 0 {
+	var offered []string
+	for resource, n := range node.Status.Allocatable {
+		if n.Sign() > 0 && isGPU(resource) {
+			offered = append(offered, fmt.Sprintf("%s %s", n.String(), resource))
+		}
+	}
+	if len(offered) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("a device plugin offers %s %s on node %s: two drivers would give the same GPU to two pods; "+
+	slices.Sort(offered)
+	return fmt.Sprintf("a device plugin offers %s on node %s: two drivers would give the same GPU to two pods; "+
 		"remove the NVIDIA device plugin from this node (GPU Operator: devicePlugin.enabled=false), or keep Tessera's plugin off it",
-		n.String(), resourceNVIDIA, node.Name)
+		strings.Join(offered, ", "), node.Name)
 }
 
 // How long the Reporter waits after a failure, first and at most.

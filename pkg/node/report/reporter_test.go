@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
@@ -269,9 +270,34 @@ func TestServerAway(t *testing.T) {
 	eventually(t, s, "the report", ready(report.ReasonNotRegistered))
 }
 
+// NVIDIA's device plugin offers MIG devices and time-sliced replicas under names of
+// their own; other plugins of NVIDIA offer devices that aren't GPUs.
+func TestDevicePluginResources(t *testing.T) {
+	for name, want := range map[corev1.ResourceName]string{
+		"nvidia.com/gpu": "True", "nvidia.com/gpu.shared": "True", "nvidia.com/mig-1g.10gb": "True", "nvidia.com/mig-1g.10gb.shared": "True",
+		"nvidia.com/hostdev": "False", "nvidia.com/gpumem": "False", "example.com/gpu": "False", "cpu": "False",
+	} {
+		t.Run(string(name), func(t *testing.T) {
+			s := newServer(t)
+			s.allocatable(name, "8")
+			r, _ := start(t, s)
+			if err := r.Found(node(h100)); err != nil {
+				t.Fatal(err)
+			}
+			inv := eventually(t, s, "a report", func(inv *v1alpha1.GPUInventory) bool {
+				return meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting) != nil
+			})
+			c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting)
+			if string(c.Status) != want || (want == "True") != strings.Contains(c.Message, "a device plugin offers 8 "+string(name)+" on node") {
+				t.Errorf("condition %+v, want status %s", c, want)
+			}
+		})
+	}
+}
+
 func TestDevicePlugin(t *testing.T) {
 	s := newServer(t)
-	s.allocatable("8")
+	s.allocatable("nvidia.com/gpu", "8")
 	r, _ := start(t, s)
 	if err := r.Found(node(h100)); err != nil {
 		t.Fatal(err)
@@ -289,7 +315,7 @@ func TestDevicePlugin(t *testing.T) {
 	if err := r.WaitNoConflict(waited); err == nil {
 		t.Error("the plugin may register beside a device plugin")
 	}
-	s.allocatable("0") // what a device plugin leaves behind
+	s.allocatable("nvidia.com/gpu", "0") // what a device plugin leaves behind
 	if err := r.WaitNoConflict(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -91,12 +91,12 @@ func (s *server) request(n int64) {
 	})
 }
 
-// allocatable says how many GPUs a device plugin offers.
-func (s *server) allocatable(gpus string) {
+// allocatable says how many devices of a resource a device plugin offers.
+func (s *server) allocatable(resource corev1.ResourceName, count string) {
 	s.change("nodes", func() (string, any) {
 		s.node = s.node.DeepCopy()
 		s.node.ResourceVersion = strconv.Itoa(s.version)
-		s.node.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": quantity(gpus)}
+		s.node.Status.Allocatable = corev1.ResourceList{resource: quantity(count)}
 		return "MODIFIED", s.withKind(s.node)
 	})
 }
