@@ -35,6 +35,7 @@ import (
 //	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
 //	linger NODE [POD]               a process outlives a pod's container; see linger.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
+//	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
 //	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
@@ -43,22 +44,23 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		}
 	}
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"kubectl":   runner("kubectl"),
-		"helm":      runner("helm"),
-		"node":      runner("node"),
-		"smi":       runner("smi"),
-		"nvmlsim":   runner("nvmlsim"),
-		"crash":     runner("crash"),
-		"nudge":     runner("nudge"),
-		"cuda":      runner("cuda"),
-		"daemons":   runner("daemons"),
-		"until":     func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
-		"pod":       func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
-		"sees":      func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
-		"linger":    func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
-		"distinct":  func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
-		"never":     func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
-		"namespace": func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },
+		"kubectl":      runner("kubectl"),
+		"helm":         runner("helm"),
+		"node":         runner("node"),
+		"smi":          runner("smi"),
+		"nvmlsim":      runner("nvmlsim"),
+		"crash":        runner("crash"),
+		"nudge":        runner("nudge"),
+		"cuda":         runner("cuda"),
+		"daemons":      runner("daemons"),
+		"until":        func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
+		"pod":          func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
+		"sees":         func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"linger":       func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
+		"distinct":     func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
+		"never":        func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
+		"deviceplugin": func(ts *testscript.TestScript, neg bool, args []string) { devicePlugin(ts, s, neg, args) },
+		"namespace":    func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },
 	}
 }
 

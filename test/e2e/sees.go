@@ -295,16 +295,33 @@ func statusOf(claim *resourcev1.ResourceClaim, pool, device string) (*migStatus,
 	return nil, errNoStatus
 }
 
+// usesOf lists the claims of a container, those that the scheduler has made for
+// extended resources too.
 func usesOf(p *corev1.Pod, container string) []corev1.ResourceClaim {
+	var uses []corev1.ResourceClaim
 	for _, c := range p.Spec.Containers {
 		if c.Name == container {
-			return c.Resources.Claims
+			uses = append(uses, c.Resources.Claims...)
 		}
 	}
-	return nil
+	if extended := p.Status.ExtendedResourceClaimStatus; extended != nil {
+		for _, m := range extended.RequestMappings {
+			if m.ContainerName == container {
+				uses = append(uses, corev1.ResourceClaim{Name: forExtendedResources, Request: m.RequestName})
+			}
+		}
+	}
+	return uses
 }
 
+// forExtendedResources stands for the name that the scheduler's claim doesn't have
+// in the pod's spec.
+const forExtendedResources = "extended resources"
+
 func claimName(p *corev1.Pod, name string) string {
+	if name == forExtendedResources {
+		return p.Status.ExtendedResourceClaimStatus.ResourceClaimName
+	}
 	for _, s := range p.Status.ResourceClaimStatuses {
 		if s.Name == name && s.ResourceClaimName != nil {
 			return *s.ResourceClaimName
