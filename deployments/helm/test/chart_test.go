@@ -4,6 +4,7 @@
 package test
 
 import (
+	"bytes"
 	"flag"
 	"os"
 	"os/exec"
@@ -290,6 +291,83 @@ func TestEveryKubernetes(t *testing.T) {
 		if diff := cmp.Diff(newest, out); diff != "" {
 			t.Errorf("the manifest for %s isn't the one for 1.37:\n%s", version, diff)
 		}
+	}
+}
+
+// TestWithoutDRA checks which flags a refused install names. (TestRefusedWithoutDRA
+// asks a real server.)
+func TestWithoutDRA(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tessera")
+	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	// Without a server Helm claims all versions of the API, so that the chart is made to
+	// look for another one.
+	file := filepath.Join(dir, "templates/_kubernetes.tpl")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(`Has "resource.k8s.io`), []byte(`Has "none.example.com`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const gates = "--feature-gates=DynamicResourceAllocation=true on kube-apiserver, kube-controller-manager, kube-scheduler and every kubelet"
+	for version, want := range map[string][]string{
+		"1.31.4":  {gates, "--runtime-config=resource.k8s.io/v1alpha3=true on kube-apiserver", "managed for you"},
+		"1.32.13": {gates, "--runtime-config=resource.k8s.io/v1beta1=true on kube-apiserver", "managed for you"},
+		"1.33.13": {gates, "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true on kube-apiserver", "managed for you"},
+		"1.34.4":  {"on by default in this version: remove DynamicResourceAllocation=false"},
+		"1.37.1":  {"on by default in this version: remove DynamicResourceAllocation=false"},
+	} {
+		_, all, err := helm(t, "template", "tessera", dir, "--kube-version="+version, "--set=image.repository=registry.example.com/tessera")
+		for _, text := range append(want, "Dynamic Resource Allocation is off: this cluster (Kubernetes v"+version+")") {
+			if err == nil {
+				t.Fatalf("Kubernetes %s: the chart was rendered", version)
+			}
+			if !strings.Contains(all, text) {
+				t.Errorf("Kubernetes %s: no %q in:\n%s", version, text, all)
+			}
+		}
+	}
+}
+
+// TestLeftOut checks what NOTES.txt says that a version of Kubernetes leaves out.
+func TestLeftOut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tessera")
+	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	// Helm prints notes of installs only.
+	if err := os.WriteFile(filepath.Join(dir, "templates/left-out.yaml"), []byte(`text: {{ include "tessera.leftOut" . | quote }}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const partitions, sizes, names = "MIG partitions on demand", "MPS shares by size", "nvidia.com/gpu in resources.limits"
+	for version, c := range map[string]struct {
+		set  string
+		want []string
+	}{
+		"1.31.4":  {want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.34,", names + " (Kubernetes 1.34,"}},
+		"1.32.13": {set: "deviceClasses.extendedResourceName=", want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.34,"}},
+		"1.33.13": {want: []string{partitions + ", without the feature gate", sizes + " (Kubernetes 1.34,", names + " (Kubernetes 1.34,"}},
+		"1.35.4":  {want: []string{partitions + ", without the feature gate", sizes + ", without", names + ", without the feature gate DRAExtendedResource"}},
+		"1.36.3":  {},
+		"1.37.1":  {},
+	} {
+		t.Run(version, func(t *testing.T) {
+			out, all, err := helm(t, "template", "tessera", dir, "--kube-version="+version, "--show-only=templates/left-out.yaml",
+				"--set=image.repository=registry.example.com/tessera", "--set="+c.set)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(out, "- "+want) {
+					t.Errorf("no %q in:\n%s", want, out)
+				}
+			}
+			if lines := strings.Count(out, `\n- `); lines != len(c.want) {
+				t.Errorf("%d parts are left out, want %d:\n%s", lines, len(c.want), out)
+			}
+		})
 	}
 }
 

@@ -324,9 +324,9 @@ func controllerClasses(t *testing.T, s *server) {
 	}
 }
 
-// TestWithoutDRA checks that an install on a server without Dynamic Resource
+// TestRefusedWithoutDRA checks that an install on a server without Dynamic Resource
 // Allocation is refused, and says how to turn it on.
-func TestWithoutDRA(t *testing.T) {
+func TestRefusedWithoutDRA(t *testing.T) {
 	s := startServer(t, "runtime-config=resource.k8s.io/v1=false")
 	out, err := s.helm("install", "tessera", chart, "--namespace", "tessera", "--create-namespace", "--set=image.repository=registry.example.com/tessera")
 	for _, want := range []string{"Dynamic Resource Allocation is off", "(Kubernetes v1.37.", "remove DynamicResourceAllocation=false", "--runtime-config"} {
