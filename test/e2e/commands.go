@@ -36,6 +36,7 @@ import (
 //	linger NODE [POD]               a process outlives a pod's container; see linger.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
+//	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
 //	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
