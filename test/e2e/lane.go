@@ -21,6 +21,7 @@ import (
 var (
 	laneCount = flag.Int("lanes", 4, "how many stories run at the same time, each lane on a cluster of its own")
 	keep      = flag.Bool("keep", false, "leave the clusters up afterwards, to look around")
+	clusters  = flag.String("clusters", "e2e", "the beginning of the clusters' names")
 	version   = flag.String("kubernetes", cluster.DefaultKubernetes, "the Kubernetes version of the clusters")
 	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
 	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
