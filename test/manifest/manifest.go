@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"strconv"
 	"strings"
@@ -30,8 +31,6 @@ func Version(kubernetes string) string {
 		return "v1alpha3"
 	}
 }
-
-const newest = "resource.k8s.io/v1"
 
 var (
 	separator = regexp.MustCompile(`(?m)^---[ \t]*$`)
@@ -82,9 +81,7 @@ func flatten(value any) {
 	case map[string]any:
 		if exactly, found := value["exactly"].(map[string]any); found {
 			delete(value, "exactly")
-			for key, field := range exactly {
-				value[key] = field
-			}
+			maps.Copy(value, exactly)
 		}
 		for _, field := range value {
 			flatten(field)
@@ -111,7 +108,7 @@ func Read(data []byte, into any) error {
 }
 
 // unwrap moves the fields of each device's "basic" into the device, as v1 has
-// them.
+// them, and makes objects of the quantities that are v1alpha3's capacities.
 func unwrap(value any) {
 	switch value := value.(type) {
 	case []any:
@@ -121,8 +118,12 @@ func unwrap(value any) {
 	case map[string]any:
 		if basic, found := value["basic"].(map[string]any); found {
 			delete(value, "basic")
-			for key, field := range basic {
-				value[key] = field
+			maps.Copy(value, basic)
+			capacities, _ := basic["capacity"].(map[string]any)
+			for name, quantity := range capacities {
+				if text, old := quantity.(string); old {
+					capacities[name] = map[string]any{"value": text}
+				}
 			}
 		}
 		for _, field := range value {

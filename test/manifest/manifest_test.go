@@ -1,11 +1,13 @@
 package manifest_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/api/resource/v1beta1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -90,15 +92,23 @@ spec:
 }
 
 func TestReadOldSlice(t *testing.T) {
-	const old = `{"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceSliceList", "items": [
-		{"spec": {"driver": "d", "devices": [{"name": "gpu-0", "basic": {"attributes": {"minor": {"int": 3}}}}]}}]}`
-	var got resourceapi.ResourceSliceList
-	if err := manifest.Read([]byte(old), &got); err != nil {
-		t.Fatal(err)
-	}
-	want := resourceapi.Device{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"minor": {IntValue: ptr.To[int64](3)}}}
-	if diff := cmp.Diff(want, got.Items[0].Spec.Devices[0]); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+	for version, capacity := range map[string]string{"v1alpha3": `"40Gi"`, "v1beta1": `{"value": "40Gi"}`} {
+		old := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/%s", "kind": "ResourceSliceList", "items": [
+			{"spec": {"driver": "d", "devices": [{"name": "gpu-0", "basic": {"attributes": {"minor": {"int": 3}}, "capacity": {"memory": %s}}}]}}]}`,
+			version, capacity)
+		var got resourceapi.ResourceSliceList
+		if err := manifest.Read([]byte(old), &got); err != nil {
+			t.Errorf("%s: %v", version, err)
+			continue
+		}
+		want := resourceapi.Device{
+			Name:       "gpu-0",
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"minor": {IntValue: ptr.To[int64](3)}},
+			Capacity:   map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("40Gi")}},
+		}
+		if diff := cmp.Diff(want, got.Items[0].Spec.Devices[0]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", version, diff)
+		}
 	}
 }
 
