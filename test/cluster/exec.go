@@ -129,3 +129,15 @@ func enterNamespaces(pid int) error {
 	}
 	return nil
 }
+
+// Helm runs helm on the host as the cluster's administrator, and returns all that
+// it printed, also with an error.
+func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, c.Binary("helm"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath())
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("helm %s: %w", args[0], err)
+	}
+	return string(out), err
+}

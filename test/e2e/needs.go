@@ -15,6 +15,9 @@ import (
 // needsLine begins the line of a story that names the feature gates it needs.
 const needsLine = "# Needs "
 
+// dynamicResourceAllocation is the gate that every story needs.
+const dynamicResourceAllocation = "DynamicResourceAllocation"
+
 // needs returns the feature gates that a story can't do without, and perhaps
 // "Kubernetes 1.36", the oldest version that does what it needs.
 func needs(t *testing.T, story string) []string {
@@ -38,7 +41,7 @@ func needs(t *testing.T, story string) []string {
 func lacks(t *testing.T, story string) string {
 	t.Helper()
 	on := cluster.Gates(*version, cluster.DRA(*dra))
-	off := slices.DeleteFunc(needs(t, story), func(need string) bool {
+	off := slices.DeleteFunc(append(needs(t, story), dynamicResourceAllocation), func(need string) bool {
 		if oldest, found := strings.CutPrefix(need, "Kubernetes "); found {
 			return *version >= oldest // two digits each
 		}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+// column is a kind of cluster.
+type column struct {
+	// kubernetes of the control plane, and the kubelets' version if it is another.
+	kubernetes, kubelet string
+	dra                 cluster.DRA
+}
+
+// columns returns all of them. Where Dynamic Resource Allocation is on by
+// default, DRADefault and DRAOn are the same.
+func columns() []column {
+	var all []column
+	for minor := 31; minor <= 37; minor++ {
+		version := fmt.Sprintf("1.%d", minor)
+		if minor < 34 {
+			all = append(all, column{kubernetes: version, dra: cluster.DRADefault})
+		}
+		all = append(all, column{kubernetes: version, dra: cluster.DRAOn}, column{kubernetes: version, dra: cluster.DRAAll})
+	}
+	for _, skewed := range [][2]string{{"1.33", "1.32"}, {"1.34", "1.32"}, {"1.37", "1.36"}, {"1.37", "1.35"}} {
+		all = append(all, column{kubernetes: skewed[0], kubelet: skewed[1], dra: cluster.DRAOn})
+	}
+	return all
+}
+
+// id names the column in files.
+func (c column) id() string {
+	id := c.kubernetes + "-" + string(c.dra)
+	if c.kubelet != "" {
+		id += "-kubelet-" + c.kubelet
+	}
+	return id
+}
+
+// cluster names the clusters of the column.
+func (c column) cluster() string { return "e2e-" + strings.ReplaceAll(c.id(), ".", "") }
+
+// kind says in which table a column is.
+func (c column) kind() string {
+	switch {
+	case c.kubelet != "":
+		return "skew"
+	case c.dra == cluster.DRAAll:
+		return "all"
+	default:
+		return "default"
+	}
+}
+
+// feature is a row: it works where its story passes.
+type feature struct {
+	name, story string
+	// skew: also for kubelets that are older than the control plane.
+	skew bool
+}
+
+func features() []feature {
+	return []feature{
+		{"Whole GPU", "one-gpu", true},
+		{"MIG partition on demand", "mig-ways", false},
+		{"MIG partitions by layout", "mig-layout", true},
+		{"MPS shares, equal", "mps-shares", true},
+		{"MPS shares by size", "mps-consumable", false},
+		{"MPS shares of MIG partitions", "mps-partitions", false},
+		{"MPS by a claim's configuration", "mps-config", false},
+		{"Time slices", "time-slicing", true},
+		{"Extended resources (nvidia.com/gpu)", "extended-resources", false},
+		{"Device status in claims", "device-status", false},
+		{"Admin access", "admin-access", false},
+		{"Prioritized list (firstAvailable)", "ways-to-claim", false},
+		{"Plugin killed", "crash-plugin", true},
+		{"Plugin killed while it creates partitions", "mig-crash", false},
+		{"Controller killed", "crash-controller", false},
+		{"Kubelet restarted", "kubelet-restart", true},
+		{"ResourceSlices deleted by somebody", "slices-deleted", false},
+		{"Rolling upgrade", "rollout", true},
+		{"Handover after a force-deleted pod", "handover", false},
+		{"Bad configuration refused", "bad-config", false},
+		{"helm uninstall and install", "uninstall", true},
+	}
+}
+
+// stories returns those that run on the clusters of a column.
+func (c column) stories() []string {
+	var names []string
+	for _, f := range features() {
+		if (c.kubelet == "" || f.skew) && !slices.Contains(names, f.story) {
+			names = append(names, f.story)
+		}
+	}
+	return names
+}

@@ -1,0 +1,185 @@
+// Command matrix runs the stories of each feature on real clusters of every
+// Kubernetes version and writes the outcomes to docs/compatibility.md. Columns
+// whose stories have all passed for the same files of the tree aren't run again,
+// so that a run that was interrupted goes on.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	page = "docs/compatibility.md"
+	// recorded has the results of which the page is made.
+	recorded = "docs/compatibility.json"
+	marks    = "_output/matrix"
+)
+
+func main() {
+	only := flag.String("only", "", "columns to run, as 1.33-on,1.34-all, or versions, as 1.33; default: all")
+	lanes := flag.Int("lanes", 2, "how many stories run at the same time")
+	list := flag.Bool("list", false, "print the columns and end")
+	write := flag.Bool("write", false, "write the page from the recorded results, without running anything")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := do(ctx, *only, *lanes, *list, *write)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "matrix:", err)
+		os.Exit(1)
+	}
+}
+
+func do(ctx context.Context, only string, lanes int, list, write bool) error {
+	if list {
+		for _, c := range columns() {
+			fmt.Println(c.id())
+		}
+		return nil
+	}
+	results, err := read()
+	if err != nil {
+		return err
+	}
+	if write {
+		return writePage(results)
+	}
+	tree, err := treeHash(ctx)
+	if err != nil {
+		return err
+	}
+	began, failed := time.Now(), 0
+	for _, c := range columns() {
+		if !c.wanted(only) {
+			continue
+		}
+		r, err := c.once(ctx, lanes, filepath.Join(marks, tree))
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.id(), err)
+		}
+		results[c.id()] = r
+		failed += r.count(fails)
+		if err := save(results); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("matrix: took %s; %s is written\n", time.Since(began).Round(time.Second), page)
+	if failed > 0 {
+		return fmt.Errorf("%d stories failed; their logs are in %s", failed, filepath.Join(marks, tree))
+	}
+	return nil
+}
+
+func (c column) wanted(only string) bool {
+	return only == "" || slices.ContainsFunc(strings.Split(only, ","), func(s string) bool { return s == c.id() || s == c.kubernetes })
+}
+
+// once runs the column, unless it has passed for this tree.
+func (c column) once(ctx context.Context, lanes int, dir string) (*result, error) {
+	mark := filepath.Join(dir, c.id()+".json")
+	if data, err := os.ReadFile(mark); err == nil {
+		var r result
+		if err := json.Unmarshal(data, &r); err == nil {
+			fmt.Printf("matrix: %s has passed\n", c.id())
+			return &r, nil
+		}
+	}
+	fmt.Printf("matrix: %s\n", c.id())
+	began := time.Now()
+	r, err := c.run(ctx, lanes, filepath.Join(dir, c.id()+".log"))
+	if err != nil {
+		return nil, err
+	}
+	fmt.Printf("matrix: %s took %s: %d work, %d aren't on this server, %d fail\n",
+		c.id(), time.Since(began).Round(time.Second), r.count(works), r.count(absent), r.count(fails))
+	if r.count(fails) > 0 {
+		return r, nil
+	}
+	return r, writeJSON(mark, r)
+}
+
+func (r *result) count(outcome string) int {
+	n := 0
+	for _, c := range r.Stories {
+		if c.Outcome == outcome {
+			n++
+		}
+	}
+	return n
+}
+
+// treeHash names the state of the checkout's files, but those that this program
+// writes.
+func treeHash(ctx context.Context) (string, error) {
+	const script = `git ls-files -co --exclude-standard -z | grep -zv '^docs/' | xargs -0 sha1sum | sha1sum | cut -c1-12`
+	out, err := exec.CommandContext(ctx, "bash", "-c", script).Output()
+	if err != nil {
+		return "", fmt.Errorf("name the tree: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func read() (map[string]*result, error) {
+	results := map[string]*result{}
+	data, err := os.ReadFile(recorded)
+	if errors.Is(err, fs.ErrNotExist) {
+		return results, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &results)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", recorded, err)
+	}
+	return results, nil
+}
+
+func save(results map[string]*result) error {
+	if err := writeJSON(recorded, results); err != nil {
+		return err
+	}
+	return writePage(results)
+}
+
+func writeJSON(path string, value any) error {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
+}
+
+// writePage replaces what is between the markers of the page's tables.
+func writePage(results map[string]*result) error {
+	data, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	text := string(data)
+	for _, kind := range []string{"default", "all", "skew"} {
+		begin, end := "<!-- matrix "+kind+" -->\n", "<!-- end of matrix "+kind+" -->\n"
+		before, rest, found := strings.Cut(text, begin)
+		_, after, closed := strings.Cut(rest, end)
+		if !found || !closed {
+			return fmt.Errorf("%s has no lines %q and %q", page, begin, end)
+		}
+		text = before + begin + "\n" + table(kind, results) + "\n" + end + after
+	}
+	return os.WriteFile(page, []byte(text), 0o644)
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Outcomes of a story.
+const (
+	works  = "works"
+	fails  = "fails"
+	absent = "not on this server"
+)
+
+// cell is the outcome of a story on the clusters of a column.
+type cell struct {
+	Outcome string `json:"outcome"`
+	// Reason why it is absent.
+	Reason string `json:"reason,omitempty"`
+	// Seconds that the story took.
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// result is what a run of a column has shown.
+type result struct {
+	// Commit and Date of the run.
+	Commit string `json:"commit"`
+	Date   string `json:"date"`
+	// Stories by name.
+	Stories map[string]cell `json:"stories"`
+}
+
+// run runs the stories of a column and keeps what go test prints in a log.
+func (c column) run(ctx context.Context, lanes int, log string) (*result, error) {
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the commit: %w", err)
+	}
+	r := &result{Commit: strings.TrimSpace(string(commit)), Date: time.Now().UTC().Format(time.DateOnly), Stories: map[string]cell{}}
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	test := exec.CommandContext(ctx, "go", "test", "-json", "-tags", "e2e", "-count", "1", "-timeout", "90m",
+		"-run", "^(TestStories|TestWithoutDRA)$/^("+strings.Join(c.stories(), "|")+")?$", "./test/e2e",
+		"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra))
+	test.Stderr = f
+	out, err := test.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := test.Start(); err != nil {
+		return nil, fmt.Errorf("run go test: %w", err)
+	}
+	if err := c.collect(io.TeeReader(out, f), r); err != nil {
+		return nil, err
+	}
+	if err := test.Wait(); err != nil && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if len(r.Stories) == 0 {
+		return nil, errors.New("no story ran; see " + log)
+	}
+	return r, nil
+}
+
+// testEvent is a line of go test -json (go doc test2json).
+type testEvent struct {
+	Action, Test, Output string
+	Elapsed              float64
+}
+
+// collect reads the outcomes of stories, and says each.
+func (c column) collect(events io.Reader, r *result) error {
+	reasons := map[string]string{}
+	lines := bufio.NewScanner(events)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e testEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			continue // of a program that go test runs
+		}
+		_, story, found := strings.Cut(e.Test, "/")
+		if e.Test == withoutDRA {
+			story, found = withoutDRA, true
+		}
+		if !found {
+			continue
+		}
+		switch e.Action {
+		case "output":
+			if _, reason, found := strings.Cut(e.Output, "not on this server: "); found {
+				reasons[story] = strings.TrimSpace(reason)
+			}
+			continue
+		case "pass":
+			r.Stories[story] = cell{Outcome: works, Seconds: e.Elapsed}
+		case "skip":
+			r.Stories[story] = cell{Outcome: absent, Reason: reasons[story]}
+		case "fail":
+			r.Stories[story] = cell{Outcome: fails, Seconds: e.Elapsed}
+		default:
+			continue
+		}
+		fmt.Printf("matrix: %s: %s: %s\n", c.id(), story, r.Stories[story].Outcome)
+	}
+	return lines.Err()
+}
+
+// withoutDRA is the test of a server without Dynamic Resource Allocation.
+const withoutDRA = "TestWithoutDRA"

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+// table renders the columns of a kind that have results as a Markdown table, with
+// the reasons below it.
+func table(kind string, results map[string]*result) string {
+	var shown []column
+	for _, c := range columns() {
+		if c.kind() == kind && results[c.id()] != nil {
+			shown = append(shown, c)
+		}
+	}
+	if len(shown) == 0 {
+		return "Nothing has run yet.\n"
+	}
+	var b strings.Builder
+	b.WriteString("| |")
+	for _, c := range shown {
+		b.WriteString(" " + c.title() + " |")
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(shown)) + "\n")
+	notes := &notes{numbers: map[string]int{}}
+	for _, f := range features() {
+		if kind == "skew" && !f.skew {
+			continue
+		}
+		fmt.Fprintf(&b, "| %s |", f.name)
+		for _, c := range shown {
+			b.WriteString(" " + notes.mark(c, results[c.id()], f.story) + " |")
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("| run at |")
+	for _, c := range shown {
+		fmt.Fprintf(&b, " %s, %s |", results[c.id()].Commit, results[c.id()].Date)
+	}
+	b.WriteString("\n\n" + notes.String())
+	return b.String()
+}
+
+// title is a column's head.
+func (c column) title() string {
+	switch {
+	case c.kubelet != "":
+		return fmt.Sprintf("%s with kubelets of %s", c.kubernetes, c.kubelet)
+	case c.dra == cluster.DRADefault:
+		return c.kubernetes + " as it is"
+	default:
+		return c.kubernetes
+	}
+}
+
+// notes numbers the reasons for which something isn't on a server.
+type notes struct {
+	texts   []string
+	numbers map[string]int
+}
+
+func (n *notes) mark(c column, r *result, story string) string {
+	found, ran := r.Stories[story]
+	if c.dra == cluster.DRADefault {
+		found, ran = r.Stories[withoutDRA]
+		if found.Outcome == works { // the test: helm install fails and says why
+			found = cell{Outcome: absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
+		}
+	}
+	switch {
+	case !ran:
+		return "–"
+	case found.Outcome == absent:
+		return fmt.Sprintf("no<sup>%d</sup>", n.number(reason(found.Reason)))
+	case found.Outcome == works:
+		return "works"
+	}
+	return "**fails**"
+}
+
+// reason leaves out what the head of the column says.
+func reason(text string) string {
+	if _, needs, found := strings.Cut(text, "needs "); found {
+		return "needs " + needs
+	}
+	return text
+}
+
+func (n *notes) number(text string) int {
+	if n.numbers[text] == 0 {
+		n.texts = append(n.texts, text)
+		n.numbers[text] = len(n.texts)
+	}
+	return n.numbers[text]
+}
+
+func (n *notes) String() string {
+	var b strings.Builder
+	for i, text := range n.texts {
+		fmt.Fprintf(&b, "%d. Not on this server: %s.\n", i+1, text)
+	}
+	return b.String()
+}
