@@ -1,0 +1,108 @@
+package classes
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	testingclock "k8s.io/utils/clock/testing"
+	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// oldServer has v1beta1 and stores no extended resource names, until it is
+// upgraded.
+type oldServer struct {
+	upgraded bool
+	writes   []string
+}
+
+// react stores what is written without the name.
+func (s *oldServer) react(a clienttesting.Action) (bool, runtime.Object, error) {
+	var o runtime.Object
+	switch a := a.(type) {
+	case clienttesting.CreateAction: // an update is one too
+		o = a.GetObject()
+	default:
+		return false, nil, nil
+	}
+	u := o.(*unstructured.Unstructured).DeepCopy()
+	s.writes = append(s.writes, a.GetVerb()+" "+a.GetResource().Version+" "+u.GetName())
+	if !s.upgraded {
+		unstructured.RemoveNestedField(u.Object, "spec", extendedResourceName)
+	}
+	return true, u, nil
+}
+
+// TestServerWithoutExtendedResources checks that a class without the name is as good
+// as it gets, that this is told once, and that the server is asked again.
+func TestServerWithoutExtendedResources(t *testing.T) {
+	wanted, err := read(t, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &oldServer{}
+	api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		{Group: "resource.k8s.io", Version: "v1beta1", Resource: "deviceclasses"}: "DeviceClassList",
+	})
+	api.PrependReactor("*", "deviceclasses", server.react)
+	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
+		{GroupVersion: "resource.k8s.io/v1beta1", APIResources: []metav1.APIResource{{Name: "resourceslices"}, {Name: "deviceclasses"}}},
+	}}}
+	scheme := runtime.NewScheme()
+	if err := rbacv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "tessera-controller", UID: "1"}}
+	recorder := events.NewFakeRecorder(10)
+	r := New(wanted, discovery, api, fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(role).Build(), recorder)
+	clock := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
+	r.clock = clock
+
+	// reconcile returns what was written, and how many events.
+	reconciled := func(request reconcile.Request) (writes string, told int, again time.Duration) {
+		t.Helper()
+		server.writes = nil
+		result, err := r.Reconcile(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range len(recorder.Events) {
+			if event := <-recorder.Events; strings.Contains(event, "ExtendedResourceNotStored") {
+				told++
+			}
+		}
+		return strings.Join(server.writes, ", "), told, result.RequeueAfter
+	}
+	writes, told, again := reconciled(reconcile.Request{})
+	if writes != "create v1beta1 gpu.nvidia.com" || told != 1 || again != askAgainAfter {
+		t.Errorf("a new class: wrote %q, %d events, again in %v", writes, told, again)
+	}
+	have := stored(t, wanted, func(o *unstructured.Unstructured) {
+		unstructured.RemoveNestedField(o.Object, "spec", extendedResourceName)
+	})
+	if err := r.Informer.GetStore().Add(have); err != nil {
+		t.Fatal(err)
+	}
+	if writes, told, _ := reconciled(reconcile.Request{}); writes != "" || told != 0 {
+		t.Errorf("what the server has: wrote %q, %d events", writes, told)
+	}
+	clock.SetTime(clock.Now().Add(askAgainAfter))
+	if writes, told, _ := reconciled(reconcile.Request{}); writes != "update v1beta1 gpu.nvidia.com" || told != 0 {
+		t.Errorf("later: wrote %q, %d events, want the name sent again and no further event", writes, told)
+	}
+	server.upgraded = true
+	writes, told, again = reconciled(RequestServerChanged())
+	if writes != "update v1beta1 gpu.nvidia.com" || told != 0 || again != 0 {
+		t.Errorf("after an upgrade: wrote %q, %d events, again in %v", writes, told, again)
+	}
+}
