@@ -348,8 +348,8 @@ func TestLeftOut(t *testing.T) {
 	}{
 		"1.31.4":  {want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.34,", names + " (Kubernetes 1.34,"}},
 		"1.32.13": {set: "deviceClasses.extendedResourceName=", want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.34,"}},
-		"1.33.13": {want: []string{partitions + ", without the feature gate", sizes + " (Kubernetes 1.34,", names + " (Kubernetes 1.34,"}},
-		"1.35.4":  {want: []string{partitions + ", without the feature gate", sizes + ", without", names + ", without the feature gate DRAExtendedResource"}},
+		"1.33.13": {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.34,", names + " (Kubernetes 1.34,"}},
+		"1.35.4":  {want: []string{partitions + ", unless the feature gate", sizes + ", unless", names + ", unless the feature gate DRAExtendedResource is on"}},
 		"1.36.3":  {},
 		"1.37.1":  {},
 	} {

@@ -47,12 +47,12 @@ v1alpha3
 {{- if semverCompare "<1.33.0-0" $version -}}
 {{- $off = append $off "MIG partitions on demand (Kubernetes 1.33, feature gate DRAPartitionableDevices); partitions by a SharingPolicy's layout work" -}}
 {{- else if semverCompare "<1.36.0-0" $version -}}
-{{- $off = append $off "MIG partitions on demand, without the feature gate DRAPartitionableDevices" -}}
+{{- $off = append $off "MIG partitions on demand, unless the feature gate DRAPartitionableDevices is on" -}}
 {{- end -}}
 {{- if semverCompare "<1.34.0-0" $version -}}
 {{- $off = append $off "MPS shares by size (Kubernetes 1.34, feature gate DRAConsumableCapacity); equal shares work" -}}
 {{- else if semverCompare "<1.36.0-0" $version -}}
-{{- $off = append $off "MPS shares by size, without the feature gate DRAConsumableCapacity" -}}
+{{- $off = append $off "MPS shares by size, unless the feature gate DRAConsumableCapacity is on" -}}
 {{- end -}}
 {{- if .Values.deviceClasses.install -}}
 {{- $names := list -}}
@@ -62,7 +62,7 @@ v1alpha3
 {{- else if semverCompare "<1.34.0-0" $version -}}
 {{- $off = append $off (printf "%s in resources.limits (Kubernetes 1.34, feature gate DRAExtendedResource)" (join ", " $names)) -}}
 {{- else if semverCompare "<1.36.0-0" $version -}}
-{{- $off = append $off (printf "%s in resources.limits, without the feature gate DRAExtendedResource" (join ", " $names)) -}}
+{{- $off = append $off (printf "%s in resources.limits, unless the feature gate DRAExtendedResource is on" (join ", " $names)) -}}
 {{- end -}}
 {{- end -}}
 {{- if $off }}
