@@ -37,6 +37,7 @@ import (
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
 //	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
+//	[kubernetes:1.36] COMMAND       from that version on
 //	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {

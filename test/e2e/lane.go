@@ -104,8 +104,12 @@ func (l *lane) story(t *testing.T, name string) {
 		Deadline: time.Now().Add(storyTime),
 		Setup:    func(env *testscript.Env) error { return setup(env, l.stack) },
 		Cmds:     commands(l.stack),
-		// [GATE] begins a line for clusters where that feature gate is on.
-		Condition: func(gate string) (bool, error) { return l.stack.Has(gate), nil },
+		Condition: func(name string) (bool, error) {
+			if oldest, found := strings.CutPrefix(name, "kubernetes:"); found {
+				return *version >= oldest, nil // two digits each
+			}
+			return l.stack.Has(name), nil
+		},
 	})
 }
 
