@@ -81,6 +81,8 @@ type gpuAccount struct {
 type decisionFacts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
+	// uncharged is why the scheduler isn't trusted although able says so; empty if it is.
+	uncharged string
 }
 
 // decisionInput is everything that a decision depends on, besides the inventory.
@@ -94,15 +96,10 @@ type decisionInput struct {
 // decide computes what a node offers. It depends on its arguments alone.
 func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	n := inventory.Node(inv)
-	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
-	plans := make(map[gpu.UUID]v1alpha1.Plan, len(n.GPUs))
-	for _, g := range n.GPUs {
-		verdicts[g.UUID] = policy.Decide(in.policies, in.labels, offer.Whole(n, g))
-		plans[g.UUID] = verdicts[g.UUID].Plan
-	}
+	verdicts, plans := verdictsFor(n, in)
 	able := in.facts.able
 	d := decision{account: nodeAccount{facts: in.facts}}
-	d.gpus = offer.Build(n, plans, devicesOf(in.claims), serverFor(able))
+	d.gpus = offer.Build(n, plans, devicesOf(in.claims), in.server())
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
@@ -119,6 +116,26 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
 	d.account.pool = fingerprint(d.pool)
 	return d
+}
+
+// verdictsFor returns which policy each GPU is under, and its plan.
+func verdictsFor(n gpu.Node, in decisionInput) (map[gpu.UUID]policy.Verdict, map[gpu.UUID]v1alpha1.Plan) {
+	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
+	plans := make(map[gpu.UUID]v1alpha1.Plan, len(n.GPUs))
+	for _, g := range n.GPUs {
+		verdicts[g.UUID] = policy.Decide(in.policies, in.labels, offer.Whole(n, g))
+		plans[g.UUID] = verdicts[g.UUID].Plan
+	}
+	return verdicts, plans
+}
+
+// server returns the abilities of server and scheduler.
+func (in decisionInput) server() offer.Server {
+	s := serverFor(in.facts.able)
+	if in.facts.uncharged != "" {
+		s.Charged, s.ChargedDoubt = false, in.facts.uncharged
+	}
+	return s
 }
 
 // serverFor returns the abilities as offers need them: what is unknown isn't used.

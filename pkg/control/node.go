@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -49,6 +50,9 @@ type nodeReconciler struct {
 	contests *pauses
 
 	clock clock.PassiveClock
+
+	// events, which may be nil, records events.
+	events events.EventRecorder
 
 	mu              sync.Mutex
 	publishRequests map[string]publishRequest
@@ -94,6 +98,9 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 		return n.converge(ctx, r.Name, inv, nil)
 	}
 	want, settings, err := n.desired(ctx, inv)
+	if err == nil {
+		err = n.judgeTwice(ctx, inv)
+	}
 	switch {
 	case errors.Is(err, errNodeUnknown):
 		return reconcile.Result{}, nil

@@ -103,7 +103,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	server := newAPIServer(publisher)
-	if err := add(mgr, publisher, claims, server); err != nil {
+	if err := add(ctx, mgr, publisher, claims, server); err != nil {
 		return err
 	}
 	if err := addClasses(mgr, c.DeviceClasses, clientset.Discovery(), server); err != nil {
@@ -128,7 +128,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
+func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
 	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
 		if err := mgr.Add(r); err != nil {
 			return err
@@ -136,6 +136,10 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer)
 	}
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), p, newPlanner(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
+	n.events = mgr.GetEventRecorder(leaseName)
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, twiceIndex, indexTwice); err != nil {
+		return fmt.Errorf("index GPUInventories: %w", err)
+	}
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -214,6 +218,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, all, twiceChanged()),
 		source.Channel(s.changes(), all),
 		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},

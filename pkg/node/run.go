@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -148,7 +150,8 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Warn: p.warnings.warn,
-		Step: failpoint.Step(),
+		AllocatedTwice: p.reportAllocatedTwice,
+		Step:           failpoint.Step(),
 	})
 	p.hardware = &hardwareParts{nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer}
 	p.driver = driver.New(driver.Config{
@@ -160,6 +163,25 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return nil
+}
+
+// reportAllocatedTwice reports a double allocation with the version by which the
+// controller judges the scheduler.
+func (p *plugin) reportAllocatedTwice(ctx context.Context, d prepare.DoubleAllocation) {
+	ctx, cancel := context.WithTimeout(ctx, serverPatience)
+	defer cancel()
+	out := v1alpha1.DoubleAllocation{Claims: d.Claims[:], RefusedAt: metav1.Now()}
+	for _, name := range d.Devices {
+		out.Devices = append(out.Devices, string(name))
+	}
+	info, err := discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()).ServerVersionWithContext(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Info("The API server doesn't tell its version", "err", err)
+	} else {
+		out.Kubernetes = info.GitVersion
+	}
+	klog.FromContext(ctx).Error(nil, "The scheduler allocated the same silicon to two claims", "devices", out.Devices, "claims", out.Claims, "kubernetes", out.Kubernetes)
+	p.reporter.AllocatedTwice(out)
 }
 
 // openState opens what the node keeps of its claims: the journal, the marks of

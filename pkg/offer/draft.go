@@ -116,7 +116,7 @@ func (o *draft) charged() bool { return o.server.Charged || !o.server.Counters }
 // reportUncharged adds a problem that the scheduler's version causes.
 func (o *draft) reportUncharged(consequence string) {
 	o.uncharged = true
-	o.problem("%s %s", allocator.Explain(o.server.Version), consequence)
+	o.problem("%s %s", cmp.Or(o.server.ChargedDoubt, allocator.Explain(o.server.Version)), consequence)
 }
 
 // reportNoCounters and reportNoMultiple add a problem that follows from a missing

@@ -44,6 +44,9 @@ type Server struct {
 	// Charged: the scheduler charges counters for devices that can be allocated
 	// several times (pkg/allocator). Without it no such device consumes counters.
 	Charged bool
+	// ChargedDoubt is why Charged is false although the version is fixed: a sentence
+	// for Problems. It is empty where the version decides.
+	ChargedDoubt string
 	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
 	// CountersDoubt and MultipleDoubt are why Counters and Multiple are false although

@@ -103,6 +103,37 @@ type GPUInventoryStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// allocatedTwice is a double allocation that the plugin refused. While one is
+	// confirmed on any node, the controller offers no shares that consume counters in
+	// the cluster, until the API server's version is another one, or somebody removes
+	// this field.
+	// +optional
+	AllocatedTwice *DoubleAllocation `json:"allocatedTwice,omitempty"`
+}
+
+// DoubleAllocation is silicon that the scheduler had allocated to two claims at the
+// same time.
+type DoubleAllocation struct {
+	// devices that need the same silicon, of which at least one can be allocated
+	// several times.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	Devices []string `json:"devices"`
+	// claims that they were allocated to, as namespace/name, in the same order.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	Claims []string `json:"claims"`
+	// kubernetes is the API server's version at that time, as it spells it; empty
+	// where it didn't say.
+	// +optional
+	Kubernetes string `json:"kubernetes,omitempty"`
+	// refusedAt is when the plugin refused the second claim.
+	RefusedAt metav1.Time `json:"refusedAt"`
+	// confirmed is set by the controller if the node's plan offers both devices at
+	// once. If it doesn't, because the plan has changed, the scheduler isn't to blame,
+	// and the controller removes the double allocation.
+	// +optional
+	Confirmed bool `json:"confirmed,omitempty"`
 }
 
 // GPU is one physical GPU.

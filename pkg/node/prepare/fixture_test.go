@@ -72,6 +72,7 @@ type fixture struct {
 	sharing *preparetest.Sharing
 	changes int
 	warned  chan string // the warnings, as far as there is room
+	twice   []prepare.DoubleAllocation
 	// onPrepared, which may be nil, is the plugin's OnPrepared.
 	onPrepared func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared)
 }
@@ -95,6 +96,7 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
+		AllocatedTwice:    func(_ context.Context, d prepare.DoubleAllocation) { f.twice = append(f.twice, d) },
 		OnPrepared: func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 			if f.onPrepared != nil {
 				f.onPrepared(c, devices)

@@ -42,6 +42,9 @@ type Config struct {
 	// OnPrepared, which may be nil, is called after a claim with partitions or MPS was
 	// given what it has, in a prepare or in a recovery. It must not block.
 	OnPrepared func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared)
+	// AllocatedTwice, which may be nil, is called when a claim is refused because the
+	// scheduler has allocated its silicon to another claim too.
+	AllocatedTwice func(context.Context, DoubleAllocation)
 	// Warn, which may be nil, writes a warning event about the claim; reason is one
 	// word in CamelCase. It must not block.
 	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
@@ -74,6 +77,9 @@ func New(c Config) *Preparer {
 	}
 	if c.Warn == nil {
 		c.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
+	}
+	if c.AllocatedTwice == nil {
+		c.AllocatedTwice = func(context.Context, DoubleAllocation) {}
 	}
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}

@@ -9,10 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -139,6 +137,7 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 			continue
 		}
 		if !standing.AwaitsUnprepare {
+			p.reportAllocatedTwice(ctx, w.want, h)
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
 				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
 		}
@@ -157,13 +156,7 @@ func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
 	if h.Name == "" {
 		return Standing{}, errors.New("its journal record can't be read")
 	}
-	holder := Holder{UID: types.UID(h.ClaimUID), Namespace: h.Namespace, Name: h.Name}
-	for _, g := range h.Holdings {
-		if !g.Admin {
-			holder.Devices = append(holder.Devices, g.Device)
-		}
-	}
-	s, err := p.cfg.Holders.Look(w.ctx, holder)
+	s, err := p.cfg.Holders.Look(w.ctx, asHolder(h))
 	if err != nil {
 		return Standing{}, fmt.Errorf("ask the API server about it: %w", err)
 	}
@@ -320,26 +313,6 @@ func (s *shortage) refuse() error {
 	}
 	return fmt.Errorf("%w: the claim's MPS shares of GPU %s have %dMi of memory, and of the %dMi there is for shares %dMi are taken (%s): delete one of those claims' pods, or delete this pod so that its claim is allocated again",
 		ErrHeld, s.of.Parent(), s.wanted, s.there, s.taken, strings.Join(have, ", "))
-}
-
-// allocatedTwice explains why the scheduler has allocated the same silicon to
-// both claims, where one of them has a share that can be allocated several times:
-// older schedulers don't charge counters for these. It is empty otherwise.
-func allocatedTwice(want, holder holding.Record) string {
-	for _, d := range held(want) {
-		for _, h := range held(holder) {
-			if d != h && gpu.Conflict(d, h) && (isMultiple(d) || isMultiple(h)) {
-				return fmt.Sprintf("; schedulers of Kubernetes before %s allocate shares and what overlaps them twice (%s): upgrade the control plane", allocator.Fixed, allocator.Issue)
-			}
-		}
-	}
-	return ""
-}
-
-// isMultiple reports whether a device can be allocated several times.
-func isMultiple(d gpu.Device) bool {
-	s, ok := d.(gpu.Share)
-	return ok && s.Count == 0
 }
 
 // broadcast wakes all waiting goroutines at once.

@@ -208,6 +208,7 @@ func TestAllocatedTwice(t *testing.T) {
 			f := newFixture(t, 1)
 			mustPrepare(t, f, newClaim("old", tc.first))
 			f.holders.set("old", prepare.Standing{Reason: "pod default/old uses it"})
+			f.holders.set("new", prepare.Standing{Reason: "pod default/new uses it"})
 			_, err := f.Prepare(testContext(t), newClaim("new", tc.second))
 			if !errors.Is(err, prepare.ErrHeld) {
 				t.Fatalf("got %v, want ErrHeld", err)
@@ -216,7 +217,34 @@ func TestAllocatedTwice(t *testing.T) {
 			if told != tc.scheduler {
 				t.Errorf("got %q; named the scheduler: %v, want %v", err, told, tc.scheduler)
 			}
+			if got := len(f.twice) > 0; got != tc.scheduler {
+				t.Errorf("reported %v, want it: %v", f.twice, tc.scheduler)
+			}
 			checkHeld(t, f, "old")
+		})
+	}
+}
+
+// TestNotAllocatedTwice: a claim that isn't allocated any more, or of which nothing
+// is known, doesn't blame the scheduler.
+func TestNotAllocatedTwice(t *testing.T) {
+	for name, standing := range map[string]*prepare.Standing{
+		"deallocated meanwhile": {AwaitsUnprepare: true, Reason: "the claim was deallocated"},
+		"unknown":               nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			mustPrepare(t, f, newClaim("old", asked("s", gpu0, "1", "10Gi", "50")))
+			f.holders.set("old", prepare.Standing{Reason: "pod default/old uses it"})
+			if standing != nil {
+				f.holders.set("new", *standing)
+			}
+			if _, err := f.Prepare(testContext(t), newClaim("new", result("g", 0))); !errors.Is(err, prepare.ErrHeld) {
+				t.Fatalf("got %v, want ErrHeld", err)
+			}
+			if len(f.twice) > 0 {
+				t.Errorf("reported %v", f.twice)
+			}
 		})
 	}
 }

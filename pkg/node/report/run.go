@@ -117,6 +117,11 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 		s.RegisteredAt = r.registeredAt
 		s.PublishResponse = inv.Spec.PublishRequest
 	}
+	if d := r.allocatedTwice; d != nil && (s.AllocatedTwice == nil || s.AllocatedTwice.Kubernetes != d.Kubernetes) {
+		s.AllocatedTwice = d
+	} else {
+		r.allocatedTwice = nil
+	}
 	if ready := r.ready(s, known); ready != nil {
 		ready.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, *ready)
