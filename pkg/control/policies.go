@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,11 +52,21 @@ func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (r
 	}
 	all := judge(rules, nodes)
 	var errs []error
+	var result reconcile.Result
 	for i := range list.Items {
-		errs = append(errs, p.write(ctx, &list.Items[i], all[list.Items[i].Name]))
+		err := p.write(ctx, &list.Items[i], all[list.Items[i].Name])
+		if apierrors.IsConflict(err) {
+			// The cache is behind, perhaps behind our own last write, of which there is no
+			// event: only changes of the spec wake this controller.
+			result.RequeueAfter, err = conflictPause, nil
+		}
+		errs = append(errs, err)
 	}
-	return reconcile.Result{}, errors.Join(errs...)
+	return result, errors.Join(errs...)
 }
+
+// conflictPause gives the cache time to catch up.
+const conflictPause = 250 * time.Millisecond
 
 // write stores a status that changed.
 func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
@@ -68,8 +79,8 @@ func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, 
 	}
 	s.Status = status
 	err := p.client.Status().Update(ctx, s)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // gone or changed since; an event for it is on its way
+	if apierrors.IsNotFound(err) {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("write the status of SharingPolicy %s: %w", s.Name, err)
