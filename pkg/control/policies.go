@@ -31,6 +31,8 @@ type policyReconciler struct {
 	slices  interface {
 		Cached(node string) (publish.Found, error)
 	}
+	// warn writes an event about a policy.
+	warn func(s *v1alpha1.SharingPolicy, reason, message string)
 }
 
 // Reconcile writes the statuses that changed.
@@ -77,6 +79,7 @@ func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, 
 	if equality.Semantic.DeepEqual(s.Status, status) {
 		return nil
 	}
+	before := s.Status.Problems
 	s.Status = status
 	err := p.client.Status().Update(ctx, s)
 	if apierrors.IsNotFound(err) {
@@ -88,6 +91,12 @@ func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, 
 	accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted)
 	klog.FromContext(ctx).Info("Judged a SharingPolicy", "policy", s.Name, "accepted", accepted.Status, "reason", accepted.Reason,
 		"nodes", status.Nodes, "gpus", status.GPUs, "waiting", status.WaitingDevices, "problems", len(status.Problems))
+	for _, problem := range status.Problems {
+		known := slices.ContainsFunc(before, func(b v1alpha1.PolicyProblem) bool { return b.Message == problem.Message })
+		if reason, ok := o.events[problem.Message]; ok && !known {
+			p.warn(s, reason, cut(problem.Message, maxEvent))
+		}
+	}
 	return nil
 }
 
@@ -158,6 +167,9 @@ type outcome struct {
 	waiting  []v1alpha1.WaitingDevice
 	withheld []v1alpha1.WithheldGPU
 	problems map[string]*v1alpha1.PolicyProblem // by message
+	// events are the problems that last until somebody does something, with the
+	// reasons of their events.
+	events map[string]string
 	// profiles that the plan names: those that some GPU has, and on how many each
 	// is missing.
 	found   map[string]bool
@@ -169,7 +181,7 @@ func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
 	for _, a := range r.accepted {
 		out[a.policy.Name] = &outcome{
-			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem),
+			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string),
 			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}
@@ -236,6 +248,10 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	}
 	for _, message := range g.problems {
 		o.problem(message, node, g)
+		o.events[message] = v1alpha1.ReasonProblems
+		if g.uncharged {
+			o.events[message] = v1alpha1.ReasonUnsafeScheduler
+		}
 	}
 }
 
@@ -365,10 +381,12 @@ func set(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, condit
 	})
 }
 
-// The most characters of a condition's message, which the API server limits, and
-// of a withheld GPU's, of which a status has many.
+// The most characters of a condition's message and of an event's, which the API
+// server limits, the latter in bytes, and of a withheld GPU's, of which a status has
+// many.
 const (
 	maxMessage         = 32768
+	maxEvent           = 1000
 	maxWithheldMessage = 256
 )
 

@@ -42,6 +42,8 @@ type fleet struct {
 	policies policyReconciler
 	// hidden are nodes whose slices aren't there.
 	hidden []string
+	// warnings are the events.
+	warnings []string
 }
 
 // Cached returns a node's slices as the policies plan them.
@@ -70,7 +72,11 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 
 // restart makes the controller forget.
 func (f *fleet) restart() {
-	f.policies = policyReconciler{client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f}
+	f.policies = policyReconciler{client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, warn: f.warn}
+}
+
+func (f *fleet) warn(s *v1alpha1.SharingPolicy, reason, message string) {
+	f.warnings = append(f.warnings, s.Name+" "+reason+" "+message)
 }
 
 // statuses reconciles, and returns the written statuses.

@@ -8,8 +8,12 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -70,6 +74,8 @@ const (
 	// that could not be written can't be allocated.
 	firstRetryDelay = 50 * time.Millisecond
 	maxRetryDelay   = 30 * time.Second
+	// waitPause is between two attempts to reach the API server at the start.
+	waitPause = time.Second
 )
 
 // Run is the controller: it returns when ctx is done, when it lost its lease,
@@ -84,7 +90,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	version, err := publish.FindAPIVersion(clientset.Discovery())
+	version, err := waitForAPI(ctx, clientset.Discovery())
 	if err != nil {
 		return err
 	}
@@ -115,6 +121,35 @@ func Run(ctx context.Context, c Config) error {
 		}
 	}
 	return mgr.Start(ctx)
+}
+
+// waitForAPI waits until the API server can be reached, and returns the version of
+// resource.k8s.io to use. A controller that has lost its lease because the API server
+// is being upgraded would otherwise end again and again, with growing pauses.
+func waitForAPI(ctx context.Context, d discovery.ServerResourcesInterface) (string, error) {
+	logger := klog.FromContext(ctx)
+	for {
+		version, err := publish.FindAPIVersion(d)
+		if err == nil || !isUnreachable(err) {
+			return version, err
+		}
+		logger.Info("Waiting for the API server", "err", err)
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(waitPause):
+		}
+	}
+}
+
+// isUnreachable reports whether a request has failed as it does while a server is
+// being restarted.
+func isUnreachable(err error) bool {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(err)
+	}
+	return utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err)
 }
 
 // RemoveNodeLabels removes from all Nodes what controllers with NodeLabels have
@@ -235,7 +270,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 // change.
 func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *apiServer) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   policyReconciler{mgr.GetClient(), n.planner, n.slices},
+		Reconciler:   policyReconciler{mgr.GetClient(), n.planner, n.slices, warner(mgr)},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
@@ -259,6 +294,14 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 		}
 	}
 	return nil
+}
+
+// warner writes warnings about policies as events.
+func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message string) {
+	recorder := mgr.GetEventRecorder(leaseName)
+	return func(s *v1alpha1.SharingPolicy, reason, message string) {
+		recorder.Eventf(s, nil, corev1.EventTypeWarning, reason, "Offer", "%s", message)
+	}
 }
 
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a

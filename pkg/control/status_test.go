@@ -3,10 +3,14 @@ package control
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -39,5 +43,56 @@ func TestStatusIsWrittenAfterAConflict(t *testing.T) {
 	}
 	if status := f.statuses(t)["p"]; status.GPUs != 1 {
 		t.Errorf("got %+v", status)
+	}
+}
+
+// What can't be carried out is told once in an event; that nodes aren't published
+// yet isn't told.
+func TestProblemsAreToldInEvents(t *testing.T) {
+	f := newFleet(t, publish.NoCounters, append(nodeWith("a", "", h100(0), h100(1)), sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned()}))...)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	f.policies.planner.server.clock = clock
+	f.hidden = []string{"a"}
+	f.statuses(t)
+	if f.warnings != nil {
+		t.Errorf("told %q of a node that isn't published", f.warnings)
+	}
+	f.hidden = nil
+	for range 3 {
+		f.statuses(t)
+	}
+	f.restart()
+	f.statuses(t)
+	if len(f.warnings) != 1 || !strings.HasPrefix(f.warnings[0], "p Problems ") || !strings.Contains(f.warnings[0], "DRAPartitionableDevices") {
+		t.Errorf("told %q, want once that there are no counters", f.warnings)
+	}
+}
+
+// Of an ability that is unknown the policies that need it say why, and what to do;
+// the others say nothing.
+func TestPoliciesOnAServerThatRefusesToSay(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan v1alpha1.Plan
+		want string
+	}{
+		"exclusive": {exclusive(), ""},
+		"partitions": {partitioned(), "It isn't known whether the API server stores shared counters (feature gate DRAPartitionableDevices), so that " +
+			"partitions can't be cut on demand; only the whole GPU, or what others made of it, is offered. " +
+			"Fix a partitioning in spec.plan.partitioned.layout. It refuses; allow it."},
+		"shares by size": {v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}},
+			"It isn't known whether the API server stores consumable capacity (feature gate DRAConsumableCapacity), so that " +
+				"claims can't say how large a share they want; 4 equal shares are offered. Plan a number of them in spec.plan.mps.shares. It refuses; allow it."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, publish.SplitCounters, append(nodeWith("a", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
+			f.server.doubt = "It refuses; allow it."
+			var got []string
+			for _, p := range f.statuses(t)["p"].Problems {
+				got = append(got, p.Message)
+			}
+			if tc.want == "" && got != nil || tc.want != "" && !slices.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
 	}
 }
