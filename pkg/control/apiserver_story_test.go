@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/test/apiserver"
 )
 
@@ -59,44 +60,49 @@ func run(m *testing.M) (code int, err error) {
 	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
 		return 0, err
 	}
-	stop, err := serve(dir, binaries, os.Getenv("RESOURCE_API"))
+	env, err := serve(dir, binaries, runtimeConfigFor(os.Getenv("RESOURCE_API")))
 	if err != nil {
 		return 0, err
 	}
-	defer stop()
+	defer func() { _ = env.Stop() }()
 	return m.Run(), nil
 }
 
-// serve starts an API server that has only this version of resource.k8s.io,
-// or, if it is empty, v1 and whatever is on by default. From now on stories are
-// told to it.
-func serve(dir, binaries, version string, args ...string) (stop func(), err error) {
-	env := envtest.Environment{
+// runtimeConfigFor is the flag for a server that has only this version of
+// resource.k8s.io, or, if it is empty, v1 and whatever is on by default.
+func runtimeConfigFor(version string) (flag string) {
+	if version == "" || version == "v1" {
+		return ""
+	}
+	return "runtime-config=resource.k8s.io/v1=false,resource.k8s.io/" + version + "=true"
+}
+
+// serve starts an API server with flags, each as name=value. From now on stories
+// are told to it.
+func serve(dir, binaries string, flags ...string) (*envtest.Environment, error) {
+	env := &envtest.Environment{
 		CRDDirectoryPaths:     []string{"../../deployments/helm/tessera/files/crds"},
 		ErrorIfCRDPathMissing: true,
 	}
-	flags := env.ControlPlane.GetAPIServer().Configure()
-	if version != "" && version != "v1" {
-		flags.Append("runtime-config", "resource.k8s.io/v1=false,resource.k8s.io/"+version+"=true")
+	args := env.ControlPlane.GetAPIServer().Configure()
+	for _, flag := range flags {
+		if name, value, _ := strings.Cut(flag, "="); value != "" {
+			args.Append(name, value)
+		}
 	}
-	for _, arg := range args {
-		name, value, _ := strings.Cut(arg, "=")
-		flags.Append(name, value)
-	}
-	config, err := apiserver.Start(&env, binaries)
+	config, err := apiserver.Start(env, binaries)
 	if err != nil {
 		return nil, err
 	}
-	stop = func() { _ = env.Stop() }
 	if err := connect(dir, env.KubeConfig, config); err != nil {
-		stop()
-		return nil, err
+		return nil, errors.Join(err, env.Stop())
 	}
-	return stop, nil
+	return env, nil
 }
 
 // connect makes the clients that stories use.
 func connect(dir string, file []byte, config *rest.Config) (err error) {
+	config.Wrap(v1alpha3.Transport)
 	kubeconfig = filepath.Join(dir, "kubeconfig")
 	if err := os.WriteFile(kubeconfig, file, 0o600); err != nil {
 		return err
@@ -114,17 +120,18 @@ func connect(dir string, file []byte, config *rest.Config) (err error) {
 }
 
 // anotherServer runs the rest of this story with another API server.
-func anotherServer(t *testing.T, version string, args ...string) {
+func anotherServer(t *testing.T, binaries string, flags ...string) *envtest.Environment {
 	t.Helper()
 	api0, slices0, claims0, kubeconfig0 := api, slices, claims, kubeconfig
-	stop, err := serve(t.TempDir(), binaries, version, args...)
+	env, err := serve(t.TempDir(), binaries, flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		stop()
+		_ = env.Stop()
 		api, slices, claims, kubeconfig = api0, slices0, claims0, kubeconfig0
 	})
+	return env
 }
 
 // safeBuffer can be read while it is written to.

@@ -112,7 +112,7 @@ func TestAnotherDriverThatRuns(t *testing.T) {
 // Without its definition there is no inventory of any node: that isn't a
 // cluster without GPUs.
 func TestDefinitionsAreRemoved(t *testing.T) {
-	anotherServer(t, "")
+	anotherServer(t, binaries)
 	stop := startController(t)
 	n := newNode(t, 2)
 	n.report(t)

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -93,32 +94,50 @@ func (n *node) inventory(t *testing.T) *v1alpha1.GPUInventory {
 	return inv
 }
 
-// startPlugin answers publishRequests until it is killed or the test ends.
+// startPlugin answers publishRequests until it is killed or the test ends, also
+// after the server was restarted.
 func (n *node) startPlugin(t *testing.T) (kill func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	w, err := api.Watch(ctx, &v1alpha1.GPUInventoryList{}, client.MatchingFields{"metadata.name": n.name})
+	w, err := n.watch(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for e := range w.ResultChan() {
-			inv, ok := e.Object.(*v1alpha1.GPUInventory)
-			if !ok || inv.Status.PublishResponse >= inv.Spec.PublishRequest {
+		for ; ctx.Err() == nil; w, err = n.watch(ctx) {
+			if err != nil {
+				time.Sleep(100 * time.Millisecond)
 				continue
 			}
-			base := inv.DeepCopy()
-			inv.Status.PublishResponse = inv.Spec.PublishRequest
-			if err := api.Status().Patch(ctx, inv, client.MergeFrom(base)); err != nil && ctx.Err() == nil {
-				t.Errorf("plugin: %v", err)
-			}
+			n.answer(ctx, t, w)
 		}
 	}()
-	kill = func() { cancel(); w.Stop(); <-done }
+	kill = func() { cancel(); <-done }
 	t.Cleanup(kill)
 	return kill
+}
+
+func (n *node) watch(ctx context.Context) (watch.Interface, error) {
+	return api.Watch(ctx, &v1alpha1.GPUInventoryList{}, client.MatchingFields{"metadata.name": n.name})
+}
+
+// answer answers publishRequests until the watch ends.
+func (n *node) answer(ctx context.Context, t *testing.T, w watch.Interface) {
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		inv, ok := e.Object.(*v1alpha1.GPUInventory)
+		if !ok || inv.Status.PublishResponse >= inv.Spec.PublishRequest {
+			continue
+		}
+		base := inv.DeepCopy()
+		inv.Status.PublishResponse = inv.Spec.PublishRequest
+		err := api.Status().Patch(ctx, inv, client.MergeFrom(base))
+		if _, answered := err.(apierrors.APIStatus); err != nil && ctx.Err() == nil && answered {
+			t.Errorf("plugin: %v", err)
+		}
+	}
 }
 
 // wipe deletes the node's slices the way the kubelet does.

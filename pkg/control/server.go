@@ -105,7 +105,12 @@ func (s *apiServer) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if able = s.weigh(able); s.known && s.able == able {
+	doubt := able.Doubt
+	able = s.weigh(able)
+	if doubt != "" && able.Doubt == "" {
+		logger.Info("The API server can't be asked any more; its earlier answers count on", "why", doubt)
+	}
+	if s.known && s.able == able {
 		return nil
 	}
 	logger.Info("Found out what the API server stores", "resourceAPI", able.API, "counters", able.Counters.String(),
@@ -138,7 +143,7 @@ func (s *apiServer) weigh(now publish.Abilities) publish.Abilities {
 		now = now.Or(s.answers[n-1].able)
 	}
 	s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return at.Sub(a.at) >= steady })
-	i := slices.IndexFunc(s.answers, func(a answer) bool { return a.able.SamePools(now) })
+	i := slices.IndexFunc(s.answers, func(a answer) bool { return a.able.Version == now.Version && a.able.SamePools(now) })
 	if i >= 0 {
 		s.alternating = s.alternating || i < len(s.answers)-1
 		s.answers = slices.Delete(s.answers, i, i+1)

@@ -4,13 +4,13 @@ package control_test
 
 import (
 	"bytes"
-	"iter"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +26,7 @@ import (
 
 // Without the feature gate the server drops what makes a device one for several.
 func TestServerWithoutConsumableCapacity(t *testing.T) {
-	anotherServer(t, "", "feature-gates=DRAConsumableCapacity=false")
+	anotherServer(t, binaries, "feature-gates=DRAConsumableCapacity=false")
 	startController(t)
 	n := newMIGNode(t, 1)
 	n.report(t)
@@ -54,7 +54,7 @@ func TestServerWithoutConsumableCapacity(t *testing.T) {
 
 // Without the feature gate the server drops counters: whole GPUs, and layouts.
 func TestServerWithoutCounters(t *testing.T) {
-	anotherServer(t, "", "feature-gates=DRAPartitionableDevices=false")
+	anotherServer(t, binaries, "feature-gates=DRAPartitionableDevices=false")
 	startController(t)
 	n := newMIGNode(t, 2)
 	n.report(t)
@@ -83,7 +83,7 @@ func TestServerWithoutCounters(t *testing.T) {
 }
 
 func TestServerOfTheFirstBeta(t *testing.T) {
-	anotherServer(t, "v1beta1")
+	anotherServer(t, binaries, runtimeConfigFor("v1beta1"))
 	startController(t)
 	n := newMIGNode(t, 2)
 	n.report(t)
@@ -113,31 +113,32 @@ type namedPlan struct {
 	plan v1alpha1.Plan
 }
 
-// offers are all kinds of plans, with counters and without.
-func offers() iter.Seq2[namedPlan, publish.Counters] {
-	return func(yield func(namedPlan, publish.Counters) bool) {
-		for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
-			for _, p := range []namedPlan{
-				{"partitioned", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}},
-				{"shares of partitions", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
-				{"equal shares", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
-				{"shares by size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
-				{"shares that are GPUs", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true}}}},
-				{"GPUs of one share", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true, MemoryStep: new(resource.MustParse("50G"))}}}},
-				{"shares of one size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
-				{"replicas", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
-			} {
-				if !yield(p, form) {
-					return
-				}
-			}
-		}
+// plans of all kinds.
+func plans() []namedPlan {
+	return []namedPlan{
+		{"partitioned", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}},
+		{"shares of partitions", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 7}}}},
+		{"equal shares", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](48)}}},
+		{"shares by size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}},
+		{"shares that are GPUs", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true}}}},
+		{"GPUs of one share", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{ServesGPUClass: true, MemoryStep: new(resource.MustParse("50G"))}}}},
+		{"shares of one size", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{MemoryStep: new(resource.MustParse("50G"))}}}},
+		{"replicas", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 64}}},
 	}
 }
 
 // Whatever inventory pkg/offer is tested with: the server stores what is made
 // of it, as it is, by all kinds of plans, with counters and without.
 func TestServerStoresEveryOffer(t *testing.T) {
+	for _, form := range []publish.Counters{publish.SplitCounters, publish.NoCounters} {
+		t.Run(form.String(), func(t *testing.T) {
+			storesEveryOffer(t, form, offer.Server{Counters: form != publish.NoCounters, Multiple: true, Charged: true})
+		})
+	}
+}
+
+func storesEveryOffer(t *testing.T, form publish.Counters, server offer.Server) {
+	t.Helper()
 	files, err := filepath.Glob("../offer/testdata/*.in.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no inventories", err)
@@ -151,32 +152,36 @@ func TestServerStoresEveryOffer(t *testing.T) {
 		if err := yaml.UnmarshalStrict(raw, inv); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		for what, form := range offers() {
-			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+what.name+"/"+form.String(), func(t *testing.T) {
+		for _, what := range plans() {
+			t.Run(strings.TrimSuffix(filepath.Base(file), ".in.yaml")+"/"+what.name, func(t *testing.T) {
 				n := inventory.Node(inv)
-				offered := offer.Build(n, offertest.OnePlan(n, what.plan), nil,
-					offer.Server{Counters: form != publish.NoCounters, Multiple: true, Charged: true})
-				pool := publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form)
-				for i := range pool {
-					stored, err := slices.Create(t.Context(), &pool[i], metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if !equality.Semantic.DeepEqual(stored.Spec, pool[i].Spec) {
-						t.Errorf("%s (-sent +stored):\n%s", pool[i].Name, cmp.Diff(pool[i].Spec, stored.Spec))
-					}
-					// To the byte, because the cache compares digests; were one to differ,
-					// each look at the node would cost a LIST.
-					sent, err := pool[i].Spec.Marshal()
-					if err != nil {
-						t.Fatal(err)
-					}
-					if got, err := stored.Spec.Marshal(); err != nil || !bytes.Equal(sent, got) {
-						t.Errorf("%s is stored with other bytes than it was sent with (%v)", pool[i].Name, err)
-					}
-				}
-				t.Logf("%d slices", len(pool))
+				offered := offer.Build(n, offertest.OnePlan(n, what.plan), nil, server)
+				storesPool(t, publish.Pool(metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "any", UID: "1"}, offered, form))
 			})
 		}
 	}
+}
+
+// storesPool creates the slices of a pool in dry runs.
+func storesPool(t *testing.T, pool []resourceapi.ResourceSlice) {
+	t.Helper()
+	for i := range pool {
+		stored, err := slices.Create(t.Context(), &pool[i], metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !equality.Semantic.DeepEqual(stored.Spec, pool[i].Spec) {
+			t.Errorf("%s (-sent +stored):\n%s", pool[i].Name, cmp.Diff(pool[i].Spec, stored.Spec))
+		}
+		// To the byte, because the cache compares digests; were one to differ,
+		// each look at the node would cost a LIST.
+		sent, err := pool[i].Spec.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := stored.Spec.Marshal(); err != nil || !bytes.Equal(sent, got) {
+			t.Errorf("%s is stored with other bytes than it was sent with (%v)", pool[i].Name, err)
+		}
+	}
+	t.Logf("%d slices", len(pool))
 }

@@ -100,6 +100,12 @@ func (o Options) runtimeConfig() string {
 	}
 }
 
+// RuntimeConfig returns the --runtime-config of an API server of that version that
+// dra needs; empty for its default.
+func RuntimeConfig(kubernetes string, dra DRA) string {
+	return Options{Kubernetes: kubernetes, DRA: dra}.runtimeConfig()
+}
+
 func (o Options) validateDRA() error {
 	if slices.Contains(DRAs(), o.DRA) {
 		return nil
