@@ -254,4 +254,12 @@ func TestServerWithoutTheField(t *testing.T) {
 	if len(s.written) != 1 {
 		t.Errorf("%d writes, want one that shows that there is no use", len(s.written))
 	}
+	// The server was upgraded, and time has passed.
+	s.drops = false
+	w.uselessUntil.Store(time.Now().UnixNano())
+	w.Enqueue(ref("uid-1"), partition())
+	idle(t, w)
+	if len(s.claim.Status.Devices) == 0 {
+		t.Error("nothing is written to a server that stores the field since")
+	}
 }
