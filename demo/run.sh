@@ -112,6 +112,7 @@ up() {
 	export KUBECONFIG
 	kubectl=$(program kubectl)
 	helm=$(program helm)
+	gates=$("$localcluster" gates --name "$cluster" | tr '\n' ' ')
 }
 
 install() {
@@ -147,10 +148,14 @@ until_devices() {
 # devices prints "POOL/DEVICE TYPE MINOR UUID PROFILE MEMORY THREADS PRODUCT NAME"
 # for every published device; UUID is the whole GPU's; PROFILE, of a MIG partition
 # or a share of one, MEMORY and THREADS (of an MPS share) are - where there is none.
+# Up to 1.32, attributes and capacities are in "basic"; in 1.31 a capacity is a
+# quantity, and has no field "value".
 devices() {
+	local value=.value
+	[ "$KUBERNETES" != 1.31 ] || value=
 	kubectl get resourceslices -o go-template='
-{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$a := .attributes}}{{$c := .capacity -}}
-{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}}{{else}}{{$a.uuid.string}}{{end}} {{if $a.profile}}{{$a.profile.string}}{{else}}-{{end}} {{$c.memory.value}} {{if $c.threadPercentage}}{{$c.threadPercentage.value}}{{else}}-{{end}} {{$a.productName.string}}
+{{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$d := .}}{{with .basic}}{{$d = .}}{{end}}{{$a := $d.attributes}}{{$c := $d.capacity -}}
+{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}}{{else}}{{$a.uuid.string}}{{end}} {{if $a.profile}}{{$a.profile.string}}{{else}}-{{end}} {{$c.memory'$value'}} {{if $c.threadPercentage}}{{$c.threadPercentage'$value'}}{{else}}-{{end}} {{$a.productName.string}}
 {{end}}{{end}}'
 }
 
@@ -192,7 +197,12 @@ wishes() {
 }
 
 # mig_uuid prints the UUID of the MIG device that a partition became.
+# Where the server doesn't store that, it is only "MIG".
 mig_uuid() {
+	has DRAResourceClaimDeviceStatus || {
+		echo MIG
+		return
+	}
 	local end=$((SECONDS + 10))
 	until awk -v device="$1" '$1 == "=" && $2 == device { print $3; found = 1; exit } END { exit !found }' "$work/grants"; do
 		[ $SECONDS -lt $end ] || fail "no claim's status tells the UUID of $1"
@@ -260,6 +270,7 @@ check() {
 		local nodes ids
 		nodes=$(seen '/dev/nvidia[0-9]+' <<<"$log")
 		ids=$(seen 'UUID: (GPU|MIG)-[0-9a-f-]+' <<<"$log")
+		has DRAResourceClaimDeviceStatus || ids=$(sed 's/^MIG-.*/MIG/' <<<"$ids")
 		[ "$nodes" = "$(sort -u <<<"${want_nodes%$'\n'}")" ] || fail "$scenario: $pod/$container has the device nodes ${nodes//$'\n'/ }, which is not what its claim was given"
 		[ "$ids" = "$(sort -u <<<"${want_ids%$'\n'}")" ] || fail "$scenario: nvidia-smi in $pod/$container lists ${ids//$'\n'/ }, which is not what its claim was given"
 		[ "$(seen '/dev/nvidia-caps/nvidia-cap[0-9]+' <<<"$log" | grep -c .)" -eq $caps ] || fail "$scenario: $pod/$container has other than two capabilities for each MIG partition"
@@ -287,13 +298,10 @@ apply() {
 	manifests "$@" | kubectl apply -n "$ns" -f -
 }
 
-# manifests prints files, with the image that is wanted.
+# manifests prints files, in the version of resource.k8s.io that the cluster serves
+# and with the image that is wanted.
 manifests() {
-	local file
-	for file in "$@"; do
-		sed "s#image: localhost/tessera/debian:local#image: $IMAGE#" "$file"
-		echo ---
-	done
+	"$localcluster" convert --name "$cluster" "$@" | sed "s#image: localhost/tessera/debian:local#image: $IMAGE#"
 }
 
 # await is kubectl wait in a scenario's namespace. Arguments: the scenario, what
@@ -325,6 +333,20 @@ finish() {
 	kubectl delete namespace $spaces --wait=false >/dev/null
 	case $1 in mps/* | timeslicing/*) unshared node-0 && unshared node-1 ;; esac
 	echo "  ($((SECONDS - began)) s)"
+}
+
+# has says whether a feature gate of Dynamic Resource Allocation is on.
+has() { [[ " $gates " == *" $1 "* ]]; }
+
+# with runs a scenario if the feature gate it needs is on.
+with() { # GATE COMMAND [SCENARIO ...]
+	local gate=$1
+	shift
+	if has "$gate"; then
+		"$@"
+	else
+		printf '\n== %s: left out, it needs the feature gate %s, which Kubernetes %s has off by default or lacks\n' "${2:-$1}" "$gate" "$KUBERNETES"
+	fi
 }
 
 # scenario applies the manifests of one folder in a namespace of its own, waits
@@ -514,16 +536,21 @@ scenario by-class "--for=jsonpath={.status.phase}=Succeeded pod/by-class" 1 1 "L
 scenario by-cel "--for=jsonpath={.status.phase}=Succeeded pod/by-cel" 1 1 "A100"
 scenario several-gpus "--for=jsonpath={.status.phase}=Succeeded pod/several-gpus" 1 4 "H100"
 scenario nvlink-pair "--for=jsonpath={.status.phase}=Succeeded pod/nvlink-pair" 1 2 ""
-scenario first-available "--for=jsonpath={.status.phase}=Succeeded pod/first-available" 1 1 "H100"
-scenario all-gpus "--for=jsonpath={.status.phase}=Succeeded pod/all-gpus" 1 2 "L40S"
-scenario extended-resource "--for=jsonpath={.status.phase}=Succeeded pod/extended-resource" 1 1 ""
-scenario mig/single-profile "--for=condition=Ready pod/by-claim pod/by-resource" 2 2 "H100"
-scenario mig/mix "--for=condition=Ready pod/small pod/large pod/pair" 4 4 "H100"
-scenario mig/fill-a-gpu "--for=condition=Available deployment/seven" 7 7 "H100"
-whole_gpu_waits
+with DRAPrioritizedList scenario first-available "--for=jsonpath={.status.phase}=Succeeded pod/first-available" 1 1 "H100"
+if [ "$KUBERNETES" = 1.31 ]; then
+	say "all-gpus: left out, because the scheduler of Kubernetes 1.31 ignores the class of a claim for all devices"
+else
+	scenario all-gpus "--for=jsonpath={.status.phase}=Succeeded pod/all-gpus" 1 2 "L40S"
+fi
+with DRAExtendedResource scenario extended-resource "--for=jsonpath={.status.phase}=Succeeded pod/extended-resource" 1 1 ""
+with DRAPartitionableDevices scenario mig/single-profile "--for=condition=Ready pod/by-claim pod/by-resource" 2 2 "H100"
+with DRAPartitionableDevices scenario mig/mix "--for=condition=Ready pod/small pod/large pod/pair" 4 4 "H100"
+with DRAPartitionableDevices scenario mig/fill-a-gpu "--for=condition=Available deployment/seven" 7 7 "H100"
+with DRAPartitionableDevices whole_gpu_waits mig/whole-gpu-waits
+scenario mig/by-layout "--for=condition=Ready pod/left pod/right" 2 2 "H100"
 two_namespaces
-scenario mps/by-size "--for=condition=Ready pod/ten pod/twenty pod/thirty" 3 1 "H100"
-scenario mps/in-a-partition "--for=condition=Ready pod/left pod/right" 2 1 "H100"
+with DRAConsumableCapacity scenario mps/by-size "--for=condition=Ready pod/ten pod/twenty pod/thirty" 3 1 "H100"
+with DRAConsumableCapacity scenario mps/in-a-partition "--for=condition=Ready pod/left pod/right" 2 1 "H100"
 mps_whole_gpu
 scenario timeslicing/replicas "--for=condition=Available deployment/notebooks" 3 3 "T4"
 scenario timeslicing/whole-gpu "--for=condition=Ready pod/taking-turns" 2 1 "H100"

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/manifest"
 )
 
 const about = `Run real Kubernetes clusters on this machine: etcd, API server, controller
@@ -55,7 +56,7 @@ func newCommand() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&s.options.Name, "name", cluster.DefaultName, "the cluster's name")
 	root.AddCommand(
-		s.up(), s.upgrade(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.power(), s.component(),
+		s.up(), s.upgrade(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.gates(), s.convert(), s.power(), s.component(),
 	)
 	return root
 }
@@ -255,6 +256,47 @@ func (s *settings) binary() *cobra.Command {
 				return fmt.Errorf("find the program %s: %w", args[0], err)
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), path)
+			return nil
+		},
+	}
+}
+
+func (s *settings) gates() *cobra.Command {
+	return &cobra.Command{
+		Use: "gates", Args: cobra.NoArgs,
+		Short: "Print the feature gates of Dynamic Resource Allocation that are on",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			for _, gate := range c.Gates() {
+				fmt.Fprintln(cmd.OutOrStdout(), gate)
+			}
+			return nil
+		},
+	}
+}
+
+func (s *settings) convert() *cobra.Command {
+	return &cobra.Command{
+		Use: "convert FILE...", Args: cobra.MinimumNArgs(1),
+		Short: "Print manifests of resource.k8s.io/v1 in the version that the cluster serves",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := s.open()
+			if err != nil {
+				return err
+			}
+			for _, file := range args {
+				data, err := os.ReadFile(file)
+				if err == nil {
+					data, err = manifest.Convert(data, manifest.Version(c.Kubernetes()))
+				}
+				if err != nil {
+					return fmt.Errorf("convert %s: %w", file, err)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s\n---\n", data)
+			}
 			return nil
 		},
 	}

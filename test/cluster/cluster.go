@@ -352,14 +352,24 @@ func (c *Cluster) Name() string { return c.plan.name }
 // Kubernetes is the minor version of the control plane, such as "1.37".
 func (c *Cluster) Kubernetes() string { return c.options.Kubernetes }
 
-// Has reports whether a feature gate of Dynamic Resource Allocation is on in the
-// control plane.
-func (c *Cluster) Has(gate string) bool {
-	if on, asked := c.options.FeatureGates[gate]; asked {
-		return on
+// Gates returns the feature gates of Dynamic Resource Allocation that are on in
+// the control plane, sorted.
+func (c *Cluster) Gates() []string {
+	on := slices.DeleteFunc(Gates(c.options.Kubernetes, c.options.DRA), func(gate string) bool {
+		asked, found := c.options.FeatureGates[gate]
+		return found && !asked
+	})
+	for gate, asked := range c.options.FeatureGates {
+		if asked && !slices.Contains(on, gate) {
+			on = append(on, gate)
+		}
 	}
-	return slices.Contains(Gates(c.options.Kubernetes, c.options.DRA), gate)
+	slices.Sort(on)
+	return on
 }
+
+// Has reports whether a feature gate is one of Gates.
+func (c *Cluster) Has(gate string) bool { return slices.Contains(c.Gates(), gate) }
 
 // Nodes names the node machines, which are also the Kubernetes nodes.
 func (c *Cluster) Nodes() []string { return c.plan.nodeNames() }
