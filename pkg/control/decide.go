@@ -59,6 +59,9 @@ func (a nodeAccount) problems() []string {
 	var out []string
 	for _, g := range a.gpus {
 		out = append(out, g.problems...)
+		if g.withoutWhole != "" {
+			out = append(out, g.withoutWhole)
+		}
 	}
 	return out
 }
@@ -72,6 +75,8 @@ type gpuAccount struct {
 	found    []string // profiles that the plan names and the GPU has
 	missing  []string // those that it hasn't, though it could be cut
 	problems []string
+	// withoutWhole is the reason why it isn't offered whole beside its shares.
+	withoutWhole string
 	// uncharged: the scheduler's version is among the problems.
 	uncharged bool
 	leftovers []allocation
@@ -193,7 +198,7 @@ func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1al
 }
 
 func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
-	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, uncharged: g.Uncharged}
+	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, withoutWhole: g.WithoutWhole, uncharged: g.Uncharged}
 	for _, p := range profiles {
 		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
 			a.found = append(a.found, p.Name)

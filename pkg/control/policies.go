@@ -167,6 +167,9 @@ type outcome struct {
 	waiting  []v1alpha1.WaitingDevice
 	withheld []v1alpha1.WithheldGPU
 	problems map[string]*v1alpha1.PolicyProblem // by message
+	// besides are the problems that leave the plan applied: the whole GPU isn't offered
+	// beside its shares.
+	besides map[string]bool
 	// events are the problems that last until somebody does something, with the
 	// reasons of their events.
 	events map[string]string
@@ -181,7 +184,7 @@ func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
 	for _, a := range r.accepted {
 		out[a.policy.Name] = &outcome{
-			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string),
+			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string), besides: make(map[string]bool),
 			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}
@@ -252,6 +255,10 @@ func (o *outcome) serve(node string, g gpuAccount) {
 		if g.uncharged {
 			o.events[message] = v1alpha1.ReasonUnsafeScheduler
 		}
+	}
+	if message := g.withoutWhole; message != "" {
+		o.problem(message, node, g)
+		o.events[message], o.besides[message] = v1alpha1.ReasonAppliedWithoutWhole, true
 	}
 }
 
@@ -327,12 +334,9 @@ func countDevices(waiting []v1alpha1.WaitingDevice) int {
 // offered as it plans.
 func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy) {
 	is, reason := metav1.ConditionFalse, v1alpha1.ReasonProblems
-	var message []string
+	message, besides := o.sentences(status.Problems)
 	if o.refused != nil {
-		message = append(message, "The spec isn't in force: see condition Accepted.")
-	}
-	for _, p := range status.Problems {
-		message = append(message, fmt.Sprintf("On %s: %s", plural(int(p.GPUs), "GPU"), p.Message))
+		message = append([]string{"The spec isn't in force: see condition Accepted."}, message...)
 	}
 	if n := int(status.WaitingDevices); n > 0 {
 		reason = v1alpha1.ReasonWaiting
@@ -359,10 +363,26 @@ func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.Shar
 	case status.GPUs == 0:
 		reason, message = v1alpha1.ReasonNoGPUs,
 			[]string{"The policy applies to no GPU: its selectors match none, or the policies in status.conflicts take precedence."}
+	case len(besides) > 0:
+		is, reason = metav1.ConditionTrue, v1alpha1.ReasonAppliedWithoutWhole
 	default:
 		is, reason, message = metav1.ConditionTrue, v1alpha1.ReasonApplied, []string{"the GPUs are offered as planned"}
 	}
-	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(message, " "))
+	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(append(message, besides...), " "))
+}
+
+// sentences tells the problems: those that keep the plan from being applied, and
+// those besides.
+func (o *outcome) sentences(problems []v1alpha1.PolicyProblem) (message, besides []string) {
+	for _, p := range problems {
+		sentence := fmt.Sprintf("On %s: %s", plural(int(p.GPUs), "GPU"), p.Message)
+		if o.besides[p.Message] {
+			besides = append(besides, sentence)
+		} else {
+			message = append(message, sentence)
+		}
+	}
+	return message, besides
 }
 
 func plural(n int, what string) string {

@@ -220,7 +220,8 @@ func TestJudgeExplains(t *testing.T) {
 		form      publish.Counters
 		multiple  bool
 		condition string
-		reason    string // any, where empty
+		status    metav1.ConditionStatus // False, where empty
+		reason    string                 // any, where empty
 		want      string
 	}{
 		"malformed plan": {
@@ -229,7 +230,8 @@ func TestJudgeExplains(t *testing.T) {
 		},
 		"shares on a server without counters": {
 			spec:      v1alpha1.SharingPolicySpec{Plan: mps(4)},
-			condition: v1alpha1.ConditionApplied, want: "On 3 GPUs: The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its MPS shares",
+			condition: v1alpha1.ConditionApplied, status: metav1.ConditionTrue, reason: v1alpha1.ReasonAppliedWithoutWhole,
+			want: "On 3 GPUs: The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its MPS shares",
 		},
 		"sizes on a server without consumable capacity": {
 			spec: v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}}, form: publish.SplitCounters,
@@ -265,7 +267,7 @@ func TestJudgeExplains(t *testing.T) {
 		},
 		"a scheduler that allocates twice": {
 			spec: v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}}, form: publish.SplitCounters, multiple: true,
-			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonUnsafeScheduler,
+			condition: v1alpha1.ConditionApplied, status: metav1.ConditionTrue, reason: v1alpha1.ReasonAppliedWithoutWhole,
 			want: "On 3 GPUs: Kubernetes v1.36.1 can allocate the same part of a GPU twice where shares that are allocated several times consume counters " +
 				"(kubernetes/kubernetes#139034); Kubernetes 1.36.2, 1.37.0 and later are fixed. The whole GPU isn't offered beside its MPS shares",
 		},
@@ -278,7 +280,11 @@ func TestJudgeExplains(t *testing.T) {
 			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1), l4(2)), sharing("a", tc.spec))...)
 			f.server.multiple = tc.multiple
 			c := meta.FindStatusCondition(f.statuses(t)["a"].Conditions, tc.condition)
-			if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, tc.want) || tc.reason != "" && c.Reason != tc.reason {
+			status := tc.status
+			if status == "" {
+				status = metav1.ConditionFalse
+			}
+			if c == nil || c.Status != status || !strings.Contains(c.Message, tc.want) || tc.reason != "" && c.Reason != tc.reason {
 				t.Errorf("got  %+v\nwant %q in it, and reason %q", c, tc.want, tc.reason)
 			}
 		})

@@ -308,14 +308,15 @@ func (s server) offersShares(t *testing.T, n *node, p *v1alpha1.SharingPolicy) {
 		want["gpu"] = 2
 	}
 	switch {
-	case multiple == publish.No || counters == publish.NoCounters:
+	case multiple == publish.No:
 		reason = v1alpha1.ReasonProblems
-	case !s.charges():
-		reason = v1alpha1.ReasonUnsafeScheduler
+	case counters == publish.NoCounters || !s.charges():
+		reason = v1alpha1.ReasonAppliedWithoutWhole
 	}
 	n.waitForDevices(t, want)
 	got := applied(t, p, reason)
-	if multiple == publish.No && !strings.Contains(got, "DRAConsumableCapacity") || reason == v1alpha1.ReasonUnsafeScheduler && !strings.Contains(got, allocator.Issue) {
+	unsafe := counters != publish.NoCounters && reason == v1alpha1.ReasonAppliedWithoutWhole
+	if multiple == publish.No && !strings.Contains(got, "DRAConsumableCapacity") || unsafe && !strings.Contains(got, allocator.Issue) {
 		t.Errorf("got %q, want in it what is missing", got)
 	}
 }

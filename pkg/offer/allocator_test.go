@@ -197,9 +197,9 @@ func TestAllocatorThatDoesNotCharge(t *testing.T) {
 		plan      v1alpha1.Plan
 		share     request
 		shared    bool // a share is given
-		uncharged bool // something is left out
+		uncharged bool // a part of the plan is left out
 	}{
-		"by size":               {bySize("1Gi", 4), memory("20Gi"), true, true},
+		"by size":               {bySize("1Gi", 4), memory("20Gi"), true, false},
 		"equal":                 {equalShares(4), oneShare, true, false},
 		"in turn":               {inTurn(4), oneTurn, true, false},
 		"of partitions":         {sharedParts(2, "1g.10gb", "3g.40gb"), oneShare, false, true},
@@ -217,9 +217,12 @@ func TestAllocatorThatDoesNotCharge(t *testing.T) {
 			}
 			checkHeld(t, s)
 			g := s.offered()
-			told := strings.Contains(strings.Join(g.Problems, " "), "Kubernetes v1.36.1 can allocate the same part of a GPU twice")
-			if g.Uncharged != tc.uncharged || told != tc.uncharged {
+			const reason = "Kubernetes v1.36.1 can allocate the same part of a GPU twice"
+			if told := strings.Contains(strings.Join(g.Problems, " "), reason); g.Uncharged != tc.uncharged || told != tc.uncharged {
 				t.Errorf("uncharged: %v, problems %q", g.Uncharged, g.Problems)
+			}
+			if told := strings.Contains(g.WithoutWhole, reason); told != (name == "by size") {
+				t.Errorf("without the whole GPU: %q", g.WithoutWhole)
 			}
 		})
 	}

@@ -62,8 +62,10 @@ type draft struct {
 	frozen bool
 	// uncharged: the plan is reduced because of GPU.Uncharged.
 	uncharged bool
-	missing   []string
-	problems  []string
+	// withoutWhole is the reason why the whole GPU isn't offered beside its shares.
+	withoutWhole string
+	missing      []string
+	problems     []string
 }
 
 // How many devices a ResourceSlice has room for, with counters and without.
@@ -116,13 +118,21 @@ func (o *draft) charged() bool { return o.server.Charged || !o.server.Counters }
 // reportUncharged adds a problem that the scheduler's version causes.
 func (o *draft) reportUncharged(consequence string) {
 	o.uncharged = true
-	o.problem("%s %s", cmp.Or(o.server.ChargedDoubt, allocator.Explain(o.server.Version)), consequence)
+	o.problem("%s", o.explainUncharged(consequence))
+}
+
+func (o *draft) explainUncharged(consequence string) string {
+	return cmp.Or(o.server.ChargedDoubt, allocator.Explain(o.server.Version)) + " " + consequence
 }
 
 // reportNoCounters and reportNoMultiple add a problem that follows from a missing
 // ability of the server, or from one of which nothing is known.
 func (o *draft) reportNoCounters(consequence string) {
-	o.reportMissing("shared counters (feature gate DRAPartitionableDevices)", o.server.CountersDoubt, consequence)
+	o.problem("%s", o.explainNoCounters(consequence))
+}
+
+func (o *draft) explainNoCounters(consequence string) string {
+	return explainMissing("shared counters (feature gate DRAPartitionableDevices)", o.server.CountersDoubt, consequence)
 }
 
 func (o *draft) reportNoMultiple(consequence string) {
@@ -130,15 +140,14 @@ func (o *draft) reportNoMultiple(consequence string) {
 		o.problem("%s, so that %s", allocator.ExplainCapacity(v), consequence)
 		return
 	}
-	o.reportMissing("consumable capacity (feature gate DRAConsumableCapacity)", o.server.MultipleDoubt, consequence)
+	o.problem("%s", explainMissing("consumable capacity (feature gate DRAConsumableCapacity)", o.server.MultipleDoubt, consequence))
 }
 
-func (o *draft) reportMissing(field, doubt, consequence string) {
+func explainMissing(field, doubt, consequence string) string {
 	if doubt == "" {
-		o.problem("The API server stores no %s, so that %s", field, consequence)
-		return
+		return fmt.Sprintf("The API server stores no %s, so that %s", field, consequence)
 	}
-	o.problem("It isn't known whether the API server stores %s, so that %s %s", field, consequence, doubt)
+	return fmt.Sprintf("It isn't known whether the API server stores %s, so that %s %s", field, consequence, doubt)
 }
 
 // offerExisting offers others' instances as they are.
@@ -283,7 +292,7 @@ func (o *draft) isListed(d gpu.Device) bool {
 // describeAll puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
 func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
-	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Uncharged: o.uncharged}
+	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Uncharged: o.uncharged, WithoutWhole: o.withoutWhole}
 	parts := inOrder(o.mig, o.parts)
 	entire := o.whole || o.wholeLeft
 	var counters counters

@@ -85,6 +85,10 @@ type GPU struct {
 	// Problems lists the parts of the plan that can't be carried out, with reason
 	// and remedy: complete sentences without the GPU's name, in a fixed order.
 	Problems []string
+	// WithoutWhole is the reason why the GPU isn't offered whole beside its shares or
+	// replicas, all of which are offered: a sentence as those of Problems. Empty where
+	// it is, or isn't shared.
+	WithoutWhole string
 	// Uncharged says that less than the plan is offered because the scheduler
 	// doesn't charge counters for shares; Problems explains it.
 	Uncharged bool

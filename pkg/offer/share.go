@@ -110,11 +110,12 @@ func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 func (o *draft) dropWhole(what string) {
 	switch {
 	case !o.server.Counters:
-		o.reportNoCounters("the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy.")
+		o.withoutWhole = o.explainNoCounters("the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy.")
 	case o.step > 0 && !o.charged():
-		o.reportUncharged("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
+		o.withoutWhole = o.explainUncharged("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
 	case len(o.slots) >= maxCounted:
-		o.problem("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.", len(o.slots), what, maxCounted)
+		o.withoutWhole = fmt.Sprintf("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.",
+			len(o.slots), what, maxCounted)
 	default:
 		return
 	}

@@ -75,7 +75,11 @@ func TestSharesThatCannotBe(t *testing.T) {
 				o.Allocated = append(o.Allocated, long(a))
 			}
 			got := build(n, o)[0]
-			checkProblem(t, got.Problems, tc.want.Problem)
+			problems := got.Problems
+			if got.WithoutWhole != "" {
+				problems = append(problems, got.WithoutWhole)
+			}
+			checkProblem(t, problems, tc.want.Problem)
 			tc.want.Problem = ""
 			checkLeftover(t, got)
 			checkRoom(t, got)

@@ -299,6 +299,9 @@ const (
 	ConditionApplied = "Applied"
 
 	ReasonApplied = "Applied"
+	// ReasonAppliedWithoutWhole: the condition is true. All shares or replicas of the
+	// plan are offered, but the whole GPU isn't offered beside them.
+	ReasonAppliedWithoutWhole = "AppliedWithoutWholeGPU"
 	// ReasonWaiting: claims still have devices that the plan doesn't offer.
 	ReasonWaiting = "Waiting"
 	// ReasonProblems: a part of the plan can't be carried out.
