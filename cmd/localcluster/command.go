@@ -96,6 +96,7 @@ remove it with:   localcluster down --name %[1]s
 	s.kubernetesFlag(cmd)
 	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "number of nodes of the cluster")
 	cmd.Flags().StringVar(&s.options.Kubelet, "kubelet", "", "the version of the nodes' kubelets, if it is older than that of the control plane")
+	cmd.Flags().StringVar(&s.options.Containerd, "containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
 	cmd.Flags().StringVar((*string)(&s.options.DRA), "dra", string(cluster.DRAOn), `how much of Dynamic Resource Allocation is on: default is what the version
 turns on by itself, on adds what claims need, all adds every feature gate of it`)
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false, besides those of --dra")
@@ -104,7 +105,7 @@ turns on by itself, on adds what claims need, all adds every feature gate of it`
 }
 
 func (s *settings) upgrade() *cobra.Command {
-	var to cluster.Versions
+	var to cluster.Target
 	cmd := &cobra.Command{
 		Use: "upgrade", Args: cobra.NoArgs,
 		Short: "Give a running cluster a newer Kubernetes",
@@ -114,7 +115,7 @@ Pods go on running. With one of the flags only, the other part stays as it is.`,
   localcluster upgrade --kubernetes 1.34
   localcluster upgrade --kubelet 1.34`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if to == (cluster.Versions{}) {
+			if to == (cluster.Target{}) {
 				return errors.New("say to which version: --kubernetes for the control plane, --kubelet for the nodes, or both")
 			}
 			if err := cluster.Upgrade(cmd.Context(), s.options.Name, to, cmd.ErrOrStderr()); err != nil {
@@ -386,7 +387,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 				}
 				defer os.RemoveAll(dir)
 			}
-			if err := cluster.Build(cmd.Context(), s.options.Kubernetes, dir, cmd.ErrOrStderr()); err != nil {
+			if err := cluster.Build(cmd.Context(), cluster.Versions{Kubernetes: s.options.Kubernetes}, dir, cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 			if output != "" {

@@ -49,7 +49,7 @@ func Binaries(ctx context.Context, dir string, log io.Writer) error {
 // aren't there, which takes minutes.
 func BinariesOf(ctx context.Context, kubernetes, dir string, log io.Writer) error {
 	built := filepath.Join(dir, "built")
-	if err := cluster.Build(ctx, kubernetes, built, log); err != nil {
+	if err := cluster.Build(ctx, cluster.Versions{Kubernetes: kubernetes}, built, log); err != nil {
 		return fmt.Errorf("build kube-apiserver and etcd: %w", err)
 	}
 	return standIns(built, dir)

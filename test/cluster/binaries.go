@@ -52,9 +52,17 @@ func (u *unit) environment() []string {
 
 const strip = "-ldflags=-s -w"
 
-// units lists what a cluster of the given Kubernetes version is made of.
-// kubernetesTag is the module's exact version, such as v1.37.1.
-func units(kubernetes, kubernetesTag string) []unit {
+// Versions of the programs that a cluster can be made of.
+type Versions struct {
+	// Kubernetes is a minor version, "1.37".
+	Kubernetes string
+	// Containerd is "2", or "1.7"; empty: "2".
+	Containerd string
+}
+
+// units lists what a cluster of the given versions is made of. kubernetesTag is the
+// module's exact version, such as v1.37.1.
+func units(versions Versions, kubernetesTag string) []unit {
 	module := func(name string, files map[string]string) unit {
 		dir := "test/cluster/" + name
 		return unit{name: name, dir: dir, sources: []string{dir}, files: files, flags: []string{strip}}
@@ -62,6 +70,13 @@ func units(kubernetes, kubernetesTag string) []unit {
 	runc := module("runc", map[string]string{"runc": "github.com/opencontainers/runc"})
 	runc.cgo = true
 	runc.flags = []string{"-tags=seccomp,netgo,osusergo", strip + " -linkmode external -extldflags -static"}
+	name, repository := "containerd", "github.com/containerd/containerd/v2/cmd/"
+	if versions.Containerd == oldContainerd {
+		name, repository = "containerd-1.7", "github.com/containerd/containerd/cmd/"
+	}
+	containerd := module(name, map[string]string{
+		"containerd": repository + "containerd", "containerd-shim-runc-v2": repository + "containerd-shim-runc-v2", "ctr": repository + "ctr",
+	})
 	helm := module("helm", map[string]string{"helm": "helm.sh/helm/v4/cmd/helm"})
 	helm.note = "about 3 minutes on 2 cores"
 	return []unit{
@@ -71,17 +86,14 @@ func units(kubernetes, kubernetesTag string) []unit {
 		},
 		runc,
 		module("etcd", map[string]string{"etcd": "go.etcd.io/etcd/server/v3"}),
-		module("containerd", map[string]string{
-			"containerd":              "github.com/containerd/containerd/v2/cmd/containerd",
-			"containerd-shim-runc-v2": "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-			"ctr":                     "github.com/containerd/containerd/v2/cmd/ctr",
-		}),
+		containerd,
 		module("cni", map[string]string{
 			"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
+			"loopback":   "github.com/containernetworking/plugins/plugins/main/loopback",
 			"host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 		}),
 		module("crictl", map[string]string{"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"}),
-		kubernetesUnit(kubernetes, kubernetesTag),
+		kubernetesUnit(versions.Kubernetes, kubernetesTag),
 		helm,
 	}
 }
@@ -281,20 +293,19 @@ func newBuilder(ctx context.Context, log io.Writer) (*builder, error) {
 	return &builder{root: root, cache: cache, goVersion: strings.TrimSpace(string(goVersion)), log: log}, nil
 }
 
-// Build makes sure that the binaries and base images of a Kubernetes version
-// are in the cache, and lays them out in dir, which then works on any host of
+// Build makes sure that the binaries of these versions and the base images are in the cache, and lays them out in dir, which then works on any host of
 // this architecture as a --bin-dir. Several processes may build at once; each
 // waits for what another is building. log gets lines for people.
-func Build(ctx context.Context, kubernetes, dir string, log io.Writer) error {
+func Build(ctx context.Context, versions Versions, dir string, log io.Writer) error {
 	b, err := newBuilder(ctx, log)
 	if err != nil {
 		return err
 	}
-	tag, err := kubernetesTag(b.root, kubernetes)
+	tag, err := kubernetesTag(b.root, versions.Kubernetes)
 	if err != nil {
 		return err
 	}
-	for _, u := range units(kubernetes, tag) {
+	for _, u := range units(versions, tag) {
 		built, err := b.ensure(ctx, &u)
 		if err != nil {
 			return err

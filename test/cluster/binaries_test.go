@@ -103,7 +103,7 @@ func TestPinnedVersions(t *testing.T) {
 		if !strings.HasPrefix(tag, "v"+version+".") {
 			t.Errorf("directory %s pins Kubernetes %s", version, tag)
 		}
-		for _, u := range units(version, tag) {
+		for _, u := range units(Versions{Kubernetes: version}, tag) {
 			if _, err := u.key(root, "go1"); err != nil {
 				t.Error(err)
 			}

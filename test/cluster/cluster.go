@@ -24,6 +24,9 @@ const stateRoot = "/var/lib/localcluster"
 const (
 	DefaultName       = "tessera"
 	DefaultKubernetes = "1.37"
+	DefaultContainerd = "2"
+
+	oldContainerd = "1.7"
 )
 
 // Options say what cluster is wanted. The zero value of a field means its
@@ -37,6 +40,8 @@ type Options struct {
 	// Kubelet is the minor version of the nodes' kubelets, up to three older than
 	// Kubernetes; the same as Kubernetes.
 	Kubelet string
+	// Containerd of the nodes: "2" or "1.7"; "2".
+	Containerd string
 	// DRA says how much of Dynamic Resource Allocation is on; DRAOn.
 	DRA DRA
 	// Nodes is the number of node machines; 1.
@@ -59,6 +64,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Kubelet == "" {
 		o.Kubelet = o.Kubernetes
+	}
+	if o.Containerd == "" {
+		o.Containerd = DefaultContainerd
 	}
 	if o.DRA == "" {
 		o.DRA = DRAOn
@@ -151,12 +159,12 @@ func openOrCreate(ctx context.Context, options Options) (*Cluster, error) {
 
 // String shows the options by which clusters differ.
 func (o Options) String() string {
-	return fmt.Sprintf("Kubernetes %s, kubelets %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
-		o.Kubernetes, o.Kubelet, o.Nodes, o.DRA, o.FeatureGates)
+	return fmt.Sprintf("Kubernetes %s, kubelets %s, containerd %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
+		o.Kubernetes, o.Kubelet, o.Containerd, o.Nodes, o.DRA, o.FeatureGates)
 }
 
 func sameCluster(a, b Options) bool {
-	return a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.DRA == b.DRA && a.Nodes == b.Nodes &&
+	return a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.Containerd == b.Containerd && a.DRA == b.DRA && a.Nodes == b.Nodes &&
 		(len(a.FeatureGates) == 0 && len(b.FeatureGates) == 0 || reflect.DeepEqual(a.FeatureGates, b.FeatureGates))
 }
 
@@ -194,10 +202,10 @@ func (c *Cluster) writeRecord() error {
 
 func (c *Cluster) fillBinDir(ctx context.Context) error {
 	if c.options.BinDir == "" {
-		if err := Build(ctx, c.options.Kubernetes, c.binDir(), c.options.Log); err != nil {
+		if err := Build(ctx, Versions{Kubernetes: c.options.Kubernetes, Containerd: c.options.Containerd}, c.binDir(), c.options.Log); err != nil {
 			return err
 		}
-		return Build(ctx, c.options.Kubelet, c.nodeBinDir(), c.options.Log)
+		return Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log)
 	}
 	for _, name := range []string{"machine-init", "kubernetes", "etcd", "containerd", baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {

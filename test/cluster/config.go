@@ -267,7 +267,10 @@ syncFrequency: 10s
 }
 
 // containerdConfig renders a node's containerd configuration.
-func containerdConfig(snapshotter string) string {
+func containerdConfig(version, snapshotter string) string {
+	if version == oldContainerd {
+		return oldContainerdConfig(snapshotter)
+	}
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -296,6 +299,39 @@ use_internal_loopback = true
 runtime_type = "io.containerd.runc.v2"
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+BinaryName = %[5]q
+SystemdCgroup = false
+`, containerdSocket, snapshotter, pauseImage, machine.BinDir, program("runc"))
+}
+
+// oldContainerdConfig is for containerd 1.7, where the Container Device Interface is
+// off by default.
+func oldContainerdConfig(snapshotter string) string {
+	return fmt.Sprintf(`version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = %[1]q
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = %[3]q
+enable_cdi = true
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+# Without CAP_SYS_RESOURCE runc could not lower a container's score.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = %[4]q
+conf_dir = "/etc/cni/net.d"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = %[2]q
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 BinaryName = %[5]q
 SystemdCgroup = false
 `, containerdSocket, snapshotter, pauseImage, machine.BinDir, program("runc"))

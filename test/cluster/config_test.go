@@ -39,7 +39,10 @@ func TestKubeletConfig(t *testing.T) {
 	golden(t, "kubelet-1.31-no-kernel-log.yaml", kubeletConfig("1.31", "/localcluster/t/node-0", false))
 }
 
-func TestContainerdConfig(t *testing.T) { golden(t, "containerd.toml", containerdConfig("overlayfs")) }
+func TestContainerdConfig(t *testing.T) {
+	golden(t, "containerd.toml", containerdConfig("2", "overlayfs"))
+	golden(t, "containerd-1.7.toml", containerdConfig("1.7", "overlayfs"))
+}
 
 func TestCNIConfig(t *testing.T) { golden(t, "cni.conflist", cniConfig("10.244.1.0/24")) }
 

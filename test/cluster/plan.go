@@ -87,6 +87,8 @@ func (o Options) validate() error {
 	case minorVersion(o.Kubelet) > minorVersion(o.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(o.Kubernetes)-kubeletSkew:
 		return fmt.Errorf("kubelets of %s with a control plane of %s: Kubernetes supports kubelets that are as new, or up to %d minor versions older",
 			o.Kubelet, o.Kubernetes, kubeletSkew)
+	case o.Containerd != DefaultContainerd && o.Containerd != oldContainerd:
+		return fmt.Errorf("containerd %q: there is %s and %s", o.Containerd, DefaultContainerd, oldContainerd)
 	case o.BinDir != "" && o.Kubelet != o.Kubernetes:
 		return errors.New("prebuilt binaries are of one Kubernetes version: leave out the kubelets' version")
 	case o.Nodes < 1 || o.Nodes > maxNodes:

@@ -16,7 +16,7 @@ func Tool(ctx context.Context, name string, log io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, u := range units("", "") {
+	for _, u := range units(Versions{}, "") {
 		if _, found := u.files[name]; !found || u.links != nil {
 			continue
 		}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Versions of a cluster's parts, as of Options.
-type Versions struct {
+// Target says what an upgrade leads to.
+type Target struct {
 	// Kubernetes of the control plane; empty: as it is.
 	Kubernetes string
 	// Kubelet of the nodes; empty: as it is.
@@ -21,7 +21,7 @@ type Versions struct {
 // wants: API server, controller manager and scheduler, then the kubelets. Pods go
 // on running, and what is stored stays. After an error it can be called again.
 // log gets lines for people.
-func Upgrade(ctx context.Context, name string, to Versions, log io.Writer) error {
+func Upgrade(ctx context.Context, name string, to Target, log io.Writer) error {
 	unlock, err := lockDir(filepath.Join(stateRoot, name), log)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func Upgrade(ctx context.Context, name string, to Versions, log io.Writer) error
 }
 
 // upgraded returns the options of the same cluster with newer versions.
-func (o Options) upgraded(to Versions) (Options, error) {
+func (o Options) upgraded(to Target) (Options, error) {
 	from := o
 	if to.Kubernetes != "" {
 		o.Kubernetes = to.Kubernetes

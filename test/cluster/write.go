@@ -115,7 +115,7 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 	}
 	err = writeFiles(dir, map[string][]byte{
 		"ca.crt":          ca.pem,
-		"containerd.toml": []byte(containerdConfig(snapshotter)),
+		"containerd.toml": []byte(containerdConfig(c.options.Containerd, snapshotter)),
 		"crictl.yaml":     []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
 	})
 	if err != nil {

@@ -24,6 +24,7 @@ var (
 	clusters  = flag.String("clusters", "e2e", "the beginning of the clusters' names")
 	version   = flag.String("kubernetes", cluster.DefaultKubernetes, "the Kubernetes version of the clusters")
 	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
+	runtime   = flag.String("containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
 	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
 )
 
@@ -122,7 +123,7 @@ func (l *lane) up(t *testing.T) {
 	}
 	s, err := stack.Up(t.Context(), stack.Options{
 		Name:       l.name,
-		Kubernetes: *version, Kubelet: *kubelet, DRA: cluster.DRA(*dra),
+		Kubernetes: *version, Kubelet: *kubelet, Containerd: *runtime, DRA: cluster.DRA(*dra),
 		Machines: []string{"8xh100-80gb", mixed},
 		Image:    l.image,
 		Out:      t.Output(),

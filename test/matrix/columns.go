@@ -12,7 +12,9 @@ import (
 type column struct {
 	// kubernetes of the control plane, and the kubelets' version if it is another.
 	kubernetes, kubelet string
-	dra                 cluster.DRA
+	// containerd is its version, if it isn't the newest.
+	containerd string
+	dra        cluster.DRA
 }
 
 // columns returns all of them. Where Dynamic Resource Allocation is on by
@@ -29,7 +31,7 @@ func columns() []column {
 	for _, skewed := range [][2]string{{"1.33", "1.32"}, {"1.34", "1.32"}, {"1.37", "1.36"}, {"1.37", "1.35"}} {
 		all = append(all, column{kubernetes: skewed[0], kubelet: skewed[1], dra: cluster.DRAOn})
 	}
-	return all
+	return append(all, column{kubernetes: "1.32", containerd: "1.7", dra: cluster.DRAOn})
 }
 
 // id names the column in files.
@@ -37,6 +39,9 @@ func (c column) id() string {
 	id := c.kubernetes + "-" + string(c.dra)
 	if c.kubelet != "" {
 		id += "-kubelet-" + c.kubelet
+	}
+	if c.containerd != "" {
+		id += "-containerd-" + c.containerd
 	}
 	return id
 }
@@ -47,8 +52,8 @@ func (c column) cluster() string { return "e2e-" + strings.ReplaceAll(c.id(), ".
 // kind says in which table a column is.
 func (c column) kind() string {
 	switch {
-	case c.kubelet != "":
-		return "skew"
+	case c.kubelet != "" || c.containerd != "":
+		return "others"
 	case c.dra == cluster.DRAAll:
 		return "all"
 	default:
@@ -59,8 +64,9 @@ func (c column) kind() string {
 // feature is a row: it works where its story passes.
 type feature struct {
 	name, story string
-	// skew: also for kubelets that are older than the control plane.
-	skew bool
+	// others: also for kubelets that are older than the control plane, and for an
+	// older containerd.
+	others bool
 }
 
 func features() []feature {
@@ -93,7 +99,7 @@ func features() []feature {
 func (c column) stories() []string {
 	var names []string
 	for _, f := range features() {
-		if (c.kubelet == "" || f.skew) && !slices.Contains(names, f.story) {
+		if (c.kind() != "others" || f.others) && !slices.Contains(names, f.story) {
 			names = append(names, f.story)
 		}
 	}

@@ -172,7 +172,7 @@ func writePage(results map[string]*result) error {
 		return err
 	}
 	text := string(data)
-	for _, kind := range []string{"default", "all", "skew"} {
+	for _, kind := range []string{"default", "all", "others"} {
 		begin, end := "<!-- matrix "+kind+" -->\n", "<!-- end of matrix "+kind+" -->\n"
 		before, rest, found := strings.Cut(text, begin)
 		_, after, closed := strings.Cut(rest, end)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/tessera-dra/tessera/test/cluster"
 )
 
 // Outcomes of a story.
@@ -56,7 +59,8 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 	defer f.Close()
 	test := exec.CommandContext(ctx, "go", "test", "-json", "-tags", "e2e", "-count", "1", "-timeout", "90m",
 		"-run", "^(TestStories|TestWithoutDRA)$/^("+strings.Join(c.stories(), "|")+")?$", "./test/e2e",
-		"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra))
+		"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra),
+		"-containerd", cmp.Or(c.containerd, cluster.DefaultContainerd))
 	test.Stderr = f
 	out, err := test.StdoutPipe()
 	if err != nil {

@@ -27,7 +27,7 @@ func table(kind string, results map[string]*result) string {
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(shown)) + "\n")
 	notes := &notes{numbers: map[string]int{}}
 	for _, f := range features() {
-		if kind == "skew" && !f.skew {
+		if kind == "others" && !f.others {
 			continue
 		}
 		fmt.Fprintf(&b, "| %s |", f.name)
@@ -49,6 +49,8 @@ func (c column) title() string {
 	switch {
 	case c.kubelet != "":
 		return fmt.Sprintf("%s with kubelets of %s", c.kubernetes, c.kubelet)
+	case c.containerd != "":
+		return fmt.Sprintf("%s with containerd %s", c.kubernetes, c.containerd)
 	case c.dra == cluster.DRADefault:
 		return c.kubernetes + " as it is"
 	default:

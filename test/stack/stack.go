@@ -33,9 +33,9 @@ const (
 type Options struct {
 	// Name of the cluster.
 	Name string
-	// Kubernetes, Kubelet and DRA are those of cluster.Options.
-	Kubernetes, Kubelet string
-	DRA                 cluster.DRA
+	// Kubernetes, Kubelet, Containerd and DRA are those of cluster.Options.
+	Kubernetes, Kubelet, Containerd string
+	DRA                             cluster.DRA
 	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
 	// the first. There are as many nodes as machines. With none there is one
 	// node, with the GPUs that this host really has.
@@ -69,7 +69,8 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 		return nil, err
 	}
 	c, err := cluster.Up(ctx, cluster.Options{
-		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, DRA: o.DRA, Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
+		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Containerd: o.Containerd, DRA: o.DRA,
+		Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
 	})
 	if err != nil {
 		return nil, err
