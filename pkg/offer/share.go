@@ -108,11 +108,15 @@ func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 // dropWhole stops offering the whole GPU where no counter would exclude it while
 // slots are allocated.
 func (o *draft) dropWhole(what string) {
+	advice := "The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy."
 	switch {
 	case !o.server.Counters:
 		o.withoutWhole = o.explainNoCounters("the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy.")
+	// A scheduler that has allocated twice needs somebody to act.
+	case o.step > 0 && !o.charged() && o.server.ChargedDoubt != "":
+		o.reportUncharged(advice)
 	case o.step > 0 && !o.charged():
-		o.withoutWhole = o.explainUncharged("The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy.")
+		o.withoutWhole = o.explainUncharged(advice)
 	case len(o.slots) >= maxCounted:
 		o.withoutWhole = fmt.Sprintf("The whole GPU isn't offered beside %d %s, because a ResourceSlice has room for %d devices; plan one less.",
 			len(o.slots), what, maxCounted)
