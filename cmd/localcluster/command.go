@@ -417,7 +417,7 @@ func (s *settings) exec() *cobra.Command {
 			err = c.Run(cmd.Context(), args[0], stdio, args[1:]...)
 			var failed *exec.ExitError
 			if errors.As(err, &failed) && failed.ExitCode() > 0 {
-				return failedInMachine(failed.ExitCode())
+				return machineError(failed.ExitCode())
 			}
 			return err
 		},

@@ -18,16 +18,15 @@ func main() {
 	if err == nil {
 		return
 	}
-	var failed failedInMachine
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[machineError](err); ok {
 		os.Exit(int(failed))
 	}
 	fmt.Fprintln(os.Stderr, "localcluster:", err)
 	os.Exit(1)
 }
 
-// failedInMachine is the exit status of a command that ran inside a machine and
+// machineError is the exit status of a command that ran inside a machine and
 // has printed its own error.
-type failedInMachine int
+type machineError int
 
-func (f failedInMachine) Error() string { return fmt.Sprintf("exit status %d", int(f)) }
+func (f machineError) Error() string { return fmt.Sprintf("exit status %d", int(f)) }
