@@ -67,31 +67,33 @@ type feature struct {
 	// others: also for kubelets that are older than the control plane, and for an
 	// older containerd.
 	others bool
+	// fault: what is shown isn't something that users ask for.
+	fault bool
 }
 
 func features() []feature {
 	return []feature{
-		{"Whole GPU", "one-gpu", true},
-		{"MIG partition on demand", "mig-ways", false},
-		{"MIG partitions by layout", "mig-layout", true},
-		{"MPS shares, equal", "mps-shares", true},
-		{"MPS shares by size", "mps-consumable", false},
-		{"MPS shares of MIG partitions", "mps-partitions", false},
-		{"MPS by a claim's configuration", "mps-config", false},
-		{"Time slices", "time-slicing", true},
-		{"Extended resources (nvidia.com/gpu)", "extended-resources", false},
-		{"Device status in claims", "device-status", false},
-		{"Admin access", "admin-access", false},
-		{"Prioritized list (firstAvailable)", "ways-to-claim", false},
-		{"Plugin killed", "crash-plugin", true},
-		{"Plugin killed while it creates partitions", "mig-crash", false},
-		{"Controller killed", "crash-controller", false},
-		{"Kubelet restarted", "kubelet-restart", true},
-		{"ResourceSlices deleted by somebody", "slices-deleted", false},
-		{"Rolling upgrade", "rollout", true},
-		{"Handover after a force-deleted pod", "handover", false},
-		{"Bad configuration refused", "bad-config", false},
-		{"helm uninstall and install", "uninstall", true},
+		{"Whole GPU", "one-gpu", true, false},
+		{"MIG partition on demand", "mig-ways", false, false},
+		{"MIG partitions by layout", "mig-layout", true, false},
+		{"MPS shares, equal", "mps-shares", true, false},
+		{"MPS shares by size", "mps-consumable", false, false},
+		{"MPS shares of MIG partitions", "mps-partitions", false, false},
+		{"MPS by a claim's configuration", "mps-config", false, false},
+		{"Time slices", "time-slicing", true, false},
+		{"Extended resources (nvidia.com/gpu)", "extended-resources", false, false},
+		{"Device status in claims", "device-status", false, false},
+		{"Admin access", "admin-access", false, false},
+		{"Prioritized list (firstAvailable)", "ways-to-claim", false, false},
+		{"Plugin killed", "crash-plugin", true, true},
+		{"Plugin killed while it creates partitions", "mig-crash", false, true},
+		{"Controller killed", "crash-controller", false, true},
+		{"Kubelet restarted", "kubelet-restart", true, true},
+		{"ResourceSlices deleted by somebody", "slices-deleted", false, true},
+		{"Rolling upgrade", "rollout", true, true},
+		{"Handover after a force-deleted pod", "handover", false, true},
+		{"Bad configuration refused", "bad-config", false, true},
+		{"helm uninstall and install", "uninstall", true, true},
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	page = "docs/compatibility.md"
+	page, readme = "docs/compatibility.md", "README.md"
 	// recorded has the results of which the page is made.
 	recorded = "docs/compatibility.json"
 	marks    = "_output/matrix"
@@ -165,21 +165,27 @@ func writeJSON(path string, value any) error {
 	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
-// writePage replaces what is between the markers of the page's tables.
+// writePage replaces what is between the markers of the pages' tables.
 func writePage(results map[string]*result) error {
-	data, err := os.ReadFile(page)
+	for _, kind := range []string{"default", "all", "others"} {
+		if err := fill(page, "matrix "+kind, table(kind, results)); err != nil {
+			return err
+		}
+	}
+	return fill(readme, "matrix needs", needs(results))
+}
+
+// fill replaces the text between the markers of that name in a Markdown file.
+func fill(file, name, text string) error {
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	text := string(data)
-	for _, kind := range []string{"default", "all", "others"} {
-		begin, end := "<!-- matrix "+kind+" -->\n", "<!-- end of matrix "+kind+" -->\n"
-		before, rest, found := strings.Cut(text, begin)
-		_, after, closed := strings.Cut(rest, end)
-		if !found || !closed {
-			return fmt.Errorf("%s has no lines %q and %q", page, begin, end)
-		}
-		text = before + begin + "\n" + table(kind, results) + "\n" + end + after
+	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->\n"
+	before, rest, found := strings.Cut(string(data), begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		return fmt.Errorf("%s has no lines %q and %q", file, begin, end)
 	}
-	return os.WriteFile(page, []byte(text), 0o644)
+	return os.WriteFile(file, []byte(before+begin+"\n"+text+"\n"+end+after), 0o644)
 }

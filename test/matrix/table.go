@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tessera-dra/tessera/test/cluster"
@@ -105,4 +106,39 @@ func (n *notes) String() string {
 		fmt.Fprintf(&b, "%d. Not on this server: %s.\n", i+1, text)
 	}
 	return b.String()
+}
+
+// needs renders for each feature the oldest Kubernetes on which it works, with
+// default feature gates and with more of them.
+func needs(results map[string]*result) string {
+	var b strings.Builder
+	b.WriteString("| | from Kubernetes | or, with feature gates that are off by default, from |\n|---|---|---|\n")
+	for _, f := range features() {
+		if f.fault {
+			continue
+		}
+		plain, gated := oldest(results, "default", f), oldest(results, "all", f)
+		if plain == gated {
+			gated = ""
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", f.name, plain, gated)
+	}
+	return b.String()
+}
+
+// oldest returns the oldest version of the columns of a kind from which on the
+// feature works; "–" if none does.
+func oldest(results map[string]*result, kind string, f feature) string {
+	version := "–"
+	for _, c := range slices.Backward(columns()) {
+		r := results[c.id()]
+		if c.kind() != kind || c.dra == cluster.DRADefault || r == nil {
+			continue
+		}
+		if r.Stories[f.story].Outcome != works {
+			break
+		}
+		version = c.kubernetes
+	}
+	return version
 }
