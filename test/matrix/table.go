@@ -111,6 +111,11 @@ func (n *notes) String() string {
 // needs renders for each feature the oldest Kubernetes on which it works, with
 // default feature gates and with more of them.
 func needs(results map[string]*result) string {
+	for _, c := range columns() {
+		if c.kind() != "others" && results[c.id()] == nil {
+			return "See [docs/compatibility.md](docs/compatibility.md): not every version has run yet.\n"
+		}
+	}
 	var b strings.Builder
 	b.WriteString("| | from Kubernetes | or, with feature gates that are off by default, from |\n|---|---|---|\n")
 	for _, f := range features() {
