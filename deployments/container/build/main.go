@@ -3,10 +3,9 @@
 //
 //	go run ./deployments/container/build
 //
-// The image holds what deployments/container/Dockerfile puts into it, with this
-// machine's glibc in place of a base image's. It is written to
-// _output/images/tessera.tar, and only when something in it changed; `go build`
-// does the rest of the caching.
+// The image is of this machine's architecture, and holds what package contents
+// lists. It is written to _output/images/tessera.tar, and only when something in
+// it changed; `go build` does the rest of the caching.
 package main
 
 import (
@@ -18,13 +17,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
+	"runtime"
 	"syscall"
-	"time"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/tessera-dra/tessera/deployments/container/contents"
 	"github.com/tessera-dra/tessera/deployments/container/image"
 )
 
@@ -38,7 +36,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, log io.Writer) error {
-	root, version, err := checkout()
+	root, version, err := contents.Checkout()
 	if err != nil {
 		return err
 	}
@@ -58,14 +56,11 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 		return err
 	}
 	defer unlock()
-	entries, err := contents(ctx, root, dir, version, log)
+	entries, err := contents.Build(ctx, contents.Target{Root: root, Dir: dir, Architecture: runtime.GOARCH, Version: version}, log)
 	if err != nil {
 		return err
 	}
-	written, err := image.Write(*output, *name, entries, v1.Config{
-		Env:    []string{"PATH=/usr/bin"},
-		Labels: labels(version),
-	})
+	written, err := image.Write(*output, *name, entries, contents.Config(version))
 	if err != nil {
 		return err
 	}
@@ -75,47 +70,6 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	}
 	fmt.Fprintf(log, "%s: %s %s\n", *name, *output, state)
 	return nil
-}
-
-// labels are those of the OCI image specification, as the Dockerfile has them.
-func labels(version string) map[string]string {
-	const prefix = "org.opencontainers.image."
-	return map[string]string{
-		prefix + "title":       "Tessera",
-		prefix + "description": "A Kubernetes DRA driver for NVIDIA GPUs",
-		prefix + "source":      "https://github.com/tessera-dra/tessera",
-		prefix + "licenses":    "Apache-2.0",
-		prefix + "version":     version,
-	}
-}
-
-// checkout finds the repository's root above the working directory, and the
-// product's version in the chart.
-func checkout() (root, version string, err error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", "", fmt.Errorf("find the checkout: %w", err)
-	}
-	const chart = "deployments/helm/tessera/Chart.yaml"
-	for ; ; dir = filepath.Dir(dir) {
-		data, err := os.ReadFile(filepath.Join(dir, chart))
-		if err == nil {
-			version, err := appVersion(string(data))
-			return dir, version, err
-		}
-		if dir == filepath.Dir(dir) {
-			return "", "", fmt.Errorf("no %s here or above: run this inside a checkout of Tessera", chart)
-		}
-	}
-}
-
-func appVersion(chart string) (string, error) {
-	for line := range strings.Lines(chart) {
-		if value, found := strings.CutPrefix(line, "appVersion:"); found {
-			return strings.Trim(strings.TrimSpace(value), `"`), nil
-		}
-	}
-	return "", fmt.Errorf("the file Chart.yaml has no appVersion")
 }
 
 // lock makes the build directory and keeps others that build in the same
@@ -132,29 +86,4 @@ func lock(dir string) (unlock func(), err error) {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil // closing unlocks
-}
-
-// contents builds the programs in dir and lists everything that goes into the
-// image.
-func contents(ctx context.Context, root, dir, version string, log io.Writer) ([]image.Entry, error) {
-	entries := []image.Entry{{Path: "/tmp", Mode: 0o777 | os.ModeSticky}}
-	var built []string
-	for _, p := range programs(version) {
-		fmt.Fprintf(log, "building %s\n", p.path)
-		begin := time.Now()
-		file := filepath.Join(dir, filepath.Base(p.path))
-		if err := p.build(ctx, root, file); err != nil {
-			return nil, err
-		}
-		if took := time.Since(begin); took > 5*time.Second {
-			fmt.Fprintf(log, "building %s took %s\n", p.path, took.Round(time.Second))
-		}
-		entries = append(entries, image.Entry{Path: p.path, Source: file})
-		built = append(built, file)
-	}
-	libraries, err := glibc(ctx, built)
-	if err != nil {
-		return nil, err
-	}
-	return append(entries, libraries...), nil
 }

@@ -1,10 +1,11 @@
-package main
+package contents
 
 import (
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 )
 
@@ -49,15 +50,17 @@ func (p program) args(file string) []string {
 	return slices.Concat([]string{"build", "-trimpath", "-buildvcs=false"}, p.flags, []string{"-o", file, p.pkg})
 }
 
-// build compiles the program into file.
-func (p program) build(ctx context.Context, root, file string) error {
-	cmd := exec.CommandContext(ctx, "go", p.args(file)...)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if p.cgo {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+// build compiles the program into file. A package that builds the file itself
+// runs on this machine and is told the compiler only.
+func (p program) build(ctx context.Context, root, file string, on platform) error {
+	environment := on.environment(p.cgo)
+	if p.run {
+		environment = append(environment, "GOARCH="+runtime.GOARCH)
 	}
+	cmd := exec.CommandContext(ctx, "go", p.args(file)...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), environment...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", p.pkg, err, out)
+		return fmt.Errorf("build %s for %s: %w\n%s", p.pkg, on.architecture, err, out)
 	}
 	return nil
 }

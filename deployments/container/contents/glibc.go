@@ -1,4 +1,4 @@
-package main
+package contents
 
 import (
 	"context"
@@ -23,7 +23,7 @@ func glibcLibraries() []string {
 // glibc lists the loader and the libraries for the programs that are built,
 // each at a path where the loader looks. A program that needs another library
 // is an error.
-func glibc(ctx context.Context, built []string) ([]image.Entry, error) {
+func glibc(ctx context.Context, on platform, built []string) ([]image.Entry, error) {
 	var loader string
 	for _, file := range built {
 		l, err := inspect(file)
@@ -37,25 +37,33 @@ func glibc(ctx context.Context, built []string) ([]image.Entry, error) {
 	if loader == "" {
 		return nil, fmt.Errorf("none of the programs is dynamically linked, but the kubelet plugin must be")
 	}
-	source, err := filepath.EvalSymlinks(loader)
+	source, err := library(ctx, on, filepath.Base(loader))
 	if err != nil {
-		return nil, fmt.Errorf("find the loader: %w", err)
+		return nil, err
 	}
 	entries := []image.Entry{{Path: loader, Source: source}}
 	var dir string
 	for _, name := range glibcLibraries() {
-		found, err := library(ctx, name)
+		found, err := library(ctx, on, name)
 		if err != nil {
 			return nil, err
 		}
-		// Where the C library is, the loader looks for the others too; which
-		// directory that is differs between distributions.
 		if dir == "" {
-			dir = filepath.Dir(found)
+			dir = searched(on, found)
 		}
 		entries = append(entries, image.Entry{Path: filepath.Join(dir, name), Source: found})
 	}
 	return entries, nil
+}
+
+// searched returns the directory where the loader looks, given where the C
+// library was found. Of this machine's that is the same place, which differs
+// between distributions; a cross compiler's is known to be Debian's.
+func searched(on platform, found string) string {
+	if on.native() {
+		return filepath.Dir(found)
+	}
+	return filepath.Join("/lib", on.triple)
 }
 
 // inspect returns the loader that an ELF file asks for, "" for a static program
@@ -88,14 +96,14 @@ func inspect(file string) (loader string, err error) {
 }
 
 // library finds one of glibc's files where the C compiler links from.
-func library(ctx context.Context, name string) (string, error) {
-	out, err := exec.CommandContext(ctx, "cc", "-print-file-name="+name).Output()
+func library(ctx context.Context, on platform, name string) (string, error) {
+	out, err := exec.CommandContext(ctx, on.compiler(), "-print-file-name="+name).Output()
 	if err != nil {
-		return "", fmt.Errorf("ask the C compiler for %s: %w (on Debian: apt-get install gcc libc6-dev)", name, err)
+		return "", fmt.Errorf("ask the C compiler for %s: %w (%s)", name, err, on.install())
 	}
 	found := strings.TrimSpace(string(out))
 	if !filepath.IsAbs(found) {
-		return "", fmt.Errorf("the C compiler knows no %s (on Debian: apt-get install gcc libc6-dev)", name)
+		return "", fmt.Errorf("the C compiler %s knows no %s (%s)", on.compiler(), name, on.install())
 	}
 	return filepath.Clean(found), nil
 }
