@@ -62,6 +62,11 @@ tools: $(TOOLS_STAMP) # Build the pinned tools
 images: prepare ## Build the container image without Docker, into _output/images/
 	$(GO) run ./deployments/container/build
 
+.PHONY: release
+release: ## Make a release of the commit that is checked out, into _output/release/ (VERSION=0.2.0): images, chart, SBOMs, changelog
+	@hack/prepare.sh cross
+	$(GO) run ./deployments/release -version '$(if $(filter file,$(origin VERSION)),,$(VERSION))'
+
 ##@ Check
 
 .PHONY: verify

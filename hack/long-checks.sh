@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -24,6 +24,8 @@ fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" 
 allocators() { make allocators; }
 
 upgrade() { test/upgrade/run.sh 1.36 1.37; }
+
+release() { deployments/release/twice.sh; }
 
 # kubernetes runs the stories of every feature on clusters of an older version, which
 # is built first.

@@ -2,14 +2,25 @@
 # Installs the C compiler that cgo needs (the kubelet plugin loads
 # libnvidia-ml) and that the simulator's library is built with, and xz, which
 # packs `make metal-bundle`, where they are missing, and says nothing where they
-# aren't. What the local cluster needs beyond that, cmd/localcluster installs
-# itself. Idempotent.
+# aren't. With the word cross, it also installs the C compiler for the other
+# architecture that `make release` builds for. What the local cluster needs beyond
+# that, cmd/localcluster installs itself. Idempotent.
+#
+# usage: hack/prepare.sh [cross]
 set -euo pipefail
 
 missing=()
 command -v gcc >/dev/null || missing+=(gcc)
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 command -v xz >/dev/null || missing+=(xz-utils)
+if [ "${1:-}" = cross ]; then
+	case $(uname -m) in
+	x86_64) triple=aarch64-linux-gnu architecture=arm64 ;;
+	*) triple=x86_64-linux-gnu architecture=amd64 ;;
+	esac
+	command -v $triple-gcc >/dev/null || missing+=("gcc-${triple//_/-}")
+	[ -e /usr/$triple/include/stdlib.h ] || missing+=("libc6-dev-$architecture-cross")
+fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
