@@ -42,25 +42,20 @@ func ChargesShared(gitVersion string) bool {
 	return true
 }
 
-// firstToCount is the first version whose allocator compares what a claim asks of
-// a device that is allocated several times with the capacity of that device. Those of
-// 1.34 compare it with another device of the slice, and crash the scheduler if there
-// is none (kubernetes/kubernetes#133705).
-const firstToCount = "1.35.0"
-
-// CountsCapacity reports whether the allocator of a version can be given devices that
-// are allocated several times. It is true for a version that can't be parsed: the API
-// server stores such devices, and of the versions that do only 1.34 is wrong.
+// CountsCapacity reports whether the scheduler of a version is safe with devices that
+// can be allocated several times. Only that of 1.34 isn't: it compares a request with
+// the capacity of another device of the slice, and crashes if there is none
+// (kubernetes/kubernetes#133705). Older API servers don't store such devices.
 func CountsCapacity(gitVersion string) bool {
 	v, err := version.ParseSemantic(gitVersion)
-	return err != nil || !v.LessThan(version.MustParseSemantic(firstToCount+"-alpha.1"))
+	return err != nil || v.Major() != 1 || v.Minor() != 34
 }
 
-// ExplainCapacity returns a clause about a version for which CountsCapacity is false:
-// the reason and the remedy.
+// ExplainCapacity returns the reason and the remedy for a version for which
+// CountsCapacity is false, without a full stop.
 func ExplainCapacity(gitVersion string) string {
-	return fmt.Sprintf("The scheduler of Kubernetes %s can crash over devices that are allocated several times (kubernetes/kubernetes#133705; "+
-		"%s is fixed, with the feature gate DRAConsumableCapacity)", gitVersion, firstToCount)
+	return fmt.Sprintf("The scheduler of Kubernetes %s can crash on devices that can be allocated several times (kubernetes/kubernetes#133705): "+
+		"upgrade to Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity", gitVersion)
 }
 
 // Explain returns a sentence about a version for which ChargesShared is false: the

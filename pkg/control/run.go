@@ -76,6 +76,8 @@ const (
 	maxRetryDelay   = 30 * time.Second
 	// waitPause is between two attempts to reach the API server at the start.
 	waitPause = time.Second
+	// waitForKinds is how long a server may take to serve the custom resources.
+	waitForKinds = 30 * time.Second
 )
 
 // Run is the controller: it returns when ctx is done, when it lost its lease,
@@ -123,14 +125,19 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-// waitForAPI waits until the API server can be reached, and returns the version of
-// resource.k8s.io to use. A controller that has lost its lease because the API server
-// is being upgraded would otherwise end again and again, with growing pauses.
+// waitForAPI waits until the API server can be reached and serves the custom
+// resources, and returns the version of resource.k8s.io to use. A controller that has
+// lost its lease because the API server is being upgraded would otherwise end again
+// and again, with growing pauses.
 func waitForAPI(ctx context.Context, d discovery.ServerResourcesInterface) (string, error) {
 	logger := klog.FromContext(ctx)
-	for {
+	for begun := time.Now(); ; {
 		version, err := publish.FindAPIVersion(d)
-		if err == nil || !isUnreachable(err) {
+		if err == nil {
+			err = findKinds(d)
+		}
+		early := errors.Is(err, errNotServed) && time.Since(begun) < waitForKinds
+		if err == nil || !early && !isUnreachable(err) {
 			return version, err
 		}
 		logger.Info("Waiting for the API server", "err", err)
@@ -140,6 +147,19 @@ func waitForAPI(ctx context.Context, d discovery.ServerResourcesInterface) (stri
 		case <-time.After(waitPause):
 		}
 	}
+}
+
+// errNotServed: the server doesn't serve the custom resources, or not yet: it learns
+// of definitions some seconds after its start.
+var errNotServed = errors.New("the API server doesn't serve gpu.tessera.dev/v1alpha1: " +
+	"install the chart with crds.install=true, or apply its CustomResourceDefinitions")
+
+func findKinds(d discovery.ServerResourcesInterface) error {
+	_, err := d.ServerResourcesForGroupVersion(v1alpha1.GroupVersion.String())
+	if apierrors.IsNotFound(err) {
+		return errNotServed
+	}
+	return err
 }
 
 // isUnreachable reports whether a request has failed as it does while a server is

@@ -77,7 +77,7 @@ func TestServerWithoutCounters(t *testing.T) {
 	applied(t, p, v1alpha1.ReasonApplied)
 	change(t, p, func() { p.Spec.Plan = v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: ptr.To[int32](2)}} })
 	n.waitForDevices(t, map[string]int{"mps": 4})
-	if got := applied(t, p, v1alpha1.ReasonProblems); !strings.Contains(got, "the whole GPU can't be offered beside its MPS shares") {
+	if got := applied(t, p, v1alpha1.ReasonAppliedWithoutWhole); !strings.Contains(got, "the whole GPU can't be offered beside its MPS shares") {
 		t.Errorf("got %q, want that it isn't offered whole", got)
 	}
 }

@@ -34,9 +34,6 @@ const (
 	twiceConfirmed = "confirmed"
 )
 
-// maxNote is how long an event's text may be.
-const maxNote = 1024
-
 // indexTwice is the function of twiceIndex.
 func indexTwice(o client.Object) []string {
 	if confirmedTwice(o) == nil {
@@ -152,7 +149,7 @@ func (n *nodeReconciler) judgeTwice(ctx context.Context, inv *v1alpha1.GPUInvent
 		n.events.Eventf(inv, nil, corev1.EventTypeWarning, "AllocatedTwice", "WithdrawShares",
 			"%s", cut(fmt.Sprintf("The scheduler, which is older than the API server, allocated %s to claims %s at the same time. "+
 				"Until it is upgraded, shares that consume counters are offered on no node; the status of the SharingPolicies concerned says more.",
-				strings.Join(d.Devices, " and "), strings.Join(d.Claims, " and ")), maxNote))
+				strings.Join(d.Devices, " and "), strings.Join(d.Claims, " and ")), maxEvent))
 	}
 	return nil
 }

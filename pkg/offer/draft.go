@@ -137,7 +137,7 @@ func (o *draft) explainNoCounters(consequence string) string {
 
 func (o *draft) reportNoMultiple(consequence string) {
 	if v := o.server.Version; !allocator.CountsCapacity(v) {
-		o.problem("%s, so that %s", allocator.ExplainCapacity(v), consequence)
+		o.problem("%s; until then %s", allocator.ExplainCapacity(v), consequence)
 		return
 	}
 	o.problem("%s", explainMissing("consumable capacity (feature gate DRAConsumableCapacity)", o.server.MultipleDoubt, consequence))

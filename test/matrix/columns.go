@@ -67,33 +67,34 @@ type feature struct {
 	// others: also for kubelets that are older than the control plane, and for an
 	// older containerd.
 	others bool
-	// fault: what is shown isn't something that users ask for.
+	// fault: the story shows behaviour after a failure or an upgrade; README.md doesn't
+	// list it.
 	fault bool
 }
 
 func features() []feature {
 	return []feature{
-		{"Whole GPU", "one-gpu", true, false},
-		{"MIG partition on demand", "mig-ways", false, false},
-		{"MIG partitions by layout", "mig-layout", true, false},
-		{"MPS shares, equal", "mps-shares", true, false},
-		{"MPS shares by size", "mps-consumable", false, false},
-		{"MPS shares of MIG partitions", "mps-partitions", false, false},
-		{"MPS by a claim's configuration", "mps-config", false, false},
-		{"Time slices", "time-slicing", true, false},
-		{"Extended resources (nvidia.com/gpu)", "extended-resources", false, false},
-		{"Device status in claims", "device-status", false, false},
-		{"Admin access", "admin-access", false, false},
-		{"Prioritized list (firstAvailable)", "ways-to-claim", false, false},
-		{"Plugin killed", "crash-plugin", true, true},
-		{"Plugin killed while it creates partitions", "mig-crash", false, true},
-		{"Controller killed", "crash-controller", false, true},
-		{"Kubelet restarted", "kubelet-restart", true, true},
-		{"ResourceSlices deleted by somebody", "slices-deleted", false, true},
-		{"Rolling upgrade", "rollout", true, true},
-		{"Handover after a force-deleted pod", "handover", false, true},
-		{"Bad configuration refused", "bad-config", false, true},
-		{"helm uninstall and install", "uninstall", true, true},
+		{name: "Whole GPU", story: "one-gpu", others: true},
+		{name: "MIG partition on demand", story: "mig-ways"},
+		{name: "MIG partitions by layout", story: "mig-layout", others: true},
+		{name: "MPS shares, equal", story: "mps-shares", others: true},
+		{name: "MPS shares by size", story: "mps-consumable"},
+		{name: "MPS shares of MIG partitions", story: "mps-partitions"},
+		{name: "MPS by a claim's configuration", story: "mps-config"},
+		{name: "Time slices", story: "time-slicing", others: true},
+		{name: "Extended resources (nvidia.com/gpu)", story: "extended-resources"},
+		{name: "Device status in claims", story: "device-status"},
+		{name: "Admin access", story: "admin-access"},
+		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
+		{name: "Plugin killed", story: "crash-plugin", others: true, fault: true},
+		{name: "Plugin killed while it creates partitions", story: "mig-crash", fault: true},
+		{name: "Controller killed", story: "crash-controller", fault: true},
+		{name: "Kubelet restarted", story: "kubelet-restart", others: true, fault: true},
+		{name: "ResourceSlices deleted by somebody", story: "slices-deleted", fault: true},
+		{name: "Rolling upgrade", story: "rollout", others: true, fault: true},
+		{name: "Handover after a force-deleted pod", story: "handover", fault: true},
+		{name: "Bad configuration refused", story: "bad-config", fault: true},
+		{name: "helm uninstall and install", story: "uninstall", others: true, fault: true},
 	}
 }
 

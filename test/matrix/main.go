@@ -1,5 +1,5 @@
 // Command matrix runs the stories of each feature on real clusters of every
-// Kubernetes version and writes the outcomes to docs/compatibility.md. Columns
+// Kubernetes version and writes the outcomes to docs/compatibility.md and README.md. Columns
 // whose stories have all passed for the same files of the tree aren't run again,
 // so that a run that was interrupted goes on.
 package main

@@ -186,9 +186,9 @@ func (w writer) tell(ctx context.Context, have *unstructured.Unstructured) {
 		return
 	}
 	w.told[have.GetName()] = have.GetResourceVersion()
-	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", fmt.Sprintf("Tessera wants a DeviceClass of this name, and this one, %s, differs from it "+
-		"and stays as it is: claims that name it get the devices that its selectors say. Delete it, or uninstall the driver that it belongs to, "+
-		"and Tessera creates its own; or keep it, and set deviceClasses.install=false", maker(have)))
+	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", fmt.Sprintf("Tessera doesn't replace this DeviceClass, %s, although its spec differs from the one "+
+		"that the release has for this name. To get Tessera's class, delete this one or uninstall its owner. To keep this one, do nothing: "+
+		"claims get what its selectors allow", maker(have)))
 }
 
 // maker says who has made a class, as far as it can be seen.
