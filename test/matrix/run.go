@@ -44,11 +44,11 @@ type result struct {
 
 // run runs the stories of a column and keeps what go test prints in a log.
 func (c column) run(ctx context.Context, lanes int, log string) (*result, error) {
-	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	commit, err := commitOf(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("find the commit: %w", err)
+		return nil, err
 	}
-	r := &result{Commit: strings.TrimSpace(string(commit)), Date: time.Now().UTC().Format(time.DateOnly), Stories: map[string]cell{}}
+	r := &result{Commit: commit, Date: time.Now().UTC().Format(time.DateOnly), Stories: map[string]cell{}}
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		return nil, err
 	}
@@ -79,6 +79,17 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 		return nil, errors.New("no story ran; see " + log)
 	}
 	return r, nil
+}
+
+// commitOf names the checkout's commit; "-dirty" if files differ from it that aren't
+// documents, which the program itself writes.
+func commitOf(ctx context.Context) (string, error) {
+	const script = `echo "$(git rev-parse --short HEAD)$(git diff --quiet HEAD -- . ':!*.md' ':!docs' || echo -dirty)"`
+	out, err := exec.CommandContext(ctx, "bash", "-c", script).Output()
+	if err != nil {
+		return "", fmt.Errorf("name the commit: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // testEvent is a line of go test -json (go doc test2json).
