@@ -306,11 +306,7 @@ func Build(ctx context.Context, versions Versions, dir string, log io.Writer) er
 		return err
 	}
 	for _, u := range units(versions, tag) {
-		built, err := b.ensure(ctx, &u)
-		if err != nil {
-			return err
-		}
-		if err := linkAll(built, dir); err != nil {
+		if _, err := b.ensure(ctx, &u, dir); err != nil {
 			return err
 		}
 	}
@@ -318,8 +314,10 @@ func Build(ctx context.Context, versions Versions, dir string, log io.Writer) er
 }
 
 // ensure returns the cache directory that holds the unit's binaries, building
-// them first if they aren't there, and drops its earlier builds.
-func (b *builder) ensure(ctx context.Context, u *unit) (string, error) {
+// them first if they aren't there, and drops its earlier builds. It also puts them
+// into dir, unless that is empty: once the unit isn't locked, somebody with other
+// sources may drop them.
+func (b *builder) ensure(ctx context.Context, u *unit, dir string) (string, error) {
 	key, err := u.key(b.root, b.goVersion)
 	if err != nil {
 		return "", err
@@ -329,19 +327,29 @@ func (b *builder) ensure(ctx context.Context, u *unit) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	dir := filepath.Join(b.cache, u.name+"-"+key)
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	if u.cgo {
-		if err := b.ensurePackages(ctx); err != nil {
+	built := filepath.Join(b.cache, u.name+"-"+key)
+	if _, err := os.Stat(built); err != nil {
+		if err := b.make(ctx, u, built); err != nil {
 			return "", err
 		}
 	}
-	if err := u.build(ctx, b.root, dir, b.log); err != nil {
-		return "", err
+	if dir == "" {
+		return built, nil
 	}
-	return dir, dropOthers(b.cache, u.name, filepath.Base(dir))
+	return built, linkAll(built, dir)
+}
+
+// make builds a unit into a directory of the cache.
+func (b *builder) make(ctx context.Context, u *unit, dir string) error {
+	if u.cgo {
+		if err := b.ensurePackages(ctx); err != nil {
+			return err
+		}
+	}
+	if err := u.build(ctx, b.root, dir, b.log); err != nil {
+		return err
+	}
+	return dropOthers(b.cache, u.name, filepath.Base(dir))
 }
 
 // ensurePackages installs distribution packages, one process at a time.

@@ -20,7 +20,7 @@ func Tool(ctx context.Context, name string, log io.Writer) (string, error) {
 		if _, found := u.files[name]; !found || u.links != nil {
 			continue
 		}
-		dir, err := b.ensure(ctx, &u)
+		dir, err := b.ensure(ctx, &u, "")
 		if err != nil {
 			return "", err
 		}

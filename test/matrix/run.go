@@ -72,11 +72,21 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 	if err := c.collect(io.TeeReader(out, f), r); err != nil {
 		return nil, err
 	}
-	if err := test.Wait(); err != nil && ctx.Err() != nil {
+	err = test.Wait()
+	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if len(r.Stories) == 0 {
 		return nil, errors.New("no story ran; see " + log)
+	}
+	// go test says nothing of stories that a crash or its time limit cut short.
+	for _, story := range c.stories() {
+		if _, ended := r.Stories[story]; !ended {
+			r.Stories[story] = cell{Outcome: fails}
+		}
+	}
+	if err != nil && r.count(fails) == 0 {
+		return nil, fmt.Errorf("go test: %w; see %s", err, log)
 	}
 	return r, nil
 }
