@@ -262,7 +262,7 @@ func TestMetricsOff(t *testing.T) {
 	}
 	for text, want := range map[string]int{
 		"- --metrics-address=0\n": 1, "- --metrics-address=\n": 2, "name: metrics": 0, "kind: PodMonitor": 0, "kind: Service\n": 0,
-		"path: /healthz, port: health": 3, "path: /readyz, port: health": 3,
+		"path: /healthz, port: health": 4, "path: /readyz, port: health": 3,
 	} {
 		if got := strings.Count(out, text); got != want {
 			t.Errorf("%q: %d times, want %d", text, got, want)
