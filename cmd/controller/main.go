@@ -30,10 +30,11 @@ func command() *cobra.Command {
 		Use:   "controller",
 		Short: "Publish the GPUs of all nodes as ResourceSlices",
 		Long: `Reads the GPUInventory that the kubelet plugin of each node reports, and the
-SharingPolicies, and keeps each node's ResourceSlices in line with them, one slice a
-GPU and those that shared counters need. Devices that claims have stay on offer
-until the claims are gone, whatever the policies say now. It also keeps the
-DeviceClasses of a file in the cluster, in the version of the API that the server has.
+SharingPolicies, and keeps each node's ResourceSlices in line with them: as few
+slices as the devices fit into, and those that shared counters need. Devices that
+claims have stay on offer until the claims are gone, whatever the policies say now.
+It also keeps the DeviceClasses of a file in the cluster, in the version of the API
+that the server has.
 Any number may run: the holder of the Lease tessera-controller works, the others wait.
 
 /metrics is served on the metrics address, /healthz and /readyz on the health address.`,

@@ -40,7 +40,7 @@ v1alpha3
 {{- end -}}
 {{- end -}}
 
-{{/* What of the release this version of Kubernetes has no place for, for NOTES.txt. */}}
+{{/* Lists the features that this Kubernetes version lacks or has off by default, for NOTES.txt. */}}
 {{- define "tessera.leftOut" -}}
 {{- $version := .Capabilities.KubeVersion.Version -}}
 {{- $off := list -}}
@@ -67,8 +67,8 @@ v1alpha3
 {{- end -}}
 {{- if $off }}
 
-Kubernetes {{ $version }} leaves these out; they are there once the cluster can hold
-them, without an upgrade of the release:
+Not available on Kubernetes {{ $version }} as far as its version says; available after an
+upgrade of the cluster or with the feature gate, without `helm upgrade`:
 {{- range $off }}
 - {{ . }}
 {{- end }}
