@@ -108,8 +108,8 @@ func (s *settings) upgrade() *cobra.Command {
 	var to cluster.Target
 	cmd := &cobra.Command{
 		Use: "upgrade", Args: cobra.NoArgs,
-		Short: "Give a running cluster a newer Kubernetes",
-		Long: `Give a running cluster a newer Kubernetes: the control plane, then the kubelets.
+		Short: "Upgrade Kubernetes in a running cluster",
+		Long: `Upgrade Kubernetes in a running cluster: the control plane, then the kubelets.
 Pods go on running. With one of the flags only, the other part stays as it is.`,
 		Example: `  localcluster up --kubernetes 1.33
   localcluster upgrade --kubernetes 1.34

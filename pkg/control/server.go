@@ -24,8 +24,8 @@ const (
 	// answer is asked again.
 	probePause   = 10 * time.Second
 	probeTimeout = 10 * time.Second
-	// steady is how long an answer has to last after servers have answered
-	// differently in turns.
+	// steady is how long one answer must be the only one before it counts alone
+	// again.
 	steady = 10 * time.Minute
 )
 
@@ -108,7 +108,7 @@ func (s *apiServer) probe(ctx context.Context) error {
 	doubt := able.Doubt
 	able = s.weigh(able)
 	if doubt != "" && able.Doubt == "" {
-		logger.Info("The API server can't be asked any more; its earlier answers count on", "why", doubt)
+		logger.Info("The API server refuses the probes; its earlier answers are kept", "why", doubt)
 	}
 	if s.known && s.able == able {
 		return nil
@@ -117,7 +117,7 @@ func (s *apiServer) probe(ctx context.Context) error {
 		"consumableCapacity", able.Multiple.String(), "taints", able.Taints.String(), "noneTaints", able.NoneTaints.String(),
 		"kubernetes", able.Version, "chargesSharedDevices", able.Charged)
 	if able.Doubt != "" {
-		logger.Info("Not everything could be found out; what is unknown isn't used, and is asked again", "why", able.Doubt)
+		logger.Info("Some abilities of the API server are unknown; they aren't used, and are probed again every minute", "why", able.Doubt)
 	}
 	if s.known {
 		for _, c := range s.listeners {

@@ -205,7 +205,7 @@ func TestVersions(t *testing.T) {
 }
 
 // charges says whether the newest patch release of the version, which the servers
-// here are at least, charges counters for devices that are given several times.
+// here are at least, charges counters for devices that are allocated several times.
 func (s server) charges() bool { return s.minor() >= 36 }
 
 // offersPartitions waits until a node offers what the server can hold of partitions.

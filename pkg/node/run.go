@@ -176,7 +176,7 @@ func (p *plugin) reportAllocatedTwice(ctx context.Context, d prepare.DoubleAlloc
 	}
 	info, err := discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Info("The API server doesn't tell its version", "err", err)
+		klog.FromContext(ctx).Info("Can't read the API server's version; the double allocation is recorded without it", "err", err)
 	} else {
 		out.Kubernetes = info.GitVersion
 	}

@@ -154,7 +154,7 @@ func (p *play) downgrade() {
 	p.Server.Charged = p.Server.Charged && p.random.IntN(2) == 0
 }
 
-// release has a claim end. The controller looks at it now or later.
+// release deletes a claim. The controller looks at it now or later.
 func (p *play) release() {
 	names := slices.Sorted(maps.Keys(p.Claims))
 	if len(names) == 0 {
@@ -173,7 +173,7 @@ func (p *play) look() {
 	}
 }
 
-// ask has a claim come.
+// ask creates a claim.
 func (p *play) ask(ctx context.Context) error {
 	requests := []Request{p.request()}
 	if p.random.IntN(5) == 0 {

@@ -293,9 +293,10 @@ func newBuilder(ctx context.Context, log io.Writer) (*builder, error) {
 	return &builder{root: root, cache: cache, goVersion: strings.TrimSpace(string(goVersion)), log: log}, nil
 }
 
-// Build makes sure that the binaries of these versions and the base images are in the cache, and lays them out in dir, which then works on any host of
-// this architecture as a --bin-dir. Several processes may build at once; each
-// waits for what another is building. log gets lines for people.
+// Build makes sure that the binaries of these versions and the base images are in
+// the cache, and lays them out in dir, which then works on any host of this
+// architecture as a --bin-dir. Several processes may build at once; each waits for
+// what another is building. log gets lines for people.
 func Build(ctx context.Context, versions Versions, dir string, log io.Writer) error {
 	b, err := newBuilder(ctx, log)
 	if err != nil {

@@ -114,5 +114,5 @@ func (o Options) validateDRA() error {
 	for _, dra := range DRAs() {
 		names = append(names, string(dra))
 	}
-	return fmt.Errorf("%q says not how much of Dynamic Resource Allocation to turn on: use %s", o.DRA, strings.Join(names, ", "))
+	return fmt.Errorf("--dra=%q: want one of %s", o.DRA, strings.Join(names, ", "))
 }

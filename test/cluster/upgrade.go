@@ -52,9 +52,9 @@ func (o Options) upgraded(to Target) (Options, error) {
 	}
 	switch {
 	case o.BinDir != "":
-		return o, errors.New("it was made of prebuilt binaries, which are of one version")
+		return o, errors.New("it was created with --bin-dir, whose binaries are of one version: create it again with the other directory")
 	case minorVersion(o.Kubernetes) < minorVersion(from.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(from.Kubelet):
-		return o, fmt.Errorf("it has Kubernetes %s and kubelets %s: Kubernetes supports no way back", from.Kubernetes, from.Kubelet)
+		return o, fmt.Errorf("it has Kubernetes %s and kubelets %s, and Kubernetes can't be downgraded: run localcluster down, then up", from.Kubernetes, from.Kubelet)
 	}
 	return o, o.validate()
 }

@@ -37,7 +37,7 @@ func needs(t *testing.T, story string) []string {
 	return nil
 }
 
-// lacks names the gates that a story needs and that are off on these clusters.
+// lacks returns what a story needs and these clusters don't have; empty if nothing.
 func lacks(t *testing.T, story string) string {
 	t.Helper()
 	on := cluster.Gates(*version, cluster.DRA(*dra))

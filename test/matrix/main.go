@@ -93,7 +93,7 @@ func (c column) once(ctx context.Context, lanes int, dir string) (*result, error
 	if data, err := os.ReadFile(mark); err == nil {
 		var r result
 		if err := json.Unmarshal(data, &r); err == nil {
-			fmt.Printf("matrix: %s has passed\n", c.id())
+			fmt.Printf("matrix: %s has passed already for these files; skipped\n", c.id())
 			return &r, nil
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-// verdict is the decision about one DeviceClass.
-type verdict int
+// action is what to do about one DeviceClass.
+type action int
 
 const (
-	keep verdict = iota // it is as it should be, or is somebody else's and serves as well
+	keep action = iota // it is as it should be, or is somebody else's and serves as well
 	create
 	update
 	remove
@@ -49,10 +49,10 @@ func (w *Wanted) desired(c Class, owner metav1.OwnerReference, have *unstructure
 	return want, nil
 }
 
-// judge compares the class that the cluster has, nil if none, with the desired one,
+// decide compares the class that the cluster has, nil if none, with the desired one,
 // nil if none is wanted. lacksNames says that the server doesn't store extended
 // resource names.
-func judge(have, want *unstructured.Unstructured, lacksNames bool) verdict {
+func decide(have, want *unstructured.Unstructured, lacksNames bool) action {
 	switch {
 	case have == nil && want == nil:
 		return keep

@@ -92,8 +92,8 @@ func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
 		change   func(o *unstructured.Unstructured)
 		lacks    bool
-		want     verdict
-		unwanted verdict // if no such class is wanted
+		want     action
+		unwanted action // if no such class is wanted
 	}{
 		"as it should be":         {change: func(*unstructured.Unstructured) {}, want: keep, unwanted: remove},
 		"a selector was edited":   {change: func(o *unstructured.Unstructured) { setSpec(t, o, []any{}, "selectors") }, want: update, unwanted: remove},
@@ -119,11 +119,11 @@ func TestJudge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := judge(have, want, c.lacks); got != c.want {
-				t.Errorf("verdict %d, want %d", got, c.want)
+			if got := decide(have, want, c.lacks); got != c.want {
+				t.Errorf("action %d, want %d", got, c.want)
 			}
-			if got := judge(have, nil, c.lacks); got != c.unwanted {
-				t.Errorf("not wanted: verdict %d, want %d", got, c.unwanted)
+			if got := decide(have, nil, c.lacks); got != c.unwanted {
+				t.Errorf("not wanted: action %d, want %d", got, c.unwanted)
 			}
 		})
 	}
@@ -131,8 +131,8 @@ func TestJudge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := judge(nil, want, false); got != create {
-		t.Errorf("verdict on a missing class: %d, want %d", got, create)
+	if got := decide(nil, want, false); got != create {
+		t.Errorf("action on a missing class: %d, want %d", got, create)
 	}
 }
 

@@ -25,16 +25,16 @@ import (
 )
 
 const (
-	// askAgainAfter is how long the answer counts that the server doesn't store
-	// extended resource names, unless ServerChanged asks before.
+	// askAgainAfter is how long the controller remembers that the server dropped an
+	// extended resource name.
 	askAgainAfter = 10 * time.Minute
 	// ownerPause is how long the release's ClusterRole may be missing between two
 	// looks for it: it is when the release is being removed.
 	ownerPause = 30 * time.Second
 )
 
-// ServerChanged is the name of a request after which nothing counts that was known
-// of the API server.
+// ServerChanged is the name of the request that makes Reconcile forget what the
+// server stored.
 const ServerChanged = "server"
 
 // Reconciler keeps the DeviceClasses of one release as they are wanted.
@@ -50,7 +50,7 @@ type Reconciler struct {
 
 	// What follows belongs to Reconcile, which runs once at a time.
 	lacksUntil time.Time         // until then the server is taken not to store extended resource names
-	told       map[string]string // the resource version of each foreign class that an event was written about
+	warned     map[string]string // the resource version of each foreign class that an event was written about
 }
 
 // New returns a Reconciler for these classes.
@@ -58,7 +58,7 @@ func New(wanted *Wanted, d discovery.ServerResourcesInterface, api dynamic.Inter
 	s := &server{discovery: d, client: api}
 	return &Reconciler{
 		Informer: s.informer(), wanted: wanted, server: s, reader: reader, recorder: recorder,
-		clock: clock.RealClock{}, told: make(map[string]string),
+		clock: clock.RealClock{}, warned: make(map[string]string),
 	}
 }
 
@@ -71,7 +71,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	}
 	owner, err := r.owner(ctx)
 	if apierrors.IsNotFound(err) {
-		klog.FromContext(ctx).Info("The DeviceClasses stay as they are: their owner is gone, as when the release is being uninstalled", "clusterRole", r.wanted.Owner)
+		klog.FromContext(ctx).Info("Leaving the DeviceClasses unchanged: their owner is gone, as during an uninstall", "clusterRole", r.wanted.Owner)
 		return reconcile.Result{RequeueAfter: ownerPause}, nil
 	} else if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read the owner of the DeviceClasses, ClusterRole %s: %w", r.wanted.Owner, err)
@@ -86,13 +86,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	for _, c := range r.wanted.Classes {
 		want, err := r.wanted.desired(c, owner, have[c.Name])
 		if err == nil {
-			err = w.bring(ctx, have[c.Name], want)
+			err = w.apply(ctx, have[c.Name], want)
 		}
 		failed = append(failed, err)
 		delete(have, c.Name)
 	}
 	for _, old := range have {
-		failed = append(failed, w.bring(ctx, old, nil))
+		failed = append(failed, w.apply(ctx, old, nil))
 	}
 	return reconcile.Result{RequeueAfter: max(0, r.lacksUntil.Sub(r.clock.Now()))}, errors.Join(failed...)
 }
@@ -125,11 +125,11 @@ type writer struct {
 	version schema.GroupVersion
 }
 
-// bring makes one class as it is wanted, which is not at all for nil.
-func (w writer) bring(ctx context.Context, have, want *unstructured.Unstructured) error {
-	decision := judge(have, want, w.clock.Now().Before(w.lacksUntil))
+// apply creates, updates or deletes one class; want is nil if none is wanted.
+func (w writer) apply(ctx context.Context, have, want *unstructured.Unstructured) error {
+	decision := decide(have, want, w.clock.Now().Before(w.lacksUntil))
 	if decision != foreign && have != nil {
-		delete(w.told, have.GetName())
+		delete(w.warned, have.GetName())
 	}
 	switch decision {
 	case create, update:
@@ -144,14 +144,14 @@ func (w writer) bring(ctx context.Context, have, want *unstructured.Unstructured
 		}
 		klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.GetName())
 	case foreign:
-		w.tell(ctx, have)
+		w.warnForeign(ctx, have)
 	case keep:
 	}
 	return nil
 }
 
 // write creates or updates a class, and looks at what of it the server has stored.
-func (w writer) write(ctx context.Context, decision verdict, want *unstructured.Unstructured) (err error) {
+func (w writer) write(ctx context.Context, decision action, want *unstructured.Unstructured) (err error) {
 	want.SetGroupVersionKind(w.version.WithKind(kind))
 	var stored *unstructured.Unstructured
 	if decision == create {
@@ -180,12 +180,13 @@ const extendedResourceNotStored = "the API server doesn't store spec.extendedRes
 	"not by resources.limits. Kubernetes 1.36 and later store it; on 1.34 and 1.35 turn on the feature gate DRAExtendedResource " +
 	"on kube-apiserver, kube-scheduler, kube-controller-manager and the kubelets"
 
-// tell writes an event about a class of somebody else, once for each version of it.
-func (w writer) tell(ctx context.Context, have *unstructured.Unstructured) {
-	if w.told[have.GetName()] == have.GetResourceVersion() {
+// warnForeign writes an event about a class of somebody else, once for each version
+// of it.
+func (w writer) warnForeign(ctx context.Context, have *unstructured.Unstructured) {
+	if w.warned[have.GetName()] == have.GetResourceVersion() {
 		return
 	}
-	w.told[have.GetName()] = have.GetResourceVersion()
+	w.warned[have.GetName()] = have.GetResourceVersion()
 	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", fmt.Sprintf("Tessera doesn't replace this DeviceClass, %s, although its spec differs from the one "+
 		"that the release has for this name. To get Tessera's class, delete this one or uninstall its owner. To keep this one, do nothing: "+
 		"claims get what its selectors allow", maker(have)))
@@ -207,7 +208,7 @@ func maker(o *unstructured.Unstructured) string {
 }
 
 func (w writer) event(ctx context.Context, about *unstructured.Unstructured, kind, reason, message string) {
-	klog.FromContext(ctx).Info("A DeviceClass isn't as it is wanted", "class", about.GetName(), "reason", reason, "message", message)
+	klog.FromContext(ctx).Info("A DeviceClass differs from the release's", "class", about.GetName(), "reason", reason, "message", message)
 	w.recorder.Eventf(about, nil, kind, reason, "Apply", "%s", message)
 }
 

@@ -28,15 +28,15 @@ func (a Answer) String() string { return [...]string{"unknown", "no", "yes"}[a] 
 // which nothing is known.
 type Abilities struct {
 	Counters Counters
-	// Multiple: devices that can be given several times, and policies for how much
-	// of their capacities claims may ask for.
+	// Multiple: devices that can be allocated several times, and policies for how
+	// much of their capacities claims may ask for.
 	Multiple Answer
 	// Taints of devices, at most four a device.
 	Taints Answer
 	// NoneTaints: taints with the effect None, which tell and do nothing.
 	NoneTaints Answer
 	// Charged: the scheduler of this version charges counters for devices that are
-	// given several times (pkg/allocator).
+	// allocated several times (pkg/allocator).
 	Charged bool
 	// Version of Kubernetes as the server spells it; empty where it doesn't say.
 	Version string
@@ -97,8 +97,8 @@ func Common(all []Abilities) Abilities {
 		versions, apis = append(versions, orUnknown(b.Version)), append(apis, b.API)
 	}
 	out.API = strings.Join(slices.Compact(apis), ", ")
-	out.Doubt = fmt.Sprintf("API servers that differ answer in turns (%s), as while a control plane is upgraded. "+
-		"Only what all of them have is used until one has answered alone for some minutes; finish the upgrade, and give all the same feature gates.",
+	out.Doubt = fmt.Sprintf("API servers with different abilities answer in turns (%s), as during an upgrade of the control plane. "+
+		"Finish the upgrade, and set the same feature gates on all API servers. Until ten minutes after that, only what all of them store is used.",
 		strings.Join(slices.Compact(versions), ", "))
 	return out
 }

@@ -86,11 +86,10 @@ func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourc
 // maxJointCounters is how many counters a slice has room for in the joint form.
 const maxJointCounters = 32
 
-// groups divides GPUs into those of one slice each: as few groups as possible, and
-// of these the largest as small as possible. Alike slices matter too: the allocator
-// of Kubernetes 1.34 with DRAConsumableCapacity looks up the n-th device of a request
-// as the n-th device of a slice, and crashes if the slice has fewer
-// (kubernetes/kubernetes#133705). No request has more than 32.
+// groups assigns GPUs to slices: as few slices as possible, of similar size. Similar
+// size matters on 1.34 with DRAConsumableCapacity: its allocator looks up the n-th
+// device of a request as the n-th device of a slice, and crashes if the slice has
+// fewer (kubernetes/kubernetes#133705). No request has more than 32.
 func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	most := resourceapi.ResourceSliceMaxDevices
 	if form == SplitCounters && slices.ContainsFunc(gpus, func(g offer.GPU) bool { return g.Counters != nil }) {

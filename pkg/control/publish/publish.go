@@ -105,9 +105,8 @@ func (p *Publisher) watch(ctx context.Context, o metav1.ListOptions) (watch.Inte
 	return w, err
 }
 
-// Watches receives a value after the informer has started a watch: the first, and
-// one whenever a watch has ended. All end with the API server, so that after each
-// the server may be another one.
+// Watches receives a value each time the informer starts a watch. A restarted or
+// replaced API server ends its watches, so each new one may be of another server.
 func (p *Publisher) Watches() <-chan struct{} { return p.watches }
 
 // Informer of the driver's slices. Whoever runs the publisher runs it.

@@ -130,7 +130,7 @@ func plainSlice() resourceapi.ResourceSliceSpec {
 	return resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Name: probeName}}}
 }
 
-// sliceForSeveral has a device that can be given several times, with both kinds
+// sliceForSeveral has a device that can be allocated several times, with both kinds
 // of request policies.
 func sliceForSeveral() resourceapi.ResourceSliceSpec {
 	one := *resource.NewQuantity(1, resource.DecimalSI)
@@ -154,8 +154,8 @@ func taintedSlice(effect resourceapi.DeviceTaintEffect) resourceapi.ResourceSlic
 	}}}}
 }
 
-// errPlainRefused says that a slice which every server stores isn't stored, so
-// that nothing could be found out.
+// errPlainRefused: the server didn't store a plain slice unchanged, so its other
+// answers mean nothing.
 var errPlainRefused = errors.New("a slice with one plain device isn't stored as it is")
 
 // probeName is the name of everything that a probe is about, the node too:

@@ -27,9 +27,9 @@ const (
 	// The first and the maximum delay after a failure.
 	retryFirst = 500 * time.Millisecond
 	retryLast  = time.Minute
-	// uselessFor is how long nothing is written after the server didn't store the
+	// notStoredFor is how long nothing is written after the server didn't store the
 	// field: it may be upgraded, or its gate be switched on.
-	uselessFor = 10 * time.Minute
+	notStoredFor = 10 * time.Minute
 )
 
 // errNotStored means that the server doesn't support status.devices.
@@ -43,9 +43,9 @@ type Writer struct {
 	driver, pool string
 
 	queue workqueue.TypedRateLimitingInterface[types.UID]
-	// uselessUntil is when to try again after the server didn't store the field, in
+	// notStoredUntil is when to try again after the server didn't store the field, in
 	// nanoseconds since 1970.
-	uselessUntil atomic.Int64
+	notStoredUntil atomic.Int64
 	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
@@ -72,7 +72,7 @@ func New(client kubernetes.Interface, driver, pool string) *Writer {
 // Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
 func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-	if time.Now().UnixNano() < w.uselessUntil.Load() {
+	if time.Now().UnixNano() < w.notStoredUntil.Load() {
 		return
 	}
 	w.mu.Lock()
@@ -118,7 +118,7 @@ func (w *Writer) next(ctx context.Context) bool {
 	}
 	if err != nil {
 		if errors.Is(err, errNotStored) {
-			w.uselessUntil.Store(time.Now().Add(uselessFor).UnixNano())
+			w.notStoredUntil.Store(time.Now().Add(notStoredFor).UnixNano())
 		}
 		w.said.Do(func() {
 			logger.V(2).Info("The status of claims will not show their MIG devices and shares", "err", err)

@@ -256,7 +256,7 @@ func TestServerWithoutTheField(t *testing.T) {
 	}
 	// The server was upgraded, and time has passed.
 	s.drops = false
-	w.uselessUntil.Store(time.Now().UnixNano())
+	w.notStoredUntil.Store(time.Now().UnixNano())
 	w.Enqueue(ref("uid-1"), partition())
 	idle(t, w)
 	if len(s.claim.Status.Devices) == 0 {

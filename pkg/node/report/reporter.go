@@ -99,8 +99,8 @@ func (r *Reporter) Registered() {
 }
 
 // AllocatedTwice reports a double allocation, unless one of the same version of
-// Kubernetes is reported. It is written once: after somebody has removed it, or
-// deleted the object, it stays away.
+// Kubernetes is reported. It is written once: it isn't written again after
+// somebody has removed it or deleted the object.
 func (r *Reporter) AllocatedTwice(d v1alpha1.DoubleAllocation) {
 	d.RefusedAt = d.RefusedAt.Rfc3339Copy() // as precise as the API is
 	r.mu.Change(func() { r.allocatedTwice = &d })
@@ -155,9 +155,9 @@ func (r *Reporter) sawDeleted(uid types.UID) {
 // isGPU reports whether NVIDIA's device plugin offers GPUs, or parts of them, under
 // this name.
 func isGPU(resource corev1.ResourceName) bool {
-	name, ours := strings.CutPrefix(string(resource), "nvidia.com/")
+	name, nvidia := strings.CutPrefix(string(resource), "nvidia.com/")
 	name = strings.TrimSuffix(name, ".shared")
-	return ours && (name == "gpu" || strings.HasPrefix(name, "mig-"))
+	return nvidia && (name == "gpu" || strings.HasPrefix(name, "mig-"))
 }
 
 // conflict says that a device plugin serves the node's GPUs. Extended

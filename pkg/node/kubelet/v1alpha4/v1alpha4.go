@@ -36,8 +36,8 @@ const (
 	socketName = "dra-v1alpha4.sock"
 )
 
-// Service is v1alpha4's end of the plugin. It is served only for a kubelet that needs
-// it.
+// Service serves v1alpha4 on a socket of its own once a kubelet has refused the
+// plugin.
 type Service struct {
 	mu     sync.Mutex
 	offers bool
@@ -45,15 +45,13 @@ type Service struct {
 	plugin *grpc.ClientConn
 }
 
-// New returns a service. It is for a plugin with Registration as an interceptor of
-// its registration service, and to be stopped.
+// New returns a Service that serves nothing yet. Pass Registration as an interceptor
+// of the plugin's registration service, and call Stop at the end.
 func New() *Service { return &Service{} }
 
-// Registration is an interceptor of the plugin's registration service. If the
-// kubelet refuses the plugin because it supports none of the versions, the plugin
-// offers v1alpha4 at the kubelet's next attempt, at an endpoint that is served from
-// then on; if the kubelet refuses that, because it was upgraded since, the plugin
-// offers again what it did before. Kubelets try again within seconds.
+// Registration is a gRPC interceptor. After a refusal by the kubelet, for any
+// reason, the plugin switches between its usual versions and v1alpha4 for the
+// kubelet's next attempt, some seconds later.
 func (s *Service) Registration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	switch message := req.(type) {
