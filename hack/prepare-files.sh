@@ -26,6 +26,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 go build -cover -covermode atomic -coverpkg ./pkg/...,./hack/preparefiles -o "$work/preparefiles" ./hack/preparefiles
-count whole "" 34 16
-count share "-mps4-0" 45 17
+# One file and package of these is v1alpha4's interceptor, which all calls pass: it
+# goes with Kubernetes 1.31.
+count whole "" 35 17
+count share "-mps4-0" 46 18
 exit "$failed"
