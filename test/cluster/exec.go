@@ -130,14 +130,10 @@ func enterNamespaces(pid int) error {
 	return nil
 }
 
-// Helm runs helm on the host as the cluster's administrator, and returns all that
-// it printed, also with an error.
-func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, c.Binary("helm"), args...)
+// Command is one of the cluster's programs (kubectl, helm), to be run on the host as
+// the cluster's administrator.
+func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, c.Binary(name), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath())
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("helm %s: %w", args[0], err)
-	}
-	return string(out), err
+	return cmd
 }

@@ -32,7 +32,11 @@ func TestWithoutDRA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.Helm(t.Context(), "install", "tessera", chart, "--namespace", "tessera-system", "--create-namespace", "--set", "image.repository=localhost/tessera")
+	helm := func(args ...string) (string, error) {
+		out, err := c.Command(t.Context(), "helm", args...).CombinedOutput()
+		return string(out), err
+	}
+	out, err := helm("install", "tessera", chart, "--namespace", "tessera-system", "--create-namespace", "--set", "image.repository=localhost/tessera")
 	if err == nil {
 		t.Fatalf("the chart was installed:\n%s", out)
 	}
@@ -42,7 +46,7 @@ func TestWithoutDRA(t *testing.T) {
 			t.Errorf("the error doesn't say %s", flag)
 		}
 	}
-	if out, err = c.Helm(t.Context(), "list", "--namespace", "tessera-system", "--short"); err != nil || out != "" {
+	if out, err = helm("list", "--namespace", "tessera-system", "--short"); err != nil || out != "" {
 		t.Errorf("releases are left: %s %v", out, err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -161,9 +160,7 @@ func (s *Stack) Kube() kubernetes.Interface { return s.kube }
 
 // Command is one of the cluster's programs (kubectl, helm), as administrator.
 func (s *Stack) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, s.Cluster.Binary(name), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Cluster.KubeconfigPath())
-	return cmd
+	return s.Cluster.Command(ctx, name, args...)
 }
 
 // Kubectl runs kubectl and returns what it printed, also with an error.
