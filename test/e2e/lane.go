@@ -102,16 +102,11 @@ func (l *lane) story(t *testing.T, name string) {
 		return
 	}
 	testscript.RunT(inLane{t}, testscript.Params{
-		Files:    []string{filepath.Join("testdata", name+".txtar")},
-		Deadline: time.Now().Add(storyTime),
-		Setup:    func(env *testscript.Env) error { return setup(env, l.stack) },
-		Cmds:     commands(l.stack),
-		Condition: func(name string) (bool, error) {
-			if oldest, found := strings.CutPrefix(name, "kubernetes:"); found {
-				return *version >= oldest, nil // two digits each
-			}
-			return l.stack.Has(name), nil
-		},
+		Files:     []string{filepath.Join("testdata", name+".txtar")},
+		Deadline:  time.Now().Add(storyTime),
+		Setup:     func(env *testscript.Env) error { return setup(env, l.stack) },
+		Cmds:      commands(l.stack),
+		Condition: have,
 	})
 }
 

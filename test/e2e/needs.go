@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,15 +41,34 @@ func needs(t *testing.T, story string) []string {
 // lacks returns what a story needs and these clusters don't have; empty if nothing.
 func lacks(t *testing.T, story string) string {
 	t.Helper()
-	on := cluster.Gates(*version, cluster.DRA(*dra))
-	off := slices.DeleteFunc(append(needs(t, story), dynamicResourceAllocation), func(need string) bool {
-		if oldest, found := strings.CutPrefix(need, "Kubernetes "); found {
-			return *version >= oldest // two digits each
+	var off []string
+	for _, need := range append(needs(t, story), dynamicResourceAllocation) {
+		has, err := have(strings.Replace(need, "Kubernetes ", fromVersion, 1))
+		if err != nil {
+			t.Fatal(err)
 		}
-		return slices.Contains(on, need)
-	})
+		if !has {
+			off = append(off, need)
+		}
+	}
 	if len(off) == 0 {
 		return ""
 	}
 	return "needs " + strings.Join(off, ", ")
+}
+
+// fromVersion begins a condition that is met from a Kubernetes version on.
+const fromVersion = "kubernetes:"
+
+// have reports whether these clusters meet a condition: a feature gate, or
+// "kubernetes:1.36". A gate that no version has is an error, because what it guards
+// would never run.
+func have(condition string) (bool, error) {
+	if oldest, found := strings.CutPrefix(condition, fromVersion); found {
+		return *version >= oldest, nil // two digits each
+	}
+	if !slices.Contains(cluster.Gates(cluster.DefaultKubernetes, cluster.DRAAll), condition) {
+		return false, fmt.Errorf("no Kubernetes version has a feature gate %q", condition)
+	}
+	return slices.Contains(cluster.Gates(*version, cluster.DRA(*dra)), condition), nil
 }
