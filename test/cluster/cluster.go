@@ -116,6 +116,9 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 		return nil, err
 	}
 	defer unlock()
+	if err := allowInotify(inotifyInstancesPath, options.Log); err != nil {
+		return nil, err
+	}
 	c, err := openOrCreate(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("bring up cluster %s: %w", options.Name, errors.Join(err, removeUnmade(options)))
