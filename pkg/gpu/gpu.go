@@ -239,14 +239,19 @@ const (
 )
 
 // Blocks reports whether a GPU with this condition must not be given to anybody.
-func (c Condition) Blocks() bool {
-	switch c.Type {
-	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing:
-		return true
-	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported:
-		return false
+func (c Condition) Blocks() bool { return c.Type.Effect() != NoEffect }
+
+// Effect is what the condition does to claims unless a policy says more.
+func (t ConditionType) Effect() Effect {
+	switch t {
+	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing,
+		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed:
+		return NoSchedule
+	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported,
+		IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
+		return NoEffect
 	default: // of a newer version
-		return false
+		return NoEffect
 	}
 }
 

@@ -1,0 +1,94 @@
+package gpu
+
+import "time"
+
+// Conditions of a GPU's health. They are decided by pkg/health.
+const (
+	// ResetRequired: the GPU, or the GPU with the load on it drained, must be reset.
+	ResetRequired ConditionType = "ResetRequired"
+	// BusResetRequired: the GPU needs a reset of its PCIe bus.
+	BusResetRequired ConditionType = "BusResetRequired"
+	// RebootRequired: the node must be rebooted.
+	RebootRequired ConditionType = "RebootRequired"
+	// PeersMustDrain: programs that use the GPU over NVLink or PCIe from others must
+	// end before it can recover (NVML: drain P2P).
+	PeersMustDrain ConditionType = "PeersMustDrain"
+	// IMEXRecoveryRequired: the node's IMEX domain must be recovered.
+	IMEXRecoveryRequired ConditionType = "IMEXRecoveryRequired"
+	// RowRemapPending: rows of memory are replaced at the next reset.
+	RowRemapPending ConditionType = "RowRemapPending"
+	// RowRemapFailed: rows of memory couldn't be replaced.
+	RowRemapFailed ConditionType = "RowRemapFailed"
+	// NVLinkDown: NVLinks that were active are not, or report fatal errors.
+	NVLinkDown ConditionType = "NVLinkDown"
+	// NeedsInspection: the GPU reported an error that people must look at; whether it
+	// can be used isn't known.
+	NeedsInspection ConditionType = "NeedsInspection"
+)
+
+// Effect is what a condition does to claims, in the words of a device taint.
+type Effect string
+
+const (
+	// NoEffect: the condition only informs.
+	NoEffect Effect = "None"
+	// NoSchedule: the GPU's devices are not given to new claims that don't tolerate
+	// it.
+	NoSchedule Effect = "NoSchedule"
+	// NoExecute: NoSchedule, and pods that use the GPU's devices and don't tolerate it
+	// are evicted.
+	NoExecute Effect = "NoExecute"
+)
+
+// RecoveryAction is what a GPU needs to recover, as the driver says it (NVML
+// GPU_RECOVERY_ACTION, field 230).
+type RecoveryAction string
+
+const (
+	// RecoveryUnknown: an older driver doesn't say.
+	RecoveryUnknown       RecoveryAction = ""
+	RecoveryNone          RecoveryAction = "None"
+	RecoveryReset         RecoveryAction = "Reset"
+	RecoveryReboot        RecoveryAction = "Reboot"
+	RecoveryDrainP2P      RecoveryAction = "DrainP2P"
+	RecoveryDrainAndReset RecoveryAction = "DrainAndReset"
+	RecoveryIMEX          RecoveryAction = "RecoverIMEXDomain"
+	RecoveryBusReset      RecoveryAction = "BusReset"
+	RecoverySystemReboot  RecoveryAction = "SystemReboot"
+	// RecoveryOther: the driver gives an action that this version doesn't know.
+	RecoveryOther RecoveryAction = "Other"
+)
+
+// Vitals are what the driver says about a GPU's health at one time.
+type Vitals struct {
+	Recovery RecoveryAction
+	// RowRemap is nil on GPUs that don't remap rows.
+	RowRemap *RowRemap
+	// NVLinksDown are links that have been active and aren't.
+	NVLinksDown []int
+	// UncorrectableErrors of memory since the driver was loaded; nil where it isn't
+	// counted.
+	UncorrectableErrors *uint64
+	// SRAMThresholdExceeded: the driver counts so many uncorrectable errors of SRAM
+	// that the GPU should be replaced.
+	SRAMThresholdExceeded bool
+}
+
+// RowRemap is the state of a GPU's row remapper (NVML GetRemappedRows).
+type RowRemap struct {
+	// Pending: a reset is needed to finish.
+	Pending bool
+	// Failed: a row couldn't be replaced.
+	Failed bool
+}
+
+// XID is an error that a GPU reported (NVML's event XidCriticalError).
+type XID struct {
+	GPU UUID
+	// Code is a number of NVIDIA's XID catalog.
+	Code uint64
+	// GPUInstance and ComputeInstance are nil where the error belongs to no instance.
+	GPUInstance, ComputeInstance *int
+	// At is when the plugin was told.
+	At time.Time
+}
