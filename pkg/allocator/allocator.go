@@ -42,20 +42,21 @@ func ChargesShared(gitVersion string) bool {
 	return true
 }
 
-// CountsCapacity reports whether the scheduler of a version is safe with devices that
-// can be allocated several times. Only that of 1.34 isn't: it compares a request with
-// the capacity of another device of the slice, and crashes if there is none
-// (kubernetes/kubernetes#133705). Older API servers don't store such devices.
+// CountsCapacity reports whether all schedulers that may run beside an API server of a
+// version are safe with devices that can be allocated several times. That of 1.34
+// isn't: it compares a request with the capacity of another device of the slice, and
+// crashes if there is none (kubernetes/kubernetes#133705). Kubernetes allows it beside
+// an API server of 1.35. Older API servers don't store such devices.
 func CountsCapacity(gitVersion string) bool {
 	v, err := version.ParseSemantic(gitVersion)
-	return err != nil || v.Major() != 1 || v.Minor() != 34
+	return err != nil || v.Major() != 1 || v.Minor() != 34 && v.Minor() != 35
 }
 
 // ExplainCapacity returns the reason and the remedy for a version for which
 // CountsCapacity is false, without a full stop.
 func ExplainCapacity(gitVersion string) string {
-	return fmt.Sprintf("The scheduler of Kubernetes %s can crash on devices that can be allocated several times (kubernetes/kubernetes#133705): "+
-		"upgrade to Kubernetes 1.35 or later with the feature gate DRAConsumableCapacity", gitVersion)
+	return fmt.Sprintf("The scheduler of Kubernetes 1.34, which may run beside an API server of Kubernetes %s, crashes on devices that can be allocated several times "+
+		"(kubernetes/kubernetes#133705): upgrade to Kubernetes 1.36 or later", gitVersion)
 }
 
 // Explain returns a sentence about a version for which ChargesShared is false: the

@@ -28,7 +28,7 @@ func TestChargesShared(t *testing.T) {
 
 func TestCountsCapacity(t *testing.T) {
 	for v, want := range map[string]bool{
-		"v1.31.4": true, "v1.33.13": true, "v1.34.0": false, "v1.34.13": false, "v1.34.4-gke.1000": false, "v1.35.0": true, "v1.35.4+k3s1": true, "v1.36.1": true, "": true, "unknown": true,
+		"v1.31.4": true, "v1.33.13": true, "v1.34.0": false, "v1.34.13": false, "v1.34.4-gke.1000": false, "v1.35.0": false, "v1.35.4+k3s1": false, "v1.36.0-alpha.1": true, "v1.36.1": true, "": true, "unknown": true,
 	} {
 		if got := allocator.CountsCapacity(v); got != want {
 			t.Errorf("%q: got %v, want %v", v, got, want)

@@ -346,11 +346,11 @@ func TestLeftOut(t *testing.T) {
 		set  string
 		want []string
 	}{
-		"1.31.4":  {want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.35,", names + " (Kubernetes 1.34,"}},
-		"1.32.13": {set: "deviceClasses.extendedResourceName=", want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.35,"}},
-		"1.33.13": {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.35,", names + " (Kubernetes 1.34,"}},
-		"1.34.4":  {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.35,", names + ", unless the feature gate DRAExtendedResource is on"}},
-		"1.35.4":  {want: []string{partitions + ", unless the feature gate", sizes + ", unless", names + ", unless the feature gate DRAExtendedResource is on"}},
+		"1.31.4":  {want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.36)", names + " (Kubernetes 1.34,"}},
+		"1.32.13": {set: "deviceClasses.extendedResourceName=", want: []string{partitions + " (Kubernetes 1.33,", sizes + " (Kubernetes 1.36)"}},
+		"1.33.13": {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.36)", names + " (Kubernetes 1.34,"}},
+		"1.34.4":  {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.36)", names + ", unless the feature gate DRAExtendedResource is on"}},
+		"1.35.4":  {want: []string{partitions + ", unless the feature gate", sizes + " (Kubernetes 1.36)", names + ", unless the feature gate DRAExtendedResource is on"}},
 		"1.36.3":  {},
 		"1.37.1":  {},
 	} {

@@ -49,10 +49,8 @@ v1alpha3
 {{- else if semverCompare "<1.36.0-0" $version -}}
 {{- $off = append $off "MIG partitions on demand, unless the feature gate DRAPartitionableDevices is on" -}}
 {{- end -}}
-{{- if semverCompare "<1.35.0-0" $version -}}
-{{- $off = append $off "MPS shares by size (Kubernetes 1.35, feature gate DRAConsumableCapacity); equal shares work" -}}
-{{- else if semverCompare "<1.36.0-0" $version -}}
-{{- $off = append $off "MPS shares by size, unless the feature gate DRAConsumableCapacity is on" -}}
+{{- if semverCompare "<1.36.0-0" $version -}}
+{{- $off = append $off "MPS shares by size (Kubernetes 1.36); equal shares work" -}}
 {{- end -}}
 {{- if .Values.deviceClasses.install -}}
 {{- $names := list -}}
