@@ -74,7 +74,8 @@ func New(cfg Config) *Specs {
 }
 
 // Write writes the claim's specification and returns, for each of its devices,
-// the CDI names that a container with the device needs; devices have names that
+// the CDI names that a container with the device needs, the device's own first: the
+// kubelet identifies the device by it in the pod's status. Devices have names that
 // are unique in the claim. When it returns, the file and the common one are
 // complete, and every device node, library and directory that they name is on
 // the host; otherwise the error names what is missing. Capabilities of a
@@ -101,7 +102,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 			return nil, fmt.Errorf("write CDI specification of claim %s: device %s: %w", claimUID, name, err)
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: device, ContainerEdits: own})
-		ids[name] = []string{gpu.CDICommonKind + "=" + commonName, gpu.CDIClaimKind + "=" + device}
+		ids[name] = []string{gpu.CDIClaimKind + "=" + device, gpu.CDICommonKind + "=" + commonName}
 	}
 	if err := s.writeCommon(edits); err != nil {
 		return nil, err

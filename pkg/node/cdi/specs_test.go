@@ -57,6 +57,28 @@ func TestContainerGetsItsGPUsOnly(t *testing.T) {
 	}
 }
 
+// The kubelet tells the devices of a claim apart by their first CDI names, in the
+// pod's status; Kubernetes refuses a status in which two are the same.
+func TestFirstNamesDiffer(t *testing.T) {
+	s, driver, _ := setUp(t)
+	if err := s.SetDriver(driver); err != nil {
+		t.Fatal(err)
+	}
+	first := map[string]bool{}
+	for _, claim := range []string{"claim-1", "claim-2"} {
+		ids, err := s.Write(claim, devices(t, driver, 0, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range ids {
+			first[of[0]] = true
+		}
+	}
+	if len(first) != 4 {
+		t.Errorf("the first names of two devices in two claims are %v, want 4", slices.Collect(maps.Keys(first)))
+	}
+}
+
 func TestContainerGetsTheDriver(t *testing.T) {
 	s, driver, dir := setUp(t)
 	if err := s.SetDriver(driver); err != nil {
