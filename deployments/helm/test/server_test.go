@@ -294,24 +294,29 @@ func controllerSlices(t *testing.T, s *server) {
 }
 
 func controllerClasses(t *testing.T, s *server) {
-	const only = "the controller may write DeviceClasses with the label app.kubernetes.io/managed-by=tessera only"
+	const only = "the controller may write only DeviceClasses that its ClusterRole owns"
 	ctx, controller := t.Context(), s.as(t, "controller", "")
-	class := func(name string, labels map[string]string) *resourceapi.DeviceClass {
-		return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	class := func(name, role string) *resourceapi.DeviceClass {
+		return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "tessera"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: role, UID: "1"}},
+		}}
 	}
-	ourLabels := map[string]string{"app.kubernetes.io/managed-by": "tessera"}
-	theirs := class("theirs", map[string]string{"app.kubernetes.io/managed-by": "Helm"})
-	if err := s.admin.Create(ctx, theirs); err != nil {
-		t.Fatal(err)
+	labelled := class("labelled", "")
+	labelled.OwnerReferences = nil
+	for _, theirs := range []*resourceapi.DeviceClass{labelled, class("theirs", "another-controller")} {
+		denied(t, only, func(ctx context.Context) error { return controller.Create(ctx, theirs.DeepCopy(), client.DryRunAll) })
+		if err := s.admin.Create(ctx, theirs); err != nil {
+			t.Fatal(err)
+		}
+		denied(t, only, func(ctx context.Context) error {
+			change := theirs.DeepCopy()
+			change.OwnerReferences = class("", "tessera-controller").OwnerReferences
+			return controller.Update(ctx, change, client.DryRunAll)
+		})
+		denied(t, only, func(ctx context.Context) error { return controller.Delete(ctx, theirs.DeepCopy()) })
 	}
-	denied(t, only, func(ctx context.Context) error { return controller.Create(ctx, class("new", nil), client.DryRunAll) })
-	denied(t, only, func(ctx context.Context) error {
-		change := theirs.DeepCopy()
-		change.Labels = ourLabels
-		return controller.Update(ctx, change, client.DryRunAll)
-	})
-	denied(t, only, func(ctx context.Context) error { return controller.Delete(ctx, theirs.DeepCopy()) })
-	ours := class("ours", ourLabels)
+	ours := class("ours", "tessera-controller")
 	if err := controller.Create(ctx, ours); err != nil {
 		t.Fatalf("create a class of its own: %v", err)
 	}

@@ -3,7 +3,10 @@ package classes
 import (
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,7 +23,8 @@ const (
 	create
 	update
 	remove
-	// foreign: somebody else's class of that name differs from the wanted one.
+	// foreign: somebody else's class of that name differs from the wanted one, or
+	// another release keeps it.
 	foreign
 )
 
@@ -49,30 +53,32 @@ func (w *Wanted) desired(c Class, owner metav1.OwnerReference, have *unstructure
 	return want, nil
 }
 
-// decide compares the class that the cluster has, nil if none, with the desired one,
-// nil if none is wanted. lacksNames says that the server doesn't store extended
-// resource names.
-func decide(have, want *unstructured.Unstructured, lacksNames bool) action {
+// decide returns the action about one class: have is the one in the cluster, nil if
+// there is none, and want the desired one, nil if none is. lacksNames says that the
+// server doesn't store extended resource names.
+func (w *Wanted) decide(have, want *unstructured.Unstructured, lacksNames bool) action {
 	switch {
 	case have == nil && want == nil:
 		return keep
 	case have == nil:
 		return create
-	case isOurs(have) && want == nil:
-		return remove
+	case !w.owns(have):
+		return decideForeign(have, want, lacksNames)
 	case want == nil:
+		return remove
+	case have.GetDeletionTimestamp() != nil: // it is created again when it is gone
 		return keep
-	}
-	same := sameSpec(have, want, lacksNames)
-	switch {
-	case !isOurs(have) && !same:
-		return foreign
-	case !isOurs(have), have.GetDeletionTimestamp() != nil: // what is being deleted is created again when it is gone
-		return keep
-	case same && sameMetadata(have, want):
+	case sameSpec(have, want, lacksNames) && sameMetadata(have, want):
 		return keep
 	}
 	return update
+}
+
+func decideForeign(have, want *unstructured.Unstructured, lacksNames bool) action {
+	if want == nil || sameSpec(have, want, lacksNames) && otherRelease(have) == "" {
+		return keep
+	}
+	return foreign
 }
 
 // sameMetadata compares what is written of the metadata.
@@ -80,7 +86,34 @@ func sameMetadata(have, want *unstructured.Unstructured) bool {
 	return maps.Equal(have.GetLabels(), want.GetLabels()) && equality.Semantic.DeepEqual(have.GetOwnerReferences(), want.GetOwnerReferences())
 }
 
-func isOurs(o *unstructured.Unstructured) bool {
+// owns reports whether a class belongs to this release: to its ClusterRole, also as
+// it was before an uninstall, whose classes the garbage collector hasn't deleted yet.
+// A label is no proof, since people copy labels, and all releases have the same.
+func (w *Wanted) owns(o *unstructured.Unstructured) bool {
+	return slices.Contains(clusterRoles(o), w.Owner)
+}
+
+// otherRelease returns the ClusterRole of the release of Tessera that a class
+// belongs to, if this release doesn't own it. Empty: none.
+func otherRelease(o *unstructured.Unstructured) string {
+	if roles := clusterRoles(o); isLabelled(o) && len(roles) > 0 {
+		return roles[0]
+	}
+	return ""
+}
+
+// clusterRoles returns the names of the ClusterRoles that own a class.
+func clusterRoles(o *unstructured.Unstructured) []string {
+	var names []string
+	for _, owner := range o.GetOwnerReferences() {
+		if group, _, _ := strings.Cut(owner.APIVersion, "/"); group == rbacv1.GroupName && owner.Kind == clusterRole {
+			names = append(names, owner.Name)
+		}
+	}
+	return names
+}
+
+func isLabelled(o *unstructured.Unstructured) bool {
 	return o.GetLabels()[publish.ManagedByLabel] == publish.ManagedBy
 }
 

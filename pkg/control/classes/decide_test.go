@@ -74,6 +74,16 @@ func owner() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: "tessera-controller", UID: "1"}
 }
 
+// own makes a class belong to a ClusterRole of an earlier install.
+func own(o *unstructured.Unstructured, role string) {
+	old := owner()
+	old.Name, old.UID = role, "0"
+	o.SetOwnerReferences([]metav1.OwnerReference{old})
+}
+
+// disown leaves a class with the label alone, as a copy has it.
+func disown(o *unstructured.Unstructured) { o.SetOwnerReferences(nil) }
+
 func setSpec(t *testing.T, o *unstructured.Unstructured, value any, path ...string) {
 	t.Helper()
 	if err := unstructured.SetNestedField(o.Object, value, append([]string{"spec"}, path...)...); err != nil {
@@ -101,17 +111,18 @@ func TestJudge(t *testing.T) {
 		"a label of ours was lost": {change: func(o *unstructured.Unstructured) {
 			o.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "tessera"})
 		}, want: update, unwanted: remove},
-		"of an earlier release": {change: func(o *unstructured.Unstructured) {
-			old := owner()
-			old.UID = "0"
-			o.SetOwnerReferences([]metav1.OwnerReference{old})
-		}, want: update, unwanted: remove},
+		"our label was lost":                  {change: func(o *unstructured.Unstructured) { o.SetLabels(nil) }, want: update, unwanted: remove},
+		"of an earlier install":               {change: func(o *unstructured.Unstructured) { own(o, "tessera-controller") }, want: update, unwanted: remove},
 		"being deleted":                       {change: func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(&metav1.Time{}) }, want: keep, unwanted: remove},
 		"no resource name":                    {change: dropped, want: update, unwanted: remove},
 		"no resource name, as on this server": {change: dropped, lacks: true, want: keep, unwanted: remove},
-		"somebody else's, but the same":       {change: func(o *unstructured.Unstructured) { o.SetLabels(nil) }, want: keep, unwanted: keep},
-		"somebody else's, without a resource": {change: func(o *unstructured.Unstructured) { o.SetLabels(nil); dropped(o) }, want: foreign, unwanted: keep},
-		"the same, on a server without them":  {change: func(o *unstructured.Unstructured) { o.SetLabels(nil); dropped(o) }, lacks: true, want: keep, unwanted: keep},
+		"somebody else's, but the same":       {change: disown, want: keep, unwanted: keep},
+		"somebody else's, without a resource": {change: func(o *unstructured.Unstructured) { disown(o); dropped(o) }, want: foreign, unwanted: keep},
+		"the same, on a server without them":  {change: func(o *unstructured.Unstructured) { disown(o); dropped(o) }, lacks: true, want: keep, unwanted: keep},
+		"the same, of another release":        {change: func(o *unstructured.Unstructured) { own(o, "another-controller") }, want: foreign, unwanted: keep},
+		"owned by another kind of that name": {change: func(o *unstructured.Unstructured) {
+			o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "tessera-controller", UID: "1"}})
+		}, want: keep, unwanted: keep},
 	} {
 		t.Run(name, func(t *testing.T) {
 			have := stored(t, w, c.change)
@@ -119,10 +130,10 @@ func TestJudge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := decide(have, want, c.lacks); got != c.want {
+			if got := w.decide(have, want, c.lacks); got != c.want {
 				t.Errorf("action %d, want %d", got, c.want)
 			}
-			if got := decide(have, nil, c.lacks); got != c.unwanted {
+			if got := w.decide(have, nil, c.lacks); got != c.unwanted {
 				t.Errorf("not wanted: action %d, want %d", got, c.unwanted)
 			}
 		})
@@ -131,7 +142,7 @@ func TestJudge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := decide(nil, want, false); got != create {
+	if got := w.decide(nil, want, false); got != create {
 		t.Errorf("action on a missing class: %d, want %d", got, create)
 	}
 }

@@ -100,7 +100,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 // owner returns a reference to the release's ClusterRole.
 func (r *Reconciler) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	role := &metav1.PartialObjectMetadata{}
-	gvk := rbacv1.SchemeGroupVersion.WithKind("ClusterRole")
+	gvk := rbacv1.SchemeGroupVersion.WithKind(clusterRole)
 	role.SetGroupVersionKind(gvk)
 	if err := r.reader.Get(ctx, client.ObjectKey{Name: r.wanted.Owner}, role); err != nil {
 		return metav1.OwnerReference{}, err
@@ -127,7 +127,7 @@ type writer struct {
 
 // apply creates, updates or deletes one class; want is nil if none is wanted.
 func (w writer) apply(ctx context.Context, have, want *unstructured.Unstructured) error {
-	decision := decide(have, want, w.clock.Now().Before(w.lacksUntil))
+	decision := w.wanted.decide(have, want, w.clock.Now().Before(w.lacksUntil))
 	if decision != foreign && have != nil {
 		delete(w.warned, have.GetName())
 	}
@@ -187,9 +187,23 @@ func (w writer) warnForeign(ctx context.Context, have *unstructured.Unstructured
 		return
 	}
 	w.warned[have.GetName()] = have.GetResourceVersion()
-	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", fmt.Sprintf("Tessera doesn't replace this DeviceClass, %s, although its spec differs from the one "+
-		"that the release has for this name. To get Tessera's class, delete this one or uninstall its owner. To keep this one, do nothing: "+
-		"claims get what its selectors allow", maker(have)))
+	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", w.wanted.notOverwritten(have))
+}
+
+// notOverwritten says why a class of a wanted name stays as it is, and what to do.
+func (w *Wanted) notOverwritten(have *unstructured.Unstructured) string {
+	if role := otherRelease(have); role != "" {
+		return fmt.Sprintf("this DeviceClass belongs to another release of Tessera, the one with the ClusterRole %s; "+
+			"the release with the ClusterRole %s doesn't change it. Uninstall one of the two: a cluster needs only one. "+
+			"The class is deleted with its release, and the other one then creates its own", role, w.Owner)
+	}
+	because := ""
+	if isLabelled(have) {
+		because = fmt.Sprintf(". It has Tessera's label, but it has no ownerReference to the ClusterRole %s, which marks this release's classes", w.Owner)
+	}
+	return fmt.Sprintf("Tessera doesn't replace this DeviceClass, %s, although its spec differs from the one that the release has for this name%s. "+
+		"To get Tessera's class, delete this one, or uninstall the release that it belongs to. To keep this one, do nothing: "+
+		"claims get what its selectors allow", maker(have), because)
 }
 
 // maker says who has made a class, as far as it can be seen.

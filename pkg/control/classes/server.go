@@ -18,7 +18,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
-const kind = "DeviceClass"
+const (
+	kind        = "DeviceClass"
+	clusterRole = "ClusterRole"
+)
 
 // server reads and writes DeviceClasses in the newest version of resource.k8s.io
 // that the API server has. The version may change while the program runs.

@@ -11,13 +11,14 @@ import (
 
 // Wanted describes the DeviceClasses of a release, as the chart writes them to a file.
 type Wanted struct {
-	// Owner is the name of a ClusterRole of the release. The garbage collector
+	// Owner is the name of a ClusterRole of the release. A class belongs to the
+	// release if it has an ownerReference to this ClusterRole. The garbage collector
 	// deletes the classes when it is deleted.
 	Owner string `json:"owner"`
 	// Labels that each class gets besides publish.ManagedByLabel.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Classes are all that the cluster should have of this release; others that
-	// it has are deleted.
+	// belong to the release are deleted.
 	Classes []Class `json:"classes"`
 }
 
