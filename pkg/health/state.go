@@ -1,0 +1,190 @@
+package health
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// State has the open causes of one GPU, in the order in which they began, and the
+// last endings by hand. It is a value: its methods return another one and change
+// nothing. The zero State is that of a healthy GPU.
+//
+// A node stores its JSON form. Fields, sources and types of a newer version are kept.
+type State struct {
+	Causes []Cause  `json:"causes,omitempty"`
+	Ended  []Ending `json:"ended,omitempty"`
+
+	extra map[string]json.RawMessage
+}
+
+const (
+	// settle is the least time between the first reading without a cause and the one
+	// that ends it, so that readings at a burst of events don't count as two.
+	settle = time.Second
+	// maxEnded is how many endings by hand are kept.
+	maxEnded = 8
+)
+
+// Reading is the result of reading the GPU once.
+type Reading struct {
+	At   time.Time
+	Load Load
+	// Vitals is nil if the GPU didn't answer.
+	Vitals *gpu.Vitals
+	// Conditions that the reading of the GPU itself has led to: Lost, NotResponding,
+	// Unreadable.
+	Conditions []gpu.Condition
+}
+
+// Notice is a message for the program that was hit by an XID.
+type Notice struct {
+	XID gpu.XID
+	// Message is complete: "XID 31: GPU memory page fault, the program must restart".
+	Message string
+}
+
+// Observe returns the state after a reading. A cause ends when two readings in a row,
+// a second or more apart, agree that it is over.
+func (s State) Observe(r Reading) State {
+	found := r.findings()
+	causes := slices.Clone(s.Causes)
+	for i, c := range causes {
+		if c.Load == (Load{}) {
+			causes[i].Load = r.Load
+		}
+		if !slices.ContainsFunc(found, func(f finding) bool { return f.isOf(c) }) {
+			causes[i] = causes[i].unreported(r)
+		}
+	}
+	s.Causes = slices.DeleteFunc(causes, func(c Cause) bool { return !c.goneAt.IsZero() && r.At.Sub(c.goneAt) >= settle })
+	for _, f := range found {
+		s.Causes = add(s.Causes, f, r.At, r.Load)
+	}
+	return s
+}
+
+// XID returns the state after an XID, and the notice for the program that was hit;
+// nil if the XID is of no interest to programs. recovery is the driver's recovery
+// action, read after the XID came.
+func (s State) XID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (State, *Notice) {
+	e := Lookup(x.Code)
+	if e.Resolution == readRecoveryAction {
+		return s, nil
+	}
+	about := e.Condition != "" // about the GPU, not a program
+	f, ok := fromRecovery(recovery)
+	switch {
+	case recovery == gpu.RecoveryUnknown || recovery == gpu.RecoveryOther:
+		f = finding{t: e.Condition, source: FromXID, what: e.Advice, xid: x.Code}
+		ok = about
+	case about:
+		f.xid = x.Code
+	}
+	if ok {
+		s.Causes = add(slices.Clone(s.Causes), f, x.At, load)
+	}
+	if e.Resolution == ignore && !e.InProgram() {
+		return s, nil
+	}
+	return s, &Notice{XID: x, Message: e.Name() + ", " + advice(e, recovery)}
+}
+
+// add adds the finding to the causes, or notes that it is reported again.
+func add(causes []Cause, f finding, at time.Time, load Load) []Cause {
+	i := slices.IndexFunc(causes, f.isOf)
+	if i < 0 {
+		return append(causes, f.begin(at, load))
+	}
+	causes[i] = f.again(causes[i], at, load)
+	return causes
+}
+
+// End returns the state after an admin ended the causes of a type, and records who
+// did and why. A cause that its source still reports stays accepted until that
+// changes. A GPU that doesn't answer can't be made to: that is an error, and so is a
+// type without an open cause.
+func (s State) End(t gpu.ConditionType, by, why string, at time.Time) (State, error) {
+	var causes []Cause
+	ended := slices.Clone(s.Ended)
+	for _, c := range s.Causes {
+		if c.Type != t || !c.Open() {
+			causes = append(causes, c)
+			continue
+		}
+		if c.Source == FromReading {
+			return s, fmt.Errorf("end %s by hand: the GPU doesn't answer; the condition ends when it does", t)
+		}
+		e := Ending{Type: t, XID: c.XID, Since: c.Since, At: at, By: by, Why: why}
+		ended = append(ended, e)
+		if c.reportedAgain() {
+			c.Accepted = &e
+			causes = append(causes, c)
+		}
+	}
+	if len(ended) == len(s.Ended) {
+		return s, fmt.Errorf("end %s by hand: the GPU has no such condition that can be ended", t)
+	}
+	s.Causes, s.Ended = causes, ended[max(0, len(ended)-maxEnded):]
+	return s, nil
+}
+
+// Conditions returns the GPU's conditions, the worst first and each type once, with
+// the message of the cause that began first.
+func (s State) Conditions() []gpu.Condition {
+	var all []gpu.Condition
+	for _, c := range s.Causes {
+		if c.Open() && !slices.ContainsFunc(all, func(have gpu.Condition) bool { return have.Type == c.Type }) {
+			all = append(all, gpu.Condition{Type: c.Type, Message: c.Message})
+		}
+	}
+	slices.SortFunc(all, func(a, b gpu.Condition) int {
+		return cmp.Or(cmp.Compare(rank(a.Type), rank(b.Type)), cmp.Compare(a.Type, b.Type))
+	})
+	return all
+}
+
+// rank orders types of conditions, the worst first.
+func rank(t gpu.ConditionType) int {
+	order := []gpu.ConditionType{
+		gpu.Lost, gpu.NotResponding, gpu.Unreadable, gpu.RebootRequired, gpu.BusResetRequired, gpu.ResetRequired,
+		gpu.PeersMustDrain, gpu.RowRemapFailed, gpu.IMEXRecoveryRequired, gpu.RowRemapPending, gpu.NVLinkDown, gpu.NeedsInspection,
+	}
+	if i := slices.Index(order, t); i >= 0 {
+		return i
+	}
+	return len(order)
+}
+
+// HasOpen reports whether a cause is open: then the GPU should be read more often.
+func (s State) HasOpen() bool { return slices.ContainsFunc(s.Causes, Cause.Open) }
+
+// Changes returns the causes that are open in after and not in before, and those that
+// were open in before and aren't in after.
+func Changes(before, after State) (began, ended []Cause) {
+	return missing(before, after), missing(after, before)
+}
+
+// missing returns the open causes of s that aren't open in from.
+func missing(from, s State) []Cause {
+	var out []Cause
+	for _, c := range s.Causes {
+		in := slices.ContainsFunc(from.Causes, func(d Cause) bool { return d.Open() && d.Type == c.Type && d.Source == c.Source })
+		if c.Open() && !in {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// Equal reports whether the two states are stored alike.
+func (s State) Equal(t State) bool {
+	a, errA := json.Marshal(s)
+	b, errB := json.Marshal(t)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
+}

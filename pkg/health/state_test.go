@@ -1,0 +1,150 @@
+package health_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+)
+
+var (
+	start  = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	load   = health.Load{Boot: "boot-1", Driver: "load-1"}
+	reload = health.Load{Boot: "boot-1", Driver: "load-2"}
+)
+
+// step is one thing that happens to a GPU. Steps are five seconds apart.
+type step func(t *testing.T, s health.State, at time.Time) health.State
+
+func reads(v gpu.Vitals, conditions ...gpu.Condition) step { return readsUnder(load, v, conditions...) }
+
+func readsUnder(l health.Load, v gpu.Vitals, conditions ...gpu.Condition) step {
+	return func(_ *testing.T, s health.State, at time.Time) health.State {
+		return s.Observe(health.Reading{At: at, Load: l, Vitals: &v, Conditions: conditions})
+	}
+}
+
+// silent is a reading of a GPU that doesn't answer.
+func silent(conditions ...gpu.Condition) step {
+	return func(_ *testing.T, s health.State, at time.Time) health.State {
+		return s.Observe(health.Reading{At: at, Load: load, Conditions: conditions})
+	}
+}
+
+func action(a gpu.RecoveryAction) step { return reads(gpu.Vitals{Recovery: a}) }
+
+func xid(code uint64, a gpu.RecoveryAction) step {
+	return func(_ *testing.T, s health.State, at time.Time) health.State {
+		s, _ = s.XID(gpu.XID{Code: code, At: at}, a, load)
+		return s
+	}
+}
+
+func byHand(c gpu.ConditionType) step {
+	return func(t *testing.T, s health.State, at time.Time) health.State {
+		s, err := s.End(c, "ann", "tested it", at)
+		if err != nil {
+			t.Error(err)
+		}
+		return s
+	}
+}
+
+// restart stores the state and reads it again.
+func restart(t *testing.T, s health.State, _ time.Time) health.State {
+	data, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read health.State
+	if err := json.Unmarshal(data, &read); err != nil {
+		t.Fatal(err)
+	}
+	if !read.Equal(s) {
+		t.Errorf("%s is read differently", data)
+	}
+	return read
+}
+
+func after(t *testing.T, steps ...step) health.State {
+	t.Helper()
+	var s health.State
+	for i, do := range steps {
+		s = do(t, s, start.Add(time.Duration(i)*5*time.Second))
+	}
+	return s
+}
+
+func TestConditions(t *testing.T) {
+	const (
+		none    = gpu.RecoveryNone
+		unknown = gpu.RecoveryUnknown
+		reset   = gpu.RecoveryReset
+	)
+	lost := gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}
+	pending, failed := &gpu.RowRemap{Pending: true}, &gpu.RowRemap{Failed: true}
+	is := func(types ...gpu.ConditionType) []gpu.ConditionType { return types }
+	for name, tc := range map[string]struct {
+		steps []step
+		want  []gpu.ConditionType
+	}{
+		"healthy": {[]step{action(none)}, nil},
+
+		"an XID, and the driver asks for nothing":      {[]step{xid(95, none)}, nil},
+		"an XID, and the driver asks for a reset":      {[]step{xid(95, reset)}, is(gpu.ResetRequired)},
+		"a program's XID, and the driver asks for one": {[]step{xid(31, reset)}, is(gpu.ResetRequired)},
+		"an XID on an old driver":                      {[]step{xid(95, unknown), action(unknown)}, is(gpu.ResetRequired)},
+		"a program's XID on an old driver":             {[]step{xid(31, unknown), action(unknown)}, nil},
+		"an XID that nobody knows, on an old driver":   {[]step{xid(9999, unknown)}, is(gpu.NeedsInspection)},
+		"a harmless XID after a bad one":               {[]step{xid(95, unknown), xid(43, unknown), xid(31, unknown)}, is(gpu.ResetRequired)},
+		"the worst first":                              {[]step{xid(56, unknown), xid(79, unknown), xid(95, unknown)}, is(gpu.RebootRequired, gpu.ResetRequired, gpu.NeedsInspection)},
+		"an action that this version doesn't know":     {[]step{action(gpu.RecoveryOther), xid(95, gpu.RecoveryOther)}, is(gpu.ResetRequired, gpu.NeedsInspection)},
+
+		"one good reading":                       {[]step{action(reset), action(none)}, is(gpu.ResetRequired)},
+		"two good readings":                      {[]step{action(reset), action(none), action(none)}, nil},
+		"two good readings with a bad between":   {[]step{action(reset), action(none), action(reset), action(none)}, is(gpu.ResetRequired)},
+		"two readings, one before a restart":     {[]step{action(reset), action(none), restart, action(none)}, is(gpu.ResetRequired)},
+		"a field that can't be read any more":    {[]step{action(reset), action(unknown), action(unknown)}, is(gpu.ResetRequired)},
+		"a worse action replaces another":        {[]step{action(reset), action(gpu.RecoveryReboot), action(gpu.RecoveryReboot), action(gpu.RecoveryReboot)}, is(gpu.RebootRequired)},
+		"a GPU that is silent isn't healthy":     {[]step{action(reset), silent(), silent(), silent()}, is(gpu.ResetRequired)},
+		"a lost GPU that answers once":           {[]step{silent(lost), action(none)}, is(gpu.Lost)},
+		"a lost GPU that answers twice":          {[]step{silent(lost), action(none), action(none)}, nil},
+		"an old driver that is not loaded again": {[]step{xid(95, unknown), action(unknown), action(unknown), action(unknown)}, is(gpu.ResetRequired)},
+		"an old driver that was loaded again": {
+			[]step{xid(95, unknown), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, nil,
+		},
+		"an old driver, and the machine has booted": {
+			[]step{xid(79, unknown), restart, readsUnder(health.Load{Boot: "boot-2"}, gpu.Vitals{}), readsUnder(health.Load{Boot: "boot-2"}, gpu.Vitals{})}, nil,
+		},
+		"the driver was loaded again, and still asks": {
+			[]step{action(reset), restart, readsUnder(reload, gpu.Vitals{Recovery: reset}), readsUnder(reload, gpu.Vitals{Recovery: reset})}, is(gpu.ResetRequired),
+		},
+
+		"rows to remap":             {[]step{reads(gpu.Vitals{RowRemap: pending})}, is(gpu.RowRemapPending)},
+		"rows that are remapped":    {[]step{reads(gpu.Vitals{RowRemap: pending}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}})}, nil},
+		"a remapper that is silent": {[]step{reads(gpu.Vitals{RowRemap: failed}), action(none), action(none)}, is(gpu.RowRemapFailed)},
+		"too many errors of SRAM":   {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
+		"links that are down":       {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
+		"links that are back":       {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), action(none), action(none)}, nil},
+
+		"ended by hand": {[]step{xid(95, unknown), byHand(gpu.ResetRequired), action(unknown)}, nil},
+		"ended by hand, and the driver still asks": {[]step{action(reset), byHand(gpu.ResetRequired), restart, action(reset), xid(31, reset)}, nil},
+		"ended by hand, and another XID":           {[]step{action(reset), byHand(gpu.ResetRequired), xid(95, reset)}, is(gpu.ResetRequired)},
+		"ended by hand, gone, and there again":     {[]step{action(reset), byHand(gpu.ResetRequired), action(none), action(none), action(reset)}, is(gpu.ResetRequired)},
+		"ended by hand, and there after a reload":  {[]step{action(reset), byHand(gpu.ResetRequired), readsUnder(reload, gpu.Vitals{Recovery: reset})}, is(gpu.ResetRequired)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []gpu.ConditionType
+			for _, c := range after(t, tc.steps...).Conditions() {
+				got = append(got, c.Type)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("conditions (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
