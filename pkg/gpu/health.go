@@ -62,9 +62,11 @@ const (
 // Vitals are what the driver says about a GPU's health at one time.
 type Vitals struct {
 	Recovery RecoveryAction
-	// RowRemap is nil on GPUs that don't remap rows.
+	// RowRemap is nil on GPUs that don't remap rows, and while the driver doesn't say:
+	// it doesn't for a GPU with MIG instances.
 	RowRemap *RowRemap
-	// NVLinksDown are links that have been active and aren't.
+	// NVLinksDown are links that have been active since the plugin opened the driver,
+	// and aren't. It is empty in MIG mode, in which links may be off.
 	NVLinksDown []int
 	// UncorrectableErrors of memory since the driver was loaded; nil where it isn't
 	// counted.

@@ -96,6 +96,10 @@ func contract(t *testing.T, path string) {
 		}
 		defer machine.Close()
 		nvmltest.NVLinks(t, s, machine)
+		nvmltest.Vitals(t, s, machine)
+		if machine.Description().Virtualization != "" { // one machine is enough: to stop waiting takes a second
+			nvmltest.Events(t, s, machine)
+		}
 		nvmltest.ComputeModes(t, s, machine)
 		nvmltest.MIGLifecycle(t, s, machine)
 	})
@@ -107,6 +111,7 @@ func TestContractInProcess(t *testing.T) {
 			s := nvmltest.NewSimulated(t, machine)
 			nvmltest.Contract(t, s)
 			nvmltest.NVLinks(t, s, s.Machine)
+			nvmltest.Vitals(t, s, s.Machine)
 			nvmltest.ComputeModes(t, s, s.Machine)
 			nvmltest.MIGLifecycle(t, s, s.Machine)
 		})

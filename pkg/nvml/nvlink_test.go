@@ -74,8 +74,12 @@ func TestNVLinkStaysWhileLinksAreDown(t *testing.T) {
 	s := nvmltest.NewSimulated(t, "2xh100-nvl")
 	down := func(on bool) {
 		t.Helper()
+		var links []int
+		for link := 0; on && link < 12; link++ {
+			links = append(links, link)
+		}
 		for i := range 2 {
-			if err := s.Machine.ChangeGPU(i, func(g *nvmlsim.GPUState) error { g.NVLinksDown = on; return nil }); err != nil {
+			if err := s.Machine.ChangeGPU(i, func(g *nvmlsim.GPUState) error { g.NVLinksDown = links; return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,13 +1,10 @@
 package nvml
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -86,6 +83,7 @@ const (
 	callMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
 	callAddressingMode = "nvmlDeviceGetAddressingMode"
 	callLinkEnd        = "nvmlDeviceGetNvLinkRemoteDeviceType"
+	callSRAMErrors     = "nvmlDeviceGetSramEccErrorStatus"
 )
 
 // initialize returns which of the calls above the library has.
@@ -96,7 +94,7 @@ func (l *library) initialize(name string) (has map[string]bool, err error) {
 		return nil, err
 	}
 	has = map[string]bool{}
-	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd} {
+	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors} {
 		has[call] = l.Extensions().LookupSymbol(call) == nil
 	}
 	return has, nil
@@ -242,105 +240,4 @@ func conditionOf(err error) gpu.Condition {
 		c.Type = gpu.NotResponding
 	}
 	return c
-}
-
-// Event is an event of a GPU.
-type Event struct {
-	// GPU is empty if NVML doesn't name it.
-	GPU gpu.UUID
-	// Xid is the error number of a critical Xid, otherwise 0.
-	Xid uint64
-}
-
-// waitMillis is how long one nvmlEventSetWait may block: a cancelled context is
-// noticed at most this much later.
-const waitMillis = 1000
-
-// WaitEvent blocks until a GPU reports an event or ctx ends, when it returns
-// ctx's error. It returns ErrNotSupported if no GPU has events. Only one
-// goroutine may wait at a time.
-func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
-	s.watching.Lock()
-	defer s.watching.Unlock()
-	for ctx.Err() == nil {
-		if err := s.watch(); err != nil {
-			return Event{}, err
-		}
-		data, ret := s.events.Wait(waitMillis)
-		if ret == gonvml.ERROR_TIMEOUT {
-			continue
-		}
-		if err := wrap(ret, "nvmlEventSetWait", ""); err != nil {
-			return Event{}, err
-		}
-		return s.newEvent(data), nil
-	}
-	return Event{}, ctx.Err()
-}
-
-func (s *Session) newEvent(data gonvml.EventData) Event {
-	var e Event
-	if data.Device != nil {
-		uuid, err := ask(s.guard, "the GPU of an event", "nvmlDeviceGetUUID", s.limits.read, func() (string, error) {
-			uuid, ret := data.Device.GetUUID()
-			return uuid, wrap(ret, "nvmlDeviceGetUUID", "of an event")
-		})
-		if err == nil {
-			e.GPU = gpu.UUID(uuid)
-		}
-	}
-	if data.EventType == gonvml.EventTypeXidCriticalError {
-		e.Xid = data.EventData
-	}
-	return e
-}
-
-// interesting is the set of events that can change a node's report.
-const interesting = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange |
-	gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeGpuUnavailableError
-
-// watch registers the GPUs that aren't in the event set yet for the events they
-// support. A GPU that doesn't respond is registered later.
-func (s *Session) watch() error {
-	if s.events == nil {
-		set, ret := s.lib.EventSetCreate()
-		if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
-			return err
-		}
-		s.events, s.watched = set, map[gpu.UUID]bool{}
-		if _, _, err := s.identify(); err != nil {
-			return err
-		}
-	}
-	gpus := s.identified()
-	var failed error
-	for _, uuid := range gpus {
-		if _, ok := s.watched[uuid]; ok {
-			continue
-		}
-		if err := s.register(uuid, s.events); err == nil || errors.Is(err, ErrNotSupported) {
-			s.watched[uuid] = err == nil
-		} else {
-			failed = err
-		}
-	}
-	if !slices.Contains(slices.Collect(maps.Values(s.watched)), true) {
-		s.events.Free()
-		s.events = nil
-		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), cmp.Or(failed, ErrNotSupported))
-	}
-	return nil
-}
-
-func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) error {
-	return change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
-		supported, ret := handle.GetSupportedEventTypes()
-		if err := wrap(ret, "nvmlDeviceGetSupportedEventTypes", object); err != nil {
-			return err
-		}
-		if supported&interesting == 0 {
-			return ErrNotSupported
-		}
-		return wrap(handle.RegisterEvents(supported&interesting, set), "nvmlDeviceRegisterEvents", object)
-	})
 }

@@ -11,9 +11,11 @@ type EventType uint64
 
 // The commonly used event types; nvml.h has the complete list.
 const (
-	XIDCriticalError EventType = 0x8
-	MIGConfigChange  EventType = 0x100
-	GPUUnavailable   EventType = 0x4000
+	DoubleBitECCError EventType = 0x2
+	XIDCriticalError  EventType = 0x8
+	MIGConfigChange   EventType = 0x100
+	GPUUnavailable    EventType = 0x4000
+	GPURecoveryAction EventType = 0x8000
 )
 
 // Event is an event that a GPU reported.

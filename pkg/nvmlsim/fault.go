@@ -213,11 +213,18 @@ func (m *Machine) call(name string, gpu int) error {
 			return f.Code
 		}
 	}
-	if gpu == AnyGPU {
+	return st.refuses(name, gpu)
+}
+
+// refuses returns the answer to calls of a GPU that doesn't work.
+func (s *State) refuses(call string, gpu int) error {
+	switch {
+	case gpu == AnyGPU:
 		return nil
-	}
-	if gpu >= len(st.GPUs) || st.GPUs[gpu].Lost {
+	case gpu >= len(s.GPUs) || s.GPUs[gpu].Lost:
 		return GPUIsLost
+	case s.GPUs[gpu].ResetRequired && call != callReset:
+		return ResetRequired
 	}
 	return nil
 }

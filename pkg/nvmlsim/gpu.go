@@ -268,10 +268,29 @@ func (g *GPU) PowerLimit() (uint32, error) {
 	return value(g, "DeviceGetEnforcedPowerLimit", g.model.PowerLimitWatts*1000)
 }
 
+// UncorrectableErrors returns the number of uncorrectable errors of memory since
+// the driver was loaded; NotSupported without ECC.
+func (g *GPU) UncorrectableErrors() (uint64, error) {
+	if !g.model.ECC {
+		return 0, NotSupported
+	}
+	return fromState(g, "DeviceGetTotalEccErrors", func(s GPUState) uint64 { return s.UncorrectableErrors })
+}
+
+// SRAMThresholdExceeded reports whether the GPU has had so many uncorrectable
+// errors of SRAM that it should be replaced; NotSupported without ECC and before
+// Ampere (assumed).
+func (g *GPU) SRAMThresholdExceeded() (bool, error) {
+	if !g.model.ECC || g.model.ArchitectureType() < architectureAmpere {
+		return false, NotSupported
+	}
+	return fromState(g, "DeviceGetSramEccErrorStatus", func(s GPUState) bool { return s.SRAMThresholdExceeded })
+}
+
 // RemappedRows returns the remapped rows of the GPU's memory; NotSupported
-// before Ampere.
+// without ECC, before Ampere, and with MIG instances (nvml.h).
 func (g *GPU) RemappedRows() (RemappedRows, error) {
-	if g.model.ArchitectureType() < 7 {
+	if !g.model.ECC || g.model.ArchitectureType() < architectureAmpere || len(g.state().Instances) > 0 {
 		return RemappedRows{}, NotSupported
 	}
 	return fromState(g, "DeviceGetRemappedRows", func(s GPUState) RemappedRows { return s.RemappedRows })

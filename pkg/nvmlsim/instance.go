@@ -53,10 +53,13 @@ func (g *GPU) activation(s *GPUState, on bool) Return {
 	return Success
 }
 
+// callReset is the call of a reset, for faults; it isn't one of NVML.
+const callReset = "DeviceReset"
+
 // Reset resets the GPU: a pending MIG mode takes effect, instances and modes
 // are gone. It returns InUse while processes use the GPU.
 func (g *GPU) Reset() error {
-	if err := g.call("DeviceReset"); err != nil {
+	if err := g.call(callReset); err != nil {
 		return err
 	}
 	return g.changeMIG(func(st *State, s *GPUState) error {

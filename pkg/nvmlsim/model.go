@@ -169,8 +169,11 @@ func (m *Model) BrandType() uint32 {
 	return 0
 }
 
-// architectureVolta is NVML_DEVICE_ARCH_VOLTA.
-const architectureVolta = 5
+// NVML_DEVICE_ARCH_VOLTA and NVML_DEVICE_ARCH_AMPERE.
+const (
+	architectureVolta  = 5
+	architectureAmpere = 7
+)
 
 // ArchitectureType is nvmlDeviceArchitecture_t.
 func (m *Model) ArchitectureType() uint32 {
@@ -182,7 +185,7 @@ func (m *Model) ArchitectureType() uint32 {
 	case "Turing":
 		return 6
 	case "Ampere":
-		return 7
+		return architectureAmpere
 	case "Ada":
 		return 8
 	case "Hopper":

@@ -1,6 +1,9 @@
 package nvmlsim
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // NVLinkModel describes the NVLinks of a product.
 type NVLinkModel struct {
@@ -85,7 +88,7 @@ func (g *GPU) nvlink(call string, link int) (NVLink, error) {
 		return NVLink{}, NotSupported
 	case link < 0 || link >= g.model.NVLink.Links:
 		return NVLink{}, InvalidArgument
-	case g.state().NVLinksDown:
+	case slices.Contains(g.state().NVLinksDown, link):
 		return NVLink{}, nil
 	}
 	return g.linked(link), nil

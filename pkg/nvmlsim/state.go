@@ -34,7 +34,7 @@ type State struct {
 }
 
 const (
-	stateVersion = 2
+	stateVersion = 3
 	maxEvents    = 64
 )
 
@@ -53,11 +53,17 @@ type GPUState struct {
 	// TimeSlice is how long a process computes before another one's turn: 0
 	// default, 1 short, 2 medium, 3 long.
 	TimeSlice uint32 `json:"timeSlice,omitempty"`
-	// NVLinksDown means that all NVLinks of the GPU are down.
-	NVLinksDown bool `json:"nvlinksDown,omitempty"`
+	// NVLinksDown are the NVLinks that are down.
+	NVLinksDown []int `json:"nvlinksDown,omitempty"`
 	// RecoveryAction is the value of field 230.
-	RecoveryAction uint32       `json:"recoveryAction,omitempty"`
-	RemappedRows   RemappedRows `json:"remappedRows,omitzero"`
+	RecoveryAction uint32 `json:"recoveryAction,omitempty"`
+	// ResetRequired makes every call answer ResetRequired.
+	ResetRequired bool         `json:"resetRequired,omitempty"`
+	RemappedRows  RemappedRows `json:"remappedRows,omitzero"`
+	// UncorrectableErrors of memory since the driver was loaded.
+	UncorrectableErrors uint64 `json:"uncorrectableErrors,omitempty"`
+	// SRAMThresholdExceeded is a lasting state of the hardware.
+	SRAMThresholdExceeded bool `json:"sramThresholdExceeded,omitempty"`
 	// Temperature in °C.
 	Temperature uint32 `json:"temperature"`
 	// PowerMilliwatts drawn now.

@@ -54,13 +54,13 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				case <-ctx.Done():
 				}
 				pause = min(2*pause, rereadEvery)
-			case event.Xid == 0:
+			case event.XID == nil:
 				pause = retryDriver
 				f.cfg.Signals.soon()
 				continue
 			default:
 				pause = retryDriver
-				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.Xid)
+				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.XID.Code)
 			}
 			f.cfg.Signals.WakeForGPUs()
 		}

@@ -27,9 +27,14 @@ import (
 type Port interface {
 	Driver() (nvml.Driver, error)
 	GPUs() ([]gpu.GPU, error)
-	WaitEvent(ctx context.Context) (nvml.Event, error)
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
+	healthPort
+}
+
+type healthPort interface {
+	WaitEvent(ctx context.Context) (nvml.Event, error)
+	Vitals(uuid gpu.UUID) (gpu.Vitals, error)
 }
 
 var (
@@ -61,12 +66,15 @@ func Contract(t *testing.T, port Port) {
 			checkNVLink(t, g, gpus)
 			checkMIG(t, port, g)
 			checkComputeMode(t, port, g)
+			checkVitals(t, port, g)
 		})
 	}
 	_, err = port.MIG(nowhere)
 	want(t, "MIG of a GPU that isn't there", err, nvml.ErrLost)
 	_, err = port.ComputeMode(nowhere)
 	want(t, "compute mode of a GPU that isn't there", err, nvml.ErrLost)
+	_, err = port.Vitals(nowhere)
+	want(t, "vitals of a GPU that isn't there", err, nvml.ErrLost)
 	t.Run("readers agree", func(t *testing.T) { checkReaders(t, port, gpus) })
 	t.Run("waiting ends with the context", func(t *testing.T) { checkWait(t, port) })
 }
@@ -211,6 +219,29 @@ func checkComputeMode(t *testing.T, port Port, g gpu.GPU) {
 	known := []nvml.ComputeMode{nvml.ComputeDefault, nvml.ComputeExclusiveProcess, nvml.ComputeExclusiveThread, nvml.ComputeProhibited}
 	if !slices.Contains(known, mode) {
 		t.Errorf("compute mode %q: want one of %q", mode, known)
+	}
+}
+
+// checkVitals checks that a GPU is healthy, and which values it has.
+func checkVitals(t *testing.T, port Port, g gpu.GPU) {
+	v, err := port.Vitals(g.UUID)
+	must(t, err)
+	t.Logf("%s: vitals %+v, row remap %+v", g.Model.ProductName, v, v.RowRemap)
+	if v.Recovery != gpu.RecoveryNone && v.Recovery != gpu.RecoveryUnknown {
+		t.Errorf("recovery action %q, want None", v.Recovery)
+	}
+	if v.RowRemap != nil && (v.RowRemap.Pending || v.RowRemap.Failed) {
+		t.Errorf("row remap %+v, want neither", *v.RowRemap)
+	}
+	if v.SRAMThresholdExceeded || len(v.NVLinksDown) > 0 {
+		t.Errorf("vitals %+v: want a healthy GPU", v)
+	}
+	ecc := g.ECCEnabled != nil && *g.ECCEnabled
+	if ecc != (v.UncorrectableErrors != nil) {
+		t.Errorf("ECC %v, but uncorrectable errors %v", ecc, v.UncorrectableErrors)
+	}
+	if rows := ecc && g.MIG != nil && len(g.MIG.Instances) == 0; rows && v.RowRemap == nil {
+		t.Error("the GPU remaps rows, but its row remap is unknown")
 	}
 }
 

@@ -2,6 +2,7 @@ package nvmltest
 
 import (
 	"context"
+	"encoding/binary"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -176,6 +177,38 @@ func (d device) GetNvLinkRemotePciInfo(link int) (gonvml.PciInfo, gonvml.Return)
 func (d device) GetNvLinkRemoteDeviceType(link int) (gonvml.IntNvLinkDeviceType, gonvml.Return) {
 	l, err := d.g.NVLinkRemote(link)
 	return gonvml.IntNvLinkDeviceType(l.DeviceType()), code(err)
+}
+
+// GetFieldValues has the recovery action only.
+func (d device) GetFieldValues(values []gonvml.FieldValue) gonvml.Return {
+	for i := range values {
+		v := &values[i]
+		if v.FieldId != gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION {
+			v.NvmlReturn = uint32(gonvml.ERROR_NOT_SUPPORTED)
+			continue
+		}
+		action, err := d.g.RecoveryAction()
+		if ret := code(err); ret == gonvml.ERROR_GPU_IS_LOST || ret == gonvml.ERROR_RESET_REQUIRED {
+			return ret
+		}
+		v.ValueType, v.NvmlReturn = uint32(gonvml.VALUE_TYPE_UNSIGNED_INT), uint32(code(err))
+		binary.NativeEndian.PutUint32(v.Value[:], action)
+	}
+	return gonvml.SUCCESS
+}
+
+func (d device) GetRemappedRows() (correctable, uncorrectable int, pending, failed bool, ret gonvml.Return) {
+	r, err := d.g.RemappedRows()
+	return int(r.Correctable), int(r.Uncorrectable), r.Pending, r.Failed, code(err)
+}
+
+func (d device) GetTotalEccErrors(gonvml.MemoryErrorType, gonvml.EccCounterType) (uint64, gonvml.Return) {
+	return is(d.g.UncorrectableErrors)
+}
+
+func (d device) GetSramEccErrorStatus() (gonvml.EccSramErrorStatus, gonvml.Return) {
+	exceeded, err := d.g.SRAMThresholdExceeded()
+	return gonvml.EccSramErrorStatus{BThresholdExceeded: uint32(enabled(exceeded))}, code(err)
 }
 
 func (device) GetGpuFabricInfo() (gonvml.GpuFabricInfo, gonvml.Return) {

@@ -176,6 +176,9 @@ func (s *session) calls() map[string]func(*frame) nvmlsim.Return {
 		"deviceGetSerial": func(f *frame) nvmlsim.Return {
 			return s.deviceGetSerial(value[handle](f, 0), array[byte](f, 1), value[uint32](f, 2))
 		},
+		"deviceGetSramEccErrorStatus": func(f *frame) nvmlsim.Return {
+			return s.deviceGetSramEccErrorStatus(value[handle](f, 0), memory[nvmlEccSramErrorStatusV1](f, 1))
+		},
 		"deviceGetSupportedEventTypes": func(f *frame) nvmlsim.Return {
 			return s.deviceGetSupportedEventTypes(value[handle](f, 0), memory[uint64](f, 1))
 		},

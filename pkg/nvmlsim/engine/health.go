@@ -20,11 +20,35 @@ func (s *session) deviceGetEccMode(h handle, current, pending *uint32) nvmlsim.R
 	return r
 }
 
-func (s *session) deviceGetTotalEccErrors(h handle, _, _ uint32, out *uint64) nvmlsim.Return {
+// deviceGetTotalEccErrors counts no corrected errors; the totals since the GPU
+// was made are those since the driver was loaded.
+func (s *session) deviceGetTotalEccErrors(h handle, errorType, _ uint32, out *uint64) nvmlsim.Return {
 	return number(s, h, out, func(g *nvmlsim.GPU) (uint64, error) {
-		_, err := g.ECCMode()
-		return 0, err
+		n, err := g.UncorrectableErrors()
+		if errorType != NVML_MEMORY_ERROR_TYPE_UNCORRECTED {
+			n = 0
+		}
+		return n, err
 	})
+}
+
+func (s *session) deviceGetSramEccErrorStatus(h handle, out *nvmlEccSramErrorStatusV1) nvmlsim.Return {
+	g, err := s.gpu(h)
+	if err != nil {
+		return code(err)
+	}
+	if out == nil {
+		return nvmlsim.InvalidArgument
+	}
+	if out.Version != nvmlEccSramErrorStatus_v1 {
+		return nvmlsim.ArgumentVersion
+	}
+	exceeded, err := g.SRAMThresholdExceeded()
+	if err != nil {
+		return code(err)
+	}
+	out.BThresholdExceeded = enabled(exceeded)
+	return ok
 }
 
 func (s *session) deviceGetTemperature(h handle, sensor uint32, out *uint32) nvmlsim.Return {
@@ -114,8 +138,8 @@ func (s *session) deviceGetFieldValues(h handle, n int32, values *room[nvmlField
 		v.NvmlReturn = uint32(nvmlsim.Code(err))
 		v.Value = [8]byte{}
 		binary.NativeEndian.PutUint32(v.Value[:], x)
-		if nvmlsim.Code(err) == nvmlsim.GPUIsLost {
-			return code(err)
+		if c := nvmlsim.Code(err); c == nvmlsim.GPUIsLost || c == nvmlsim.ResetRequired {
+			return c
 		}
 	}
 	return ok

@@ -72,6 +72,22 @@ type nvmlDeviceAttributes struct {
 type nvmlDevice struct {
 	Handle handle
 }
+type nvmlEccSramErrorStatusV1 struct {
+	Version                 uint32
+	AggregateUncParity      uint64
+	AggregateUncSecDed      uint64
+	AggregateCor            uint64
+	VolatileUncParity       uint64
+	VolatileUncSecDed       uint64
+	VolatileCor             uint64
+	AggregateUncBucketL2    uint64
+	AggregateUncBucketSm    uint64
+	AggregateUncBucketPcie  uint64
+	AggregateUncBucketMcu   uint64
+	AggregateUncBucketOther uint64
+	BThresholdExceeded      uint32
+	Pad_cgo_0               [4]byte
+}
 type nvmlEventData struct {
 	Device            nvmlDevice
 	EventType         uint64
@@ -218,12 +234,14 @@ const (
 	NVML_FI_DEV_REMAPPED_FAILURE                = 0x91
 	NVML_FI_DEV_REMAPPED_PENDING                = 0x90
 	NVML_FI_DEV_REMAPPED_UNC                    = 0x8f
+	NVML_MEMORY_ERROR_TYPE_UNCORRECTED          = 0x1
 	NVML_TEMPERATURE_GPU                        = 0x0
 	NVML_UUID_TYPE_ASCII                        = 0x1
 	NVML_VALUE_TYPE_UNSIGNED_INT                = 0x1
 	nvmlComputeInstanceProfileInfo_v2           = 0x2000088
 	nvmlComputeInstanceProfileInfo_v3           = 0x300008c
 	nvmlDeviceAddressingMode_v1                 = 0x1000008
+	nvmlEccSramErrorStatus_v1                   = 0x1000068
 	nvmlGpuInstanceProfileInfo_v2               = 0x2000098
 	nvmlGpuInstanceProfileInfo_v3               = 0x3000098
 	nvmlMemory_v2                               = 0x2000028

@@ -1685,9 +1685,11 @@ EXPORTED nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, uns
 
 EXPORTED nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
 {
-    (void)device;
-    (void)status;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        MEMORY(status, sizeof *status),
+    };
+    return forward("deviceGetSramEccErrorStatus", arguments, 2);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(nvmlDevice_t device, nvmlEccSramUniqueUncorrectedErrorCounts_t *errorCounts)

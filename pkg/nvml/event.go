@@ -1,0 +1,179 @@
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Event is an event of a GPU.
+type Event struct {
+	// GPU is empty if NVML doesn't name it.
+	GPU  gpu.UUID
+	Kind EventKind
+	// XID is set if the kind is EventXID.
+	XID *gpu.XID
+}
+
+// EventKind is what an event is about. Apart from EventXID, an event says only
+// that it is time to read the GPU again.
+type EventKind string
+
+const (
+	// EventXID: the GPU reported an error (XidCriticalError).
+	EventXID EventKind = "XID"
+	// EventMIG: the GPU's MIG configuration changed.
+	EventMIG EventKind = "MIG"
+	// EventMemory: an uncorrectable error of memory, or rows were remapped.
+	EventMemory EventKind = "Memory"
+	// EventUnavailable: the GPU can't be used any more (GpuUnavailableError).
+	EventUnavailable EventKind = "Unavailable"
+	// EventRecovery: the recovery action changed (GpuRecoveryAction).
+	EventRecovery EventKind = "Recovery"
+)
+
+// interesting is the set of events that can change a node's report.
+const interesting = gonvml.EventTypeXidCriticalError | gonvml.EventMigConfigChange | memoryEvents |
+	gonvml.EventTypeGpuUnavailableError | gonvml.EventTypeGpuRecoveryAction
+
+const memoryEvents = gonvml.EventTypeDoubleBitEccError | gonvml.EventTypeDramRetirementEvent |
+	gonvml.EventTypeDramRetirementFailure | gonvml.EventTypeFatalPoisonError
+
+func eventKind(eventType uint64) EventKind {
+	switch {
+	case eventType&gonvml.EventTypeXidCriticalError != 0:
+		return EventXID
+	case eventType&gonvml.EventTypeGpuUnavailableError != 0:
+		return EventUnavailable
+	case eventType&gonvml.EventTypeGpuRecoveryAction != 0:
+		return EventRecovery
+	case eventType&memoryEvents != 0:
+		return EventMemory
+	default:
+		return EventMIG
+	}
+}
+
+// waitMillis is how long one nvmlEventSetWait may block: a cancelled context is
+// noticed at most this much later.
+const waitMillis = 1000
+
+// WaitEvent blocks until a GPU reports an event or ctx ends, when it returns
+// ctx's error. It returns ErrNotSupported if no GPU has events. Only one
+// goroutine may wait at a time.
+func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
+	s.watching.Lock()
+	defer s.watching.Unlock()
+	for ctx.Err() == nil {
+		if err := s.watch(); err != nil {
+			return Event{}, err
+		}
+		data, ret := s.events.Wait(waitMillis)
+		if ret == gonvml.ERROR_TIMEOUT {
+			continue
+		}
+		if err := wrap(ret, "nvmlEventSetWait", ""); err != nil {
+			return Event{}, err
+		}
+		return s.newEvent(data, time.Now()), nil
+	}
+	return Event{}, ctx.Err()
+}
+
+func (s *Session) newEvent(data gonvml.EventData, at time.Time) Event {
+	e := Event{GPU: s.eventGPU(data.Device), Kind: eventKind(data.EventType)}
+	if e.Kind == EventXID {
+		e.XID = &gpu.XID{
+			GPU: e.GPU, Code: data.EventData, At: at,
+			GPUInstance: instanceID(data.GpuInstanceId), ComputeInstance: instanceID(data.ComputeInstanceId),
+		}
+	}
+	return e
+}
+
+// eventGPU returns the GPU of an event. It makes no call if the handle is known:
+// a GPU that reports an error may not answer any more.
+func (s *Session) eventGPU(handle gonvml.Device) gpu.UUID {
+	if handle == nil {
+		return ""
+	}
+	s.mu.Lock()
+	for uuid, known := range s.handles {
+		if known == handle {
+			s.mu.Unlock()
+			return uuid
+		}
+	}
+	s.mu.Unlock()
+	uuid, err := ask(s.guard, "the GPU of an event", "nvmlDeviceGetUUID", s.limits.read, func() (string, error) {
+		uuid, ret := handle.GetUUID()
+		return uuid, wrap(ret, "nvmlDeviceGetUUID", "of an event")
+	})
+	if err != nil {
+		return ""
+	}
+	return gpu.UUID(uuid)
+}
+
+// instanceID returns nil for NVML's "no instance".
+func instanceID(id uint32) *int {
+	if id == 0xFFFFFFFF {
+		return nil
+	}
+	n := int(id)
+	return &n
+}
+
+// watch registers the GPUs that aren't in the event set yet for the events they
+// support. A GPU that doesn't respond is registered later.
+func (s *Session) watch() error {
+	if s.events == nil {
+		set, ret := s.lib.EventSetCreate()
+		if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
+			return err
+		}
+		s.events, s.watched = set, map[gpu.UUID]bool{}
+		if _, _, err := s.identify(); err != nil {
+			return err
+		}
+	}
+	gpus := s.identified()
+	var failed error
+	for _, uuid := range gpus {
+		if _, ok := s.watched[uuid]; ok {
+			continue
+		}
+		if err := s.register(uuid, s.events); err == nil || errors.Is(err, ErrNotSupported) {
+			s.watched[uuid] = err == nil
+		} else {
+			failed = err
+		}
+	}
+	if !slices.Contains(slices.Collect(maps.Values(s.watched)), true) {
+		s.events.Free()
+		s.events = nil
+		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), cmp.Or(failed, ErrNotSupported))
+	}
+	return nil
+}
+
+func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) error {
+	return change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
+		supported, ret := handle.GetSupportedEventTypes()
+		if err := wrap(ret, "nvmlDeviceGetSupportedEventTypes", object); err != nil {
+			return err
+		}
+		if supported&interesting == 0 {
+			return ErrNotSupported
+		}
+		return wrap(handle.RegisterEvents(supported&interesting, set), "nvmlDeviceRegisterEvents", object)
+	})
+}
