@@ -47,7 +47,7 @@ func Lookup(code uint64) Entry {
 
 // Name returns code and description: "XID 31: GPU memory page fault".
 func (e Entry) Name() string {
-	return fmt.Sprintf("XID %d: %s", e.Code, cmp.Or(e.Description, e.Mnemonic, "not in NVIDIA's catalog"))
+	return fmt.Sprintf("XID %d: %s", e.Code, cmp.Or(e.Description, e.Mnemonic, "unknown error"))
 }
 
 // InProgram reports whether a program's channel had the error, according to the

@@ -101,9 +101,11 @@ func (c Cause) over(r Reading) bool {
 		return v.Recovery != gpu.RecoveryUnknown || r.Load.since(c.Load)
 	case FromXID:
 		return v.Recovery == gpu.RecoveryNone || r.Load.since(c.Load)
-	case FromRowRemap:
-		return v.RowRemap != nil || r.Load.since(c.Load)
-	case FromReading, FromSRAM, FromNVLink:
+	case FromRowRemap: // the driver doesn't say while the GPU has partitions
+		return v.RowRemap != nil || c.Type == gpu.RowRemapPending && r.Load.since(c.Load)
+	case FromSRAM, FromNVLink: // a driver that asks for a reset may say nothing else
+		return v.Recovery == gpu.RecoveryUnknown || v.Recovery == gpu.RecoveryNone
+	case FromReading:
 		return true
 	default: // of a newer version
 		return r.Load.since(c.Load)

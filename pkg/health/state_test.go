@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
@@ -37,9 +38,11 @@ func silent(conditions ...gpu.Condition) step {
 
 func action(a gpu.RecoveryAction) step { return reads(gpu.Vitals{Recovery: a}) }
 
-func xid(code uint64, a gpu.RecoveryAction) step {
+func xid(code uint64, a gpu.RecoveryAction) step { return xidUnder(load, code, a) }
+
+func xidUnder(l health.Load, code uint64, a gpu.RecoveryAction) step {
 	return func(_ *testing.T, s health.State, at time.Time) health.State {
-		s, _ = s.XID(gpu.XID{Code: code, At: at}, a, load)
+		s, _ = s.XID(gpu.XID{Code: code, At: at}, a, l)
 		return s
 	}
 }
@@ -124,12 +127,29 @@ func TestConditions(t *testing.T) {
 			[]step{action(reset), restart, readsUnder(reload, gpu.Vitals{Recovery: reset}), readsUnder(reload, gpu.Vitals{Recovery: reset})}, is(gpu.ResetRequired),
 		},
 
+		"the driver was loaded again, and has no field": {
+			[]step{action(reset), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, nil,
+		},
+		"the driver asked after it was loaded, and has no field now": {
+			[]step{action(reset), readsUnder(reload, gpu.Vitals{Recovery: reset}), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, is(gpu.ResetRequired),
+		},
+		"an XID before the load of the driver was known": {
+			[]step{xidUnder(health.Load{}, 95, unknown), action(unknown), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, nil,
+		},
+		"a GPU that is lost again and again": {[]step{action(reset), reads(gpu.Vitals{Recovery: none}, lost), reads(gpu.Vitals{Recovery: none}, lost)}, is(gpu.Lost, gpu.ResetRequired)},
+
 		"rows to remap":             {[]step{reads(gpu.Vitals{RowRemap: pending})}, is(gpu.RowRemapPending)},
 		"rows that are remapped":    {[]step{reads(gpu.Vitals{RowRemap: pending}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}})}, nil},
 		"a remapper that is silent": {[]step{reads(gpu.Vitals{RowRemap: failed}), action(none), action(none)}, is(gpu.RowRemapFailed)},
-		"too many errors of SRAM":   {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
-		"links that are down":       {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
-		"links that are back":       {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), action(none), action(none)}, nil},
+		"rows that can't be remapped, and a reboot": {
+			[]step{reads(gpu.Vitals{RowRemap: failed}), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, is(gpu.RowRemapFailed),
+		},
+		"errors of SRAM, and a driver that says nothing else": {
+			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true}), action(reset), action(reset)}, is(gpu.ResetRequired, gpu.NeedsInspection),
+		},
+		"too many errors of SRAM": {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
+		"links that are down":     {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
+		"links that are back":     {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), action(none), action(none)}, nil},
 
 		"ended by hand": {[]step{xid(95, unknown), byHand(gpu.ResetRequired), action(unknown)}, nil},
 		"ended by hand, and the driver still asks": {[]step{action(reset), byHand(gpu.ResetRequired), restart, action(reset), xid(31, reset)}, nil},
@@ -146,5 +166,87 @@ func TestConditions(t *testing.T) {
 				t.Errorf("conditions (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestEnd(t *testing.T) {
+	s := after(t, xid(95, gpu.RecoveryUnknown), byHand(gpu.ResetRequired))
+	want := []health.Ending{{Type: gpu.ResetRequired, XID: 95, Since: start, At: start.Add(5 * time.Second), By: "ann", Why: "tested it"}}
+	if diff := cmp.Diff(want, s.Ended, cmpopts.IgnoreUnexported(health.Ending{})); diff != "" {
+		t.Errorf("endings (-want +got):\n%s", diff)
+	}
+	if _, err := s.End(gpu.ResetRequired, "ann", "again", start); err == nil {
+		t.Error("a condition that isn't there was ended")
+	}
+	lost := after(t, silent(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}))
+	if _, err := lost.End(gpu.Lost, "ann", "looks fine", start); err == nil {
+		t.Error("a lost GPU was declared found")
+	}
+	for range 100 {
+		s = after(t, is(s), xid(95, gpu.RecoveryUnknown), byHand(gpu.ResetRequired))
+	}
+	if n := len(s.Ended); n < 2 || n > 20 {
+		t.Errorf("%d endings are kept, want the last few", n)
+	}
+}
+
+// Messages say what happened and what to do, and don't change while nothing else does.
+func TestMessages(t *testing.T) {
+	const unknown, none, reset = gpu.RecoveryUnknown, gpu.RecoveryNone, gpu.RecoveryReset
+	for _, tc := range []struct {
+		code   uint64
+		action gpu.RecoveryAction
+		want   string
+	}{
+		{31, none, "XID 31: GPU memory page fault, the program must restart"},
+		{31, unknown, "XID 31: GPU memory page fault, the program must restart"},
+		{68, none, "XID 68: ROBUST_CHANNEL_NVDEC0_ERROR, the program must restart"},
+		{95, none, "XID 95: uncontained memory error, the driver asks for no recovery of the GPU"},
+		{95, unknown, "XID 95: uncontained memory error, the GPU must be reset"},
+		{95, reset, "XID 95: uncontained memory error, the driver asks for a reset of the GPU"},
+		{9999, unknown, "XID 9999: unknown error, NVIDIA's catalog has no advice: look into the kernel log"},
+	} {
+		if _, n := (health.State{}).XID(gpu.XID{Code: tc.code}, tc.action, load); n == nil || n.Message != tc.want {
+			t.Errorf("XID %d with recovery action %q: notice %v, want %q", tc.code, tc.action, n, tc.want)
+		}
+	}
+	links := func(down ...int) step { return reads(gpu.Vitals{NVLinksDown: down}) }
+	for name, tc := range map[string]struct {
+		steps []step
+		want  string
+	}{
+		"an XID on an old driver":         {[]step{xid(95, unknown), xid(119, unknown)}, "XID 95: uncontained memory error, the GPU must be reset"},
+		"an XID, then the action":         {[]step{xid(95, reset), action(reset), xid(31, reset), xid(119, reset)}, "the driver asks for a reset of the GPU after XID 95: uncontained memory error"},
+		"the action, then an XID":         {[]step{action(reset), xid(95, reset)}, "the driver asks for a reset of the GPU after XID 95: uncontained memory error"},
+		"an action without an XID":        {[]step{action(reset)}, "the driver asks for a reset of the GPU"},
+		"links that come and go":          {[]step{links(7), links(3), links(7)}, "these NVLinks, which were active, are down: 3 7"},
+		"a GPU that is lost in many ways": {[]step{silent(gpu.Condition{Type: gpu.Lost, Message: "a"}), silent(gpu.Condition{Type: gpu.Lost, Message: "b"})}, "a"},
+	} {
+		if got := after(t, tc.steps...).Conditions(); len(got) != 1 || got[0].Message != tc.want {
+			t.Errorf("%s: conditions %v, want the message %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	before := after(t, xid(95, gpu.RecoveryUnknown))
+	now := after(t, is(before), action(gpu.RecoveryNone), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, SRAMThresholdExceeded: true}))
+	began, ended := health.Changes(before, now)
+	if len(began) != 1 || began[0].Source != health.FromSRAM || len(ended) != 1 || ended[0].XID != 95 {
+		t.Errorf("began %v, ended %v: want too many errors of SRAM, and XID 95", began, ended)
+	}
+}
+
+// Readings at a burst of events are no two that agree.
+func TestReadingsInABurst(t *testing.T) {
+	s := after(t, action(gpu.RecoveryReset))
+	for i := range 10 {
+		s = s.Observe(health.Reading{At: start.Add(time.Minute + time.Duration(i)*time.Millisecond), Load: load, Vitals: &gpu.Vitals{Recovery: gpu.RecoveryNone}})
+	}
+	if len(s.Conditions()) != 1 {
+		t.Error("the cause ended after ten milliseconds")
+	}
+	if s = s.Observe(health.Reading{At: start.Add(62 * time.Second), Load: load, Vitals: &gpu.Vitals{Recovery: gpu.RecoveryNone}}); s.HasOpen() {
+		t.Errorf("the cause didn't end: %v", s.Causes)
 	}
 }

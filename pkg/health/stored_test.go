@@ -1,0 +1,94 @@
+package health_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+)
+
+// stored has one of everything, and things that this version doesn't know.
+const stored = `{
+	"causes": [
+		{"type": "ResetRequired", "source": "XID", "message": "m", "xid": 95, "since": "2026-11-22T12:00:00Z", "load": {"boot": "b", "driver": "d"}, "severity": 7},
+		{"type": "NVLinkDown", "source": "NVLink", "message": "m", "links": [1, 2], "since": "2026-11-22T12:00:00Z", "load": {}},
+		{"type": "RowRemapFailed", "source": "RowRemap", "message": "m", "since": "2026-11-22T12:00:00Z", "load": {}, "accepted": {"type": "RowRemapFailed", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "spare", "ticket": "T-1"}},
+		{"type": "TooHot", "source": "Thermometer", "message": "m", "since": "2026-11-22T12:00:00Z", "load": {"boot": "boot-1", "driver": "load-1"}}
+	],
+	"ended": [{"type": "ResetRequired", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "reseated", "ticket": "T-2"}],
+	"score": {"a": [1]}
+}`
+
+// A version that doesn't know a field, a source or a type must not lose it.
+func TestStateOfNewerVersion(t *testing.T) {
+	var s health.State
+	if err := json.Unmarshal([]byte(stored), &s); err != nil {
+		t.Fatal(err)
+	}
+	s = after(t, is(s), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, NVLinksDown: []int{1}, RowRemap: &gpu.RowRemap{Failed: true}}), action(gpu.RecoveryNone), action(gpu.RecoveryNone))
+	data, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"source":"Thermometer"`} {
+		if !strings.Contains(string(data), kept) {
+			t.Errorf("%s is lost: %s", kept, data)
+		}
+	}
+	if got, want := s.Conditions(), []gpu.Condition{{Type: "TooHot", Message: "m"}}; !cmp.Equal(want, got) {
+		t.Errorf("conditions %v, want %v", got, want)
+	}
+	s = after(t, is(s), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{}))
+	if got := s.Conditions(); len(got) > 1 || len(got) == 1 && got[0].Type == "TooHot" {
+		t.Errorf("after the driver was loaded again: conditions %v", got)
+	}
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(stored))
+	f.Add([]byte(stored[:len(stored)/2]))
+	f.Add([]byte(`{"causes":null,"Causes":[{"Type":"Lost","type":"x"}],"ended":[{}]}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s health.State
+		if json.Unmarshal(data, &s) != nil {
+			return
+		}
+		first, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again health.State
+		if err := json.Unmarshal(first, &again); err != nil {
+			t.Fatalf("%s is written as %s: %v", data, first, err)
+		}
+		if second, err := json.Marshal(again); err != nil || string(first) != string(second) {
+			t.Errorf("%s is written as %s, then as %s, %v", data, first, second, err)
+		}
+		play(t, again)
+	})
+}
+
+// play lets everything happen to a GPU. Nothing of it may fail, or change the state
+// that it begins with.
+func play(t *testing.T, s health.State) {
+	before, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := gpu.Condition{Type: gpu.Lost, Message: "lost"}
+	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: true}
+	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnknown), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
+	for _, c := range end.Conditions() {
+		ended, _ := end.End(c.Type, "ann", "tested it", start.Add(time.Hour)) // an error for what the GPU doesn't answer
+		ended.Observe(health.Reading{At: start.Add(time.Hour), Load: reload, Vitals: &gpu.Vitals{}})
+	}
+	if now, err := json.Marshal(s); err != nil || string(now) != string(before) {
+		t.Errorf("the state was %s, and is %s, %v", before, now, err)
+	}
+}

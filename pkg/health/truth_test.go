@@ -1,0 +1,318 @@
+package health_test
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/csv"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+)
+
+// meaning is the expectation of an XID: the group of testdata/meaning.txt.
+type meaning string
+
+const (
+	restartProgram meaning = "restart"
+	toldOnly       meaning = "told"
+	ignored        meaning = "ignore"
+	resetGPU       meaning = "reset"
+	rebootNode     meaning = "reboot"
+	inspect        meaning = "inspect"
+	triggerOnly    meaning = "trigger"
+)
+
+// tellsProgram reports whether the pod that was hit gets an event.
+func (m meaning) tellsProgram() bool { return m != ignored && m != triggerOnly }
+
+// expected is the state of a GPU after an XID: its condition, and whether new claims
+// still get its devices.
+type expected struct {
+	condition gpu.ConditionType
+	usable    bool
+}
+
+// withoutAction is the expectation on a driver without recovery actions.
+var withoutAction = map[meaning]expected{
+	restartProgram: {"", true},
+	toldOnly:       {"", true},
+	ignored:        {"", true},
+	triggerOnly:    {"", true},
+	inspect:        {gpu.NeedsInspection, true},
+	resetGPU:       {gpu.ResetRequired, false},
+	rebootNode:     {gpu.RebootRequired, false},
+}
+
+// withAction is the expectation where the driver has them, whatever the XID.
+var withAction = map[gpu.RecoveryAction]expected{
+	gpu.RecoveryNone:          {"", true},
+	gpu.RecoveryReset:         {gpu.ResetRequired, false},
+	gpu.RecoveryReboot:        {gpu.RebootRequired, false},
+	gpu.RecoveryDrainP2P:      {gpu.PeersMustDrain, false},
+	gpu.RecoveryDrainAndReset: {gpu.ResetRequired, false},
+	gpu.RecoveryIMEX:          {gpu.IMEXRecoveryRequired, true},
+	gpu.RecoveryBusReset:      {gpu.BusResetRequired, false},
+	gpu.RecoverySystemReboot:  {gpu.RebootRequired, false},
+}
+
+// kinds are the ways to offer GPUs, each with a device that an XID can hit.
+var kinds = map[string]v1alpha1.Plan{
+	"whole":     {},
+	"partition": {Partitioned: &v1alpha1.PartitionedPlan{}},
+	"share":     {MPS: &v1alpha1.MPSPlan{Shares: ptr(int32(4))}},
+	"replica":   {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 4}},
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// sick is the position of the GPU with the XID among eight.
+const sick = 3
+
+// TestTruthTable: every XID of the catalog, on a whole GPU, a partition, a share and a
+// replica, with each recovery action and none to read, with restarts of the plugin and
+// without.
+func TestTruthTable(t *testing.T) {
+	meanings, shop, count := readMeanings(t), newShop(t), map[string]int{}
+	for _, code := range catalogued(t) {
+		m, ok := meanings[code]
+		if !ok {
+			t.Errorf("XID %d: testdata/meaning.txt doesn't have it", code)
+			continue
+		}
+		delete(meanings, code)
+		actions := map[gpu.RecoveryAction]expected{gpu.RecoveryUnknown: withoutAction[m]}
+		for a, e := range withAction {
+			actions[a] = e
+		}
+		for a, want := range actions {
+			for kind := range kinds {
+				for _, restarts := range []bool{false, true} {
+					c := truthCase{shop, code, m, a, kind, restarts, want}
+					if problem := c.play(t); problem != "" {
+						t.Errorf("XID %d, recovery action %q, %s, restarts %v: %s", code, a, kind, restarts, problem)
+					}
+					count["cases"]++
+					if !want.usable {
+						count["blocked"]++
+					}
+				}
+			}
+		}
+	}
+	for code := range meanings {
+		t.Errorf("testdata/meaning.txt has XID %d, which isn't in the catalog", code)
+	}
+	t.Logf("%d cases, in %d of them the GPU gets no new claims", count["cases"], count["blocked"])
+}
+
+type truthCase struct {
+	shop     *shop
+	code     uint64
+	meaning  meaning
+	action   gpu.RecoveryAction
+	kind     string
+	restarts bool
+	want     expected
+}
+
+// play returns the first difference, "" if there is none.
+func (c truthCase) play(t *testing.T) string {
+	hit := gpu.XID{Code: c.code}
+	if c.kind == "partition" {
+		hit.GPUInstance, hit.ComputeInstance = ptr(2), ptr(0)
+	}
+	healthy, asked := gpu.Vitals{Recovery: gpu.RecoveryNone}, gpu.Vitals{Recovery: c.action}
+	if c.action == gpu.RecoveryUnknown {
+		healthy = asked
+	}
+	s := after(t, reads(healthy), reads(healthy))
+	hit.At = start
+	s, notice := s.XID(hit, c.action, load)
+	if (notice != nil) != c.meaning.tellsProgram() {
+		return fmt.Sprintf("the notice is %v", notice)
+	}
+	s = c.follow(t, s, reads(asked), reads(asked))
+	if diff := c.differs(s, c.want); diff != "" {
+		return "after the XID: " + diff
+	}
+	// The sources must agree twice, and an old driver must be loaded again.
+	if c.action == gpu.RecoveryUnknown {
+		s = c.follow(t, s, reads(healthy), reads(healthy), reads(healthy))
+	} else {
+		s = c.follow(t, s, reads(healthy))
+	}
+	if diff := c.differs(s, c.want); diff != "" {
+		return "before it has ended: " + diff
+	}
+	if s = after(t, is(s), readsUnder(reload, healthy), readsUnder(reload, healthy)); len(s.Causes) > 0 {
+		return fmt.Sprintf("it doesn't end: %v", s.Causes)
+	}
+	return c.differs(s, expected{"", true})
+}
+
+// follow returns the state after the steps, between which the plugin restarts if the
+// case has restarts.
+func (c truthCase) follow(t *testing.T, s health.State, steps ...step) health.State {
+	all := []step{is(s)}
+	for _, do := range steps {
+		if c.restarts {
+			all = append(all, restart)
+		}
+		all = append(all, do)
+	}
+	return after(t, all...)
+}
+
+// is begins with a state.
+func is(s health.State) step {
+	return func(*testing.T, health.State, time.Time) health.State { return s }
+}
+
+func (c truthCase) differs(s health.State, want expected) string {
+	conditions := s.Conditions()
+	var types []gpu.ConditionType
+	for _, have := range conditions {
+		types = append(types, have.Type)
+		if have.Message == "" {
+			return fmt.Sprintf("%s has no message", have.Type)
+		}
+	}
+	var wanted []gpu.ConditionType
+	if want.condition != "" {
+		wanted = append(wanted, want.condition)
+	}
+	if !slices.Equal(wanted, types) {
+		return fmt.Sprintf("conditions %v, want %v", types, wanted)
+	}
+	if usable, have := c.shop.usable(c.kind, want.usable), c.shop.get(c.kind, conditions); !maps.Equal(usable, have) {
+		return fmt.Sprintf("devices for new claims %v, want %v", have, usable)
+	}
+	return ""
+}
+
+// shop offers a node with eight GPUs, and remembers its offers.
+type shop struct {
+	node   gpu.Node
+	offers map[string]map[gpu.UUID]int
+}
+
+func newShop(t *testing.T) *shop {
+	n, err := offertest.Node("h100-80gb", 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &shop{n, map[string]map[gpu.UUID]int{}}
+}
+
+// get returns how many devices of each GPU new claims can get, if the sick one has the
+// conditions.
+func (s *shop) get(kind string, conditions []gpu.Condition) map[gpu.UUID]int {
+	key := kind
+	for _, c := range conditions {
+		key += " " + string(c.Type)
+	}
+	if have, ok := s.offers[key]; ok {
+		return have
+	}
+	n := s.node
+	n.GPUs = slices.Clone(n.GPUs)
+	n.GPUs[sick].Conditions = conditions
+	count := map[gpu.UUID]int{}
+	for _, g := range offer.Build(n, offertest.OnePlan(n, kinds[kind]), nil, offer.Server{Counters: true, Multiple: true, Charged: true}) {
+		for _, d := range g.Devices {
+			if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
+				count[g.UUID]++
+			}
+		}
+	}
+	s.offers[key] = count
+	return count
+}
+
+// usable returns the same for eight healthy GPUs, or without the sick one.
+func (s *shop) usable(kind string, all bool) map[gpu.UUID]int {
+	want := map[gpu.UUID]int{}
+	for i, g := range s.node.GPUs {
+		if all || i != sick {
+			want[g.UUID] = s.get(kind, nil)[g.UUID]
+		}
+	}
+	return want
+}
+
+// TestKinds: the truth table must not compare nothing with nothing.
+func TestKinds(t *testing.T) {
+	s := newShop(t)
+	for kind, atLeast := range map[string]int{"whole": 1, "partition": 8, "share": 4, "replica": 4} {
+		for _, n := range s.usable(kind, true) {
+			if n < atLeast {
+				t.Errorf("%s: %d devices of a GPU, want %d or more", kind, n, atLeast)
+			}
+		}
+	}
+}
+
+func readMeanings(t *testing.T) map[uint64]meaning {
+	f, err := os.Open("testdata/meaning.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[uint64]meaning{}
+	var group meaning
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		word, note, _ := strings.Cut(lines.Text(), " ")
+		code, err := strconv.ParseUint(word, 10, 64)
+		switch _, again := out[code]; {
+		case word == "" || word == "#":
+		case err != nil:
+			group = meaning(word)
+			if _, ok := withoutAction[group]; !ok {
+				t.Fatalf("testdata/meaning.txt: no group is called %q", word)
+			}
+		case again, note == "":
+			t.Fatalf("testdata/meaning.txt: XID %d is there twice, or without a note", code)
+		default:
+			out[code] = group
+		}
+	}
+	return out
+}
+
+// catalogued returns the codes of NVIDIA's catalog.
+func catalogued(t *testing.T) []uint64 {
+	f, err := os.Open("xids.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lines := csv.NewReader(f)
+	lines.Comment = '#'
+	records, err := lines.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var codes []uint64
+	for _, r := range records {
+		code, err := strconv.ParseUint(r[0], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		codes = append(codes, code)
+	}
+	slices.SortFunc(codes, cmp.Compare)
+	return codes
+}
