@@ -6,10 +6,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 version=0.0.0-twice
+commit=$(git rev-parse HEAD)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for n in one two; do
 	git clone -q . "$work/$n"
+	git -C "$work/$n" checkout -q --detach "$commit" # HEAD may move in the minutes between the two
 	echo "release twice: $n"
 	[ "$n" = one ] || export GOCACHE=$work/cache
 	make -C "$work/$n" release VERSION=$version
