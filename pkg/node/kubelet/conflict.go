@@ -45,8 +45,9 @@ func (p *Plugin) waitAlone(ctx context.Context) error {
 }
 
 // watchSockets checks for drivers that take over the plugin's name, until ctx
-// ends. It returns errTaken.
-func (p *Plugin) watchSockets(ctx context.Context) error {
+// ends. It returns errTaken. intact reports on a socket for old kubelets, which is
+// created later if at all.
+func (p *Plugin) watchSockets(ctx context.Context, intact func() bool) error {
 	own := map[string]os.FileInfo{}
 	for _, socket := range p.sockets() {
 		own[socket], _ = os.Stat(socket)
@@ -62,7 +63,7 @@ func (p *Plugin) watchSockets(ctx context.Context) error {
 			return ctx.Err()
 		}
 		p.reportConflict(ctx, err)
-		if err == nil && !areThere(own) {
+		if err == nil && (!areThere(own) || !intact()) {
 			return errTaken
 		}
 	}

@@ -92,7 +92,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	old := v1alpha4.New()
+	old := v1alpha4.New(cancel)
 	defer old.Stop()
 	helper, err := kubeletplugin.Start(running, &handler{claims: p.cfg.Claims, fail: cancel},
 		kubeletplugin.DriverName(p.cfg.Driver),
@@ -112,7 +112,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer helper.Stop()
 	var watched sync.WaitGroup
 	defer watched.Wait()
-	watched.Go(func() { cancel(p.watchSockets(running)) })
+	watched.Go(func() { cancel(p.watchSockets(running, old.Intact)) })
 	<-running.Done()
 	if ctx.Err() != nil {
 		return nil

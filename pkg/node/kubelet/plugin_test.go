@@ -351,6 +351,24 @@ func TestAnotherDriverTakesTheSockets(t *testing.T) {
 	f.ended <- nil
 }
 
+// TestSocketForOldKubeletsIsWatched checks that the plugin ends when a kubelet of 1.31
+// can't reach it any more.
+func TestSocketForOldKubeletsIsWatched(t *testing.T) {
+	f := run(t, kubeletRoot(t))
+	c := f.registration(t)
+	if _, err := c.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "none of the versions are supported"}); err == nil {
+		t.Fatal("the plugin doesn't mind that it is refused")
+	}
+	info := f.register(t)
+	if err := os.Remove(info.GetEndpoint()); err != nil || !strings.Contains(info.GetEndpoint(), "v1alpha4") {
+		t.Fatalf("remove the socket %s: %v", info.GetEndpoint(), err)
+	}
+	if err := <-f.ended; err == nil || !strings.Contains(err.Error(), "must be restarted") {
+		t.Errorf("got %v, want an end that says why", err)
+	}
+	f.ended <- nil
+}
+
 // impostor is another driver of the same name.
 type impostor struct {
 	registerapi.UnsafeRegistrationServer

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -34,24 +35,32 @@ const (
 	version = "1.0.0"
 	// socketName is beside the plugin's own socket.
 	socketName = "dra-v1alpha4.sock"
+	// refusal is a part of the reason that only a kubelet of 1.31 has for refusing the
+	// plugin's usual versions.
+	refusal = "none of the versions are supported"
 )
 
-// Service serves v1alpha4 on a socket of its own once a kubelet has refused the
-// plugin.
+// Service serves v1alpha4 on a socket of its own once a kubelet of 1.31 has refused
+// the plugin.
 type Service struct {
+	fail func(error)
+
 	mu     sync.Mutex
 	offers bool
 	server *grpc.Server
 	plugin *grpc.ClientConn
+	socket string
+	file   os.FileInfo // the socket as it was created
 }
 
 // New returns a Service that serves nothing yet. Pass Registration as an interceptor
-// of the plugin's registration service, and call Stop at the end.
-func New() *Service { return &Service{} }
+// of the plugin's registration service, and call Stop at the end. fail is called if
+// the Service can't go on.
+func New(fail func(error)) *Service { return &Service{fail: fail} }
 
-// Registration is a gRPC interceptor. After a refusal by the kubelet, for any
-// reason, the plugin switches between its usual versions and v1alpha4 for the
-// kubelet's next attempt, some seconds later.
+// Registration is a gRPC interceptor. After a kubelet of 1.31 has refused the plugin's
+// usual versions, the plugin offers v1alpha4 at the kubelet's next attempt, some seconds
+// later. After v1alpha4 is refused, it offers the usual versions again.
 func (s *Service) Registration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	switch message := req.(type) {
@@ -67,6 +76,18 @@ func (s *Service) Registration(ctx context.Context, req any, _ *grpc.UnaryServer
 	return resp, err
 }
 
+// Intact reports whether the socket, if there is one, still is the one that the
+// Service serves.
+func (s *Service) Intact() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == nil {
+		return true
+	}
+	now, err := os.Stat(s.socket)
+	return err == nil && os.SameFile(s.file, now)
+}
+
 // Stop ends the service and removes its socket. Calls in progress are interrupted.
 func (s *Service) Stop() {
 	s.mu.Lock()
@@ -80,7 +101,7 @@ func (s *Service) Stop() {
 func (s *Service) refused(ctx context.Context, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.offers = !s.offers
+	s.offers = !s.offers && strings.Contains(reason, refusal)
 	klog.FromContext(ctx).Info("The kubelet refused the plugin", "reason", reason, "offeringV1alpha4Next", s.offers)
 }
 
@@ -94,6 +115,7 @@ func (s *Service) offer(ctx context.Context, info *registerapi.PluginInfo) (*reg
 	socket := filepath.Join(filepath.Dir(info.GetEndpoint()), socketName)
 	if s.server == nil {
 		if err := s.serve(ctx, socket, info.GetEndpoint()); err != nil {
+			s.offers = false // the kubelet may be a later one when it asks again
 			return nil, err
 		}
 	}
@@ -114,13 +136,16 @@ func (s *Service) serve(ctx context.Context, socket, plugin string) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("serve kubelets of Kubernetes 1.31: %w", err), conn.Close())
 	}
+	file, err := os.Stat(socket)
+	if err != nil {
+		return errors.Join(fmt.Errorf("serve kubelets of Kubernetes 1.31: %w", err), listener.Close(), conn.Close())
+	}
 	server := grpc.NewServer()
 	server.RegisterService(describe(), &proxy{plugin: drapb.NewDRAPluginClient(conn)})
-	s.server, s.plugin = server, conn
-	logger := klog.FromContext(ctx)
+	s.server, s.plugin, s.socket, s.file = server, conn, socket, file
 	go func() {
-		if err := server.Serve(listener); err != nil {
-			logger.Error(err, "Kubelets of Kubernetes 1.31 aren't served any more", "socket", socket)
+		if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			s.fail(fmt.Errorf("serve kubelets of Kubernetes 1.31 at %s: %w", socket, err))
 		}
 	}()
 	return nil

@@ -61,7 +61,7 @@ func start(t *testing.T) *fixture {
 	drapb.RegisterDRAPluginServer(server, plugin{})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	s := v1alpha4.New()
+	s := v1alpha4.New(func(err error) { t.Errorf("the plugin is ended: %v", err) })
 	t.Cleanup(s.Stop)
 	return &fixture{s, &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: "gpu.nvidia.com", Endpoint: socket,
@@ -78,9 +78,15 @@ func (f *fixture) getInfo(t *testing.T) *registerapi.PluginInfo {
 	return info.(*registerapi.PluginInfo)
 }
 
-func (f *fixture) notify(t *testing.T, registered bool) {
+// refusedBy131 is how a kubelet of 1.31.4 refuses the plugin.
+const refusedBy131 = "RegisterPlugin error -- plugin validation failed with err: invalid versions of plugin gpu.nvidia.com: " +
+	"none of the versions are supported: could not find a highest supported version from versions ([v1.DRAPlugin v1beta1.DRAPlugin]) " +
+	"reported: illegal version string \"v1.DRAPlugin\""
+
+// notify answers the plugin as a kubelet does; an empty reason accepts it.
+func (f *fixture) notify(t *testing.T, reason string) {
 	t.Helper()
-	_, err := f.Registration(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: registered}, nil,
+	_, err := f.Registration(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: reason == "", Error: reason}, nil,
 		func(context.Context, any) (any, error) { return &registerapi.RegistrationStatusResponse{}, nil })
 	if err != nil {
 		t.Fatal(err)
@@ -94,8 +100,8 @@ func same(t *testing.T, want, got any) {
 	}
 }
 
-// TestRegistration checks that kubelets that accept the plugin get the same answer
-// always, and those that don't the other one, also after an upgrade.
+// TestRegistration checks that only a kubelet of 1.31 is offered v1alpha4, until a
+// later one refuses that after an upgrade.
 func TestRegistration(t *testing.T) {
 	f := start(t)
 	old := &registerapi.PluginInfo{
@@ -103,12 +109,35 @@ func TestRegistration(t *testing.T) {
 		Endpoint: filepath.Join(filepath.Dir(f.info.GetEndpoint()), "dra-v1alpha4.sock"), SupportedVersions: []string{"1.0.0"},
 	}
 	for _, step := range []struct {
-		want     *registerapi.PluginInfo
-		accepted bool
-	}{{f.info, true}, {f.info, true}, {f.info, false}, {old, true}, {old, true}, {old, false}, {f.info, true}} {
+		want   *registerapi.PluginInfo
+		reason string
+	}{
+		{f.info, ""},
+		{f.info, "RegisterPlugin error -- plugin registration failed with err: the Node isn't there yet"},
+		{f.info, refusedBy131},
+		{old, ""},
+		{old, ""},
+		{old, `none of services supported by the plugin (["1.0.0"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])`},
+		{f.info, ""},
+	} {
 		same(t, step.want, f.getInfo(t))
-		f.notify(t, step.accepted)
+		f.notify(t, step.reason)
 	}
+}
+
+// TestSocketFails checks that a kubelet that is upgraded in the meantime is served.
+func TestSocketFails(t *testing.T) {
+	f := start(t)
+	inTheWay := filepath.Join(filepath.Dir(f.info.GetEndpoint()), "dra-v1alpha4.sock", "file")
+	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.notify(t, refusedBy131)
+	_, err := f.Registration(t.Context(), &registerapi.InfoRequest{}, nil, func(context.Context, any) (any, error) { return f.info, nil })
+	if err == nil {
+		t.Fatal("no error")
+	}
+	same(t, f.info, f.getInfo(t))
 }
 
 // TestCalls checks what the kubelet of Kubernetes 1.31 calls, by the names that it
@@ -119,7 +148,7 @@ func TestCalls(t *testing.T) {
 	if err := os.WriteFile(stale, nil, 0o600); err != nil { // of a plugin that was killed
 		t.Fatal(err)
 	}
-	f.notify(t, false)
+	f.notify(t, refusedBy131)
 	conn, err := grpc.NewClient("unix://"+f.getInfo(t).GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +167,9 @@ func TestCalls(t *testing.T) {
 	err = conn.Invoke(calling, "/v1alpha3.Node/NodeUnprepareResources", &drapb.NodeUnprepareResourcesRequest{}, &drapb.NodeUnprepareResourcesResponse{})
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("unprepare: %v", err)
+	}
+	if !f.Intact() {
+		t.Error("the socket is taken for somebody else's")
 	}
 	f.Stop()
 	if _, err := os.Stat(stale); !os.IsNotExist(err) {
