@@ -89,7 +89,11 @@ func (o Options) runtimeConfig() string {
 	switch minor := minorVersion(o.Kubernetes); {
 	case o.DRA == DRAAll:
 		return "api/all=true"
-	case o.DRA == DRADefault || minor >= 34:
+	case o.DRA == DRADefault:
+		return ""
+	case minor >= 34 && o.Kubelet != "" && minorVersion(o.Kubelet) < 34:
+		return "resource.k8s.io/v1beta1=true" // by which older kubelets read claims
+	case minor >= 34:
 		return ""
 	case minor == 31:
 		return "resource.k8s.io/v1alpha3=true"

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -36,6 +37,10 @@ func TestFeatureGatesOfComponents(t *testing.T) {
 	if got := o.featureGates(o.Kubelet); len(got) != 2 || !got["DynamicResourceAllocation"] {
 		t.Errorf("kubelet: %v", got)
 	}
+	if got := o.runtimeConfig(); !strings.Contains(got, "resource.k8s.io/v1beta1=true") {
+		t.Errorf("kubelets of 1.33 read claims by a beta version; runtime config %q", got)
+	}
+	o.Kubelet = "1.34"
 	if got := o.runtimeConfig(); got != "" {
 		t.Errorf("Kubernetes 1.34 serves resource.k8s.io/v1 by itself; runtime config %q", got)
 	}
