@@ -68,6 +68,8 @@ type Vitals struct {
 	// NVLinksDown are links that have been active since the plugin opened the driver,
 	// and aren't. It is empty in MIG mode, in which links may be off.
 	NVLinksDown []int
+	// NVLinksUp are those that are active. A link that is neither may be up or down.
+	NVLinksUp []int
 	// UncorrectableErrors of memory since the driver was loaded; nil where it isn't
 	// counted.
 	UncorrectableErrors *uint64

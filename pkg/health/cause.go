@@ -89,10 +89,10 @@ type Ending struct {
 type finding struct {
 	t      gpu.ConditionType
 	source Source
-	// what is a clause without the XID and the links.
-	what  string
-	xid   uint64
-	links []int
+	// clause of the message, without the XID and the links.
+	clause string
+	xid    uint64
+	links  []int
 }
 
 func (f finding) isOf(c Cause) bool { return c.Type == f.t && c.Source == f.source }
@@ -120,17 +120,17 @@ func (f finding) again(c Cause, at time.Time, load Load) Cause {
 }
 
 func (f finding) message() string {
-	what := f.what
+	clause := f.clause
 	if len(f.links) > 0 {
-		what += strings.Trim(fmt.Sprint(f.links), "[]")
+		clause += strings.Trim(fmt.Sprint(f.links), "[]")
 	}
 	switch {
 	case f.xid == 0:
-		return what
+		return clause
 	case f.source == FromXID:
-		return Lookup(f.xid).Name() + ", " + what
+		return Lookup(f.xid).Name() + ", " + clause
 	default:
-		return what + " after " + Lookup(f.xid).Name()
+		return clause + " after " + Lookup(f.xid).Name()
 	}
 }
 

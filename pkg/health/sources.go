@@ -1,6 +1,7 @@
 package health
 
 import (
+	"slices"
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -10,7 +11,7 @@ import (
 func (r Reading) findings() []finding {
 	var all []finding
 	for _, c := range r.Conditions {
-		all = append(all, finding{t: c.Type, source: FromReading, what: c.Message})
+		all = append(all, finding{t: c.Type, source: FromReading, clause: c.Message})
 	}
 	v := r.Vitals
 	if v == nil {
@@ -20,16 +21,16 @@ func (r Reading) findings() []finding {
 		all = append(all, f)
 	}
 	if m := v.RowRemap; m != nil && m.Failed {
-		all = append(all, finding{t: gpu.RowRemapFailed, source: FromRowRemap, what: "a faulty row of GPU memory could not be replaced; run NVIDIA's field diagnostics"})
+		all = append(all, finding{t: gpu.RowRemapFailed, source: FromRowRemap, clause: "a faulty row of GPU memory could not be replaced; run NVIDIA's field diagnostics"})
 	}
 	if m := v.RowRemap; m != nil && m.Pending {
-		all = append(all, finding{t: gpu.RowRemapPending, source: FromRowRemap, what: "a faulty row of GPU memory is replaced at the next reset of the GPU"})
+		all = append(all, finding{t: gpu.RowRemapPending, source: FromRowRemap, clause: "a faulty row of GPU memory is replaced at the next reset of the GPU"})
 	}
 	if v.SRAMThresholdExceeded {
-		all = append(all, finding{t: gpu.NeedsInspection, source: FromSRAM, what: "more uncorrectable errors of SRAM than NVIDIA accepts; have the GPU replaced"})
+		all = append(all, finding{t: gpu.NeedsInspection, source: FromSRAM, clause: "more uncorrectable errors of SRAM than NVIDIA accepts; have the GPU replaced"})
 	}
 	if len(v.NVLinksDown) > 0 {
-		all = append(all, finding{t: gpu.NVLinkDown, source: FromNVLink, what: "these NVLinks, which were active, are down: ", links: union(nil, v.NVLinksDown)})
+		all = append(all, finding{t: gpu.NVLinkDown, source: FromNVLink, clause: "these NVLinks, which were active, are down: ", links: union(nil, v.NVLinksDown)})
 	}
 	return all
 }
@@ -37,7 +38,7 @@ func (r Reading) findings() []finding {
 // fromRecovery returns the finding for a recovery action, and false for none.
 func fromRecovery(a gpu.RecoveryAction) (finding, bool) {
 	t, what := recovery(a)
-	return finding{t: t, source: FromRecoveryAction, what: what}, t != ""
+	return finding{t: t, source: FromRecoveryAction, clause: what}, t != ""
 }
 
 // recovery returns the condition and its message for a recovery action; empty for
@@ -103,7 +104,10 @@ func (c Cause) over(r Reading) bool {
 		return v.Recovery == gpu.RecoveryNone || r.Load.since(c.Load)
 	case FromRowRemap: // the driver doesn't say while the GPU has partitions
 		return v.RowRemap != nil || c.Type == gpu.RowRemapPending && r.Load.since(c.Load)
-	case FromSRAM, FromNVLink: // a driver that asks for a reset may say nothing else
+	case FromNVLink: // a plugin that has started again doesn't know of links that are down
+		down := func(link int) bool { return !slices.Contains(v.NVLinksUp, link) }
+		return !slices.ContainsFunc(c.Links, down) || r.Load.since(c.Load)
+	case FromSRAM: // a driver that asks for a reset may say nothing else
 		return v.Recovery == gpu.RecoveryUnknown || v.Recovery == gpu.RecoveryNone
 	case FromReading:
 		return true

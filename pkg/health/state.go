@@ -81,7 +81,7 @@ func (s State) XID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (State, *N
 	f, ok := fromRecovery(recovery)
 	switch {
 	case recovery == gpu.RecoveryUnknown || recovery == gpu.RecoveryOther:
-		f = finding{t: e.Condition, source: FromXID, what: e.Advice, xid: x.Code}
+		f = finding{t: e.Condition, source: FromXID, clause: e.Advice, xid: x.Code}
 		ok = about
 	case about:
 		f.xid = x.Code

@@ -147,9 +147,11 @@ func TestConditions(t *testing.T) {
 		"errors of SRAM, and a driver that says nothing else": {
 			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true}), action(reset), action(reset)}, is(gpu.ResetRequired, gpu.NeedsInspection),
 		},
-		"too many errors of SRAM": {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
-		"links that are down":     {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
-		"links that are back":     {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), action(none), action(none)}, nil},
+		"too many errors of SRAM":                    {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
+		"links that are down":                        {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
+		"links that are back":                        {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), reads(gpu.Vitals{NVLinksUp: []int{3}}), reads(gpu.Vitals{NVLinksUp: []int{3}})}, nil},
+		"links that are down when the plugin starts": {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), restart, reads(gpu.Vitals{NVLinksUp: []int{2}}), reads(gpu.Vitals{NVLinksUp: []int{2}})}, is(gpu.NVLinkDown)},
+		"links that are gone after a reboot":         {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, nil},
 
 		"ended by hand": {[]step{xid(95, unknown), byHand(gpu.ResetRequired), action(unknown)}, nil},
 		"ended by hand, and the driver still asks": {[]step{action(reset), byHand(gpu.ResetRequired), restart, action(reset), xid(31, reset)}, nil},
@@ -190,7 +192,8 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// Messages say what happened and what to do, and don't change while nothing else does.
+// A message describes the error and the remedy, and doesn't change while the GPU's state
+// doesn't.
 func TestMessages(t *testing.T) {
 	const unknown, none, reset = gpu.RecoveryUnknown, gpu.RecoveryNone, gpu.RecoveryReset
 	for _, tc := range []struct {

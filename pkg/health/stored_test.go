@@ -30,7 +30,8 @@ func TestStateOfNewerVersion(t *testing.T) {
 	if err := json.Unmarshal([]byte(stored), &s); err != nil {
 		t.Fatal(err)
 	}
-	s = after(t, is(s), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, NVLinksDown: []int{1}, RowRemap: &gpu.RowRemap{Failed: true}}), action(gpu.RecoveryNone), action(gpu.RecoveryNone))
+	up := reads(gpu.Vitals{Recovery: gpu.RecoveryNone, NVLinksUp: []int{1, 2}})
+	s = after(t, is(s), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, NVLinksDown: []int{1}, RowRemap: &gpu.RowRemap{Failed: true}}), up, up)
 	data, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +86,7 @@ func play(t *testing.T, s health.State) {
 	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: true}
 	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnknown), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
 	for _, c := range end.Conditions() {
-		ended, _ := end.End(c.Type, "ann", "tested it", start.Add(time.Hour)) // an error for what the GPU doesn't answer
+		ended, _ := end.End(c.Type, "ann", "tested it", start.Add(time.Hour))
 		ended.Observe(health.Reading{At: start.Add(time.Hour), Load: reload, Vitals: &gpu.Vitals{}})
 	}
 	if now, err := json.Marshal(s); err != nil || string(now) != string(before) {

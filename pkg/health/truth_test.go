@@ -72,11 +72,9 @@ var withAction = map[gpu.RecoveryAction]expected{
 var kinds = map[string]v1alpha1.Plan{
 	"whole":     {},
 	"partition": {Partitioned: &v1alpha1.PartitionedPlan{}},
-	"share":     {MPS: &v1alpha1.MPSPlan{Shares: ptr(int32(4))}},
+	"share":     {MPS: &v1alpha1.MPSPlan{Shares: new(int32(4))}},
 	"replica":   {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 4}},
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // sick is the position of the GPU with the XID among eight.
 const sick = 3
@@ -94,9 +92,7 @@ func TestTruthTable(t *testing.T) {
 		}
 		delete(meanings, code)
 		actions := map[gpu.RecoveryAction]expected{gpu.RecoveryUnknown: withoutAction[m]}
-		for a, e := range withAction {
-			actions[a] = e
-		}
+		maps.Copy(actions, withAction)
 		for a, want := range actions {
 			for kind := range kinds {
 				for _, restarts := range []bool{false, true} {
@@ -132,7 +128,7 @@ type truthCase struct {
 func (c truthCase) play(t *testing.T) string {
 	hit := gpu.XID{Code: c.code}
 	if c.kind == "partition" {
-		hit.GPUInstance, hit.ComputeInstance = ptr(2), ptr(0)
+		hit.GPUInstance, hit.ComputeInstance = new(2), new(0)
 	}
 	healthy, asked := gpu.Vitals{Recovery: gpu.RecoveryNone}, gpu.Vitals{Recovery: c.action}
 	if c.action == gpu.RecoveryUnknown {

@@ -40,7 +40,7 @@ func (s *Session) readVitals(handle gonvml.Device, uuid gpu.UUID, object string)
 	if v.SRAMThresholdExceeded, err = s.readSRAMThreshold(handle, object); err != nil {
 		return gpu.Vitals{}, err
 	}
-	if v.NVLinksDown, err = s.readLinksDown(handle, uuid, object); err != nil {
+	if v.NVLinksUp, v.NVLinksDown, err = s.readLinks(handle, uuid, object); err != nil {
 		return gpu.Vitals{}, err
 	}
 	return v, nil
@@ -145,25 +145,26 @@ func (s *Session) readSRAMThreshold(handle gonvml.Device, object string) (bool, 
 	return status.BThresholdExceeded != 0, err
 }
 
-// readLinksDown returns the links that this session has seen active and that
-// are not active now. None in MIG mode, in which links may be off.
-func (s *Session) readLinksDown(handle gonvml.Device, uuid gpu.UUID, object string) ([]int, error) {
+// readLinks returns the links that this session has seen active, by their state
+// now. None in MIG mode, in which links may be off.
+func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) (up, down []int, err error) {
 	current, pending, ret := handle.GetMigMode()
 	if ret == gonvml.SUCCESS && (current == gonvml.DEVICE_MIG_ENABLE || pending == gonvml.DEVICE_MIG_ENABLE) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	known, _ := s.nvlinks.known(uuid)
-	var down []int
 	for _, link := range slices.Sorted(maps.Keys(known)) {
 		state, ret := handle.GetNvLinkState(link)
 		err := wrap(ret, "nvmlDeviceGetNvLinkState", fmt.Sprintf("(link %d) %s", link, object))
 		switch {
 		case errors.Is(err, ErrNotSupported): // the driver doesn't know the link's state now
 		case err != nil:
-			return nil, err
-		case state != gonvml.FEATURE_ENABLED:
+			return nil, nil, err
+		case state == gonvml.FEATURE_ENABLED:
+			up = append(up, link)
+		default:
 			down = append(down, link)
 		}
 	}
-	return down, nil
+	return up, down, nil
 }

@@ -236,6 +236,9 @@ func checkVitals(t *testing.T, port Port, g gpu.GPU) {
 	if v.SRAMThresholdExceeded || len(v.NVLinksDown) > 0 {
 		t.Errorf("vitals %+v: want a healthy GPU", v)
 	}
+	if links := g.NVLink != nil && (g.MIG == nil || !g.MIG.Enabled && !g.MIG.Pending); links && len(v.NVLinksUp) == 0 {
+		t.Error("the GPU has NVLinks, but none is up")
+	}
 	ecc := g.ECCEnabled != nil && *g.ECCEnabled
 	if ecc != (v.UncorrectableErrors != nil) {
 		t.Errorf("ECC %v, but uncorrectable errors %v", ecc, v.UncorrectableErrors)

@@ -2,6 +2,7 @@ package nvmltest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,6 +59,7 @@ func Vitals(t *testing.T, port Port, machine *nvmlsim.Machine) {
 		"NVLinks down": {func(s *nvmlsim.GPUState) { s.NVLinksDown = []int{0, 3} }, func(v *gpu.Vitals) {
 			if g.NVLink != nil {
 				v.NVLinksDown = []int{0, 3}
+				v.NVLinksUp = slices.DeleteFunc(slices.Clone(v.NVLinksUp), func(l int) bool { return l == 0 || l == 3 })
 			}
 		}},
 	} {
