@@ -97,23 +97,34 @@ func (c Cause) unreported(r Reading) Cause {
 // over reports whether the reading, which doesn't report the cause, has evidence that
 // it is over.
 func (c Cause) over(r Reading) bool {
+	if r.Load.since(c.Load) && c.endsByLoad() {
+		return true
+	}
 	switch v := r.Vitals; c.Source {
 	case FromRecoveryAction:
-		return v.Recovery != gpu.RecoveryUnknown || r.Load.since(c.Load)
+		return v.Recovery != gpu.RecoveryUnknown
 	case FromXID:
-		return v.Recovery == gpu.RecoveryNone || r.Load.since(c.Load)
-	case FromRowRemap: // the driver doesn't say while the GPU has partitions
-		return v.RowRemap != nil || c.Type == gpu.RowRemapPending && r.Load.since(c.Load)
+		return v.Recovery == gpu.RecoveryNone
+	case FromRowRemap:
+		return v.RowRemap != nil
 	case FromNVLink: // a plugin that has started again doesn't know of links that are down
-		down := func(link int) bool { return !slices.Contains(v.NVLinksUp, link) }
-		return !slices.ContainsFunc(c.Links, down) || r.Load.since(c.Load)
+		return !slices.ContainsFunc(c.Links, func(link int) bool { return !slices.Contains(v.NVLinksUp, link) })
 	case FromSRAM: // a driver that asks for a reset may say nothing else
-		return v.Recovery == gpu.RecoveryUnknown || v.Recovery == gpu.RecoveryNone
+		_, asks := fromRecovery(v.Recovery)
+		return !asks
 	case FromReading:
 		return true
 	default: // of a newer version
-		return r.Load.since(c.Load)
+		return false
 	}
+}
+
+// endsByLoad reports whether the cause is over once the driver was loaded again,
+// unless its source reports it again. It isn't if the reason outlives that, and the
+// driver may say nothing about it for another reason: about rows while the GPU has
+// partitions.
+func (c Cause) endsByLoad() bool {
+	return c.Source != FromReading && c.Source != FromSRAM && c.Type != gpu.RowRemapFailed
 }
 
 // reportedAgain reports whether the next reading may report the cause again.
