@@ -7,9 +7,9 @@
 //
 // Writing never delays a prepare: Tell only stores the facts; Run reads the
 // claim and writes, and retries while the API server can't be reached. The
-// status is optional: if a server doesn't store the field (before Kubernetes
-// 1.33), or refuses it, nothing more is written. A status that is already
-// correct isn't written again.
+// status is optional: one that a server refuses isn't written again. If a server
+// doesn't store the field (before Kubernetes 1.33), statuses wait, and one of them
+// is tried every ten minutes. A status that is already correct isn't written again.
 //
 // It needs the rights to get resourceclaims and to patch resourceclaims/status,
 // and, for Kubernetes 1.36 and later, the verb associated-node:patch on

@@ -17,6 +17,7 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -27,8 +28,8 @@ const (
 	// The first and the maximum delay after a failure.
 	retryFirst = 500 * time.Millisecond
 	retryLast  = time.Minute
-	// notStoredFor is how long nothing is written after the server didn't store the
-	// field: it may be upgraded, or its gate be switched on.
+	// notStoredFor is how long statuses wait after the server didn't store the field:
+	// it may be upgraded, or its gate be switched on.
 	notStoredFor = 10 * time.Minute
 )
 
@@ -41,6 +42,7 @@ type Writer struct {
 	client       kubernetes.Interface
 	claims       *draclient.Client
 	driver, pool string
+	clock        clock.WithTicker
 
 	queue workqueue.TypedRateLimitingInterface[types.UID]
 	// notStoredUntil is when to try again after the server didn't store the field, in
@@ -61,10 +63,15 @@ type told struct {
 
 // New returns a Writer for the devices of a driver in a pool; Run starts it.
 func New(client kubernetes.Interface, driver, pool string) *Writer {
+	return newWriter(client, driver, pool, clock.RealClock{})
+}
+
+func newWriter(client kubernetes.Interface, driver, pool string, clock clock.WithTicker) *Writer {
 	return &Writer{
-		client: client, claims: draclient.New(client), driver: driver, pool: pool,
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryFirst, retryLast)),
+		client: client, claims: draclient.New(client), driver: driver, pool: pool, clock: clock,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryFirst, retryLast),
+			workqueue.TypedRateLimitingQueueConfig[types.UID]{Clock: clock}),
 		pending: map[types.UID]told{},
 	}
 }
@@ -72,13 +79,16 @@ func New(client kubernetes.Interface, driver, pool string) *Writer {
 // Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
 func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-	if time.Now().UnixNano() < w.notStoredUntil.Load() {
-		return
-	}
 	w.mu.Lock()
 	w.pending[claim.UID] = told{claim: claim.NamespacedName, devices: devices}
 	w.mu.Unlock()
-	w.queue.Add(claim.UID)
+	w.queue.AddAfter(claim.UID, w.notStoredYet())
+}
+
+// notStoredYet returns how long statuses still wait after the server didn't store
+// one; at most 0 if they don't.
+func (w *Writer) notStoredYet() time.Duration {
+	return time.Duration(w.notStoredUntil.Load() - w.clock.Now().UnixNano())
 }
 
 // Run writes until ctx ends; it returns nil then.
@@ -117,13 +127,15 @@ func (w *Writer) next(ctx context.Context) bool {
 		return true
 	}
 	if err != nil {
-		if errors.Is(err, errNotStored) {
-			w.notStoredUntil.Store(time.Now().Add(notStoredFor).UnixNano())
-		}
 		w.said.Do(func() {
 			logger.V(2).Info("The status of claims will not show their MIG devices and shares", "err", err)
 		})
 		logger.V(4).Info("The claim's status can't be written", "err", err)
+	}
+	if errors.Is(err, errNotStored) {
+		w.queue.Forget(uid)
+		w.queue.AddAfter(uid, w.notStoredYet())
+		return true
 	}
 	w.finished(uid, t)
 	return true
@@ -163,5 +175,12 @@ func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
 	if len(statuses) == 0 || tells(claim, statuses) {
 		return nil
 	}
-	return w.apply(ctx, uid, t.claim, statuses)
+	if w.notStoredYet() > 0 {
+		return errNotStored // one status in notStoredFor is enough to ask the server
+	}
+	err = w.apply(ctx, uid, t.claim, statuses)
+	if errors.Is(err, errNotStored) {
+		w.notStoredUntil.Store(w.clock.Now().Add(notStoredFor).UnixNano())
+	}
+	return err
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -66,6 +68,12 @@ func (s *server) patch(w http.ResponseWriter, r *http.Request) {
 		s.claim.Status.Devices = applied.Status.Devices
 	}
 	s.answer(w)
+}
+
+func (s *server) writes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.written)
 }
 
 func (s *server) answer(w http.ResponseWriter) {
@@ -122,13 +130,18 @@ func ref(uid types.UID) kubeletplugin.NamespacedObject {
 // start runs a Writer against the server until the test ends.
 func start(t *testing.T, s *server) *Writer {
 	t.Helper()
+	return startAt(t, s, clock.RealClock{})
+}
+
+func startAt(t *testing.T, s *server, clock clock.WithTicker) *Writer {
+	t.Helper()
 	http := httptest.NewServer(s)
 	t.Cleanup(http.Close)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: http.URL, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := New(client, "gpu.nvidia.com", "node-a")
+	w := newWriter(client, "gpu.nvidia.com", "node-a", clock)
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
@@ -244,22 +257,34 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestServerWithoutTheField checks that one write shows that the server doesn't store
+// the field, and that claims which were prepared meanwhile get their status when it
+// does, unless they are gone.
 func TestServerWithoutTheField(t *testing.T) {
-	s := &server{version: "v1", claim: claimed(), drops: true}
-	w := start(t, s)
-	for range 3 {
-		w.Enqueue(ref("uid-1"), partition())
-		idle(t, w)
-	}
-	if len(s.written) != 1 {
-		t.Errorf("%d writes, want one that shows that there is no use", len(s.written))
-	}
-	// The server was upgraded, and time has passed.
-	s.drops = false
-	w.notStoredUntil.Store(time.Now().UnixNano())
-	w.Enqueue(ref("uid-1"), partition())
-	idle(t, w)
-	if len(s.claim.Status.Devices) == 0 {
-		t.Error("nothing is written to a server that stores the field since")
+	for name, gone := range map[string]bool{"the claim is still there": false, "the claim is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			s := &server{version: "v1", claim: claimed(), drops: true}
+			clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+			w := startAt(t, s, clock)
+			w.Enqueue(ref("uid-1"), partition())
+			for writes := 0; writes == 0; <-time.After(time.Millisecond) {
+				writes = s.writes()
+			}
+			w.Enqueue(ref("uid-1"), partition())
+			s.mu.Lock()
+			s.drops = false // it is upgraded
+			if gone {
+				s.claim = nil
+			}
+			s.mu.Unlock()
+			clock.Step(notStoredFor)
+			idle(t, w)
+			if gone {
+				return
+			}
+			if len(s.written) != 2 || len(s.claim.Status.Devices) == 0 {
+				t.Errorf("%d writes, want one that shows that there is no use, and one later; devices %v", len(s.written), s.claim.Status.Devices)
+			}
+		})
 	}
 }
