@@ -34,11 +34,11 @@ type nodeAccount struct {
 	// pool is the fingerprint of the slices that say so; empty for none.
 	pool string
 	gpus []gpuAccount
-	// withheld are the node's other GPUs.
+	// withheld are the node's GPUs that new claims don't get.
 	withheld []withheldGPU
 }
 
-// withheldGPU is a GPU that isn't offered, whatever its plan.
+// withheldGPU is a GPU that new claims don't get, whatever its plan.
 type withheldGPU struct {
 	gpu    string // device name or UUID
 	policy string // that selects it; empty: none
@@ -102,6 +102,9 @@ type decisionInput struct {
 func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	n := inventory.Node(inv)
 	verdicts, plans := verdictsFor(n, in)
+	for i := range n.GPUs {
+		applyHealthPolicy(n.GPUs[i].Conditions, verdicts[n.GPUs[i].UUID].Health)
+	}
 	able := in.facts.able
 	d := decision{account: nodeAccount{facts: in.facts}}
 	d.gpus = offer.Build(n, plans, devicesOf(in.claims), in.server())
@@ -134,6 +137,20 @@ func verdictsFor(n gpu.Node, in decisionInput) (map[gpu.UUID]policy.Verdict, map
 	return verdicts, plans
 }
 
+// applyHealthPolicy sets the effects that a policy gives to conditions.
+func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
+	gone := []gpu.ConditionType{gpu.Lost, gpu.BusResetRequired, gpu.RebootRequired}
+	for i := range conditions {
+		c := &conditions[i]
+		if p.Evict && slices.Contains(gone, c.Type) {
+			c.ByPolicy = gpu.NoExecute
+		}
+		if p.RowRemapPending == v1alpha1.NoSchedule && c.Type == gpu.RowRemapPending {
+			c.ByPolicy = gpu.NoSchedule
+		}
+	}
+}
+
 // server returns the abilities of server and scheduler.
 func (in decisionInput) server() offer.Server {
 	s := serverFor(in.facts.able)
@@ -146,6 +163,7 @@ func (in decisionInput) server() offer.Server {
 // serverFor returns the abilities as offers need them: what is unknown isn't used.
 func serverFor(able publish.Abilities) offer.Server {
 	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
+	s.Taints, s.InformingTaints = able.Taints == publish.Yes, able.NoneTaints == publish.Yes
 	if able.Counters == publish.UnknownCounters {
 		s.CountersDoubt = able.Doubt
 	}

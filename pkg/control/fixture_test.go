@@ -118,6 +118,7 @@ type fakeServer struct {
 	form     publish.Counters
 	multiple bool
 	charged  bool
+	taints   bool
 	version  string // empty: v1.36.1
 	doubt    string // nothing else is found out
 	err      error
@@ -133,6 +134,9 @@ func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	}
 	if s.multiple {
 		able.Multiple = publish.Yes
+	}
+	if s.taints {
+		able.Taints, able.NoneTaints = publish.Yes, publish.Yes
 	}
 	if s.doubt != "" {
 		able = publish.Abilities{Charged: able.Charged, Version: able.Version, Doubt: s.doubt}

@@ -392,7 +392,7 @@ func TestWithheldGPUs(t *testing.T) {
 		sharing("l4", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"`}))...)
 	got := f.statuses(t)["l4"]
 	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
-	want := "1 selected GPU can't be used and isn't offered to anybody; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
+	want := "1 selected GPU can't be used by new claims; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
 	if applied.Status != metav1.ConditionFalse || applied.Reason != v1alpha1.ReasonWithheld || applied.Message != want {
 		t.Errorf("got %+v", applied)
 	}

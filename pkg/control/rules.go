@@ -186,7 +186,7 @@ func newRule(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm, known *selec
 	r := rule{
 		policy: policy.Policy{
 			Name: s.Name, Priority: spec.Priority, Created: s.CreationTimestamp.Time,
-			Plan: spec.Plan, Nodes: labels.Everything(),
+			Plan: spec.Plan, Health: spec.Health, Nodes: labels.Everything(),
 		},
 		form: v1alpha1.AcceptedForm{Generation: form.Generation, Spec: *spec},
 	}

@@ -1,8 +1,10 @@
 package gpu
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // UUID identifies one GPU, or one MIG device, as NVML prints it:
@@ -199,11 +201,15 @@ type Instance struct {
 // NoComputeInstance is the id of a compute instance that isn't there.
 const NoComputeInstance = -1
 
-// Condition is something wrong with a GPU. It has no time stamp, so that
-// equal facts compare equal.
+// Condition is something wrong with a GPU.
 type Condition struct {
 	Type    ConditionType
 	Message string
+	// Since is when it was first reported. It is zero in what the plugin reads, so that
+	// equal facts compare equal.
+	Since time.Time
+	// ByPolicy is the effect that a policy gives it; empty where none does.
+	ByPolicy Effect
 }
 
 // ConditionType names a kind of trouble, in the form Kubernetes uses for
@@ -238,17 +244,21 @@ const (
 	TimeSliceUnsupported ConditionType = "TimeSliceUnsupported"
 )
 
-// Blocks reports whether a GPU with this condition must not be given to anybody.
-func (c Condition) Blocks() bool { return c.Type.Effect() != NoEffect }
+// Effect is what the condition does to claims.
+func (c Condition) Effect() Effect { return cmp.Or(c.ByPolicy, c.Type.Effect()) }
 
-// Effect is what the condition does to claims unless a policy says more.
+// Blocks reports whether a GPU with this condition must not be given to new claims.
+func (c Condition) Blocks() bool { return c.Effect() == NoSchedule || c.Effect() == NoExecute }
+
+// Effect is what such a condition does to claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
 	switch t {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing,
 		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed:
 		return NoSchedule
-	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported,
-		IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
+	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
+		return Informs
+	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return NoEffect
 	default: // of a newer version
 		return NoEffect

@@ -30,8 +30,10 @@ const (
 type Effect string
 
 const (
-	// NoEffect: the condition only informs.
-	NoEffect Effect = "None"
+	// NoEffect: the condition is no property of the GPU's devices.
+	NoEffect Effect = ""
+	// Informs: the devices' taint says it, and does nothing.
+	Informs Effect = "None"
 	// NoSchedule: the GPU's devices are not given to new claims that don't tolerate
 	// it.
 	NoSchedule Effect = "NoSchedule"
@@ -39,6 +41,10 @@ const (
 	// are evicted.
 	NoExecute Effect = "NoExecute"
 )
+
+// Taint is the key of the taints that a GPU's conditions put on its devices; their
+// value is the condition's type.
+const Taint = DriverName + "/unhealthy"
 
 // RecoveryAction is what a GPU needs to recover, as the driver says it (NVML
 // GPU_RECOVERY_ACTION, field 230).

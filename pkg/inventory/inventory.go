@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -196,10 +197,17 @@ func toConditions(conditions []v1alpha1.GPUCondition) []gpu.Condition {
 	var out []gpu.Condition
 	for _, c := range conditions {
 		if c.Status != metav1.ConditionFalse {
-			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message})
+			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message, Since: toTime(c.LastTransitionTime)})
 		}
 	}
 	return out
+}
+
+func toTime(t *metav1.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.Time
 }
 
 func fromMIG(m gpu.MIG) v1alpha1.MIG {

@@ -149,7 +149,7 @@ func randomNode(r *rand.Rand) gpu.Node {
 	for i := range n.GPUs {
 		n.GPUs[i].Index = i
 		for j := range n.GPUs[i].Conditions {
-			n.GPUs[i].Conditions[j].Type = gpu.ConditionType(rune('A' + j))
+			n.GPUs[i].Conditions[j] = gpu.Condition{Type: gpu.ConditionType(rune('A' + j)), Message: n.GPUs[i].Conditions[j].Message}
 		}
 	}
 	return n
@@ -158,6 +158,9 @@ func randomNode(r *rand.Rand) gpu.Node {
 func fill(r *rand.Rand, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			return
+		}
 		for _, field := range v.Fields() {
 			fill(r, field)
 		}

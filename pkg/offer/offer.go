@@ -47,6 +47,12 @@ type Server struct {
 	// ChargedDoubt is why Charged is false although the version is fixed: a sentence
 	// for Problems. It is empty where the version decides.
 	ChargedDoubt string
+	// Taints: the server stores taints of devices, and the scheduler heeds them.
+	// Without them the GPUs that nobody may use aren't offered.
+	Taints bool
+	// InformingTaints: taints may have the effect None. Without it such taints are left
+	// out.
+	InformingTaints bool
 	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
 	// CountersDoubt and MultipleDoubt are why Counters and Multiple are false although
@@ -95,8 +101,9 @@ type GPU struct {
 }
 
 // Build returns the node's offer, by index. Each GPU is offered by its plan; one
-// without a plan is offered as a whole only. A GPU that nobody may use isn't in the
-// offer: one with a blocking condition, or one whose UUID doesn't identify it.
+// without a plan is offered as a whole only. A GPU with conditions has taints on all
+// its devices; one with a blocking condition isn't in the offer if the server has no
+// taints. Nor is one whose UUID doesn't identify it.
 //
 // allocated are the names of the node's devices that claims have been allocated,
 // except for admin access, in any order. Each of them stays in the offer, whatever
@@ -120,12 +127,14 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	var out []GPU
 	for _, g := range n.GPUs {
 		name, why := usable(names, g)
-		if why != "" {
+		if why != "" && (name == "" || !server.Taints || g.Model.ProductName == "") {
 			continue
 		}
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
 		o.keepAllocated(names, claimed[g.UUID])
-		out = append(out, o.describeAll(n, name, names))
+		described := o.describeAll(n, name, names)
+		taint(described, g.Conditions, server)
+		out = append(out, described)
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))
@@ -133,7 +142,8 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	return out
 }
 
-// WithheldGPU is a GPU that is in no offer, whatever its plan.
+// WithheldGPU is a GPU that new claims don't get, whatever its plan: it isn't in the
+// offer, or all its devices are tainted.
 type WithheldGPU struct {
 	UUID gpu.UUID
 	// Name of the whole GPU's device; empty where the UUID doesn't identify the GPU.
@@ -142,7 +152,8 @@ type WithheldGPU struct {
 	Reason string
 }
 
-// Withheld returns the node's GPUs that Build leaves out, by index.
+// Withheld returns the node's GPUs that Build leaves out, or taints so that new claims
+// don't get them, by index.
 func Withheld(n gpu.Node) []WithheldGPU {
 	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	names := nameAll(n.GPUs)

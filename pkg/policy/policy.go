@@ -26,6 +26,7 @@ type Policy struct {
 	Priority int32
 	Created  time.Time
 	Plan     v1alpha1.Plan
+	Health   v1alpha1.HealthPolicy
 	// Nodes by their labels.
 	Nodes labels.Selector
 	// GPUs selects by a GPU's description as a whole device. Nil: all.
@@ -38,6 +39,8 @@ type Verdict struct {
 	Policy string
 	// Plan of that policy, or the Default.
 	Plan v1alpha1.Plan
+	// Health of that policy.
+	Health v1alpha1.HealthPolicy
 	// Lost are the other policies that select the GPU, by name, sorted.
 	Lost []string
 	// Failed are the policies whose GPU selector could not be evaluated, because
@@ -74,7 +77,7 @@ func Decide(all []Policy, node labels.Set, gpu resourceapi.Device) Verdict {
 		return v
 	}
 	slices.SortFunc(selecting, precedence)
-	v.Policy, v.Plan = selecting[0].Name, selecting[0].Plan
+	v.Policy, v.Plan, v.Health = selecting[0].Name, selecting[0].Plan, selecting[0].Health
 	for _, p := range selecting[1:] {
 		v.Lost = append(v.Lost, p.Name)
 	}

@@ -50,7 +50,33 @@ type SharingPolicySpec struct {
 	GPUSelector string `json:"gpuSelector,omitempty"`
 	// plan for the selected GPUs; exactly one of its fields is set.
 	Plan Plan `json:"plan"`
+	// health says what more is done about selected GPUs that are unhealthy, besides
+	// that new claims don't get those that can't be used.
+	// +optional
+	Health HealthPolicy `json:"health,omitzero"`
 }
+
+// HealthPolicy says what is done about unhealthy GPUs where the API server stores
+// taints of devices.
+type HealthPolicy struct {
+	// evict ends the pods that use a GPU which is lost, or needs a reset of its bus or a
+	// reboot of its node, unless they tolerate the taint gpu.nvidia.com/unhealthy.
+	// +optional
+	Evict bool `json:"evict,omitempty"`
+	// rowRemapPending is what is done while rows of a GPU's memory wait for a reset to be
+	// replaced: None only says so, NoSchedule keeps claims for the whole GPU off it.
+	// +optional
+	// +kubebuilder:default=None
+	RowRemapPending HealthEffect `json:"rowRemapPending,omitempty"`
+}
+
+// HealthEffect is the effect of a taint that a policy chooses.
+//
+// +kubebuilder:validation:Enum=None;NoSchedule
+type HealthEffect string
+
+// NoSchedule keeps new claims off a GPU.
+const NoSchedule HealthEffect = "NoSchedule"
 
 // Plan determines the devices that a GPU is offered as. Exactly one field is set.
 //
@@ -215,7 +241,7 @@ type SharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Problems []PolicyProblem `json:"problems,omitempty"`
-	// withheldGPUs is how many GPUs under this policy aren't offered because a
+	// withheldGPUs is how many GPUs under this policy new claims don't get because a
 	// condition of theirs makes them unusable.
 	// +optional
 	WithheldGPUs int32 `json:"withheldGPUs,omitempty"`
@@ -280,7 +306,7 @@ type PolicyProblem struct {
 	Example string `json:"example,omitempty"`
 }
 
-// WithheldGPU is a GPU that isn't offered, whatever its plan.
+// WithheldGPU is a GPU that new claims don't get, whatever its plan.
 type WithheldGPU struct {
 	Node string `json:"node"`
 	// gpu by its device name, or by its UUID where that identifies no GPU.
@@ -311,7 +337,7 @@ const (
 	ReasonUnsafeScheduler = "UnsafeScheduler"
 	// ReasonNotPublished: GPUs under the policy aren't published, or not yet.
 	ReasonNotPublished = "NotPublished"
-	// ReasonWithheld: GPUs under the policy are unusable and aren't offered.
+	// ReasonWithheld: GPUs under the policy are unusable, and new claims don't get them.
 	ReasonWithheld = "Withheld"
 	// ReasonNoGPUs: no GPU is under the policy.
 	ReasonNoGPUs = "NoGPUs"

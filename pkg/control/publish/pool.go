@@ -92,7 +92,8 @@ const maxJointCounters = 32
 // fewer (kubernetes/kubernetes#133705). No request has more than 32.
 func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	most := resourceapi.ResourceSliceMaxDevices
-	if form == SplitCounters && slices.ContainsFunc(gpus, func(g offer.GPU) bool { return g.Counters != nil }) {
+	// Servers of the joint form don't allow fewer for them.
+	if form != JointCounters && slices.ContainsFunc(gpus, advanced) {
 		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	}
 	fewest := fill(gpus, form, most)
@@ -102,6 +103,11 @@ func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 		}
 	}
 	return fewest
+}
+
+// advanced reports whether slices with the GPU have room for fewer devices.
+func advanced(g offer.GPU) bool {
+	return g.Counters != nil || slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return len(d.Taints) > 0 })
 }
 
 // fill puts GPUs into groups, in order, of at most so many devices each; a GPU that

@@ -72,6 +72,12 @@ func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 	}
 }
 
+// tainted puts a taint on the first GPU.
+func tainted(gpus []offer.GPU) []offer.GPU {
+	gpus[0].Devices[0].Taints = []resourceapi.DeviceTaint{{Key: gpu.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	return gpus
+}
+
 // cuttable are GPUs of two devices that consume counters.
 func cuttable(n int) []offer.GPU {
 	out := gpus(n)
@@ -102,6 +108,8 @@ func TestPoolLaysCountersOutAsTheServerWants(t *testing.T) {
 		"joint":          {mixed, JointCounters, []string{"17+35"}},
 		"joint, 33 GPUs": {cuttable(33), JointCounters, []string{"17+34", "16+32"}},
 		"none":           {gpus(3), NoCounters, []string{"0+3"}},
+		"none, tainted":  {tainted(gpus(70)), NoCounters, []string{"0+35", "0+35"}},
+		"joint, tainted": {tainted(gpus(70)), JointCounters, []string{"0+70"}},
 		"nothing at all": {mixed[18:], SplitCounters, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,81 @@
+package control
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestHealthPolicy checks that a GPU's conditions become taints with the time at which
+// they were reported, with the effects that its policy gives them, and are gone
+// with the conditions; and that the other GPU's devices never change.
+func TestHealthPolicy(t *testing.T) {
+	for name, tc := range map[string]struct {
+		condition gpu.ConditionType
+		health    v1alpha1.HealthPolicy
+		want      string // of the whole GPU and of a partition
+	}{
+		"lost":                      {gpu.Lost, v1alpha1.HealthPolicy{}, "NoSchedule NoSchedule"},
+		"lost, evict":               {gpu.Lost, v1alpha1.HealthPolicy{Evict: true}, "NoExecute NoExecute"},
+		"reboot, evict":             {gpu.RebootRequired, v1alpha1.HealthPolicy{Evict: true}, "NoExecute NoExecute"},
+		"reset, evict":              {gpu.ResetRequired, v1alpha1.HealthPolicy{Evict: true}, "NoSchedule NoSchedule"},
+		"rows wait":                 {gpu.RowRemapPending, v1alpha1.HealthPolicy{}, "None None"},
+		"rows wait, and no whole":   {gpu.RowRemapPending, v1alpha1.HealthPolicy{RowRemapPending: v1alpha1.NoSchedule}, "NoSchedule None"},
+		"reported by newer plugins": {"Scratched", v1alpha1.HealthPolicy{Evict: true}, " "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.server.form, s.server.taints = publish.SplitCounters, true
+			s.cuttable()
+			p := sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb"), Health: tc.health})
+			if err := s.api.Create(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			s.mustReconcile()
+			s.pluginAnswers()
+			s.mustReconcile()
+			s.mustTaint(" ")
+			since := metav1.NewTime(time.Unix(1000, 0))
+			sick := h100(0)
+			sick.Conditions = []v1alpha1.GPUCondition{{Type: string(tc.condition), LastTransitionTime: &since}}
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, h100(1)} })
+			s.mustReconcile()
+			s.mustTaint(tc.want)
+			s.cuttable()
+			s.mustReconcile()
+			s.mustTaint(" ")
+		})
+	}
+}
+
+// mustTaint checks the effects of the taints of the first GPU and of its first
+// partition, and that the other devices of that GPU have the partition's.
+func (s *fixture) mustTaint(want string) {
+	s.t.Helper()
+	effects := make(map[string]string)
+	for _, slice := range s.store.slices {
+		for _, d := range slice.Spec.Devices {
+			effect := ""
+			for _, x := range d.Taints {
+				effect += string(x.Effect)
+				if x.TimeAdded.Unix() != 1000 || x.Key != "gpu.nvidia.com/unhealthy" {
+					s.t.Errorf("%s: taint %+v", d.Name, x)
+				}
+			}
+			effects[d.Name] = effect
+		}
+	}
+	got := fmt.Sprint(effects["gpu-00000000"], " ", effects["gpu-00000000-mig-3g40gb-0"])
+	if got != want || effects["gpu-00000000-mig-3g40gb-4"] != effects["gpu-00000000-mig-3g40gb-0"] {
+		s.t.Errorf("effects %q in %v, want %q", got, effects, want)
+	}
+	if len(effects) != 6 || effects["gpu-00000001"] != "" || effects["gpu-00000001-mig-3g40gb-0"] != "" {
+		s.t.Errorf("the other GPU's devices, or their number, have changed: %v", effects)
+	}
+}

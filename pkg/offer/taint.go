@@ -1,0 +1,55 @@
+package offer
+
+import (
+	"cmp"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// maxTaints of a device, on the servers that allow the fewest (Kubernetes 1.33 and
+// 1.34).
+const maxTaints = 4
+
+// taint puts the conditions on all devices of their GPU, because what is wrong with a
+// GPU, and what mends it, concerns all its parts: one taint each, the worst first.
+func taint(g GPU, conditions []gpu.Condition, server Server) {
+	if !server.Taints {
+		return
+	}
+	for i := range g.Devices {
+		d := &g.Devices[i]
+		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformingTaints)
+	}
+}
+
+// taintsOf returns the taints of one device of a GPU that has the conditions.
+func taintsOf(conditions []gpu.Condition, whole, informing bool) []resourceapi.DeviceTaint {
+	var out []resourceapi.DeviceTaint
+	for _, c := range conditions {
+		effect := c.Effect()
+		if c.Type == gpu.RowRemapPending && !whole {
+			effect = c.Type.Effect() // a policy means claims for the whole GPU
+		}
+		if effect == gpu.NoEffect || effect == gpu.Informs && !informing {
+			continue
+		}
+		since := metav1.NewTime(c.Since)
+		out = append(out, resourceapi.DeviceTaint{
+			Key: gpu.Taint, Value: string(c.Type), Effect: resourceapi.DeviceTaintEffect(effect), TimeAdded: &since,
+		})
+	}
+	slices.SortFunc(out, func(a, b resourceapi.DeviceTaint) int {
+		return cmp.Or(cmp.Compare(rank(b.Effect), rank(a.Effect)), cmp.Compare(a.Value, b.Value))
+	})
+	return out[:min(len(out), maxTaints)]
+}
+
+func rank(e resourceapi.DeviceTaintEffect) int {
+	return slices.Index([]resourceapi.DeviceTaintEffect{
+		resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute,
+	}, e)
+}
