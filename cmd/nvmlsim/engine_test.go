@@ -27,7 +27,7 @@ func TestLibraryHang(t *testing.T) {
 	root := install(t, "2xh100-80gb")
 	l := open(t, root)
 	gone, there := device(t, l, 0), device(t, l, 1)
-	nvmlsim(t, "fault", "*", "--gpu", "0", "--hang", "--root", root)
+	nvmlsim(t, "break", "0", "--wedged", "--root", root)
 	hung := make(chan nvml.Return, 1)
 	go func() { hung <- second(gone.GetUUID()) }()
 	for range 100 {
@@ -39,7 +39,7 @@ func TestLibraryHang(t *testing.T) {
 		t.Fatalf("the call has returned: %v", r)
 	default:
 	}
-	nvmlsim(t, "fault", "--clear", "--root", root)
+	nvmlsim(t, "heal", "0", "--root", root)
 	ok(t, <-hung)
 }
 
@@ -86,7 +86,7 @@ func TestLibraryManyTimesAndFromManyThreads(t *testing.T) {
 		})
 	}
 	for i := range 20 { // while the state changes
-		nvmlsim(t, "xid", itoa(i%8), "13", "--root", root)
+		nvmlsim(t, "break", itoa(i%8), "--xid", "13", "--root", root)
 	}
 	wg.Wait()
 }

@@ -152,7 +152,7 @@ func TestInstallLooksLikeADriver(t *testing.T) {
 
 func TestInstallAgainKeepsEverything(t *testing.T) {
 	root := install(t, "4xl40s")
-	nvmlsim(t, "lose", "2", "--root", root)
+	nvmlsim(t, "break", "2", "--lost", "--root", root)
 	before, state := files(t, root), nvmlsim(t, "state", "--root", root)
 	nvmlsim(t, "install", "--root", root, "--machine", "4xl40s", "--node-name", "node-a")
 	if diff := cmp.Diff(before, files(t, root)); diff != "" {
@@ -387,9 +387,9 @@ func TestContainerSeesWhatHappens(t *testing.T) {
 			t.Errorf("exit code %d, printed %q, want %d", cmd.ProcessState.ExitCode(), out, want)
 		}
 	}
-	nvmlsim(t, "lose", "0", "--root", root) // not this container's
+	nvmlsim(t, "break", "0", "--lost", "--root", root) // not this container's
 	list(0)
-	nvmlsim(t, "lose", "1", "--root", root)
+	nvmlsim(t, "break", "1", "--lost", "--root", root)
 	list(15)
 }
 
@@ -433,7 +433,7 @@ func TestSMI(t *testing.T) {
 			}
 		})
 	}
-	nvmlsim(t, "lose", "0", "--root", root)
+	nvmlsim(t, "break", "0", "--lost", "--root", root)
 	cmd := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"))
 	if out, _ := cmd.Output(); cmd.ProcessState.ExitCode() != 15 || !strings.Contains(string(out), "GPU is lost") {
 		t.Errorf("lost GPU: %q", out)

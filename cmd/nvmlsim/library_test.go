@@ -371,7 +371,7 @@ func TestLibraryHealthAndEvents(t *testing.T) {
 		e, _ := set.Wait(60000)
 		waited <- e
 	}()
-	nvmlsim(t, "xid", "1", "48", "--root", root) // another process
+	nvmlsim(t, "break", "1", "--xid", "48", "--root", root) // another process
 	if e := <-waited; e.Device != d || e.EventData != 48 || e.EventType != nvml.EventTypeXidCriticalError || e.GpuInstanceId != 0xFFFFFFFF || e.ComputeInstanceId != 0xFFFFFFFF {
 		t.Errorf("event %+v", e)
 	}
@@ -393,7 +393,7 @@ func TestLibraryHealthAndEvents(t *testing.T) {
 	if p, r := d.GetComputeRunningProcesses(); r != nvml.SUCCESS || len(p) != 0 {
 		t.Errorf("processes %v, %v", p, r)
 	}
-	nvmlsim(t, "lose", "1", "--root", root)
+	nvmlsim(t, "break", "1", "--lost", "--root", root)
 	if _, r := d.GetUUID(); r != nvml.ERROR_GPU_IS_LOST {
 		t.Errorf("lost: %v", r)
 	}

@@ -24,7 +24,8 @@ func newCommand() *cobra.Command {
     nvmlsim models                                        # what GPUs there are
     nvmlsim install --root /tmp/gpus --machine 8xh100-80gb
     /tmp/gpus/usr/bin/nvidia-smi                          # look at it
-    nvmlsim lose 3 --root /tmp/gpus                       # break something
+    nvmlsim break 3 --lost --root /tmp/gpus               # see break --help for others
+    nvmlsim heal 3 --root /tmp/gpus
     nvmlsim uninstall --root /tmp/gpus
 
 GPUs are named by the number N of /dev/nvidiaN that they boot with, UUID or PCI address.`,
@@ -32,7 +33,7 @@ GPUs are named by the number N of /dev/nvidiaN that they boot with, UUID or PCI 
 		SilenceErrors: true,
 	}
 	m := &target{}
-	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), processCommand(m), loseCommand(m), xidCommand(m), rebootCommand(m), driverCommand(m), mpsCommand(m)}
+	machine := []*cobra.Command{stateCommand(m), faultCommand(m), latencyCommand(m), processCommand(m), breakCommand(m), healCommand(m), resetCommand(m), rebootCommand(m), driverCommand(m), mpsCommand(m)}
 	for _, c := range machine {
 		c.PersistentFlags().StringVar(&m.root, "root", "", "driver root of the machine (default: the state file in $"+nvmlsim.StateEnv+")")
 	}
@@ -97,13 +98,13 @@ func faultCommand(t *target) *cobra.Command {
 		Long: `Makes calls of an NVML function fail, take long, or both, until used up or cleared,
 or keeps them from returning until cleared:
 
-    nvmlsim fault DeviceGetUUID --gpu 3 --code 15 --root DIR        # GPU is lost
+    nvmlsim fault DeviceGetFieldValues --code 3 --root DIR          # an old driver without them
     nvmlsim fault EventSetWait --code 999 --count 1 --root DIR      # once, unknown error
     nvmlsim fault '*' --delay-ms 200 --root DIR                     # everything is slow
-    nvmlsim fault '*' --gpu 3 --hang --root DIR                     # no call for this GPU returns
+    nvmlsim fault DeviceGetMigMode --gpu 3 --hang --root DIR        # this call never returns
     nvmlsim fault --clear --root DIR
 
-CALL is the function's name without nvml and version; '*' is every one.`,
+To break a GPU, rather than calls, see break. CALL is the function's name without nvml and version; '*' is every one.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return t.do(func(m *nvmlsim.Machine) error {
@@ -236,48 +237,10 @@ func removeProcessCommand(t *target) *cobra.Command {
 	return c
 }
 
-func loseCommand(t *target) *cobra.Command {
-	return &cobra.Command{
-		Use:   "lose GPU --root DIR",
-		Short: "Make a GPU fall off the bus (until reboot)",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return t.do(func(m *nvmlsim.Machine) error {
-				pos, err := position(m, args[0])
-				if err != nil {
-					return err
-				}
-				return m.Lose(pos)
-			})
-		},
-	}
-}
-
-func xidCommand(t *target) *cobra.Command {
-	return &cobra.Command{
-		Use:   "xid GPU NUMBER --root DIR",
-		Short: "Make a GPU report an Xid event",
-		Args:  cobra.ExactArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			xid, err := strconv.ParseUint(args[1], 10, 16)
-			if err != nil {
-				return fmt.Errorf("xid %q: want a number, such as 79", args[1])
-			}
-			return t.do(func(m *nvmlsim.Machine) error {
-				pos, err := position(m, args[0])
-				if err != nil {
-					return err
-				}
-				return m.PushXID(pos, xid)
-			})
-		},
-	}
-}
-
 func rebootCommand(t *target) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reboot --root DIR",
-		Short: "Reboot: reset volatile state such as MIG instances, modes and lost GPUs",
+		Short: "Reboot: reset volatile state such as MIG instances, modes and broken GPUs",
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return t.do((*nvmlsim.Machine).Reboot) },
 	}
@@ -286,7 +249,7 @@ func rebootCommand(t *target) *cobra.Command {
 func driverCommand(t *target) *cobra.Command {
 	return &cobra.Command{
 		Use:       "driver load|unload --root DIR",
-		Short:     "Load or unload the driver (nvmlInit answers Driver Not Loaded)",
+		Short:     "Load or unload the driver (nvmlInit answers Driver Not Loaded); loading resets the GPUs",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{"load", "unload"},
 		RunE: func(_ *cobra.Command, args []string) error {

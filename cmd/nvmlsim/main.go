@@ -1,7 +1,7 @@
 // Command nvmlsim simulates NVIDIA machines: it installs a driver root for
 // unmodified production programs (install, uninstall), shows and changes the
-// machine there (state, fault, latency, process, lose, xid, reboot, driver,
-// mps), lists the GPU models (models), and runs a simulated CUDA program
+// machine there (state, break, heal, reset, fault, latency, process, reboot,
+// driver, mps), lists the GPU models (models), and runs a simulated CUDA program
 // (cuda). install copies it into the driver root as nvidia-smi,
 // nvidia-modprobe, nvidia-cuda-mps-control and nvidia-cuda-mps-server; under
 // these names it simulates those programs. The library there starts nvidia-smi

@@ -159,7 +159,7 @@ func TestEventsWhileGPUHangs(t *testing.T) {
 		}()
 		defer cancel()
 		for {
-			if err := s.Machine.PushXID(position, 13); err != nil {
+			if err := s.Machine.RaiseXID(position, nvmlsim.XID{Code: 13}); err != nil {
 				t.Fatal(err)
 			}
 			select {
@@ -315,7 +315,7 @@ func TestGPUWithoutEvents(t *testing.T) {
 	defer waiting.Wait()
 	defer cancel()
 	for seen := 0; seen < 3; {
-		if err := s.Machine.PushXID(1, 13); err != nil {
+		if err := s.Machine.RaiseXID(1, nvmlsim.XID{Code: 13}); err != nil {
 			t.Fatal(err)
 		}
 		select {

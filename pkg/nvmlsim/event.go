@@ -11,11 +11,13 @@ type EventType uint64
 
 // The commonly used event types; nvml.h has the complete list.
 const (
-	DoubleBitECCError EventType = 0x2
-	XIDCriticalError  EventType = 0x8
-	MIGConfigChange   EventType = 0x100
-	GPUUnavailable    EventType = 0x4000
-	GPURecoveryAction EventType = 0x8000
+	DoubleBitECCError     EventType = 0x2
+	XIDCriticalError      EventType = 0x8
+	MIGConfigChange       EventType = 0x100
+	DRAMRetirement        EventType = 0x400
+	DRAMRetirementFailure EventType = 0x800
+	GPUUnavailable        EventType = 0x4000
+	GPURecoveryAction     EventType = 0x8000
 )
 
 // Event is an event that a GPU reported.
@@ -50,9 +52,6 @@ func (m *Machine) PushEvent(e Event) error {
 		return nil
 	})
 }
-
-// PushXID makes a GPU (by position) report an Xid that belongs to no instance.
-func (m *Machine) PushXID(gpu int, xid uint64) error { return m.PushEvent(xidEvent(gpu, xid)) }
 
 // EventSet collects the events of the GPUs registered with it, from their
 // registration on. Wait returns and removes them one by one, in order.

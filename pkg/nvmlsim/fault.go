@@ -101,8 +101,8 @@ func (m *Machine) Fault(f Fault) error {
 	})
 }
 
-// ClearFaults removes all faults, also latencies and an unloaded driver. Lost
-// GPUs stay lost.
+// ClearFaults removes all faults, also latencies and an unloaded driver. GPUs
+// stay as broken as they are.
 func (m *Machine) ClearFaults() error {
 	return m.update(func(s *State) error {
 		s.Faults, s.DriverUnloaded = nil, false
@@ -111,35 +111,31 @@ func (m *Machine) ClearFaults() error {
 }
 
 // LoadDriver loads or unloads the driver: without it Init answers
-// DriverNotLoaded. Unloading destroys the GPUs' MIG instances, and switches off
-// the MIG mode of GPUs that keep it only while the driver is loaded (MIG user
-// guide: Hopper and later).
+// DriverNotLoaded, and there is no /sys/module/nvidia. Unloading destroys the
+// GPUs' MIG instances, and switches off the MIG mode of GPUs that keep it only
+// while the driver is loaded (MIG user guide: Hopper and later). Loading resets
+// the GPUs.
 func (m *Machine) LoadDriver(loaded bool) error {
 	return m.update(func(s *State) error {
-		if !loaded && !s.DriverUnloaded {
-			if err := s.forgetMIG(); err != nil {
-				return err
-			}
+		if loaded != s.DriverUnloaded {
+			return nil
 		}
 		s.DriverUnloaded = !loaded
-		return nil
-	})
-}
-
-// Lose makes a GPU (by position) fall off the bus, with Xid 79 as the event
-// that hardware sends then. Only Reboot brings it back.
-func (m *Machine) Lose(gpu int) error {
-	return m.updateGPU(gpu, func(s *State, g *GPUState) error {
-		if !g.Lost {
-			g.Lost = true
-			s.addEvent(xidEvent(gpu, 79))
+		if loaded {
+			for i := range s.GPUs {
+				s.GPUs[i].Health = s.GPUs[i].afterReload()
+			}
+			return m.addModule(s.Description)
 		}
-		return nil
+		if err := s.forgetMIG(); err != nil {
+			return err
+		}
+		return m.removeModule()
 	})
 }
 
-// Reboot restarts the machine: volatile state of the hardware is gone, lost
-// GPUs are back, and the boot id is new. On Ampere a pending MIG mode takes
+// Reboot restarts the machine: volatile state of the hardware is gone, lost and
+// wedged GPUs are back, and the boot id is new. On Ampere a pending MIG mode takes
 // effect; later GPUs boot with the mode of their description. Faults stay.
 func (m *Machine) Reboot() error {
 	return m.update(func(s *State) error {
@@ -152,10 +148,10 @@ func (m *Machine) Reboot() error {
 		}
 		for i := range fresh.GPUs {
 			fresh.GPUs[i].MIGCurrent, fresh.GPUs[i].MIGPending = s.GPUs[i].MIGCurrent, s.GPUs[i].MIGPending
-			fresh.GPUs[i].RemappedRows = s.GPUs[i].RemappedRows
+			fresh.GPUs[i].Health = s.GPUs[i].afterReboot()
 		}
 		s.GPUs, s.BootID, s.DriverUnloaded = fresh.GPUs, fresh.BootID, false
-		return nil
+		return errors.Join(m.removeModule(), m.addModule(s.Description))
 	})
 }
 
@@ -229,18 +225,25 @@ func (s *State) refuses(call string, gpu int) error {
 	return nil
 }
 
-// hang blocks while a fault keeps the call from returning. Uninitialized once
+// hang blocks while a fault or a wedged GPU keeps the call from returning. Uninitialized once
 // the session is closed, which is noticed within a second.
 func (m *Machine) hang(name string, gpu int) error {
 	for !m.closed.Load() {
 		generation := m.generation()
 		st := m.state()
-		if st == nil || !slices.ContainsFunc(st.Faults, func(f Fault) bool { return f.Hang && f.meets(name, gpu) }) {
+		if st == nil || !st.hangs(name, gpu) {
 			return nil
 		}
 		m.store.WaitChange(generation, time.Second)
 	}
 	return Uninitialized
+}
+
+func (s *State) hangs(call string, gpu int) bool {
+	if gpu >= 0 && gpu < len(s.GPUs) && s.GPUs[gpu].Wedged {
+		return true
+	}
+	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Hang && f.meets(call, gpu) })
 }
 
 // useUp decrements the count of a fault; it returns false if other calls have

@@ -45,6 +45,9 @@ func (g *GPU) state() GPUState {
 // Fault and Event use.
 func (g *GPU) Position() int { return g.pos }
 
+// VisibleIndex returns the index without a call of NVML.
+func (g *GPU) VisibleIndex() int { return g.index }
+
 // Model returns the GPU's model.
 func (g *GPU) Model() *Model { return g.model }
 
@@ -296,9 +299,9 @@ func (g *GPU) RemappedRows() (RemappedRows, error) {
 	return fromState(g, "DeviceGetRemappedRows", func(s GPUState) RemappedRows { return s.RemappedRows })
 }
 
-// RecoveryAction is field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset.
-func (g *GPU) RecoveryAction() (uint32, error) {
-	return fromState(g, "DeviceGetFieldValues", func(s GPUState) uint32 { return s.RecoveryAction })
+// RecoveryAction is field 230.
+func (g *GPU) RecoveryAction() (RecoveryAction, error) {
+	return fromState(g, "DeviceGetFieldValues", func(s GPUState) RecoveryAction { return s.RecoveryAction })
 }
 
 // SupportedEventTypes returns the mask of types that EventSet.Register accepts.

@@ -67,7 +67,7 @@ func (g *GPU) Reset() error {
 			return InUse
 		}
 		fresh := bootGPU(g.id, g.model)
-		fresh.MIGCurrent, fresh.MIGPending, fresh.RemappedRows = s.MIGPending, s.MIGPending, s.RemappedRows
+		fresh.MIGCurrent, fresh.MIGPending, fresh.Health = s.MIGPending, s.MIGPending, s.afterReset()
 		fresh.Minor = s.Minor
 		switched := s.MIGCurrent != fresh.MIGCurrent
 		if switched || len(s.Instances) > 0 {

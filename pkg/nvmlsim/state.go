@@ -27,6 +27,8 @@ type State struct {
 	Holders uint64 `json:"holders,omitempty"`
 	// MPSKills counts how often MPS was killed.
 	MPSKills MPSKills `json:"mpsKills,omitzero"`
+	// KernelLogSeq is the number of the next record of the kernel log.
+	KernelLogSeq uint64 `json:"kernelLogSeq,omitempty"`
 	// EventSeq is the Seq of the newest event, 0 before the first.
 	EventSeq uint64 `json:"eventSeq"`
 	// Events are the newest maxEvents, oldest first.
@@ -40,9 +42,7 @@ const (
 
 // GPUState is the changeable state of one GPU.
 type GPUState struct {
-	// Lost means that the GPU has fallen off the bus: every call answers
-	// GPUIsLost.
-	Lost bool `json:"lost,omitempty"`
+	Health
 	// Minor is N of /dev/nvidiaN now.
 	Minor           int  `json:"minor"`
 	MIGCurrent      bool `json:"migCurrent,omitempty"`
@@ -53,31 +53,12 @@ type GPUState struct {
 	// TimeSlice is how long a process computes before another one's turn: 0
 	// default, 1 short, 2 medium, 3 long.
 	TimeSlice uint32 `json:"timeSlice,omitempty"`
-	// NVLinksDown are the NVLinks that are down.
-	NVLinksDown []int `json:"nvlinksDown,omitempty"`
-	// RecoveryAction is the value of field 230.
-	RecoveryAction uint32 `json:"recoveryAction,omitempty"`
-	// ResetRequired makes every call answer ResetRequired.
-	ResetRequired bool         `json:"resetRequired,omitempty"`
-	RemappedRows  RemappedRows `json:"remappedRows,omitzero"`
-	// UncorrectableErrors of memory since the driver was loaded.
-	UncorrectableErrors uint64 `json:"uncorrectableErrors,omitempty"`
-	// SRAMThresholdExceeded is a lasting state of the hardware.
-	SRAMThresholdExceeded bool `json:"sramThresholdExceeded,omitempty"`
 	// Temperature in °C.
 	Temperature uint32 `json:"temperature"`
 	// PowerMilliwatts drawn now.
 	PowerMilliwatts uint32        `json:"powerMilliwatts"`
 	Instances       []GPUInstance `json:"instances,omitempty"`
 	Processes       []Process     `json:"processes,omitempty"`
-}
-
-// RemappedRows is nvmlDeviceGetRemappedRows.
-type RemappedRows struct {
-	Correctable   uint32 `json:"correctable,omitempty"`
-	Uncorrectable uint32 `json:"uncorrectable,omitempty"`
-	Pending       bool   `json:"pending,omitempty"`
-	Failed        bool   `json:"failed,omitempty"`
 }
 
 // GPUInstance is one MIG GPU instance.

@@ -189,7 +189,7 @@ func TestEventWakesAnotherProcess(t *testing.T) {
 	c, out := start(t, "wait", path)
 	_, err := out.ReadString('\n')
 	check(t, err)
-	check(t, m.PushXID(2, 48))
+	check(t, m.RaiseXID(2, nvmlsim.XID{Code: 48}))
 	line, err := out.ReadString('\n')
 	check(t, err)
 	if line != "2 48\n" {
@@ -251,7 +251,7 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 	defer m.Close()
 	for b.Loop() {
-		if err := m.PushXID(0, 31); err != nil {
+		if err := m.RaiseXID(0, nvmlsim.XID{Code: 31}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -279,7 +279,7 @@ func TestReadOnlyMount(t *testing.T) {
 	check(t, err)
 	check(t, set.Register(reader.GPUs()[1], nvmlsim.XIDCriticalError))
 	go func() {
-		if err := m.PushXID(1, 48); err != nil {
+		if err := m.RaiseXID(1, nvmlsim.XID{Code: 48}); err != nil {
 			t.Error(err)
 		}
 	}()

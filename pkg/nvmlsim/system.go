@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,9 @@ type Machine struct {
 	gpus        []*GPU // those that are visible here, by index
 	container   string // the container's root directory, "" on the node
 	closed      atomic.Bool
+
+	initMu sync.Mutex
+	inits  int // calls of Init minus calls of Shutdown
 }
 
 // Open opens the machine with this state file and sees all its GPUs.
@@ -178,7 +182,8 @@ func (m *Machine) see(visible func(position int) bool) error {
 	return nil
 }
 
-// Init is nvmlInit: DriverNotLoaded while the driver is unloaded.
+// Init is nvmlInit: DriverNotLoaded while the driver is unloaded. Until Shutdown
+// or Close the session counts as a client of its GPUs, which can't be reset.
 func (m *Machine) Init() error {
 	if err := m.call("Init", AnyGPU); err != nil {
 		return err
@@ -186,7 +191,7 @@ func (m *Machine) Init() error {
 	if st := m.state(); st != nil && st.DriverUnloaded {
 		return DriverNotLoaded
 	}
-	return nil
+	return m.attach()
 }
 
 // Close ends the session and its hanging calls. The machine is not affected.

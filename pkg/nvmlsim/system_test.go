@@ -135,15 +135,15 @@ func TestEvents(t *testing.T) {
 	m := create(t, eight)
 	set, err := m.NewEventSet()
 	check(t, err)
-	check(t, m.PushXID(1, 31)) // before registration: not seen
+	check(t, m.RaiseXID(1, nvmlsim.XID{Code: 31})) // before registration: not seen
 	check(t, set.Register(m.GPUs()[1], nvmlsim.XIDCriticalError))
 	check(t, set.Register(m.GPUs()[2], nvmlsim.MIGConfigChange))
 	if _, err := set.Wait(ctx, 0); err != nvmlsim.Timeout {
 		t.Errorf("nothing yet: %v, want Timeout", err)
 	}
-	check(t, m.PushXID(0, 1)) // not registered
-	check(t, m.PushXID(2, 2)) // not this type
-	check(t, m.PushXID(1, 3))
+	check(t, m.RaiseXID(0, nvmlsim.XID{Code: 1})) // not registered
+	check(t, m.RaiseXID(2, nvmlsim.XID{Code: 2})) // not this type
+	check(t, m.RaiseXID(1, nvmlsim.XID{Code: 3}))
 	check(t, m.Lose(1))
 	for _, want := range []uint64{3, 79} {
 		e, err := set.Wait(ctx, time.Minute)
@@ -172,7 +172,7 @@ func TestEventsOverflow(t *testing.T) {
 	check(t, err)
 	check(t, set.Register(m.GPUs()[0], nvmlsim.XIDCriticalError))
 	for i := range 300 {
-		check(t, m.PushXID(0, uint64(i)))
+		check(t, m.RaiseXID(0, nvmlsim.XID{Code: uint64(i)}))
 	}
 	e, err := set.Wait(context.Background(), time.Minute)
 	check(t, err)

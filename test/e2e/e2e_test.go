@@ -77,8 +77,10 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 			env.T().Log("the story leaves its policies behind:", err)
 		}
 		for _, node := range s.Cluster.Nodes() {
-			if _, err := s.Cluster.Exec(context.Background(), node, simulator([]string{"fault", "--clear"})...); err != nil {
-				env.T().Log("the story leaves the faults of its hardware behind:", err)
+			for _, mend := range [][]string{{"fault", "--clear"}, {"heal"}} {
+				if _, err := s.Cluster.Exec(context.Background(), node, simulator(mend)...); err != nil {
+					env.T().Log("the story leaves the faults of its hardware behind:", err)
+				}
 			}
 		}
 		if err := healthy(context.Background(), s); err != nil {

@@ -40,7 +40,7 @@ type library struct {
 func (l library) Extensions() gonvml.ExtendedInterface { return l }
 func (library) LookupSymbol(string) error              { return nil }
 func (l library) Init() gonvml.Return                  { return code(l.m.Init()) }
-func (library) Shutdown() gonvml.Return                { return gonvml.SUCCESS }
+func (l library) Shutdown() gonvml.Return              { return code(l.m.Shutdown()) }
 
 func (l library) SystemGetDriverVersion() (string, gonvml.Return) {
 	v, err := l.m.DriverVersion()
@@ -192,7 +192,7 @@ func (d device) GetFieldValues(values []gonvml.FieldValue) gonvml.Return {
 			return ret
 		}
 		v.ValueType, v.NvmlReturn = uint32(gonvml.VALUE_TYPE_UNSIGNED_INT), uint32(code(err))
-		binary.NativeEndian.PutUint32(v.Value[:], action)
+		binary.NativeEndian.PutUint32(v.Value[:], uint32(action))
 	}
 	return gonvml.SUCCESS
 }

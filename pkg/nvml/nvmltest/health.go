@@ -97,7 +97,11 @@ func Events(t *testing.T, port Port, machine *nvmlsim.Machine) {
 			if err != nil {
 				return
 			}
-			got <- e
+			select {
+			case got <- e:
+			case <-ctx.Done():
+				return
+			}
 		}
 	}()
 	push := func(e nvmlsim.Event) {

@@ -153,7 +153,7 @@ func Uninstall(root string) error {
 			return err
 		}
 	}
-	for _, path := range []string{nvmlsim.StateFile, manifestFile} {
+	for _, path := range []string{nvmlsim.UnloadedModuleFile, nvmlsim.StateFile, manifestFile} {
 		if err := remove(root, path); err != nil {
 			return err
 		}

@@ -60,6 +60,17 @@ func sameFile(path, root, as string) entry {
 	}}
 }
 
+// kernelLog returns an entry for the kernel log, which keeps its content.
+func kernelLog() entry {
+	return entry{nvmlsim.KernelLogFile, func(full string) error {
+		f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	}}
+}
+
 func charDevice(path string, major, minor uint32) entry {
 	return entry{path, func(full string) error { return makeNode(full, major, minor) }}
 }
@@ -94,7 +105,7 @@ func layout(o Options) ([]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nvidia-smi: %w", err)
 	}
-	entries := deviceEntries(o.Machine)
+	entries := append(deviceEntries(o.Machine), kernelLog())
 	entries = append(entries, procEntries(o.Machine)...)
 	entries = append(entries, sysEntries(o.Machine)...)
 	const program = "usr/bin/nvidia-smi"
@@ -267,7 +278,7 @@ func capabilityEntries(minor int, gpus []nvmlsim.Identity) []entry {
 // that a driver reads there: NUMA node, ids and, in the path of the device, the
 // root complex.
 func sysEntries(d nvmlsim.Description) []entry {
-	entries := []entry{text("sys/module/nvidia/version", "%s\n", d.DriverVersion)}
+	entries := []entry{text(nvmlsim.ModuleFile, "%s\n", d.DriverVersion)}
 	for _, g := range d.GPUs {
 		m, err := nvmlsim.FindModel(g.Model)
 		if err != nil {

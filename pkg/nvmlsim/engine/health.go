@@ -149,7 +149,8 @@ func (s *session) deviceGetFieldValues(h handle, n int32, values *room[nvmlField
 func field(g *nvmlsim.GPU, id uint32) (uint32, error) {
 	switch id {
 	case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
-		return g.RecoveryAction()
+		action, err := g.RecoveryAction()
+		return uint32(action), err
 	case NVML_FI_DEV_ECC_CURRENT, NVML_FI_DEV_ECC_PENDING:
 		on, err := g.ECCMode()
 		return enabled(on), err

@@ -56,6 +56,7 @@ func gpuTree(g *nvmlsim.GPU) node {
 			leaf("GPU UUID", "uuid", show(g.UUID())),
 			leaf("Minor Number", "minor_number", show(g.MinorNumber())),
 			leaf("VBIOS Version", "vbios_version", show(g.VBIOSVersion())),
+			leaf("GPU Recovery Action", "gpu_recovery_action", show(g.RecoveryAction())),
 			pciTree(g),
 			memoryTree(g),
 			leaf("Compute Mode", "compute_mode", show(computeMode(g))),

@@ -21,7 +21,6 @@ const (
 	exitBadArgument = 2
 	exitNotFound    = 6
 	exitNoDriver    = 9
-	exitLost        = 15
 	exitUnknown     = 255
 )
 
@@ -90,8 +89,8 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 		return exitNotFound, errors.New("No devices were found") //nolint:staticcheck // nvidia-smi's words
 	}
 	for _, g := range gpus {
-		if _, err := m.ByIndex(index(g)); err != nil {
-			return exitLost, fmt.Errorf("Unable to determine the device handle for GPU%d: %s: %w", index(g), busID(g), err) //nolint:staticcheck // nvidia-smi's words
+		if _, err := m.ByIndex(index(g)); err != nil && (!o.reset || !errors.Is(err, nvmlsim.ResetRequired)) {
+			return int(nvmlsim.Code(err)), fmt.Errorf("Unable to determine the device handle for GPU%d: %s: %w", index(g), busID(g), err) //nolint:staticcheck // nvidia-smi's words
 		}
 	}
 	switch {
@@ -115,10 +114,19 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 	return exitOK, summary(m, gpus, out)
 }
 
+const resetInUse = `The following GPUs could not be reset:
+  GPU %s: In use by another client
+
+1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). Please first kill all processes using this device and all compute applications running in the system.`
+
 // reset is "nvidia-smi --gpu-reset".
 func reset(gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
 	for _, g := range gpus {
-		if err := g.Reset(); err != nil {
+		err := g.ResetIdle()
+		if errors.Is(err, nvmlsim.InUse) {
+			return int(nvmlsim.InUse), fmt.Errorf(resetInUse, busID(g)) //nolint:staticcheck // nvidia-smi's words
+		}
+		if err != nil {
 			return int(nvmlsim.Code(err)), fmt.Errorf("Unable to reset GPU %s: %w", busID(g), err) //nolint:staticcheck // nvidia-smi's words
 		}
 		if _, err := fmt.Fprintf(out, "GPU %s was successfully reset.\n", busID(g)); err != nil {
@@ -149,14 +157,11 @@ func pick(m *nvmlsim.Machine, ids []string) ([]*nvmlsim.GPU, error) {
 	return gpus, nil
 }
 
-func index(g *nvmlsim.GPU) int {
-	i, _ := g.Index() // a lost GPU keeps its index; run has reported it
-	return i
-}
+// index and busID make no call, which a GPU that is lost would refuse.
+func index(g *nvmlsim.GPU) int { return g.VisibleIndex() }
 
 func busID(g *nvmlsim.GPU) string {
-	p, _ := g.PCIInfo()
-	return p.BusID()
+	return "0000" + strings.ToUpper(g.Identity().BusID) // NVML's domain has eight digits
 }
 
 func list(gpus []*nvmlsim.GPU, out io.Writer) error {

@@ -1,0 +1,154 @@
+package nvml_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// TestVitalsThatAreUnknown checks that what a driver can't say is unknown, and
+// that what it fails to say is an error.
+func TestVitalsThatAreUnknown(t *testing.T) {
+	all := gpu.Vitals{Recovery: gpu.RecoveryNone, RowRemap: &gpu.RowRemap{}, UncorrectableErrors: new(uint64(0)), NVLinksUp: []int{0, 1, 2, 3}}
+	without := func(change func(*gpu.Vitals)) gpu.Vitals {
+		v := all
+		change(&v)
+		return v
+	}
+	for name, c := range map[string]struct {
+		call string
+		code nvmlsim.Return
+		want gpu.Vitals
+		err  error
+	}{
+		"all":                       {"", nvmlsim.Success, all, nil},
+		"no fields":                 {"DeviceGetFieldValues", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
+		"an unknown field":          {"DeviceGetFieldValues", nvmlsim.InvalidArgument, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
+		"no row remapper":           {"DeviceGetRemappedRows", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.RowRemap = nil }), nil},
+		"no ECC":                    {"DeviceGetTotalEccErrors", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.UncorrectableErrors = nil }), nil},
+		"no SRAM threshold":         {"DeviceGetSramEccErrorStatus", nvmlsim.NotSupported, all, nil},
+		"no state of links":         {"DeviceGetNvLinkState", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.NVLinksUp = nil }), nil},
+		"a field that fails":        {"DeviceGetFieldValues", nvmlsim.Unknown, gpu.Vitals{}, gonvml.ERROR_UNKNOWN},
+		"a row remapper that fails": {"DeviceGetRemappedRows", nvmlsim.Unknown, gpu.Vitals{}, gonvml.ERROR_UNKNOWN},
+		"lost in between":           {"DeviceGetTotalEccErrors", nvmlsim.GPUIsLost, gpu.Vitals{}, nvml.ErrLost},
+		"a reset needed since":      {"DeviceGetTotalEccErrors", nvmlsim.ResetRequired, gpu.Vitals{Recovery: gpu.RecoveryReset}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, "gpus: [{model: a30, count: 2, nvlink: pairs}]")
+			uuid := list(t, s)[0].UUID
+			if c.call != "" {
+				if err := s.Machine.Fault(nvmlsim.Fault{Call: c.call, GPU: 0, Code: c.code}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := s.Vitals(uuid)
+			if !errors.Is(err, c.err) {
+				t.Errorf("%v, want %v", err, c.err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestVitalsInMIGMode checks that links which are off in MIG mode aren't down, and
+// that the row remapper is unknown while there are instances.
+func TestVitalsInMIGMode(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "2xh100-80gb")
+	uuid := list(t, s)[0].UUID // reads the links
+	if err := s.SetMIGMode(uuid, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Machine.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.NVLinksDown = []int{0, 1}; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateInstance(first(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	want := gpu.Vitals{Recovery: gpu.RecoveryNone, UncorrectableErrors: new(uint64(0))}
+	got, err := s.Vitals(uuid)
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestVitalsOfAWedgedGPU checks that a GPU which doesn't answer has no vitals,
+// while others have theirs.
+func TestVitalsOfAWedgedGPU(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "2xh100-80gb")
+	gpus := list(t, s)
+	s.SetLimits(lateAfter)
+	if err := s.Machine.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Wedged = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := s.Vitals(gpus[0].UUID); !errors.Is(err, nvml.ErrNotResponding) || v.Recovery != gpu.RecoveryUnknown {
+		t.Errorf("wedged: %+v, %v, want %v", v, err, nvml.ErrNotResponding)
+	}
+	if _, err := s.Vitals(gpus[1].UUID); err != nil {
+		t.Error(err)
+	}
+	if err := s.Machine.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	for s.CallsUnderway() > 0 {
+		<-time.After(time.Millisecond)
+	}
+	if _, err := s.Vitals(gpus[0].UUID); err != nil {
+		t.Errorf("healed: %v", err)
+	}
+}
+
+// TestEventOfALostGPU checks that the events with which a GPU falls off the bus
+// name the GPU, although it doesn't answer any more.
+func TestEventOfALostGPU(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "2xh100-80gb")
+	uuid := list(t, s)[1].UUID
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	got := make(chan nvml.Event)
+	go func() {
+		defer close(got)
+		for {
+			e, err := s.WaitEvent(ctx)
+			if err != nil {
+				return
+			}
+			select {
+			case got <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for watched := false; !watched; {
+		if err := s.Machine.RaiseXID(1, nvmlsim.XID{Code: 13}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-got:
+			watched = true
+		case <-time.After(100 * time.Millisecond): // it may not have been watched yet
+		}
+	}
+	if err := s.Machine.Lose(1); err != nil {
+		t.Fatal(err)
+	}
+	for e := range got {
+		if e.GPU != uuid {
+			t.Fatalf("event %+v: want GPU %s", e, uuid)
+		}
+		if e.XID != nil && e.XID.Code == 79 {
+			break
+		}
+	}
+}

@@ -1,0 +1,55 @@
+package nvmlsim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// The directory of the kernel module in sysfs, under a driver root, and its name
+// while the module isn't loaded. Keeping the old directory until there is a new
+// one makes the inode number of each load a different one, as in sysfs.
+const (
+	moduleDir   = "sys/module/nvidia"
+	unloadedDir = "sys/module/.nvidia-unloaded"
+
+	// ModuleFile and UnloadedModuleFile are the only files of these directories.
+	ModuleFile         = moduleDir + "/version"
+	UnloadedModuleFile = unloadedDir + "/version"
+)
+
+// removeModule removes the module's directory, if there is one.
+func (m *Machine) removeModule() error {
+	root := m.root()
+	if root == "" {
+		return nil
+	}
+	if err := os.RemoveAll(filepath.Join(root, unloadedDir)); err != nil {
+		return fmt.Errorf("unload the driver: %w", err)
+	}
+	err := os.Rename(filepath.Join(root, moduleDir), filepath.Join(root, unloadedDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unload the driver: %w", err)
+	}
+	return nil
+}
+
+// addModule creates the module's directory.
+func (m *Machine) addModule(d Description) error {
+	root := m.root()
+	if root == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Join(root, moduleDir), 0o755); err != nil {
+		return fmt.Errorf("load the driver: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(root, ModuleFile), []byte(d.DriverVersion+"\n"), 0o444); err != nil {
+		return fmt.Errorf("load the driver: %w", err)
+	}
+	if err := os.RemoveAll(filepath.Join(root, unloadedDir)); err != nil {
+		return fmt.Errorf("load the driver: %w", err)
+	}
+	return nil
+}
