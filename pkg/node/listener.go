@@ -9,6 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/health"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -22,10 +23,14 @@ type hardwareParts struct {
 	sharing    *sharing.Manager
 	partitions *partition.Manager
 	preparer   *prepare.Preparer
+	health     *health.Monitor
+	// healthOf returns what health needs of the hardware.
+	healthOf func(driver.Hardware) *health.Hardware
 }
 
 // Arrived gives the parts the hardware, and makes the node agree with the journal.
 func (p *hardwareParts) Arrived(ctx context.Context, hw driver.Hardware) {
+	p.health.SetHardware(p.healthOf(hw))
 	p.partitions.SetHardware(hw.Session)
 	p.sharing.SetHardware(hw.Session, hw.SMI)
 	p.recover(ctx)
@@ -44,6 +49,7 @@ func (p *hardwareParts) Leaving(ctx context.Context, pluginEnds bool) {
 	}
 	p.sharing.SetHardware(nil, nil) // after what is in progress
 	p.partitions.SetHardware(nil)
+	p.health.SetHardware(nil)
 }
 
 // restore undoes what was done to GPUs.

@@ -26,6 +26,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/health"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -101,9 +102,11 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
+	parts.health = health.New(health.Config{NodeName: "node-0", Journal: j, Facts: d.facts})
+	parts.healthOf = healthOf(host, "boot")
 	d.hardwareParts = parts
 	follower := driver.New(driver.Config{
-		NodeName: "node-0", Host: host, Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d,
+		NodeName: "node-0", Host: host, Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
 	})
 	running, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup

@@ -30,6 +30,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/health"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
@@ -89,6 +90,7 @@ type plugin struct {
 	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
 	kubelet    *kubelet.Plugin
+	health     *health.Monitor
 	hardware   *hardwareParts
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
@@ -153,10 +155,14 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		AllocatedTwice: p.reportAllocatedTwice,
 		Step:           failpoint.Step(),
 	})
-	p.hardware = &hardwareParts{nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer}
+	p.health = p.newHealth()
+	p.hardware = &hardwareParts{
+		nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer,
+		health: p.health, healthOf: healthOf(host, bootID),
+	}
 	p.driver = driver.New(driver.Config{
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
-		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware,
+		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent,
 	})
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
@@ -221,6 +227,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
+	group.Go(func() error { p.health.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	group.Go(func() error {
 		if err := p.mayRegister(ctx); err != nil {
@@ -277,6 +284,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 
 // ask passes on what policies ask of the node.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
+	p.warnings.inventory.Store(inv.UID)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
 }

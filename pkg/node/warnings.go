@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -11,20 +12,25 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/node/health"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// warnings writes events about claims.
+// warnings writes events about claims, pods and the node's GPUInventory.
 type warnings struct {
+	nodeName    string
 	client      kubernetes.Interface
 	broadcaster record.EventBroadcaster
 	recorder    record.EventRecorder
+	// inventory is the UID of the node's GPUInventory; empty: not seen yet.
+	inventory atomic.Value
 }
 
 func newWarnings(client kubernetes.Interface, nodeName string) *warnings {
 	b := record.NewBroadcaster()
 	return &warnings{
-		client: client, broadcaster: b,
+		nodeName: nodeName, client: client, broadcaster: b,
 		recorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: userAgent, Host: nodeName}),
 	}
 }
@@ -47,4 +53,19 @@ func (w *warnings) warn(c kubeletplugin.NamespacedObject, reason, message string
 	w.recorder.Event(&corev1.ObjectReference{
 		APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID,
 	}, corev1.EventTypeWarning, reason, message)
+}
+
+// OnPod writes a warning about a pod. It doesn't block.
+func (w *warnings) OnPod(p health.Pod, reason, message string) {
+	w.recorder.Event(&corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID),
+	}, corev1.EventTypeWarning, reason, message)
+}
+
+// OnNode writes an event about the node's GPUInventory. It doesn't block.
+func (w *warnings) OnNode(eventType, reason, message string) {
+	uid, _ := w.inventory.Load().(types.UID)
+	w.recorder.Event(&corev1.ObjectReference{
+		APIVersion: v1alpha1.GroupVersion.String(), Kind: "GPUInventory", Name: w.nodeName, UID: uid,
+	}, eventType, reason, message)
 }

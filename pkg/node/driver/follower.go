@@ -29,6 +29,8 @@ const (
 
 // Hardware is the access to a driver that works.
 type Hardware struct {
+	// Root has the driver's files.
+	Root driverroot.Root
 	// Session with NVML.
 	Session *nvml.Session
 	// SMI runs the host's nvidia-smi and returns all that it prints; an error if it
@@ -76,6 +78,8 @@ type Config struct {
 	Partitions *partition.Manager
 	Known      Known
 	Listener   Listener
+	// OnEvent is called with each event of the GPUs, in order. It must not block.
+	OnEvent func(nvml.Event)
 }
 
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
@@ -162,7 +166,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", f.cfg.NodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
-	arrived := f.arrive(ctx, Hardware{Session: session, SMI: SMI(f.cfg.Host, root)})
+	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Host, root)})
 	defer f.leave(ctx, arrived)
 	looked()
 	endWatch := f.watch(ctx, root, session)

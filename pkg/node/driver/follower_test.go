@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 var installed nodetest.Driver
@@ -55,7 +56,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	f.Config = Config{
 		NodeName: "node-0", Host: driverroot.NewHost(installed.Host), Facts: facts.New("node-0"), Signals: NewSignals(),
-		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f,
+		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
 	}
 	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Host})
 	return f

@@ -32,7 +32,7 @@ func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvm
 	}
 }
 
-// watchEvents wakes at each event of the GPUs. The channel is closed when the
+// watchEvents passes each event of the GPUs on, and wakes a while after it. The channel is closed when the
 // session isn't used any more.
 func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-chan struct{} {
 	done := make(chan struct{})
@@ -54,13 +54,11 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				case <-ctx.Done():
 				}
 				pause = min(2*pause, rereadEvery)
-			case event.XID == nil:
-				pause = retryDriver
-				f.cfg.Signals.soon()
-				continue
 			default:
 				pause = retryDriver
-				klog.FromContext(ctx).Info("GPU reports an Xid", "gpu", event.GPU, "xid", event.XID.Code)
+				f.cfg.OnEvent(event)
+				f.cfg.Signals.soon()
+				continue
 			}
 			f.cfg.Signals.WakeForGPUs()
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/notify"
@@ -25,7 +26,9 @@ type Facts struct {
 
 	mu      notify.Mutex // of all below
 	known   bool         // Found or Missing was called
-	node    gpu.Node
+	node    gpu.Node     // read, with health
+	read    gpu.Node
+	health  map[gpu.UUID][]gpu.Condition
 	names   *gpu.Names
 	trouble Trouble
 	memory  memory
@@ -79,7 +82,8 @@ func (f *Facts) Found(node gpu.Node) error {
 		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
 	}
 	f.mu.Change(func() {
-		f.known, f.node, f.names, f.trouble = true, node, names, Trouble{}
+		f.known, f.read, f.names, f.trouble = true, node, names, Trouble{}
+		f.node = f.withHealth()
 		f.memory.found(node.GPUs)
 	})
 	return nil
@@ -88,9 +92,49 @@ func (f *Facts) Found(node gpu.Node) error {
 // Missing sets that there are no GPUs to offer, and why.
 func (f *Facts) Missing(reason, message string) {
 	f.mu.Change(func() {
-		f.known, f.node, f.names = true, gpu.Node{Name: f.nodeName}, nil
+		f.known, f.names = true, nil
+		f.node, f.read = gpu.Node{Name: f.nodeName}, gpu.Node{Name: f.nodeName}
 		f.trouble = Trouble{Reason: reason, Message: message}
 	})
+}
+
+// SetHealth sets the conditions that pkg/health has decided on, by GPU. They are added
+// to those of the last reading, and of each later one, and replace those of the same
+// type.
+func (f *Facts) SetHealth(conditions map[gpu.UUID][]gpu.Condition) {
+	f.mu.Change(func() {
+		f.health = conditions
+		f.node = f.withHealth()
+	})
+}
+
+// withHealth returns the GPUs as read, with the conditions of their health. It needs
+// the lock.
+func (f *Facts) withHealth() gpu.Node {
+	node := f.read
+	node.GPUs = slices.Clone(f.read.GPUs)
+	for i, g := range node.GPUs {
+		all := slices.Clone(f.health[g.UUID])
+		for _, c := range g.Conditions {
+			if !slices.ContainsFunc(all, func(have gpu.Condition) bool { return have.Type == c.Type }) {
+				all = append(all, c)
+			}
+		}
+		node.GPUs[i].Conditions = all
+	}
+	return node
+}
+
+// GPUs returns the GPUs of the last reading, and a channel that is closed when the
+// facts change.
+func (f *Facts) GPUs() ([]gpu.UUID, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	uuids := make([]gpu.UUID, 0, len(f.read.GPUs))
+	for _, g := range f.read.GPUs {
+		uuids = append(uuids, g.UUID)
+	}
+	return uuids, f.mu.Changed()
 }
 
 // Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it

@@ -1,6 +1,9 @@
 package holding
 
-import "github.com/tessera-dra/tessera/pkg/gpu"
+import (
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+)
 
 // GPURecord has what was made on one GPU for claims: the partitions created on it,
 // from before the first effect until after the last is undone. The claims'
@@ -58,3 +61,12 @@ type Settings struct {
 
 // Key returns the UUID that names the settings.
 func (s Settings) Key() string { return string(s.GPU) }
+
+// Health has what is wrong with a GPU, and what an admin has said of it.
+type Health struct {
+	GPU   gpu.UUID     `json:"gpu"`
+	State health.State `json:"state"`
+}
+
+// Key returns the UUID that names the record.
+func (h Health) Key() string { return string(h.GPU) }

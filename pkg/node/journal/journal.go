@@ -21,11 +21,17 @@ const (
 	gpuDir = "gpus"
 	// settingsDir is the directory of the records of GPUs' settings.
 	settingsDir = "settings"
+	// healthDir is the directory of what is wrong with GPUs.
+	healthDir = "health"
 )
 
 // RemoveEmpty removes the directories in a journal's directory that have no record.
 func RemoveEmpty(dir string) error {
-	return errors.Join(files.RemoveIfEmpty(filepath.Join(dir, gpuDir)), files.RemoveIfEmpty(filepath.Join(dir, settingsDir)))
+	var errs []error
+	for _, sub := range []string{gpuDir, settingsDir, healthDir} {
+		errs = append(errs, files.RemoveIfEmpty(filepath.Join(dir, sub)))
+	}
+	return errors.Join(errs...)
 }
 
 // Journal is the set of records in one directory. Its methods may be called
@@ -36,6 +42,7 @@ type Journal struct {
 	claims   *store[holding.Record]
 	gpus     *store[holding.GPURecord]
 	settings *store[holding.Settings]
+	health   *store[holding.Health]
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Files that
@@ -62,6 +69,7 @@ func Open(dir string, step func(string)) (*Journal, error) {
 		claims:   newStore[holding.Record](dir, "claim", "journal.", true, step),
 		gpus:     newStore[holding.GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
 		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
+		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -184,6 +192,26 @@ func (j *Journal) PutSettings(s holding.Settings) error {
 // DeleteSettings removes the GPU's settings and their renamed files; as Delete.
 func (j *Journal) DeleteSettings(uuid gpu.UUID) error { return j.settings.remove(string(uuid)) }
 
+// AllHealth returns what is wrong with GPUs, ordered by UUID. A GPU with which nothing
+// is wrong has no record.
+func (j *Journal) AllHealth() []holding.Health { return j.health.all() }
+
+// UnreadableHealth returns the renamed records without a PutHealth or a DeleteHealth
+// since, ordered by UUID.
+func (j *Journal) UnreadableHealth() []UnreadableGPU { return unreadableGPUs(j.health.asides()) }
+
+// PutHealth writes the record of the GPU's health; as Put.
+func (j *Journal) PutHealth(h holding.Health) error {
+	if err := j.health.makeDir(); err != nil {
+		return fmt.Errorf("make the directory %s: %w", j.health.dir, explain(err))
+	}
+	return j.health.put(h)
+}
+
+// DeleteHealth removes the record of the GPU's health and its renamed files; as
+// Delete.
+func (j *Journal) DeleteHealth(uuid gpu.UUID) error { return j.health.remove(string(uuid)) }
+
 func (j *Journal) lockAndLoad() error {
 	if err := unix.Flock(int(j.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -194,7 +222,7 @@ func (j *Journal) lockAndLoad() error {
 	if err := j.claims.load(); err != nil {
 		return err
 	}
-	return errors.Join(j.gpus.load(), j.settings.load())
+	return errors.Join(j.gpus.load(), j.settings.load(), j.health.load())
 }
 
 // UnreadableGPU is a GPU's unreadable file, which was renamed.

@@ -29,8 +29,8 @@ type Contents struct {
 	// rename, ordered by UID.
 	Unreadable     []Unreadable
 	UnreadableGPUs []UnreadableGPU
-	// UnreadableSettings likewise.
-	UnreadableSettings []UnreadableGPU
+	// UnreadableSettings and UnreadableHealth likewise.
+	UnreadableSettings, UnreadableHealth []UnreadableGPU
 	// Temporary are paths of files that a write under way, or one that was cut
 	// off, has made.
 	Temporary []string
@@ -53,10 +53,15 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
+	health, err := scan[holding.Health](filepath.Join(dir, healthDir))
+	if err != nil {
+		return Contents{}, err
+	}
 	c := Contents{
 		Claims: claims.records, GPUs: gpus.records, Settings: settings.records,
 		UnreadableGPUs: unreadableGPUs(gpus.unreadable), UnreadableSettings: unreadableGPUs(settings.unreadable),
-		Temporary: slices.Concat(claims.temporary, gpus.temporary, settings.temporary),
+		UnreadableHealth: unreadableGPUs(health.unreadable),
+		Temporary:        slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
 	}
 	for _, uid := range slices.Sorted(maps.Keys(claims.unreadable)) {
 		a := claims.unreadable[uid]

@@ -107,10 +107,13 @@ func (s *store[R]) makeDir() error {
 	if s.len() > 0 {
 		return nil
 	}
-	if err := os.Mkdir(s.dir, 0o700); !errors.Is(err, os.ErrExist) {
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return nil
+		}
 		return err
 	}
-	return nil
+	return s.syncDir(filepath.Dir(s.dir))
 }
 
 // put writes the record and removes the renamed files of its key. See
@@ -136,7 +139,7 @@ func (s *store[R]) write(r R) error {
 	s.mu.Lock()
 	s.records[r.Key()] = r
 	s.mu.Unlock()
-	if err := s.syncDir(); err != nil {
+	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
 	s.step(s.prefix + "put.durable")
@@ -193,7 +196,7 @@ func (s *store[R]) unlink(key string) error {
 	if err := s.clearAside(key); err != nil {
 		return err
 	}
-	if err := s.syncDir(); err != nil {
+	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
 	s.step(s.prefix + "delete.durable")
@@ -226,12 +229,12 @@ func (s *store[R]) syncFile(f *os.File) error {
 	return f.Sync()
 }
 
-// syncDir makes the names in the directory durable.
-func (s *store[R]) syncDir() error {
+// syncDir makes the names in a directory durable.
+func (s *store[R]) syncDir(dir string) error {
 	if !s.sync {
 		return nil
 	}
-	d, err := os.Open(s.dir)
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,216 @@
+package health
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// Hardware is a driver that works.
+type Hardware struct {
+	// Session reads GPUs (*nvml.Session).
+	Session interface {
+		Vitals(uuid gpu.UUID) (gpu.Vitals, error)
+	}
+	// Load returns the current load of the driver.
+	Load func() health.Load
+}
+
+// Journal stores the state of GPUs with which something is wrong (*journal.Journal).
+type Journal interface {
+	AllHealth() []holding.Health
+	PutHealth(holding.Health) error
+	DeleteHealth(gpu.UUID) error
+}
+
+// Facts of the node (*facts.Facts).
+type Facts interface {
+	// GPUs returns the GPUs there are, and a channel that is closed when that may have
+	// changed.
+	GPUs() ([]gpu.UUID, <-chan struct{})
+	// SetHealth sets the conditions of GPUs.
+	SetHealth(map[gpu.UUID][]gpu.Condition)
+}
+
+// Config has the parts and settings of a Monitor. All but Registerer are required.
+type Config struct {
+	NodeName string
+	Journal  Journal
+	// Unreadable are the GPUs whose record in the journal can't be read.
+	Unreadable []gpu.UUID
+	Facts      Facts
+	Registerer prometheus.Registerer
+	// Holders returns the pods that use what the XID belongs to.
+	Holders func(gpu.XID) []Pod
+	Events  Events
+}
+
+// Monitor watches the GPUs' health. Its methods may be called concurrently; none but
+// Run and SetHardware blocks.
+type Monitor struct {
+	cfg     Config
+	metrics *metrics
+	told    limiter
+
+	// using is held for reading while the hardware is used.
+	using    sync.RWMutex
+	hardware *Hardware // nil: none
+
+	mu       sync.Mutex
+	patients map[gpu.UUID]*patient
+}
+
+// New returns a Monitor that has read the journal and given the conditions in it to
+// the facts.
+func New(cfg Config) *Monitor {
+	m := &Monitor{cfg: cfg, metrics: newMetrics(cfg.Registerer), patients: map[gpu.UUID]*patient{}}
+	for _, h := range cfg.Journal.AllHealth() {
+		m.patients[h.GPU] = newPatient(h.GPU, h.State)
+	}
+	for _, uuid := range cfg.Unreadable {
+		p := newPatient(uuid, health.State{Causes: []health.Cause{forgotten(time.Now())}})
+		p.unsaved = true
+		m.patients[uuid] = p
+	}
+	m.publish()
+	return m
+}
+
+// forgotten is the cause of a GPU whose record can't be read. pkg/health ends causes
+// of sources that it doesn't know when the driver is loaded again.
+func forgotten(at time.Time) health.Cause {
+	return health.Cause{
+		Type: gpu.NeedsInspection, Source: "Record", Since: at,
+		Message: "the node's record of the GPU's health could not be read; an earlier error, which the driver doesn't report any more, may be forgotten",
+	}
+}
+
+// SetHardware sets the hardware; nil: none. It returns when the previous one isn't
+// used any more.
+func (m *Monitor) SetHardware(h *Hardware) {
+	m.using.Lock()
+	m.hardware = h
+	m.using.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.patients {
+		p.requestReading()
+	}
+}
+
+// SawXID takes in an XID.
+func (m *Monitor) SawXID(x gpu.XID) {
+	m.metrics.xids.WithLabelValues(string(x.GPU), codeLabel(x.Code)).Inc()
+	if x.GPU == "" {
+		m.SawEvent("")
+		return
+	}
+	p := m.patient(x.GPU)
+	p.add(x)
+	p.requestReading()
+}
+
+// SawEvent takes in another event of a GPU; empty: the driver doesn't name it.
+func (m *Monitor) SawEvent(uuid gpu.UUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.patients {
+		if p.uuid == uuid || uuid == "" {
+			p.requestReading()
+		}
+	}
+}
+
+// Run watches the GPUs until ctx ends.
+func (m *Monitor) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	watched := map[gpu.UUID]bool{}
+	for ctx.Err() == nil {
+		uuids, changed := m.cfg.Facts.GPUs()
+		for _, uuid := range uuids {
+			if !watched[uuid] {
+				watched[uuid] = true
+				all.Go(func() { m.watch(ctx, m.patient(uuid)) })
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// patient returns the GPU's, and makes it if there is none.
+func (m *Monitor) patient(uuid gpu.UUID) *patient {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.patients[uuid] == nil {
+		m.patients[uuid] = newPatient(uuid, health.State{})
+	}
+	return m.patients[uuid]
+}
+
+// publish gives all conditions to the facts.
+func (m *Monitor) publish() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := map[gpu.UUID][]gpu.Condition{}
+	for _, p := range m.patients {
+		if c := p.state().Conditions(); len(c) > 0 {
+			all[p.uuid] = c
+		}
+	}
+	m.cfg.Facts.SetHealth(all)
+}
+
+// change replaces the GPU's state by what decide makes of it: it stores it, and gives
+// its conditions to the facts.
+func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.State) (health.State, error)) error {
+	p.deciding.Lock()
+	defer p.deciding.Unlock()
+	before := p.state()
+	after, err := decide(before)
+	if err != nil {
+		return err
+	}
+	changed := !after.Equal(before)
+	if changed || p.unsaved {
+		m.save(ctx, p, after)
+	}
+	p.set(after)
+	if !changed {
+		return nil
+	}
+	m.publish()
+	began, ended := health.Changes(before, after)
+	for _, c := range began {
+		klog.FromContext(ctx).Info("Something is wrong with a GPU", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "xid", c.XID)
+	}
+	for _, c := range ended {
+		klog.FromContext(ctx).Info("A GPU has recovered", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
+	}
+	m.tellChange(p.uuid, began, ended)
+	return nil
+}
+
+// save stores the state. After a failure it is tried again at the next reading.
+func (m *Monitor) save(ctx context.Context, p *patient, s health.State) {
+	var err error
+	if s.Equal(health.State{}) {
+		err = m.cfg.Journal.DeleteHealth(p.uuid)
+	} else {
+		err = m.cfg.Journal.PutHealth(holding.Health{GPU: p.uuid, State: s})
+	}
+	if err != nil && !p.unsaved {
+		klog.FromContext(ctx).Error(err, "A GPU's health can't be stored, retrying; a restart may forget it", "node", m.cfg.NodeName, "gpu", p.uuid)
+	}
+	p.unsaved = err != nil
+}

@@ -1,0 +1,325 @@
+package health_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	decide "github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	gpu0 = gpu.UUID("GPU-00000000-8a10-0135-bada-13f71feaef21")
+	gpu1 = gpu.UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
+)
+
+var pod = health.Pod{Namespace: "default", Name: "training", UID: "u"}
+
+// node has two GPUs, whose driver says what a test sets.
+type node struct {
+	t       *testing.T
+	dir     string
+	journal *journal.Journal
+	facts   *facts.Facts
+	monitor *health.Monitor
+	stop    func()
+	load    string
+
+	mu       sync.Mutex
+	recovery map[gpu.UUID]gpu.RecoveryAction
+	err      map[gpu.UUID]error
+	hangs    map[gpu.UUID]bool
+	readings map[gpu.UUID]int
+	events   []string
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{
+		t: t, dir: t.TempDir(), load: "load-1",
+		recovery: map[gpu.UUID]gpu.RecoveryAction{gpu0: gpu.RecoveryNone, gpu1: gpu.RecoveryNone},
+		err:      map[gpu.UUID]error{}, hangs: map[gpu.UUID]bool{}, readings: map[gpu.UUID]int{},
+	}
+	n.start()
+	return n
+}
+
+// start starts a plugin, with a driver that is there at once.
+func (n *node) start() {
+	n.t.Helper()
+	n.startWithoutDriver()
+	n.drive()
+}
+
+func (n *node) drive() {
+	if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
+		n.t.Fatal(err)
+	}
+	n.monitor.SetHardware(&health.Hardware{Session: n, Load: func() decide.Load { return decide.Load{Boot: "boot", Driver: n.load} }})
+	time.Sleep(time.Second) // the first readings
+}
+
+func (n *node) startWithoutDriver() {
+	n.t.Helper()
+	j, err := journal.Open(n.dir, nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.journal, n.facts = j, facts.New("node-0")
+	var unreadable []gpu.UUID
+	for _, u := range j.UnreadableHealth() {
+		unreadable = append(unreadable, u.GPU)
+	}
+	n.monitor = health.New(health.Config{
+		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n,
+		Holders: func(gpu.XID) []health.Pod { return []health.Pod{pod} },
+	})
+	_, ctx := ktesting.NewTestContext(n.t)
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { n.monitor.Run(ctx) })
+	n.stop = func() {
+		cancel()
+		running.Wait()
+		j.Close()
+	}
+}
+
+// restart stops the plugin and starts it again.
+func (n *node) restart() {
+	n.stop()
+	n.start()
+}
+
+func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
+	n.mu.Lock()
+	n.readings[uuid]++
+	hangs := n.hangs[uuid]
+	n.mu.Unlock()
+	if hangs {
+		time.Sleep(10 * time.Second)
+		return gpu.Vitals{}, fmt.Errorf("a call: %w", nvml.ErrNotResponding)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return gpu.Vitals{Recovery: n.recovery[uuid]}, n.err[uuid]
+}
+
+func (n *node) OnPod(p health.Pod, reason, message string) {
+	n.OnNode("", p.Name+" "+reason, message)
+}
+
+func (n *node) OnNode(_, reason, message string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.events = append(n.events, reason+": "+message)
+}
+
+// told counts the events that contain a text.
+func (n *node) told(text string) (count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.events {
+		if strings.Contains(e, text) {
+			count++
+		}
+	}
+	return count
+}
+
+func (n *node) set(uuid gpu.UUID, action gpu.RecoveryAction, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.recovery[uuid], n.err[uuid] = action, err
+}
+
+func (n *node) xid(uuid gpu.UUID, code uint64) {
+	n.monitor.SawXID(gpu.XID{GPU: uuid, Code: code, At: time.Now()})
+}
+
+// has checks the conditions of a GPU in the facts, after what is in progress.
+func (n *node) has(uuid gpu.UUID, want ...gpu.ConditionType) {
+	n.t.Helper()
+	synctest.Wait()
+	known, _ := n.facts.State()
+	for _, g := range known.Node.GPUs {
+		var have []gpu.ConditionType
+		for _, c := range g.Conditions {
+			have = append(have, c.Type)
+		}
+		if g.UUID == uuid && !slices.Equal(have, want) {
+			n.t.Errorf("GPU %s has %v, want %v", uuid, have, want)
+		}
+	}
+}
+
+func inBubble(t *testing.T, test func(*testing.T, *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		defer func() { n.stop() }()
+		test(t, n)
+	})
+}
+
+func TestErrorOfAProgram(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.xid(gpu0, 31)
+		n.has(gpu0)
+		if n.told("training GPUError: XID 31: ") != 1 || n.told("GPU "+string(gpu0)+": XID 31: ") != 1 {
+			t.Errorf("told %q, want the pod and the node once", n.events)
+		}
+		if files, _ := filepath.Glob(filepath.Join(n.dir, "health", "*")); len(files) > 0 {
+			t.Errorf("stored %v, want nothing", files)
+		}
+	})
+}
+
+// TestResetRequired: at once, for all plugins, until the driver has taken it back.
+func TestResetRequired(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryReset, nil)
+		n.xid(gpu0, 95)
+		n.has(gpu0, gpu.ResetRequired) // no time has passed
+		n.has(gpu1)
+		n.stop()
+		n.startWithoutDriver()
+		if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}}}); err != nil {
+			t.Fatal(err)
+		}
+		n.has(gpu0, gpu.ResetRequired) // before the driver was asked
+		n.drive()
+		n.set(gpu0, gpu.RecoveryNone, nil)
+		n.monitor.SawEvent(gpu0)
+		n.has(gpu0, gpu.ResetRequired) // one reading is not enough
+		time.Sleep(10 * time.Second)
+		n.has(gpu0)
+		if n.told("GPURecovered") != 1 {
+			t.Errorf("told %q, want that it has recovered", n.events)
+		}
+		n.restart()
+		n.has(gpu0)
+	})
+}
+
+// TestSilentGPU: a GPU that doesn't answer keeps neither its own XIDs nor another
+// GPU's waiting.
+func TestSilentGPU(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.mu.Lock()
+		n.hangs[gpu0] = true
+		n.mu.Unlock()
+		n.set(gpu1, gpu.RecoveryReset, nil)
+		time.Sleep(time.Second)
+		n.xid(gpu0, 79)
+		n.xid(gpu1, 95)
+		n.has(gpu1, gpu.ResetRequired)
+		time.Sleep(time.Second)
+		n.has(gpu0, decide.Lookup(79).Condition)
+		time.Sleep(11 * time.Second)
+		n.has(gpu0, gpu.NotResponding, decide.Lookup(79).Condition)
+	})
+}
+
+// TestStorm: thousands of XIDs are few readings, and one event.
+func TestStorm(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		for range 5000 {
+			n.xid(gpu0, 31)
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		if n.readings[gpu0] > 30 || n.told("training GPUError") != 1 || len(n.events) != 2 {
+			t.Errorf("%d readings, told %q", n.readings[gpu0], n.events)
+		}
+	})
+}
+
+// TestUnreadableRecord: what was in it may be forgotten, which the GPU says until the
+// driver was loaded again.
+func TestUnreadableRecord(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryReset, nil)
+		n.xid(gpu0, 95)
+		n.has(gpu0, gpu.ResetRequired)
+		n.stop()
+		file := filepath.Join(n.dir, "health", string(gpu0)+".json")
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data[:len(data)/2], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n.set(gpu0, gpu.RecoveryNone, nil)
+		n.start()
+		for range 2 { // also after another restart
+			time.Sleep(time.Minute)
+			n.has(gpu0, gpu.NeedsInspection)
+			n.restart()
+		}
+		n.load = "load-2"
+		time.Sleep(time.Minute)
+		n.has(gpu0)
+	})
+}
+
+// TestVitalsThatCannotBeRead say nothing about the GPU.
+func TestVitalsThatCannotBeRead(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryUnknown, errors.New("unknown error"))
+		time.Sleep(5 * time.Minute)
+		n.has(gpu0)
+	})
+}
+
+func TestHolders(t *testing.T) {
+	small, large := holding.Partition{Profile: "1g.10gb", Start: 4, Size: 1}, holding.Partition{Profile: "3g.40gb", Size: 4}
+	claim := func(name string, h holding.Holding) holding.Record {
+		return holding.Record{ClaimUID: name, Namespace: "ns", Name: name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: name, Name: name}}}
+	}
+	claims := []holding.Record{
+		claim("small", holding.Holding{GPU: gpu0, Partition: small}),
+		claim("large", holding.Holding{GPU: gpu0, Partition: large}),
+		claim("look", holding.Holding{GPU: gpu0, Admin: true}),
+		claim("other", holding.Holding{GPU: gpu1}),
+	}
+	instances := []gpu.Instance{
+		{Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}, GPUInstanceID: 9},
+		{Profile: "3g.40gb", Placement: gpu.Placement{Size: 4}, GPUInstanceID: 1},
+	}
+	id := func(n int) *int { return &n }
+	for name, tc := range map[string]struct {
+		x    gpu.XID
+		want []string
+	}{
+		"a partition":         {gpu.XID{GPU: gpu0, GPUInstance: id(9), ComputeInstance: id(0)}, []string{"small"}},
+		"a GPU":               {gpu.XID{GPU: gpu0}, []string{"small", "large"}},
+		"an unknown instance": {gpu.XID{GPU: gpu0, GPUInstance: id(5)}, []string{"small", "large"}},
+		"another GPU":         {gpu.XID{GPU: gpu1}, []string{"other"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, p := range health.Holders(tc.x, claims, instances) {
+				got = append(got, p.Name)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
