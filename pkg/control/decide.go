@@ -77,8 +77,8 @@ type gpuAccount struct {
 	problems []string
 	// withoutWhole is the reason why it isn't offered whole beside its shares.
 	withoutWhole string
-	// uncharged: the scheduler's version is among the problems.
-	uncharged bool
+	// unsafe: the scheduler is among the problems.
+	unsafe    bool
 	leftovers []allocation
 }
 
@@ -86,8 +86,7 @@ type gpuAccount struct {
 type decisionFacts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
-	// uncharged is why the scheduler isn't trusted although able says so; empty if it is.
-	uncharged string
+	distrust                         distrust
 }
 
 // decisionInput is everything that a decision depends on, besides the inventory.
@@ -154,8 +153,10 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 // server returns the abilities of server and scheduler.
 func (in decisionInput) server() offer.Server {
 	s := serverFor(in.facts.able)
-	if in.facts.uncharged != "" {
-		s.Charged, s.ChargedDoubt = false, in.facts.uncharged
+	if d := in.facts.distrust; d.counters {
+		s.Counters, s.Distrust = false, d.why
+	} else if d.why != "" {
+		s.Charged, s.Distrust = false, d.why
 	}
 	return s
 }
@@ -216,7 +217,7 @@ func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1al
 }
 
 func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
-	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, withoutWhole: g.WithoutWhole, uncharged: g.Uncharged}
+	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, withoutWhole: g.WithoutWhole, unsafe: g.Unsafe}
 	for _, p := range profiles {
 		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
 			a.found = append(a.found, p.Name)

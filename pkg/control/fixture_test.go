@@ -104,7 +104,7 @@ func newAPI(t *testing.T, objects ...client.Object) client.Client {
 		}
 	}
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithIndex(&v1alpha1.GPUInventory{}, twiceIndex, indexTwice).
+		WithIndex(&v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation).
 		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).WithReturnManagedFields().Build()
 }
 

@@ -99,7 +99,7 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	}
 	want, settings, err := n.desired(ctx, inv)
 	if err == nil {
-		err = n.judgeTwice(ctx, inv)
+		err = n.judgeDoubleAllocation(ctx, inv)
 	}
 	switch {
 	case errors.Is(err, errNodeUnknown):

@@ -245,14 +245,14 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	if g.devices > 0 {
 		o.count(node, g)
 	}
-	o.unsafe = o.unsafe || g.uncharged
+	o.unsafe = o.unsafe || g.unsafe
 	for _, w := range g.leftovers {
 		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
 	}
 	for _, message := range g.problems {
 		o.problem(message, node, g)
 		o.events[message] = v1alpha1.ReasonProblems
-		if g.uncharged {
+		if g.unsafe {
 			o.events[message] = v1alpha1.ReasonUnsafeScheduler
 		}
 	}

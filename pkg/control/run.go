@@ -192,7 +192,7 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), p, newPlanner(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
 	n.events = mgr.GetEventRecorder(leaseName)
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, twiceIndex, indexTwice); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {
 		return fmt.Errorf("index GPUInventories: %w", err)
 	}
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
@@ -273,7 +273,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, all, twiceChanged()),
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, all, doubleAllocationChanged()),
 		source.Channel(s.changes(), all),
 		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},

@@ -29,3 +29,10 @@ func TimeSlices(inv *v1alpha1.GPUInventory) map[gpu.UUID]string {
 	}
 	return intervals
 }
+
+// ConcernsShares reports whether one of the devices of a double allocation can be
+// allocated several times: a scheduler that counts the counters of all other devices
+// makes such a one.
+func ConcernsShares(d *v1alpha1.DoubleAllocation) bool {
+	return gpu.DeviceName(d.Refused.Device).IsForSeveral() || gpu.DeviceName(d.Holder.Device).IsForSeveral()
+}

@@ -152,8 +152,8 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Warn: p.warnings.warn,
-		AllocatedTwice: p.reportAllocatedTwice,
-		Step:           failpoint.Step(),
+		ReportDoubleAllocation: p.reportDoubleAllocation,
+		Step:                   failpoint.Step(),
 	})
 	p.health = p.newHealth()
 	p.hardware = &hardwareParts{
@@ -171,23 +171,31 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	return nil
 }
 
-// reportAllocatedTwice reports a double allocation with the version by which the
+// reportDoubleAllocation reports a double allocation with the version by which the
 // controller judges the scheduler.
-func (p *plugin) reportAllocatedTwice(ctx context.Context, d prepare.DoubleAllocation) {
+func (p *plugin) reportDoubleAllocation(ctx context.Context, d prepare.DoubleAllocation) bool {
 	ctx, cancel := context.WithTimeout(ctx, serverPatience)
 	defer cancel()
-	out := v1alpha1.DoubleAllocation{Claims: d.Claims[:], RefusedAt: metav1.Now()}
-	for _, name := range d.Devices {
-		out.Devices = append(out.Devices, string(name))
-	}
+	out := v1alpha1.DoubleAllocation{Refused: doublyAllocated(d.Refused), Holder: doublyAllocated(d.Holder), RefusedAt: metav1.Now()}
 	info, err := discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Info("Can't read the API server's version; the double allocation is recorded without it", "err", err)
 	} else {
 		out.Kubernetes = info.GitVersion
 	}
-	klog.FromContext(ctx).Error(nil, "The scheduler allocated the same silicon to two claims", "devices", out.Devices, "claims", out.Claims, "kubernetes", out.Kubernetes)
-	p.reporter.AllocatedTwice(out)
+	klog.FromContext(ctx).Error(nil, "The scheduler allocated the same silicon to two claims",
+		"refused", out.Refused, "holder", out.Holder, "kubernetes", out.Kubernetes)
+	return p.reporter.ReportDoubleAllocation(out)
+}
+
+func doublyAllocated(d prepare.DoublyAllocated) v1alpha1.DoublyAllocated {
+	out := v1alpha1.DoublyAllocated{
+		Namespace: d.Claim.Namespace, Name: d.Claim.Name, UID: d.Claim.ClaimUID, Device: string(d.Device),
+	}
+	if len(d.Claim.Pods) > 0 {
+		out.Pod = d.Claim.Pods[0].Name
+	}
+	return out
 }
 
 // openState opens what the node keeps of its claims: the journal, the marks of

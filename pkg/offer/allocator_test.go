@@ -194,10 +194,10 @@ func checkHeld(t *testing.T, s *scheduler) {
 // why less is offered.
 func TestAllocatorThatDoesNotCharge(t *testing.T) {
 	for name, tc := range map[string]struct {
-		plan      v1alpha1.Plan
-		share     request
-		shared    bool // a share is given
-		uncharged bool // a part of the plan is left out
+		plan   v1alpha1.Plan
+		share  request
+		shared bool // a share is given
+		unsafe bool // a part of the plan is left out
 	}{
 		"by size":               {bySize("1Gi", 4), memory("20Gi"), true, false},
 		"equal":                 {equalShares(4), oneShare, true, false},
@@ -218,8 +218,8 @@ func TestAllocatorThatDoesNotCharge(t *testing.T) {
 			checkHeld(t, s)
 			g := s.offered()
 			const reason = "Kubernetes v1.36.1 can allocate the same part of a GPU twice"
-			if told := strings.Contains(strings.Join(g.Problems, " "), reason); g.Uncharged != tc.uncharged || told != tc.uncharged {
-				t.Errorf("uncharged: %v, problems %q", g.Uncharged, g.Problems)
+			if told := strings.Contains(strings.Join(g.Problems, " "), reason); g.Unsafe != tc.unsafe || told != tc.unsafe {
+				t.Errorf("unsafe: %v, problems %q", g.Unsafe, g.Problems)
 			}
 			if told := strings.Contains(g.WithoutWhole, reason); told != (name == "by size") {
 				t.Errorf("without the whole GPU: %q", g.WithoutWhole)

@@ -60,8 +60,8 @@ type draft struct {
 	servesGPUClass bool
 	// frozen: nothing but what claims have is offered.
 	frozen bool
-	// uncharged: the plan is reduced because of GPU.Uncharged.
-	uncharged bool
+	// unsafe: the plan is reduced because of GPU.Unsafe.
+	unsafe bool
 	// withoutWhole is the reason why the whole GPU isn't offered beside its shares.
 	withoutWhole string
 	missing      []string
@@ -117,21 +117,25 @@ func (o *draft) charged() bool { return o.server.Charged || !o.server.Counters }
 
 // reportUncharged adds a problem that the scheduler's version causes.
 func (o *draft) reportUncharged(consequence string) {
-	o.uncharged = true
+	o.unsafe = true
 	o.problem("%s", o.explainUncharged(consequence))
 }
 
 func (o *draft) explainUncharged(consequence string) string {
-	return cmp.Or(o.server.ChargedDoubt, allocator.Explain(o.server.Version)) + " " + consequence
+	return cmp.Or(o.server.Distrust, allocator.Explain(o.server.Version)) + " " + consequence
 }
 
 // reportNoCounters and reportNoMultiple add a problem that follows from a missing
 // ability of the server, or from one of which nothing is known.
 func (o *draft) reportNoCounters(consequence string) {
+	o.unsafe = o.unsafe || o.server.Distrust != ""
 	o.problem("%s", o.explainNoCounters(consequence))
 }
 
 func (o *draft) explainNoCounters(consequence string) string {
+	if why := o.server.Distrust; why != "" {
+		return why + " Until then " + consequence
+	}
 	return explainMissing("shared counters (feature gate DRAPartitionableDevices)", o.server.CountersDoubt, consequence)
 }
 
@@ -292,7 +296,7 @@ func (o *draft) isListed(d gpu.Device) bool {
 // describeAll puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
 func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
-	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Uncharged: o.uncharged, WithoutWhole: o.withoutWhole}
+	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Unsafe: o.unsafe, WithoutWhole: o.withoutWhole}
 	parts := inOrder(o.mig, o.parts)
 	entire := o.whole || o.wholeLeft
 	var counters counters

@@ -44,9 +44,9 @@ type Server struct {
 	// Charged: the scheduler charges counters for devices that can be allocated
 	// several times (pkg/allocator). Without it no such device consumes counters.
 	Charged bool
-	// ChargedDoubt is why Charged is false although the version is fixed: a sentence
-	// for Problems. It is empty where the version decides.
-	ChargedDoubt string
+	// Distrust is why Counters or Charged is false although the server's version is fit
+	// for it: sentences about the scheduler, for Problems.
+	Distrust string
 	// Taints: the server stores taints of devices, and the scheduler heeds them.
 	// Without them the GPUs that nobody may use aren't offered.
 	Taints bool
@@ -95,9 +95,9 @@ type GPU struct {
 	// replicas, all of which are offered: a sentence as those of Problems. Empty where
 	// it is, or isn't shared.
 	WithoutWhole string
-	// Uncharged says that less than the plan is offered because the scheduler
-	// doesn't charge counters for shares; Problems explains it.
-	Uncharged bool
+	// Unsafe says that less than the plan is offered because the scheduler would
+	// allocate parts of the GPU twice; Problems explains it.
+	Unsafe bool
 }
 
 // Build returns the node's offer, by index. Each GPU is offered by its plan; one

@@ -108,12 +108,15 @@ func (o *draft) planTimeSliced(plan v1alpha1.TimeSlicedPlan) {
 // dropWhole stops offering the whole GPU where no counter would exclude it while
 // slots are allocated.
 func (o *draft) dropWhole(what string) {
+	noWhole := "the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy."
 	advice := "The whole GPU isn't offered beside its " + what + "; leave GPUs that should be given whole to another policy."
 	switch {
+	// A scheduler that isn't trusted needs somebody to act.
+	case !o.server.Counters && o.server.Distrust != "":
+		o.reportNoCounters(noWhole)
 	case !o.server.Counters:
-		o.withoutWhole = o.explainNoCounters("the whole GPU can't be offered beside its " + what + "; only these are. Leave GPUs that should be given whole to another policy.")
-	// A scheduler that has allocated twice needs somebody to act.
-	case o.step > 0 && !o.charged() && o.server.ChargedDoubt != "":
+		o.withoutWhole = o.explainNoCounters(noWhole)
+	case o.step > 0 && !o.charged() && o.server.Distrust != "":
 		o.reportUncharged(advice)
 	case o.step > 0 && !o.charged():
 		o.withoutWhole = o.explainUncharged(advice)

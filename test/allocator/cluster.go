@@ -23,6 +23,16 @@ type Server struct {
 	Form publish.Counters
 }
 
+// Withdraw returns the server as it is offered for after a double allocation.
+func (s Server) Withdraw(o *Overlap) Server {
+	if o.OfShares() {
+		s.Charged = false
+	} else {
+		s.Counters, s.Form = false, publish.NoCounters
+	}
+	return s
+}
+
 // Cluster has one node, a controller that publishes the node's GPUs, and a
 // scheduler that allocates them to claims.
 type Cluster struct {

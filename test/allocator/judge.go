@@ -12,8 +12,22 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// Judge returns an error if two claims have the same silicon, or claims have
-// more memory of a shared device than there is.
+// Overlap is the error that two claims have the same silicon.
+type Overlap struct{ A, B gpu.Device }
+
+// Error names the devices.
+func (o *Overlap) Error() string { return fmt.Sprintf("claims have %v and %v", o.A, o.B) }
+
+// OfShares reports whether one of the devices can be allocated several times.
+func (o *Overlap) OfShares() bool { return isForSeveral(o.A) || isForSeveral(o.B) }
+
+func isForSeveral(d gpu.Device) bool {
+	s, ok := d.(gpu.Share)
+	return ok && s.Count == 0
+}
+
+// Judge returns an error if two claims have the same silicon (*Overlap), or claims
+// have more memory of a shared device than there is.
 func (c *Cluster) Judge() error {
 	names, err := gpu.NewNames(c.Node.GPUs)
 	if err != nil {
@@ -29,7 +43,7 @@ func (c *Cluster) Judge() error {
 		}
 		for _, h := range held {
 			if gpu.Conflict(d, h) {
-				errs = append(errs, fmt.Errorf("claims have %v and %v", d, h))
+				errs = append(errs, &Overlap{d, h})
 			}
 		}
 		held = append(held, d)

@@ -37,10 +37,10 @@ func Build(folder, module string) (string, error) {
 	return out, nil
 }
 
-// start runs a program that Build built, with the features in JSON. Objects are
-// sent in the version of resource.k8s.io that its release has.
-func start(ctx context.Context, path string, api api, features string) (*Program, error) {
-	p := &Program{api: api, command: exec.CommandContext(ctx, path, features)}
+// start runs a program that Build built, with its arguments. Objects are sent in the
+// version of resource.k8s.io that its release has.
+func start(ctx context.Context, path string, api api, args ...string) (*Program, error) {
+	p := &Program{api: api, command: exec.CommandContext(ctx, path, args...)}
 	p.command.Stderr = &p.said
 	var err error
 	if p.requests, err = p.command.StdinPipe(); err != nil {

@@ -96,3 +96,29 @@ func Find(name string) (Release, error) {
 func (r Release) Start(ctx context.Context, path string) (*Program, error) {
 	return start(ctx, path, r.api, r.features)
 }
+
+// StartBeside runs it beside an API server that may have fields that it doesn't have.
+func (r Release) StartBeside(ctx context.Context, path string) (*Program, error) {
+	return start(ctx, path, r.api, r.features, "drop")
+}
+
+// Skew is a scheduler beside an API server that is newer, or has more gates.
+type Skew struct {
+	Server, Scheduler string // names of releases
+}
+
+// Skews are those that Kubernetes permits, at most a minor version apart, and that
+// differ in what they allocate.
+func Skews() []Skew {
+	return []Skew{
+		{"1.33.13 all", "1.32.13 default"},
+		{"1.34.4 all", "1.33.13 all"},
+		{"1.35.4 all", "1.34.4 default"},
+		{"1.35.4 all", "1.34.4 all"},
+		{"1.36.3 default", "1.35.4 default"},
+		{"1.36.3 default", "1.35.4 all"},
+		{"1.36.3 default", "1.36.1 default"},
+		{"1.37.1 default", "1.36.1 default"},
+		{"1.37.1 default", "1.36.3 none"},
+	}
+}

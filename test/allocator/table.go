@@ -66,27 +66,46 @@ func Header() string {
 	return "| " + strings.Join(names, " | ") + " |\n" + strings.Repeat("| --- ", len(names)) + "|"
 }
 
+// SkewHeader returns the first two lines of the table of skews.
+func SkewHeader() string {
+	names := []string{"API server", "gates", "scheduler", "gates", "whole GPU", "MIG on demand", "MPS share", "allocated twice", "then withdrawn"}
+	return "| " + strings.Join(names, " | ") + " |\n" + strings.Repeat("| --- ", len(names)) + "|"
+}
+
+// SkewRow returns a skew's row: what the scheduler allocates of the pools that are
+// published for the server, and what a play found to be allocated twice.
+func SkewRow(ctx context.Context, server, scheduler Release, a Allocator, overlaps []*Overlap) (string, error) {
+	cells := []string{strings.TrimPrefix(server.Version, "v"), server.Gates, strings.TrimPrefix(scheduler.Version, "v"), scheduler.Gates}
+	onDemand, sizes := features()[0], features()[3]
+	for _, asked := range []struct {
+		feature
+		request Request
+	}{{onDemand, Request{Kind: "gpu"}}, {onDemand, onDemand.request}, {sizes, sizes.request}} {
+		has, err := asked.gets(ctx, server.Server, a, asked.request)
+		if err != nil {
+			return "", err
+		}
+		cells = append(cells, map[bool]string{true: "yes", false: "no"}[has])
+	}
+	twice, withdrawn := "nothing", "–"
+	for _, o := range overlaps {
+		if o.OfShares() {
+			twice, withdrawn = "shares, and what overlaps them", "shares that consume counters"
+		} else {
+			twice, withdrawn = "all that overlaps", "counters"
+		}
+	}
+	return "| " + strings.Join(append(cells, twice, withdrawn), " | ") + " |", nil
+}
+
 // cell says whether a claim gets the feature, and whether the GPU is offered
 // whole beside it.
 func (f feature) cell(ctx context.Context, server Server, a Allocator) (string, error) {
-	asked := func(r Request) (bool, error) {
-		if !server.Multiple {
-			r.Capacity = nil // the API server drops it
-		}
-		node, err := offertest.Node("h100-80gb", 1)
-		if err != nil {
-			return false, err
-		}
-		c := &Cluster{Node: node, Plans: offertest.OnePlan(node, f.plan), Server: server, Allocator: a}
-		c.Publish()
-		results, err := c.Ask(ctx, "claim", r)
-		return len(results) > 0, err
-	}
-	has, err := asked(f.request)
+	has, err := f.gets(ctx, server, a, f.request)
 	if err != nil {
 		return "", err
 	}
-	whole, err := asked(Request{Kind: "gpu"})
+	whole, err := f.gets(ctx, server, a, Request{Kind: "gpu"})
 	if err != nil {
 		return "", err
 	}
@@ -101,6 +120,22 @@ func (f feature) cell(ctx context.Context, server Server, a Allocator) (string, 
 		return text + ", no whole GPU", nil
 	}
 	return text, nil
+}
+
+// gets reports whether a claim is allocated what it asks for, on an H100 with the
+// feature's plan.
+func (f feature) gets(ctx context.Context, server Server, a Allocator, r Request) (bool, error) {
+	if !server.Multiple {
+		r.Capacity = nil // the API server drops it
+	}
+	node, err := offertest.Node("h100-80gb", 1)
+	if err != nil {
+		return false, err
+	}
+	c := &Cluster{Node: node, Plans: offertest.OnePlan(node, f.plan), Server: server, Allocator: a}
+	c.Publish()
+	results, err := c.Ask(ctx, "claim", r)
+	return len(results) > 0, err
 }
 
 // spreads returns on how many GPUs seven partitions spread, at least and at most,

@@ -103,37 +103,54 @@ type GPUInventoryStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// allocatedTwice is a double allocation that the plugin refused. While one is
-	// confirmed on any node, the controller offers no shares that consume counters in
-	// the cluster, until the API server's version is another one, or somebody removes
-	// this field.
+	// doubleAllocation is one that the plugin refused. While one is confirmed on any
+	// node, the controller offers nothing in the cluster that the scheduler could
+	// allocate in the same way again, until the API server's version is another one,
+	// or somebody removes this field.
 	// +optional
-	AllocatedTwice *DoubleAllocation `json:"allocatedTwice,omitempty"`
+	DoubleAllocation *DoubleAllocation `json:"doubleAllocation,omitempty"`
 }
 
 // DoubleAllocation is silicon that the scheduler had allocated to two claims at the
-// same time.
+// same time: two different devices that only shared counters keep apart.
 type DoubleAllocation struct {
-	// devices that need the same silicon, of which at least one can be allocated
-	// several times.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=2
-	Devices []string `json:"devices"`
-	// claims that they were allocated to, as namespace/name, in the same order.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=2
-	Claims []string `json:"claims"`
+	// refused is the claim whose devices the plugin didn't prepare.
+	Refused DoublyAllocated `json:"refused"`
+	// holder is the claim that had been prepared.
+	Holder DoublyAllocated `json:"holder"`
 	// kubernetes is the API server's version at that time, as it spells it; empty
 	// where it didn't say.
 	// +optional
+	// +kubebuilder:validation:MaxLength=128
 	Kubernetes string `json:"kubernetes,omitempty"`
 	// refusedAt is when the plugin refused the second claim.
 	RefusedAt metav1.Time `json:"refusedAt"`
-	// confirmed is set by the controller if the node's plan offers both devices at
-	// once. If it doesn't, because the plan has changed, the scheduler isn't to blame,
-	// and the controller removes the double allocation.
+	// confirmed is set by the controller if both claims are allocated these devices
+	// and the node's plan offers both at once. Otherwise the plan has changed
+	// meanwhile, the scheduler isn't to blame, and the controller removes the double
+	// allocation.
 	// +optional
 	Confirmed bool `json:"confirmed,omitempty"`
+}
+
+// DoublyAllocated is one of the two claims of a double allocation.
+type DoublyAllocated struct {
+	// namespace of the claim.
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// name of the claim.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// uid of the claim.
+	// +kubebuilder:validation:MaxLength=128
+	UID string `json:"uid"`
+	// pod, in the claim's namespace, that the claim is reserved for.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Pod string `json:"pod,omitempty"`
+	// device that the claim was allocated.
+	// +kubebuilder:validation:MaxLength=63
+	Device string `json:"device"`
 }
 
 // GPU is one physical GPU.

@@ -134,6 +134,7 @@ func TestServer(t *testing.T) {
 	t.Run("the controller writes its driver's slices", func(t *testing.T) { controllerSlices(t, s) })
 	t.Run("the controller writes its own classes", func(t *testing.T) { controllerClasses(t, s) })
 	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
+	t.Run("the plugin confirms no double allocation", func(t *testing.T) { pluginInventories(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
 	t.Run("a failed removal of labels is repeated", func(t *testing.T) { repeatsLabelRemoval(t, s) })
 }
@@ -381,6 +382,53 @@ func pluginStatuses(t *testing.T, s *server) {
 	}
 	if err := patch(own, device); err != nil {
 		t.Errorf("status.devices of its own node: %v", err)
+	}
+}
+
+// pluginInventories has a plugin report a double allocation, the controller confirm
+// it, and the plugin write its status again.
+func pluginInventories(t *testing.T, s *server) {
+	ctx := t.Context()
+	one := map[string]any{"namespace": "default", "name": "a", "uid": "1", "device": "gpu-00000000"}
+	double := func(confirmed bool) map[string]any {
+		return map[string]any{"holder": one, "refused": one, "refusedAt": "2026-01-01T00:00:00Z", "confirmed": confirmed}
+	}
+	inv := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "node-a"}}}
+	inv.SetGroupVersionKind(schema.GroupVersionKind{Group: "gpu.tessera.dev", Version: "v1alpha1", Kind: "GPUInventory"})
+	plugin := s.as(t, "node", "node-a")
+	if err := plugin.Create(ctx, inv); err != nil {
+		t.Fatal(err)
+	}
+	write := func(change func(status map[string]any)) error {
+		if err := s.admin.Get(ctx, client.ObjectKeyFromObject(inv), inv); err != nil {
+			t.Fatal(err)
+		}
+		status, _, _ := unstructured.NestedMap(inv.Object, "status")
+		if status == nil {
+			status = make(map[string]any)
+		}
+		change(status)
+		inv.Object["status"] = status
+		return plugin.Status().Update(ctx, inv)
+	}
+	reports := func(d any) func(map[string]any) { return func(status map[string]any) { status["doubleAllocation"] = d } }
+	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(double(true))) })
+	if err := write(reports(double(false))); err != nil {
+		t.Fatalf("report one: %v", err)
+	}
+	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(double(true))) })
+	confirm := []byte(`{"status": {"doubleAllocation": {"confirmed": true}}}`)
+	if err := s.as(t, "controller", "").Status().Patch(ctx, inv, client.RawPatch(types.MergePatchType, confirm)); err != nil {
+		t.Fatalf("the controller confirms it: %v", err)
+	}
+	if err := write(func(status map[string]any) { status["driverVersion"] = "580.1" }); err != nil {
+		t.Errorf("write something else beside it: %v", err)
+	}
+	changed := double(true)
+	changed["kubernetes"] = "v1.37.1"
+	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(changed)) })
+	if err := write(reports(double(false))); err != nil {
+		t.Errorf("replace it: %v", err)
 	}
 }
 

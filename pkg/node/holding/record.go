@@ -24,6 +24,9 @@ type Record struct {
 	// Pods that the claim was reserved for when it was prepared. Others may have
 	// joined since: the kubelet prepares a claim once.
 	Pods []Pod `json:"pods,omitempty"`
+	// RefusedClaims are the UIDs of claims that weren't prepared because of this one and
+	// whose double allocation has been reported.
+	RefusedClaims []string `json:"refusedClaims,omitempty"`
 }
 
 // Pod is a pod in the claim's namespace.

@@ -125,7 +125,7 @@ func (j *Journal) Held() []holding.Record {
 // the new name durable: then Get returns the new record, and another Put or a
 // Delete settles it.
 func (j *Journal) Put(r holding.Record) error {
-	r.Holdings, r.Pods = slices.Clone(r.Holdings), slices.Clone(r.Pods)
+	r.Holdings, r.Pods, r.RefusedClaims = slices.Clone(r.Holdings), slices.Clone(r.Pods), slices.Clone(r.RefusedClaims)
 	return j.claims.put(r)
 }
 

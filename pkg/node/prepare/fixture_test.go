@@ -72,7 +72,9 @@ type fixture struct {
 	sharing *preparetest.Sharing
 	changes int
 	warned  chan string // the warnings, as far as there is room
-	twice   []prepare.DoubleAllocation
+	// doubles are the reported double allocations, each time; done is the answer.
+	doubles []prepare.DoubleAllocation
+	done    bool
 	// onPrepared, which may be nil, is the plugin's OnPrepared.
 	onPrepared func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared)
 }
@@ -96,7 +98,10 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        prometheus.NewRegistry(),
 		ConditionsChanged: func() { f.changes++ },
-		AllocatedTwice:    func(_ context.Context, d prepare.DoubleAllocation) { f.twice = append(f.twice, d) },
+		ReportDoubleAllocation: func(_ context.Context, d prepare.DoubleAllocation) bool {
+			f.doubles = append(f.doubles, d)
+			return f.done
+		},
 		OnPrepared: func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 			if f.onPrepared != nil {
 				f.onPrepared(c, devices)

@@ -42,9 +42,10 @@ type Config struct {
 	// OnPrepared, which may be nil, is called after a claim with partitions or MPS was
 	// given what it has, in a prepare or in a recovery. It must not block.
 	OnPrepared func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared)
-	// AllocatedTwice, which may be nil, is called when a claim is refused because the
-	// scheduler has allocated its silicon to another claim too.
-	AllocatedTwice func(context.Context, DoubleAllocation)
+	// ReportDoubleAllocation, which may be nil, is called when a claim is refused because
+	// the scheduler has allocated its silicon to another claim too. Until it returns true
+	// it is called again when the kubelet retries.
+	ReportDoubleAllocation func(context.Context, DoubleAllocation) bool
 	// Warn, which may be nil, writes a warning event about the claim; reason is one
 	// word in CamelCase. It must not block.
 	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
@@ -78,8 +79,8 @@ func New(c Config) *Preparer {
 	if c.Warn == nil {
 		c.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
 	}
-	if c.AllocatedTwice == nil {
-		c.AllocatedTwice = func(context.Context, DoubleAllocation) {}
+	if c.ReportDoubleAllocation == nil {
+		c.ReportDoubleAllocation = func(context.Context, DoubleAllocation) bool { return true }
 	}
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}
@@ -209,6 +210,7 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 	// It may have been prepared before, too, where its record can't be read.
 	before = again || p.cfg.Journal.IsUnreadable(want.ClaimUID)
 	unreadable := len(p.cfg.Journal.Unreadable())
+	want.RefusedClaims = have.RefusedClaims
 	if err := p.cfg.Journal.Put(want); err != nil {
 		if !before {
 			err = errors.Join(err, p.drop(want.ClaimUID)) // nothing else has been done yet

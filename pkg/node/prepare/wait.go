@@ -137,9 +137,9 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 			continue
 		}
 		if !standing.AwaitsUnprepare {
-			p.reportAllocatedTwice(ctx, w.want, h)
+			p.reportDoubleAllocation(ctx, w.want, h)
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
-				ErrHeld, describeHolder(h), standing.Reason, allocatedTwice(w.want, h))
+				ErrHeld, describeHolder(h), standing.Reason, explainDoubleAllocation(w.want, h))
 		}
 		if h.BootID != p.cfg.BootID {
 			return p.forget(ctx, h)

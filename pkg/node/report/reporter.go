@@ -67,8 +67,8 @@ type Reporter struct {
 	deleted      types.UID              // of the inventory last seen deleted
 	synced       bool                   // inventory and self have been looked for
 	reported     bool                   // the object has been equal to the facts
-	// allocatedTwice is to be written once; then what the object has stays.
-	allocatedTwice *v1alpha1.DoubleAllocation
+	// doubleAllocation is to be written once; then what the object has stays.
+	doubleAllocation *v1alpha1.DoubleAllocation
 }
 
 // New returns a Reporter that has seen nothing yet.
@@ -96,14 +96,6 @@ func (r *Reporter) Registered() {
 	// As precise as the API is, or what is read back would never be equal.
 	now := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
 	r.mu.Change(func() { r.registeredAt = &now })
-}
-
-// AllocatedTwice reports a double allocation, unless one of the same version of
-// Kubernetes is reported. It is written once: it isn't written again after
-// somebody has removed it or deleted the object.
-func (r *Reporter) AllocatedTwice(d v1alpha1.DoubleAllocation) {
-	d.RefusedAt = d.RefusedAt.Rfc3339Copy() // as precise as the API is
-	r.mu.Change(func() { r.allocatedTwice = &d })
 }
 
 // WaitReported returns nil once the object in the cluster has been equal to the

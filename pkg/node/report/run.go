@@ -117,10 +117,10 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 		s.RegisteredAt = r.registeredAt
 		s.PublishResponse = inv.Spec.PublishRequest
 	}
-	if d := r.allocatedTwice; d != nil && (s.AllocatedTwice == nil || s.AllocatedTwice.Kubernetes != d.Kubernetes) {
-		s.AllocatedTwice = d
+	if d := r.doubleAllocation; d != nil && replaces(d, s.DoubleAllocation) {
+		s.DoubleAllocation = d
 	} else {
-		r.allocatedTwice = nil
+		r.doubleAllocation = nil
 	}
 	if ready := r.ready(s, known); ready != nil {
 		ready.LastTransitionTime = now
@@ -201,6 +201,7 @@ func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error
 		return fmt.Errorf("write status of GPUInventory %s: %w", inv.Name, err)
 	}
 	r.noteDropped(ctx, inv.Status, written.Status)
+	r.wroteDoubleAllocation(inv.Status.DoubleAllocation)
 	r.saw(written)
 	r.markReported()
 	return nil

@@ -35,18 +35,20 @@ type Reply[Allocation any] struct {
 
 // Main answers requests until stdin ends. The first argument of the program is
 // the JSON object of the release's Features with those that are on; one that the
-// release doesn't have is ignored.
+// release doesn't have is ignored. With a second argument, fields of objects that the
+// release doesn't have are dropped, as it drops those of a newer API server; otherwise
+// they are an error.
 func Main[Features, Class, Slice, Result, Claim, Allocation any](
 	allocate func(Features, Request[Class, Slice, Result, Claim]) (*Allocation, error),
 ) {
-	if err := serve(os.Stdin, os.Stdout, os.Args[1], allocate); err != nil {
+	if err := serve(os.Stdin, os.Stdout, os.Args[1], len(os.Args) > 2, allocate); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
 func serve[Features, Class, Slice, Result, Claim, Allocation any](
-	in io.Reader, out io.Writer, arg string, allocate func(Features, Request[Class, Slice, Result, Claim]) (*Allocation, error),
+	in io.Reader, out io.Writer, arg string, drop bool, allocate func(Features, Request[Class, Slice, Result, Claim]) (*Allocation, error),
 ) error {
 	var features Features
 	if err := json.Unmarshal([]byte(arg), &features); err != nil {
@@ -54,7 +56,9 @@ func serve[Features, Class, Slice, Result, Claim, Allocation any](
 	}
 	var last Request[Class, Slice, Result, Claim]
 	requests, replies := json.NewDecoder(in), json.NewEncoder(out)
-	requests.DisallowUnknownFields() // no release gets a field that it doesn't have
+	if !drop {
+		requests.DisallowUnknownFields()
+	}
 	for {
 		var r Request[Class, Slice, Result, Claim]
 		switch err := requests.Decode(&r); {
