@@ -5,6 +5,7 @@ package control_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,6 +175,29 @@ func (n *node) waitForPool(t *testing.T, gpus int) []resourceapi.ResourceSlice {
 		return len(gpusOf(pool)) == gpus
 	})
 	t.Logf("%s: a pool of %d GPUs after %s", n.name, gpus, time.Since(begun).Round(time.Millisecond))
+	return pool
+}
+
+// waitForTaints waits until the devices of these GPUs, by name, have that taint, and the
+// others none. It returns the pool.
+func (n *node) waitForTaints(t *testing.T, want map[string]string) []resourceapi.ResourceSlice {
+	t.Helper()
+	var pool []resourceapi.ResourceSlice
+	eventually(t, fmt.Sprintf("%s has the taints %v", n.name, want), func() bool {
+		pool = n.pool(t)
+		for _, s := range pool {
+			for _, d := range s.Spec.Devices {
+				var taints []string
+				for _, x := range d.Taints {
+					taints = append(taints, fmt.Sprintf("%s=%s:%s", x.Key, x.Value, x.Effect))
+				}
+				if strings.Join(taints, " ") != want[d.Name[:len("gpu-00000000")]] {
+					return false
+				}
+			}
+		}
+		return len(pool) > 0
+	})
 	return pool
 }
 

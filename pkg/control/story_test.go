@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -160,10 +159,8 @@ func TestLostGPUGoesAndComesBack(t *testing.T) {
 
 	n.facts.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
 	n.report(t)
-	now := n.waitForPool(t, 7)
-	if sets.New(gpusOf(now)...).Has("gpu-00000002") {
-		t.Error("the lost GPU is offered")
-	}
+	const lost = "gpu.nvidia.com/unhealthy=Lost:NoSchedule"
+	now := n.waitForTaints(t, map[string]string{"gpu-00000002": lost})
 	for _, s := range now {
 		if s.Spec.Pool.Generation != 2 {
 			t.Errorf("slice %s: generation %d, want 2", s.Name, s.Spec.Pool.Generation)
@@ -171,7 +168,7 @@ func TestLostGPUGoesAndComesBack(t *testing.T) {
 	}
 	n.facts.GPUs[2].Conditions = nil
 	n.report(t)
-	n.waitForPool(t, 8)
+	n.waitForTaints(t, map[string]string{})
 	if got := n.inventory(t).Spec.PublishRequest; got != asked {
 		t.Errorf("a change of facts asked the plugin %d times", got-asked)
 	}
