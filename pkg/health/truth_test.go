@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
-
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
@@ -193,32 +191,43 @@ func (c truthCase) differs(s health.State, want expected) string {
 	if !slices.Equal(wanted, types) {
 		return fmt.Sprintf("conditions %v, want %v", types, wanted)
 	}
-	if usable, have := c.shop.usable(c.kind, want.usable), c.shop.get(c.kind, conditions); !maps.Equal(usable, have) {
-		return fmt.Sprintf("devices for new claims %v, want %v", have, usable)
+	for server := range servers {
+		if wanted, have := c.shop.wanted(c.kind, server, want), c.shop.get(c.kind, server, conditions); !maps.Equal(wanted, have) {
+			return fmt.Sprintf("devices on a server with %s %v, want %v", server, have, wanted)
+		}
 	}
 	return ""
+}
+
+// servers are the ways in which API servers can store the taints of devices.
+var servers = map[string]offer.Server{
+	"no taints":        {},
+	"taints":           {Taints: true},
+	"informing taints": {Taints: true, InformingTaints: true},
 }
 
 // shop offers a node with eight GPUs, and remembers its offers.
 type shop struct {
 	node   gpu.Node
-	offers map[string]map[gpu.UUID]int
+	offers map[string]devices
 }
+
+// devices counts the devices on offer by their GPU and taints.
+type devices map[string]int
 
 func newShop(t *testing.T) *shop {
 	n, err := offertest.Node("h100-80gb", 8)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &shop{n, map[string]map[gpu.UUID]int{}}
+	return &shop{n, map[string]devices{}}
 }
 
-// get returns how many devices of each GPU new claims can get, if the sick one has the
-// conditions.
-func (s *shop) get(kind string, conditions []gpu.Condition) map[gpu.UUID]int {
-	key := kind
+// get returns the offer if the sick GPU has the conditions.
+func (s *shop) get(kind, server string, conditions []gpu.Condition) devices {
+	key := kind + ", " + server
 	for _, c := range conditions {
-		key += " " + string(c.Type)
+		key += ", " + string(c.Type)
 	}
 	if have, ok := s.offers[key]; ok {
 		return have
@@ -226,34 +235,53 @@ func (s *shop) get(kind string, conditions []gpu.Condition) map[gpu.UUID]int {
 	n := s.node
 	n.GPUs = slices.Clone(n.GPUs)
 	n.GPUs[sick].Conditions = conditions
-	count := map[gpu.UUID]int{}
-	for _, g := range offer.Build(n, offertest.OnePlan(n, kinds[kind]), nil, offer.Server{Counters: true, Multiple: true, Charged: true}) {
+	with := servers[server]
+	with.Counters, with.Multiple, with.Charged = true, true, true
+	count := devices{}
+	for _, g := range offer.Build(n, offertest.OnePlan(n, kinds[kind]), nil, with) {
 		for _, d := range g.Devices {
-			if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
-				count[g.UUID]++
+			key := string(g.UUID)
+			for _, t := range d.Taints {
+				key += fmt.Sprintf(" %s=%s:%s", t.Key, t.Value, t.Effect)
 			}
+			count[key]++
 		}
 	}
 	s.offers[key] = count
 	return count
 }
 
-// usable returns the same for eight healthy GPUs, or without the sick one.
-func (s *shop) usable(kind string, all bool) map[gpu.UUID]int {
-	want := map[gpu.UUID]int{}
+// wanted returns the expected offer: that of eight healthy GPUs, but for the sick one.
+func (s *shop) wanted(kind, server string, want expected) devices {
+	taints, can := "", servers[server]
+	switch {
+	case want.condition == "":
+	case !want.usable && can.Taints:
+		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":NoSchedule"
+	case want.usable && can.InformingTaints:
+		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":None"
+	}
+	out, healthy := devices{}, s.get(kind, server, nil)
 	for i, g := range s.node.GPUs {
-		if all || i != sick {
-			want[g.UUID] = s.get(kind, nil)[g.UUID]
+		switch n := healthy[string(g.UUID)]; {
+		case i != sick:
+			out[string(g.UUID)] = n
+		case want.usable || can.Taints:
+			out[string(g.UUID)+taints] = n
 		}
 	}
-	return want
+	return out
 }
 
 // TestKinds: the truth table must not compare nothing with nothing.
 func TestKinds(t *testing.T) {
 	s := newShop(t)
 	for kind, atLeast := range map[string]int{"whole": 1, "partition": 8, "share": 4, "replica": 4} {
-		for _, n := range s.usable(kind, true) {
+		all := s.get(kind, "taints", nil)
+		if len(all) != 8 {
+			t.Errorf("%s: devices %v, want those of 8 GPUs without taints", kind, all)
+		}
+		for _, n := range all {
 			if n < atLeast {
 				t.Errorf("%s: %d devices of a GPU, want %d or more", kind, n, atLeast)
 			}
