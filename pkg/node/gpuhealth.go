@@ -1,6 +1,7 @@
 package node
 
 import (
+	"os"
 	"path/filepath"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -19,7 +20,7 @@ func (p *plugin) newHealth() *health.Monitor {
 	}
 	return health.New(health.Config{
 		NodeName: p.cfg.NodeName, Journal: p.journal, Unreadable: unreadable, Facts: p.facts,
-		Registerer: p.metrics, Holders: p.holders, Events: p.warnings,
+		Registerer: p.metrics, Holders: p.holders, PodOf: p.podOf, Address: p.addressOf, Events: p.warnings,
 	})
 }
 
@@ -28,8 +29,43 @@ func (p *plugin) newHealth() *health.Monitor {
 func healthOf(host driverroot.Host, bootID string) func(driver.Hardware) *health.Hardware {
 	return func(hw driver.Hardware) *health.Hardware {
 		sys := host.Path(filepath.Join(hw.Root.SysRoot, "sys"))
-		return &health.Hardware{Session: hw.Session, Load: func() decide.Load { return health.Load(bootID, sys) }}
+		return &health.Hardware{
+			Session: hw.Session, Load: func() decide.Load { return health.Load(bootID, sys) },
+			KernelLog: kernelLog(host, hw.Root),
+		}
 	}
+}
+
+// kernelLog returns where this process sees the kernel log: among the device nodes of
+// the driver, where the simulator's is, or of the host.
+func kernelLog(host driverroot.Host, root driverroot.Root) string {
+	const file = "dev/kmsg"
+	if path := host.Path(filepath.Join(root.DevRoot, file)); isFile(path) {
+		return path
+	}
+	return host.Path("/" + file)
+}
+
+func isFile(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// podOf returns the pod of a process of the host.
+func (p *plugin) podOf(pid int) (health.Pod, bool) {
+	namespace, name, uid := p.containers.PodOf(pid)
+	return health.Pod{Namespace: namespace, Name: name, UID: uid}, uid != ""
+}
+
+// addressOf returns the GPU's PCI address; empty: not known.
+func (p *plugin) addressOf(uuid gpu.UUID) gpu.PCIAddress {
+	known, _ := p.facts.State()
+	for _, g := range known.Node.GPUs {
+		if g.UUID == uuid {
+			return g.PCI
+		}
+	}
+	return ""
 }
 
 // sawEvent passes on an event of a GPU.

@@ -130,10 +130,30 @@ func (c *Containers) podName(uid string, pods []kubeletplugin.NamespacedObject) 
 			return p.Namespace + "/" + p.Name
 		}
 	}
-	logs, err := filepath.Glob(c.path("/var/log/pods/*_" + uid))
-	if err != nil || len(logs) == 0 {
+	namespace, name := c.logged(uid)
+	if name == "" {
 		return "with UID " + uid
 	}
-	namespace, name, _ := strings.Cut(strings.TrimSuffix(filepath.Base(logs[0]), "_"+uid), "_")
 	return namespace + "/" + name
+}
+
+// logged returns a pod's namespace and name from the directory of its logs; empty if
+// there is none.
+func (c *Containers) logged(uid string) (namespace, name string) {
+	logs, err := filepath.Glob(c.path("/var/log/pods/*_" + uid))
+	if err != nil || len(logs) == 0 {
+		return "", ""
+	}
+	namespace, name, _ = strings.Cut(strings.TrimSuffix(filepath.Base(logs[0]), "_"+uid), "_")
+	return namespace, name
+}
+
+// PodOf returns the pod of a process of the host. The UID is empty if it is in none;
+// namespace and name are empty if they can't be found out.
+func (c *Containers) PodOf(pid int) (namespace, name, uid string) {
+	if uid = c.podOf(pid); uid == "" {
+		return "", "", ""
+	}
+	namespace, name = c.logged(uid)
+	return namespace, name, uid
 }

@@ -21,6 +21,8 @@ type Hardware struct {
 	}
 	// Load returns the current load of the driver.
 	Load func() health.Load
+	// KernelLog is the path of the kernel log (/dev/kmsg), as this process sees it.
+	KernelLog string
 }
 
 // Journal stores the state of GPUs with which something is wrong (*journal.Journal).
@@ -49,6 +51,11 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Holders returns the pods that use what the XID belongs to.
 	Holders func(gpu.XID) []Pod
+	// PodOf returns the pod of a process of the host, without a name if that isn't known,
+	// and false if the process is in none.
+	PodOf func(pid int) (Pod, bool)
+	// Address returns the GPU's PCI address; empty: not known.
+	Address func(gpu.UUID) gpu.PCIAddress
 	Events  Events
 }
 
@@ -58,6 +65,10 @@ type Monitor struct {
 	cfg     Config
 	metrics *metrics
 	told    limiter
+	log     *kernelLog
+	// logPath has the path of the kernel log, once; notices wait for Run to tell them.
+	logPath chan string
+	notices chan health.Notice
 
 	// using is held for reading while the hardware is used.
 	using    sync.RWMutex
@@ -70,7 +81,10 @@ type Monitor struct {
 // New returns a Monitor that has read the journal and given the conditions in it to
 // the facts.
 func New(cfg Config) *Monitor {
-	m := &Monitor{cfg: cfg, metrics: newMetrics(cfg.Registerer), patients: map[gpu.UUID]*patient{}}
+	m := &Monitor{
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.PodOf),
+		logPath: make(chan string, 1), notices: make(chan health.Notice, 64), patients: map[gpu.UUID]*patient{},
+	}
 	for _, h := range cfg.Journal.AllHealth() {
 		m.patients[h.GPU] = newPatient(h.GPU, h.State)
 	}
@@ -98,6 +112,12 @@ func (m *Monitor) SetHardware(h *Hardware) {
 	m.using.Lock()
 	m.hardware = h
 	m.using.Unlock()
+	if h != nil {
+		select {
+		case m.logPath <- h.KernelLog:
+		default: // a driver with another root comes with another process
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.patients {
@@ -132,6 +152,8 @@ func (m *Monitor) SawEvent(uuid gpu.UUID) {
 func (m *Monitor) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
+	all.Go(func() { m.followLog(ctx) })
+	all.Go(func() { m.tellNotices(ctx) })
 	watched := map[gpu.UUID]bool{}
 	for ctx.Err() == nil {
 		uuids, changed := m.cfg.Facts.GPUs()
@@ -145,6 +167,15 @@ func (m *Monitor) Run(ctx context.Context) {
 		case <-changed:
 		case <-ctx.Done():
 		}
+	}
+}
+
+// followLog follows the kernel log of the first driver.
+func (m *Monitor) followLog(ctx context.Context) {
+	select {
+	case path := <-m.logPath:
+		m.log.follow(ctx, path)
+	case <-ctx.Done():
 	}
 }
 

@@ -29,7 +29,10 @@ const (
 	gpu1 = gpu.UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
 )
 
-var pod = health.Pod{Namespace: "default", Name: "training", UID: "u"}
+var (
+	pod   = health.Pod{Namespace: "default", Name: "training", UID: "u"}
+	other = health.Pod{Namespace: "default", Name: "inference", UID: "v"}
+)
 
 // node has two GPUs, whose driver says what a test sets.
 type node struct {
@@ -40,6 +43,7 @@ type node struct {
 	monitor *health.Monitor
 	stop    func()
 	load    string
+	log     string // path of the kernel log
 
 	mu       sync.Mutex
 	recovery map[gpu.UUID]gpu.RecoveryAction
@@ -51,9 +55,12 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	n := &node{
-		t: t, dir: t.TempDir(), load: "load-1",
+		t: t, dir: t.TempDir(), load: "load-1", log: filepath.Join(t.TempDir(), "kmsg"),
 		recovery: map[gpu.UUID]gpu.RecoveryAction{gpu0: gpu.RecoveryNone, gpu1: gpu.RecoveryNone},
 		err:      map[gpu.UUID]error{}, hangs: map[gpu.UUID]bool{}, readings: map[gpu.UUID]int{},
+	}
+	if err := os.WriteFile(n.log, nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	n.start()
 	return n
@@ -70,7 +77,7 @@ func (n *node) drive() {
 	if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
 		n.t.Fatal(err)
 	}
-	n.monitor.SetHardware(&health.Hardware{Session: n, Load: func() decide.Load { return decide.Load{Boot: "boot", Driver: n.load} }})
+	n.monitor.SetHardware(&health.Hardware{Session: n, Load: func() decide.Load { return decide.Load{Boot: "boot", Driver: n.load} }, KernelLog: n.log})
 	time.Sleep(time.Second) // the first readings
 }
 
@@ -87,7 +94,16 @@ func (n *node) startWithoutDriver() {
 	}
 	n.monitor = health.New(health.Config{
 		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n,
-		Holders: func(gpu.XID) []health.Pod { return []health.Pod{pod} },
+		Holders: func(gpu.XID) []health.Pod { return []health.Pod{pod, other} },
+		PodOf: func(pid int) (health.Pod, bool) {
+			if pid != 4711 {
+				return health.Pod{}, false
+			}
+			return health.Pod{UID: pod.UID}, true
+		},
+		Address: func(uuid gpu.UUID) gpu.PCIAddress {
+			return map[gpu.UUID]gpu.PCIAddress{gpu0: "0000:00:06.0", gpu1: "0000:00:07.0"}[uuid]
+		},
 	})
 	_, ctx := ktesting.NewTestContext(n.t)
 	ctx, cancel := context.WithCancel(ctx)
@@ -180,6 +196,7 @@ func TestErrorOfAProgram(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		n.xid(gpu0, 31)
 		n.has(gpu0)
+		time.Sleep(time.Second) // the kernel log may be behind
 		if n.told("training GPUError: XID 31: ") != 1 || n.told("GPU "+string(gpu0)+": XID 31: ") != 1 {
 			t.Errorf("told %q, want the pod and the node once", n.events)
 		}
@@ -243,7 +260,7 @@ func TestStorm(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()
-		if n.readings[gpu0] > 30 || n.told("training GPUError") != 1 || len(n.events) != 2 {
+		if n.readings[gpu0] > 30 || n.told("training GPUError") != 1 || len(n.events) != 3 {
 			t.Errorf("%d readings, told %q", n.readings[gpu0], n.events)
 		}
 	})

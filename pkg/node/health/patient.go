@@ -159,7 +159,10 @@ func (m *Monitor) decide(ctx context.Context, p *patient, xids []gpu.XID, recove
 			return s, nil
 		})
 		if notice != nil {
-			m.tellNotice(*notice)
+			select {
+			case m.notices <- *notice:
+			default: // more than anybody would read
+			}
 		}
 	}
 }

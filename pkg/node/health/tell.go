@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,36 +29,96 @@ type Events interface {
 	OnNode(eventType, reason, message string)
 }
 
-// tellChange tells which causes began and ended.
+// tellChange tells the node which causes began and ended, and the pods on the GPU which
+// began that keep new pods away.
 func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
 	for _, c := range began {
-		m.cfg.Events.OnNode(corev1.EventTypeWarning, string(c.Type), fmt.Sprintf("GPU %s: %s", uuid, c.Message))
+		message := fmt.Sprintf("GPU %s: %s", uuid, c.Message)
+		m.cfg.Events.OnNode(corev1.EventTypeWarning, string(c.Type), message)
+		if c.Type.Effect() == gpu.NoEffect {
+			continue
+		}
+		for _, pod := range m.cfg.Holders(gpu.XID{GPU: uuid}) {
+			m.cfg.Events.OnPod(pod, string(c.Type), message)
+		}
 	}
 	for _, c := range ended {
 		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonRecovered, fmt.Sprintf("GPU %s: %s has ended: %s", uuid, c.Type, c.Message))
 	}
 }
 
-// tellNotice tells the pods that an XID may have hit, and the node.
-func (m *Monitor) tellNotice(n health.Notice) {
-	pods := m.cfg.Holders(n.XID)
-	onPod := fmt.Sprintf("%s (GPU %s)", n.Message, n.XID.GPU)
-	if len(pods) > 1 {
-		onPod += fmt.Sprintf("; it is an error of one of the %d pods that share the GPU", len(pods))
+// tellNotices tells the notices until ctx ends.
+func (m *Monitor) tellNotices(ctx context.Context) {
+	for {
+		select {
+		case n := <-m.notices:
+			m.tellNotice(ctx, n)
+		case <-ctx.Done():
+			return
+		}
 	}
+}
+
+// tellNotice tells the pods that an XID hit, and the node.
+func (m *Monitor) tellNotice(ctx context.Context, n health.Notice) {
+	by := m.hit(ctx, n.XID)
 	about := subject{gpu: n.XID.GPU, code: n.XID.Code}
 	now := time.Now()
-	for _, pod := range pods {
+	for _, pod := range by.pods {
 		about.pod = pod.UID
 		if m.told.allow(about, now) {
-			m.cfg.Events.OnPod(pod, reasonError, onPod)
+			m.cfg.Events.OnPod(pod, reasonError, fmt.Sprintf("%s (GPU %s%s)", n.Message, n.XID.GPU, by.process)+by.doubt())
 		}
 	}
 	about.pod = ""
 	if m.told.allow(about, now) {
-		m.cfg.Events.OnNode(corev1.EventTypeWarning, reasonError, fmt.Sprintf("GPU %s: %s%s", n.XID.GPU, n.Message, among(pods)))
+		m.cfg.Events.OnNode(corev1.EventTypeWarning, reasonError, fmt.Sprintf("GPU %s: %s%s%s", n.XID.GPU, n.Message, among(by.pods), by.process))
 	}
 }
+
+// victims are the pods that an XID hit.
+type victims struct {
+	pods []Pod
+	// sure says that each of them was hit; otherwise it was one of them.
+	sure bool
+	// process names the process, ", process 4711 (train)"; empty: not known.
+	process string
+}
+
+func (v victims) doubt() string {
+	if v.sure || len(v.pods) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("; it is an error of one of the %d pods that share the GPU", len(v.pods))
+}
+
+// hit returns the pods that an XID hit: those of the processes that the kernel log
+// names, else all that use what the XID belongs to. A process of no pod is one of the
+// host, such as an MPS server, which works for pods.
+func (m *Monitor) hit(ctx context.Context, x gpu.XID) victims {
+	holders := m.cfg.Holders(x)
+	v := victims{sure: true}
+	for _, s := range m.log.find(ctx, x, m.cfg.Address(x.GPU)) {
+		v.process = fmt.Sprintf(", process %d (%s)", s.Process.PID, s.Process.Name)
+		i := slices.IndexFunc(holders, func(p Pod) bool { return p.UID == s.pod.UID })
+		switch {
+		case i >= 0:
+			s.pod = holders[i]
+		case !s.inPod || s.pod.Name == "" || strings.HasPrefix(s.Process.Name, mpsServer):
+			continue
+		}
+		if !slices.Contains(v.pods, s.pod) {
+			v.pods = append(v.pods, s.pod)
+		}
+	}
+	if len(v.pods) > 0 {
+		return v
+	}
+	return victims{pods: holders, process: v.process}
+}
+
+// mpsServer begins the name of an MPS server, of which the kernel keeps 15 bytes.
+const mpsServer = "nvidia-cuda-mps"
 
 // among names the pods: " (pods default/a, default/b)"; the first few of many.
 func among(pods []Pod) string {
