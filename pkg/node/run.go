@@ -164,8 +164,9 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent,
 	})
+	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
-		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer,
+		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer, Health: devices.report,
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return nil

@@ -90,6 +90,9 @@ type Follower struct {
 	first chan struct{}
 	// alive is beaten at each step of the loop.
 	alive heartbeat
+	// looked is when the last look began that has found the facts to be true; reading
+	// is since when a reading has been requested or in progress.
+	looked, reading instant
 
 	// Of Run's goroutine only:
 
@@ -148,6 +151,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // can't go on. looked is called after Arrived has returned or lasted for
 // RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) error {
+	f.beginReading()
 	root, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
 	if err != nil {
 		return err
@@ -185,6 +189,7 @@ func (f *Follower) lose(ctx context.Context, err error) {
 		f.said = err.Error()
 	}
 	f.cfg.Facts.Missing(reason, err.Error())
+	f.endReading()
 }
 
 func (f *Follower) open(root driverroot.Root) (*nvml.Session, error) {

@@ -25,6 +25,7 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		f.beginReading()
 		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
 		now, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
 		if err != nil {
@@ -64,6 +65,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	f.modules.load(ctx, f.cfg.Host, root, devDir(f.cfg.Host, root))
 	before := f.remember(session)
 	for {
+		began := time.Now()
 		switches := f.cfg.Minors.switches()
 		there, reported, err := f.readUndisturbed(root, session, before)
 		if err != nil {
@@ -77,7 +79,12 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 			continue // what was read is out of date
 		}
 		f.noteCDI(ctx, err)
-		return there, f.cfg.Facts.Found(f.withConditions(reported))
+		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
+			return gpu.Node{}, err
+		}
+		f.looked.setIfLater(began)
+		f.endReading()
+		return there, nil
 	}
 }
 

@@ -22,6 +22,8 @@ type Signals struct {
 	hostChanged atomic.Bool
 	// calming: the facts will be read in a while, see soon.
 	calming atomic.Bool
+	// requested is when the reading was requested that has not begun yet.
+	requested instant
 }
 
 // NewSignals returns Signals for one Follower.
@@ -35,6 +37,7 @@ func (s *Signals) Wake() {
 
 // WakeForGPUs requests that the facts of the GPUs are read again.
 func (s *Signals) WakeForGPUs() {
+	s.requested.setIfNone(time.Now())
 	select {
 	case s.wake <- struct{}{}:
 	default:

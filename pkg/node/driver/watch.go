@@ -79,7 +79,9 @@ func (f *Follower) watchSilence(ctx context.Context, session *nvml.Session) <-ch
 			case <-ctx.Done():
 				return
 			}
+			began := time.Now()
 			silent := session.Probe()
+			f.probed(began, silent)
 			if slices.Equal(silent, before) {
 				continue
 			}

@@ -9,6 +9,9 @@
 // kubelet's restart; and another running driver with the same name is detected
 // before this plugin replaces its sockets.
 //
+// It also reports the health of the devices that claims hold, from which the kubelet
+// makes allocatedResourcesStatus of the pods.
+//
 // It publishes nothing: the controller writes ResourceSlices. Only pkg/node
 // imports it.
 package kubelet

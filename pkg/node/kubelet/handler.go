@@ -21,14 +21,24 @@ import (
 // handler implements kubeletplugin.DRAPlugin.
 type handler struct {
 	claims Claims
+	health Health
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
+
+	mu sync.Mutex
+	// prepared is closed, and replaced, when claims have been prepared.
+	prepared chan struct{}
+}
+
+func newHandler(c Config, fail context.CancelCauseFunc) *handler {
+	return &handler{claims: c.Claims, health: c.Health, fail: fail, prepared: make(chan struct{})}
 }
 
 // PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(claims, func(i int, c *resourceapi.ResourceClaim) { results[i] = h.prepare(ctx, c) })
+	h.notifyPrepared()
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = results[i]
@@ -46,6 +56,20 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 	}
 	logger.V(2).Info("Prepared a claim", "devices", names(devices), "duration", time.Since(start))
 	return kubeletplugin.PrepareResult{Devices: devices}
+}
+
+// nextPrepared returns a channel that is closed when claims have been prepared.
+func (h *handler) nextPrepared() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.prepared
+}
+
+func (h *handler) notifyPrepared() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.prepared)
+	h.prepared = make(chan struct{})
 }
 
 // UnprepareResourceClaims unprepares the claims concurrently.
@@ -76,12 +100,6 @@ func (h *handler) HandleError(ctx context.Context, err error, msg string) {
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		h.fail(fmt.Errorf("%s: %w", msg, err))
 	}
-}
-
-// WatchHealthStatus returns that it isn't implemented; Run disables the
-// service.
-func (h *handler) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
 }
 
 // announce is a gRPC interceptor that announces a prepare before the helper

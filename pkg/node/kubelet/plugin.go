@@ -39,6 +39,8 @@ type Config struct {
 	// Client reads ResourceClaims, in the API version that the server has.
 	Client kubernetes.Interface
 	Claims Claims
+	// Health, which may be nil, is reported to the kubelet for the pods' status.
+	Health Health
 	// OnRegistered, which may be nil, is called each time a kubelet has
 	// registered the plugin, again after the kubelet's restart. It must not
 	// block.
@@ -94,13 +96,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer cancel(nil)
 	old := v1alpha4.New(cancel)
 	defer old.Stop()
-	helper, err := kubeletplugin.Start(running, &handler{claims: p.cfg.Claims, fail: cancel},
+	helper, err := kubeletplugin.Start(running, newHandler(p.cfg, cancel),
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
 		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.cfg.Root, p.cfg.Driver)),
 		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
+		kubeletplugin.HealthService(p.cfg.Health != nil),
 		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(p.noteRegistration),

@@ -24,6 +24,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
+	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -104,6 +106,7 @@ type fixture struct {
 	root       string
 	claims     *claims
 	client     *fake.Clientset
+	health     *health
 	registered chan time.Time
 	conflicts  chan string
 	// ended receives the result of Run, once.
@@ -119,9 +122,9 @@ func run(t *testing.T, root string, names ...string) *fixture {
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
+	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), health: &health{}, registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
 	plugin := kubelet.New(kubelet.Config{
-		Driver: driver, Root: root, Client: f.client, Claims: f.claims,
+		Driver: driver, Root: root, Client: f.client, Claims: f.claims, Health: f.health.now,
 		OnRegistered: func(at time.Time) { f.registered <- at },
 		OnConflict:   f.note,
 	})
@@ -203,8 +206,11 @@ func TestRegistration(t *testing.T) {
 	info := f.register(t)
 	want := &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: driver,
-		Endpoint:          filepath.Join(kubelet.DataDirectory(f.root, driver), "dra.sock"),
-		SupportedVersions: []string{drapbv1.DRAPluginService, drapbv1beta1.DRAPluginService},
+		Endpoint: filepath.Join(kubelet.DataDirectory(f.root, driver), "dra.sock"),
+		SupportedVersions: []string{
+			drapbv1.DRAPluginService, drapbv1beta1.DRAPluginService,
+			drahealthv1.DRAResourceHealthService, drahealthv1alpha1.DRAResourceHealthService,
+		},
 	}
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

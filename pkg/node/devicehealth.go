@@ -1,0 +1,88 @@
+package node
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+)
+
+// deviceHealth knows how the devices are that claims hold.
+type deviceHealth struct {
+	pool  string
+	held  func() []holding.Record
+	facts *facts.Facts
+	// outdated returns an error if the facts may not be true any more, because for
+	// longer than after it wasn't possible to find out.
+	outdated func(after time.Duration) error
+}
+
+// report implements kubelet.Health.
+func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
+	state, changed := h.facts.State()
+	outdated := h.outdated(kubelet.HealthKnownWithin)
+	var all []kubeletplugin.DeviceHealth
+	for _, r := range h.held() {
+		for _, held := range r.Holdings {
+			d := kubeletplugin.DeviceHealth{PoolName: h.pool, DeviceName: string(held.Device)}
+			if outdated != nil {
+				d.Health, d.Message = kubeletplugin.HealthStatusUnknown, outdated.Error()
+			} else {
+				d.Health, d.Message = reportedHealth(state, held.GPU)
+			}
+			all = append(all, d)
+		}
+	}
+	byName := func(a, b kubeletplugin.DeviceHealth) int { return cmp.Compare(a.DeviceName, b.DeviceName) }
+	slices.SortFunc(all, byName)
+	// Several claims can have shares of one device, or look at it as an administrator.
+	return slices.CompactFunc(all, func(a, b kubeletplugin.DeviceHealth) bool { return byName(a, b) == 0 }), changed
+}
+
+// reportedHealth returns the health of a GPU, and so of all parts of it, with the messages
+// of its conditions.
+func reportedHealth(state facts.State, uuid gpu.UUID) (kubeletplugin.HealthStatus, string) {
+	if !state.Known || state.Trouble != (facts.Trouble{}) {
+		return kubeletplugin.HealthStatusUnknown, cmp.Or(state.Trouble.Message, "the GPUs of this node have not been read yet")
+	}
+	i := slices.IndexFunc(state.Node.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		return kubeletplugin.HealthStatusUnknown, "this node has no GPU " + string(uuid) + " now"
+	}
+	byHealth := map[kubeletplugin.HealthStatus][]string{}
+	for _, c := range state.Node.GPUs[i].Conditions {
+		is := healthWith(c)
+		byHealth[is] = append(byHealth[is], string(c.Type)+": "+c.Message)
+	}
+	worstFirst := []kubeletplugin.HealthStatus{kubeletplugin.HealthStatusUnhealthy, kubeletplugin.HealthStatusUnknown, kubeletplugin.HealthStatusHealthy}
+	health := kubeletplugin.HealthStatusHealthy
+	var messages []string
+	for _, is := range worstFirst {
+		if len(messages) == 0 && len(byHealth[is]) > 0 {
+			health = is
+		}
+		messages = append(messages, byHealth[is]...)
+	}
+	return health, strings.Join(messages, "; ")
+}
+
+// healthWith returns the health of a GPU that has this condition only.
+func healthWith(c gpu.Condition) kubeletplugin.HealthStatus {
+	switch {
+	case c.Type == gpu.NotResponding, c.Type == gpu.Unreadable:
+		return kubeletplugin.HealthStatusUnknown
+	case c.Type == gpu.StateUnreadable: // says who may hold the GPU, nothing of the hardware
+		return kubeletplugin.HealthStatusHealthy
+	case c.Blocks():
+		return kubeletplugin.HealthStatusUnhealthy
+	default:
+		return kubeletplugin.HealthStatusHealthy
+	}
+}

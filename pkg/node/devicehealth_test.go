@@ -1,0 +1,146 @@
+package node
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+const (
+	healthy   = kubeletplugin.HealthStatusHealthy
+	unhealthy = kubeletplugin.HealthStatusUnhealthy
+	unknown   = kubeletplugin.HealthStatusUnknown
+)
+
+// TestDeviceHealth: each device that a claim holds has the health of its GPU.
+func TestDeviceHealth(t *testing.T) {
+	const sick, other, gone = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-08779614-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-ef0ae64b-8a10-0135-bada-13f71feaef21")
+	part := gpu.Partition{GPU: sick, Profile: "1g.10gb", Placement: gpu.Placement{Start: 2, Size: 1}}
+	records := []holding.Record{
+		{ClaimUID: "a", Holdings: []holding.Holding{
+			holding.New("gpu-980fb007-mps4-2", gpu.Share{Of: gpu.Whole{GPU: sick}, Count: 4, Number: 2}),
+			holding.New("gpu-08779614", gpu.Whole{GPU: other}),
+		}},
+		{ClaimUID: "b", Holdings: []holding.Holding{holding.New("gpu-980fb007-mig-1g10gb-2", part), holding.New("gpu-ef0ae64b", gpu.Whole{GPU: gone})}},
+		{ClaimUID: "c", Holdings: []holding.Holding{holding.New("gpu-980fb007-ts4-1", gpu.Replica{GPU: sick, Count: 4, Number: 1})}},
+		// The same device again: an administrator's, and two shares by size.
+		{ClaimUID: "d", Holdings: []holding.Holding{{Device: "gpu-08779614", GPU: other, Admin: true}}},
+		{ClaimUID: "e", Holdings: []holding.Holding{{Device: "gpu-980fb007-mps", GPU: sick, ShareID: "1"}, {Device: "gpu-980fb007-mps", GPU: sick, ShareID: "2"}}},
+	}
+	type all map[string]kubeletplugin.DeviceHealth
+	every := func(is kubeletplugin.HealthStatus, message string) all {
+		list := all{}
+		for _, name := range []string{"gpu-08779614", "gpu-980fb007-mig-1g10gb-2", "gpu-980fb007-mps", "gpu-980fb007-mps4-2", "gpu-980fb007-ts4-1", "gpu-ef0ae64b"} {
+			list[name] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: name, Health: is, Message: message}
+		}
+		return list
+	}
+	known := every(unhealthy, "ResetRequired: XID 46")
+	known["gpu-08779614"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-08779614", Health: healthy}
+	known["gpu-ef0ae64b"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-ef0ae64b", Health: unknown, Message: "this node has no GPU " + string(gone) + " now"}
+	found := func(f *facts.Facts) error {
+		return f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: sick, Conditions: []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 46"}}}, {UUID: other}}})
+	}
+	for name, tc := range map[string]struct {
+		facts    func(*facts.Facts) error
+		outdated error
+		want     all
+	}{
+		"not read yet":  {facts: func(*facts.Facts) error { return nil }, want: every(unknown, "the GPUs of this node have not been read yet")},
+		"known":         {facts: found, want: known},
+		"known no more": {facts: found, outdated: errors.New("stuck since 12:00"), want: every(unknown, "stuck since 12:00")},
+		"no driver": {
+			facts: func(f *facts.Facts) error {
+				f.Missing(facts.ReasonNVMLError, "driver/library version mismatch")
+				return nil
+			},
+			want: every(unknown, "driver/library version mismatch"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := facts.New("node-a")
+			if err := tc.facts(f); err != nil {
+				t.Fatal(err)
+			}
+			h := deviceHealth{
+				pool: "node-a", held: func() []holding.Record { return records }, facts: f,
+				outdated: func(time.Duration) error { return tc.outdated },
+			}
+			devices, changed := h.report()
+			got := all{}
+			for _, d := range devices {
+				if _, twice := got[d.DeviceName]; twice {
+					t.Errorf("%s is reported twice", d.DeviceName)
+				}
+				got[d.DeviceName] = d
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if err := found(f); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-changed:
+			default:
+				t.Error("a reading of the hardware doesn't lead to another report")
+			}
+		})
+	}
+}
+
+// TestHealthByCondition says of every condition what a pod's status shows.
+func TestHealthByCondition(t *testing.T) {
+	for condition, want := range map[gpu.ConditionType]kubeletplugin.HealthStatus{
+		gpu.Lost:                 unhealthy,
+		gpu.DeviceNodeMissing:    unhealthy,
+		gpu.ResetRequired:        unhealthy,
+		gpu.BusResetRequired:     unhealthy,
+		gpu.RebootRequired:       unhealthy,
+		gpu.PeersMustDrain:       unhealthy,
+		gpu.RowRemapFailed:       unhealthy,
+		gpu.NotResponding:        unknown,
+		gpu.Unreadable:           unknown,
+		gpu.StateUnreadable:      healthy,
+		gpu.CDIFailed:            healthy,
+		gpu.MPSDaemonFailed:      healthy,
+		gpu.ComputeModeChanged:   healthy,
+		gpu.TimeSliceUnsupported: healthy,
+		gpu.IMEXRecoveryRequired: healthy,
+		gpu.RowRemapPending:      healthy,
+		gpu.NVLinkDown:           healthy,
+		gpu.NeedsInspection:      healthy,
+	} {
+		if got := healthWith(gpu.Condition{Type: condition}); got != want {
+			t.Errorf("%s: %s, want %s", condition, got, want)
+		}
+	}
+}
+
+// TestWorstConditionCounts: the order of conditions doesn't matter, and all messages
+// are there.
+func TestWorstConditionCounts(t *testing.T) {
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	down, hangs, reset := gpu.Condition{Type: gpu.NVLinkDown, Message: "link 3"}, gpu.Condition{Type: gpu.NotResponding, Message: "hangs"}, gpu.Condition{Type: gpu.ResetRequired, Message: "XID 46"}
+	for _, tc := range []struct {
+		conditions []gpu.Condition
+		health     kubeletplugin.HealthStatus
+		message    string
+	}{
+		{[]gpu.Condition{down}, healthy, "NVLinkDown: link 3"},
+		{[]gpu.Condition{down, hangs}, unknown, "NotResponding: hangs; NVLinkDown: link 3"},
+		{[]gpu.Condition{down, hangs, reset}, unhealthy, "ResetRequired: XID 46; NotResponding: hangs; NVLinkDown: link 3"},
+	} {
+		health, message := reportedHealth(facts.State{Known: true, Node: gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, Conditions: tc.conditions}}}}, uuid)
+		if health != tc.health || message != tc.message {
+			t.Errorf("%v: %s %q, want %s %q", tc.conditions, health, message, tc.health, tc.message)
+		}
+	}
+}

@@ -1,0 +1,50 @@
+package kubelet
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+const (
+	// HealthKnownWithin is how old a Health may be of which the kubelet is told that a
+	// device is healthy.
+	HealthKnownWithin = 20 * time.Second
+	// healthTimeout is how long a report counts: with HealthKnownWithin no more than 30
+	// seconds. Kubernetes 1.34 doesn't read it, and takes 30 seconds.
+	healthTimeout = 10 * time.Second
+	// healthEvery is how often the health is reported again.
+	healthEvery = 5 * time.Second
+)
+
+// Health returns the health of the devices that claims hold, and a channel that is
+// closed when it may have changed; its callers call it again after some seconds in any
+// case, and when claims have been prepared. It must not block. A device isn't healthy
+// unless that was true HealthKnownWithin ago or later.
+type Health func() (_ []kubeletplugin.DeviceHealth, changed <-chan struct{})
+
+// WatchHealthStatus reports the health until ctx ends; see Health. The kubelet takes
+// each report as one of the devices in it; it asks for the health of allocated devices
+// only.
+func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	for {
+		prepared := h.nextPrepared()
+		devices, changed := h.health()
+		for i := range devices {
+			devices[i].HealthCheckTimeout = healthTimeout
+		}
+		select {
+		case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
+		case <-ctx.Done():
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-prepared:
+		case <-time.After(healthEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
