@@ -244,13 +244,13 @@ const (
 	TimeSliceUnsupported ConditionType = "TimeSliceUnsupported"
 )
 
-// Effect is what the condition does to claims.
+// Effect returns the condition's effect on claims.
 func (c Condition) Effect() Effect { return cmp.Or(c.ByPolicy, c.Type.Effect()) }
 
 // Blocks reports whether a GPU with this condition must not be given to new claims.
 func (c Condition) Blocks() bool { return c.Effect() == NoSchedule || c.Effect() == NoExecute }
 
-// Effect is what such a condition does to claims unless a policy says more.
+// Effect returns the effect of such a condition on claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
 	switch t {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing,

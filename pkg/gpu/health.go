@@ -26,7 +26,7 @@ const (
 	NeedsInspection ConditionType = "NeedsInspection"
 )
 
-// Effect is what a condition does to claims, in the words of a device taint.
+// Effect of a condition on claims, in the words of a device taint.
 type Effect string
 
 const (
@@ -46,7 +46,7 @@ const (
 // value is the condition's type.
 const Taint = DriverName + "/unhealthy"
 
-// RecoveryAction is what a GPU needs to recover, as the driver says it (NVML
+// RecoveryAction is the driver's word on how a GPU can recover (NVML
 // GPU_RECOVERY_ACTION, field 230).
 type RecoveryAction string
 

@@ -14,8 +14,8 @@ import (
 // 1.34).
 const maxTaints = 4
 
-// taint puts the conditions on all devices of their GPU, because what is wrong with a
-// GPU, and what mends it, concerns all its parts: one taint each, the worst first.
+// taint puts the conditions on all devices of their GPU, because an error of a GPU, and
+// its remedy, concern all parts: one taint each, the worst first.
 func taint(g GPU, conditions []gpu.Condition, server Server) {
 	if !server.Taints {
 		return
