@@ -33,7 +33,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	if err != nil {
 		return fmt.Errorf("make a client of DeviceClasses: %w", err)
 	}
-	r := classes.New(wanted, d, api, mgr.GetAPIReader(), mgr.GetEventRecorder(leaseName))
+	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(leaseName)})
 	if err := mgr.Add(informerRunner{r.Informer}); err != nil {
 		return fmt.Errorf("set up the DeviceClass controller: %w", err)
 	}

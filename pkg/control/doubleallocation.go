@@ -177,7 +177,7 @@ func (n *nodeReconciler) judgeDoubleAllocation(ctx context.Context, inv *v1alpha
 	}
 	klog.FromContext(ctx).Info("Judged a double allocation", "holder", d.Holder, "refused", d.Refused, "confirmed", !explained)
 	if !explained && n.events != nil {
-		n.events.Eventf(inv, nil, corev1.EventTypeWarning, "DoubleAllocation", "Withdraw", "%s", cut(announce(d), maxEvent))
+		n.events.Eventf(inv, nil, corev1.EventTypeWarning, "DoubleAllocation", "Withdraw", "%s", announce(d))
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, 
 	for _, problem := range status.Problems {
 		known := slices.ContainsFunc(before, func(b v1alpha1.PolicyProblem) bool { return b.Message == problem.Message })
 		if reason, ok := o.events[problem.Message]; ok && !known {
-			p.warn(s, reason, cut(problem.Message, maxEvent))
+			p.warn(s, reason, problem.Message)
 		}
 	}
 	return nil
@@ -401,12 +401,10 @@ func set(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.SharingPolicy, condit
 	})
 }
 
-// The most characters of a condition's message and of an event's, which the API
-// server limits, the latter in bytes, and of a withheld GPU's, of which a status has
-// many.
+// The most characters of a condition's message, which the API server limits, and of a
+// withheld GPU's, of which a status has many.
 const (
 	maxMessage         = 32768
-	maxEvent           = 1000
 	maxWithheldMessage = 256
 )
 

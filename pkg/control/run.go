@@ -191,7 +191,7 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	}
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), p, newPlanner(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
-	n.events = mgr.GetEventRecorder(leaseName)
+	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {
 		return fmt.Errorf("index GPUInventories: %w", err)
 	}
@@ -318,7 +318,7 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 
 // warner writes warnings about policies as events.
 func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message string) {
-	recorder := mgr.GetEventRecorder(leaseName)
+	recorder := shortEvents{mgr.GetEventRecorder(leaseName)}
 	return func(s *v1alpha1.SharingPolicy, reason, message string) {
 		recorder.Eventf(s, nil, corev1.EventTypeWarning, reason, "Offer", "%s", message)
 	}
