@@ -212,7 +212,7 @@ func shareable(bytes int64) (int64, error) {
 // partition of it: a Count-th of the memory and of the threads, rounded down.
 func EqualShare(g GPU, s Share) (Limits, error) {
 	if s.Count < 1 {
-		return Limits{}, errors.New("a share that is given several times has no limits of its own: they depend on the claim")
+		return Limits{}, errors.New("a share that is allocated several times has no limits of its own: they depend on the claim")
 	}
 	all, err := ShareableMiB(g, s.Of)
 	if err != nil {

@@ -64,7 +64,7 @@ type Names struct {
 //
 // An equal share's name says how many there are and which it is, so that it
 // keeps meaning the same part when there are to be more or fewer:
-// "gpu-980fb007-mps4-2" is number 2 of 0 to 3. One that is given several times is
+// "gpu-980fb007-mps4-2" is number 2 of 0 to 3. One that is allocated several times is
 // "gpu-980fb007-mps". Shares of a partition have its name in place of the GPU's.
 // A replica's is "gpu-980fb007-ts4-2".
 func NewNames(gpus []GPU) (*Names, error) {

@@ -111,7 +111,7 @@ func (o *draft) problem(format string, args ...any) {
 	o.problems = append(o.problems, fmt.Sprintf(format, args...))
 }
 
-// charged reports whether a device that is given several times may consume
+// charged reports whether a device that is allocated several times may consume
 // counters.
 func (o *draft) charged() bool { return o.server.Charged || !o.server.Counters }
 

@@ -308,7 +308,7 @@ func (o *draft) describeShared(n gpu.Node, p part, name gpu.DeviceName) resource
 	return d
 }
 
-// multiple marks a device that can be given several times, where the server
+// multiple marks a device that can be allocated several times, where the server
 // stores that.
 func (o *draft) multiple() *bool {
 	if !o.server.Multiple {

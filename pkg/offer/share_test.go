@@ -86,7 +86,7 @@ func TestSharesThatCannotBe(t *testing.T) {
 			for _, d := range got.Devices {
 				checkLimits(t, d)
 				if tc.single && d.AllowMultipleAllocations != nil {
-					t.Errorf("device %s: the server would drop that it can be given several times", d.Name)
+					t.Errorf("device %s: the server would drop that it can be allocated several times", d.Name)
 				}
 			}
 			if diff := cmp.Diff(tc.want, inShort(got)); diff != "" {

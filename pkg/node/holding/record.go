@@ -133,7 +133,7 @@ func (g Holding) Base() gpu.Device {
 }
 
 // Name tells the holding from the claim's others: the device's name and, where the
-// device can be given several times, the share's ID.
+// device can be allocated several times, the share's ID.
 func (g Holding) Name() gpu.DeviceName {
 	if g.ShareID == "" {
 		return g.Device
