@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// A fault of one client affects all clients; the server continues.
+// A fault of one client affects all clients; the server continues, and the
+// kernel log names the process.
 func TestMPSFault(t *testing.T) {
 	n := newMPSNode(t, "h200")
 	n.daemon(t)
@@ -20,6 +22,10 @@ func TestMPSFault(t *testing.T) {
 	}
 	if got := bystander.end(t); got != illegal {
 		t.Errorf("the bystander: %q", got)
+	}
+	log, err := os.ReadFile(filepath.Join(n.root, "dev/kmsg"))
+	if err != nil || !regexp.MustCompile(`^6,0,\d+,-;NVRM: Xid \(PCI:[0-9a-f:]+\): 31, pid=\d+, name=nvmlsim, .*MMU Fault: .*\n$`).Match(log) {
+		t.Errorf("kernel log: %v\n%s", err, log)
 	}
 	if got := n.cuda(t, nil, "--alloc", "10"); !strings.Contains(got, "alloc 10 MiB: no error") || n.server(t) != server {
 		t.Errorf("the newcomer at server %d: %s", n.server(t), got)

@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,16 @@ type CUDADevice struct {
 	Multiprocessors              uint32
 	// Memory in bytes, without the memory that the driver reserves.
 	Memory uint64
+}
+
+// PageFault makes the GPU report XID 31 for an illegal memory access of a
+// process on the device.
+func (d CUDADevice) PageFault(pid uint32, program string) error {
+	x := XID{Code: 31, PID: pid, Name: filepath.Base(program)}
+	if d.GPUInstance != NoInstance {
+		x.GPUInstance, x.ComputeInstance = &d.GPUInstance, &d.ComputeInstance
+	}
+	return d.GPU.m.RaiseXID(d.GPU.pos, x)
 }
 
 // CUDADevices returns the devices that a CUDA program sees here, in its order.

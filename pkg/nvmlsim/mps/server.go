@@ -309,6 +309,9 @@ func (s *server) answer(g *guest) {
 			return
 		}
 		if a.Fault {
+			if err := s.devices[g.device].PageFault(g.PID, g.Name); err != nil {
+				s.log.printf("Cannot report the fault of client {PID: %d}: %v", g.PID, err)
+			}
 			// A fault affects all clients of the GPU (measured).
 			s.drop(func(other *guest) bool { return other.device == g.device }, illegalAccess)
 			return
