@@ -10,6 +10,7 @@
 //                      blocks than any GPU takes at once)
 //   wait=FILE          waits until there is such a file, for two minutes
 //   fault              writes to an illegal address
+//   misaligned         writes an int to an odd address
 //
 // An operation that CUDA refuses is told and the next one is done: to be refused
 // is what most of them are for. The exit status is 1 without a CUDA context, 2
@@ -107,6 +108,13 @@ static void fault() {
   std::printf("%s fault: %s\n", name, cudaGetErrorString(cudaDeviceSynchronize()));
 }
 
+static void misaligned() {
+  int *x = nullptr;
+  cudaMalloc(&x, 64);
+  illegal<<<1, 1>>>(reinterpret_cast<int *>(reinterpret_cast<char *>(x) + 1));
+  std::printf("%s misaligned: %s\n", name, cudaGetErrorString(cudaDeviceSynchronize()));
+}
+
 // operate does one operation, and returns false if there is no such.
 static bool operate(const std::string &op) {
   const size_t eq = op.find('=');
@@ -121,6 +129,8 @@ static bool operate(const std::string &op) {
     wait(how.c_str());
   } else if (op == "fault") {
     fault();
+  } else if (op == "misaligned") {
+    misaligned();
   } else {
     return false;
   }
@@ -132,7 +142,7 @@ static bool operate(const std::string &op) {
 int main(int argc, char **argv) {
   const long long began = epoch();
   if (argc < 2) {
-    std::fprintf(stderr, "usage: %s NAME [alloc=MIB | hold=S | work=KIND:S | wait=FILE | fault]...\n", argv[0]);
+    std::fprintf(stderr, "usage: %s NAME [alloc=MIB | hold=S | work=KIND:S | wait=FILE | fault | misaligned]...\n", argv[0]);
     return 2;
   }
   name = argv[1];

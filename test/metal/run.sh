@@ -23,7 +23,7 @@ work=/var/tmp/tessera-metal
 bundle=$work/bundle
 summary=$work/summary
 
-on_cluster="whole shares consumable configured escape fault daemon context timeslice throughput torch pair"
+on_cluster="whole xid shares consumable configured escape fault daemon context timeslice throughput torch pair"
 mps="shares consumable configured escape fault daemon context timeslice throughput prepare"
 phases="contract $on_cluster prepare bench simulated"
 
@@ -59,6 +59,8 @@ helm=$bundle/bin/helm
 . "$bundle/lib.sh"
 # shellcheck source=mps.sh
 . "$bundle/mps.sh"
+# shellcheck source=health.sh
+. "$bundle/health.sh"
 # shellcheck source=pytorch.sh
 . "$bundle/pytorch.sh"
 

@@ -87,6 +87,39 @@ func TestWhoWasHit(t *testing.T) {
 	}
 }
 
+// TestMPSClients: an error of one client ends all clients of a server, and the kernel
+// log names any of them.
+func TestMPSClients(t *testing.T) {
+	client := func(p health.Pod) health.Pod { p.MPS = true; return p }
+	for name, tc := range map[string]struct {
+		log  string
+		want string
+	}{
+		"the log names a client":      {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 31, pid=4711, name=train, channel 3\n", "training inference"},
+		"the log names the server":    {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 31, pid=1, name=nvidia-cuda-mps, channel 3\n", "training inference partition"},
+		"no word from the kernel log": {"", "training inference partition"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, n *node) {
+				n.holders = []health.Pod{client(pod), client(other), {Namespace: "default", Name: "partition", UID: "w"}}
+				n.write(tc.log)
+				time.Sleep(time.Second)
+				n.xid(gpu0, 31)
+				time.Sleep(2 * time.Second)
+				for _, name := range []string{"training", "inference", "partition"} {
+					want := 0
+					if strings.Contains(tc.want, name) {
+						want = 1
+					}
+					if got := n.told(name + " GPUError"); got != want {
+						t.Errorf("pod %s has %d events, want %d: %q", name, got, want, n.events)
+					}
+				}
+			})
+		})
+	}
+}
+
 func (n *node) write(record string) {
 	f, err := os.OpenFile(n.log, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {

@@ -43,6 +43,7 @@ type node struct {
 	monitor *health.Monitor
 	stop    func()
 	load    string
+	holders []health.Pod
 	log     string // path of the kernel log
 
 	mu       sync.Mutex
@@ -56,6 +57,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), load: "load-1", log: filepath.Join(t.TempDir(), "kmsg"),
+		holders:  []health.Pod{pod, other},
 		recovery: map[gpu.UUID]gpu.RecoveryAction{gpu0: gpu.RecoveryNone, gpu1: gpu.RecoveryNone},
 		err:      map[gpu.UUID]error{}, hangs: map[gpu.UUID]bool{}, readings: map[gpu.UUID]int{},
 	}
@@ -94,7 +96,7 @@ func (n *node) startWithoutDriver() {
 	}
 	n.monitor = health.New(health.Config{
 		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n,
-		Holders: func(gpu.XID) []health.Pod { return []health.Pod{pod, other} },
+		Holders: func(gpu.XID) []health.Pod { return n.holders },
 		PodOf: func(pid int) (health.Pod, bool) {
 			if pid != 4711 {
 				return health.Pod{}, false

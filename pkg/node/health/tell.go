@@ -81,12 +81,19 @@ type victims struct {
 	pods []Pod
 	// sure says that each of them was hit; otherwise it was one of them.
 	sure bool
+	// mps: they are clients of one MPS daemon.
+	mps bool
 	// process names the process, ", process 4711 (train)"; empty: not known.
 	process string
 }
 
 func (v victims) doubt() string {
-	if v.sure || len(v.pods) < 2 {
+	switch {
+	case len(v.pods) < 2:
+		return ""
+	case v.mps:
+		return fmt.Sprintf("; MPS ended the programs of all %d pods that share the GPU, and the driver may name any of them", len(v.pods))
+	case v.sure:
 		return ""
 	}
 	return fmt.Sprintf("; it is an error of one of the %d pods that share the GPU", len(v.pods))
@@ -95,6 +102,9 @@ func (v victims) doubt() string {
 // hit returns the pods that an XID hit: those of the processes that the kernel log
 // names, else all that use what the XID belongs to. A process of no pod is one of the
 // host, such as an MPS server, which works for pods.
+//
+// An error of one client ends all clients of an MPS server, and the kernel log names
+// any of them: on an H200 with driver 580 it was the one that had done nothing.
 func (m *Monitor) hit(ctx context.Context, x gpu.XID) victims {
 	holders := m.cfg.Holders(x)
 	v := victims{sure: true}
@@ -111,7 +121,11 @@ func (m *Monitor) hit(ctx context.Context, x gpu.XID) victims {
 			v.pods = append(v.pods, s.pod)
 		}
 	}
-	if len(v.pods) > 0 {
+	clients := slices.DeleteFunc(slices.Clone(holders), func(p Pod) bool { return !p.MPS })
+	switch {
+	case slices.ContainsFunc(v.pods, func(p Pod) bool { return p.MPS }), len(v.pods) == 0 && len(clients) == len(holders):
+		return victims{pods: clients, mps: true, process: v.process}
+	case len(v.pods) > 0:
 		return v
 	}
 	return victims{pods: holders, process: v.process}

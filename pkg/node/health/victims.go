@@ -8,7 +8,11 @@ import (
 )
 
 // Pod that may use a GPU.
-type Pod struct{ Namespace, Name, UID string }
+type Pod struct {
+	Namespace, Name, UID string
+	// MPS: its programs are clients of an MPS daemon.
+	MPS bool
+}
 
 // Holders returns the pods whose claims hold the GPU of the XID or, if the XID belongs
 // to one of the instances, that partition.
@@ -16,14 +20,14 @@ func Holders(x gpu.XID, claims []holding.Record, instances []gpu.Instance) []Pod
 	on, partial := partitionOf(x, instances)
 	var pods []Pod
 	for _, r := range claims {
-		holds := slices.ContainsFunc(r.Holdings, func(h holding.Holding) bool {
+		i := slices.IndexFunc(r.Holdings, func(h holding.Holding) bool {
 			return h.GPU == x.GPU && !h.Admin && (!partial || h.Partition == on)
 		})
-		if !holds {
+		if i < 0 {
 			continue
 		}
 		for _, p := range r.Pods {
-			pod := Pod{Namespace: r.Namespace, Name: p.Name, UID: p.UID}
+			pod := Pod{Namespace: r.Namespace, Name: p.Name, UID: p.UID, MPS: r.Holdings[i].MPS != nil}
 			if !slices.Contains(pods, pod) {
 				pods = append(pods, pod)
 			}
