@@ -24,8 +24,8 @@ func (p *plugin) newHealth() *health.Monitor {
 	})
 }
 
-// healthOf returns a function that returns what the watch over the GPUs' health needs
-// of a driver.
+// healthOf returns a function that returns the parts of a driver that the watch over the
+// GPUs' health needs.
 func healthOf(host driverroot.Host, bootID string) func(driver.Hardware) *health.Hardware {
 	return func(hw driver.Hardware) *health.Hardware {
 		sys := host.Path(filepath.Join(hw.Root.SysRoot, "sys"))
@@ -78,7 +78,7 @@ func (p *plugin) sawEvent(e nvml.Event) {
 	}
 }
 
-// holders returns the pods that use what an XID belongs to.
+// holders returns the pods that use an XID's GPU or instance.
 func (p *plugin) holders(x gpu.XID) []health.Pod {
 	var instances []gpu.Instance
 	known, _ := p.facts.State()

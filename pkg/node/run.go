@@ -91,6 +91,7 @@ type plugin struct {
 	preparer   *prepare.Preparer
 	kubelet    *kubelet.Plugin
 	health     *health.Monitor
+	endings    *endings
 	hardware   *hardwareParts
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
@@ -156,6 +157,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Step:                   failpoint.Step(),
 	})
 	p.health = p.newHealth()
+	p.endings = newEndings(p)
 	p.hardware = &hardwareParts{
 		nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer,
 		health: p.health, healthOf: healthOf(host, bootID),
@@ -237,6 +239,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
 	group.Go(func() error { p.health.Run(ctx); return nil })
+	group.Go(func() error { p.endings.run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	group.Go(func() error {
 		if err := p.mayRegister(ctx); err != nil {
@@ -294,6 +297,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 // ask passes on what policies ask of the node.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.warnings.inventory.Store(inv.UID)
+	p.endings.ask(inv)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
 }

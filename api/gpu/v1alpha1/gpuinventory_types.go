@@ -322,6 +322,11 @@ type MIGInstance struct {
 	ComputeInstanceID *int32 `json:"computeInstanceID,omitempty"`
 }
 
+// AnnotationEndCondition of a GPUInventory ends a condition of a GPU by hand: "GPU
+// CONDITION USER REASON", with the GPU's index or UUID, and the user who sets it. The
+// node's plugin removes it and writes an event about the result.
+const AnnotationEndCondition = "gpu.tessera.dev/end-condition"
+
 // Condition types of a GPUInventory.
 const (
 	// ConditionReady: the plugin has a driver, has read the GPUs and is

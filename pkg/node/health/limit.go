@@ -11,7 +11,7 @@ import (
 // sameEvery is how often the same is told.
 const sameEvery = 5 * time.Minute
 
-// subject is what a message is about: an XID of a GPU, told to a pod; without a pod,
+// subject of a message: an XID of a GPU, told to a pod; without a pod,
 // to the node.
 type subject struct {
 	pod  string

@@ -9,7 +9,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 )
 
-// metrics are what is counted.
+// metrics of a Monitor.
 type metrics struct {
 	xids *prometheus.CounterVec
 }

@@ -2,10 +2,12 @@ package health
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -49,7 +51,7 @@ type Config struct {
 	Unreadable []gpu.UUID
 	Facts      Facts
 	Registerer prometheus.Registerer
-	// Holders returns the pods that use what the XID belongs to.
+	// Holders returns the pods that use the XID's GPU or instance.
 	Holders func(gpu.XID) []Pod
 	// PodOf returns the pod of a process of the host, without a name if that isn't known,
 	// and false if the process is in none.
@@ -202,26 +204,23 @@ func (m *Monitor) publish() {
 	m.cfg.Facts.SetHealth(all)
 }
 
-// change replaces the GPU's state by what decide makes of it: it stores it, and gives
-// its conditions to the facts.
-func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.State) (health.State, error)) error {
-	p.deciding.Lock()
-	defer p.deciding.Unlock()
-	before := p.state()
-	after, err := decide(before)
+// End ends a condition of a GPU by hand, as an admin wants, and tells that.
+func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, by, why string) error {
+	_, _, err := m.replace(ctx, m.patient(uuid), func(s health.State) (health.State, error) {
+		return s.End(t, by, why, time.Now())
+	})
 	if err != nil {
 		return err
 	}
-	changed := !after.Equal(before)
-	if changed || p.unsaved {
-		m.save(ctx, p, after)
-	}
-	p.set(after)
-	if !changed {
-		return nil
-	}
-	m.publish()
-	began, ended := health.Changes(before, after)
+	klog.FromContext(ctx).Info("A condition of a GPU was ended by hand", "node", m.cfg.NodeName, "gpu", uuid, "condition", t, "by", by, "why", why)
+	m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonEnded, fmt.Sprintf("GPU %s: %s was ended by %s: %s", uuid, t, by, why))
+	return nil
+}
+
+// change replaces the GPU's state by the result of decide, and tells about causes
+// that began and ended.
+func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.State) health.State) {
+	began, ended, _ := m.replace(ctx, p, func(s health.State) (health.State, error) { return decide(s), nil })
 	for _, c := range began {
 		klog.FromContext(ctx).Info("Something is wrong with a GPU", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "xid", c.XID)
 	}
@@ -229,7 +228,29 @@ func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.Sta
 		klog.FromContext(ctx).Info("A GPU has recovered", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
 	}
 	m.tellChange(p.uuid, began, ended)
-	return nil
+}
+
+// replace replaces the GPU's state by the result of decide: it stores it, and gives
+// its conditions to the facts. It returns which causes began and ended.
+func (m *Monitor) replace(ctx context.Context, p *patient, decide func(health.State) (health.State, error)) (began, ended []health.Cause, _ error) {
+	p.deciding.Lock()
+	defer p.deciding.Unlock()
+	before := p.state()
+	after, err := decide(before)
+	if err != nil {
+		return nil, nil, err
+	}
+	changed := !after.Equal(before)
+	if changed || p.unsaved {
+		m.save(ctx, p, after)
+	}
+	p.set(after)
+	if !changed {
+		return nil, nil, nil
+	}
+	m.publish()
+	began, ended = health.Changes(before, after)
+	return began, ended, nil
 }
 
 // save stores the state. After a failure it is tried again at the next reading.

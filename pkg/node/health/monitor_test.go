@@ -34,7 +34,7 @@ var (
 	other = health.Pod{Namespace: "default", Name: "inference", UID: "v"}
 )
 
-// node has two GPUs, whose driver says what a test sets.
+// node has two GPUs, whose driver a test controls.
 type node struct {
 	t       *testing.T
 	dir     string
@@ -170,7 +170,7 @@ func (n *node) xid(uuid gpu.UUID, code uint64) {
 	n.monitor.SawXID(gpu.XID{GPU: uuid, Code: code, At: time.Now()})
 }
 
-// has checks the conditions of a GPU in the facts, after what is in progress.
+// has checks the conditions of a GPU in the facts, when nothing is in progress.
 func (n *node) has(uuid gpu.UUID, want ...gpu.ConditionType) {
 	n.t.Helper()
 	synctest.Wait()
@@ -268,7 +268,7 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// TestUnreadableRecord: what was in it may be forgotten, which the GPU says until the
+// TestUnreadableRecord: its content may be forgotten, which the GPU says until the
 // driver was loaded again.
 func TestUnreadableRecord(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
@@ -341,4 +341,25 @@ func TestHolders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEndByHand: recorded and told, and it stays ended after a restart.
+func TestEndByHand(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryIMEX, nil)
+		n.monitor.SawEvent(gpu0)
+		n.has(gpu0, gpu.IMEXRecoveryRequired)
+		if err := n.monitor.End(t.Context(), gpu0, gpu.IMEXRecoveryRequired, "ann", "tested it"); err != nil {
+			t.Fatal(err)
+		}
+		n.has(gpu0)
+		if n.told("IMEXRecoveryRequired was ended by ann: tested it") != 1 || n.told("GPURecovered") > 0 {
+			t.Errorf("told %q, want that ann ended it", n.events)
+		}
+		n.restart()
+		n.has(gpu0)
+		if err := n.monitor.End(t.Context(), gpu1, gpu.IMEXRecoveryRequired, "ann", "tested it"); err == nil {
+			t.Error("a condition that isn't there was ended")
+		}
+	})
 }

@@ -116,13 +116,13 @@ func pause(ctx context.Context, d time.Duration, signal <-chan struct{}) {
 	}
 }
 
-// answer is what came of a reading.
+// answer is the result of a reading.
 type answer struct {
 	vitals gpu.Vitals
 	err    error
 }
 
-// examine reads the GPU, and decides on its XIDs and on what was read. Without
+// examine reads the GPU, and decides on its XIDs and on the reading. Without
 // hardware there is nothing to decide on.
 func (m *Monitor) examine(ctx context.Context, p *patient) {
 	m.using.RLock()
@@ -154,9 +154,9 @@ func (m *Monitor) examine(ctx context.Context, p *patient) {
 func (m *Monitor) decide(ctx context.Context, p *patient, xids []gpu.XID, recovery gpu.RecoveryAction) {
 	for _, x := range xids {
 		var notice *health.Notice
-		_ = m.change(ctx, p, func(s health.State) (health.State, error) {
+		m.change(ctx, p, func(s health.State) health.State {
 			s, notice = s.XID(x, recovery, m.hardware.Load())
-			return s, nil
+			return s
 		})
 		if notice != nil {
 			select {
@@ -186,5 +186,5 @@ func (m *Monitor) observe(ctx context.Context, p *patient, a answer) {
 		klog.FromContext(ctx).Error(a.err, "A GPU's vitals can't be read", "node", m.cfg.NodeName, "gpu", p.uuid)
 	}
 	p.said = said
-	_ = m.change(ctx, p, func(s health.State) (health.State, error) { return s.Observe(r), nil })
+	m.change(ctx, p, func(s health.State) health.State { return s.Observe(r) })
 }

@@ -19,6 +19,8 @@ const (
 	reasonError = "GPUError"
 	// reasonRecovered: a condition of a GPU has ended.
 	reasonRecovered = "GPURecovered"
+	// reasonEnded: an admin has ended a condition of a GPU.
+	reasonEnded = "GPUConditionEnded"
 )
 
 // Events are told to people. The methods don't block.
@@ -100,7 +102,7 @@ func (v victims) doubt() string {
 }
 
 // hit returns the pods that an XID hit: those of the processes that the kernel log
-// names, else all that use what the XID belongs to. A process of no pod is one of the
+// names, else all that use the GPU or instance. A process of no pod is one of the
 // host, such as an MPS server, which works for pods.
 //
 // An error of one client ends all clients of an MPS server, and the kernel log names

@@ -62,7 +62,8 @@ type Settings struct {
 // Key returns the UUID that names the settings.
 func (s Settings) Key() string { return string(s.GPU) }
 
-// Health has what is wrong with a GPU, and what an admin has said of it.
+// Health has the state of a GPU with which something is wrong, or was until an admin
+// ended it.
 type Health struct {
 	GPU   gpu.UUID     `json:"gpu"`
 	State health.State `json:"state"`

@@ -21,7 +21,7 @@ const (
 	gpuDir = "gpus"
 	// settingsDir is the directory of the records of GPUs' settings.
 	settingsDir = "settings"
-	// healthDir is the directory of what is wrong with GPUs.
+	// healthDir is the directory of the states of GPUs with which something is wrong.
 	healthDir = "health"
 )
 
@@ -192,7 +192,7 @@ func (j *Journal) PutSettings(s holding.Settings) error {
 // DeleteSettings removes the GPU's settings and their renamed files; as Delete.
 func (j *Journal) DeleteSettings(uuid gpu.UUID) error { return j.settings.remove(string(uuid)) }
 
-// AllHealth returns what is wrong with GPUs, ordered by UUID. A GPU with which nothing
+// AllHealth returns the states of sick GPUs, ordered by UUID. A GPU with which nothing
 // is wrong has no record.
 func (j *Journal) AllHealth() []holding.Health { return j.health.all() }
 
