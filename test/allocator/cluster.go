@@ -24,7 +24,7 @@ type Server struct {
 }
 
 // Withdraw returns the server as it is offered for after a double allocation.
-func (s Server) Withdraw(o *Overlap) Server {
+func (s Server) Withdraw(o *OverlapError) Server {
 	if o.OfShares() {
 		s.Charged = false
 	} else {

@@ -12,21 +12,21 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// Overlap is the error that two claims have the same silicon.
-type Overlap struct{ A, B gpu.Device }
+// OverlapError is the error that two claims have the same silicon.
+type OverlapError struct{ A, B gpu.Device }
 
 // Error names the devices.
-func (o *Overlap) Error() string { return fmt.Sprintf("claims have %v and %v", o.A, o.B) }
+func (o *OverlapError) Error() string { return fmt.Sprintf("claims have %v and %v", o.A, o.B) }
 
 // OfShares reports whether one of the devices can be allocated several times.
-func (o *Overlap) OfShares() bool { return isForSeveral(o.A) || isForSeveral(o.B) }
+func (o *OverlapError) OfShares() bool { return isForSeveral(o.A) || isForSeveral(o.B) }
 
 func isForSeveral(d gpu.Device) bool {
 	s, ok := d.(gpu.Share)
 	return ok && s.Count == 0
 }
 
-// Judge returns an error if two claims have the same silicon (*Overlap), or claims
+// Judge returns an error if two claims have the same silicon (*OverlapError), or claims
 // have more memory of a shared device than there is.
 func (c *Cluster) Judge() error {
 	names, err := gpu.NewNames(c.Node.GPUs)
@@ -43,7 +43,7 @@ func (c *Cluster) Judge() error {
 		}
 		for _, h := range held {
 			if gpu.Conflict(d, h) {
-				errs = append(errs, &Overlap{d, h})
+				errs = append(errs, &OverlapError{d, h})
 			}
 		}
 		held = append(held, d)

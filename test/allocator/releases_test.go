@@ -108,10 +108,10 @@ func TestOlderSchedulers(t *testing.T) {
 				}
 				t.Cleanup(func() { _ = program.Close() })
 				stage := allocator.Stage{Allocator: program, Server: server.Server}
-				var overlaps []*allocator.Overlap
+				var overlaps []*allocator.OverlapError
 				for {
 					_, err := play(t, stage)
-					var overlap *allocator.Overlap
+					var overlap *allocator.OverlapError
 					if errors.As(err, &overlap) && len(overlaps) < 2 {
 						overlaps = append(overlaps, overlap)
 						stage.Server = stage.Server.Withdraw(overlap)

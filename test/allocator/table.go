@@ -74,7 +74,7 @@ func SkewHeader() string {
 
 // SkewRow returns a skew's row: what the scheduler allocates of the pools that are
 // published for the server, and what a play found to be allocated twice.
-func SkewRow(ctx context.Context, server, scheduler Release, a Allocator, overlaps []*Overlap) (string, error) {
+func SkewRow(ctx context.Context, server, scheduler Release, a Allocator, overlaps []*OverlapError) (string, error) {
 	cells := []string{strings.TrimPrefix(server.Version, "v"), server.Gates, strings.TrimPrefix(scheduler.Version, "v"), scheduler.Gates}
 	onDemand, sizes := features()[0], features()[3]
 	for _, asked := range []struct {

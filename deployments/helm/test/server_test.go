@@ -411,7 +411,9 @@ func pluginInventories(t *testing.T, s *server) {
 		inv.Object["status"] = status
 		return plugin.Status().Update(ctx, inv)
 	}
-	reports := func(d any) func(map[string]any) { return func(status map[string]any) { status["doubleAllocation"] = d } }
+	reports := func(d any) func(map[string]any) {
+		return func(status map[string]any) { status["doubleAllocation"] = d }
+	}
 	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(double(true))) })
 	if err := write(reports(double(false))); err != nil {
 		t.Fatalf("report one: %v", err)
