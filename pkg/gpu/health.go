@@ -19,7 +19,7 @@ const (
 	RowRemapPending ConditionType = "RowRemapPending"
 	// RowRemapFailed: rows of memory couldn't be replaced.
 	RowRemapFailed ConditionType = "RowRemapFailed"
-	// NVLinkDown: NVLinks that were active are not, or report fatal errors.
+	// NVLinkDown: NVLinks that were active are down.
 	NVLinkDown ConditionType = "NVLinkDown"
 	// NeedsInspection: the GPU reported an error that people must look at; whether it
 	// can be used isn't known.

@@ -46,8 +46,8 @@ func (s *Session) readVitals(handle gonvml.Device, uuid gpu.UUID, object string)
 	return v, nil
 }
 
-// readRecovery reads the field of the recovery action, which drivers have from
-// R570 on. A driver refuses a field that it doesn't know, in the call or in the
+// readRecovery reads the field of the recovery action, which older drivers
+// don't have. A driver refuses a field that it doesn't know, in the call or in the
 // field's own return code.
 func readRecovery(handle gonvml.Device, object string) (gpu.RecoveryAction, error) {
 	fields := []gonvml.FieldValue{{FieldId: gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}

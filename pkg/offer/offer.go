@@ -127,6 +127,8 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	var out []GPU
 	for _, g := range n.GPUs {
 		name, why := usable(names, g)
+		// Without taints a blocked GPU isn't offered, and without a product name it can't
+		// be described.
 		if why != "" && (name == "" || !server.Taints || g.Model.ProductName == "") {
 			continue
 		}
@@ -176,7 +178,7 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 	var why []string
 	for _, c := range g.Conditions {
 		switch {
-		case !c.Blocks():
+		case !blocksAllDevices(c):
 		case c.Message == "":
 			why = append(why, string(c.Type))
 		default:
@@ -185,6 +187,10 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 	}
 	return name, strings.Join(why, "; ")
 }
+
+// blocksAllDevices reports whether the condition keeps new claims off every device of the
+// GPU. A policy keeps them only off the whole GPU while rows wait to be replaced.
+func blocksAllDevices(c gpu.Condition) bool { return c.Blocks() && c.Type != gpu.RowRemapPending }
 
 // Whole describes an entire GPU of the node, whether it is offered whole or
 // not. A SharingPolicy's gpuSelector is evaluated on it. It has no name.

@@ -38,6 +38,7 @@ func TestTaints(t *testing.T) {
 		"whole GPU":               {[]gpu.Condition{remap}, all, true, "RowRemapPending:None@4", "RowRemapPending:None@4"},
 		"no device's concern":     {[]gpu.Condition{{Type: gpu.CDIFailed}}, all, true, "", ""},
 		"no taints":               {[]gpu.Condition{reset}, offer.Server{Counters: true}, false, "", ""},
+		"no taints, rows wait":    {[]gpu.Condition{noWhole}, offer.Server{Counters: true}, true, "", ""},
 		"no taints, only informs": {[]gpu.Condition{inspect}, offer.Server{Counters: true}, true, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

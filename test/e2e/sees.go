@@ -42,9 +42,12 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	want := expect(have)
 	ts.Logf("%s/%s holds %v", pod, container, want.nodes)
 	probes := probesFor(want)
-	out, err := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", lookAround(probes)).CombinedOutput()
+	cmd := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", lookAround(probes))
+	var errs strings.Builder
+	cmd.Stderr = &errs // kubectl of 1.33 sometimes prints "Unknown stream id" there
+	out, err := cmd.Output()
 	if err != nil {
-		ts.Fatalf("look around in %s/%s: %v\n%s", pod, container, err, out)
+		ts.Fatalf("look around in %s/%s: %v\n%s%s", pod, container, err, out, errs.String())
 	}
 	nodes, rest, _ := strings.Cut(string(out), separator)
 	gpus, opened, _ := strings.Cut(rest, separator)

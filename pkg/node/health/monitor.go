@@ -225,7 +225,7 @@ func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.Sta
 		klog.FromContext(ctx).Info("Something is wrong with a GPU", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "xid", c.XID)
 	}
 	for _, c := range ended {
-		klog.FromContext(ctx).Info("A GPU has recovered", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
+		klog.FromContext(ctx).Info("A cause of a GPU's condition has ended", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
 	}
 	m.tellChange(p.uuid, began, ended)
 }

@@ -353,6 +353,9 @@ func TestEndByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.has(gpu0)
+		if n.told("training IMEXRecoveryRequired") > 0 {
+			t.Error("a pod is told of a condition that keeps nothing off the GPU")
+		}
 		if n.told("IMEXRecoveryRequired was ended by ann: tested it") != 1 || n.told("GPURecovered") > 0 {
 			t.Errorf("told %q, want that ann ended it", n.events)
 		}

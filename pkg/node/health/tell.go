@@ -31,13 +31,13 @@ type Events interface {
 	OnNode(eventType, reason, message string)
 }
 
-// tellChange tells the node which causes began and ended, and the pods on the GPU which
-// began that keep new pods away.
+// tellChange writes an event on the GPUInventory for each cause that began or ended, and
+// on the pods that use the GPU for each that keeps new claims off it.
 func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
 	for _, c := range began {
 		message := fmt.Sprintf("GPU %s: %s", uuid, c.Message)
 		m.cfg.Events.OnNode(corev1.EventTypeWarning, string(c.Type), message)
-		if c.Type.Effect() == gpu.NoEffect {
+		if !(gpu.Condition{Type: c.Type}).Blocks() {
 			continue
 		}
 		for _, pod := range m.cfg.Holders(gpu.XID{GPU: uuid}) {
@@ -45,7 +45,7 @@ func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
 		}
 	}
 	for _, c := range ended {
-		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonRecovered, fmt.Sprintf("GPU %s: %s has ended: %s", uuid, c.Type, c.Message))
+		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonRecovered, fmt.Sprintf("GPU %s: this cause of %s has ended: %q", uuid, c.Type, c.Message))
 	}
 }
 
