@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tessera-dra/tessera/test/cluster"
@@ -62,6 +63,9 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 		"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra),
 		"-containerd", cmp.Or(c.containerd, cluster.DefaultContainerd))
 	test.Stderr = f
+	// go test doesn't pass on a signal: the whole group gets it.
+	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	test.Cancel = func() error { return syscall.Kill(-test.Process.Pid, syscall.SIGKILL) }
 	out, err := test.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -69,12 +73,12 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 	if err := test.Start(); err != nil {
 		return nil, fmt.Errorf("run go test: %w", err)
 	}
-	if err := c.collect(io.TeeReader(out, f), r); err != nil {
+	if err := c.collect(io.TeeReader(out, f), r); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
 	err = test.Wait()
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return nil, errors.Join(context.Cause(ctx), c.takeDown(lanes))
 	}
 	if len(r.Stories) == 0 {
 		return nil, errors.New("no story ran; see " + log)
@@ -89,6 +93,19 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 		return nil, fmt.Errorf("go test: %w; see %s", err, log)
 	}
 	return r, nil
+}
+
+// takeDown removes the clusters of a run that was interrupted.
+func (c column) takeDown(lanes int) error {
+	names := []string{c.cluster() + "-without"}
+	for i := range lanes {
+		names = append(names, fmt.Sprintf("%s-%d", c.cluster(), i))
+	}
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, cluster.Down(context.Background(), name, os.Stderr))
+	}
+	return errors.Join(errs...)
 }
 
 // commitOf names the checkout's commit; "-dirty" if files differ from it that aren't
