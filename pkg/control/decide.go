@@ -154,7 +154,8 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 func (in decisionInput) server() offer.Server {
 	s := serverFor(in.facts.able)
 	if d := in.facts.distrust; d.counters {
-		s.Counters, s.Distrust = false, d.why
+		// A scheduler that doesn't know counters is as old as one that ignores taints.
+		s.Counters, s.Taints, s.Distrust = false, false, d.why
 	} else if d.why != "" {
 		s.Charged, s.Distrust = false, d.why
 	}

@@ -234,6 +234,8 @@ func (s *Session) GPUs() ([]gpu.GPU, error) {
 func conditionOf(err error) gpu.Condition {
 	c := gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
 	switch {
+	case errors.Is(err, gonvml.ERROR_RESET_REQUIRED):
+		c.Type = gpu.ResetRequired
 	case errors.Is(err, ErrLost):
 		c.Type = gpu.Lost
 	case errors.Is(err, ErrNotResponding):

@@ -13,7 +13,7 @@ import (
 )
 
 // Vitals reads the state of a GPU's health. A value that the driver or the GPU
-// doesn't have stays unknown. If the driver refuses calls because the GPU needs
+// doesn't have, or that can't be read, stays unknown. If the driver refuses calls because the GPU needs
 // a reset, Vitals returns that as the recovery action, and nothing else. It
 // returns ErrLost if the GPU doesn't answer or isn't listed, and
 // ErrNotResponding.
@@ -27,21 +27,21 @@ func (s *Session) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	return v, err
 }
 
+// readVitals reads what can be read: a call that fails in another way than by a GPU that
+// is gone leaves its value unknown, and must not hide the others.
 func (s *Session) readVitals(handle gonvml.Device, uuid gpu.UUID, object string) (v gpu.Vitals, err error) {
 	if v.Recovery, err = readRecovery(handle, object); err != nil {
 		return gpu.Vitals{}, err
 	}
-	if v.RowRemap, err = readRowRemap(handle, object); err != nil {
-		return gpu.Vitals{}, err
-	}
-	if v.UncorrectableErrors, err = readUncorrectable(handle, object); err != nil {
-		return gpu.Vitals{}, err
-	}
-	if v.SRAMThresholdExceeded, err = s.readSRAMThreshold(handle, object); err != nil {
-		return gpu.Vitals{}, err
-	}
-	if v.NVLinksUp, v.NVLinksDown, err = s.readLinks(handle, uuid, object); err != nil {
-		return gpu.Vitals{}, err
+	var errs [4]error
+	v.RowRemap, errs[0] = readRowRemap(handle, object)
+	v.UncorrectableErrors, errs[1] = readUncorrectable(handle, object)
+	v.SRAMThresholdExceeded, errs[2] = s.readSRAMThreshold(handle, object)
+	v.NVLinksUp, v.NVLinksDown, errs[3] = s.readLinks(handle, uuid, object)
+	for _, err := range errs {
+		if errors.Is(err, ErrLost) || errors.Is(err, ErrNotResponding) {
+			return gpu.Vitals{}, err
+		}
 	}
 	return v, nil
 }

@@ -15,15 +15,21 @@ import (
 const maxTaints = 4
 
 // taint puts the conditions on all devices of their GPU, because an error of a GPU, and
-// its remedy, concern all parts: one taint each, the worst first.
+// its remedy, concern all parts: one taint each, the worst first. A GPU that has more
+// devices than a slice with taints has room for stays as it is.
 func taint(g GPU, conditions []gpu.Condition, server Server) {
-	if !server.Taints {
+	if !server.Taints || !taintable(g) {
 		return
 	}
 	for i := range g.Devices {
 		d := &g.Devices[i]
 		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformingTaints)
 	}
+}
+
+// taintable reports whether a slice has room for the GPU's devices with taints.
+func taintable(g GPU) bool {
+	return len(g.Devices) <= resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 }
 
 // taintsOf returns the taints of one device of a GPU that has the conditions.
@@ -38,6 +44,9 @@ func taintsOf(conditions []gpu.Condition, whole, informing bool) []resourceapi.D
 			continue
 		}
 		since := metav1.NewTime(c.Since)
+		if c.Since.IsZero() {
+			since = metav1.Unix(0, 0) // a server replaces a zero time by its own
+		}
 		out = append(out, resourceapi.DeviceTaint{
 			Key: gpu.Taint, Value: string(c.Type), Effect: resourceapi.DeviceTaintEffect(effect), TimeAdded: &since,
 		})

@@ -71,6 +71,9 @@ type Monitor struct {
 	// logPath has the path of the kernel log, once; notices wait for Run to tell them.
 	logPath chan string
 	notices chan health.Notice
+	// queued are the errors of which a notice waits there: more of the same would only
+	// keep others waiting.
+	queued sync.Map
 
 	// using is held for reading while the hardware is used.
 	using    sync.RWMutex

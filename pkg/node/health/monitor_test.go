@@ -268,6 +268,21 @@ func TestStorm(t *testing.T) {
 	})
 }
 
+// TestStormOnAnotherGPU: errors of one GPU don't keep the pods on another from being told.
+func TestStormOnAnotherGPU(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		for range 600 {
+			n.xid(gpu0, 13)
+			time.Sleep(100 * time.Millisecond)
+		}
+		n.xid(gpu1, 31)
+		time.Sleep(2 * time.Second)
+		if n.told("XID 31") == 0 {
+			t.Errorf("told %d events, none of XID 31", len(n.events))
+		}
+	})
+}
+
 // TestUnreadableRecord: its content may be forgotten, which the GPU says until the
 // driver was loaded again.
 func TestUnreadableRecord(t *testing.T) {

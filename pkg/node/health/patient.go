@@ -159,10 +159,7 @@ func (m *Monitor) decide(ctx context.Context, p *patient, xids []gpu.XID, recove
 			return s
 		})
 		if notice != nil {
-			select {
-			case m.notices <- *notice:
-			default: // more than anybody would read
-			}
+			m.queue(*notice)
 		}
 	}
 }

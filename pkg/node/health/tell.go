@@ -49,12 +49,36 @@ func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
 	}
 }
 
+// queue has the notice told, unless one of the same error waits for that.
+func (m *Monitor) queue(n health.Notice) {
+	if _, waits := m.queued.LoadOrStore(sameError(n.XID), true); waits {
+		return
+	}
+	select {
+	case m.notices <- n:
+	default: // as many kinds of errors as nobody would read
+		m.queued.Delete(sameError(n.XID))
+	}
+}
+
+// sameError is equal for XIDs of one code and one GPU or instance.
+func sameError(x gpu.XID) [4]any {
+	id := func(p *int) any {
+		if p == nil {
+			return nil
+		}
+		return *p
+	}
+	return [4]any{x.GPU, x.Code, id(x.GPUInstance), id(x.ComputeInstance)}
+}
+
 // tellNotices tells the notices until ctx ends.
 func (m *Monitor) tellNotices(ctx context.Context) {
 	for {
 		select {
 		case n := <-m.notices:
 			m.tellNotice(ctx, n)
+			m.queued.Delete(sameError(n.XID))
 		case <-ctx.Done():
 			return
 		}
