@@ -172,7 +172,7 @@ func (f *Facts) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	if err != nil {
 		return nil, gpu.GPU{}, err
 	}
-	for _, g := range f.node.GPUs {
+	for _, g := range f.read.GPUs {
 		if g.UUID == device.Parent() {
 			return device, g, Dead(g)
 		}

@@ -27,6 +27,10 @@ func TestDevice(t *testing.T) {
 		"there":   {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
 		"another": {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
 		"lost":    {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
+		"answers again": {tell: func() error {
+			r.SetHealth(map[gpu.UUID][]gpu.Condition{h100.UUID: lost.Conditions}) // until two readings agree
+			return r.Found(node(h100))
+		}, device: "gpu-980fb007"},
 		"no driver": {
 			tell:   func() error { r.Missing(facts.ReasonDriverNotFound, "no driver under /"); return nil },
 			device: "gpu-980fb007", want: "no driver under /",

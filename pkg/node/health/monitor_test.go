@@ -79,8 +79,21 @@ func (n *node) drive() {
 	if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
 		n.t.Fatal(err)
 	}
-	n.monitor.SetHardware(&health.Hardware{Session: n, Load: func() decide.Load { return decide.Load{Boot: "boot", Driver: n.load} }, KernelLog: n.log})
+	n.monitor.SetHardware(&health.Hardware{Session: n, Load: n.loaded, KernelLog: n.log})
 	time.Sleep(time.Second) // the first readings
+}
+
+// loaded is which load of the driver there is, reload another one.
+func (n *node) loaded() decide.Load {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return decide.Load{Boot: "boot", Driver: n.load}
+}
+
+func (n *node) reload(load string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.load = load
 }
 
 func (n *node) startWithoutDriver() {
@@ -306,7 +319,7 @@ func TestUnreadableRecord(t *testing.T) {
 			n.has(gpu0, gpu.NeedsInspection)
 			n.restart()
 		}
-		n.load = "load-2"
+		n.reload("load-2")
 		time.Sleep(time.Minute)
 		n.has(gpu0)
 	})
