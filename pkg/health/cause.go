@@ -43,6 +43,8 @@ const (
 	FromSRAM Source = "SRAM"
 	// FromNVLink: the state of the NVLinks.
 	FromNVLink Source = "NVLink"
+	// FromRecord: the stored State could not be read. The driver doesn't report it.
+	FromRecord Source = "Record"
 )
 
 // Cause is one thing that is wrong with a GPU, as far as one source says.

@@ -1,6 +1,6 @@
 // Package health decides which conditions a GPU has, and when they end.
 //
-// It is pure. pkg/node/health reads the driver, keeps a State for each GPU, stores
+// It is pure. pkg/node/healthmonitor reads the driver, keeps a State for each GPU, stores
 // it, and passes its conditions on.
 //
 // An XID is only a trigger: the driver's recovery action decides. Where the driver

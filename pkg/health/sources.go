@@ -114,6 +114,8 @@ func (c Cause) over(r Reading) bool {
 		return !asks
 	case FromReading:
 		return true
+	case FromRecord:
+		return false
 	default: // of a newer version
 		return false
 	}
@@ -132,9 +134,9 @@ func (c Cause) reportedAgain() bool {
 	switch c.Source {
 	case FromRecoveryAction, FromRowRemap, FromSRAM, FromNVLink, FromReading:
 		return true
-	case FromXID:
+	case FromXID, FromRecord:
 		return false
-	default: // of a newer version, which may still be told of it
+	default: // of a newer version, which may still report it
 		return true
 	}
 }

@@ -24,9 +24,9 @@ type State struct {
 }
 
 const (
-	// settle is the least time between the first reading without a cause and the one
+	// confirmAfter is the least time between the first reading without a cause and the one
 	// that ends it, so that readings at a burst of events don't count as two.
-	settle = time.Second
+	confirmAfter = time.Second
 	// maxEnded is how many endings by hand are kept.
 	maxEnded = 8
 )
@@ -62,17 +62,17 @@ func (s State) Observe(r Reading) State {
 			causes[i] = causes[i].unreported(r)
 		}
 	}
-	s.Causes = slices.DeleteFunc(causes, func(c Cause) bool { return !c.goneAt.IsZero() && r.At.Sub(c.goneAt) >= settle })
+	s.Causes = slices.DeleteFunc(causes, func(c Cause) bool { return !c.goneAt.IsZero() && r.At.Sub(c.goneAt) >= confirmAfter })
 	for _, f := range found {
 		s.Causes = add(s.Causes, f, r.At, r.Load)
 	}
 	return s
 }
 
-// XID returns the state after an XID, and the notice for the program that was hit;
+// ObserveXID returns the state after an XID, and the notice for the program that was hit;
 // nil if the XID is of no interest to programs. recovery is the driver's recovery
 // action, read after the XID came.
-func (s State) XID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (State, *Notice) {
+func (s State) ObserveXID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (State, *Notice) {
 	e := Lookup(x.Code)
 	if e.Resolution == readRecoveryAction {
 		return s, nil

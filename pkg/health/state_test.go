@@ -42,7 +42,7 @@ func xid(code uint64, a gpu.RecoveryAction) step { return xidUnder(load, code, a
 
 func xidUnder(l health.Load, code uint64, a gpu.RecoveryAction) step {
 	return func(_ *testing.T, s health.State, at time.Time) health.State {
-		s, _ = s.XID(gpu.XID{Code: code, At: at}, a, l)
+		s, _ = s.ObserveXID(gpu.XID{Code: code, At: at}, a, l)
 		return s
 	}
 }
@@ -209,7 +209,7 @@ func TestMessages(t *testing.T) {
 		{95, reset, "XID 95: uncontained memory error, the driver asks for a reset of the GPU"},
 		{9999, unknown, "XID 9999: unknown error, NVIDIA's catalog has no advice: look into the kernel log"},
 	} {
-		if _, n := (health.State{}).XID(gpu.XID{Code: tc.code}, tc.action, load); n == nil || n.Message != tc.want {
+		if _, n := (health.State{}).ObserveXID(gpu.XID{Code: tc.code}, tc.action, load); n == nil || n.Message != tc.want {
 			t.Errorf("XID %d with recovery action %q: notice %v, want %q", tc.code, tc.action, n, tc.want)
 		}
 	}

@@ -134,7 +134,7 @@ func (c truthCase) play(t *testing.T) string {
 	}
 	s := after(t, reads(healthy), reads(healthy))
 	hit.At = start
-	s, notice := s.XID(hit, c.action, load)
+	s, notice := s.ObserveXID(hit, c.action, load)
 	if (notice != nil) != c.meaning.tellsProgram() {
 		return fmt.Sprintf("the notice is %v", notice)
 	}

@@ -6,19 +6,19 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	decide "github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // newHealth builds the watch over the GPUs' health.
-func (p *plugin) newHealth() *health.Monitor {
+func (p *plugin) newHealth() *healthmonitor.Monitor {
 	var unreadable []gpu.UUID
 	for _, u := range p.journal.UnreadableHealth() {
 		unreadable = append(unreadable, u.GPU)
 	}
-	return health.New(health.Config{
+	return healthmonitor.New(healthmonitor.Config{
 		NodeName: p.cfg.NodeName, Journal: p.journal, Unreadable: unreadable, Facts: p.facts,
 		Registerer: p.metrics, Holders: p.holders, PodOf: p.podOf, Address: p.addressOf, Events: p.warnings,
 	})
@@ -26,11 +26,11 @@ func (p *plugin) newHealth() *health.Monitor {
 
 // healthOf returns a function that returns the parts of a driver that the watch over the
 // GPUs' health needs.
-func healthOf(host driverroot.Host, bootID string) func(driver.Hardware) *health.Hardware {
-	return func(hw driver.Hardware) *health.Hardware {
+func healthOf(host driverroot.Host, bootID string) func(driver.Hardware) *healthmonitor.Hardware {
+	return func(hw driver.Hardware) *healthmonitor.Hardware {
 		sys := host.Path(filepath.Join(hw.Root.SysRoot, "sys"))
-		return &health.Hardware{
-			Session: hw.Session, Load: func() decide.Load { return health.Load(bootID, sys) },
+		return &healthmonitor.Hardware{
+			Session: hw.Session, Load: func() health.Load { return healthmonitor.CurrentLoad(bootID, sys) },
 			KernelLog: kernelLog(host, hw.Root),
 		}
 	}
@@ -52,9 +52,9 @@ func isFile(path string) bool {
 }
 
 // podOf returns the pod of a process of the host.
-func (p *plugin) podOf(pid int) (health.Pod, bool) {
+func (p *plugin) podOf(pid int) (healthmonitor.Pod, bool) {
 	namespace, name, uid := p.containers.PodOf(pid)
-	return health.Pod{Namespace: namespace, Name: name, UID: uid}, uid != ""
+	return healthmonitor.Pod{Namespace: namespace, Name: name, UID: uid}, uid != ""
 }
 
 // addressOf returns the GPU's PCI address; empty: not known.
@@ -79,7 +79,7 @@ func (p *plugin) sawEvent(e nvml.Event) {
 }
 
 // holders returns the pods that use an XID's GPU or instance.
-func (p *plugin) holders(x gpu.XID) []health.Pod {
+func (p *plugin) holders(x gpu.XID) []healthmonitor.Pod {
 	var instances []gpu.Instance
 	known, _ := p.facts.State()
 	for _, g := range known.Node.GPUs {
@@ -98,5 +98,5 @@ func (p *plugin) holders(x gpu.XID) []health.Pod {
 			})
 		}
 	}
-	return health.Holders(x, p.journal.Held(), instances)
+	return healthmonitor.Holders(x, p.journal.Held(), instances)
 }

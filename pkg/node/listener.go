@@ -9,7 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -23,9 +23,9 @@ type hardwareParts struct {
 	sharing    *sharing.Manager
 	partitions *partition.Manager
 	preparer   *prepare.Preparer
-	health     *health.Monitor
+	health     *healthmonitor.Monitor
 	// healthOf returns what health needs of the hardware.
-	healthOf func(driver.Hardware) *health.Hardware
+	healthOf func(driver.Hardware) *healthmonitor.Hardware
 }
 
 // Arrived gives the parts the hardware, and makes the node agree with the journal.

@@ -26,7 +26,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -102,7 +102,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
-	parts.health = health.New(health.Config{NodeName: "node-0", Journal: j, Facts: d.facts})
+	parts.health = healthmonitor.New(healthmonitor.Config{NodeName: "node-0", Journal: j, Facts: d.facts})
 	parts.healthOf = healthOf(host, "boot")
 	d.hardwareParts = parts
 	follower := driver.New(driver.Config{

@@ -30,7 +30,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
@@ -90,7 +90,7 @@ type plugin struct {
 	statuses   *claimstatus.Writer
 	preparer   *prepare.Preparer
 	kubelet    *kubelet.Plugin
-	health     *health.Monitor
+	health     *healthmonitor.Monitor
 	endings    *endings
 	hardware   *hardwareParts
 	driver     *driver.Follower

@@ -13,7 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -56,7 +56,7 @@ func (w *warnings) warn(c kubeletplugin.NamespacedObject, reason, message string
 }
 
 // OnPod writes a warning about a pod. It doesn't block.
-func (w *warnings) OnPod(p health.Pod, reason, message string) {
+func (w *warnings) OnPod(p healthmonitor.Pod, reason, message string) {
 	w.recorder.Event(&corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID),
 	}, corev1.EventTypeWarning, reason, message)

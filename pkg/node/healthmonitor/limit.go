@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"maps"
@@ -8,11 +8,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// sameEvery is how often the same is told.
-const sameEvery = 5 * time.Minute
+// repeatAfter is the least time between two events about the same subject.
+const repeatAfter = 5 * time.Minute
 
-// subject of a message: an XID of a GPU, told to a pod; without a pod,
-// to the node.
+// subject of an event: an XID of a GPU, and the pod that it hit; without a pod, the
+// node.
 type subject struct {
 	pod  string
 	gpu  gpu.UUID
@@ -25,13 +25,13 @@ type limiter struct {
 	last map[subject]time.Time
 }
 
-// allow reports whether something about the subject may be told now, and notes that
-// it is.
+// allow reports whether an event about the subject may be written now, and records
+// that it is.
 func (l *limiter) allow(s subject, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.last, func(_ subject, at time.Time) bool { return now.Sub(at) >= sameEvery })
-	if _, told := l.last[s]; told {
+	maps.DeleteFunc(l.last, func(_ subject, at time.Time) bool { return now.Sub(at) >= repeatAfter })
+	if _, recent := l.last[s]; recent {
 		return false
 	}
 	if l.last == nil {

@@ -1,4 +1,4 @@
-package health_test
+package healthmonitor_test
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	decide "github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -30,8 +30,8 @@ const (
 )
 
 var (
-	pod   = health.Pod{Namespace: "default", Name: "training", UID: "u"}
-	other = health.Pod{Namespace: "default", Name: "inference", UID: "v"}
+	pod   = healthmonitor.Pod{Namespace: "default", Name: "training", UID: "u"}
+	other = healthmonitor.Pod{Namespace: "default", Name: "inference", UID: "v"}
 )
 
 // node has two GPUs, whose driver a test controls.
@@ -40,10 +40,10 @@ type node struct {
 	dir     string
 	journal *journal.Journal
 	facts   *facts.Facts
-	monitor *health.Monitor
+	monitor *healthmonitor.Monitor
 	stop    func()
 	load    string
-	holders []health.Pod
+	holders []healthmonitor.Pod
 	log     string // path of the kernel log
 
 	mu       sync.Mutex
@@ -57,7 +57,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), load: "load-1", log: filepath.Join(t.TempDir(), "kmsg"),
-		holders:  []health.Pod{pod, other},
+		holders:  []healthmonitor.Pod{pod, other},
 		recovery: map[gpu.UUID]gpu.RecoveryAction{gpu0: gpu.RecoveryNone, gpu1: gpu.RecoveryNone},
 		err:      map[gpu.UUID]error{}, hangs: map[gpu.UUID]bool{}, readings: map[gpu.UUID]int{},
 	}
@@ -79,15 +79,15 @@ func (n *node) drive() {
 	if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
 		n.t.Fatal(err)
 	}
-	n.monitor.SetHardware(&health.Hardware{Session: n, Load: n.loaded, KernelLog: n.log})
+	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: n.loaded, KernelLog: n.log})
 	time.Sleep(time.Second) // the first readings
 }
 
 // loaded is which load of the driver there is, reload another one.
-func (n *node) loaded() decide.Load {
+func (n *node) loaded() health.Load {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return decide.Load{Boot: "boot", Driver: n.load}
+	return health.Load{Boot: "boot", Driver: n.load}
 }
 
 func (n *node) reload(load string) {
@@ -107,14 +107,14 @@ func (n *node) startWithoutDriver() {
 	for _, u := range j.UnreadableHealth() {
 		unreadable = append(unreadable, u.GPU)
 	}
-	n.monitor = health.New(health.Config{
+	n.monitor = healthmonitor.New(healthmonitor.Config{
 		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n,
-		Holders: func(gpu.XID) []health.Pod { return n.holders },
-		PodOf: func(pid int) (health.Pod, bool) {
+		Holders: func(gpu.XID) []healthmonitor.Pod { return n.holders },
+		PodOf: func(pid int) (healthmonitor.Pod, bool) {
 			if pid != 4711 {
-				return health.Pod{}, false
+				return healthmonitor.Pod{}, false
 			}
-			return health.Pod{UID: pod.UID}, true
+			return healthmonitor.Pod{UID: pod.UID}, true
 		},
 		Address: func(uuid gpu.UUID) gpu.PCIAddress {
 			return map[gpu.UUID]gpu.PCIAddress{gpu0: "0000:00:06.0", gpu1: "0000:00:07.0"}[uuid]
@@ -151,7 +151,7 @@ func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	return gpu.Vitals{Recovery: n.recovery[uuid]}, n.err[uuid]
 }
 
-func (n *node) OnPod(p health.Pod, reason, message string) {
+func (n *node) OnPod(p healthmonitor.Pod, reason, message string) {
 	n.OnNode("", p.Name+" "+reason, message)
 }
 
@@ -161,8 +161,8 @@ func (n *node) OnNode(_, reason, message string) {
 	n.events = append(n.events, reason+": "+message)
 }
 
-// told counts the events that contain a text.
-func (n *node) told(text string) (count int) {
+// eventsWith counts the events that contain a text.
+func (n *node) eventsWith(text string) (count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range n.events {
@@ -212,8 +212,8 @@ func TestErrorOfAProgram(t *testing.T) {
 		n.xid(gpu0, 31)
 		n.has(gpu0)
 		time.Sleep(time.Second) // the kernel log may be behind
-		if n.told("training GPUError: XID 31: ") != 1 || n.told("GPU "+string(gpu0)+": XID 31: ") != 1 {
-			t.Errorf("told %q, want the pod and the node once", n.events)
+		if n.eventsWith("training GPUError: XID 31: ") != 1 || n.eventsWith("GPU "+string(gpu0)+": XID 31: ") != 1 {
+			t.Errorf("events %q, want one on the pod and one on the node", n.events)
 		}
 		if files, _ := filepath.Glob(filepath.Join(n.dir, "health", "*")); len(files) > 0 {
 			t.Errorf("stored %v, want nothing", files)
@@ -240,8 +240,8 @@ func TestResetRequired(t *testing.T) {
 		n.has(gpu0, gpu.ResetRequired) // one reading is not enough
 		time.Sleep(10 * time.Second)
 		n.has(gpu0)
-		if n.told("GPURecovered") != 1 {
-			t.Errorf("told %q, want that it has recovered", n.events)
+		if n.eventsWith("GPURecovered") != 1 {
+			t.Errorf("events %q, want one GPURecovered", n.events)
 		}
 		n.restart()
 		n.has(gpu0)
@@ -261,13 +261,13 @@ func TestSilentGPU(t *testing.T) {
 		n.xid(gpu1, 95)
 		n.has(gpu1, gpu.ResetRequired)
 		time.Sleep(time.Second)
-		n.has(gpu0, decide.Lookup(79).Condition)
+		n.has(gpu0, gpu.RebootRequired)
 		time.Sleep(11 * time.Second)
-		n.has(gpu0, gpu.NotResponding, decide.Lookup(79).Condition)
+		n.has(gpu0, gpu.NotResponding, gpu.RebootRequired)
 	})
 }
 
-// TestStorm: thousands of XIDs are few readings, and one event.
+// TestStorm: thousands of XIDs lead to few readings, and to one event on each object.
 func TestStorm(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		for range 5000 {
@@ -275,13 +275,13 @@ func TestStorm(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()
-		if n.readings[gpu0] > 30 || n.told("training GPUError") != 1 || len(n.events) != 3 {
-			t.Errorf("%d readings, told %q", n.readings[gpu0], n.events)
+		if n.readings[gpu0] > 30 || n.eventsWith("training GPUError") != 1 || len(n.events) != 3 {
+			t.Errorf("%d readings and the events %q; want at most 30 readings and one event on each pod and the node", n.readings[gpu0], n.events)
 		}
 	})
 }
 
-// TestStormOnAnotherGPU: errors of one GPU don't keep the pods on another from being told.
+// TestStormOnAnotherGPU: errors of one GPU don't suppress the events of another.
 func TestStormOnAnotherGPU(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		for range 600 {
@@ -290,8 +290,8 @@ func TestStormOnAnotherGPU(t *testing.T) {
 		}
 		n.xid(gpu1, 31)
 		time.Sleep(2 * time.Second)
-		if n.told("XID 31") == 0 {
-			t.Errorf("told %d events, none of XID 31", len(n.events))
+		if n.eventsWith("XID 31") == 0 {
+			t.Errorf("%d events, none of XID 31", len(n.events))
 		}
 	})
 }
@@ -361,7 +361,7 @@ func TestHolders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, p := range health.Holders(tc.x, claims, instances) {
+			for _, p := range healthmonitor.Holders(tc.x, claims, instances) {
 				got = append(got, p.Name)
 			}
 			if !slices.Equal(got, tc.want) {
@@ -371,7 +371,7 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// TestEndByHand: recorded and told, and it stays ended after a restart.
+// TestEndByHand: recorded, with an event, and it stays ended after a restart.
 func TestEndByHand(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		n.set(gpu0, gpu.RecoveryIMEX, nil)
@@ -381,11 +381,11 @@ func TestEndByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.has(gpu0)
-		if n.told("training IMEXRecoveryRequired") > 0 {
-			t.Error("a pod is told of a condition that keeps nothing off the GPU")
+		if n.eventsWith("training IMEXRecoveryRequired") > 0 {
+			t.Error("a pod has an event of a condition that doesn't block the GPU")
 		}
-		if n.told("IMEXRecoveryRequired was ended by ann: tested it") != 1 || n.told("GPURecovered") > 0 {
-			t.Errorf("told %q, want that ann ended it", n.events)
+		if n.eventsWith("IMEXRecoveryRequired was ended by ann: tested it") != 1 || n.eventsWith("GPURecovered") > 0 {
+			t.Errorf("events %q, want that ann ended it", n.events)
 		}
 		n.restart()
 		n.has(gpu0)

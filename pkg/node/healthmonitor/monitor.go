@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"context"
@@ -66,9 +66,9 @@ type Config struct {
 type Monitor struct {
 	cfg     Config
 	metrics *metrics
-	told    limiter
+	limiter limiter
 	log     *kernelLog
-	// logPath has the path of the kernel log, once; notices wait for Run to tell them.
+	// logPath has the path of the kernel log, once; notices wait for Run to report them.
 	logPath chan string
 	notices chan health.Notice
 	// queued are the errors of which a notice waits there: more of the same would only
@@ -79,8 +79,8 @@ type Monitor struct {
 	using    sync.RWMutex
 	hardware *Hardware // nil: none
 
-	mu       sync.Mutex
-	patients map[gpu.UUID]*patient
+	mu   sync.Mutex
+	gpus map[gpu.UUID]*watchedGPU
 }
 
 // New returns a Monitor that has read the journal and given the conditions in it to
@@ -88,25 +88,24 @@ type Monitor struct {
 func New(cfg Config) *Monitor {
 	m := &Monitor{
 		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.PodOf),
-		logPath: make(chan string, 1), notices: make(chan health.Notice, 64), patients: map[gpu.UUID]*patient{},
+		logPath: make(chan string, 1), notices: make(chan health.Notice, 64), gpus: map[gpu.UUID]*watchedGPU{},
 	}
 	for _, h := range cfg.Journal.AllHealth() {
-		m.patients[h.GPU] = newPatient(h.GPU, h.State)
+		m.gpus[h.GPU] = newWatchedGPU(h.GPU, h.State)
 	}
 	for _, uuid := range cfg.Unreadable {
-		p := newPatient(uuid, health.State{Causes: []health.Cause{forgotten(time.Now())}})
-		p.unsaved = true
-		m.patients[uuid] = p
+		w := newWatchedGPU(uuid, health.State{Causes: []health.Cause{forgotten(time.Now())}})
+		w.unsaved = true
+		m.gpus[uuid] = w
 	}
 	m.publish()
 	return m
 }
 
-// forgotten is the cause of a GPU whose record can't be read. pkg/health ends causes
-// of sources that it doesn't know when the driver is loaded again.
+// forgotten is the cause of a GPU whose record can't be read.
 func forgotten(at time.Time) health.Cause {
 	return health.Cause{
-		Type: gpu.NeedsInspection, Source: "Record", Since: at,
+		Type: gpu.NeedsInspection, Source: health.FromRecord, Since: at,
 		Message: "the node's record of the GPU's health could not be read; an earlier error, which the driver doesn't report any more, may be forgotten",
 	}
 }
@@ -125,8 +124,8 @@ func (m *Monitor) SetHardware(h *Hardware) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range m.patients {
-		p.requestReading()
+	for _, w := range m.gpus {
+		w.requestReading()
 	}
 }
 
@@ -137,18 +136,18 @@ func (m *Monitor) SawXID(x gpu.XID) {
 		m.SawEvent("")
 		return
 	}
-	p := m.patient(x.GPU)
-	p.add(x)
-	p.requestReading()
+	w := m.getOrAdd(x.GPU)
+	w.add(x)
+	w.requestReading()
 }
 
 // SawEvent takes in another event of a GPU; empty: the driver doesn't name it.
 func (m *Monitor) SawEvent(uuid gpu.UUID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, p := range m.patients {
-		if p.uuid == uuid || uuid == "" {
-			p.requestReading()
+	for _, w := range m.gpus {
+		if w.uuid == uuid || uuid == "" {
+			w.requestReading()
 		}
 	}
 }
@@ -158,14 +157,14 @@ func (m *Monitor) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { m.followLog(ctx) })
-	all.Go(func() { m.tellNotices(ctx) })
-	watched := map[gpu.UUID]bool{}
+	all.Go(func() { m.reportNotices(ctx) })
+	started := map[gpu.UUID]bool{}
 	for ctx.Err() == nil {
 		uuids, changed := m.cfg.Facts.GPUs()
 		for _, uuid := range uuids {
-			if !watched[uuid] {
-				watched[uuid] = true
-				all.Go(func() { m.watch(ctx, m.patient(uuid)) })
+			if !started[uuid] {
+				started[uuid] = true
+				all.Go(func() { m.watch(ctx, m.getOrAdd(uuid)) })
 			}
 		}
 		select {
@@ -184,14 +183,14 @@ func (m *Monitor) followLog(ctx context.Context) {
 	}
 }
 
-// patient returns the GPU's, and makes it if there is none.
-func (m *Monitor) patient(uuid gpu.UUID) *patient {
+// getOrAdd returns the GPU, which it adds if it is new.
+func (m *Monitor) getOrAdd(uuid gpu.UUID) *watchedGPU {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.patients[uuid] == nil {
-		m.patients[uuid] = newPatient(uuid, health.State{})
+	if m.gpus[uuid] == nil {
+		m.gpus[uuid] = newWatchedGPU(uuid, health.State{})
 	}
-	return m.patients[uuid]
+	return m.gpus[uuid]
 }
 
 // publish gives all conditions to the facts.
@@ -199,17 +198,17 @@ func (m *Monitor) publish() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := map[gpu.UUID][]gpu.Condition{}
-	for _, p := range m.patients {
-		if c := p.state().Conditions(); len(c) > 0 {
-			all[p.uuid] = c
+	for _, w := range m.gpus {
+		if c := w.state().Conditions(); len(c) > 0 {
+			all[w.uuid] = c
 		}
 	}
 	m.cfg.Facts.SetHealth(all)
 }
 
-// End ends a condition of a GPU by hand, as an admin wants, and tells that.
+// End ends a condition of a GPU by hand, as an admin wants, and records an event.
 func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, by, why string) error {
-	_, _, err := m.replace(ctx, m.patient(uuid), func(s health.State) (health.State, error) {
+	_, _, err := m.replace(ctx, m.getOrAdd(uuid), func(s health.State) (health.State, error) {
 		return s.End(t, by, why, time.Now())
 	})
 	if err != nil {
@@ -220,34 +219,34 @@ func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, b
 	return nil
 }
 
-// change replaces the GPU's state by the result of decide, and tells about causes
+// change replaces the GPU's state by the result of decide, and reports the causes
 // that began and ended.
-func (m *Monitor) change(ctx context.Context, p *patient, decide func(health.State) health.State) {
-	began, ended, _ := m.replace(ctx, p, func(s health.State) (health.State, error) { return decide(s), nil })
+func (m *Monitor) change(ctx context.Context, w *watchedGPU, decide func(health.State) health.State) {
+	began, ended, _ := m.replace(ctx, w, func(s health.State) (health.State, error) { return decide(s), nil })
 	for _, c := range began {
-		klog.FromContext(ctx).Info("Something is wrong with a GPU", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "xid", c.XID)
+		klog.FromContext(ctx).Info("Something is wrong with a GPU", "node", m.cfg.NodeName, "gpu", w.uuid, "condition", c.Type, "message", c.Message, "xid", c.XID)
 	}
 	for _, c := range ended {
-		klog.FromContext(ctx).Info("A cause of a GPU's condition has ended", "node", m.cfg.NodeName, "gpu", p.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
+		klog.FromContext(ctx).Info("A cause of a GPU's condition has ended", "node", m.cfg.NodeName, "gpu", w.uuid, "condition", c.Type, "message", c.Message, "since", c.Since)
 	}
-	m.tellChange(p.uuid, began, ended)
+	m.reportChange(w.uuid, began, ended)
 }
 
 // replace replaces the GPU's state by the result of decide: it stores it, and gives
 // its conditions to the facts. It returns which causes began and ended.
-func (m *Monitor) replace(ctx context.Context, p *patient, decide func(health.State) (health.State, error)) (began, ended []health.Cause, _ error) {
-	p.deciding.Lock()
-	defer p.deciding.Unlock()
-	before := p.state()
+func (m *Monitor) replace(ctx context.Context, w *watchedGPU, decide func(health.State) (health.State, error)) (began, ended []health.Cause, _ error) {
+	w.deciding.Lock()
+	defer w.deciding.Unlock()
+	before := w.state()
 	after, err := decide(before)
 	if err != nil {
 		return nil, nil, err
 	}
 	changed := !after.Equal(before)
-	if changed || p.unsaved {
-		m.save(ctx, p, after)
+	if changed || w.unsaved {
+		m.save(ctx, w, after)
 	}
-	p.set(after)
+	w.set(after)
 	if !changed {
 		return nil, nil, nil
 	}
@@ -257,15 +256,15 @@ func (m *Monitor) replace(ctx context.Context, p *patient, decide func(health.St
 }
 
 // save stores the state. After a failure it is tried again at the next reading.
-func (m *Monitor) save(ctx context.Context, p *patient, s health.State) {
+func (m *Monitor) save(ctx context.Context, w *watchedGPU, s health.State) {
 	var err error
 	if s.Equal(health.State{}) {
-		err = m.cfg.Journal.DeleteHealth(p.uuid)
+		err = m.cfg.Journal.DeleteHealth(w.uuid)
 	} else {
-		err = m.cfg.Journal.PutHealth(holding.Health{GPU: p.uuid, State: s})
+		err = m.cfg.Journal.PutHealth(holding.Health{GPU: w.uuid, State: s})
 	}
-	if err != nil && !p.unsaved {
-		klog.FromContext(ctx).Error(err, "A GPU's health can't be stored, retrying; a restart may forget it", "node", m.cfg.NodeName, "gpu", p.uuid)
+	if err != nil && !w.unsaved {
+		klog.FromContext(ctx).Error(err, "A GPU's health can't be stored, retrying; a restart may forget it", "node", m.cfg.NodeName, "gpu", w.uuid)
 	}
-	p.unsaved = err != nil
+	w.unsaved = err != nil
 }

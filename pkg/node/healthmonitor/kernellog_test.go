@@ -1,4 +1,4 @@
-package health_test
+package healthmonitor_test
 
 import (
 	"os"
@@ -7,34 +7,34 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tessera-dra/tessera/pkg/node/health"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 )
 
 func TestParseLogXID(t *testing.T) {
 	id := func(n int) *int { return &n }
 	for name, tc := range map[string]struct {
 		record string
-		want   health.LogXID
+		want   healthmonitor.LogXID
 	}{
 		"an H100's": {
 			"6,1234,5678,-;NVRM: Xid (PCI:0000:00:06): 31, pid=4711, name=train, channel 0x00000003, intr 00000000. MMU Fault: ENGINE GRAPHICS\n",
-			health.LogXID{PCI: "0000:00:06.0", Code: 31, Process: health.Process{PID: 4711, Name: "train"}},
+			healthmonitor.LogXID{PCI: "0000:00:06.0", Code: 31, Process: healthmonitor.Process{PID: 4711, Name: "train"}},
 		},
 		"of an instance": {
 			"4,1,2,-,caller=T1;NVRM: Xid (PCI:0000:C1:00 GPU-I:05 GPU-CI:00): 13, pid=4711, name=a b, Graphics Exception\n SUBSYSTEM=pci\n",
-			health.LogXID{PCI: "0000:c1:00.0", Code: 13, GPUInstance: id(5), ComputeInstance: id(0), Process: health.Process{PID: 4711, Name: "a b"}},
+			healthmonitor.LogXID{PCI: "0000:c1:00.0", Code: 13, GPUInstance: id(5), ComputeInstance: id(0), Process: healthmonitor.Process{PID: 4711, Name: "a b"}},
 		},
-		"without a process":       {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus.\n", health.LogXID{PCI: "0000:00:06.0", Code: 79}},
-		"with an unknown process": {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 43, pid='<unknown>', name=<unknown>, channel 3\n", health.LogXID{PCI: "0000:00:06.0", Code: 43}},
-		"another message":         {"6,1,2,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n", health.LogXID{}},
-		"quoted by a program":     {"6,1,2,-;systemd[1]: NVRM: Xid (PCI:0000:00:06): 31, pid=1\n", health.LogXID{}},
+		"without a process":       {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus.\n", healthmonitor.LogXID{PCI: "0000:00:06.0", Code: 79}},
+		"with an unknown process": {"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 43, pid='<unknown>', name=<unknown>, channel 3\n", healthmonitor.LogXID{PCI: "0000:00:06.0", Code: 43}},
+		"another message":         {"6,1,2,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n", healthmonitor.LogXID{}},
+		"quoted by a program":     {"6,1,2,-;systemd[1]: NVRM: Xid (PCI:0000:00:06): 31, pid=1\n", healthmonitor.LogXID{}},
 		"a name that looks like a process": {
 			"6,1,2,-;NVRM: Xid (PCI:0000:00:06): 31, pid=4711, name=pid=1, channel 3\n",
-			health.LogXID{PCI: "0000:00:06.0", Code: 31, Process: health.Process{PID: 4711, Name: "pid=1"}},
+			healthmonitor.LogXID{PCI: "0000:00:06.0", Code: 31, Process: healthmonitor.Process{PID: 4711, Name: "pid=1"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, ok := health.ParseLogXID(tc.record)
+			got, ok := healthmonitor.ParseLogXID(tc.record)
 			if !reflect.DeepEqual(got, tc.want) || ok != (tc.want.Code != 0) {
 				t.Errorf("got %+v, %v, want %+v", got, ok, tc.want)
 			}
@@ -46,8 +46,8 @@ func FuzzParseLogXID(f *testing.F) {
 	f.Add("6,1,2,-;NVRM: Xid (PCI:0000:00:06 GPU-I:05 GPU-CI:00): 31, pid=4711, name=train, channel 3\n")
 	f.Add("6,1,2,-;NVRM: Xid (PCI:00000000:00:06): 31, pid=, name=\n")
 	f.Fuzz(func(t *testing.T, record string) {
-		x, ok := health.ParseLogXID(record)
-		if !ok && x != (health.LogXID{}) {
+		x, ok := healthmonitor.ParseLogXID(record)
+		if !ok && x != (healthmonitor.LogXID{}) {
 			t.Errorf("%+v though it is no XID", x)
 		}
 		if ok && !strings.Contains(record, "NVRM: Xid (PCI:") || x.Process.PID < 0 {
@@ -79,8 +79,8 @@ func TestWhoWasHit(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 				n.write(tc.after)
 				time.Sleep(time.Second)
-				if n.told("training GPUError") != 1 || n.told("inference GPUError") != tc.want {
-					t.Errorf("told %q", n.events)
+				if n.eventsWith("training GPUError") != 1 || n.eventsWith("inference GPUError") != tc.want {
+					t.Errorf("events %q, want one on training and %d on inference", n.events, tc.want)
 				}
 			})
 		})
@@ -90,7 +90,7 @@ func TestWhoWasHit(t *testing.T) {
 // TestMPSClients: an error of one client ends all clients of a server, and the kernel
 // log names any of them.
 func TestMPSClients(t *testing.T) {
-	client := func(p health.Pod) health.Pod { p.MPS = true; return p }
+	client := func(p healthmonitor.Pod) healthmonitor.Pod { p.MPS = true; return p }
 	for name, tc := range map[string]struct {
 		log  string
 		want string
@@ -101,7 +101,7 @@ func TestMPSClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, n *node) {
-				n.holders = []health.Pod{client(pod), client(other), {Namespace: "default", Name: "partition", UID: "w"}}
+				n.holders = []healthmonitor.Pod{client(pod), client(other), {Namespace: "default", Name: "partition", UID: "w"}}
 				n.write(tc.log)
 				time.Sleep(time.Second)
 				n.xid(gpu0, 31)
@@ -111,7 +111,7 @@ func TestMPSClients(t *testing.T) {
 					if strings.Contains(tc.want, name) {
 						want = 1
 					}
-					if got := n.told(name + " GPUError"); got != want {
+					if got := n.eventsWith(name + " GPUError"); got != want {
 						t.Errorf("pod %s has %d events, want %d: %q", name, got, want, n.events)
 					}
 				}

@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const (
 	reasonEnded = "GPUConditionEnded"
 )
 
-// Events are told to people. The methods don't block.
+// Events writes Kubernetes events. The methods don't block.
 type Events interface {
 	// OnPod writes a warning about a pod.
 	OnPod(pod Pod, reason, message string)
@@ -31,9 +31,9 @@ type Events interface {
 	OnNode(eventType, reason, message string)
 }
 
-// tellChange writes an event on the GPUInventory for each cause that began or ended, and
+// reportChange writes an event on the GPUInventory for each cause that began or ended, and
 // on the pods that use the GPU for each that keeps new claims off it.
-func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
+func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 	for _, c := range began {
 		message := fmt.Sprintf("GPU %s: %s", uuid, c.Message)
 		m.cfg.Events.OnNode(corev1.EventTypeWarning, string(c.Type), message)
@@ -49,7 +49,7 @@ func (m *Monitor) tellChange(uuid gpu.UUID, began, ended []health.Cause) {
 	}
 }
 
-// queue has the notice told, unless one of the same error waits for that.
+// queue queues the notice, unless one of the same error waits already.
 func (m *Monitor) queue(n health.Notice) {
 	if _, waits := m.queued.LoadOrStore(sameError(n.XID), true); waits {
 		return
@@ -72,12 +72,12 @@ func sameError(x gpu.XID) [4]any {
 	return [4]any{x.GPU, x.Code, id(x.GPUInstance), id(x.ComputeInstance)}
 }
 
-// tellNotices tells the notices until ctx ends.
-func (m *Monitor) tellNotices(ctx context.Context) {
+// reportNotices writes the events of notices until ctx ends.
+func (m *Monitor) reportNotices(ctx context.Context) {
 	for {
 		select {
 		case n := <-m.notices:
-			m.tellNotice(ctx, n)
+			m.reportNotice(ctx, n)
 			m.queued.Delete(sameError(n.XID))
 		case <-ctx.Done():
 			return
@@ -85,57 +85,57 @@ func (m *Monitor) tellNotices(ctx context.Context) {
 	}
 }
 
-// tellNotice tells the pods that an XID hit, and the node.
-func (m *Monitor) tellNotice(ctx context.Context, n health.Notice) {
-	by := m.hit(ctx, n.XID)
+// reportNotice writes events on the pods that an XID hit, and on the node.
+func (m *Monitor) reportNotice(ctx context.Context, n health.Notice) {
+	by := m.findAffected(ctx, n.XID)
 	about := subject{gpu: n.XID.GPU, code: n.XID.Code}
 	now := time.Now()
 	for _, pod := range by.pods {
 		about.pod = pod.UID
-		if m.told.allow(about, now) {
+		if m.limiter.allow(about, now) {
 			m.cfg.Events.OnPod(pod, reasonError, fmt.Sprintf("%s (GPU %s%s)", n.Message, n.XID.GPU, by.process)+by.doubt())
 		}
 	}
 	about.pod = ""
-	if m.told.allow(about, now) {
+	if m.limiter.allow(about, now) {
 		m.cfg.Events.OnNode(corev1.EventTypeWarning, reasonError, fmt.Sprintf("GPU %s: %s%s%s", n.XID.GPU, n.Message, among(by.pods), by.process))
 	}
 }
 
-// victims are the pods that an XID hit.
-type victims struct {
+// affected are the pods that an XID hit.
+type affected struct {
 	pods []Pod
-	// sure says that each of them was hit; otherwise it was one of them.
-	sure bool
+	// certain: each of them was hit; otherwise one of them was.
+	certain bool
 	// mps: they are clients of one MPS daemon.
 	mps bool
 	// process names the process, ", process 4711 (train)"; empty: not known.
 	process string
 }
 
-func (v victims) doubt() string {
+func (a affected) doubt() string {
 	switch {
-	case len(v.pods) < 2:
+	case len(a.pods) < 2:
 		return ""
-	case v.mps:
-		return fmt.Sprintf("; MPS ended the programs of all %d pods that share the GPU, and the driver may name any of them", len(v.pods))
-	case v.sure:
+	case a.mps:
+		return fmt.Sprintf("; MPS ended the programs of all %d pods that share the GPU, and the driver may name any of them", len(a.pods))
+	case a.certain:
 		return ""
 	}
-	return fmt.Sprintf("; it is an error of one of the %d pods that share the GPU", len(v.pods))
+	return fmt.Sprintf("; it is an error of one of the %d pods that share the GPU", len(a.pods))
 }
 
-// hit returns the pods that an XID hit: those of the processes that the kernel log
-// names, else all that use the GPU or instance. A process of no pod is one of the
-// host, such as an MPS server, which works for pods.
+// findAffected returns the pods that an XID hit: those of the processes that the
+// kernel log names, else all that use the GPU or instance. A process of no pod is one
+// of the host, such as an MPS server, which works for pods.
 //
 // An error of one client ends all clients of an MPS server, and the kernel log names
 // any of them: on an H200 with driver 580 it was the one that had done nothing.
-func (m *Monitor) hit(ctx context.Context, x gpu.XID) victims {
+func (m *Monitor) findAffected(ctx context.Context, x gpu.XID) affected {
 	holders := m.cfg.Holders(x)
-	v := victims{sure: true}
+	a := affected{certain: true}
 	for _, s := range m.log.find(ctx, x, m.cfg.Address(x.GPU)) {
-		v.process = fmt.Sprintf(", process %d (%s)", s.Process.PID, s.Process.Name)
+		a.process = fmt.Sprintf(", process %d (%s)", s.Process.PID, s.Process.Name)
 		i := slices.IndexFunc(holders, func(p Pod) bool { return p.UID == s.pod.UID })
 		switch {
 		case i >= 0:
@@ -143,18 +143,18 @@ func (m *Monitor) hit(ctx context.Context, x gpu.XID) victims {
 		case !s.inPod || s.pod.Name == "" || strings.HasPrefix(s.Process.Name, mpsServer):
 			continue
 		}
-		if !slices.Contains(v.pods, s.pod) {
-			v.pods = append(v.pods, s.pod)
+		if !slices.Contains(a.pods, s.pod) {
+			a.pods = append(a.pods, s.pod)
 		}
 	}
 	clients := slices.DeleteFunc(slices.Clone(holders), func(p Pod) bool { return !p.MPS })
 	switch {
-	case slices.ContainsFunc(v.pods, func(p Pod) bool { return p.MPS }), len(v.pods) == 0 && len(clients) == len(holders):
-		return victims{pods: clients, mps: true, process: v.process}
-	case len(v.pods) > 0:
-		return v
+	case slices.ContainsFunc(a.pods, func(p Pod) bool { return p.MPS }), len(a.pods) == 0 && len(clients) == len(holders):
+		return affected{pods: clients, mps: true, process: a.process}
+	case len(a.pods) > 0:
+		return a
 	}
-	return victims{pods: holders, process: v.process}
+	return affected{pods: holders, process: a.process}
 }
 
 // mpsServer begins the name of an MPS server, of which the kernel keeps 15 bytes.

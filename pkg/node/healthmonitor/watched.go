@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"context"
@@ -23,12 +23,12 @@ const (
 	// answerWithin is how long XIDs wait for the driver's recovery action. After that
 	// the catalog of XIDs decides, until the driver answers.
 	answerWithin = 500 * time.Millisecond
-	// calm is the least time between two readings: events come in storms.
-	calm = 200 * time.Millisecond
+	// minInterval is the least time between two readings: events come in storms.
+	minInterval = 200 * time.Millisecond
 )
 
-// patient is a GPU that is watched.
-type patient struct {
+// watchedGPU is a GPU that is watched.
+type watchedGPU struct {
 	uuid gpu.UUID
 	wake chan struct{}
 
@@ -36,44 +36,44 @@ type patient struct {
 	// another one, is under it.
 	deciding sync.Mutex
 	unsaved  bool
-	// said is the last failed reading that was logged; only watch uses it.
-	said string
+	// lastError is the error of the last reading, if it was logged; only watch uses it.
+	lastError string
 
 	mu      sync.Mutex
 	current health.State
 	xids    []gpu.XID // not decided on yet, each kind once
 }
 
-func newPatient(uuid gpu.UUID, s health.State) *patient {
-	return &patient{uuid: uuid, wake: make(chan struct{}, 1), current: s}
+func newWatchedGPU(uuid gpu.UUID, s health.State) *watchedGPU {
+	return &watchedGPU{uuid: uuid, wake: make(chan struct{}, 1), current: s}
 }
 
-func (p *patient) state() health.State {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.current
+func (w *watchedGPU) state() health.State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.current
 }
 
-func (p *patient) set(s health.State) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.current = s
+func (w *watchedGPU) set(s health.State) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.current = s
 }
 
 // requestReading requests that the GPU is read soon.
-func (p *patient) requestReading() {
+func (w *watchedGPU) requestReading() {
 	select {
-	case p.wake <- struct{}{}:
+	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
 // add adds an XID, unless one like it waits to be decided on.
-func (p *patient) add(x gpu.XID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !slices.ContainsFunc(p.xids, func(y gpu.XID) bool { return sameKind(x, y) }) {
-		p.xids = append(p.xids, x)
+func (w *watchedGPU) add(x gpu.XID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !slices.ContainsFunc(w.xids, func(y gpu.XID) bool { return sameKind(x, y) }) {
+		w.xids = append(w.xids, x)
 	}
 }
 
@@ -84,24 +84,24 @@ func sameKind(x, y gpu.XID) bool {
 }
 
 // take returns the XIDs that wait to be decided on, and removes them.
-func (p *patient) take() []gpu.XID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	xids := p.xids
-	p.xids = nil
+func (w *watchedGPU) take() []gpu.XID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	xids := w.xids
+	w.xids = nil
 	return xids
 }
 
 // watch reads the GPU until ctx ends.
-func (m *Monitor) watch(ctx context.Context, p *patient) {
+func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 	for ctx.Err() == nil {
-		m.examine(ctx, p)
+		m.examine(ctx, w)
 		every := readEvery
-		if p.state().HasOpen() {
+		if w.state().HasOpen() {
 			every = readSickEvery
 		}
-		pause(ctx, calm, nil)
-		pause(ctx, every-calm, p.wake)
+		pause(ctx, minInterval, nil)
+		pause(ctx, every-minInterval, w.wake)
 	}
 }
 
@@ -124,16 +124,16 @@ type answer struct {
 
 // examine reads the GPU, and decides on its XIDs and on the reading. Without
 // hardware there is nothing to decide on.
-func (m *Monitor) examine(ctx context.Context, p *patient) {
+func (m *Monitor) examine(ctx context.Context, w *watchedGPU) {
 	m.using.RLock()
 	defer m.using.RUnlock()
 	if m.hardware == nil {
 		return
 	}
-	xids := p.take()
+	xids := w.take()
 	answered := make(chan answer, 1)
 	go func() {
-		vitals, err := m.hardware.Session.Vitals(p.uuid)
+		vitals, err := m.hardware.Session.Vitals(w.uuid)
 		answered <- answer{vitals, err}
 	}()
 	late := time.NewTimer(answerWithin)
@@ -142,20 +142,20 @@ func (m *Monitor) examine(ctx context.Context, p *patient) {
 	select {
 	case a = <-answered:
 	case <-late.C:
-		m.decide(ctx, p, xids, gpu.RecoveryUnknown)
+		m.decide(ctx, w, xids, gpu.RecoveryUnknown)
 		xids = nil
 		a = <-answered
 	}
-	m.decide(ctx, p, xids, a.vitals.Recovery)
-	m.observe(ctx, p, a)
+	m.decide(ctx, w, xids, a.vitals.Recovery)
+	m.observe(ctx, w, a)
 }
 
 // decide decides on XIDs.
-func (m *Monitor) decide(ctx context.Context, p *patient, xids []gpu.XID, recovery gpu.RecoveryAction) {
+func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, recovery gpu.RecoveryAction) {
 	for _, x := range xids {
 		var notice *health.Notice
-		m.change(ctx, p, func(s health.State) health.State {
-			s, notice = s.XID(x, recovery, m.hardware.Load())
+		m.change(ctx, w, func(s health.State) health.State {
+			s, notice = s.ObserveXID(x, recovery, m.hardware.Load())
 			return s
 		})
 		if notice != nil {
@@ -166,9 +166,9 @@ func (m *Monitor) decide(ctx context.Context, p *patient, xids []gpu.XID, recove
 
 // observe decides on a reading. An error that may be one of this program says
 // nothing about the GPU; the reading of its facts has conditions for it.
-func (m *Monitor) observe(ctx context.Context, p *patient, a answer) {
+func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	r := health.Reading{At: time.Now(), Load: m.hardware.Load()}
-	said := ""
+	problem := ""
 	switch {
 	case a.err == nil:
 		r.Vitals = &a.vitals
@@ -177,11 +177,11 @@ func (m *Monitor) observe(ctx context.Context, p *patient, a answer) {
 	case errors.Is(a.err, nvml.ErrNotResponding):
 		r.Conditions = []gpu.Condition{{Type: gpu.NotResponding, Message: a.err.Error()}}
 	default:
-		said = a.err.Error()
+		problem = a.err.Error()
 	}
-	if said != "" && said != p.said {
-		klog.FromContext(ctx).Error(a.err, "A GPU's vitals can't be read", "node", m.cfg.NodeName, "gpu", p.uuid)
+	if problem != "" && problem != w.lastError {
+		klog.FromContext(ctx).Error(a.err, "A GPU's vitals can't be read", "node", m.cfg.NodeName, "gpu", w.uuid)
 	}
-	p.said = said
-	m.change(ctx, p, func(s health.State) health.State { return s.Observe(r) })
+	w.lastError = problem
+	m.change(ctx, w, func(s health.State) health.State { return s.Observe(r) })
 }

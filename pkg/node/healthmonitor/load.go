@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"os"
@@ -12,13 +12,13 @@ import (
 // moduleDir is the directory of the loaded NVIDIA kernel module, in sysfs.
 const moduleDir = "module/nvidia"
 
-// Load returns the current load of the driver. sys is where this process sees the
+// CurrentLoad returns the current load of the driver. sys is where this process sees the
 // host's /sys.
 //
 // The inode number of that directory differs for each load in one boot: kernfs gives
 // numbers in increasing order. (Before Linux 4.14 a number may come again. Then a
 // reload isn't noticed, and a cause that would end by it stays until the next one.)
-func Load(bootID, sys string) health.Load {
+func CurrentLoad(bootID, sys string) health.Load {
 	l := health.Load{Boot: bootID}
 	info, err := os.Stat(filepath.Join(sys, moduleDir))
 	if err != nil {

@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"slices"

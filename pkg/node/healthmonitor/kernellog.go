@@ -1,4 +1,4 @@
-package health
+package healthmonitor
 
 import (
 	"bufio"
@@ -114,7 +114,7 @@ func (l *kernelLog) follow(ctx context.Context, path string) {
 		_, err = f.Seek(0, io.SeekEnd)
 	}
 	if err != nil {
-		logger.Info("The kernel log can't be read: errors of GPUs are told to all pods that use them", "path", path, "err", err)
+		logger.Info("The kernel log can't be read: all pods that use a GPU get the event of its error", "path", path, "err", err)
 		return
 	}
 	l.setOpen(true)
@@ -130,7 +130,7 @@ func (l *kernelLog) follow(ctx context.Context, path string) {
 		case errors.Is(err, syscall.EPIPE): // records were overwritten
 		case err != nil:
 			if ctx.Err() == nil {
-				logger.Error(err, "The kernel log can't be read any more: errors of GPUs are told to all pods that use them", "path", path)
+				logger.Error(err, "The kernel log can't be read any more: all pods that use a GPU get the event of its error", "path", path)
 			}
 			return
 		default:
