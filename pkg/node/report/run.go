@@ -38,7 +38,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// keep writes after each change, and after each failure a while later.
+// keep writes after each change, after those of the facts that come together once, and
+// after each failure a while later.
 func (r *Reporter) keep(ctx context.Context) {
 	pause := retryFirst
 	for ctx.Err() == nil {
@@ -60,6 +61,11 @@ func (r *Reporter) keep(ctx context.Context) {
 		case <-factsChanged:
 		case <-retry:
 		case <-ctx.Done():
+		}
+		select {
+		case <-factsChanged:
+			r.gather(ctx)
+		default:
 		}
 	}
 }
