@@ -107,7 +107,7 @@ test-all: cluster-build ## Run every test and every longer check; what has passe
 
 .PHONY: allocators
 allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write docs/allocators.md)
-	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocator -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
+	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocators -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
 
 .PHONY: matrix
 matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/compatibility.md (hours; ONLY=1.33-on; can be resumed). Needs root

@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
-	"github.com/tessera-dra/tessera/test/allocator"
+	"github.com/tessera-dra/tessera/test/allocators"
 )
 
 // scheduler allocates offered and published devices to claims with the
@@ -25,7 +25,7 @@ type scheduler struct {
 	t       *testing.T
 	node    gpu.Node
 	options options
-	library *allocator.Library
+	library *allocators.Library
 	claims  map[string]*resourceapi.ResourceClaim
 }
 
@@ -33,7 +33,7 @@ type scheduler struct {
 func newScheduler(t *testing.T, plan v1alpha1.Plan) *scheduler {
 	t.Helper()
 	s := &scheduler{
-		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim), library: allocator.NewLibrary(),
+		t: t, node: node(t, "h100-80gb", 1), claims: make(map[string]*resourceapi.ResourceClaim), library: allocators.NewLibrary(),
 		options: options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}},
 	}
 	s.node.GPUs[0].MemoryReservedBytes = 616 << 20
@@ -49,14 +49,14 @@ func (s *scheduler) plan(p v1alpha1.Plan) {
 func (s *scheduler) offered() offer.GPU { return s.cluster().Offer()[0] }
 
 // cluster returns the cluster with the current options.
-func (s *scheduler) cluster() *allocator.Cluster {
+func (s *scheduler) cluster() *allocators.Cluster {
 	form := publish.NoCounters
 	if s.options.Counters {
 		form = publish.SplitCounters
 	}
-	c := &allocator.Cluster{
+	c := &allocators.Cluster{
 		Node: s.node, Plans: offertest.OnePlan(s.node, s.options.Plan), Claims: s.claims, Allocator: s.library,
-		Server: allocator.Server{Server: s.options.Server, Form: form},
+		Server: allocators.Server{Server: s.options.Server, Form: form},
 	}
 	if !s.options.Charged {
 		c.Allocator = uncharged{s.t, s.library}
@@ -65,7 +65,7 @@ func (s *scheduler) cluster() *allocator.Cluster {
 	return c
 }
 
-type request = allocator.Request
+type request = allocators.Request
 
 // asks lets a claim ask, and returns what it has of which devices, "" if it has
 // to wait.
@@ -87,10 +87,10 @@ func (s *scheduler) asks(name string, requests ...request) string {
 // consumes any.
 type uncharged struct {
 	t *testing.T
-	*allocator.Library
+	*allocators.Library
 }
 
-func (u uncharged) Allocate(ctx context.Context, q allocator.Question) (*resourceapi.AllocationResult, error) {
+func (u uncharged) Allocate(ctx context.Context, q allocators.Question) (*resourceapi.AllocationResult, error) {
 	for _, s := range q.Slices {
 		for _, d := range s.Spec.Devices {
 			if d.AllowMultipleAllocations != nil && d.ConsumesCounters != nil {

@@ -1,6 +1,0 @@
-// The allocator of Kubernetes 1.36.
-package main
-
-import "github.com/tessera-dra/tessera/test/allocator/resourcev1"
-
-func main() { resourcev1.Main() }

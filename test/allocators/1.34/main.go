@@ -1,0 +1,6 @@
+// The allocator of Kubernetes 1.34.
+package main
+
+import "github.com/tessera-dra/tessera/test/allocators/resourcev1"
+
+func main() { resourcev1.Main() }

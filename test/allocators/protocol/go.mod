@@ -1,0 +1,3 @@
+module github.com/tessera-dra/tessera/test/allocators/protocol
+
+go 1.24.0
