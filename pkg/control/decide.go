@@ -165,7 +165,7 @@ func (in decisionInput) server() offer.Server {
 // serverFor returns the abilities as offers need them: what is unknown isn't used.
 func serverFor(able publish.Abilities) offer.Server {
 	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
-	s.Taints, s.InformingTaints = able.Taints == publish.Yes, able.NoneTaints == publish.Yes
+	s.Taints, s.InformationalTaints = able.Taints == publish.Yes, able.InformationalTaints == publish.Yes
 	if able.Counters == publish.UnknownCounters {
 		s.CountersDoubt = able.Doubt
 	}

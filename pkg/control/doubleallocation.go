@@ -76,9 +76,9 @@ type distrust struct {
 	why string
 }
 
-// distrust returns what follows from the double allocations that count: those of the
+// judgeScheduler returns what follows from the double allocations that count: those of the
 // server's version, and all while servers of several versions answer in turns.
-func (p *planner) distrust(ctx context.Context, able publish.Abilities) (distrust, error) {
+func (p *planner) judgeScheduler(ctx context.Context, able publish.Abilities) (distrust, error) {
 	if !able.HasCounters() {
 		return distrust{}, nil
 	}
@@ -89,23 +89,25 @@ func (p *planner) distrust(ctx context.Context, able publish.Abilities) (distrus
 	counts := slices.DeleteFunc(list.Items, func(inv v1alpha1.GPUInventory) bool {
 		d := inv.Status.DoubleAllocation
 		older := d.Kubernetes != "" && able.Version != "" && d.Kubernetes != able.Version && able.Doubt == ""
-		return older || inventory.ConcernsShares(d) && !able.Charged
+		return older || inventory.AnyAllowsMultipleAllocations(d) && !able.Charged
 	})
 	if len(counts) == 0 {
 		return distrust{}, nil
 	}
-	ofShares := func(inv v1alpha1.GPUInventory) bool { return inventory.ConcernsShares(inv.Status.DoubleAllocation) }
+	ofShares := func(inv v1alpha1.GPUInventory) bool {
+		return inventory.AnyAllowsMultipleAllocations(inv.Status.DoubleAllocation)
+	}
 	if others := slices.DeleteFunc(slices.Clone(counts), ofShares); len(others) > 0 {
 		counts = others // shares are withdrawn with the counters
 	}
 	first := slices.MinFunc(counts, func(a, b v1alpha1.GPUInventory) int { return cmp.Compare(a.Name, b.Name) })
 	d := first.Status.DoubleAllocation
-	return distrust{counters: !inventory.ConcernsShares(d), why: explainDoubleAllocation(first.Name, d, able.Version)}, nil
+	return distrust{counters: !inventory.AnyAllowsMultipleAllocations(d), why: explainDoubleAllocation(first.Name, d, able.Version)}, nil
 }
 
 func explainDoubleAllocation(node string, d *v1alpha1.DoubleAllocation, version string) string {
 	fault, remedy := "doesn't count shared counters as the API server stores them", "the API server's version"
-	if inventory.ConcernsShares(d) {
+	if inventory.AnyAllowsMultipleAllocations(d) {
 		fault, remedy = "is older than the API server", fmt.Sprintf("Kubernetes %s, 1.37.0 or later (%s)", allocator.Fixed, allocator.Issue)
 	}
 	return fmt.Sprintf("A scheduler of the cluster %s (%s): on node %s it allocated the same part of a GPU to two claims at the same time (%s). "+
@@ -115,7 +117,7 @@ func explainDoubleAllocation(node string, d *v1alpha1.DoubleAllocation, version 
 
 // describeDoubleAllocation names both claims with their devices and pods.
 func describeDoubleAllocation(d *v1alpha1.DoubleAllocation) string {
-	one := func(c v1alpha1.DoublyAllocated) string {
+	one := func(c v1alpha1.AllocatedDevice) string {
 		text := fmt.Sprintf("%s to claim %s/%s", c.Device, c.Namespace, c.Name)
 		if c.Pod != "" {
 			text += " of pod " + c.Pod
@@ -134,7 +136,7 @@ func (p *planner) isExplained(ctx context.Context, inv *v1alpha1.GPUInventory, d
 		return false, err
 	}
 	var devices []string
-	for _, c := range []v1alpha1.DoublyAllocated{d.Holder, d.Refused} {
+	for _, c := range []v1alpha1.AllocatedDevice{d.Holder, d.Refused} {
 		if !slices.Contains(in.claims, allocation{device: gpu.DeviceName(c.Device), claim: c.Namespace + "/" + c.Name}) {
 			return true, nil
 		}
@@ -185,7 +187,7 @@ func (n *nodeReconciler) judgeDoubleAllocation(ctx context.Context, inv *v1alpha
 // announce is the text of the event about a confirmed double allocation.
 func announce(d *v1alpha1.DoubleAllocation) string {
 	withdrawn := "what needs shared counters (MIG partitions on demand, whole GPUs beside shares)"
-	if inventory.ConcernsShares(d) {
+	if inventory.AnyAllowsMultipleAllocations(d) {
 		withdrawn = "shares that consume counters"
 	}
 	return strings.Join([]string{

@@ -38,8 +38,8 @@ func TestDoubleAllocationInACluster(t *testing.T) {
 			b.waitForDevices(t, tc.all)
 
 			holder, refused := a.give(t, "gpu-00000000"), a.give(t, tc.refused)
-			one := func(c *resourceapi.ResourceClaim) v1alpha1.DoublyAllocated {
-				return v1alpha1.DoublyAllocated{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Pod: "p", Device: c.Status.Allocation.Devices.Results[0].Device}
+			one := func(c *resourceapi.ResourceClaim) v1alpha1.AllocatedDevice {
+				return v1alpha1.AllocatedDevice{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Pod: "p", Device: c.Status.Allocation.Devices.Results[0].Device}
 			}
 			report(t, a, &v1alpha1.DoubleAllocation{Holder: one(holder), Refused: one(refused), RefusedAt: metav1.Now()})
 			b.waitForDevices(t, tc.left)

@@ -48,8 +48,8 @@ func (s *fixture) reportDouble(holder, refused string) {
 	s.t.Helper()
 	inv := s.inventory()
 	inv.Status.DoubleAllocation = &v1alpha1.DoubleAllocation{
-		Holder:     v1alpha1.DoublyAllocated{Namespace: "ns", Name: "a", UID: "1", Pod: "runs", Device: second + holder},
-		Refused:    v1alpha1.DoublyAllocated{Namespace: "ns", Name: "b", UID: "2", Pod: "waits", Device: second + refused},
+		Holder:     v1alpha1.AllocatedDevice{Namespace: "ns", Name: "a", UID: "1", Pod: "runs", Device: second + holder},
+		Refused:    v1alpha1.AllocatedDevice{Namespace: "ns", Name: "b", UID: "2", Pod: "waits", Device: second + refused},
 		Kubernetes: s.server.version, RefusedAt: metav1.Now(),
 	}
 	if err := s.api.Status().Update(s.t.Context(), inv); err != nil {

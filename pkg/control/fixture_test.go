@@ -129,14 +129,14 @@ type fakeServer struct {
 func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	s.asked++
 	able := publish.Abilities{
-		Counters: cmp.Or(s.form, publish.NoCounters), Multiple: publish.No, Taints: publish.No, NoneTaints: publish.No,
+		Counters: cmp.Or(s.form, publish.NoCounters), Multiple: publish.No, Taints: publish.No, InformationalTaints: publish.No,
 		Charged: s.charged, Version: cmp.Or(s.version, "v1.36.1"),
 	}
 	if s.multiple {
 		able.Multiple = publish.Yes
 	}
 	if s.taints {
-		able.Taints, able.NoneTaints = publish.Yes, publish.Yes
+		able.Taints, able.InformationalTaints = publish.Yes, publish.Yes
 	}
 	if s.doubt != "" {
 		able = publish.Abilities{Charged: able.Charged, Version: able.Version, Doubt: s.doubt}

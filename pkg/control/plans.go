@@ -159,7 +159,7 @@ func (p *planner) collectInput(ctx context.Context, inv *v1alpha1.GPUInventory) 
 	if in.facts.able, err = p.server.abilities(ctx); err != nil {
 		return in, err
 	}
-	if in.facts.distrust, err = p.distrust(ctx, in.facts.able); err != nil {
+	if in.facts.distrust, err = p.judgeScheduler(ctx, in.facts.able); err != nil {
 		return in, err
 	}
 	in.facts.inventory = string(inv.UID) + " " + inv.ResourceVersion

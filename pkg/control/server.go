@@ -114,7 +114,7 @@ func (s *apiServer) probe(ctx context.Context) error {
 		return nil
 	}
 	logger.Info("Found out what the API server stores", "resourceAPI", able.API, "counters", able.Counters.String(),
-		"consumableCapacity", able.Multiple.String(), "taints", able.Taints.String(), "noneTaints", able.NoneTaints.String(),
+		"consumableCapacity", able.Multiple.String(), "taints", able.Taints.String(), "informationalTaints", able.InformationalTaints.String(),
 		"kubernetes", able.Version, "chargesSharedDevices", able.Charged)
 	if able.Doubt != "" {
 		logger.Info("Some abilities of the API server are unknown; they aren't used, and are probed again every minute", "why", able.Doubt)

@@ -103,16 +103,16 @@ func (s server) replace(t *testing.T, env *envtest.Environment) {
 
 // abilities follow from the sources of the version, pkg/apis/resource/validation and
 // pkg/registry/resource/resourceslice.
-func (s server) abilities() (counters publish.Counters, multiple, taints, noneTaints publish.Answer) {
+func (s server) abilities() (counters publish.Counters, multiple, taints, informationalTaints publish.Answer) {
 	has := func(gate string) publish.Answer {
 		if stdslices.Contains(s.gates(), gate) {
 			return publish.Yes
 		}
 		return publish.No
 	}
-	multiple, taints, noneTaints = has("DRAConsumableCapacity"), has("DRADeviceTaints"), has("DRADeviceTaints")
+	multiple, taints, informationalTaints = has("DRAConsumableCapacity"), has("DRADeviceTaints"), has("DRADeviceTaints")
 	if s.minor() < 35 {
-		noneTaints = publish.No
+		informationalTaints = publish.No
 	}
 	switch counters = publish.NoCounters; {
 	case has("DRAPartitionableDevices") == publish.No:
@@ -121,7 +121,7 @@ func (s server) abilities() (counters publish.Counters, multiple, taints, noneTa
 	default:
 		counters = publish.SplitCounters
 	}
-	return counters, multiple, taints, noneTaints
+	return counters, multiple, taints, informationalTaints
 }
 
 // log is how the controller says that it has found all this out.
@@ -136,9 +136,9 @@ func (s server) log() string {
 	default:
 		api = "V1"
 	}
-	counters, multiple, taints, noneTaints := s.abilities()
-	return fmt.Sprintf(`resourceAPI=%q counters=%q consumableCapacity=%q taints=%q noneTaints=%q kubernetes="v%s.`,
-		api, counters, multiple, taints, noneTaints, s.kubernetes)
+	counters, multiple, taints, informationalTaints := s.abilities()
+	return fmt.Sprintf(`resourceAPI=%q counters=%q consumableCapacity=%q taints=%q informationalTaints=%q kubernetes="v%s.`,
+		api, counters, multiple, taints, informationalTaints, s.kubernetes)
 }
 
 // servers are those of the versions that the test is run for, oldest first, each

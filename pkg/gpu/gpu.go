@@ -257,7 +257,7 @@ func (t ConditionType) Effect() Effect {
 		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed:
 		return NoSchedule
 	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
-		return Informs
+		return Informational
 	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return NoEffect
 	default: // of a newer version

@@ -32,8 +32,8 @@ type Effect string
 const (
 	// NoEffect: the condition is no property of the GPU's devices.
 	NoEffect Effect = ""
-	// Informs: the devices' taint says it, and does nothing.
-	Informs Effect = "None"
+	// Informational: the devices have a taint that has no effect.
+	Informational Effect = "None"
 	// NoSchedule: the GPU's devices are not given to new claims that don't tolerate
 	// it.
 	NoSchedule Effect = "NoSchedule"
@@ -42,9 +42,9 @@ const (
 	NoExecute Effect = "NoExecute"
 )
 
-// Taint is the key of the taints that a GPU's conditions put on its devices; their
+// TaintKey is the key of the taints that a GPU's conditions put on its devices; their
 // value is the condition's type.
-const Taint = DriverName + "/unhealthy"
+const TaintKey = DriverName + "/unhealthy"
 
 // RecoveryAction is the driver's word on how a GPU can recover (NVML
 // GPU_RECOVERY_ACTION, field 230).

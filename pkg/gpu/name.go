@@ -18,9 +18,9 @@ func (n DeviceName) IsPartition() bool { return strings.Contains(string(n), part
 // IsShare reports whether the name is that of an MPS share.
 func (n DeviceName) IsShare() bool { return strings.Contains(string(n), shareInfix) }
 
-// IsForSeveral reports whether the name is that of an MPS share without a number, a
-// device that can be allocated several times.
-func (n DeviceName) IsForSeveral() bool { return strings.HasSuffix(string(n), shareInfix) }
+// AllowsMultipleAllocations reports whether the name is that of an MPS share without
+// a number, a device that can be allocated several times.
+func (n DeviceName) AllowsMultipleAllocations() bool { return strings.HasSuffix(string(n), shareInfix) }
 
 // IsReplica reports whether the name is that of a time-sliced replica.
 func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replicaInfix) }

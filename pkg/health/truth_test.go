@@ -201,9 +201,9 @@ func (c truthCase) differs(s health.State, want expected) string {
 
 // servers are the ways in which API servers can store the taints of devices.
 var servers = map[string]offer.Server{
-	"no taints":        {},
-	"taints":           {Taints: true},
-	"informing taints": {Taints: true, InformingTaints: true},
+	"no taints":            {},
+	"taints":               {Taints: true},
+	"informational taints": {Taints: true, InformationalTaints: true},
 }
 
 // shop offers a node with eight GPUs, and remembers its offers.
@@ -258,7 +258,7 @@ func (s *shop) wanted(kind, server string, want expected) devices {
 	case want.condition == "":
 	case !want.usable && can.Taints:
 		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":NoSchedule"
-	case want.usable && can.InformingTaints:
+	case want.usable && can.InformationalTaints:
 		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":None"
 	}
 	out, healthy := devices{}, s.get(kind, server, nil)

@@ -30,9 +30,9 @@ func TimeSlices(inv *v1alpha1.GPUInventory) map[gpu.UUID]string {
 	return intervals
 }
 
-// ConcernsShares reports whether one of the devices of a double allocation can be
-// allocated several times: a scheduler that counts the counters of all other devices
-// makes such a one.
-func ConcernsShares(d *v1alpha1.DoubleAllocation) bool {
-	return gpu.DeviceName(d.Refused.Device).IsForSeveral() || gpu.DeviceName(d.Holder.Device).IsForSeveral()
+// AnyAllowsMultipleAllocations reports whether one of the devices of a double
+// allocation can be allocated several times. Schedulers with a known fault count the
+// counters of all devices but those.
+func AnyAllowsMultipleAllocations(d *v1alpha1.DoubleAllocation) bool {
+	return gpu.DeviceName(d.Refused.Device).AllowsMultipleAllocations() || gpu.DeviceName(d.Holder.Device).AllowsMultipleAllocations()
 }

@@ -179,7 +179,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 func (p *plugin) reportDoubleAllocation(ctx context.Context, d prepare.DoubleAllocation) bool {
 	ctx, cancel := context.WithTimeout(ctx, serverPatience)
 	defer cancel()
-	out := v1alpha1.DoubleAllocation{Refused: doublyAllocated(d.Refused), Holder: doublyAllocated(d.Holder), RefusedAt: metav1.Now()}
+	out := v1alpha1.DoubleAllocation{Refused: allocatedDevice(d.Refused), Holder: allocatedDevice(d.Holder), RefusedAt: metav1.Now()}
 	info, err := discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()).ServerVersionWithContext(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Info("Can't read the API server's version; the double allocation is recorded without it", "err", err)
@@ -191,8 +191,8 @@ func (p *plugin) reportDoubleAllocation(ctx context.Context, d prepare.DoubleAll
 	return p.reporter.ReportDoubleAllocation(out)
 }
 
-func doublyAllocated(d prepare.DoublyAllocated) v1alpha1.DoublyAllocated {
-	out := v1alpha1.DoublyAllocated{
+func allocatedDevice(d prepare.AllocatedDevice) v1alpha1.AllocatedDevice {
+	out := v1alpha1.AllocatedDevice{
 		Namespace: d.Claim.Namespace, Name: d.Claim.Name, UID: d.Claim.ClaimUID, Device: string(d.Device),
 	}
 	if len(d.Claim.Pods) > 0 {

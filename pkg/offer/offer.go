@@ -50,9 +50,9 @@ type Server struct {
 	// Taints: the server stores taints of devices, and the scheduler heeds them.
 	// Without them the GPUs that nobody may use aren't offered.
 	Taints bool
-	// InformingTaints: taints may have the effect None. Without it such taints are left
-	// out.
-	InformingTaints bool
+	// InformationalTaints: taints may have the effect None. Without it such taints are
+	// left out.
+	InformationalTaints bool
 	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
 	// CountersDoubt and MultipleDoubt are why Counters and Multiple are false although

@@ -23,7 +23,7 @@ func taint(g GPU, conditions []gpu.Condition, server Server) {
 	}
 	for i := range g.Devices {
 		d := &g.Devices[i]
-		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformingTaints)
+		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformationalTaints)
 	}
 }
 
@@ -33,14 +33,14 @@ func taintable(g GPU) bool {
 }
 
 // taintsOf returns the taints of one device of a GPU that has the conditions.
-func taintsOf(conditions []gpu.Condition, whole, informing bool) []resourceapi.DeviceTaint {
+func taintsOf(conditions []gpu.Condition, whole, informational bool) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	for _, c := range conditions {
 		effect := c.Effect()
 		if c.Type == gpu.RowRemapPending && !whole {
 			effect = c.Type.Effect() // a policy means claims for the whole GPU
 		}
-		if effect == gpu.NoEffect || effect == gpu.Informs && !informing {
+		if effect == gpu.NoEffect || effect == gpu.Informational && !informational {
 			continue
 		}
 		since := metav1.NewTime(c.Since)
@@ -48,7 +48,7 @@ func taintsOf(conditions []gpu.Condition, whole, informing bool) []resourceapi.D
 			since = metav1.Unix(0, 0) // a server replaces a zero time by its own
 		}
 		out = append(out, resourceapi.DeviceTaint{
-			Key: gpu.Taint, Value: string(c.Type), Effect: resourceapi.DeviceTaintEffect(effect), TimeAdded: &since,
+			Key: gpu.TaintKey, Value: string(c.Type), Effect: resourceapi.DeviceTaintEffect(effect), TimeAdded: &since,
 		})
 	}
 	slices.SortFunc(out, func(a, b resourceapi.DeviceTaint) int {

@@ -23,7 +23,7 @@ func TestTaints(t *testing.T) {
 	remap := gpu.Condition{Type: gpu.RowRemapPending, Since: time.Unix(4, 0)}
 	noWhole := remap
 	noWhole.ByPolicy = gpu.NoSchedule
-	all, withoutNone := offer.Server{Counters: true, Taints: true, InformingTaints: true}, offer.Server{Counters: true, Taints: true}
+	all, withoutNone := offer.Server{Counters: true, Taints: true, InformationalTaints: true}, offer.Server{Counters: true, Taints: true}
 	for name, tc := range map[string]struct {
 		conditions  []gpu.Condition
 		server      offer.Server
@@ -99,7 +99,7 @@ func TestUnknownGPUIsNotTainted(t *testing.T) {
 // devices are in one slice.
 func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 	o := options{
-		Server: offer.Server{Counters: true, Taints: true, InformingTaints: true},
+		Server: offer.Server{Counters: true, Taints: true, InformationalTaints: true},
 		Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{
 			Layout: slices.Repeat([]string{"1g.10gb"}, 7), MPS: &v1alpha1.PartitionMPS{Shares: 10},
 		}},

@@ -115,9 +115,9 @@ type GPUInventoryStatus struct {
 // same time: two different devices that only shared counters keep apart.
 type DoubleAllocation struct {
 	// refused is the claim whose devices the plugin didn't prepare.
-	Refused DoublyAllocated `json:"refused"`
+	Refused AllocatedDevice `json:"refused"`
 	// holder is the claim that had been prepared.
-	Holder DoublyAllocated `json:"holder"`
+	Holder AllocatedDevice `json:"holder"`
 	// kubernetes is the API server's version at that time, as it spells it; empty
 	// where it didn't say.
 	// +optional
@@ -133,8 +133,8 @@ type DoubleAllocation struct {
 	Confirmed bool `json:"confirmed,omitempty"`
 }
 
-// DoublyAllocated is one of the two claims of a double allocation.
-type DoublyAllocated struct {
+// AllocatedDevice is one of the two devices of a double allocation, with its claim.
+type AllocatedDevice struct {
 	// namespace of the claim.
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`

@@ -33,8 +33,8 @@ type Abilities struct {
 	Multiple Answer
 	// Taints of devices, at most four a device.
 	Taints Answer
-	// NoneTaints: taints with the effect None, which tell and do nothing.
-	NoneTaints Answer
+	// InformationalTaints: taints with the effect None.
+	InformationalTaints Answer
 	// Charged: the scheduler of this version charges counters for devices that are
 	// allocated several times (pkg/allocator).
 	Charged bool
@@ -64,12 +64,12 @@ func (a Abilities) Or(before Abilities) Abilities {
 	for _, x := range []struct {
 		now    *Answer
 		before Answer
-	}{{&a.Multiple, before.Multiple}, {&a.Taints, before.Taints}, {&a.NoneTaints, before.NoneTaints}} {
+	}{{&a.Multiple, before.Multiple}, {&a.Taints, before.Taints}, {&a.InformationalTaints, before.InformationalTaints}} {
 		if *x.now == Unknown {
 			*x.now = x.before
 		}
 	}
-	if a.Counters != UnknownCounters && a.Multiple != Unknown && a.Taints != Unknown && a.NoneTaints != Unknown {
+	if a.Counters != UnknownCounters && a.Multiple != Unknown && a.Taints != Unknown && a.InformationalTaints != Unknown {
 		a.Doubt = ""
 	}
 	return a
@@ -77,7 +77,7 @@ func (a Abilities) Or(before Abilities) Abilities {
 
 // SamePools reports whether the same pools can be published with both.
 func (a Abilities) SamePools(b Abilities) bool {
-	return a.Counters == b.Counters && a.Multiple == b.Multiple && a.Taints == b.Taints && a.NoneTaints == b.NoneTaints && a.Charged == b.Charged
+	return a.Counters == b.Counters && a.Multiple == b.Multiple && a.Taints == b.Taints && a.InformationalTaints == b.InformationalTaints && a.Charged == b.Charged
 }
 
 // Common returns what all of several servers of one cluster are able to, in any
@@ -90,7 +90,7 @@ func Common(all []Abilities) Abilities {
 		if out.Counters != b.Counters {
 			out.Counters = UnknownCounters
 		}
-		out.Multiple, out.Taints, out.NoneTaints = common(out.Multiple, b.Multiple), common(out.Taints, b.Taints), common(out.NoneTaints, b.NoneTaints)
+		out.Multiple, out.Taints, out.InformationalTaints = common(out.Multiple, b.Multiple), common(out.Taints, b.Taints), common(out.InformationalTaints, b.InformationalTaints)
 		if out.Charged && !b.Charged {
 			out.Charged, out.Version = false, b.Version
 		}

@@ -74,7 +74,7 @@ func TestSliceNamesAreInTheOrderOfIndexes(t *testing.T) {
 
 // tainted puts a taint on the first GPU.
 func tainted(gpus []offer.GPU) []offer.GPU {
-	gpus[0].Devices[0].Taints = []resourceapi.DeviceTaint{{Key: gpu.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	gpus[0].Devices[0].Taints = []resourceapi.DeviceTaint{{Key: gpu.TaintKey, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	return gpus
 }
 

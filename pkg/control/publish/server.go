@@ -77,11 +77,11 @@ func (p *Publisher) probeFields(ctx context.Context, able *Abilities) (err error
 	if able.Multiple, err = p.stores(ctx, sliceForSeveral()); err != nil {
 		return err
 	}
-	if able.NoneTaints, err = p.stores(ctx, taintedSlice(resourceapi.DeviceTaintEffectNone)); err != nil {
+	if able.InformationalTaints, err = p.stores(ctx, taintedSlice(resourceapi.DeviceTaintEffectNone)); err != nil {
 		return err
 	}
 	able.Taints = Yes
-	if able.NoneTaints == No {
+	if able.InformationalTaints == No {
 		able.Taints, err = p.stores(ctx, taintedSlice(resourceapi.DeviceTaintEffectNoSchedule))
 	}
 	return err

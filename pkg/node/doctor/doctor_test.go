@@ -288,7 +288,7 @@ func TestServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		i := slices.IndexFunc(r.Findings, func(f doctor.Finding) bool { return f.Check == "double-allocation" })
+		i := slices.IndexFunc(r.Findings, func(f doctor.Finding) bool { return f.Check == "unsafe-scheduler" })
 		if !r.Healthy || noted != (i >= 0) || noted && !strings.Contains(r.Findings[i].What, version) {
 			t.Errorf("%q: got %+v", version, r)
 		}

@@ -9,6 +9,6 @@ func (l *look) checkServer() {
 	if l.Kubernetes == "" || allocator.ChargesShared(l.Kubernetes) {
 		return
 	}
-	l.add(Finding{Level: Note, Check: "double-allocation", What: allocator.Explain(l.Kubernetes),
+	l.add(Finding{Level: Note, Check: "unsafe-scheduler", What: allocator.Explain(l.Kubernetes),
 		Do: "Upgrade the control plane. Until then some shares, or the whole GPU beside them, aren't offered: the status of the SharingPolicy says which."})
 }

@@ -17,11 +17,11 @@ import (
 // different devices that only shared counters keep apart.
 type DoubleAllocation struct {
 	// Refused is the claim that wasn't prepared, because Holder had been.
-	Refused, Holder DoublyAllocated
+	Refused, Holder AllocatedDevice
 }
 
-// DoublyAllocated is one of the two claims of a double allocation, with its device.
-type DoublyAllocated struct {
+// AllocatedDevice is one of the two devices of a double allocation, with its claim.
+type AllocatedDevice struct {
 	Claim  holding.Record
 	Device gpu.DeviceName
 }
@@ -88,7 +88,7 @@ func explainDoubleAllocation(want, holder holding.Record) string {
 	switch {
 	case !ok:
 		return ""
-	case d.Refused.Device.IsForSeveral() || d.Holder.Device.IsForSeveral():
+	case d.Refused.Device.AllowsMultipleAllocations() || d.Holder.Device.AllowsMultipleAllocations():
 		return fmt.Sprintf("; schedulers of Kubernetes before %s allocate shares and what overlaps them twice (%s): upgrade the control plane",
 			allocator.Fixed, allocator.Issue)
 	}
@@ -105,7 +105,7 @@ func findDoubleAllocation(want, holder holding.Record) (_ DoubleAllocation, ok b
 			}
 			if d, e := g.DeviceHeld(), h.DeviceHeld(); d != e && gpu.Conflict(d, e) {
 				return DoubleAllocation{
-					Refused: DoublyAllocated{Claim: want, Device: g.Device}, Holder: DoublyAllocated{Claim: holder, Device: h.Device},
+					Refused: AllocatedDevice{Claim: want, Device: g.Device}, Holder: AllocatedDevice{Claim: holder, Device: h.Device},
 				}, true
 			}
 		}

@@ -32,7 +32,7 @@ func replaces(d, have *v1alpha1.DoubleAllocation) bool {
 	if have == nil {
 		return true
 	}
-	return have.Confirmed && (have.Kubernetes != d.Kubernetes || inventory.ConcernsShares(have) && !inventory.ConcernsShares(d))
+	return have.Confirmed && (have.Kubernetes != d.Kubernetes || inventory.AnyAllowsMultipleAllocations(have) && !inventory.AnyAllowsMultipleAllocations(d))
 }
 
 // wroteDoubleAllocation forgets the one that was to be written, once it is.

@@ -19,8 +19,8 @@ func TestDoubleAllocation(t *testing.T) {
 	}
 	of := func(claim, device string) v1alpha1.DoubleAllocation {
 		return v1alpha1.DoubleAllocation{
-			Refused: v1alpha1.DoublyAllocated{Namespace: "ns", Name: claim, UID: claim, Pod: "p", Device: "gpu-00000000"},
-			Holder:  v1alpha1.DoublyAllocated{Namespace: "ns", Name: "other", UID: "other", Device: device}, Kubernetes: "v1.36.3", RefusedAt: metav1.Now(),
+			Refused: v1alpha1.AllocatedDevice{Namespace: "ns", Name: claim, UID: claim, Pod: "p", Device: "gpu-00000000"},
+			Holder:  v1alpha1.AllocatedDevice{Namespace: "ns", Name: "other", UID: "other", Device: device}, Kubernetes: "v1.36.3", RefusedAt: metav1.Now(),
 		}
 	}
 	const bySize, partition = "gpu-00000000-mps", "gpu-00000000-mig-1g10gb-0"
