@@ -141,13 +141,14 @@ func run(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	}
 }
 
-// attempt returns all a command prints, and its failure as text.
+// attempt returns all a command prints, and its failure as text, without the last
+// newline, after which ^$ would match.
 func attempt(ts *testscript.TestScript, s *stack.Stack, args []string) string {
 	out, errs, err := do(ts, s, args)
 	if err != nil {
 		return fmt.Sprintf("%s%s\n%v", out, errs, err)
 	}
-	return out + errs
+	return strings.TrimSuffix(out+errs, "\n")
 }
 
 func timed(ts *testscript.TestScript, args []string) (time.Duration, *regexp.Regexp, []string) {
