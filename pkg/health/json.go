@@ -52,6 +52,20 @@ func (e Ending) MarshalJSON() ([]byte, error) {
 	return marshal(plain(e), e.extra)
 }
 
+// UnmarshalJSON implements json.Unmarshaler.
+func (r *Reset) UnmarshalJSON(data []byte) (err error) {
+	type plain Reset
+	*r = Reset{}
+	r.extra, err = unmarshal(data, (*plain)(r))
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r Reset) MarshalJSON() ([]byte, error) {
+	type plain Reset
+	return marshal(plain(r), r.extra)
+}
+
 // unmarshal reads data into a pointer to a struct, and returns the fields that the
 // struct doesn't have.
 func unmarshal(data []byte, into any) (map[string]json.RawMessage, error) {

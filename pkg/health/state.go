@@ -11,14 +11,15 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// State has the open causes of one GPU, in the order in which they began, and the
-// last endings by hand. It is a value: its methods return another one and change
+// State has the open causes of one GPU, in the order in which they began, the last
+// endings by hand, and the attempts to reset it in the last day. It is a value: its methods return another one and change
 // nothing. The zero State is that of a healthy GPU.
 //
 // A node stores its JSON form. Fields, sources and types of a newer version are kept.
 type State struct {
 	Causes []Cause  `json:"causes,omitempty"`
 	Ended  []Ending `json:"ended,omitempty"`
+	Resets []Reset  `json:"resets,omitempty"`
 
 	extra map[string]json.RawMessage
 }
@@ -53,6 +54,7 @@ type Notice struct {
 // a second or more apart, agree that it is over.
 func (s State) Observe(r Reading) State {
 	found := r.findings()
+	s.Resets = s.resetsSince(r.At)
 	causes := slices.Clone(s.Causes)
 	for i, c := range causes {
 		if c.Load == (Load{}) {

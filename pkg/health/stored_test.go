@@ -21,6 +21,7 @@ const stored = `{
 		{"type": "TooHot", "source": "Thermometer", "message": "m", "since": "2026-11-22T12:00:00Z", "load": {"boot": "boot-1", "driver": "load-1"}}
 	],
 	"ended": [{"type": "ResetRequired", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "reseated", "ticket": "T-2"}],
+	"resets": [{"began": "2026-11-22T11:00:00Z", "ended": "2026-11-22T11:00:09Z", "error": "m", "ticket": "T-3"}],
 	"score": {"a": [1]}
 }`
 
@@ -36,7 +37,7 @@ func TestStateOfNewerVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"source":"Thermometer"`} {
+	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"ticket":"T-3"`, `"source":"Thermometer"`} {
 		if !strings.Contains(string(data), kept) {
 			t.Errorf("%s is lost: %s", kept, data)
 		}
