@@ -235,8 +235,11 @@ func resetCommand(t *target) *cobra.Command {
 		Short: "Reset idle GPUs, as nvidia-smi --gpu-reset does",
 		Long: `Resets GPUs: MIG instances and modes are gone, a pending MIG mode is taken, pending
 rows are remapped, NVLinks are up, and a recovery action that asks for a reset
-is none again. It is refused while a process uses the GPU or has NVML open, and
-for a lost GPU.`,
+is none again. It is refused while a process uses the GPU or has NVML open, for a
+lost GPU, in a guest, and before Ampere for one of several GPUs with NVLinks. To
+make it fail in another way, or hang (see fault):
+
+    nvmlsim fault DeviceReset --gpu 0 --hang --root DIR`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return t.eachGPU(args, func(m *nvmlsim.Machine, gpu int) error {

@@ -61,10 +61,18 @@ func (g *GPU) otherClients() bool {
 	return err != nil || lock.Type != unix.F_UNLCK
 }
 
-// ResetIdle is "nvidia-smi --gpu-reset": Reset, but InUse also while another
-// session has initialized NVML and sees the GPU, such as that of a monitor.
+// ResetIdle is "nvidia-smi --gpu-reset" of this GPU: Reset, but InUse also while another
+// session has initialized NVML and sees the GPU, such as that of a monitor. It is
+// NotSupported in a guest, whose hypervisor doesn't let it, and before Ampere for a
+// GPU with NVLinks, which could only be reset together with the GPUs at their other
+// ends.
 func (g *GPU) ResetIdle() error {
-	if g.otherClients() {
+	board, _ := g.board()
+	linked := g.id.NVLink != "" && g.id.NVLink != nvlinkNone && len(board) > 1
+	switch {
+	case g.m.description.Virtualization == "passthrough", linked && g.model.ArchitectureType() < architectureAmpere:
+		return NotSupported
+	case g.otherClients():
 		return InUse
 	}
 	return g.Reset()

@@ -95,6 +95,21 @@ func TestResetNeedsAnIdleGPU(t *testing.T) {
 	check(t, m.GPUs()[1].ResetIdle())
 }
 
+// TestWhichGPUsCanBeReset checks where one GPU can be reset alone.
+func TestWhichGPUsCanBeReset(t *testing.T) {
+	for machine, want := range map[string]nvmlsim.Return{
+		"2xh100-80gb":      nvmlsim.Success,
+		"v100-sxm2-16gb":   nvmlsim.Success,
+		"2xv100-pcie-16gb": nvmlsim.Success,
+		"4xv100-sxm2-16gb": nvmlsim.NotSupported,
+		"virtualization: passthrough\ngpus: [{model: h200}]": nvmlsim.NotSupported,
+	} {
+		if err := create(t, machine).GPUs()[0].ResetIdle(); nvmlsim.Code(err) != want {
+			t.Errorf("%s: %v, want %v", machine, err, want)
+		}
+	}
+}
+
 // TestHealthEvents checks the events and the kernel log of a GPU that breaks, in
 // the forms of a real driver (the lines of 13 and 31 as on an H100, 79 and 154 as
 // published by users).

@@ -114,27 +114,38 @@ func run(o options, m *nvmlsim.Machine, out io.Writer) (int, error) {
 	return exitOK, summary(m, gpus, out)
 }
 
-const resetInUse = `The following GPUs could not be reset:
-  GPU %s: In use by another client
+const resetInUse = `
+%d device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). Please first kill all processes using this device and all compute applications running in the system.
+`
 
-1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). Please first kill all processes using this device and all compute applications running in the system.`
-
-// reset is "nvidia-smi --gpu-reset".
+// reset is "nvidia-smi --gpu-reset". Each failure exits with 255, as the refusal of a GPU
+// in use does (NVIDIA/NVSentinel#1690); the form of the others is assumed.
 func reset(gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
+	var done, failed strings.Builder
+	used := 0
 	for _, g := range gpus {
-		err := g.ResetIdle()
-		if errors.Is(err, nvmlsim.InUse) {
-			return int(nvmlsim.InUse), fmt.Errorf(resetInUse, busID(g)) //nolint:staticcheck // nvidia-smi's words
+		if err := g.ResetIdle(); err != nil {
+			fmt.Fprintf(&failed, "  GPU %s: %s\n", busID(g), nvmlsim.Code(err))
+			if errors.Is(err, nvmlsim.InUse) {
+				used++
+			}
+			continue
 		}
-		if err != nil {
-			return int(nvmlsim.Code(err)), fmt.Errorf("Unable to reset GPU %s: %w", busID(g), err) //nolint:staticcheck // nvidia-smi's words
-		}
-		if _, err := fmt.Fprintf(out, "GPU %s was successfully reset.\n", busID(g)); err != nil {
-			return exitUnknown, err
-		}
+		fmt.Fprintf(&done, "GPU %s was successfully reset.\n", busID(g))
 	}
-	_, err := io.WriteString(out, "All done.\n")
-	return exitOK, err
+	code := exitOK
+	switch {
+	case failed.Len() == 0:
+		done.WriteString("All done.\n")
+	case used > 0:
+		fmt.Fprintf(&failed, resetInUse, used)
+		fallthrough
+	default:
+		code = exitUnknown
+		fmt.Fprintf(&done, "The following GPUs could not be reset:\n%s", failed.String())
+	}
+	_, err := io.WriteString(out, done.String())
+	return code, err
 }
 
 // pick returns the GPUs named by -i, or all.
