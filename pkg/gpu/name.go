@@ -124,6 +124,18 @@ func part(count, number int) string {
 	return fmt.Sprintf("%d-%d", count, number)
 }
 
+// Part returns among how many equal shares or replicas the device is one, and which;
+// zeros if the name isn't that of such a device.
+func (n DeviceName) Part() (count, number int) {
+	for _, infix := range []string{shareInfix, replicaInfix} {
+		if _, which, ok := cutLast(n, infix); ok {
+			count, number, _ = readPart(which, max(maxShares, maxReplicas))
+			return count, number
+		}
+	}
+	return 0, 0
+}
+
 // readPart parses exactly the texts that part writes.
 func readPart(s string, most int) (count, number int, ok bool) {
 	c, n, _ := strings.Cut(s, "-")
@@ -208,9 +220,17 @@ func (n *Names) replica(name, of DeviceName, which string) (Device, error) {
 // Parent returns the GPU that a device's name is of, also where that GPU can't
 // be cut in the way that the name says.
 func (n *Names) Parent(name DeviceName) (UUID, bool) {
-	digits, _, _ := strings.Cut(strings.TrimPrefix(string(name), namePrefix), "-")
-	g, ok := n.gpus[DeviceName(namePrefix+digits)]
+	g, ok := n.gpus[name.Whole()]
 	return g.UUID, ok
+}
+
+// Whole returns the name of the GPU that a device's name is of.
+func (n DeviceName) Whole() DeviceName {
+	i := strings.IndexByte(strings.TrimPrefix(string(n), namePrefix), '-')
+	if i < 0 {
+		return n
+	}
+	return n[:len(n)-len(strings.TrimPrefix(string(n), namePrefix))+i]
 }
 
 // MayBeOf reports whether a device of the GPU may have the name. It needs no Names,

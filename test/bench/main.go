@@ -95,6 +95,7 @@ type part struct {
 func (b *bench) parts() []part {
 	return []part{
 		{"shelf", b.shelf, false},
+		{"view", b.view, false},
 		{"journal", b.journal, true},
 		{"prepare", b.prepares, true},
 		{"at-once", b.atOnce, true},
