@@ -41,9 +41,9 @@ func (p *hardwareParts) Mend(ctx context.Context, lacking func(gpu.Partition) bo
 	return p.preparer.Mend(ctx, lacking)
 }
 
-// Leaving takes the hardware from the parts, and restores it before if the plugin ends
+// BeforeClose takes the hardware from the parts, and restores it before if the plugin ends
 // and nothing is prepared.
-func (p *hardwareParts) Leaving(ctx context.Context, pluginEnds bool) {
+func (p *hardwareParts) BeforeClose(ctx context.Context, pluginEnds bool) {
 	if pluginEnds && countClaims(p.journal) == 0 {
 		p.restore(ctx)
 	}

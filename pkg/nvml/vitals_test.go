@@ -115,31 +115,11 @@ func TestEventOfALostGPU(t *testing.T) {
 	uuid := list(t, s)[1].UUID
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	got := make(chan nvml.Event)
-	go func() {
-		defer close(got)
-		for {
-			e, err := s.WaitEvent(ctx)
-			if err != nil {
-				return
-			}
-			select {
-			case got <- e:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	for watched := false; !watched; {
+	got := nvmltest.WatchEvents(ctx, s, func() {
 		if err := s.Machine.RaiseXID(1, nvmlsim.XID{Code: 13}); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-got:
-			watched = true
-		case <-time.After(100 * time.Millisecond): // it may not have been watched yet
-		}
-	}
+	})
 	if err := s.Machine.Lose(1); err != nil {
 		t.Fatal(err)
 	}

@@ -3,5 +3,5 @@
 // driver (Listener) learn from it which driver there is, and when it goes.
 //
 // One driver, from its arrival to its loss, is Follower.follow: open, read, Arrived,
-// read again at each signal, Leaving, close.
+// read again at each signal, BeforeClose, close.
 package driver

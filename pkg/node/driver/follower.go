@@ -20,8 +20,8 @@ const (
 	// retryDriver is how often a driver that isn't there, or doesn't work, is
 	// looked for.
 	retryDriver = 5 * time.Second
-	// leaveWithin bounds Listener.Leaving.
-	leaveWithin = 20 * time.Second
+	// closeWithin bounds Listener.BeforeClose.
+	closeWithin = 20 * time.Second
 	// RecoverWithin is how long the kubelet waits for the recovery of the hardware:
 	// it must be able to unprepare while a GPU keeps that from ending.
 	RecoverWithin = 15 * time.Second
@@ -46,10 +46,10 @@ type Listener interface {
 	// Mend restores what prepared claims need and lack: CDI specifications, and the
 	// MIG partitions that are lacking. It is called after each later reading.
 	Mend(ctx context.Context, lacking func(gpu.Partition) bool) error
-	// Leaving is called after Arrived has returned and before the driver is closed.
+	// BeforeClose is called after Arrived has returned and before the driver is closed.
 	// When it returns, nothing uses the hardware. If the plugin ends and no claim is
 	// prepared, it first restores the hardware, until ctx ends.
-	Leaving(ctx context.Context, pluginEnds bool)
+	BeforeClose(ctx context.Context, pluginEnds bool)
 }
 
 // Known is what other parts know of the GPUs.
@@ -171,7 +171,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
 	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Host, root)})
-	defer f.leave(ctx, arrived)
+	defer f.beforeClose(ctx, arrived)
 	looked()
 	endWatch := f.watch(ctx, root, session)
 	defer endWatch()
@@ -249,13 +249,13 @@ func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan stru
 	return done
 }
 
-// leave calls Leaving after Arrived has returned.
-func (f *Follower) leave(ctx context.Context, arrived <-chan struct{}) {
+// beforeClose calls BeforeClose after Arrived has returned.
+func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}) {
 	<-arrived
 	pluginEnds := ctx.Err() != nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()
-	f.cfg.Listener.Leaving(ctx, pluginEnds)
+	f.cfg.Listener.BeforeClose(ctx, pluginEnds)
 }
 
 // pause waits for a signal, the time, or the end of ctx.

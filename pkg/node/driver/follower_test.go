@@ -68,7 +68,7 @@ func (f *fixture) Arrived(_ context.Context, hw Hardware) {
 	f.Partitions.SetHardware(hw.Session)
 	f.arrivals <- struct{}{}
 }
-func (f *fixture) Leaving(context.Context, bool) { f.Partitions.SetHardware(nil) }
+func (f *fixture) BeforeClose(context.Context, bool) { f.Partitions.SetHardware(nil) }
 func (f *fixture) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
 	return f.onMend(ctx, lacking)
 }

@@ -24,7 +24,7 @@ import (
 // devices.
 type broken struct{ tries int }
 
-func (b *broken) Make(context.Context, gpu.Partition) (gpu.Instance, error) {
+func (b *broken) Ensure(context.Context, gpu.Partition) (gpu.Instance, error) {
 	b.tries++
 	return gpu.Instance{}, errors.New("broken")
 }

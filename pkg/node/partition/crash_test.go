@@ -48,7 +48,7 @@ func scenarios() map[string]scenario {
 	a, b, large := part(gpu0, "1g.18gb", 0), part(gpu0, "1g.18gb", 6), part(gpu0, "3g.71gb", 0)
 	nothing := func(*testing.T, *node) {}
 	make := func(p gpu.Partition) func(*testing.T, *node) {
-		return func(t *testing.T, n *node) { n.hold(t, p); _, _ = n.Make(t.Context(), p) }
+		return func(t *testing.T, n *node) { n.hold(t, p); _, _ = n.Ensure(t.Context(), p) }
 	}
 	release := func(p gpu.Partition) func(*testing.T, *node) {
 		return func(t *testing.T, n *node) {
@@ -266,7 +266,7 @@ func TestRecordCannotBeWritten(t *testing.T) {
 			if name == "release" {
 				err = n.Release(t.Context(), p)
 			} else {
-				_, err = n.Make(t.Context(), p)
+				_, err = n.Ensure(t.Context(), p)
 			}
 			wantError(t, err, "write the journal record")
 			n.hw.fault = nil
@@ -328,7 +328,7 @@ func TestStopsInBetween(t *testing.T) {
 	if r, _ := n.journal.GPU(gpu0); len(r.Partitions) != 2 {
 		t.Errorf("record: %v", r)
 	}
-	_, err := n.Make(ctx, part(gpu0, "1g.18gb", 6))
+	_, err := n.Ensure(ctx, part(gpu0, "1g.18gb", 6))
 	if err == nil {
 		t.Error("made after the end of the context")
 	}

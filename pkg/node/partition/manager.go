@@ -130,7 +130,7 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	return conditions
 }
 
-// Make returns the instance that the partition is, which a claim holds in the
+// Ensure returns the instance that the partition is, which a claim holds in the
 // journal already. It is made unless it is there: one of ours is used again,
 // and one that others made, if it has the same profile and place, is used as it
 // is and never destroyed. Where the mode is off it is switched on. Idle
@@ -138,10 +138,10 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 // destroyed. Idempotent; a partition that has vanished is created again.
 //
 // After an error, Release or Run destroys an incomplete partition.
-func (m *Manager) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	var made gpu.Instance
 	err := m.withGPU(ctx, "make", p.GPU, func(ctx context.Context, v *visit) (err error) {
-		made, err = v.make(ctx, p)
+		made, err = v.ensure(ctx, p)
 		return err
 	})
 	if err != nil {

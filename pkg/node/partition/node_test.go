@@ -89,7 +89,7 @@ func uid(d gpu.Device) string {
 func (n *node) prepare(t testing.TB, p gpu.Partition) gpu.Instance {
 	t.Helper()
 	n.hold(t, p)
-	i, err := n.Make(t.Context(), p)
+	i, err := n.Ensure(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func TestSomebodyElseIsQuicker(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := n.Make(t.Context(), p)
+		_, err := n.Ensure(t.Context(), p)
 		wantError(t, err, "insufficient", "GPU instance 11 (1g.18gb at memory slice 4", "(not made by Tessera)")
 		n.unprepare(t, p)
 		n = n.restart(t, "boot-1")

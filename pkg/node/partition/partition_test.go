@@ -139,7 +139,7 @@ func TestMakeIsRefused(t *testing.T) {
 			tc.prepare(t, n)
 			before, records := n.hw.now(gpu0), n.journal.GPUs()
 			n.hold(t, want)
-			_, err := n.Make(t.Context(), want)
+			_, err := n.Ensure(t.Context(), want)
 			wantError(t, err, append(tc.words, "1g.18gb at memory slice 0 of GPU "+string(gpu0))...)
 			if diff := cmp.Diff(before, n.hw.now(gpu0)); diff != "" {
 				t.Errorf("hardware changed:\n%s", diff)
@@ -163,7 +163,7 @@ func TestComputeInstanceFails(t *testing.T) {
 				}
 				return nil
 			}
-			_, err := n.Make(t.Context(), p)
+			_, err := n.Ensure(t.Context(), p)
 			wantError(t, err, "broken")
 			n.hw.fault = nil
 			n.prepare(t, p)
@@ -258,7 +258,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	<-busy
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("unprepared"))
-	_, err := n.Make(ctx, part(gpu0, "1g.18gb", 1))
+	_, err := n.Ensure(ctx, part(gpu0, "1g.18gb", 1))
 	wantError(t, err, "unprepared", "wait")
 	n.prepare(t, part(gpu1, "1g.18gb", 0))
 	close(release)

@@ -74,7 +74,7 @@ func TestModeSwitchedIsTold(t *testing.T) {
 	fails = errors.New("no answer")
 	n.hold(t, p)
 	for range 2 {
-		if _, err := n.Make(t.Context(), p); !errors.Is(err, fails) {
+		if _, err := n.Ensure(t.Context(), p); !errors.Is(err, fails) {
 			t.Errorf("make: %v, want %v", err, fails)
 		}
 		if _, err := n.Find(t.Context(), p); !errors.Is(err, fails) {
@@ -83,7 +83,7 @@ func TestModeSwitchedIsTold(t *testing.T) {
 		n.checkThere(t, gpu0, true)
 	}
 	fails = nil
-	if _, err := n.Make(t.Context(), p); err != nil {
+	if _, err := n.Ensure(t.Context(), p); err != nil {
 		t.Errorf("make, when it can be read: %v", err)
 	}
 }

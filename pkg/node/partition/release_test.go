@@ -75,11 +75,11 @@ func TestSessionIsNotTakenAwayUnderway(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := n.Make(t.Context(), p); err != nil {
+	if _, err := n.Ensure(t.Context(), p); err != nil {
 		t.Error(err)
 	}
 	<-took
-	_, err := n.Make(t.Context(), p)
+	_, err := n.Ensure(t.Context(), p)
 	wantError(t, err, "driver isn't there")
 	n.checkThere(t, gpu0, true, p)
 }

@@ -43,14 +43,14 @@ func TestSharersOfAPartition(t *testing.T) {
 			p, large := part(gpu0, "1g.18gb", 0), part(gpu0, "3g.71gb", 0)
 			for number := range 3 {
 				n.holdShare(t, p, number)
-				if _, err := n.Make(t.Context(), p); err != nil {
+				if _, err := n.Ensure(t.Context(), p); err != nil {
 					t.Fatal(err)
 				}
 			}
 			n.releaseShare(t, p, 1)
 			n.releaseShare(t, p, 0)
 			n.checkThere(t, gpu0, true, p)
-			if _, err := n.Make(t.Context(), large); err == nil {
+			if _, err := n.Ensure(t.Context(), large); err == nil {
 				t.Error("made room where a claim has a share")
 			}
 			wantError(t, n.ClearMIG(t.Context(), gpu0), "share-2 (UID share-2) holds")
@@ -79,14 +79,14 @@ func TestReleaseOfWhatStaysInUse(t *testing.T) {
 	p := part(gpu0, "1g.18gb", 0)
 	for round := range 50 {
 		n.holdShare(t, p, 0)
-		if _, err := n.Make(t.Context(), p); err != nil {
+		if _, err := n.Ensure(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { n.releaseShare(t, p, 0) })
 		wg.Go(func() {
 			n.holdShare(t, p, 1)
-			if _, err := n.Make(t.Context(), p); err != nil {
+			if _, err := n.Ensure(t.Context(), p); err != nil {
 				t.Errorf("round %d: %v", round, err)
 			}
 		})

@@ -120,7 +120,7 @@ func TestFaultsOfTheHardware(t *testing.T) {
 				}
 			}
 			p.hold(t, d)
-			if i, err := p.Make(t.Context(), d); err == nil {
+			if i, err := p.Ensure(t.Context(), d); err == nil {
 				t.Errorf("made %v", i)
 			}
 			p.prepare(t, d)
@@ -161,6 +161,6 @@ func TestWithoutMIG(t *testing.T) {
 	if err := p.ClearMIG(t.Context(), p.uuid); err != nil {
 		t.Error(err)
 	}
-	_, err := p.Make(t.Context(), gpu.Partition{GPU: p.uuid, Profile: "1g.18gb", Placement: gpu.Placement{Size: 1}})
+	_, err := p.Ensure(t.Context(), gpu.Partition{GPU: p.uuid, Profile: "1g.18gb", Placement: gpu.Placement{Size: 1}})
 	wantError(t, err, "not supported", fmt.Sprintf("1g.18gb at memory slice 0 of GPU %s", p.uuid))
 }

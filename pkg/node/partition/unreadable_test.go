@@ -30,11 +30,11 @@ func TestUnreadableRecord(t *testing.T) {
 	if got := n.Conditions(); len(got[gpu0]) != 1 || got[gpu0][0].Type != gpu.StateUnreadable {
 		t.Errorf("conditions: %v", got)
 	}
-	if again, err := n.Make(t.Context(), p); err != nil || again != first {
+	if again, err := n.Ensure(t.Context(), p); err != nil || again != first {
 		t.Errorf("what is there can be used: got %v, %v", again, err)
 	}
 	n.hold(t, other)
-	_, err = n.Make(t.Context(), other)
+	_, err = n.Ensure(t.Context(), other)
 	wantError(t, err, "can't be read")
 	wantError(t, n.ClearMIG(t.Context(), gpu0), "can't be read")
 	n.unprepare(t, p)

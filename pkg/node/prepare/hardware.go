@@ -104,7 +104,7 @@ func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Inst
 		if g.Admin {
 			return p.cfg.Partitions.Find(ctx, d)
 		}
-		return p.cfg.Partitions.Make(ctx, d)
+		return p.cfg.Partitions.Ensure(ctx, d)
 	case gpu.Share, gpu.Replica:
 		return gpu.Instance{}, fmt.Errorf("%T is no silicon", d)
 	default:

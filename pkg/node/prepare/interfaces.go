@@ -51,9 +51,9 @@ type Inventory interface {
 // different GPUs run concurrently; calls for one GPU wait for each other until the
 // context ends.
 type Partitions interface {
-	// Make returns the instance that is the partition, making it unless it is
+	// Ensure returns the instance that is the partition, and creates it unless it is
 	// there. A journal record holds the partition already. Idempotent.
-	Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
+	Ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	// Find returns the instance that is the partition, and changes nothing: it
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)

@@ -87,35 +87,15 @@ func Events(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	gpus, err := port.GPUs()
 	must(t, err)
 	uuid := gpus[0].UUID
-	got := make(chan nvml.Event)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() {
-		defer close(got)
-		for {
-			e, err := port.WaitEvent(ctx)
-			if err != nil {
-				return
-			}
-			select {
-			case got <- e:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
 	push := func(e nvmlsim.Event) {
 		t.Helper()
 		must(t, machine.PushEvent(e))
 	}
-	for watched := false; !watched; {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	got := WatchEvents(ctx, port, func() {
 		push(nvmlsim.Event{Type: nvmlsim.XIDCriticalError, GPUInstance: none, ComputeInstance: none})
-		select {
-		case <-got:
-			watched = true
-		case <-time.After(100 * time.Millisecond): // it isn't registered yet
-		}
-	}
+	})
 	push(nvmlsim.Event{Type: nvmlsim.XIDCriticalError, Data: 79, GPUInstance: none, ComputeInstance: none})
 	push(nvmlsim.Event{Type: nvmlsim.XIDCriticalError, Data: 31, GPUInstance: 9, ComputeInstance: none})
 	push(nvmlsim.Event{Type: nvmlsim.XIDCriticalError, Data: 13, GPUInstance: 9})
@@ -146,6 +126,35 @@ func Events(t *testing.T, port Port, machine *nvmlsim.Machine) {
 		}
 		if diff := cmp.Diff(want, e, cmpopts.IgnoreFields(gpu.XID{}, "At")); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// WatchEvents returns the port's events until ctx ends. It calls raise,
+// which raises an event of a GPU, until the first event has come: then the port watches
+// that GPU. More events of raise may follow.
+func WatchEvents(ctx context.Context, port healthPort, raise func()) <-chan nvml.Event {
+	events := make(chan nvml.Event)
+	go func() {
+		defer close(events)
+		for {
+			e, err := port.WaitEvent(ctx)
+			if err != nil {
+				return
+			}
+			select {
+			case events <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for {
+		raise()
+		select {
+		case <-events:
+			return events
+		case <-time.After(100 * time.Millisecond): // it may not be registered yet
 		}
 	}
 }

@@ -34,9 +34,9 @@ func Partition(n int, profile string, start int) gpu.DeviceName {
 	return name
 }
 
-// Make implements prepare.Partitions. A partition that needs the space of
+// Ensure implements prepare.Partitions. A partition that needs the space of
 // another is an error.
-func (n *Node) Make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+func (n *Node) Ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	if i, ok := n.instance(p); ok {
 		return i, nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
+func (v *visit) ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
 	defer v.plan()
 	if err := v.readForClaim(ctx); err != nil {
 		return gpu.Instance{}, err
@@ -22,7 +22,7 @@ func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	if err := v.readable(); err != nil {
 		return gpu.Instance{}, err
 	}
-	if err := v.mayMake(p); err != nil {
+	if err := v.mayCreate(p); err != nil {
 		return gpu.Instance{}, err
 	}
 	if err := v.makeRoom(ctx, p); err != nil {
@@ -31,9 +31,9 @@ func (v *visit) make(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	return v.create(ctx, p)
 }
 
-// mayMake is an error where something that isn't ours to change stands in the
+// mayCreate is an error where something that isn't ours to change stands in the
 // way of the partition.
-func (v *visit) mayMake(p gpu.Partition) error {
+func (v *visit) mayCreate(p gpu.Partition) error {
 	for _, i := range v.others {
 		if i.Placement.Overlaps(p.Placement) {
 			return fmt.Errorf("%s, which Tessera didn't create, is in the way: find out who created it and destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
