@@ -25,6 +25,21 @@ func (n DeviceName) AllowsMultipleAllocations() bool { return strings.HasSuffix(
 // IsReplica reports whether the name is that of a time-sliced replica.
 func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replicaInfix) }
 
+// Type returns the attribute type of a new device of that name: gpu, mig, mps or
+// timeslice.
+func (n DeviceName) Type() string {
+	switch {
+	case n.IsShare():
+		return "mps"
+	case n.IsReplica():
+		return "timeslice"
+	case n.IsPartition():
+		return "mig"
+	default:
+		return "gpu"
+	}
+}
+
 // namePrefix starts every device's name; minHex is how much of the UUID
 // follows where that is unique on the node.
 const (

@@ -52,7 +52,7 @@ func compareFits(a, b Fit) int {
 
 func addTo(kinds []kind, d *resourceapi.Device) []kind {
 	name := gpu.DeviceName(d.Name)
-	f := Fit{Type: typeOf(name), MemoryBytes: capacity(d, gpu.MemoryCapacity)}
+	f := Fit{Type: name.Type(), MemoryBytes: capacity(d, gpu.MemoryCapacity)}
 	if name.IsPartition() {
 		f.Profile = text(d, "profile")
 	}

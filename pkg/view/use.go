@@ -46,7 +46,7 @@ func (n *node) readGPUs(inv *v1alpha1.GPUInventory) {
 // use describes the device of a result.
 func (b *builder) use(n *node, c *card, r *resourceapi.DeviceRequestAllocationResult) Use {
 	name := gpu.DeviceName(r.Device)
-	u := Use{Device: r.Device, Type: typeOf(name), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
+	u := Use{Device: r.Device, Type: name.Type(), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
 	if r.ShareID != nil {
 		u.ShareID = string(*r.ShareID)
 	}
@@ -89,19 +89,6 @@ func (b *builder) place(n *node, c *card, name gpu.DeviceName) *Place {
 	at := Place(p.Placement)
 	b.places[key] = &at
 	return &at
-}
-
-func typeOf(name gpu.DeviceName) string {
-	switch {
-	case name.IsShare():
-		return Share
-	case name.IsReplica():
-		return Turn
-	case name.IsPartition():
-		return Partition
-	default:
-		return Whole
-	}
 }
 
 // placeOf is where a partition's device is; nil for others.

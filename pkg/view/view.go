@@ -82,7 +82,7 @@ type Instance struct {
 	Place   Place  `json:"place"`
 }
 
-// Kinds of devices: the values of Use.Type and Fit.Type.
+// Values of Use.Type and Fit.Type, as gpu.DeviceName has them.
 const (
 	Whole     = "gpu"
 	Partition = "mig"

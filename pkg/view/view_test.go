@@ -23,7 +23,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 	"github.com/tessera-dra/tessera/pkg/view"
-	"github.com/tessera-dra/tessera/test/allocator"
+	"github.com/tessera-dra/tessera/test/allocators"
 )
 
 var (
@@ -32,10 +32,10 @@ var (
 )
 
 // requests are what claims ask for at random.
-func requests() []allocator.Request {
-	out := []allocator.Request{{Kind: "gpu"}, {Kind: "mps"}, {Kind: "timeslice"}, {Kind: "mps", Capacity: map[resourceapi.QualifiedName]string{"memory": "13Gi"}}}
+func requests() []allocators.Request {
+	out := []allocators.Request{{Kind: "gpu"}, {Kind: "mps"}, {Kind: "timeslice"}, {Kind: "mps", Capacity: map[resourceapi.QualifiedName]string{"memory": "13Gi"}}}
 	for _, profile := range []string{"1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"} {
-		out = append(out, allocator.Request{Kind: "mig", Profile: profile}, allocator.Request{Kind: "mps", Profile: profile})
+		out = append(out, allocators.Request{Kind: "mig", Profile: profile}, allocators.Request{Kind: "mps", Profile: profile})
 	}
 	return out
 }
@@ -55,15 +55,15 @@ func plans() []v1alpha1.Plan {
 }
 
 // cluster has a node of two H100s under one plan, with claims that came and went.
-func cluster(t *testing.T, random *rand.Rand, plan v1alpha1.Plan) *allocator.Cluster {
+func cluster(t *testing.T, random *rand.Rand, plan v1alpha1.Plan) *allocators.Cluster {
 	t.Helper()
 	n, err := offertest.Node("h100-80gb", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &allocator.Cluster{
-		Node: n, Plans: offertest.OnePlan(n, plan), Allocator: allocator.NewLibrary(),
-		Server: allocator.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, Taints: true}, Form: publish.SplitCounters},
+	c := &allocators.Cluster{
+		Node: n, Plans: offertest.OnePlan(n, plan), Allocator: allocators.NewLibrary(),
+		Server: allocators.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, Taints: true}, Form: publish.SplitCounters},
 	}
 	if random.IntN(4) == 0 {
 		c.Node.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95"}}
@@ -84,7 +84,7 @@ func cluster(t *testing.T, random *rand.Rand, plan v1alpha1.Plan) *allocator.Clu
 	return c
 }
 
-func objects(c *allocator.Cluster) view.Objects {
+func objects(c *allocators.Cluster) view.Objects {
 	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: c.Node.Name}}
 	inventory.SetFacts(&inv.Status, c.Node)
 	o := view.Objects{Inventories: []v1alpha1.GPUInventory{inv}}
@@ -126,7 +126,7 @@ func TestFits(t *testing.T) {
 }
 
 // ask counts the claims that are allocated until one isn't.
-func ask(t *testing.T, c allocator.Cluster, r allocator.Request) (n int) {
+func ask(t *testing.T, c allocators.Cluster, r allocators.Request) (n int) {
 	t.Helper()
 	c.Claims = maps.Clone(c.Claims)
 	for {
@@ -155,7 +155,7 @@ func TestLargestShare(t *testing.T) {
 		}
 		for bytes, want := range map[int64]bool{most: most > 0, most + 1: false} {
 			q := resource.NewQuantity(max(1, bytes), resource.BinarySI)
-			got := ask(t, *c, allocator.Request{Kind: "mps", Capacity: map[resourceapi.QualifiedName]string{"memory": q.String()}}) > 0
+			got := ask(t, *c, allocators.Request{Kind: "mps", Capacity: map[resourceapi.QualifiedName]string{"memory": q.String()}}) > 0
 			if got != want {
 				t.Errorf("-seed %d, state %d: a share of %d bytes is allocated: %v; the largest is %d", *seed, i, bytes, got, most)
 			}
@@ -169,7 +169,7 @@ func TestUses(t *testing.T) {
 	c.Node.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.NVLinkDown, Message: "link 3"}}
 	c.Claims = nil
 	c.Publish()
-	for name, r := range map[string]allocator.Request{"three": {Kind: "mig", Profile: "3g.40gb"}} {
+	for name, r := range map[string]allocators.Request{"three": {Kind: "mig", Profile: "3g.40gb"}} {
 		if _, err := c.Ask(t.Context(), name, r); err != nil {
 			t.Fatal(err)
 		}
