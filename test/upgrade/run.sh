@@ -63,17 +63,24 @@ no_objects() { [ -z "$(kubectl get deviceclasses,clusterroles -l app.kubernetes.
 
 resource_name() { [ "$(kubectl get deviceclass gpu.nvidia.com -o jsonpath='{.spec.extendedResourceName}')" = nvidia.com/gpu ]; }
 
-told() { kubectl get events -n default -o name --field-selector=reason=ExtendedResourceNotStored | grep .; }
+not_stored=(events -n default --field-selector=reason=ExtendedResourceNotStored)
+told() { kubectl get "${not_stored[@]}" -o name | grep .; }
 
-# kept shows that the controller puts back a class that is changed and one that is
-# deleted, and writes the extended resource name as soon as the server stores it;
-# until then an event says that it doesn't.
-kept() {
-	await "DeviceClasses" has_classes 6
+# asked shows that the controller has asked the server whether it stores extended
+# resource names: the class has its name, or an event says that it can't.
+# forget_events comes before the step after which it has to ask.
+forget_events() { kubectl delete "${not_stored[@]}" >/dev/null; }
+asked() {
 	case $1 in
 	1.36 | 1.37) await "extended resource name" resource_name ;;
 	*) await "event about the extended resource name" told ;;
 	esac
+}
+
+# kept shows that the controller puts back a class that is changed and one that is
+# deleted.
+kept() {
+	await "DeviceClasses" has_classes 6
 	kubectl patch deviceclass mig.nvidia.com --type=merge -p '{"spec": {"selectors": []}}' >/dev/null
 	await "selector of mig.nvidia.com" eval '[ -n "$(kubectl get deviceclass mig.nvidia.com -o jsonpath={.spec.selectors})" ]'
 	kubectl delete deviceclass timeslice.gpu.nvidia.com >/dev/null
@@ -118,23 +125,28 @@ if [ -n "${CHART:-}" ]; then
 	say "upgrade of the release from ${CHART}"
 	apply deployments/helm/tessera
 fi
-kept "${versions[0]}"
+asked "${versions[0]}"
+kept
 runs "${versions[0]}"
 for version in "${versions[@]:1}"; do
 	say "control plane $version"
+	forget_events
 	"$localcluster" upgrade --name "$cluster" --kubernetes "$version"
 	rm -rf "$KUBECACHEDIR"
-	kept "$version"
+	asked "$version"
+	kept
 	say "kubelets $version"
 	"$localcluster" upgrade --name "$cluster" --kubelet "$version"
-	kept "$version"
+	kept
 	runs "$version"
 	say "helm upgrade, uninstall and install on $version"
 	apply deployments/helm/tessera
 	helm uninstall tessera --namespace $namespace --wait --timeout 90s >/dev/null
 	await "end of the release's objects" no_objects
+	forget_events
 	apply deployments/helm/tessera
-	kept "$version"
+	asked "$version"
+	kept
 	runs "$version"
 done
 helm uninstall tessera --namespace $namespace --wait --timeout 90s >/dev/null
