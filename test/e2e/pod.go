@@ -22,7 +22,8 @@ import (
 // alone pod of the story still runs on the node. A client is a CUDA program that uses
 // its GPU all the time, and ends, with its container, when anything happens to
 // it. All of a story's pods have the label story, which is the name of its
-// namespace.
+// namespace. In the pod, a claim from a template is named gpu, and another one as it is,
+// because the kubelet of 1.34 reports the health of such claims only.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]")
@@ -44,7 +45,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 		case "template":
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &value}}
 		case "claim":
-			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &value}}
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: value, ResourceClaimName: &value}}
 		case "node":
 			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: value}
 		case "stubborn":
@@ -58,8 +59,8 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 			ts.Fatalf("pod: don't know %q", arg)
 		}
 	}
-	if p.Spec.ResourceClaims != nil {
-		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	for _, claim := range p.Spec.ResourceClaims {
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
 	}
 	_, err := s.Kube().CoreV1().Pods(namespace).Create(context.Background(), p, metav1.CreateOptions{})
 	ts.Check(err)
