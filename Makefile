@@ -110,8 +110,8 @@ allocators: prepare ## Play claims with the allocators of all Kubernetes release
 	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocators -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
 
 .PHONY: matrix
-matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/compatibility.md (hours; ONLY=1.33-on; can be resumed). Needs root
-	$(GO) run ./test/matrix -only '$(ONLY)'
+matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/compatibility.md (hours; ONLY=1.33-on STORIES=one-gpu; can be resumed). Needs root
+	$(GO) run ./test/matrix -only '$(ONLY)' -stories '$(STORIES)'
 
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)

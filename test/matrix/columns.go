@@ -67,8 +67,8 @@ type feature struct {
 	// others: also for kubelets that are older than the control plane, and for an
 	// older containerd.
 	others bool
-	// fault: the story shows behaviour after a failure or an upgrade; README.md doesn't
-	// list it.
+	// fault: the story shows behaviour after a failure, or an upgrade or a migration;
+	// README.md doesn't list it.
 	fault bool
 }
 
@@ -86,6 +86,8 @@ func features() []feature {
 		{name: "Device status in claims", story: "device-status"},
 		{name: "Admin access", story: "admin-access"},
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
+		{name: "Unhealthy GPU gets no new claims", story: "gpu-health"},
+		{name: "Health of devices in the pod's status", story: "pod-status"},
 		{name: "Plugin killed", story: "crash-plugin", others: true, fault: true},
 		{name: "Plugin killed while it creates partitions", story: "mig-crash", fault: true},
 		{name: "Controller killed", story: "crash-controller", fault: true},
@@ -95,6 +97,10 @@ func features() []feature {
 		{name: "Handover after a force-deleted pod", story: "handover", fault: true},
 		{name: "Bad configuration refused", story: "bad-config", fault: true},
 		{name: "helm uninstall and install", story: "uninstall", others: true, fault: true},
+		{name: "Migration from the device plugin", story: "migrate-device-plugin", fault: true},
+		{name: "Migration of the device plugin's sharing", story: "migrate-sharing", fault: true},
+		{name: "Migration from the MIG manager", story: "migrate-mig-manager", fault: true},
+		{name: "Migration from NVIDIA's DRA driver", story: "migrate-dra-driver", fault: true},
 	}
 }
 

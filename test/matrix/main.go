@@ -1,7 +1,7 @@
 // Command matrix runs the stories of each feature on real clusters of every
-// Kubernetes version and writes the outcomes to docs/compatibility.md and README.md. Columns
-// whose stories have all passed for the same files of the tree aren't run again,
-// so that a run that was interrupted goes on.
+// Kubernetes version and writes the outcomes to docs/compatibility.md and README.md.
+// Stories that have passed for the same files of the tree aren't run again, so that
+// a run that was interrupted goes on.
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,12 +31,13 @@ const (
 
 func main() {
 	only := flag.String("only", "", "columns to run, as 1.33-on,1.34-all, or versions, as 1.33; default: all")
+	stories := flag.String("stories", "", "stories to run, as one-gpu,gpu-health, each where it is a row; the others' results stay; default: all")
 	lanes := flag.Int("lanes", 2, "how many stories run at the same time")
 	list := flag.Bool("list", false, "print the columns and end")
 	write := flag.Bool("write", false, "write the page from the recorded results, without running anything")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := do(ctx, *only, *lanes, *list, *write)
+	err := do(ctx, *only, *stories, *lanes, *list, *write)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "matrix:", err)
@@ -43,7 +45,7 @@ func main() {
 	}
 }
 
-func do(ctx context.Context, only string, lanes int, list, write bool) error {
+func do(ctx context.Context, only, stories string, lanes int, list, write bool) error {
 	if list {
 		for _, c := range columns() {
 			fmt.Println(c.id())
@@ -66,11 +68,11 @@ func do(ctx context.Context, only string, lanes int, list, write bool) error {
 		if !c.wanted(only) {
 			continue
 		}
-		r, err := c.once(ctx, lanes, filepath.Join(marks, tree))
+		r, err := c.once(ctx, c.chosen(stories), lanes, filepath.Join(marks, tree))
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.id(), err)
 		}
-		results[c.id()] = r
+		results[c.id()] = c.merge(results[c.id()], r)
 		failed += r.count(fails)
 		if err := save(results); err != nil {
 			return err
@@ -87,33 +89,55 @@ func (c column) wanted(only string) bool {
 	return only == "" || slices.ContainsFunc(strings.Split(only, ","), func(s string) bool { return s == c.id() || s == c.kubernetes })
 }
 
-// once runs the column, unless it has passed for this tree.
-func (c column) once(ctx context.Context, lanes int, dir string) (*result, error) {
-	mark := filepath.Join(dir, c.id()+".json")
-	if data, err := os.ReadFile(mark); err == nil {
-		var r result
-		if err := json.Unmarshal(data, &r); err == nil {
-			fmt.Printf("matrix: %s has passed already for these files; skipped\n", c.id())
-			return &r, nil
+// chosen returns the stories of the column that are in the list; all if it is empty.
+func (c column) chosen(list string) []string {
+	return slices.DeleteFunc(c.stories(), func(s string) bool { return list != "" && !slices.Contains(strings.Split(list, ","), s) })
+}
+
+// merge adds newer results to older ones, and leaves out stories that aren't rows any more.
+func (c column) merge(older, newer result) result {
+	merged := result{}
+	for _, story := range append(c.stories(), withoutDRA) {
+		for _, r := range []result{older, newer} {
+			if found, ran := r[story]; ran {
+				merged[story] = found
+			}
 		}
+	}
+	return merged
+}
+
+// once runs the stories that haven't passed for this tree.
+func (c column) once(ctx context.Context, stories []string, lanes int, dir string) (result, error) {
+	mark := filepath.Join(dir, c.id()+".json")
+	passed := result{}
+	if data, err := os.ReadFile(mark); err == nil {
+		if err := json.Unmarshal(data, &passed); err != nil {
+			return nil, fmt.Errorf("read %s: %w; delete it to run the stories again", mark, err)
+		}
+	}
+	stories = slices.DeleteFunc(stories, func(s string) bool { _, has := passed[s]; return has })
+	if len(stories) == 0 {
+		fmt.Printf("matrix: %s: nothing to run: the stories have passed for these files, or aren't rows of this column\n", c.id())
+		return passed, nil
 	}
 	fmt.Printf("matrix: %s\n", c.id())
 	began := time.Now()
-	r, err := c.run(ctx, lanes, filepath.Join(dir, c.id()+".log"))
+	r, err := c.run(ctx, stories, lanes, filepath.Join(dir, c.id()+".log"))
 	if err != nil {
 		return nil, err
 	}
 	fmt.Printf("matrix: %s took %s: %d work, %d aren't on this server, %d fail\n",
 		c.id(), time.Since(began).Round(time.Second), r.count(works), r.count(absent), r.count(fails))
-	if r.count(fails) > 0 {
-		return r, nil
-	}
-	return r, writeJSON(mark, r)
+	r = c.merge(passed, r)
+	passed = maps.Clone(r)
+	maps.DeleteFunc(passed, func(_ string, found cell) bool { return found.Outcome == fails })
+	return r, writeJSON(mark, passed)
 }
 
-func (r *result) count(outcome string) int {
+func (r result) count(outcome string) int {
 	n := 0
-	for _, c := range r.Stories {
+	for _, c := range r {
 		if c.Outcome == outcome {
 			n++
 		}
@@ -132,8 +156,8 @@ func treeHash(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-func read() (map[string]*result, error) {
-	results := map[string]*result{}
+func read() (map[string]result, error) {
+	results := map[string]result{}
 	data, err := os.ReadFile(recorded)
 	if errors.Is(err, fs.ErrNotExist) {
 		return results, nil
@@ -147,7 +171,7 @@ func read() (map[string]*result, error) {
 	return results, nil
 }
 
-func save(results map[string]*result) error {
+func save(results map[string]result) error {
 	if err := writeJSON(recorded, results); err != nil {
 		return err
 	}
@@ -166,7 +190,7 @@ func writeJSON(path string, value any) error {
 }
 
 // writePage replaces what is between the markers of the pages' tables.
-func writePage(results map[string]*result) error {
+func writePage(results map[string]result) error {
 	for _, kind := range []string{"default", "all", "others"} {
 		if err := fill(page, "matrix "+kind, table(kind, results)); err != nil {
 			return err

@@ -32,34 +32,31 @@ type cell struct {
 	Reason string `json:"reason,omitempty"`
 	// Seconds that the story took.
 	Seconds float64 `json:"seconds,omitempty"`
-}
-
-// result is what a run of a column has shown.
-type result struct {
 	// Commit and Date of the run.
 	Commit string `json:"commit"`
 	Date   string `json:"date"`
-	// Stories by name.
-	Stories map[string]cell `json:"stories"`
 }
 
-// run runs the stories of a column and keeps what go test prints in a log.
-func (c column) run(ctx context.Context, lanes int, log string) (*result, error) {
+// result is what runs of a column have shown of each story, by its name.
+type result map[string]cell
+
+// run runs stories of a column and adds what go test prints to a log.
+func (c column) run(ctx context.Context, stories []string, lanes int, log string) (result, error) {
 	commit, err := commitOf(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r := &result{Commit: commit, Date: time.Now().UTC().Format(time.DateOnly), Stories: map[string]cell{}}
+	r := result{}
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		return nil, err
 	}
-	f, err := os.Create(log)
+	f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	test := exec.CommandContext(ctx, "go", "test", "-json", "-tags", "e2e", "-count", "1", "-timeout", "90m",
-		"-run", "^(TestStories|TestWithoutDRA)$/^("+strings.Join(c.stories(), "|")+")?$", "./test/e2e",
+		"-run", "^(TestStories|TestWithoutDRA)$/^("+strings.Join(stories, "|")+")?$", "./test/e2e",
 		"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra),
 		"-containerd", cmp.Or(c.containerd, cluster.DefaultContainerd))
 	test.Stderr = f
@@ -80,14 +77,18 @@ func (c column) run(ctx context.Context, lanes int, log string) (*result, error)
 	if ctx.Err() != nil {
 		return nil, errors.Join(context.Cause(ctx), c.takeDown(lanes))
 	}
-	if len(r.Stories) == 0 {
+	if len(r) == 0 {
 		return nil, errors.New("no story ran; see " + log)
 	}
 	// go test says nothing of stories that a crash or its time limit cut short.
-	for _, story := range c.stories() {
-		if _, ended := r.Stories[story]; !ended {
-			r.Stories[story] = cell{Outcome: fails}
+	for _, story := range stories {
+		if _, ended := r[story]; !ended {
+			r[story] = cell{Outcome: fails}
 		}
+	}
+	for story, found := range r {
+		found.Commit, found.Date = commit, time.Now().UTC().Format(time.DateOnly)
+		r[story] = found
 	}
 	if err != nil && r.count(fails) == 0 {
 		return nil, fmt.Errorf("go test: %w; see %s", err, log)
@@ -126,7 +127,7 @@ type testEvent struct {
 }
 
 // collect reads the outcomes of stories, and says each.
-func (c column) collect(events io.Reader, r *result) error {
+func (c column) collect(events io.Reader, r result) error {
 	reasons := map[string]string{}
 	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 1<<20)
@@ -149,15 +150,15 @@ func (c column) collect(events io.Reader, r *result) error {
 			}
 			continue
 		case "pass":
-			r.Stories[story] = cell{Outcome: works, Seconds: e.Elapsed}
+			r[story] = cell{Outcome: works, Seconds: e.Elapsed}
 		case "skip":
-			r.Stories[story] = cell{Outcome: absent, Reason: reasons[story]}
+			r[story] = cell{Outcome: absent, Reason: reasons[story]}
 		case "fail":
-			r.Stories[story] = cell{Outcome: fails, Seconds: e.Elapsed}
+			r[story] = cell{Outcome: fails, Seconds: e.Elapsed}
 		default:
 			continue
 		}
-		fmt.Printf("matrix: %s: %s: %s\n", c.id(), story, r.Stories[story].Outcome)
+		fmt.Printf("matrix: %s: %s: %s\n", c.id(), story, r[story].Outcome)
 	}
 	return lines.Err()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -10,7 +11,7 @@ import (
 
 // table renders the columns of a kind that have results as a Markdown table, with
 // the reasons below it.
-func table(kind string, results map[string]*result) string {
+func table(kind string, results map[string]result) string {
 	var shown []column
 	for _, c := range columns() {
 		if c.kind() == kind && results[c.id()] != nil {
@@ -39,10 +40,25 @@ func table(kind string, results map[string]*result) string {
 	}
 	b.WriteString("| run at |")
 	for _, c := range shown {
-		fmt.Fprintf(&b, " %s, %s |", results[c.id()].Commit, results[c.id()].Date)
+		b.WriteString(" " + results[c.id()].runs() + " |")
 	}
 	b.WriteString("\n\n" + notes.String())
 	return b.String()
+}
+
+// runs lists the commits and dates of a column's runs, the oldest date first.
+func (r result) runs() string {
+	byDate := map[string][]string{}
+	for _, found := range r {
+		if !slices.Contains(byDate[found.Date], found.Commit) {
+			byDate[found.Date] = append(byDate[found.Date], found.Commit)
+		}
+	}
+	var all []string
+	for _, date := range slices.Sorted(maps.Keys(byDate)) {
+		all = append(all, strings.Join(slices.Sorted(slices.Values(byDate[date])), ", ")+", "+date)
+	}
+	return strings.Join(all, "; ")
 }
 
 // title is a column's head.
@@ -65,10 +81,10 @@ type notes struct {
 	numbers map[string]int
 }
 
-func (n *notes) mark(c column, r *result, story string) string {
-	found, ran := r.Stories[story]
+func (n *notes) mark(c column, r result, story string) string {
+	found, ran := r[story]
 	if c.dra == cluster.DRADefault {
-		found, ran = r.Stories[withoutDRA]
+		found, ran = r[withoutDRA]
 		if found.Outcome == works { // the test: helm install fails and says why
 			found = cell{Outcome: absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
 		}
@@ -110,7 +126,7 @@ func (n *notes) String() string {
 
 // needs renders for each feature the oldest Kubernetes on which it works, with
 // default feature gates and with more of them.
-func needs(results map[string]*result) string {
+func needs(results map[string]result) string {
 	for _, c := range columns() {
 		if c.kind() != "others" && results[c.id()] == nil {
 			return "See [docs/compatibility.md](docs/compatibility.md): not every version has run yet.\n"
@@ -133,14 +149,14 @@ func needs(results map[string]*result) string {
 
 // oldest returns the oldest version of the columns of a kind from which on the
 // feature works; "–" if none does.
-func oldest(results map[string]*result, kind string, f feature) string {
+func oldest(results map[string]result, kind string, f feature) string {
 	version := "–"
 	for _, c := range slices.Backward(columns()) {
 		r := results[c.id()]
 		if c.kind() != kind || c.dra == cluster.DRADefault || r == nil {
 			continue
 		}
-		if r.Stories[f.story].Outcome != works {
+		if r[f.story].Outcome != works {
 			break
 		}
 		version = c.kubernetes
