@@ -135,9 +135,6 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
 		o.keepAllocated(names, claimed[g.UUID])
 		described := o.describeAll(n, name, names)
-		if why != "" && !taintable(described) {
-			continue
-		}
 		taint(described, g.Conditions, server)
 		out = append(out, described)
 	}

@@ -15,21 +15,15 @@ import (
 const maxTaints = 4
 
 // taint puts the conditions on all devices of their GPU, because an error of a GPU, and
-// its remedy, concern all parts: one taint each, the worst first. A GPU that has more
-// devices than a slice with taints has room for stays as it is.
+// its remedy, concern all parts: one taint each, the worst first.
 func taint(g GPU, conditions []gpu.Condition, server Server) {
-	if !server.Taints || !taintable(g) {
+	if !server.Taints {
 		return
 	}
 	for i := range g.Devices {
 		d := &g.Devices[i]
 		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformationalTaints)
 	}
-}
-
-// taintable reports whether a slice has room for the GPU's devices with taints.
-func taintable(g GPU) bool {
-	return len(g.Devices) <= resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 }
 
 // taintsOf returns the taints of one device of a GPU that has the conditions.

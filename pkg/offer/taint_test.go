@@ -2,7 +2,6 @@ package offer_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,24 +91,5 @@ func TestUnknownGPUIsNotTainted(t *testing.T) {
 	n.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.Unreadable}}
 	if got := build(n, options{Server: offer.Server{Counters: true, Taints: true}}); len(got) != 0 {
 		t.Errorf("offered: %v", got)
-	}
-}
-
-// TestMoreDevicesThanTaintsAllow: a slice with taints has room for 64 devices, and a GPU's
-// devices are in one slice.
-func TestMoreDevicesThanTaintsAllow(t *testing.T) {
-	o := options{
-		Server: offer.Server{Counters: true, Taints: true, InformationalTaints: true},
-		Plan: v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{
-			Layout: slices.Repeat([]string{"1g.10gb"}, 7), MPS: &v1alpha1.PartitionMPS{Shares: 10},
-		}},
-	}
-	for condition, want := range map[gpu.ConditionType]int{gpu.ResetRequired: 0, gpu.NeedsInspection: 1} {
-		n := node(t, "h100-80gb", 1)
-		n.GPUs[0].Conditions = []gpu.Condition{{Type: condition}}
-		got := build(n, o)
-		if len(got) != want || want > 0 && (len(got[0].Devices) <= 64 || taints(got[0]) != "") {
-			t.Errorf("%s: %d GPUs are offered: %v", condition, len(got), got)
-		}
 	}
 }

@@ -56,8 +56,12 @@ func (c Counters) String() string { return [...]string{"unknown", "none", "joint
 // left out; an empty offer makes no slice.
 //
 // The offer must fit the form: no counters if it is NoCounters or UnknownCounters.
+//
+// A GPU with more devices than a slice with taints has room for is left out if taints keep
+// new claims off all of them, and otherwise has no taints.
 func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
-	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g offer.GPU) bool { return len(g.Devices) == 0 })
+	gpus = withTaintsThatFit(gpus, form)
+	gpus = slices.DeleteFunc(gpus, func(g offer.GPU) bool { return len(g.Devices) == 0 })
 	var out []resourceapi.ResourceSlice
 	if form == SplitCounters {
 		n := 0
@@ -92,9 +96,8 @@ const maxJointCounters = 32
 // fewer (kubernetes/kubernetes#133705). No request has more than 32.
 func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	most := resourceapi.ResourceSliceMaxDevices
-	// Servers of the joint form don't allow fewer for them.
-	if form != JointCounters && slices.ContainsFunc(gpus, advanced) {
-		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	if slices.ContainsFunc(gpus, advanced) {
+		most = maxAdvanced(form)
 	}
 	fewest := fill(gpus, form, most)
 	for n := 1; n < most; n++ {
@@ -105,9 +108,43 @@ func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	return fewest
 }
 
+// maxAdvanced is how many devices a slice with counters or taints has room for: servers of
+// the joint form don't allow fewer for them.
+func maxAdvanced(form Counters) int {
+	if form == JointCounters {
+		return resourceapi.ResourceSliceMaxDevices
+	}
+	return resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+}
+
 // advanced reports whether slices with the GPU have room for fewer devices.
 func advanced(g offer.GPU) bool {
 	return g.Counters != nil || slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return len(d.Taints) > 0 })
+}
+
+// withTaintsThatFit returns the GPUs without the taints for which a slice has no room, and
+// without the devices that only those would keep new claims off. The GPUs stay as they are.
+func withTaintsThatFit(gpus []offer.GPU, form Counters) []offer.GPU {
+	gpus = slices.Clone(gpus)
+	for i, g := range gpus {
+		if len(g.Devices) <= maxAdvanced(form) {
+			continue
+		}
+		if !slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return len(BlockingTaints(d)) == 0 }) {
+			gpus[i].Devices = nil
+			continue
+		}
+		gpus[i].Devices = slices.Clone(g.Devices)
+		for j := range gpus[i].Devices {
+			gpus[i].Devices[j].Taints = nil
+		}
+	}
+	return gpus
+}
+
+// BlockingTaints returns the taints that keep new claims off the device.
+func BlockingTaints(d resourceapi.Device) []resourceapi.DeviceTaint {
+	return slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool { return t.Effect == resourceapi.DeviceTaintEffectNone })
 }
 
 // fill puts GPUs into groups, in order, of at most so many devices each; a GPU that
