@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -75,6 +76,11 @@ func trim(obj any) (any, error) {
 	small := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 	}}
+	// The scheduler creates claims for extended resources after it has allocated them, so
+	// the time tells nothing.
+	if _, extended := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; !extended {
+		small.CreationTimestamp = claim.CreationTimestamp
+	}
 	if ours := slices.DeleteFunc(slices.Clone(results(claim)), notHeld); len(ours) > 0 {
 		small.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: ours}}
 	}
@@ -93,6 +99,21 @@ func results(obj any) []resourceapi.DeviceRequestAllocationResult {
 		return nil
 	}
 	return claim.Status.Allocation.Devices.Results
+}
+
+// createdAfter implements allocationReader. It leaves out claims for extended resources.
+func (c *claimIndex) createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error) {
+	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
+	if err != nil {
+		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
+	}
+	var out []*resourceapi.ResourceClaim
+	for _, obj := range objs {
+		if claim, ok := obj.(*resourceapi.ResourceClaim); ok && claim.CreationTimestamp.After(at) {
+			out = append(out, claim)
+		}
+	}
+	return out, nil
 }
 
 // in lists the devices of a pool that claims have been given, sorted, each once

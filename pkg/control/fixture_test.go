@@ -113,6 +113,10 @@ type fakeClaims map[string][]allocation
 
 func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
 
+func (c fakeClaims) createdAfter(string, time.Time) ([]*resourceapi.ResourceClaim, error) {
+	return nil, nil
+}
+
 // fakeServer stores counters in some form, or none, and consumable capacity or not.
 type fakeServer struct {
 	form     publish.Counters

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,6 +28,9 @@ var errNodeUnknown = errors.New("the node isn't known")
 // allocationReader returns the devices that claims have on a node.
 type allocationReader interface {
 	in(pool string) ([]allocation, error)
+	// createdAfter returns the claims with devices of the pool that were created, and so
+	// allocated, after a time.
+	createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error)
 }
 
 // planner decides the offer of each node, from its inventory, its labels, the
@@ -44,14 +49,15 @@ type planner struct {
 
 	mu   sync.Mutex
 	last map[string]nodeAccount // by node
-	// published is whether each node's slices were last seen to be as planned.
-	published map[string]bool
+	// published is since when each node's slices have been as planned; nodes whose slices
+	// aren't are missing.
+	published map[string]time.Time
 }
 
 func newPlanner(c client.Reader, claims allocationReader, s *apiServer, k kinds) *planner {
 	return &planner{
 		client: c, book: &rulebook{client: c, kinds: k}, claims: claims, server: s,
-		policyEvents: make(chan event.GenericEvent, 1), last: make(map[string]nodeAccount), published: make(map[string]bool),
+		policyEvents: make(chan event.GenericEvent, 1), last: make(map[string]nodeAccount), published: make(map[string]time.Time),
 	}
 }
 
@@ -92,14 +98,22 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	}
 }
 
-// sawPublished remembers whether a node's slices are as planned.
-func (p *planner) sawPublished(node string, is bool) {
+// sawPublished remembers whether a node's slices are as planned, and returns since when
+// they have been.
+func (p *planner) sawPublished(node string, is bool, at time.Time) (since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.published[node] != is {
-		p.published[node] = is
-		p.notifyPolicies()
+	since, was := p.published[node]
+	if was == is {
+		return since
 	}
+	p.notifyPolicies()
+	if !is {
+		delete(p.published, node)
+		return time.Time{}
+	}
+	p.published[node] = at
+	return at
 }
 
 func (p *planner) notifyPolicies() {
@@ -134,12 +148,13 @@ func (p *planner) forget(node string) {
 	delete(p.published, node)
 }
 
-// hasLeftovers reports whether the node offered devices only because claims have
-// them, when it was last decided on.
-func (p *planner) hasLeftovers(node string) bool {
+// dependsOnClaims reports whether something follows from the node's claims, as of the last
+// decision on it: it offered devices only because claims have them, or has GPUs that no
+// new claim should get.
+func (p *planner) dependsOnClaims(node string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.last[node].leftovers()) > 0
+	return len(p.last[node].leftovers()) > 0 || len(p.last[node].withheld) > 0
 }
 
 func (p *planner) collectInput(ctx context.Context, inv *v1alpha1.GPUInventory) (decisionInput, error) {

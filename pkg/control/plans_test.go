@@ -81,13 +81,13 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	if s.nodes.planner.hasLeftovers("n") {
+	if s.nodes.planner.dependsOnClaims("n") {
 		t.Error("what is planned waits for nobody")
 	}
 	s.sharing("p", exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
-	if !s.nodes.planner.hasLeftovers("n") {
+	if !s.nodes.planner.dependsOnClaims("n") {
 		t.Error("nothing waits for the claim")
 	}
 	delete(s.claims, "n")
@@ -96,11 +96,15 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 }
 
 // leavingClaims are gone when they are asked for again.
-type leavingClaims []allocation
+type leavingClaims struct {
+	allocationReader
+
+	all []allocation
+}
 
 func (c *leavingClaims) in(string) ([]allocation, error) {
-	now := *c
-	*c = nil
+	now := c.all
+	c.all = nil
 	return now, nil
 }
 
@@ -112,12 +116,12 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", exclusive())
-	s.nodes.planner.claims = &leavingClaims{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
+	s.nodes.planner.claims = &leavingClaims{all: []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}}
 	d, err := s.nodes.planner.forNode(t.Context(), s.inventory())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.hasLeftovers("n") {
+	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.dependsOnClaims("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
 	}
 }

@@ -27,6 +27,8 @@ const (
 	// steady is how long one answer must be the only one before it counts alone
 	// again.
 	steady = 10 * time.Minute
+	// distrustTaintsFor is how long taints aren't used after a scheduler has ignored them.
+	distrustTaintsFor = 24 * time.Hour
 )
 
 // prober has the methods of publish.Publisher that a server needs.
@@ -51,9 +53,15 @@ type apiServer struct {
 	answers []answer
 	// alternating: an answer came back that another one had replaced.
 	alternating bool
-	probedAt    time.Time
-	failed      bool // the last probe
-	listeners   []chan event.GenericEvent
+	// ignoredTaints is when a scheduler last ignored taints, beside a server of which
+	// version.
+	ignoredTaints struct {
+		at      time.Time
+		version string
+	}
+	probedAt  time.Time
+	failed    bool // the last probe
+	listeners []chan event.GenericEvent
 }
 
 type answer struct {
@@ -107,6 +115,9 @@ func (s *apiServer) probe(ctx context.Context) error {
 	}
 	doubt := able.Doubt
 	able = s.weigh(able)
+	if s.ignoredTaints.version == able.Version && s.clock.Since(s.ignoredTaints.at) < distrustTaintsFor {
+		able.Taints = publish.No
+	}
 	if doubt != "" && able.Doubt == "" {
 		logger.Info("The API server refuses the probes; its earlier answers are kept", "why", doubt)
 	}
@@ -120,15 +131,34 @@ func (s *apiServer) probe(ctx context.Context) error {
 		logger.Info("Some abilities of the API server are unknown; they aren't used, and are probed again every minute", "why", able.Doubt)
 	}
 	if s.known {
-		for _, c := range s.listeners {
-			select {
-			case c <- event.GenericEvent{}:
-			default: // one is waiting there
-			}
-		}
+		s.notify()
 	}
 	s.known, s.able = true, able
 	return nil
+}
+
+// notify sends an event to all listeners.
+func (s *apiServer) notify() {
+	for _, c := range s.listeners {
+		select {
+		case c <- event.GenericEvent{}:
+		default: // one is waiting there
+		}
+	}
+}
+
+// distrustTaints makes the server one without taints for a while, because a scheduler
+// ignores them. It reports whether taints were used until now.
+func (s *apiServer) distrustTaints() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.able.Taints != publish.Yes {
+		return false
+	}
+	s.ignoredTaints.at, s.ignoredTaints.version = s.clock.Now(), s.able.Version
+	s.able.Taints = publish.No
+	s.notify()
+	return true
 }
 
 // weigh returns the abilities that follow from the latest answer and those

@@ -122,12 +122,13 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 }
 
 // concerned lists the nodes to reconcile after an event of a claim: their offer
-// depends on claims only while claims have devices that the plan doesn't offer.
-// In a steady state, claims that are created and deleted trigger nothing.
+// depends on claims only while claims have devices that the plan doesn't offer, or that
+// new claims shouldn't get. In a steady state, claims that are created and deleted trigger
+// nothing.
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {
-		if n.planner.hasLeftovers(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.dependsOnClaims(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}

@@ -1,0 +1,149 @@
+package control
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestSchedulerThatIgnoresTaints checks that devices of a sick GPU, which are published
+// with a taint, are withdrawn after a claim was certainly allocated one of them in spite
+// of the taint; and that other claims are no evidence.
+func TestSchedulerThatIgnoresTaints(t *testing.T) {
+	tainted := time.Unix(1000, 0) // the fixture's time
+	for name, tc := range map[string]struct {
+		created time.Time
+		change  func(*resourceapi.ResourceClaim, *resourceapi.DeviceRequestAllocationResult)
+		device  string
+		ignored bool
+	}{
+		"later claim":                 {created: tainted.Add(2 * time.Minute), ignored: true},
+		"claim from before the taint": {created: tainted.Add(-time.Second)},
+		"claim just after the taint":  {created: tainted.Add(30 * time.Second)},
+		"claim of a healthy GPU":      {created: tainted.Add(2 * time.Minute), device: "gpu-00000001"},
+		"claim that tolerates it": {created: tainted.Add(2 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+			r.Tolerations = []resourceapi.DeviceToleration{{Key: gpu.TaintKey, Operator: resourceapi.DeviceTolerationOpExists}}
+		}},
+		"claim with another toleration": {created: tainted.Add(2 * time.Minute), ignored: true, change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+			r.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/other", Operator: resourceapi.DeviceTolerationOpExists}}
+		}},
+		"claim with admin access": {created: tainted.Add(2 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+			r.AdminAccess = new(true)
+		}},
+		"claim that the scheduler created": {created: tainted.Add(2 * time.Minute), change: func(c *resourceapi.ResourceClaim, _ *resourceapi.DeviceRequestAllocationResult) {
+			c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.server.taints = true
+			recorded := events.NewFakeRecorder(10)
+			s.nodes.events = recorded
+			s.published()
+			s.report(func(inv *v1alpha1.GPUInventory) {
+				inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4"), plainGPU(1, "NVIDIA L4")}
+				inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), LastTransitionTime: new(metav1.Unix(900, 0))}}
+			})
+			s.mustReconcile()
+			s.mustReconcile()
+			s.clock.Step(time.Hour)
+
+			claim := given("n", "gpu-00000000")
+			claim.CreationTimestamp = metav1.NewTime(tc.created)
+			if tc.device != "" {
+				claim.Status.Allocation.Devices.Results[0].Device = tc.device
+			}
+			if tc.change != nil {
+				tc.change(claim, &claim.Status.Allocation.Devices.Results[0])
+			}
+			s.nodes.planner.claims = indexOf(t, claim)
+			s.mustReconcile()
+			s.mustReconcile()
+			if got := s.offers("gpu-00000000"); got == tc.ignored {
+				t.Errorf("the sick GPU is published: %v", got)
+			}
+			if !s.offers("gpu-00000001") {
+				t.Error("the healthy GPU isn't published")
+			}
+			if got := len(recorded.Events); tc.ignored != (got == 1) {
+				t.Fatalf("%d events", got)
+			}
+			if !tc.ignored {
+				return
+			}
+			if told := <-recorded.Events; !strings.Contains(told, "gpu-00000000") || !strings.Contains(told, "ns/n-claim") {
+				t.Errorf("the event is %q", told)
+			}
+			s.mustProbe()
+			if s.mustReconcile(); s.offers("gpu-00000000") {
+				t.Error("the next probe of the server ends the distrust")
+			}
+			s.clock.Step(distrustTaintsFor)
+			s.mustProbe()
+			if s.mustReconcile(); !s.offers("gpu-00000000") {
+				t.Error("the distrust doesn't end")
+			}
+			if s.mustReconcile(); !s.offers("gpu-00000000") {
+				t.Error("a claim from before the taint was published again is evidence")
+			}
+		})
+	}
+}
+
+// TestTaintsAfterAnUpgrade checks that the distrust ends with another version of the
+// server.
+func TestTaintsAfterAnUpgrade(t *testing.T) {
+	s := newAPIServer(&fakeServer{taints: true, version: "v1.36.3", form: publish.SplitCounters})
+	if _, err := s.abilities(t.Context()); err != nil || !s.distrustTaints() || s.distrustTaints() {
+		t.Fatal("want that taints were used once", err)
+	}
+	s.prober = &fakeServer{taints: true, version: "v1.37.1", form: publish.SplitCounters}
+	if err := s.probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if able, _ := s.abilities(t.Context()); able.Taints != publish.Yes {
+		t.Errorf("taints are %s after the upgrade", able.Taints)
+	}
+}
+
+// indexOf returns an index with these claims.
+func indexOf(t *testing.T, claims ...*resourceapi.ResourceClaim) *claimIndex {
+	t.Helper()
+	server := fake.NewClientset()
+	for _, c := range claims {
+		if err := server.Tracker().Add(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	index, err := newClaimIndex(fakeClaimClient{server.ResourceV1()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go index.informer.RunWithContext(t.Context())
+	if !cache.WaitForCacheSync(t.Context().Done(), index.informer.HasSynced) {
+		t.Fatal("the cache isn't filled")
+	}
+	return index
+}
+
+// offers reports whether a device is published.
+func (s *fixture) offers(device string) bool { return s.nodes.isOffered("n", gpu.DeviceName(device)) }
+
+// mustProbe has the controller ask the server again.
+func (s *fixture) mustProbe() {
+	s.t.Helper()
+	s.clock.Step(probePause)
+	if err := s.nodes.planner.server.probeAgain(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+}
