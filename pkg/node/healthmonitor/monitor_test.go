@@ -183,9 +183,10 @@ func (n *node) xid(uuid gpu.UUID, code uint64) {
 	n.monitor.SawXID(gpu.XID{GPU: uuid, Code: code, At: time.Now()})
 }
 
-// has checks the conditions of a GPU in the facts, when nothing is in progress.
+// has checks the conditions of a GPU in the facts, a moment after what happened last.
 func (n *node) has(uuid gpu.UUID, want ...gpu.ConditionType) {
 	n.t.Helper()
+	time.Sleep(50 * time.Millisecond)
 	synctest.Wait()
 	known, _ := n.facts.State()
 	for _, g := range known.Node.GPUs {
@@ -226,7 +227,7 @@ func TestResetRequired(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		n.xid(gpu0, 95)
-		n.has(gpu0, gpu.ResetRequired) // no time has passed
+		n.has(gpu0, gpu.ResetRequired)
 		n.has(gpu1)
 		n.stop()
 		n.startWithoutDriver()
@@ -282,6 +283,18 @@ func TestStorm(t *testing.T) {
 }
 
 // TestStormOnAnotherGPU: errors of one GPU don't suppress the events of another.
+// TestEventsOfOneError: a GPU that falls off the bus sends several events, a moment
+// apart, which are one change.
+func TestEventsOfOneError(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryUnknown, nvml.ErrLost)
+		n.monitor.SawEvent(gpu0)
+		time.Sleep(5 * time.Millisecond)
+		n.xid(gpu0, 79)
+		n.has(gpu0, gpu.Lost, gpu.RebootRequired)
+	})
+}
+
 func TestStormOnAnotherGPU(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		for range 600 {

@@ -25,6 +25,9 @@ const (
 	answerWithin = 500 * time.Millisecond
 	// minInterval is the least time between two readings: events come in storms.
 	minInterval = 200 * time.Millisecond
+	// gatherFor is how long an event waits for others: one error has several, such as
+	// an XID and a moment later a recovery action.
+	gatherFor = 50 * time.Millisecond
 )
 
 // watchedGPU is a GPU that is watched.
@@ -68,6 +71,14 @@ func (w *watchedGPU) requestReading() {
 	}
 }
 
+// forgetRequest forgets a request for a reading, because one begins now.
+func (w *watchedGPU) forgetRequest() {
+	select {
+	case <-w.wake:
+	default:
+	}
+}
+
 // add adds an XID, unless one like it waits to be decided on.
 func (w *watchedGPU) add(x gpu.XID) {
 	w.mu.Lock()
@@ -101,19 +112,25 @@ func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 			every = readSickEvery
 		}
 		pause(ctx, minInterval, nil)
-		pause(ctx, every-minInterval, w.wake)
+		if pause(ctx, every-minInterval, w.wake) {
+			pause(ctx, gatherFor, nil)
+			w.forgetRequest()
+		}
 	}
 }
 
-// pause returns after the time, at a signal or at the end of ctx.
-func pause(ctx context.Context, d time.Duration, signal <-chan struct{}) {
+// pause returns after the time, at a signal or at the end of ctx. It reports whether
+// there was a signal.
+func pause(ctx context.Context, d time.Duration, signal <-chan struct{}) (signaled bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-signal:
+		return true
 	case <-ctx.Done():
 	}
+	return false
 }
 
 // answer is the result of a reading.

@@ -139,7 +139,7 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 }
 
 // ready returns nil while there is nothing new to say: between the start of a
-// plugin and its registration, what its predecessor said stays.
+// plugin and its registration, its predecessor's condition stays.
 func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus, known facts.State) *metav1.Condition {
 	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
