@@ -38,9 +38,11 @@ type options struct {
 	// handovers from a force-deleted pod to the next one.
 	handovers int
 	idle      time.Duration
-	keep      bool
-	real      bool
-	bundle    string
+	// stormNodes are the nodes on paper whose GPUs fail at once.
+	stormNodes int
+	keep       bool
+	real       bool
+	bundle     string
 }
 
 func main() {
@@ -50,6 +52,7 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
+	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "nodes, on paper, whose eight GPUs fail at once")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")
@@ -103,10 +106,12 @@ func (b *bench) parts() []part {
 		{"mps", b.mps, true},
 		{"pods", b.pods, true},
 		{"handover", b.handover, true},
+		{"health", b.health, true},
 		{"memory", b.memory, true},
 		{"writes", b.writesPerClaim, true},
 		{"idle", b.writesIdle, true},
 		{"schedule", b.schedule, false},
+		{"storm", b.storm, false},
 	}
 }
 

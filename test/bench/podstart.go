@@ -76,7 +76,7 @@ func (b *bench) startAndDelete(ctx context.Context, starts *podStarts, pod *core
 	return deletePod(ctx, b.stack.Kube(), pod.Name)
 }
 
-// kubeletHistograms are the kubelet's metrics of what it does to start a pod, all
+// kubeletHistograms are the kubelet's metrics of its operations to start a pod, all
 // labelled with operations of these names.
 var kubeletHistograms = map[string][]string{
 	"kubelet_runtime_operations_duration_seconds": {"run_podsandbox", "create_container", "start_container"},

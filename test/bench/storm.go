@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/tessera-dra/tessera/pkg/control"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+	"github.com/tessera-dra/tessera/test/apiserver"
+)
+
+// crds of the product, seen from the root of the checkout.
+const crds = "deployments/helm/tessera/files/crds"
+
+// storm measures what is written when all GPUs of many nodes fail at once: a real API
+// server, the controller's code, and of each node that of the plugin from the XID to
+// the report. There is no hardware and no kubelet.
+func (b *bench) storm(ctx context.Context) error {
+	if b.real || b.bundle != "" {
+		return nil // needs the checkout, and says nothing about hardware
+	}
+	config, stop, err := startServer(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, logr.Discard()))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	failed := make(chan error, 1)
+	running.Go(func() {
+		if err := control.Run(ctx, control.Config{REST: config, MetricsAddress: "0", HealthAddress: "0"}); err != nil {
+			failed <- fmt.Errorf("run the controller: %w", err)
+		}
+	})
+	written, err := watchSlices(ctx, &running, kube, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	written.patience += time.Duration(b.stormNodes) * patienceEach
+	b.progress("publishing %d nodes of %d GPUs each", b.stormNodes, migGPUs)
+	var nodes []*paperNode
+	for i := range b.stormNodes {
+		n, err := startPaperNode(ctx, &running, kube, config, i)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, n)
+	}
+	all := b.stormNodes * migGPUs
+	if err := written.await(ctx, failed, func(s seenSlices) bool { return s.complete(b.stormNodes) }); err != nil {
+		return fmt.Errorf("wait for %d nodes to be published: %w", b.stormNodes, err)
+	}
+	before := written.reset()
+	b.progress("%d GPUs fail, in %d slices", all, before)
+	start := monotonic()
+	for _, n := range nodes {
+		n.fail()
+	}
+	if err := written.await(ctx, failed, func(s seenSlices) bool { return len(s.tainted) == all }); err != nil {
+		return fmt.Errorf("wait for %d GPUs to be tainted: %w", all, err)
+	}
+	b.figure("health_storm_all_tainted_s", (written.lastChange() - start).Seconds())
+	return b.countWrites(ctx, "health_storm_writes_per_slice", written, before)
+}
+
+// countWrites prints how often the slice was written that was written most often,
+// after waiting for writes that follow late.
+func (b *bench) countWrites(ctx context.Context, figure string, w *sliceWatch, slices int) error {
+	const late = 5 * time.Second // readings that disagree come every four seconds
+	select {
+	case <-time.After(late):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	most, written := w.writes()
+	b.figure(figure, float64(most))
+	if written != slices {
+		return fmt.Errorf("%d of %d slices were written", written, slices)
+	}
+	return nil
+}
+
+// startServer starts an API server and etcd.
+func startServer(ctx context.Context) (config *rest.Config, stop func(), err error) {
+	dir, err := os.MkdirTemp("", "bench-storm-")
+	if err != nil {
+		return nil, nil, fmt.Errorf("start an API server: %w", err)
+	}
+	if err := apiserver.Binaries(ctx, dir, os.Stderr); err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	env := &envtest.Environment{CRDDirectoryPaths: []string{crds}, ErrorIfCRDPathMissing: true}
+	config, err = apiserver.Start(env, dir)
+	if err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	config.QPS = -1 // as the plugin's; the controller has limits of its own
+	return config, func() { _ = errors.Join(env.Stop(), os.RemoveAll(dir)) }, nil
+}
+
+// paperNode is a node that is there on paper, and the part of its plugin that knows
+// of GPUs' health.
+type paperNode struct {
+	gpus    []gpu.UUID
+	monitor *healthmonitor.Monitor
+	broken  atomic.Bool
+}
+
+// startPaperNode makes the Node and runs its plugin until ctx ends.
+func startPaperNode(ctx context.Context, running *sync.WaitGroup, kube kubernetes.Interface, config *rest.Config, i int) (*paperNode, error) {
+	name := fmt.Sprintf("node-%03d", i)
+	if _, err := kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("create node %s: %w", name, err)
+	}
+	there, err := offertest.Node("h100-80gb", migGPUs)
+	if err != nil {
+		return nil, fmt.Errorf("simulate a node: %w", err)
+	}
+	there.Name = name
+	f, n := facts.New(name), &paperNode{}
+	for g := range there.GPUs {
+		there.GPUs[g].UUID = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", g+1, i))
+		n.gpus = append(n.gpus, there.GPUs[g].UUID)
+	}
+	reporter, err := nodereport.New(nodereport.Config{NodeName: name, PluginVersion: "bench", BootID: "boot", REST: config, Facts: f})
+	if err != nil {
+		return nil, err
+	}
+	n.monitor = healthmonitor.New(healthmonitor.Config{
+		NodeName: name, Journal: noJournal{}, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
+		Holders: func(gpu.XID) []healthmonitor.Pod { return nil },
+		PodOf:   func(int) (healthmonitor.Pod, bool) { return healthmonitor.Pod{}, false },
+		Address: func(gpu.UUID) gpu.PCIAddress { return "" },
+	})
+	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: func() health.Load { return health.Load{Boot: "boot", Driver: "load"} }})
+	running.Go(func() { n.monitor.Run(ctx) })
+	running.Go(func() { _ = reporter.Run(ctx) })
+	if err := f.Found(there); err != nil {
+		return nil, err
+	}
+	reporter.Registered()
+	return n, nil
+}
+
+// Vitals of a GPU, which all fail at once.
+func (n *paperNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
+	if n.broken.Load() {
+		return gpu.Vitals{Recovery: gpu.RecoveryReset}, nil
+	}
+	return gpu.Vitals{Recovery: gpu.RecoveryNone}, nil
+}
+
+// fail breaks all GPUs, with an XID each.
+func (n *paperNode) fail() {
+	n.broken.Store(true)
+	for _, uuid := range n.gpus {
+		n.monitor.SawXID(gpu.XID{GPU: uuid, Code: 95, At: time.Now()})
+	}
+}
+
+type noJournal struct{}
+
+func (noJournal) AllHealth() []holding.Health    { return nil }
+func (noJournal) PutHealth(holding.Health) error { return nil }
+func (noJournal) DeleteHealth(gpu.UUID) error    { return nil }
+
+type noEvents struct{}
+
+func (noEvents) OnPod(healthmonitor.Pod, string, string) {}
+func (noEvents) OnNode(string, string, string)           {}
