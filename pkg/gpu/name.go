@@ -25,18 +25,25 @@ func (n DeviceName) AllowsMultipleAllocations() bool { return strings.HasSuffix(
 // IsReplica reports whether the name is that of a time-sliced replica.
 func (n DeviceName) IsReplica() bool { return strings.Contains(string(n), replicaInfix) }
 
-// Type returns the attribute type of a new device of that name: gpu, mig, mps or
-// timeslice.
+// The types of devices, as the attribute type and metrics have them.
+const (
+	TypeGPU       = "gpu"
+	TypeMIG       = "mig"
+	TypeMPS       = "mps"
+	TypeTimeSlice = "timeslice"
+)
+
+// Type returns the attribute type of a new device of that name.
 func (n DeviceName) Type() string {
 	switch {
 	case n.IsShare():
-		return "mps"
+		return TypeMPS
 	case n.IsReplica():
-		return "timeslice"
+		return TypeTimeSlice
 	case n.IsPartition():
-		return "mig"
+		return TypeMIG
 	default:
-		return "gpu"
+		return TypeGPU
 	}
 }
 

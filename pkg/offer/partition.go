@@ -13,7 +13,7 @@ func describePartition(n gpu.Node, g gpu.GPU, p part, name gpu.DeviceName) resou
 	a := make(attributes)
 	a.model(n, g)
 	a.place(g)
-	a.string("type", typeMIG)
+	a.string("type", gpu.TypeMIG)
 	a.string("uuid", string(p.uuid))
 	a.string("parentUUID", string(g.UUID))
 	a.string("profile", p.Profile)

@@ -206,7 +206,7 @@ func (o *draft) describeSlot(n gpu.Node, d gpu.Device, name gpu.DeviceName) reso
 // describeShare describes the attributes that all MPS shares have. Both limits are
 // ceilings for each process, because MPS doesn't know claims.
 func (o *draft) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) resourceapi.Device {
-	a := o.slotAttributes(n, typeMPS)
+	a := o.slotAttributes(n, gpu.TypeMPS)
 	if p, ok := share.Of.(gpu.Partition); ok {
 		a.string("profile", p.Profile)
 	}
@@ -216,7 +216,7 @@ func (o *draft) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) 
 }
 
 func (o *draft) describeReplica(n gpu.Node, d gpu.Device, name gpu.DeviceName) resourceapi.Device {
-	a := o.slotAttributes(n, typeTimeSlice)
+	a := o.slotAttributes(n, gpu.TypeTimeSlice)
 	if r, ok := d.(gpu.Replica); ok {
 		a.int("replicas", r.Count)
 	}

@@ -13,15 +13,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Values of the attribute type, and of the attributes memoryEnforcement and
-// computeEnforcement.
-const (
-	typeGPU       = "gpu"
-	typeMIG       = "mig"
-	typeMPS       = "mps"
-	typeTimeSlice = "timeslice"
-	typeLeftover  = "leftover"
+// typeLeftover is the attribute type of a device that only its claim keeps on offer.
+const typeLeftover = "leftover"
 
+// Values of the attributes memoryEnforcement and computeEnforcement.
+const (
 	enforcementHardware   = "hardware"
 	enforcementPerProcess = "perProcess"
 	enforcementCeiling    = "ceiling"
@@ -36,7 +32,7 @@ func describeWhole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Devic
 	a := make(attributes)
 	a.model(n, g)
 	a.place(g)
-	a.string("type", typeGPU)
+	a.string("type", gpu.TypeGPU)
 	a.string("uuid", string(g.UUID))
 	a.string("memoryEnforcement", enforcementHardware)
 	a.string("computeEnforcement", enforcementHardware)

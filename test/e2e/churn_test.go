@@ -179,7 +179,10 @@ func readFootprint(ctx context.Context, t *testing.T, s *stack.Stack) footprint 
 	if f.slices, err = s.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion}{"\n"}{end}`); err != nil {
 		t.Fatal(err)
 	}
-	metrics := pluginMetrics(ctx, t, s)
+	metrics, err := pluginMetrics(ctx, s, churnNode)
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.goroutines, f.heap = metric(t, metrics, "go_goroutines"), metric(t, metrics, "go_memstats_next_gc_bytes")
 	return f
 }
@@ -191,20 +194,6 @@ func lines(ctx context.Context, t *testing.T, s *stack.Stack, script string) int
 		t.Fatal(err)
 	}
 	return strings.Count(string(out), "\n")
-}
-
-// pluginMetrics reads the plugin's metrics from inside its node.
-func pluginMetrics(ctx context.Context, t *testing.T, s *stack.Stack) string {
-	t.Helper()
-	pod, err := pluginPod(ctx, s, churnNode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := s.Kubectl(ctx, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8081/proxy/metrics", stack.Namespace, pod))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 func metric(t *testing.T, metrics, name string) int {

@@ -35,6 +35,7 @@ import (
 //	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
 //	linger NODE [POD]               a process outlives a pod's container; see linger.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
+//	metrics NODE                    print the plugin's metrics
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
 //	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
 //	[kubernetes:1.36] COMMAND       from that version on
@@ -55,6 +56,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"nudge":        runner("nudge"),
 		"cuda":         runner("cuda"),
 		"daemons":      runner("daemons"),
+		"metrics":      runner("metrics"),
 		"until":        func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
 		"pod":          func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
 		"sees":         func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
@@ -103,6 +105,10 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 		err = cmd.Run()
 	case "daemons":
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, "sh", "-c", listDaemons)
+	case "metrics":
+		var metrics string
+		metrics, err = pluginMetrics(ctx, s, args[1])
+		out.WriteString(metrics)
 	case "crash":
 		var killed string
 		killed, err = s.Crash(ctx, args[1], args[2])

@@ -61,3 +61,12 @@ func pluginPod(ctx context.Context, s *stack.Stack, node string) (string, error)
 	}
 	return names[0], nil
 }
+
+// pluginMetrics reads the metrics of the node's plugin.
+func pluginMetrics(ctx context.Context, s *stack.Stack, node string) (string, error) {
+	pod, err := pluginPod(ctx, s, node)
+	if err != nil {
+		return "", err
+	}
+	return s.Kubectl(ctx, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:8081/proxy/metrics", stack.Namespace, pod))
+}

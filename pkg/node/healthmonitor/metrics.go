@@ -18,8 +18,8 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	return &metrics{
 		xids: promauto.With(registerer).NewCounterVec(prometheus.CounterOpts{
 			Name: "tessera_gpu_xids_total",
-			Help: "XIDs that the driver reported since the plugin started, by GPU (UUID) and code; other: NVIDIA's catalog doesn't have the code.",
-		}, []string{"gpu", "code"}),
+			Help: "XIDs that the driver reported since the plugin started, by GPU and code; other: NVIDIA's catalog doesn't have the code.",
+		}, []string{"uuid", "code"}),
 	}
 }
 

@@ -1,0 +1,182 @@
+package usage
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// podsWithin is how long a scrape waits for the kubelet's answer.
+const podsWithin = 2 * time.Second
+
+// healthy is the value of the label condition for a GPU without conditions.
+const healthy = "Healthy"
+
+// Config says where a Collector finds what it reports. All functions may be called at
+// any time.
+type Config struct {
+	NodeName string
+	// Claims returns the records of all claims that hold devices.
+	Claims func() []holding.Record
+	// Made returns the partitions that were made on a GPU.
+	Made func(gpu.UUID) []holding.MadePartition
+	// GPUs returns the node's GPUs, with their conditions.
+	GPUs func() []gpu.GPU
+	// Users returns the containers that use claims.
+	Users func(context.Context) (Users, error)
+}
+
+// Collector computes the metrics at each scrape. It implements prometheus.Collector.
+type Collector struct {
+	cfg Config
+
+	allocation, memoryLimit, threadLimit, placements, fragmentation, health, readable *prometheus.Desc
+}
+
+// New returns a Collector.
+func New(cfg Config) *Collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	share := []string{"parent_uuid", "device", "share_id", "namespace", "claim"}
+	return &Collector{
+		cfg: cfg,
+		allocation: desc("tessera_allocation_info", "1 for each device that a claim has and each container that uses it. "+
+			"uuid: of the GPU or MIG device; parent_uuid: of the GPU; container is empty where the kubelet doesn't say which containers use the claim.",
+			"node", "uuid", "parent_uuid", "gpu_instance_id", "type", "profile", "device", "share_id", "namespace", "claim", "pod", "container"),
+		memoryLimit: desc("tessera_share_memory_limit_bytes", "GPU memory that each process of a claim can have on an MPS share.", share...),
+		threadLimit: desc("tessera_share_thread_limit_ratio", "Part of the multiprocessors that each process of a claim can use on an MPS share.", share...),
+		placements: desc("tessera_placements_free", "MIG partitions of the profile that still fit on the GPU beside those that claims have; 0 while the GPU is blocked.",
+			"uuid", "profile"),
+		fragmentation: desc("tessera_gpu_fragmentation_ratio", "Part of the memory slices that MIG partitions can still have, and that one partition alone can't.", "uuid"),
+		health:        desc("tessera_gpu_health", "1 for each condition that the GPU has; condition is Healthy for a GPU that has none.", "uuid", "condition"),
+		readable: desc("tessera_pod_resources_readable", "Whether the kubelet's PodResources API answered. "+
+			"If not, tessera_allocation_info has the pods that claims were prepared for, and no containers."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.allocation, c.memoryLimit, c.threadLimit, c.placements, c.fragmentation, c.health, c.readable} {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), podsWithin)
+	defer cancel()
+	users, err := c.cfg.Users(ctx)
+	gauge(to, c.readable, one(err == nil))
+	claims := c.cfg.Claims()
+	made := map[gpu.UUID][]holding.MadePartition{}
+	for _, r := range claims {
+		for _, uuid := range r.GPUs() {
+			if _, known := made[uuid]; !known {
+				made[uuid] = c.cfg.Made(uuid)
+			}
+		}
+		c.collectClaim(to, r, users, made)
+	}
+	for _, g := range c.cfg.GPUs() {
+		c.collectGPU(to, g, claims)
+	}
+}
+
+// collectClaim has the metrics of one claim's devices.
+func (c *Collector) collectClaim(to chan<- prometheus.Metric, r holding.Record, users Users, made map[gpu.UUID][]holding.MadePartition) {
+	for _, h := range r.Holdings {
+		uuid, instance := string(h.GPU), ""
+		if m := instanceOf(made[h.GPU], h.Partition); m != nil {
+			uuid, instance = string(m.UUID), strconv.Itoa(m.GPUInstanceID)
+		} else if h.Partition != (holding.Partition{}) {
+			uuid = ""
+		}
+		for _, user := range usersOf(r, users) {
+			gauge(to, c.allocation, 1, c.cfg.NodeName, uuid, string(h.GPU), instance, h.Device.Type(), h.Partition.Profile,
+				string(h.Device), h.ShareID, r.Namespace, r.Name, user.Pod, user.Container)
+		}
+		if h.Share == nil || h.MPS == nil || h.Admin {
+			continue
+		}
+		labels := []string{string(h.GPU), string(h.Device), h.ShareID, r.Namespace, r.Name}
+		if h.MPS.MemoryMiB > 0 {
+			gauge(to, c.memoryLimit, float64(h.MPS.MemoryMiB<<20), labels...)
+		}
+		if h.MPS.ThreadPercentage > 0 {
+			gauge(to, c.threadLimit, float64(h.MPS.ThreadPercentage)/100, labels...)
+		}
+	}
+}
+
+// instanceOf returns the instance of a partition; nil for a whole GPU, and until the
+// instance is made.
+func instanceOf(made []holding.MadePartition, p holding.Partition) *holding.MadeInstance {
+	for _, m := range made {
+		if m.Partition == p {
+			return m.Made
+		}
+	}
+	return nil
+}
+
+// usersOf returns the containers that use a claim, or, where the kubelet doesn't name
+// any, the pods that the claim was prepared for; always at least one.
+func usersOf(r holding.Record, users Users) []User {
+	if found := users[Claim{Namespace: r.Namespace, Name: r.Name}]; len(found) > 0 {
+		return found
+	}
+	var pods []User
+	for _, p := range r.Pods {
+		pods = append(pods, User{Pod: p.Name})
+	}
+	if len(pods) == 0 {
+		pods = append(pods, User{})
+	}
+	return pods
+}
+
+// collectGPU has the metrics of one GPU.
+func (c *Collector) collectGPU(to chan<- prometheus.Metric, g gpu.GPU, claims []holding.Record) {
+	uuid := string(g.UUID)
+	conditions := make([]string, 0, len(g.Conditions))
+	for _, is := range g.Conditions {
+		conditions = append(conditions, string(is.Type))
+	}
+	if len(conditions) == 0 {
+		conditions = append(conditions, healthy)
+	}
+	slices.Sort(conditions)
+	for _, condition := range slices.Compact(conditions) {
+		gauge(to, c.health, 1, uuid, condition)
+	}
+	if g.MIG == nil || !g.MIG.Enabled && !g.MIG.Switchable {
+		return
+	}
+	room := roomOn(g, claims)
+	for _, p := range g.MIG.Profiles {
+		n := room.fits(p)
+		if slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+			n = 0
+		}
+		gauge(to, c.placements, float64(n), uuid, p.Name)
+	}
+	gauge(to, c.fragmentation, room.fragmentation(), uuid)
+}
+
+func gauge(to chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
