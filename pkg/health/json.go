@@ -66,6 +66,20 @@ func (r Reset) MarshalJSON() ([]byte, error) {
 	return marshal(plain(r), r.extra)
 }
 
+// UnmarshalJSON implements json.Unmarshaler.
+func (f *Flap) UnmarshalJSON(data []byte) (err error) {
+	type plain Flap
+	*f = Flap{}
+	f.extra, err = unmarshal(data, (*plain)(f))
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (f Flap) MarshalJSON() ([]byte, error) {
+	type plain Flap
+	return marshal(plain(f), f.extra)
+}
+
 // unmarshal reads data into a pointer to a struct, and returns the fields that the
 // struct doesn't have.
 func unmarshal(data []byte, into any) (map[string]json.RawMessage, error) {

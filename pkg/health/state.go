@@ -12,14 +12,16 @@ import (
 )
 
 // State has the open causes of one GPU, in the order in which they began, the last
-// endings by hand, and the attempts to reset it in the last day. It is a value: its methods return another one and change
-// nothing. The zero State is that of a healthy GPU.
+// endings by hand, the attempts to reset it in the last day, and which causes come and
+// go. It is a value: its methods return another one and change nothing. The zero State is
+// that of a healthy GPU.
 //
 // A node stores its JSON form. Fields, sources and types of a newer version are kept.
 type State struct {
 	Causes []Cause  `json:"causes,omitempty"`
 	Ended  []Ending `json:"ended,omitempty"`
 	Resets []Reset  `json:"resets,omitempty"`
+	Flaps  []Flap   `json:"flaps,omitempty"`
 
 	extra map[string]json.RawMessage
 }
@@ -51,7 +53,9 @@ type Notice struct {
 }
 
 // Observe returns the state after a reading. A cause ends when two readings in a row,
-// a second or more apart, agree that it is over.
+// a second or more apart, agree that it is over. One that comes back within ten minutes
+// ends later each time: after two seconds, four, and so on up to four minutes, in which
+// no reading reports it.
 func (s State) Observe(r Reading) State {
 	found := r.findings()
 	s.Resets = s.resetsSince(r.At)
@@ -64,7 +68,8 @@ func (s State) Observe(r Reading) State {
 			causes[i] = causes[i].unreported(r)
 		}
 	}
-	s.Causes = slices.DeleteFunc(causes, func(c Cause) bool { return !c.goneAt.IsZero() && r.At.Sub(c.goneAt) >= confirmAfter })
+	s.Causes = causes
+	s = s.removeEnded(r.At)
 	for _, f := range found {
 		s.Causes = add(s.Causes, f, r.At, r.Load)
 	}
@@ -109,8 +114,8 @@ func add(causes []Cause, f finding, at time.Time, load Load) []Cause {
 
 // End returns the state after an admin ended the causes of a type, and records who
 // did and why. A cause that its source still reports stays accepted until that
-// changes. A GPU that doesn't answer can't be made to: that is an error, and so is a
-// type without an open cause.
+// changes. One that its source doesn't report any more ends for good. A GPU that doesn't
+// answer can't be made to: that is an error, and so is a type without an open cause.
 func (s State) End(t gpu.ConditionType, by, why string, at time.Time) (State, error) {
 	var causes []Cause
 	ended := slices.Clone(s.Ended)
@@ -119,12 +124,13 @@ func (s State) End(t gpu.ConditionType, by, why string, at time.Time) (State, er
 			causes = append(causes, c)
 			continue
 		}
-		if c.Source == FromReading {
+		if c.Source == FromReading && c.goneAt.IsZero() {
 			return s, fmt.Errorf("end %s by hand: the GPU doesn't answer; the condition ends when it does", t)
 		}
 		e := Ending{Type: t, XID: c.XID, Since: c.Since, At: at, By: by, Why: why}
 		ended = append(ended, e)
-		if c.reportedAgain() {
+		s.Flaps = slices.DeleteFunc(slices.Clone(s.Flaps), func(f Flap) bool { return f.isOf(c) })
+		if c.reportedAgain() && c.goneAt.IsZero() {
 			c.Accepted = &e
 			causes = append(causes, c)
 		}

@@ -22,6 +22,7 @@ const stored = `{
 	],
 	"ended": [{"type": "ResetRequired", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "reseated", "ticket": "T-2"}],
 	"resets": [{"began": "2026-11-22T11:00:00Z", "ended": "2026-11-22T11:00:09Z", "error": "m", "ticket": "T-3"}],
+	"flaps": [{"type": "NVLinkDown", "source": "NVLink", "ended": "2026-11-22T11:59:00Z", "times": 2, "ticket": "T-4"}],
 	"score": {"a": [1]}
 }`
 
@@ -37,7 +38,7 @@ func TestStateOfNewerVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"ticket":"T-3"`, `"source":"Thermometer"`} {
+	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"ticket":"T-3"`, `"ticket":"T-4"`, `"source":"Thermometer"`} {
 		if !strings.Contains(string(data), kept) {
 			t.Errorf("%s is lost: %s", kept, data)
 		}
