@@ -104,7 +104,7 @@ func (c counters) take(d *resourceapi.Device) {
 	}
 }
 
-// suffice reports whether there is what the device consumes.
+// suffice reports whether the device can consume its counters.
 func (c counters) suffice(d *resourceapi.Device) bool {
 	for _, from := range d.ConsumesCounters {
 		for name, n := range from.Counters {
@@ -151,7 +151,7 @@ func times(d *resourceapi.Device, used map[resourceapi.QualifiedName]int64) int 
 	return int(max(0, n))
 }
 
-// usual is what a claim that doesn't ask for the capacity gets of it.
+// usual is how much of the capacity a claim gets that doesn't ask for it.
 func usual(c resourceapi.DeviceCapacity) int64 {
 	if c.RequestPolicy == nil || c.RequestPolicy.Default == nil {
 		return c.Value.Value()

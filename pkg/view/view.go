@@ -1,9 +1,9 @@
-// Package view is the model of what the GPUs of a cluster are used for: which claim
-// and pods have which part of which GPU, what is wrong with it, and what else fits.
+// Package view is the model of the use of a cluster's GPUs: which claim and pods have
+// which part of which GPU, its conditions and taints, and which devices still fit.
 //
 // It is pure: the same objects give the same model. It reads objects of
 // resource.k8s.io/v1; clients translate those of older servers. `kubectl gpu` draws
-// from it, and its JSON is what `-o json` prints: fields are added, never renamed.
+// from it, and `-o json` prints its JSON: fields are added, never renamed.
 package view
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,8 +49,8 @@ type GPU struct {
 	Instances []Instance `json:"instances,omitempty"`
 	// Uses are what claims have of the GPU, by place, device and claim.
 	Uses []Use `json:"uses"`
-	// Fits is what else fits, and how often: the whole GPU first, then by size. Kinds
-	// of which none fits are listed with 0.
+	// Fits counts the claims that still fit, by kind of device: the whole GPU first, then
+	// by size. Kinds of which none fits are listed with 0.
 	Fits []Fit `json:"fits"`
 }
 

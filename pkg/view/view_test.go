@@ -163,7 +163,7 @@ func TestLargestShare(t *testing.T) {
 	}
 }
 
-// TestUses: what is where, and whose it is.
+// TestUses: where a device is, and whose it is.
 func TestUses(t *testing.T) {
 	c := cluster(t, rand.New(rand.NewPCG(1, 1)), plans()[1])
 	c.Node.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.NVLinkDown, Message: "link 3"}}

@@ -1,0 +1,211 @@
+package fit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// whyInUse explains which claims have what is needed, on a node where the fewest have
+// to end.
+func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
+	node, leave, err := j.release(ctx, nodes, claims)
+	if err != nil {
+		return nil, err
+	}
+	holders := j.holders(node)
+	stay := slices.DeleteFunc(slices.Clone(holders), func(c *resourceapi.ResourceClaim) bool { return slices.Contains(leave, c) })
+	got, err := j.ask(ctx, trial{node: node, claims: claims, holders: stay})
+	if err != nil {
+		return nil, err
+	}
+	r := &Reason{Cause: InUse, Node: node.Name}
+	var names []string
+	for _, c := range leave {
+		d := describe(c)
+		r.Release, names = append(r.Release, d), append(names, d.String())
+	}
+	on := onNode{node: node.Name, holders: holders, slices: j.slicesFor(node)}
+	r.Text = fmt.Sprintf("Other claims have what it needs: %s.", on.blocked(got))
+	r.Change = fmt.Sprintf("It fits on node %s after the end of claim %s.", node.Name, list(names))
+	if len(names) > 1 {
+		r.Change = fmt.Sprintf("It fits on node %s after the end of claims %s.", node.Name, list(names))
+	}
+	return r, nil
+}
+
+// onNode knows the devices of a node, and the claims that have some.
+type onNode struct {
+	node    string
+	holders []*resourceapi.ResourceClaim
+	slices  []*resourceapi.ResourceSlice
+}
+
+// blocked explains why the first of the devices that isn't free isn't.
+func (n onNode) blocked(wanted []resourceapi.AllocationResult) string {
+	for _, w := range wanted {
+		for _, r := range w.Devices.Results {
+			if text := n.held(r); text != "" {
+				return text
+			}
+			if text := n.counter(r); text != "" {
+				return text
+			}
+			if text := n.capacity(r); text != "" {
+				return text
+			}
+		}
+	}
+	return fmt.Sprintf("devices that match are free on node %s, but not together", n.node)
+}
+
+// held tells who has a device that is allocated once.
+func (n onNode) held(r resourceapi.DeviceRequestAllocationResult) string {
+	for _, c := range n.holders {
+		for _, has := range results(c) {
+			if has.ShareID == nil && same(has, r) {
+				return fmt.Sprintf("%s on node %s belongs to claim %s", r.Device, n.node, describe(c))
+			}
+		}
+	}
+	return ""
+}
+
+func same(a, b resourceapi.DeviceRequestAllocationResult) bool {
+	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device
+}
+
+// device finds a device in the slices.
+func (n onNode) device(driver, pool, name string) *resourceapi.Device {
+	for _, s := range n.slices {
+		if s.Spec.Driver != driver || s.Spec.Pool.Name != pool {
+			continue
+		}
+		for i := range s.Spec.Devices {
+			if s.Spec.Devices[i].Name == name {
+				return &s.Spec.Devices[i]
+			}
+		}
+	}
+	return nil
+}
+
+// counter tells which counter of a device is used up, and by whom.
+func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
+	d := n.device(r.Driver, r.Pool, r.Device)
+	if d == nil {
+		return ""
+	}
+	for _, from := range d.ConsumesCounters {
+		for _, name := range sortedKeys(from.Counters) {
+			need, all := from.Counters[name], n.limit(r, from.CounterSet, name)
+			left, users := all, []string(nil)
+			counted := make(map[string]bool)
+			for _, c := range n.holders {
+				uses := false
+				for _, has := range results(c) {
+					takes := n.takes(has, r, from.CounterSet, name)
+					if uses = uses || takes > 0; takes > 0 && !counted[has.Device] {
+						counted[has.Device] = true
+						left -= takes
+					}
+				}
+				if uses {
+					users = append(users, describe(c).String())
+				}
+			}
+			if left < need.Value.Value() {
+				return fmt.Sprintf("%s on node %s takes %d of counter %s of %s, of which %d of %d are left beside claim%s %s",
+					r.Device, n.node, need.Value.Value(), name, from.CounterSet, left, all, plural(len(users)), list(users))
+			}
+		}
+	}
+	return ""
+}
+
+func plural(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return "s"
+}
+
+func sortedKeys(m map[string]resourceapi.Counter) []string {
+	out := make([]string, 0, len(m))
+	for name := range m {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// takes is how much of a counter the device of a claim takes.
+func (n onNode) takes(has, of resourceapi.DeviceRequestAllocationResult, set, counter string) int64 {
+	if has.Driver != of.Driver || has.Pool != of.Pool {
+		return 0
+	}
+	d := n.device(has.Driver, has.Pool, has.Device)
+	if d == nil {
+		return 0
+	}
+	for _, from := range d.ConsumesCounters {
+		if c, ok := from.Counters[counter]; ok && from.CounterSet == set {
+			return c.Value.Value()
+		}
+	}
+	return 0
+}
+
+// limit is how much there is of a counter.
+func (n onNode) limit(r resourceapi.DeviceRequestAllocationResult, set, counter string) int64 {
+	for _, s := range n.slices {
+		if s.Spec.Driver != r.Driver || s.Spec.Pool.Name != r.Pool {
+			continue
+		}
+		for _, x := range s.Spec.SharedCounters {
+			if c, ok := x.Counters[counter]; ok && x.Name == set {
+				return c.Value.Value()
+			}
+		}
+	}
+	return 0
+}
+
+// capacity tells which capacity of a device that is allocated several times is used up.
+func (n onNode) capacity(r resourceapi.DeviceRequestAllocationResult) string {
+	d := n.device(r.Driver, r.Pool, r.Device)
+	if d == nil {
+		return ""
+	}
+	names := make([]string, 0, len(r.ConsumedCapacity))
+	for name := range r.ConsumedCapacity {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		name := resourceapi.QualifiedName(name)
+		need, all := r.ConsumedCapacity[name], d.Capacity[name].Value
+		left := all.DeepCopy()
+		var users []string
+		for _, c := range n.holders {
+			uses := false
+			for _, has := range results(c) {
+				if q, ok := has.ConsumedCapacity[name]; ok && same(has, r) {
+					left.Sub(q)
+					uses = true
+				}
+			}
+			if uses {
+				users = append(users, describe(c).String())
+			}
+		}
+		if left.Cmp(need) < 0 {
+			return fmt.Sprintf("it needs %s of capacity %s of %s on node %s, of which %s of %s is left beside claim%s %s",
+				need.String(), name, r.Device, n.node, left.String(), all.String(), plural(len(users)), list(users))
+		}
+	}
+	return ""
+}

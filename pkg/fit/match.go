@@ -1,0 +1,297 @@
+package fit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+)
+
+// offered is a device of a node.
+type offered struct {
+	node   string
+	driver string
+	*resourceapi.Device
+}
+
+// offers lists the devices of the nodes, each once.
+func (j *Judge) offers(nodes []*corev1.Node) []offered {
+	var out []offered
+	for i, n := range nodes {
+		all := j.slicesFor(n)
+		if i > 0 {
+			all = j.byNode[n.Name]
+		}
+		for _, s := range all {
+			for k := range s.Spec.Devices {
+				out = append(out, offered{n.Name, s.Spec.Driver, &s.Spec.Devices[k]})
+			}
+		}
+	}
+	return out
+}
+
+// matching are those of the devices for which a selector is true. A selector that fails
+// is true for none.
+func (j *Judge) matching(ctx context.Context, s resourceapi.DeviceSelector, devices []offered) []offered {
+	if s.CEL == nil {
+		return nil
+	}
+	compiled := j.cache.GetOrCompile(s.CEL.Expression)
+	if compiled.Error != nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(devices), func(d offered) bool {
+		ok, _, err := compiled.DeviceMatches(ctx, cel.Device{
+			Driver: d.driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity,
+		})
+		return !ok || err != nil
+	})
+}
+
+// wish is a request, or the first choice of one.
+type wish struct {
+	name, class string
+	selectors   []resourceapi.DeviceSelector
+	tolerations []resourceapi.DeviceToleration
+	capacity    *resourceapi.CapacityRequirements
+}
+
+func wishOf(r *resourceapi.DeviceRequest) wish {
+	if e := r.Exactly; e != nil {
+		return wish{r.Name, e.DeviceClassName, e.Selectors, e.Tolerations, e.Capacity}
+	}
+	if len(r.FirstAvailable) > 0 {
+		s := r.FirstAvailable[0]
+		return wish{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors, s.Tolerations, s.Capacity}
+	}
+	return wish{name: r.Name}
+}
+
+// whyNoMatch explains why no device matches a request. Of a request with several
+// choices it explains the first.
+func (j *Judge) whyNoMatch(ctx context.Context, nodes []*corev1.Node, r *resourceapi.DeviceRequest) *Reason {
+	w := wishOf(r)
+	devices := j.offers(nodes)
+	ofClass := devices
+	if class := j.classes[w.class]; class != nil {
+		for _, s := range class.Spec.Selectors {
+			before := ofClass
+			if ofClass = j.matching(ctx, s, ofClass); len(ofClass) == 0 {
+				return &Reason{
+					Cause: NoMatch,
+					Text: fmt.Sprintf("DeviceClass %s of request %s selects none of the nodes' %s: its selector %s is never true; %s.",
+						w.class, w.name, count(len(devices), "device"), oneLine(s), values(s, before)),
+					Change: "Choose another DeviceClass, or a SharingPolicy that offers such devices.",
+				}
+			}
+		}
+	}
+	left := ofClass
+	for _, s := range w.selectors {
+		alone := j.matching(ctx, s, ofClass)
+		left = j.matching(ctx, s, left)
+		if len(alone) == 0 {
+			return &Reason{
+				Cause: NoMatch,
+				Text: fmt.Sprintf("The selector %s of request %s is true for none of the %s of DeviceClass %s: %s.",
+					oneLine(s), w.name, count(len(ofClass), "device"), w.class, values(s, ofClass)),
+				Change: "Correct the selector, or add nodes or a SharingPolicy with such devices.",
+			}
+		}
+	}
+	switch {
+	case len(left) == 0:
+		return &Reason{
+			Cause: NoMatch, Text: fmt.Sprintf("Each selector of request %s is true for some devices of DeviceClass %s, and no device meets all of them.", w.name, w.class),
+			Change: "Leave out one of the selectors, or add nodes or a SharingPolicy with such devices.",
+		}
+	case w.capacity != nil:
+		return &Reason{
+			Cause:  NoMatch,
+			Text:   fmt.Sprintf("Request %s asks for %s, which none of the %s that match has: %s.", w.name, wanted(w.capacity), count(len(left), "device"), capacities(w.capacity, left)),
+			Change: "Ask for less.",
+		}
+	}
+	return &Reason{
+		Cause: NoMatch, Text: fmt.Sprintf("None of the %s that match request %s can be allocated on a node that it can run on.", count(len(left), "device"), w.name),
+		Change: "Look at the ResourceSlices: kubectl get resourceslices -o yaml.",
+	}
+}
+
+func oneLine(s resourceapi.DeviceSelector) string {
+	return strings.Join(strings.Fields(s.CEL.Expression), " ")
+}
+
+func wanted(c *resourceapi.CapacityRequirements) string {
+	var out []string
+	for name, q := range c.Requests {
+		out = append(out, fmt.Sprintf("%s of capacity %s", q.String(), name))
+	}
+	slices.Sort(out)
+	return list(out)
+}
+
+// capacities tells how much devices have of the capacities that are asked for.
+func capacities(c *resourceapi.CapacityRequirements, devices []offered) string {
+	var out []string
+	for name := range c.Requests {
+		out = append(out, tally(string(name), devices, func(d offered) string { return capacityOf(d, string(name)) }))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "; ")
+}
+
+// term finds the attributes and capacities that a CEL expression reads:
+// device.attributes["gpu.nvidia.com"].?profile, device.capacity['gpu.nvidia.com'].memory.
+var term = regexp.MustCompile(`device\.(attributes|capacity)\[\??\s*['"]([^'"]+)['"]\s*\]\s*\.\s*(?:\?|orValue\(\{\}\)\.\??)?([A-Za-z_][A-Za-z0-9_]*)`)
+
+// values lists the values of the attributes and capacities that the selector reads.
+func values(s resourceapi.DeviceSelector, devices []offered) string {
+	var out []string
+	for _, m := range term.FindAllStringSubmatch(s.CEL.Expression, -1) {
+		kind, domain, name := m[1], m[2], m[3]
+		of := func(d offered) string { return attributeOf(d, domain, name) }
+		if kind == "capacity" {
+			of = func(d offered) string { return capacityOf(d, name) }
+		}
+		if line := tally(name, devices, of); !slices.Contains(out, line) {
+			out = append(out, line)
+		}
+	}
+	if len(out) == 0 {
+		return "it reads no attribute of the driver"
+	}
+	return strings.Join(out, "; ")
+}
+
+// maxValues is how many different values of an attribute a sentence lists.
+const maxValues = 8
+
+// tally lists the values of something: "profile is 1g.10gb (7 devices), 2g.20gb (3)".
+func tally(name string, devices []offered, of func(offered) string) string {
+	times := make(map[string]int)
+	for _, d := range devices {
+		times[of(d)]++
+	}
+	var all []string
+	for v := range times {
+		all = append(all, v)
+	}
+	slices.SortFunc(all, func(a, b string) int { return cmp.Or(cmp.Compare(times[b], times[a]), cmp.Compare(a, b)) })
+	var out []string
+	for i, v := range all[:min(len(all), maxValues)] {
+		if i == 0 {
+			out = append(out, fmt.Sprintf("%s (%s)", v, count(times[v], "device")))
+		} else {
+			out = append(out, fmt.Sprintf("%s (%d)", v, times[v]))
+		}
+	}
+	if more := len(all) - maxValues; more > 0 {
+		out = append(out, fmt.Sprintf("and %s more", count(more, "value")))
+	}
+	return name + " is " + strings.Join(out, ", ")
+}
+
+func attributeOf(d offered, domain, name string) string {
+	a, ok := d.Attributes[resourceapi.QualifiedName(domain+"/"+name)]
+	if !ok && domain == d.driver {
+		a, ok = d.Attributes[resourceapi.QualifiedName(name)]
+	}
+	switch {
+	case !ok:
+		return "absent"
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return fmt.Sprint(*a.IntValue)
+	case a.BoolValue != nil:
+		return fmt.Sprint(*a.BoolValue)
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	default:
+		return "of an unknown type"
+	}
+}
+
+func capacityOf(d offered, name string) string {
+	c, ok := d.Capacity[resourceapi.QualifiedName(name)]
+	if !ok {
+		return "absent"
+	}
+	return c.Value.String()
+}
+
+// whyTainted explains which taints keep the claims off.
+func (j *Judge) whyTainted(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) *Reason {
+	tainted, all := make(map[string]map[string]bool), 0
+	matched := 0
+	for _, c := range claims {
+		for i := range c.Spec.Devices.Requests {
+			w := wishOf(&c.Spec.Devices.Requests[i])
+			left := j.offers(nodes)
+			if class := j.classes[w.class]; class != nil {
+				w.selectors = slices.Concat(class.Spec.Selectors, w.selectors)
+			}
+			for _, s := range w.selectors {
+				left = j.matching(ctx, s, left)
+			}
+			matched += len(left)
+			for _, d := range left {
+				if t := untolerated(d, w.tolerations); t != "" {
+					if all++; tainted[t] == nil {
+						tainted[t] = make(map[string]bool)
+					}
+					tainted[t][d.node] = true
+				}
+			}
+		}
+	}
+	var taints []string
+	for t, where := range tainted {
+		var names []string
+		for n := range where {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		if len(names) > maxValues {
+			names = append(names[:maxValues], count(len(names)-maxValues, "more node"))
+		}
+		taints = append(taints, fmt.Sprintf("%s on %s", t, list(names)))
+	}
+	slices.Sort(taints)
+	return &Reason{
+		Cause: Tainted,
+		Text:  fmt.Sprintf("Of %s that match, %d have taints that the claim doesn't tolerate: %s.", count(matched, "device"), all, strings.Join(taints, "; ")),
+		Change: "End what the taints tell of (docs/health.md says how, kubectl gpu map shows it), " +
+			"or tolerate them in the claim's request.",
+	}
+}
+
+// untolerated returns the first taint that keeps a claim off the device; "" if none
+// does.
+func untolerated(d offered, tolerations []resourceapi.DeviceToleration) string {
+	for _, t := range d.Taints {
+		if t.Effect == resourceapi.DeviceTaintEffectNone {
+			continue
+		}
+		if !slices.ContainsFunc(tolerations, func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }) {
+			return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+		}
+	}
+	return ""
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

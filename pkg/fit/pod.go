@@ -1,0 +1,184 @@
+package fit
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+)
+
+// Default sets what an API server sets in a claim that doesn't say it.
+func Default(c *resourceapi.ResourceClaim) {
+	set := func(mode *resourceapi.DeviceAllocationMode, count *int64) {
+		*mode = cmp.Or(*mode, resourceapi.DeviceAllocationModeExactCount)
+		if *mode == resourceapi.DeviceAllocationModeExactCount {
+			*count = cmp.Or(*count, 1)
+		}
+	}
+	for i := range c.Spec.Devices.Requests {
+		r := &c.Spec.Devices.Requests[i]
+		if r.Exactly != nil {
+			set(&r.Exactly.AllocationMode, &r.Exactly.Count)
+		}
+		for k := range r.FirstAvailable {
+			set(&r.FirstAvailable[k].AllocationMode, &r.FirstAvailable[k].Count)
+		}
+	}
+}
+
+// PodClaims are the claims of a pod.
+type PodClaims struct {
+	// Waiting have no devices yet; Allocated have.
+	Waiting, Allocated []*resourceapi.ResourceClaim
+	// Missing are sentences about claims that don't exist.
+	Missing []string
+}
+
+// ClaimsOf returns the pod's claims, of those given. Extended resources of DeviceClasses
+// are a claim that has no name yet, as the scheduler would make it.
+func (j *Judge) ClaimsOf(pod *corev1.Pod, claims []resourceapi.ResourceClaim) PodClaims {
+	var out PodClaims
+	for i := range pod.Spec.ResourceClaims {
+		of := &pod.Spec.ResourceClaims[i]
+		name, mustBeOwned, err := resourceclaim.Name(pod, of)
+		if err != nil {
+			out.Missing = append(out.Missing, fmt.Sprintf("The claim %s isn't made yet from the ResourceClaimTemplate %s: check that the template exists in namespace %s.",
+				of.Name, deref(of.ResourceClaimTemplateName), pod.Namespace))
+			continue
+		}
+		if name == nil {
+			continue // the pod needs none
+		}
+		k := slices.IndexFunc(claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == pod.Namespace && c.Name == *name })
+		switch {
+		case k < 0:
+			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s doesn't exist: create it.", pod.Namespace, *name))
+		case mustBeOwned && resourceclaim.IsForPod(pod, &claims[k], false) != nil:
+			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s belongs to somebody else: delete it, and a new one is made.", pod.Namespace, *name))
+		case claims[k].Status.Allocation != nil:
+			out.Allocated = append(out.Allocated, &claims[k])
+		default:
+			out.Waiting = append(out.Waiting, &claims[k])
+		}
+	}
+	if c := j.extended(pod); c != nil && pod.Status.ExtendedResourceClaimStatus == nil {
+		out.Waiting = append(out.Waiting, c)
+	}
+	return out
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// extended is the claim that the scheduler makes for the pod's extended resources; nil if
+// it has none that a DeviceClass stands for.
+func (j *Judge) extended(pod *corev1.Pod) *resourceapi.ResourceClaim {
+	names := extendedresourcecache.NewExtendedResourceCache(klog.TODO())
+	for _, c := range j.classes {
+		names.OnAdd(c, true)
+	}
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "of the extended resources"}}
+	for name, n := range extendedAmounts(pod) {
+		class := names.GetDeviceClass(name)
+		if class == nil {
+			continue
+		}
+		c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, resourceapi.DeviceRequest{
+			Name: string(name), Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: n,
+			},
+		})
+	}
+	if len(c.Spec.Devices.Requests) == 0 {
+		return nil
+	}
+	slices.SortFunc(c.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
+	return c
+}
+
+// extendedAmounts is how many devices a pod needs for each resource: those of all
+// containers that run together, or of the init container that needs more.
+func extendedAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
+	sum, most := make(map[corev1.ResourceName]int64), make(map[corev1.ResourceName]int64)
+	for _, c := range pod.Spec.Containers {
+		for name, q := range c.Resources.Requests {
+			sum[name] += q.Value()
+		}
+	}
+	for _, c := range pod.Spec.InitContainers {
+		stays := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+		for name, q := range c.Resources.Requests {
+			if stays {
+				sum[name] += q.Value()
+			} else {
+				most[name] = max(most[name], q.Value())
+			}
+		}
+	}
+	for name, n := range most {
+		sum[name] = max(sum[name], n)
+	}
+	for name, n := range sum {
+		if n <= 0 {
+			delete(sum, name)
+		}
+	}
+	return sum
+}
+
+// Candidates returns the nodes that take the pod as far as their labels and taints are
+// concerned, and where its allocated claims are, and sentences about the others. Nodes
+// of which nothing but the name is known are candidates.
+func (j *Judge) Candidates(pod *corev1.Pod, allocated []*resourceapi.ResourceClaim) ([]*corev1.Node, []string) {
+	var out []*corev1.Node
+	why := make(map[string]int)
+	for _, n := range j.nodes {
+		if reason := j.refuses(n, pod, allocated); reason != "" {
+			why[reason]++
+			continue
+		}
+		out = append(out, n)
+	}
+	var sentences []string
+	for reason, n := range why {
+		sentences = append(sentences, fmt.Sprintf("%s: %s", count(n, "node"), reason))
+	}
+	slices.Sort(sentences)
+	return out, sentences
+}
+
+// refuses says why the node doesn't take the pod; "" if it does.
+func (j *Judge) refuses(n *corev1.Node, pod *corev1.Pod, allocated []*resourceapi.ResourceClaim) string {
+	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(n); !j.bare && (err != nil || !ok) {
+		return "the pod's node selector or affinity excludes it"
+	}
+	keepsOff := func(t *corev1.Taint) bool {
+		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+	}
+	if t, found := corev1helpers.FindMatchingUntoleratedTaint(klog.TODO(), n.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); found {
+		return "the node's taint " + t.Key + " keeps the pod off"
+	}
+	for _, c := range allocated {
+		s := c.Status.Allocation.NodeSelector
+		if s == nil {
+			continue
+		}
+		selector, err := nodeaffinity.NewNodeSelector(s)
+		if err != nil || !selector.Match(n) {
+			return fmt.Sprintf("claim %s/%s has its devices on another node", c.Namespace, c.Name)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,240 @@
+package fit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Cause is the kind of a Reason.
+type Cause string
+
+// The causes, in the order in which they are looked for.
+const (
+	// NoNode: no node takes the pod, whatever its claims.
+	NoNode Cause = "NoNode"
+	// NoDevices: nodes that take the pod publish no devices.
+	NoDevices Cause = "NoDevices"
+	// Refused: the scheduler refuses the claims on any node: a class that doesn't exist,
+	// a selector that fails.
+	Refused Cause = "Refused"
+	// Updating: slices of a pool are missing while they are being written.
+	Updating Cause = "Updating"
+	// NoMatch: no device matches a request.
+	NoMatch Cause = "NoMatch"
+	// TooMany: a request asks for more devices than a node has.
+	TooMany Cause = "TooMany"
+	// Constraint: devices of a node match, and not together.
+	Constraint Cause = "Constraint"
+	// Tainted: taints keep claims off the devices that match.
+	Tainted Cause = "Tainted"
+	// InUse: other claims have what is needed.
+	InUse Cause = "InUse"
+)
+
+// Reason is why claims fit nowhere.
+type Reason struct {
+	Cause Cause `json:"cause"`
+	// Text is one sentence.
+	Text string `json:"text"`
+	// Change is a sentence about the change that would make them fit.
+	Change string `json:"change"`
+	// Node and Release are set if other claims have what is needed: after the end of
+	// all of Release, the claims fit on Node. There may be other such nodes and claims.
+	Node    string  `json:"node,omitempty"`
+	Release []Claim `json:"release,omitempty"`
+}
+
+// why finds the reason why the claims fit on none of the nodes.
+func (j *Judge) why(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
+	if len(nodes) == 0 {
+		return &Reason{Cause: NoNode, Text: "There is no node that it could run on.", Change: "Add a node."}, nil
+	}
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *corev1.Node) bool { return len(j.slicesFor(n)) == 0 })
+	if len(nodes) == 0 {
+		return &Reason{
+			Cause: NoDevices, Text: "No node that it can run on publishes devices.",
+			Change: "Look at the nodes' GPUInventories: kubectl gpu get.",
+		}, nil
+	}
+	possible, err := j.where(ctx, nodes, trial{claims: claims, untainted: true})
+	if len(possible) == 0 || err != nil {
+		return j.whyNever(ctx, nodes, claims, err)
+	}
+	healthy, err := j.where(ctx, possible, trial{claims: claims})
+	if err != nil {
+		return nil, err
+	}
+	if len(healthy) == 0 {
+		return j.whyTainted(ctx, possible, claims), nil
+	}
+	return j.whyInUse(ctx, healthy, claims)
+}
+
+// where returns the nodes on which the trial succeeds.
+func (j *Judge) where(ctx context.Context, nodes []*corev1.Node, t trial) ([]*corev1.Node, error) {
+	fits := make([]bool, len(nodes))
+	err := eachNode(ctx, nodes, func(ctx context.Context, i int) error {
+		t := t
+		t.node = nodes[i]
+		got, err := j.ask(ctx, t)
+		fits[i] = got != nil
+		return err
+	})
+	var out []*corev1.Node
+	for i, n := range nodes {
+		if fits[i] {
+			out = append(out, n)
+		}
+	}
+	return out, err
+}
+
+// whyNever explains why the claims wouldn't fit either if nothing were in use or
+// tainted. The error is the scheduler's, if it refuses them.
+func (j *Judge) whyNever(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, err error) (*Reason, error) {
+	switch {
+	case errors.Is(err, errUnjudgeable):
+		return refused(err), nil
+	case err != nil:
+		return nil, err
+	}
+	if r := j.updating(nodes); r != nil {
+		return r, nil
+	}
+	for _, c := range claims {
+		for i := range c.Spec.Devices.Requests {
+			if r, err := j.whyRequest(ctx, nodes, c, i); r != nil || err != nil {
+				return r, err
+			}
+		}
+	}
+	return j.whyTogether(ctx, nodes, claims)
+}
+
+func refused(err error) *Reason {
+	text := strings.TrimPrefix(err.Error(), errUnjudgeable.Error()+": ")
+	r := &Reason{Cause: Refused, Text: "The scheduler refuses it on every node: " + text + ".", Change: "Correct the claim."}
+	switch {
+	case strings.Contains(text, "could not retrieve device class"):
+		r.Change = "Correct the name of the DeviceClass, or create it: kubectl get deviceclasses lists them."
+	case strings.Contains(text, "no such key"):
+		r.Change = "Write selectors that are false where an attribute is absent: .?NAME.orValue(\"\") in place of .NAME."
+	}
+	return r
+}
+
+// updating tells of a pool that isn't complete.
+func (j *Judge) updating(nodes []*corev1.Node) *Reason {
+	for _, n := range nodes {
+		newest, count := make(map[pool]int64), make(map[pool]int64)
+		for _, s := range j.slicesFor(n) {
+			p := pool{s.Spec.Driver, s.Spec.Pool.Name}
+			if s.Spec.Pool.Generation > newest[p] {
+				newest[p], count[p] = s.Spec.Pool.Generation, -s.Spec.Pool.ResourceSliceCount
+			} else if _, ok := count[p]; !ok {
+				count[p] = -s.Spec.Pool.ResourceSliceCount
+			}
+			if s.Spec.Pool.Generation == newest[p] {
+				count[p]++
+			}
+		}
+		for p, missing := range count {
+			if missing != 0 {
+				return &Reason{
+					Cause: Updating, Text: fmt.Sprintf("The ResourceSlices of pool %s are being written, and nothing of an incomplete pool is allocated.", p.name),
+					Change: "Wait some seconds; if it stays so, look at the log of Tessera's controller.",
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// whyRequest explains why one request alone can't be met; nil if it can.
+func (j *Judge) whyRequest(ctx context.Context, nodes []*corev1.Node, c *resourceapi.ResourceClaim, i int) (*Reason, error) {
+	alone := c.DeepCopy()
+	alone.Spec.Devices.Requests = alone.Spec.Devices.Requests[i : i+1]
+	alone.Spec.Devices.Constraints = nil
+	t := trial{claims: []*resourceapi.ResourceClaim{alone}, untainted: true}
+	met, err := j.where(ctx, nodes, t)
+	if len(met) > 0 || err != nil {
+		return nil, err
+	}
+	request := &alone.Spec.Devices.Requests[0]
+	if request.Exactly == nil || request.Exactly.Count <= 1 {
+		return j.whyNoMatch(ctx, nodes, request), nil
+	}
+	want := request.Exactly.Count
+	request.Exactly.Count = 1
+	if met, err = j.where(ctx, nodes, t); err != nil {
+		return nil, err
+	} else if len(met) == 0 {
+		return j.whyNoMatch(ctx, nodes, request), nil
+	}
+	most, where := int64(1), met[0].Name
+	for n := int64(2); n < want; n++ {
+		request.Exactly.Count = n
+		more, err := j.where(ctx, met, t)
+		if err != nil {
+			return nil, err
+		}
+		if len(more) == 0 {
+			break
+		}
+		most, where, met = n, more[0].Name, more
+	}
+	return &Reason{
+		Cause:  TooMany,
+		Text:   fmt.Sprintf("Request %s asks for %d devices of one node, and no node has more than %d that match (%s).", request.Name, want, most, where),
+		Change: fmt.Sprintf("Ask for at most %d, or divide the work among several pods.", most),
+	}, nil
+}
+
+// whyTogether explains why requests that can each be met can't be met together.
+func (j *Judge) whyTogether(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
+	var free []*resourceapi.ResourceClaim
+	var constraints []string
+	for _, c := range claims {
+		without := c.DeepCopy()
+		for _, x := range without.Spec.Devices.Constraints {
+			if x.MatchAttribute != nil {
+				constraints = append(constraints, "the same "+string(*x.MatchAttribute))
+			}
+			if x.DistinctAttribute != nil {
+				constraints = append(constraints, "different values of "+string(*x.DistinctAttribute))
+			}
+		}
+		without.Spec.Devices.Constraints = nil
+		free = append(free, without)
+	}
+	met, err := j.where(ctx, nodes, trial{claims: free, untainted: true})
+	if err != nil {
+		return nil, err
+	}
+	if len(met) > 0 {
+		return &Reason{
+			Cause:  Constraint,
+			Text:   fmt.Sprintf("No node has enough devices that match and have %s, as the claim's constraints want.", list(constraints)),
+			Change: "Leave out the constraint, or ask for fewer devices.",
+		}, nil
+	}
+	return &Reason{
+		Cause: TooMany, Text: "Each request can be met alone, and no node has devices for all of them at once.",
+		Change: "Ask for fewer or smaller devices, or divide the work among several pods.",
+	}, nil
+}
+
+// list joins words: "a, b and c".
+func list(words []string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " and " + words[last]
+}
