@@ -1,0 +1,53 @@
+package usage
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// BenchmarkScrape measures a scrape of a node with 8 GPUs that have 48 MPS shares each,
+// without the kubelet's part.
+func BenchmarkScrape(b *testing.B) {
+	var gpus []gpu.GPU
+	var claims []holding.Record
+	users := Users{}
+	for i := range 8 {
+		uuid := gpu.UUID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
+		gpus = append(gpus, h100(uuid))
+		for n := range 48 {
+			h := holding.New(gpu.DeviceName(fmt.Sprintf("gpu-%08d-mps48-%d", i, n)), gpu.Share{Of: gpu.Whole{GPU: uuid}, Count: 48, Number: n})
+			h.MPS = &holding.MPS{ThreadPercentage: 2, MemoryMiB: 1600}
+			claim := Claim{Namespace: "team", Name: fmt.Sprintf("claim-%d-%d", i, n)}
+			claims = append(claims, holding.Record{Namespace: claim.Namespace, Name: claim.Name, Holdings: []holding.Holding{h}})
+			users[claim] = []User{{Pod: claim.Name, Container: "main"}}
+		}
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(New(Config{
+		NodeName: "node-0",
+		Claims:   func() []holding.Record { return claims },
+		Made:     func(gpu.UUID) []holding.MadePartition { return nil },
+		GPUs:     func() []gpu.GPU { return gpus },
+		Users:    func(context.Context) (Users, error) { return users, nil },
+	}))
+	for b.Loop() {
+		families, err := registry.Gather()
+		if err != nil {
+			b.Fatal(err)
+		}
+		var text bytes.Buffer
+		for _, f := range families {
+			if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
