@@ -169,9 +169,6 @@ func rank(t gpu.ConditionType) int {
 	return len(order)
 }
 
-// HasOpen reports whether a cause is open: then the GPU should be read more often.
-func (s State) HasOpen() bool { return slices.ContainsFunc(s.Causes, Cause.Open) }
-
 // Changes returns the causes that are open in after and not in before, and those that
 // were open in before and aren't in after.
 func Changes(before, after State) (began, ended []Cause) {

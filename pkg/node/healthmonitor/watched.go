@@ -17,8 +17,9 @@ import (
 const (
 	// readEvery is how often a GPU is read without an event.
 	readEvery = time.Minute
-	// readSickEvery is the same while something is wrong with it: two readings have to
-	// agree that it is over, within ten seconds.
+	// readSickEvery is the same while something is wrong with it, even if an admin has
+	// ended the condition: two readings have to agree that it is over, within ten
+	// seconds.
 	readSickEvery = 4 * time.Second
 	// answerWithin is how long XIDs wait for the driver's recovery action. After that
 	// the catalog of XIDs decides, until the driver answers.
@@ -108,7 +109,7 @@ func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 	for ctx.Err() == nil {
 		m.examine(ctx, w)
 		every := readEvery
-		if w.state().HasOpen() {
+		if len(w.state().Causes) > 0 {
 			every = readSickEvery
 		}
 		pause(ctx, minInterval, nil)
