@@ -65,6 +65,7 @@ func convertDocument(document, version string) (string, error) {
 	object["apiVersion"] = "resource.k8s.io/" + version
 	if version != "v1beta2" { // which differs from v1 in nothing that is written here
 		flatten(object)
+		wrap(object, version)
 	}
 	data, err := yaml.Marshal(object)
 	return string(data), err
@@ -86,6 +87,25 @@ func flatten(value any) {
 		for _, field := range value {
 			flatten(field)
 		}
+	}
+}
+
+// wrap moves the fields of a ResourceSlice's devices into "basic", as v1beta1 and
+// v1alpha3 have them, and makes v1alpha3's quantities of capacities.
+func wrap(object map[string]any, version string) {
+	spec, _ := object["spec"].(map[string]any)
+	devices, _ := spec["devices"].([]any) // of a claim it is an object
+	for i, device := range devices {
+		basic, _ := device.(map[string]any)
+		name := basic["name"]
+		delete(basic, "name")
+		capacities, _ := basic["capacity"].(map[string]any)
+		for key, capacity := range capacities {
+			if of, is := capacity.(map[string]any); is && version == "v1alpha3" {
+				capacities[key] = of["value"]
+			}
+		}
+		devices[i] = map[string]any{"name": name, "basic": basic}
 	}
 }
 

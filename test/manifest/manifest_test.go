@@ -91,6 +91,36 @@ spec:
 	}
 }
 
+func TestConvertSlice(t *testing.T) {
+	slice := []byte(`apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+spec:
+  devices:
+  - name: gpu-0
+    attributes: {minor: {int: 3}}
+    capacity: {memory: {value: 40Gi}}
+`)
+	for version, capacity := range map[string]string{"v1alpha3": "40Gi", "v1beta1": "{value: 40Gi}"} {
+		converted, err := manifest.Convert(slice, version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf(`{apiVersion: resource.k8s.io/%s, kind: ResourceSlice, spec: {devices: [
+			{name: gpu-0, basic: {attributes: {minor: {int: 3}}, capacity: {memory: %s}}}]}}`, version, capacity)
+		if diff := cmp.Diff(decoded(t, []byte(want)), decoded(t, converted)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", version, diff)
+		}
+	}
+}
+
+func decoded(t *testing.T, text []byte) (object any) {
+	t.Helper()
+	if err := yaml.Unmarshal(text, &object); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
 func TestReadOldSlice(t *testing.T) {
 	for version, capacity := range map[string]string{"v1alpha3": `"40Gi"`, "v1beta1": `{"value": "40Gi"}`} {
 		old := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/%s", "kind": "ResourceSliceList", "items": [
