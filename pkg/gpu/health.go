@@ -52,7 +52,9 @@ type RecoveryAction string
 
 const (
 	// RecoveryUnknown: an older driver doesn't say.
-	RecoveryUnknown       RecoveryAction = ""
+	RecoveryUnknown RecoveryAction = ""
+	// RecoveryNotRead: the GPU has not answered, so the driver may have an action.
+	RecoveryNotRead       RecoveryAction = "NotRead"
 	RecoveryNone          RecoveryAction = "None"
 	RecoveryReset         RecoveryAction = "Reset"
 	RecoveryReboot        RecoveryAction = "Reboot"

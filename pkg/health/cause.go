@@ -57,6 +57,9 @@ type Cause struct {
 	XID uint64 `json:"xid,omitempty"`
 	// Links that were down since the cause began.
 	Links []int `json:"links,omitempty"`
+	// Provisional: the catalog of XIDs decided, because the GPU had not answered. Its type
+	// is none for which a policy may end pods.
+	Provisional bool `json:"provisional,omitempty"`
 	// Since is when it began.
 	Since time.Time `json:"since"`
 	// Load is the last load of the driver under which the source reported it.
@@ -95,13 +98,39 @@ type finding struct {
 	clause string
 	xid    uint64
 	links  []int
+
+	provisional bool
 }
 
 func (f finding) isOf(c Cause) bool { return c.Type == f.t && c.Source == f.source }
 
 // begin returns the cause that begins with the finding.
 func (f finding) begin(at time.Time, load Load) Cause {
-	return Cause{Type: f.t, Source: f.source, Message: f.message(), XID: f.xid, Links: f.links, Since: at, Load: load}
+	return Cause{
+		Type: f.t, Source: f.source, Message: f.message(), XID: f.xid, Links: f.links, Provisional: f.provisional, Since: at, Load: load,
+	}
+}
+
+// provisionalType returns the type of a provisional cause where the catalog has t.
+func provisionalType(t gpu.ConditionType) gpu.ConditionType {
+	if t == gpu.RebootRequired {
+		return gpu.ResetRequired // a reboot resets the GPU too
+	}
+	return t
+}
+
+// confirm makes provisional causes definite, because the driver has no recovery actions.
+func confirm(causes []Cause) []Cause {
+	var out []Cause
+	for _, c := range causes {
+		if c.Provisional {
+			c.Provisional, c.Type = false, Lookup(c.XID).Condition
+		}
+		if !slices.ContainsFunc(out, func(d Cause) bool { return d.Type == c.Type && d.Source == c.Source }) {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // again returns the cause c, which the finding is of, after its source has reported

@@ -59,7 +59,7 @@ func recovery(a gpu.RecoveryAction) (gpu.ConditionType, string) {
 		return gpu.IMEXRecoveryRequired, "the driver asks to recover the node's IMEX domain"
 	case gpu.RecoveryOther:
 		return gpu.NeedsInspection, "the driver asks for a recovery that this version doesn't know"
-	case gpu.RecoveryUnknown, gpu.RecoveryNone:
+	case gpu.RecoveryUnknown, gpu.RecoveryNotRead, gpu.RecoveryNone:
 		return "", ""
 	default:
 		return recovery(gpu.RecoveryOther)

@@ -60,6 +60,9 @@ func (s State) Observe(r Reading) State {
 	found := r.findings()
 	s.Resets = s.resetsSince(r.At)
 	causes := slices.Clone(s.Causes)
+	if r.Vitals != nil && r.Vitals.Recovery == gpu.RecoveryUnknown {
+		causes = confirm(causes)
+	}
 	for i, c := range causes {
 		if c.Load == (Load{}) {
 			causes[i].Load = r.Load
@@ -78,7 +81,7 @@ func (s State) Observe(r Reading) State {
 
 // ObserveXID returns the state after an XID, and the notice for the program that was hit;
 // nil if the XID is of no interest to programs. recovery is the driver's recovery
-// action, read after the XID came.
+// action, read after the XID came. If it could not be read, the cause is provisional.
 func (s State) ObserveXID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (State, *Notice) {
 	e := Lookup(x.Code)
 	if e.Resolution == readRecoveryAction {
@@ -89,6 +92,9 @@ func (s State) ObserveXID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (St
 	switch {
 	case recovery == gpu.RecoveryUnknown || recovery == gpu.RecoveryOther:
 		f = finding{t: e.Condition, source: FromXID, clause: e.Advice, xid: x.Code}
+		ok = about
+	case recovery == gpu.RecoveryNotRead:
+		f = finding{t: provisionalType(e.Condition), source: FromXID, clause: e.Advice, xid: x.Code, provisional: true}
 		ok = about
 	case about:
 		f.xid = x.Code

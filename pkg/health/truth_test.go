@@ -112,6 +112,58 @@ func TestTruthTable(t *testing.T) {
 	t.Logf("%d cases, in %d of them the GPU gets no new claims", count["cases"], count["blocked"])
 }
 
+// whileUnread is the expectation while the driver has not said whether it has a recovery
+// action: nothing for which a policy may end pods.
+var whileUnread = map[meaning]expected{
+	restartProgram: {"", true},
+	toldOnly:       {"", true},
+	ignored:        {"", true},
+	triggerOnly:    {"", true},
+	inspect:        {gpu.NeedsInspection, true},
+	resetGPU:       {gpu.ResetRequired, false},
+	rebootNode:     {gpu.ResetRequired, false},
+}
+
+// TestTruthTableOfSlowDrivers: every XID, decided on before the driver has answered. Then
+// it turns out that the driver has no recovery actions, or needs none; or it goes on
+// saying nothing.
+func TestTruthTableOfSlowDrivers(t *testing.T) {
+	shop, count := newShop(t), 0
+	for code, m := range readMeanings(t) {
+		for kind := range kinds {
+			for _, restarts := range []bool{false, true} {
+				c := truthCase{shop, code, m, gpu.RecoveryNotRead, kind, restarts, whileUnread[m]}
+				s, notice := health.State{}.ObserveXID(gpu.XID{Code: code, At: start}, gpu.RecoveryNotRead, load)
+				if restarts {
+					s = restart(t, s, start)
+				}
+				old := gpu.Vitals{Recovery: gpu.RecoveryUnknown}
+				none := gpu.Vitals{Recovery: gpu.RecoveryNone}
+				for name, tc := range map[string]struct {
+					steps []step
+					want  expected
+				}{
+					"unread":          {[]step{silent(), silent()}, whileUnread[m]},
+					"no actions":      {[]step{silent(), reads(old)}, withoutAction[m]},
+					"and stays so":    {[]step{reads(old), reads(old), reads(old)}, withoutAction[m]},
+					"until a reload":  {[]step{reads(old), readsUnder(reload, old), readsUnder(reload, old)}, expected{"", true}},
+					"needs none":      {[]step{silent(), reads(none), reads(none)}, expected{"", true}},
+					"needs none once": {[]step{reads(none), silent()}, whileUnread[m]},
+				} {
+					if diff := c.differs(after(t, slices.Insert(tc.steps, 0, is(s))...), tc.want); diff != "" {
+						t.Errorf("XID %d, %s, restarts %v, %s: %s", code, kind, restarts, name, diff)
+					}
+					count++
+				}
+				if (notice != nil) != m.tellsProgram() {
+					t.Errorf("XID %d: the notice is %v", code, notice)
+				}
+			}
+		}
+	}
+	t.Logf("%d cases", count)
+}
+
 type truthCase struct {
 	shop     *shop
 	code     uint64

@@ -23,6 +23,8 @@ const (
 	logBuffer = 16 << 10
 	// logPause is the pause at the end of a log that is a file, as the simulator's.
 	logPause = 50 * time.Millisecond
+	// loggedWithin is how far the log may be behind an event.
+	loggedWithin = 500 * time.Millisecond
 	// remembered is how many of the log's last XIDs are kept, and rememberedFor how
 	// long.
 	remembered    = 256
@@ -166,7 +168,7 @@ func (l *kernelLog) read(record string) {
 // find removes and returns the processes that had the XID on the GPU with that
 // address. It waits a short time for the log, which may be a little behind.
 func (l *kernelLog) find(ctx context.Context, x gpu.XID, address gpu.PCIAddress) []suspect {
-	late := time.NewTimer(answerWithin)
+	late := time.NewTimer(loggedWithin)
 	defer late.Stop()
 	for {
 		found, added, open := l.take(x, address)

@@ -51,6 +51,7 @@ type node struct {
 	err      map[gpu.UUID]error
 	hangs    map[gpu.UUID]bool
 	readings map[gpu.UUID]int
+	takes    time.Duration // how long each reading takes
 	events   []string
 }
 
@@ -140,8 +141,9 @@ func (n *node) restart() {
 func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	n.mu.Lock()
 	n.readings[uuid]++
-	hangs := n.hangs[uuid]
+	hangs, takes := n.hangs[uuid], n.takes
 	n.mu.Unlock()
+	time.Sleep(takes)
 	if hangs {
 		time.Sleep(10 * time.Second)
 		return gpu.Vitals{}, fmt.Errorf("a call: %w", nvml.ErrNotResponding)
@@ -261,10 +263,30 @@ func TestSilentGPU(t *testing.T) {
 		n.xid(gpu0, 79)
 		n.xid(gpu1, 95)
 		n.has(gpu1, gpu.ResetRequired)
-		time.Sleep(time.Second)
-		n.has(gpu0, gpu.RebootRequired)
-		time.Sleep(11 * time.Second)
-		n.has(gpu0, gpu.NotResponding, gpu.RebootRequired)
+		time.Sleep(6 * time.Second)
+		n.has(gpu0, gpu.ResetRequired) // RebootRequired might end pods, and the driver has not said it
+		time.Sleep(5 * time.Second)
+		n.has(gpu0, gpu.NotResponding, gpu.ResetRequired)
+	})
+}
+
+// TestSlowGPU: while the driver takes some time to say what the GPU needs, an XID opens no
+// condition that the driver would contradict.
+func TestSlowGPU(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.mu.Lock()
+		n.takes = 4 * time.Second
+		n.mu.Unlock()
+		for _, code := range []uint64{79, 95, 31} {
+			n.xid(gpu0, code)
+		}
+		for range 15 {
+			time.Sleep(time.Second)
+			n.has(gpu0)
+		}
+		if n.eventsWith("training GPUError: XID 31") != 1 {
+			t.Errorf("the events %q; want one on the pod", n.events)
+		}
 	})
 }
 

@@ -21,9 +21,10 @@ const (
 	// ended the condition: two readings have to agree that it is over, within ten
 	// seconds.
 	readSickEvery = 4 * time.Second
-	// answerWithin is how long XIDs wait for the driver's recovery action. After that
-	// the catalog of XIDs decides, until the driver answers.
-	answerWithin = 500 * time.Millisecond
+	// answerWithin is how long XIDs wait for the driver's recovery action: after an error
+	// the driver may be busy for some time. Then the catalog of XIDs decides
+	// provisionally, until the driver answers.
+	answerWithin = 5 * time.Second
 	// minInterval is the least time between two readings: events come in storms.
 	minInterval = 200 * time.Millisecond
 	// gatherFor is how long an event waits for others: one error has several, such as
@@ -160,12 +161,20 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) {
 	select {
 	case a = <-answered:
 	case <-late.C:
-		m.decide(ctx, w, xids, gpu.RecoveryUnknown)
+		m.decide(ctx, w, xids, gpu.RecoveryNotRead)
 		xids = nil
 		a = <-answered
 	}
-	m.decide(ctx, w, xids, a.vitals.Recovery)
+	m.decide(ctx, w, xids, a.recovery())
 	m.observe(ctx, w, a)
+}
+
+// recovery returns the recovery action. A GPU that is lost has none.
+func (a answer) recovery() gpu.RecoveryAction {
+	if a.err != nil && !errors.Is(a.err, nvml.ErrLost) {
+		return gpu.RecoveryNotRead
+	}
+	return a.vitals.Recovery
 }
 
 // decide decides on XIDs.
