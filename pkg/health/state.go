@@ -118,16 +118,22 @@ func add(causes []Cause, f finding, at time.Time, load Load) []Cause {
 	return causes
 }
 
-// End returns the state after an admin ended the causes of a type, and records who
-// did and why. A cause that its source still reports stays accepted until that
-// changes. One that its source doesn't report any more ends for good. A GPU that doesn't
-// answer can't be made to: that is an error, and so is a type without an open cause.
-func (s State) End(t gpu.ConditionType, by, why string, at time.Time) (State, error) {
+// End returns the state after an admin ended the causes of a type that had begun by a
+// time, of which fractions of a second don't count, and records who did and why. A cause
+// that its source still reports stays accepted until that changes. One that its source
+// doesn't report any more ends for good. A GPU that doesn't answer can't be made to: that
+// is an error, and so is a type without such a cause.
+func (s State) End(t gpu.ConditionType, begunBy time.Time, by, why string, at time.Time) (State, error) {
 	var causes []Cause
 	ended := slices.Clone(s.Ended)
+	later := ""
 	for _, c := range s.Causes {
-		if c.Type != t || !c.Open() {
+		isLater := c.Since.Truncate(time.Second).After(begunBy)
+		if c.Type != t || !c.Open() || isLater {
 			causes = append(causes, c)
+			if c.Type == t && c.Open() {
+				later = fmt.Sprintf(": it began at %s, which is later than %s", c.Since.UTC().Format(time.RFC3339), begunBy.UTC().Format(time.RFC3339))
+			}
 			continue
 		}
 		if c.Source == FromReading && c.goneAt.IsZero() {
@@ -142,7 +148,7 @@ func (s State) End(t gpu.ConditionType, by, why string, at time.Time) (State, er
 		}
 	}
 	if len(ended) == len(s.Ended) {
-		return s, fmt.Errorf("end %s by hand: the GPU has no such condition that can be ended", t)
+		return s, fmt.Errorf("end %s by hand: the GPU has no such condition that can be ended%s", t, later)
 	}
 	s.Causes, s.Ended = causes, ended[max(0, len(ended)-maxEnded):]
 	return s, nil

@@ -49,7 +49,7 @@ func xidUnder(l health.Load, code uint64, a gpu.RecoveryAction) step {
 
 func byHand(c gpu.ConditionType) step {
 	return func(t *testing.T, s health.State, at time.Time) health.State {
-		s, err := s.End(c, "ann", "tested it", at)
+		s, err := s.End(c, at, "ann", "tested it", at)
 		if err != nil {
 			t.Error(err)
 		}
@@ -177,11 +177,11 @@ func TestEnd(t *testing.T) {
 	if diff := cmp.Diff(want, s.Ended, cmpopts.IgnoreUnexported(health.Ending{})); diff != "" {
 		t.Errorf("endings (-want +got):\n%s", diff)
 	}
-	if _, err := s.End(gpu.ResetRequired, "ann", "again", start); err == nil {
+	if _, err := s.End(gpu.ResetRequired, start.Add(time.Hour), "ann", "again", start); err == nil {
 		t.Error("a condition that isn't there was ended")
 	}
 	lost := after(t, silent(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}))
-	if _, err := lost.End(gpu.Lost, "ann", "looks fine", start); err == nil {
+	if _, err := lost.End(gpu.Lost, start.Add(time.Hour), "ann", "looks fine", start); err == nil {
 		t.Error("a lost GPU was declared found")
 	}
 	for range 100 {
@@ -189,6 +189,30 @@ func TestEnd(t *testing.T) {
 	}
 	if n := len(s.Ended); n < 2 || n > 20 {
 		t.Errorf("%d endings are kept, want the last few", n)
+	}
+}
+
+// TestEndOfEarlierCauses: who ends a condition doesn't mean causes that begin later, such
+// as one after a reset.
+func TestEndOfEarlierCauses(t *testing.T) {
+	s := after(t, xid(95, gpu.RecoveryUnknown), action(gpu.RecoveryReset)) // at start, and 5 s later
+	const second = time.Second
+	if _, err := s.End(gpu.ResetRequired, start.Add(-second), "ann", "tested it", start.Add(time.Minute)); err == nil {
+		t.Error("ended before it began")
+	}
+	first, err := s.End(gpu.ResetRequired, start, "ann", "tested it", start.Add(time.Minute))
+	if err != nil || len(first.Ended) != 1 || first.Ended[0].XID != 95 || len(first.Conditions()) != 1 {
+		t.Errorf("%v; ended %v, conditions %v; want that one cause is left", err, first.Ended, first.Conditions())
+	}
+	both, err := s.End(gpu.ResetRequired, start.Add(5*second), "ann", "tested it", start.Add(time.Minute))
+	if err != nil || len(both.Conditions()) > 0 {
+		t.Errorf("%v; conditions %v, want none", err, both.Conditions())
+	}
+	parts := after(t, func(_ *testing.T, s health.State, at time.Time) health.State {
+		return s.Observe(health.Reading{At: at.Add(900 * time.Millisecond), Load: load, Vitals: &gpu.Vitals{Recovery: gpu.RecoveryIMEX}})
+	})
+	if _, err := parts.End(gpu.IMEXRecoveryRequired, start, "ann", "tested it", start.Add(time.Minute)); err != nil {
+		t.Errorf("a time without fractions of its second doesn't count: %v", err)
 	}
 }
 

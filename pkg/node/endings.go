@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,7 +23,8 @@ const reasonNotEnded = "GPUConditionNotEnded"
 
 // endings ends conditions of GPUs by hand, as the GPUInventory's annotation
 // v1alpha1.AnnotationEndCondition asks. The annotation is removed before the condition
-// is ended, so that it never ends a later one.
+// is ended, so that it is obeyed once; and it has a time, so that one that could not be
+// removed ends no later condition.
 type endings struct {
 	p     *plugin
 	asked chan *v1alpha1.GPUInventory // the last one with the annotation
@@ -78,14 +80,18 @@ func (e *endings) answer(ctx context.Context, text string) {
 
 // end obeys the annotation.
 func (e *endings) end(ctx context.Context, text string) error {
-	words := strings.SplitN(text, " ", 4)
-	if len(words) < 4 || strings.TrimSpace(words[3]) == "" {
-		return errors.New("want the GPU's index or UUID, the condition, your user name and the reason, with a space between each")
+	words := strings.SplitN(text, " ", 5)
+	if len(words) < 5 || strings.TrimSpace(words[4]) == "" {
+		return errors.New("want the GPU's index or UUID, the condition, the time, your user name and the reason, with a space between each")
+	}
+	at, err := time.Parse(time.RFC3339, words[2])
+	if err != nil {
+		return fmt.Errorf("want the time as 2006-01-02T15:04:05Z: %w", err)
 	}
 	known, _ := e.p.facts.State()
 	for _, g := range known.Node.GPUs {
 		if words[0] == string(g.UUID) || words[0] == strconv.Itoa(g.Index) {
-			return e.p.health.End(ctx, g.UUID, gpu.ConditionType(words[1]), words[2], words[3])
+			return e.p.health.End(ctx, g.UUID, gpu.ConditionType(words[1]), at, words[3], words[4])
 		}
 	}
 	return fmt.Errorf("the node has no GPU %s", words[0])

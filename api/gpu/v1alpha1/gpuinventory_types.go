@@ -323,8 +323,9 @@ type MIGInstance struct {
 }
 
 // AnnotationEndCondition of a GPUInventory ends a condition of a GPU by hand: "GPU
-// CONDITION USER REASON", with the GPU's index or UUID, and the user who sets it. The
-// node's plugin removes it and writes an event about the result.
+// CONDITION TIME USER REASON", with the GPU's index or UUID, and the user who sets it.
+// Causes that begin after the time, 2006-01-02T15:04:05Z, aren't ended. The node's plugin
+// removes it and writes an event about the result.
 const AnnotationEndCondition = "gpu.tessera.dev/end-condition"
 
 // Condition types of a GPUInventory.

@@ -207,9 +207,9 @@ func (m *Monitor) publish() {
 }
 
 // End ends a condition of a GPU by hand, as an admin wants, and records an event.
-func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, by, why string) error {
+func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, begunBy time.Time, by, why string) error {
 	_, _, err := m.replace(ctx, m.getOrAdd(uuid), func(s health.State) (health.State, error) {
-		return s.End(t, by, why, time.Now())
+		return s.End(t, begunBy, by, why, time.Now())
 	})
 	if err != nil {
 		return err

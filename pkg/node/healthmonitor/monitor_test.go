@@ -412,7 +412,7 @@ func TestEndByHand(t *testing.T) {
 		n.set(gpu0, gpu.RecoveryIMEX, nil)
 		n.monitor.SawEvent(gpu0)
 		n.has(gpu0, gpu.IMEXRecoveryRequired)
-		if err := n.monitor.End(t.Context(), gpu0, gpu.IMEXRecoveryRequired, "ann", "tested it"); err != nil {
+		if err := n.monitor.End(t.Context(), gpu0, gpu.IMEXRecoveryRequired, time.Now(), "ann", "tested it"); err != nil {
 			t.Fatal(err)
 		}
 		n.has(gpu0)
@@ -424,7 +424,7 @@ func TestEndByHand(t *testing.T) {
 		}
 		n.restart()
 		n.has(gpu0)
-		if err := n.monitor.End(t.Context(), gpu1, gpu.IMEXRecoveryRequired, "ann", "tested it"); err == nil {
+		if err := n.monitor.End(t.Context(), gpu1, gpu.IMEXRecoveryRequired, time.Now(), "ann", "tested it"); err == nil {
 			t.Error("a condition that isn't there was ended")
 		}
 	})
