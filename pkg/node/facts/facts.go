@@ -125,16 +125,18 @@ func (f *Facts) withHealth() gpu.Node {
 	return node
 }
 
-// GPUs returns the GPUs of the last reading, and a channel that is closed when the
-// facts change.
-func (f *Facts) GPUs() ([]gpu.UUID, <-chan struct{}) {
+// GPUs returns the GPUs of the last reading, those of them that didn't answer, and a
+// channel that is closed when the facts change.
+func (f *Facts) GPUs() (all, silent []gpu.UUID, changed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	uuids := make([]gpu.UUID, 0, len(f.read.GPUs))
 	for _, g := range f.read.GPUs {
-		uuids = append(uuids, g.UUID)
+		all = append(all, g.UUID)
+		if Dead(g) != nil {
+			silent = append(silent, g.UUID)
+		}
 	}
-	return uuids, f.mu.Changed()
+	return all, silent, f.mu.Changed()
 }
 
 // Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it

@@ -3,6 +3,7 @@ package healthmonitor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,9 +37,9 @@ type Journal interface {
 
 // Facts of the node (*facts.Facts).
 type Facts interface {
-	// GPUs returns the GPUs there are, and a channel that is closed when that may have
-	// changed.
-	GPUs() ([]gpu.UUID, <-chan struct{})
+	// GPUs returns the GPUs there are, those of them that didn't answer when their facts
+	// were read, and a channel that is closed when that may have changed.
+	GPUs() (all, silent []gpu.UUID, changed <-chan struct{})
 	// SetHealth sets the conditions of GPUs.
 	SetHealth(map[gpu.UUID][]gpu.Condition)
 }
@@ -159,14 +160,20 @@ func (m *Monitor) Run(ctx context.Context) {
 	all.Go(func() { m.followLog(ctx) })
 	all.Go(func() { m.reportNotices(ctx) })
 	started := map[gpu.UUID]bool{}
+	var before []gpu.UUID // that were silent
 	for ctx.Err() == nil {
-		uuids, changed := m.cfg.Facts.GPUs()
+		uuids, silent, changed := m.cfg.Facts.GPUs()
 		for _, uuid := range uuids {
 			if !started[uuid] {
 				started[uuid] = true
 				all.Go(func() { m.watch(ctx, m.getOrAdd(uuid)) })
 			}
+			// Nobody else keeps count of a GPU that falls silent again and again.
+			if slices.Contains(silent, uuid) && !slices.Contains(before, uuid) {
+				m.getOrAdd(uuid).requestReading()
+			}
 		}
+		before = silent
 		select {
 		case <-changed:
 		case <-ctx.Done():

@@ -290,6 +290,26 @@ func TestSlowGPU(t *testing.T) {
 	})
 }
 
+// TestSilenceWithoutEvent: a GPU that only the reading of its facts has found silent is
+// reported until it has answered twice, as one that comes and goes must.
+func TestSilenceWithoutEvent(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		found := func(conditions ...gpu.Condition) {
+			if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, Conditions: conditions}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.set(gpu0, gpu.RecoveryUnknown, nvml.ErrNotResponding)
+		found(gpu.Condition{Type: gpu.NotResponding, Message: "no answer"})
+		n.has(gpu0, gpu.NotResponding)
+		n.set(gpu0, gpu.RecoveryNone, nil)
+		found()
+		n.has(gpu0, gpu.NotResponding)
+		time.Sleep(10 * time.Second)
+		n.has(gpu0)
+	})
+}
+
 // TestStorm: thousands of XIDs lead to few readings, and to one event on each object.
 func TestStorm(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
