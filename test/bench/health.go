@@ -67,6 +67,9 @@ func (b *bench) health(ctx context.Context) error {
 	if err := h.storm(ctx); err != nil {
 		return err
 	}
+	if err := h.comeAndGo(ctx); err != nil {
+		return err
+	}
 	return deletePod(ctx, kube, pod)
 }
 
@@ -176,6 +179,37 @@ func (h *healthBench) storm(ctx context.Context) error {
 		return err
 	}
 	return h.heal(ctx)
+}
+
+// comeAndGo loses one GPU for a second every ten seconds, and counts the writes.
+func (h *healthBench) comeAndGo(ctx context.Context) error {
+	if h.flapping == 0 {
+		return nil
+	}
+	h.progress("losing a GPU again and again for %v", h.flapping)
+	h.slices.reset()
+	for end := time.Now().Add(h.flapping); time.Now().Before(end); {
+		for _, step := range []struct {
+			args  []string
+			pause time.Duration
+		}{{[]string{"break", "0", "--lost", "--recovery", "reboot"}, time.Second}, {[]string{"heal"}, 9 * time.Second}} {
+			if err := h.hardware(ctx, h.node, step.args...); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(step.pause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	most, _ := h.slices.writes()
+	h.figure("health_flapping_writes_per_slice_per_min", float64(most)/h.flapping.Minutes())
+	// Nothing is to be written while later parts measure.
+	if err := h.slices.await(ctx, nil, func(s seenSlices) bool { return len(s.tainted) == 0 }); err != nil {
+		return fmt.Errorf("wait for the GPU to lose its taints: %w", err)
+	}
+	return nil
 }
 
 // simulate runs the simulator's command, and returns the time of the first record that

@@ -40,9 +40,11 @@ type options struct {
 	idle      time.Duration
 	// stormNodes are the nodes on paper whose GPUs fail at once.
 	stormNodes int
-	keep       bool
-	real       bool
-	bundle     string
+	// flapping is how long a GPU comes and goes.
+	flapping time.Duration
+	keep     bool
+	real     bool
+	bundle   string
 }
 
 func main() {
@@ -53,6 +55,7 @@ func main() {
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "nodes, on paper, whose eight GPUs fail at once")
+	flag.DurationVar(&o.flapping, "flapping", time.Minute, "how long a GPU comes and goes; 0 leaves that out")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")
