@@ -53,10 +53,27 @@ func (e *endings) ask(inv *v1alpha1.GPUInventory) {
 }
 
 func (e *endings) run(ctx context.Context) {
+	e.awaitGPUs(ctx)
 	for {
 		select {
 		case inv := <-e.asked:
 			e.answer(ctx, inv.Annotations[v1alpha1.AnnotationEndCondition])
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// awaitGPUs waits until the GPUs have been looked for: an annotation that was there
+// before the plugin started can name any of them.
+func (e *endings) awaitGPUs(ctx context.Context) {
+	for {
+		known, changed := e.p.facts.State()
+		if known.Known {
+			return
+		}
+		select {
+		case <-changed:
 		case <-ctx.Done():
 			return
 		}
