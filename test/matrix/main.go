@@ -148,7 +148,7 @@ func (r result) count(outcome string) int {
 // treeHash names the state of the checkout's files, but those that this program
 // writes.
 func treeHash(ctx context.Context) (string, error) {
-	const script = `git ls-files -co --exclude-standard -z | grep -zv '^docs/' | xargs -0 sha1sum | sha1sum | cut -c1-12`
+	const script = `git ls-files -co --exclude-standard -z | grep -zvE '^(docs/|README.md$)' | xargs -0 sha1sum | sha1sum | cut -c1-12`
 	out, err := exec.CommandContext(ctx, "bash", "-c", script).Output()
 	if err != nil {
 		return "", fmt.Errorf("name the tree: %w", err)
