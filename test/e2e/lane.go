@@ -35,7 +35,7 @@ const storyTime = 15 * time.Minute
 // longest lists the stories that take more than a minute, the longest first:
 // they start first, so that no lane is left alone with one in the end.
 var longest = []string{
-	"handover-shared", "handover", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status",
+	"handover-shared", "handover", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
 	"migrate-dra-driver", "slices-deleted", "mig-keep-warm", "mig-lost",
 }
 
