@@ -233,8 +233,8 @@ const (
 	// CDIFailed: the CDI specifications could not be computed or written. Claims are
 	// refused until they can.
 	CDIFailed ConditionType = "CDIFailed"
-	// MPSDaemonFailed: an MPS daemon that claims need has ended and isn't back yet,
-	// doesn't answer, or has no server.
+	// MPSDaemonFailed: an MPS daemon that claims need fails again and again, doesn't
+	// answer, or has no server. It concerns shares only.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
 	// ComputeModeChanged: somebody has set the compute mode of a GPU with MPS shares
 	// to one that doesn't keep other processes off it. It is left so.
@@ -254,16 +254,20 @@ func (c Condition) Blocks() bool { return c.Effect() == NoSchedule || c.Effect()
 func (t ConditionType) Effect() Effect {
 	switch t {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing,
-		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed:
+		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed:
 		return NoSchedule
 	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
 		return Informational
-	case CDIFailed, MPSDaemonFailed, ComputeModeChanged, TimeSliceUnsupported:
+	case CDIFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return NoEffect
 	default: // of a newer version
 		return NoEffect
 	}
 }
+
+// OnlyShares reports whether such a condition concerns the MPS shares of the GPU and
+// nothing else of it.
+func (t ConditionType) OnlyShares() bool { return t == MPSDaemonFailed }
 
 // DefaultTimeSlice is the interval of time-slicing that a driver starts with.
 const DefaultTimeSlice = "Default"

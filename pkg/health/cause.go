@@ -43,6 +43,8 @@ const (
 	FromSRAM Source = "SRAM"
 	// FromNVLink: the state of the NVLinks.
 	FromNVLink Source = "NVLink"
+	// FromMPSDaemon: the MPS supervisor's reports of the GPU's daemons.
+	FromMPSDaemon Source = "MPSDaemon"
 	// FromRecord: the stored State could not be read. The driver doesn't report it.
 	FromRecord Source = "Record"
 )
@@ -140,8 +142,8 @@ func (f finding) again(c Cause, at time.Time, load Load) Cause {
 		c.Accepted, c.XID, c.Links, c.Since = nil, 0, nil, at
 	}
 	c.goneAt, c.Load = time.Time{}, load
-	if f.source == FromXID || f.source == FromReading {
-		return c // the first XID, and the first error of NVML, explain most
+	if f.source == FromXID || f.source == FromReading || f.source == FromMPSDaemon {
+		return c // the first XID, and the first error of NVML or of a daemon, explain most
 	}
 	c.XID = cmp.Or(c.XID, f.xid)
 	c.Links = union(c.Links, f.links)

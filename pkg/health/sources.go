@@ -13,6 +13,11 @@ func (r Reading) findings() []finding {
 	for _, c := range r.Conditions {
 		all = append(all, finding{t: c.Type, source: FromReading, clause: c.Message})
 	}
+	for _, d := range r.DaemonFaults {
+		if r.At.Sub(d.Since) >= daemonFailsAfter {
+			all = append(all, finding{t: gpu.MPSDaemonFailed, source: FromMPSDaemon, clause: d.Message})
+		}
+	}
 	v := r.Vitals
 	if v == nil {
 		return all
@@ -114,6 +119,8 @@ func (c Cause) over(r Reading) bool {
 		return !asks
 	case FromReading:
 		return true
+	case FromMPSDaemon:
+		return r.DaemonsKnown && len(r.DaemonFaults) == 0
 	case FromRecord:
 		return false
 	default: // of a newer version
@@ -132,7 +139,7 @@ func (c Cause) endsByLoad() bool {
 // reportedAgain reports whether the next reading may report the cause again.
 func (c Cause) reportedAgain() bool {
 	switch c.Source {
-	case FromRecoveryAction, FromRowRemap, FromSRAM, FromNVLink, FromReading:
+	case FromRecoveryAction, FromRowRemap, FromSRAM, FromNVLink, FromReading, FromMPSDaemon:
 		return true
 	case FromXID, FromRecord:
 		return false

@@ -30,6 +30,9 @@ const (
 	// confirmAfter is the least time between the first reading without a cause and the one
 	// that ends it, so that readings at a burst of events don't count as two.
 	confirmAfter = time.Second
+	// daemonFailsAfter is how long clients of an MPS daemon fail or wait before that is a
+	// cause: a daemon that ended once is started again within a second.
+	daemonFailsAfter = 10 * time.Second
 	// maxEnded is how many endings by hand are kept.
 	maxEnded = 8
 )
@@ -43,6 +46,17 @@ type Reading struct {
 	// Conditions that the reading of the GPU itself has led to: Lost, NotResponding,
 	// Unreadable.
 	Conditions []gpu.Condition
+	// DaemonFaults are those of the GPU's MPS daemons; DaemonsKnown says whether the
+	// supervisor reports them.
+	DaemonFaults []DaemonFault
+	DaemonsKnown bool
+}
+
+// DaemonFault says that clients of an MPS daemon fail or wait.
+type DaemonFault struct {
+	// Since is when that began. Restarts in between don't end it.
+	Since   time.Time
+	Message string
 }
 
 // Notice is a message for the program that was hit by an XID.
@@ -173,7 +187,7 @@ func (s State) Conditions() []gpu.Condition {
 func rank(t gpu.ConditionType) int {
 	order := []gpu.ConditionType{
 		gpu.Lost, gpu.NotResponding, gpu.Unreadable, gpu.RebootRequired, gpu.BusResetRequired, gpu.ResetRequired,
-		gpu.PeersMustDrain, gpu.RowRemapFailed, gpu.IMEXRecoveryRequired, gpu.RowRemapPending, gpu.NVLinkDown, gpu.NeedsInspection,
+		gpu.PeersMustDrain, gpu.RowRemapFailed, gpu.MPSDaemonFailed, gpu.IMEXRecoveryRequired, gpu.RowRemapPending, gpu.NVLinkDown, gpu.NeedsInspection,
 	}
 	if i := slices.Index(order, t); i >= 0 {
 		return i

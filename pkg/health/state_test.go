@@ -36,6 +36,13 @@ func silent(conditions ...gpu.Condition) step {
 	}
 }
 
+// daemons is a reading while the supervisor reports these faults of MPS daemons.
+func daemons(faults ...health.DaemonFault) step {
+	return func(_ *testing.T, s health.State, at time.Time) health.State {
+		return s.Observe(health.Reading{At: at, Load: load, Vitals: &gpu.Vitals{}, DaemonFaults: faults, DaemonsKnown: true})
+	}
+}
+
 func action(a gpu.RecoveryAction) step { return reads(gpu.Vitals{Recovery: a}) }
 
 func xid(code uint64, a gpu.RecoveryAction) step { return xidUnder(load, code, a) }
@@ -89,6 +96,7 @@ func TestConditions(t *testing.T) {
 		reset   = gpu.RecoveryReset
 	)
 	lost := gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}
+	fault := health.DaemonFault{Since: start, Message: "MPS daemon a has ended"}
 	pending, failed := &gpu.RowRemap{Pending: true}, &gpu.RowRemap{Failed: true}
 	is := func(types ...gpu.ConditionType) []gpu.ConditionType { return types }
 	for name, tc := range map[string]struct {
@@ -137,6 +145,12 @@ func TestConditions(t *testing.T) {
 			[]step{xidUnder(health.Load{}, 95, unknown), action(unknown), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, nil,
 		},
 		"a GPU that is lost again and again": {[]step{action(reset), reads(gpu.Vitals{Recovery: none}, lost), reads(gpu.Vitals{Recovery: none}, lost)}, is(gpu.Lost, gpu.ResetRequired)},
+
+		"an MPS daemon that has failed for 5 s":  {[]step{daemons(fault), daemons(fault)}, nil},
+		"an MPS daemon that has failed for 10 s": {[]step{daemons(fault), daemons(fault), daemons(fault)}, is(gpu.MPSDaemonFailed)},
+		"one that serves again":                  {[]step{action(none), action(none), daemons(fault), daemons(), daemons()}, nil},
+		"one that has just served again":         {[]step{action(none), action(none), daemons(fault), daemons()}, is(gpu.MPSDaemonFailed)},
+		"one of which nothing is known any more": {[]step{action(none), action(none), daemons(fault), action(none), action(none)}, is(gpu.MPSDaemonFailed)},
 
 		"rows to remap":             {[]step{reads(gpu.Vitals{RowRemap: pending})}, is(gpu.RowRemapPending)},
 		"rows that are remapped":    {[]step{reads(gpu.Vitals{RowRemap: pending}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}}), reads(gpu.Vitals{RowRemap: &gpu.RowRemap{}})}, nil},

@@ -35,7 +35,7 @@ func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
 			if outdated != nil {
 				d.Health, d.Message = kubeletplugin.HealthStatusUnknown, outdated.Error()
 			} else {
-				d.Health, d.Message = reportedHealth(state, held.GPU)
+				d.Health, d.Message = reportedHealth(state, held)
 			}
 			all = append(all, d)
 		}
@@ -46,18 +46,21 @@ func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
 	return slices.CompactFunc(all, func(a, b kubeletplugin.DeviceHealth) bool { return byName(a, b) == 0 }), changed
 }
 
-// reportedHealth returns the health of a GPU, and so of all parts of it, with the messages
-// of its conditions.
-func reportedHealth(state facts.State, uuid gpu.UUID) (kubeletplugin.HealthStatus, string) {
+// reportedHealth returns the health of a claim's device: that of its GPU, with the
+// messages of the GPU's conditions.
+func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.HealthStatus, string) {
 	if !state.Known || state.Trouble != (facts.Trouble{}) {
 		return kubeletplugin.HealthStatusUnknown, cmp.Or(state.Trouble.Message, "the GPUs of this node have not been read yet")
 	}
-	i := slices.IndexFunc(state.Node.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
+	i := slices.IndexFunc(state.Node.GPUs, func(g gpu.GPU) bool { return g.UUID == held.GPU })
 	if i < 0 {
-		return kubeletplugin.HealthStatusUnknown, "this node has no GPU " + string(uuid) + " now"
+		return kubeletplugin.HealthStatusUnknown, "this node has no GPU " + string(held.GPU) + " now"
 	}
 	byHealth := map[kubeletplugin.HealthStatus][]string{}
 	for _, c := range state.Node.GPUs[i].Conditions {
+		if c.Type.OnlyShares() && held.MPS == nil {
+			continue
+		}
 		is := healthWith(c)
 		byHealth[is] = append(byHealth[is], string(c.Type)+": "+c.Message)
 	}

@@ -110,7 +110,7 @@ func TestHealthByCondition(t *testing.T) {
 		gpu.Unreadable:           unknown,
 		gpu.StateUnreadable:      healthy,
 		gpu.CDIFailed:            healthy,
-		gpu.MPSDaemonFailed:      healthy,
+		gpu.MPSDaemonFailed:      unhealthy,
 		gpu.ComputeModeChanged:   healthy,
 		gpu.TimeSliceUnsupported: healthy,
 		gpu.IMEXRecoveryRequired: healthy,
@@ -120,6 +120,24 @@ func TestHealthByCondition(t *testing.T) {
 	} {
 		if got := healthWith(gpu.Condition{Type: condition}); got != want {
 			t.Errorf("%s: %s, want %s", condition, got, want)
+		}
+	}
+}
+
+// TestMPSDaemonFailed: only clients of MPS on the GPU are unhealthy.
+func TestMPSDaemonFailed(t *testing.T) {
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	state := facts.State{Known: true, Node: gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, Conditions: []gpu.Condition{{Type: gpu.MPSDaemonFailed, Message: "no server"}}}}}}
+	for _, tc := range []struct {
+		held    holding.Holding
+		health  kubeletplugin.HealthStatus
+		message string
+	}{
+		{holding.Holding{GPU: uuid, MPS: &holding.MPS{}}, unhealthy, "MPSDaemonFailed: no server"},
+		{holding.Holding{GPU: uuid}, healthy, ""},
+	} {
+		if health, message := reportedHealth(state, tc.held); health != tc.health || message != tc.message {
+			t.Errorf("%+v: %s %q, want %s %q", tc.held, health, message, tc.health, tc.message)
 		}
 	}
 }
@@ -138,7 +156,7 @@ func TestWorstConditionCounts(t *testing.T) {
 		{[]gpu.Condition{down, hangs}, unknown, "NotResponding: hangs; NVLinkDown: link 3"},
 		{[]gpu.Condition{down, hangs, reset}, unhealthy, "ResetRequired: XID 46; NotResponding: hangs; NVLinkDown: link 3"},
 	} {
-		health, message := reportedHealth(facts.State{Known: true, Node: gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, Conditions: tc.conditions}}}}, uuid)
+		health, message := reportedHealth(facts.State{Known: true, Node: gpu.Node{GPUs: []gpu.GPU{{UUID: uuid, Conditions: tc.conditions}}}}, holding.Holding{GPU: uuid})
 		if health != tc.health || message != tc.message {
 			t.Errorf("%v: %s %q, want %s %q", tc.conditions, health, message, tc.health, tc.message)
 		}

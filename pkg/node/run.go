@@ -139,7 +139,8 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
-		Warn: p.warnings.warnHolder, Step: failpoint.Step(),
+		DaemonFaultsChanged: func() { p.health.SawEvent("") },
+		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,

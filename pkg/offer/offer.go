@@ -189,8 +189,11 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 }
 
 // blocksAllDevices reports whether the condition keeps new claims off every device of the
-// GPU. A policy keeps them only off the whole GPU while rows wait to be replaced.
-func blocksAllDevices(c gpu.Condition) bool { return c.Blocks() && c.Type != gpu.RowRemapPending }
+// GPU. A policy keeps them only off the whole GPU while rows wait to be replaced, and
+// an MPS daemon that fails only off shares.
+func blocksAllDevices(c gpu.Condition) bool {
+	return c.Blocks() && c.Type != gpu.RowRemapPending && !c.Type.OnlyShares()
+}
 
 // Whole describes an entire GPU of the node, whether it is offered whole or
 // not. A SharingPolicy's gpuSelector is evaluated on it. It has no name.

@@ -15,24 +15,28 @@ import (
 const maxTaints = 4
 
 // taint puts the conditions on all devices of their GPU, because an error of a GPU, and
-// its remedy, concern all parts: one taint each, the worst first.
+// its remedy, concern all parts, and those of MPS on its shares: one taint each, the
+// worst first.
 func taint(g GPU, conditions []gpu.Condition, server Server) {
 	if !server.Taints {
 		return
 	}
 	for i := range g.Devices {
 		d := &g.Devices[i]
-		d.Taints = taintsOf(conditions, d.Name == string(g.Name), server.InformationalTaints)
+		d.Taints = taintsOf(conditions, gpu.DeviceName(d.Name), g.Name, server.InformationalTaints)
 	}
 }
 
-// taintsOf returns the taints of one device of a GPU that has the conditions.
-func taintsOf(conditions []gpu.Condition, whole, informational bool) []resourceapi.DeviceTaint {
+// taintsOf returns the taints of one device of the GPU whole, which has the conditions.
+func taintsOf(conditions []gpu.Condition, device, whole gpu.DeviceName, informational bool) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	for _, c := range conditions {
 		effect := c.Effect()
-		if c.Type == gpu.RowRemapPending && !whole {
+		switch {
+		case c.Type == gpu.RowRemapPending && device != whole:
 			effect = c.Type.Effect() // a policy means claims for the whole GPU
+		case c.Type.OnlyShares() && !device.IsShare():
+			effect = gpu.NoEffect
 		}
 		if effect == gpu.NoEffect || effect == gpu.Informational && !informational {
 			continue

@@ -20,6 +20,7 @@ func TestTaints(t *testing.T) {
 	lost := gpu.Condition{Type: gpu.Lost, Since: time.Unix(2, 0), ByPolicy: gpu.NoExecute}
 	inspect := gpu.Condition{Type: gpu.NeedsInspection, Since: time.Unix(3, 0)}
 	remap := gpu.Condition{Type: gpu.RowRemapPending, Since: time.Unix(4, 0)}
+	mps := gpu.Condition{Type: gpu.MPSDaemonFailed, Since: time.Unix(5, 0)}
 	noWhole := remap
 	noWhole.ByPolicy = gpu.NoSchedule
 	all, withoutNone := offer.Server{Counters: true, Taints: true, InformationalTaints: true}, offer.Server{Counters: true, Taints: true}
@@ -36,8 +37,10 @@ func TestTaints(t *testing.T) {
 		"only informs":            {[]gpu.Condition{inspect}, withoutNone, true, "", ""},
 		"whole GPU by policy":     {[]gpu.Condition{noWhole}, all, true, "RowRemapPending:NoSchedule@4", "RowRemapPending:None@4"},
 		"whole GPU":               {[]gpu.Condition{remap}, all, true, "RowRemapPending:None@4", "RowRemapPending:None@4"},
+		"MPS":                     {[]gpu.Condition{mps}, all, true, "", ""},
 		"no device's concern":     {[]gpu.Condition{{Type: gpu.CDIFailed}}, all, true, "", ""},
 		"no taints":               {[]gpu.Condition{reset}, offer.Server{Counters: true}, false, "", ""},
+		"no taints, MPS":          {[]gpu.Condition{mps}, offer.Server{Counters: true}, true, "", ""},
 		"no taints, rows wait":    {[]gpu.Condition{noWhole}, offer.Server{Counters: true}, true, "", ""},
 		"no taints, only informs": {[]gpu.Condition{inspect}, offer.Server{Counters: true}, true, "", ""},
 	} {
@@ -81,6 +84,22 @@ func taints(g offer.GPU) string {
 		lines = append(lines, strings.Join(all, " "))
 	}
 	return strings.TrimRight(strings.Join(lines, "\n"), "\n")
+}
+
+// TestTaintsOfShares checks that an MPS daemon that fails keeps new claims off shares and
+// off nothing else.
+func TestTaintsOfShares(t *testing.T) {
+	n := node(t, "h100-80gb", 1)
+	n.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.MPSDaemonFailed, Since: time.Unix(5, 0)}}
+	got := build(n, options{Server: offer.Server{Counters: true, Taints: true}, Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}})
+	want := map[string]int{"gpu-00000001": 0, "gpu-00000001-mps2-0": 1, "gpu-00000001-mps2-1": 1}
+	taints := map[string]int{}
+	for _, d := range got[0].Devices {
+		taints[d.Name] = len(d.Taints)
+	}
+	if diff := cmp.Diff(want, taints); diff != "" {
+		t.Errorf("devices with taints (-want +got):\n%s", diff)
+	}
 }
 
 // TestUnknownGPUIsNotTainted checks that a GPU of which too little is known to describe

@@ -41,6 +41,9 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 			continue
 		}
 		for _, pod := range m.cfg.Holders(gpu.XID{GPU: uuid}) {
+			if c.Type.OnlyShares() && !pod.MPS {
+				continue
+			}
 			m.cfg.Events.OnPod(pod, string(c.Type), message)
 		}
 	}

@@ -59,7 +59,10 @@ type Config struct {
 	PodOf func(pid int) (Pod, bool)
 	// Address returns the GPU's PCI address; empty: not known.
 	Address func(gpu.UUID) gpu.PCIAddress
-	Events  Events
+	// DaemonFaults returns the faults of the GPU's MPS daemons, and whether the daemons
+	// are known.
+	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
+	Events       Events
 }
 
 // Monitor watches the GPUs' health. Its methods may be called concurrently; none but

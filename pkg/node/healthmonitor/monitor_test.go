@@ -53,6 +53,7 @@ type node struct {
 	readings map[gpu.UUID]int
 	takes    time.Duration // how long each reading takes
 	events   []string
+	faults   []health.DaemonFault
 }
 
 func newNode(t *testing.T) *node {
@@ -117,6 +118,7 @@ func (n *node) startWithoutDriver() {
 			}
 			return healthmonitor.Pod{UID: pod.UID}, true
 		},
+		DaemonFaults: n.daemonFaults,
 		Address: func(uuid gpu.UUID) gpu.PCIAddress {
 			return map[gpu.UUID]gpu.PCIAddress{gpu0: "0000:00:06.0", gpu1: "0000:00:07.0"}[uuid]
 		},
@@ -161,6 +163,26 @@ func (n *node) OnNode(_, reason, message string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.events = append(n.events, reason+": "+message)
+}
+
+func (n *node) daemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if uuid != gpu0 {
+		return nil, true
+	}
+	return n.faults, true
+}
+
+// setFault begins a fault of gpu0's MPS daemon now, or ends it.
+func (n *node) setFault(fails bool) {
+	n.mu.Lock()
+	n.faults = nil
+	if fails {
+		n.faults = []health.DaemonFault{{Since: time.Now(), Message: "MPS daemon a has ended"}}
+	}
+	n.mu.Unlock()
+	n.monitor.SawEvent("")
 }
 
 // eventsWith counts the events that contain a text.
@@ -424,6 +446,29 @@ func TestHolders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMPSDaemonFails: an outage of seconds is no condition, a longer one is until clients
+// are served. Only pods that are clients of MPS have an event.
+func TestMPSDaemonFails(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.holders = []healthmonitor.Pod{{Name: "client", UID: "c", MPS: true}, {Name: "whole", UID: "w"}}
+		n.setFault(true)
+		time.Sleep(5 * time.Second)
+		n.setFault(false)
+		time.Sleep(20 * time.Second)
+		n.has(gpu0)
+		n.setFault(true)
+		time.Sleep(20 * time.Second)
+		n.has(gpu0, gpu.MPSDaemonFailed)
+		n.has(gpu1)
+		if n.eventsWith("client MPSDaemonFailed") != 1 || n.eventsWith("whole MPSDaemonFailed") > 0 {
+			t.Errorf("events %q, want one on the client of MPS", n.events)
+		}
+		n.setFault(false)
+		time.Sleep(10 * time.Second)
+		n.has(gpu0)
+	})
 }
 
 // TestEndByHand: recorded, with an event, and it stays ended after a restart.

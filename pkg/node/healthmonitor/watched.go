@@ -110,7 +110,7 @@ func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 	for ctx.Err() == nil {
 		m.examine(ctx, w)
 		every := readEvery
-		if len(w.state().Causes) > 0 {
+		if faults, _ := m.cfg.DaemonFaults(w.uuid); len(faults) > 0 || len(w.state().Causes) > 0 {
 			every = readSickEvery
 		}
 		pause(ctx, minInterval, nil)
@@ -195,6 +195,7 @@ func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, rec
 // nothing about the GPU; the reading of its facts has conditions for it.
 func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	r := health.Reading{At: time.Now(), Load: m.hardware.Load()}
+	r.DaemonFaults, r.DaemonsKnown = m.cfg.DaemonFaults(w.uuid)
 	problem := ""
 	switch {
 	case a.err == nil:

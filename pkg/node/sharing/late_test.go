@@ -112,8 +112,8 @@ func TestReplyArrivesLate(t *testing.T) {
 			synctest.Wait() // the report has arrived before the reply
 		}
 		n.prepare(t, claim("a", share(gpu0, 0)))
-		if got := n.Conditions()[gpu0]; len(got) != 1 || !strings.Contains(got[0].Message, "has ended") {
-			t.Errorf("conditions of a dead daemon's GPU: %v", got)
+		if got, _ := n.DaemonFaults(gpu0); len(got) != 1 || !strings.Contains(got[0].Message, "has ended") {
+			t.Errorf("faults of a dead daemon: %v", got)
 		}
 		end()
 	})
@@ -132,8 +132,8 @@ func TestSupervisorWithoutRevisions(t *testing.T) {
 		synctest.Wait()
 		m.do(func() { m.die("gpu-980fb007") })
 		synctest.Wait()
-		if got := n.Conditions()[gpu0]; len(got) != 1 {
-			t.Errorf("conditions of a dead daemon's GPU: %v", got)
+		if got, _ := n.DaemonFaults(gpu0); len(got) != 1 {
+			t.Errorf("faults of a dead daemon: %v", got)
 		}
 		m.do(func() {
 			s := m.daemons["gpu-980fb007"]

@@ -56,12 +56,15 @@ type Config struct {
 	Remains func() ([]mps.Daemon, error)
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// ConditionsChanged, which may be nil, is called after what Conditions
-	// returns has changed. It must not block.
+	// ConditionsChanged, which may be nil, is called after the result of Conditions
+	// has changed. It must not block.
 	ConditionsChanged func()
 	// Warn, which may be nil, is called when the clients of a claim's MPS daemon fail or
 	// wait: once for each claim until the daemon has a server again. It must not block.
 	Warn func(claim holding.Record, reason, message string)
+	// DaemonFaultsChanged, which may be nil, is called after a fault that DaemonFaults
+	// returns has begun or ended. It must not block.
+	DaemonFaultsChanged func()
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -104,8 +107,8 @@ type Manager struct {
 	recheck map[gpu.UUID]bool
 	// unsupported has the reason why a GPU's interval can't be set.
 	unsupported map[gpu.UUID]string
-	// warned are the claims that Warn was called for, by daemon in trouble and UID.
-	warned map[string]map[string]bool
+	// outages of daemons, by name.
+	outages map[string]*outage
 	// closed are the daemons that clients can't find, or couldn't until just now.
 	closed    map[string]closure
 	closedFor time.Duration
@@ -123,6 +126,9 @@ func New(c Config) *Manager {
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}
 	}
+	if c.DaemonFaultsChanged == nil {
+		c.DaemonFaultsChanged = func() {}
+	}
 	if c.Warn == nil {
 		c.Warn = func(holding.Record, string, string) {}
 	}
@@ -133,7 +139,7 @@ func New(c Config) *Manager {
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
-		warned: map[string]map[string]bool{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
+		outages: map[string]*outage{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
 	m.metrics = newMetrics(c.Registerer, m)
 	return m
@@ -173,28 +179,18 @@ func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	}
 }
 
-// Conditions returns the problems with sharing, by GPU: a daemon that claims need
-// and that doesn't run, a compute mode that somebody else has set, or an interval
-// that can't be set. None of them blocks the GPU.
+// Conditions returns the problems with settings, by GPU: a compute mode that somebody
+// else has set, or an interval that can't be set. None of them blocks the GPU.
+// DaemonFaults has those with daemons.
 func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
-	p := m.planNow()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.conditions(&p)
+	return m.conditions()
 }
 
 // conditions needs the lock.
-func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
+func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 	all := map[gpu.UUID][]gpu.Condition{}
-	for _, name := range slices.Sorted(maps.Keys(p.daemons)) {
-		message := trouble(m.found[name])
-		if message == "" {
-			continue
-		}
-		for _, uuid := range p.daemons[name].gpus() {
-			all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.MPSDaemonFailed, Message: message})
-		}
-	}
 	for uuid, message := range m.othersMode {
 		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.ComputeModeChanged, Message: message})
 	}
@@ -207,18 +203,17 @@ func (m *Manager) conditions(p *plan) map[gpu.UUID][]gpu.Condition {
 // change calls f with the lock held, and ConditionsChanged if that has changed the
 // conditions.
 func (m *Manager) change(f func()) {
-	p := m.planNow()
 	m.mu.Lock()
-	before := m.conditions(&p)
+	before := m.conditions()
 	f()
-	same := maps.EqualFunc(before, m.conditions(&p), slices.Equal[[]gpu.Condition])
+	same := maps.EqualFunc(before, m.conditions(), slices.Equal[[]gpu.Condition])
 	m.mu.Unlock()
 	if !same {
 		m.cfg.ConditionsChanged()
 	}
 }
 
-// Join sets up what a claim, whose record is in the journal, shares: compute
+// Join sets up the sharing of a claim whose record is in the journal: compute
 // mode, time slice, MPS daemons. given has its devices that are, or are shares
 // of, partitions, with their instances. It returns the directories by which
 // containers reach the daemon of each device whose holding has MPS. Idempotent.

@@ -6,8 +6,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -31,10 +33,41 @@ func trouble(s mps.State) string {
 	}
 }
 
-// outage is a warning about one claim.
+// outage of a daemon: from its first trouble until it has a server again. In between it
+// may be restarted many times.
 type outage struct {
+	since time.Time
+	// message is the last trouble.
+	message string
+	// warned are the UIDs of the claims that Warn was called for.
+	warned map[string]bool
+}
+
+// warning is about one claim.
+type warning struct {
 	claim   holding.Record
 	message string
+}
+
+// serves reports whether the daemon's clients are served.
+func serves(s mps.State) bool { return s.Phase == mps.Running && s.Trouble == "" && s.ServerPID != 0 }
+
+// DaemonFaults returns the outages of the GPU's daemons, and whether the supervisor
+// reports them.
+func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
+	p := m.planNow()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.listed || !m.current {
+		return nil, false
+	}
+	var faults []health.DaemonFault
+	for _, name := range slices.Sorted(maps.Keys(m.outages)) {
+		if o, w := m.outages[name], p.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.found[name]) {
+			faults = append(faults, health.DaemonFault{Since: o.since, Message: o.message})
+		}
+	}
+	return faults, true
 }
 
 // missed returns the trouble of a daemon that has ended and was started again between
@@ -50,38 +83,42 @@ func missed(was, is mps.State) string {
 // warn warns about the claims whose daemon is, or since was has been, in trouble.
 func (m *Manager) warn(p *plan, was map[string]mps.State) {
 	m.mu.Lock()
-	outages := m.newOutages(p, was)
+	before := slices.Sorted(maps.Keys(m.outages))
+	warnings := m.trackOutages(p, was)
+	changed := !slices.Equal(before, slices.Sorted(maps.Keys(m.outages)))
 	m.mu.Unlock()
-	for _, o := range outages {
-		m.cfg.Warn(o.claim, reasonDaemonFailed, o.message)
+	if changed {
+		m.cfg.DaemonFaultsChanged()
+	}
+	for _, w := range warnings {
+		m.cfg.Warn(w.claim, reasonDaemonFailed, w.message)
 	}
 }
 
-// newOutages returns each claim once in an outage of its daemon, which lasts until
-// the daemon has a server again: in between it may be restarted many times. Needs the
-// lock.
-func (m *Manager) newOutages(p *plan, was map[string]mps.State) []outage {
-	maps.DeleteFunc(m.warned, func(name string, _ map[string]bool) bool {
-		s := m.found[name]
-		return p.daemons[name] == nil || s.Phase == mps.Running && s.Trouble == "" && s.ServerPID != 0
-	})
-	var outages []outage
+// trackOutages updates the outages, and returns a warning for each claim that has not
+// been warned of its daemon's. Needs the lock.
+func (m *Manager) trackOutages(p *plan, was map[string]mps.State) []warning {
+	maps.DeleteFunc(m.outages, func(name string, _ *outage) bool { return p.daemons[name] == nil || serves(m.found[name]) })
+	var warnings []warning
 	for _, name := range slices.Sorted(maps.Keys(p.daemons)) {
 		w, message := p.daemons[name], cmp.Or(trouble(m.found[name]), missed(was[name], m.found[name]))
 		if message == "" {
 			continue
 		}
-		if m.warned[name] == nil {
-			m.warned[name] = map[string]bool{}
+		o := m.outages[name]
+		if o == nil {
+			o = &outage{since: time.Now(), warned: map[string]bool{}}
+			m.outages[name] = o
 		}
+		o.message = message
 		for _, claim := range w.claims {
-			if !m.warned[name][claim.ClaimUID] {
-				m.warned[name][claim.ClaimUID] = true
-				outages = append(outages, outage{claim, w.outageMessage(message)})
+			if !o.warned[claim.ClaimUID] {
+				o.warned[claim.ClaimUID] = true
+				warnings = append(warnings, warning{claim, w.outageMessage(message)})
 			}
 		}
 	}
-	return outages
+	return warnings
 }
 
 // outageMessage adds the GPUs to the trouble.

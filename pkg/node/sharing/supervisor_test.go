@@ -119,57 +119,64 @@ func TestLeftDaemonOfAClaim(t *testing.T) {
 	}
 }
 
+// TestDaemonFails: an outage is a fault of each GPU of the daemon, from the first report
+// until the daemon has a server again.
 func TestDaemonFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		changes := 0
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true, ConditionsChanged: func() { changes++ }})
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true, DaemonFaultsChanged: func() { changes++ }})
+		if faults, known := n.DaemonFaults(gpu0); known || len(faults) > 0 {
+			t.Errorf("before the supervisor's first report: %v, known: %t", faults, known)
+		}
 		n.prepare(t, claim("a", wholeMPS(gpu0, 0), wholeMPS(gpu1, 0)))
 		end := n.run(t)
 		defer end()
-		set := func(phase mps.Phase, restarts int) {
+		set := func(phase mps.Phase, restarts, server int, trouble string) {
 			m.do(func() {
 				s := m.daemons["claim-a"]
-				s.Phase, s.Restarts, s.Message = phase, restarts, "out of luck"
+				s.Phase, s.Restarts, s.ServerPID, s.Message, s.Trouble = phase, restarts, server, "out of luck", trouble
 				m.daemons["claim-a"] = s
 			})
 			synctest.Wait()
 		}
-		synctest.Wait()
-		for i, step := range []struct {
-			phase    mps.Phase
-			restarts int
-			want     bool
-		}{{mps.Starting, 0, false}, {mps.Running, 0, false}, {mps.Failed, 0, true}, {mps.Starting, 1, true}, {mps.Running, 1, false}} {
-			set(step.phase, step.restarts)
+		for _, step := range []struct {
+			name             string
+			phase            mps.Phase
+			restarts, server int
+			trouble          string
+			began            time.Duration // -1: no fault
+			message          string
+			changes          int
+		}{
+			{"starts", mps.Starting, 0, 0, "", -1, "", 0},
+			{"serves", mps.Running, 0, 7, "", -1, "", 0},
+			{"has ended", mps.Failed, 0, 0, "", 0, "out of luck", 1},
+			{"starts again", mps.Starting, 1, 0, "", time.Second, "out of luck", 1},
+			{"has no server yet", mps.Running, 1, 0, "", 2 * time.Second, "out of luck", 1},
+			{"gets none", mps.Running, 1, 0, "it has no server", 3 * time.Second, "delete the pods", 1},
+			{"serves again", mps.Running, 1, 8, "", -1, "", 2},
+			{"has ended again", mps.Failed, 1, 0, "", 0, "out of luck", 3},
+		} {
+			set(step.phase, step.restarts, step.server, step.trouble)
 			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
-				got := n.Conditions()[uuid]
-				if (len(got) == 1) != step.want {
-					t.Errorf("step %d: conditions %v", i, got)
+				got, known := n.DaemonFaults(uuid)
+				if !known || (len(got) == 1) != (step.began >= 0) {
+					t.Errorf("%s: faults %v, known: %t", step.name, got, known)
 				}
-				for _, c := range got {
-					if c.Type != gpu.MPSDaemonFailed || c.Blocks() || !strings.Contains(c.Message, "out of luck") {
-						t.Errorf("condition %+v", c)
+				for _, f := range got {
+					if time.Since(f.Since) != step.began || !strings.Contains(f.Message, step.message) {
+						t.Errorf("%s: fault %+v after %v, want %v and %q", step.name, f, time.Since(f.Since), step.began, step.message)
 					}
 				}
 			}
+			if changes != step.changes {
+				t.Errorf("%s: %d changes, want %d", step.name, changes, step.changes)
+			}
+			time.Sleep(time.Second)
 		}
-		if changes != 2 {
-			t.Errorf("told of %d changes, want 2", changes)
-		}
-		m.do(func() {
-			s := m.daemons["claim-a"]
-			s.Trouble = "it has no server"
-			m.daemons["claim-a"] = s
-		})
-		synctest.Wait()
-		if got := n.Conditions()[gpu1]; len(got) != 1 || got[0].Type != gpu.MPSDaemonFailed ||
-			!strings.Contains(got[0].Message, "it has no server") || !strings.Contains(got[0].Message, "delete the pods") {
-			t.Errorf("a daemon without a server: %v", got)
-		}
-		set(mps.Failed, 2)
 		n.unprepare(t, "a")
-		if got := n.Conditions(); len(got) > 0 {
+		if got, _ := n.DaemonFaults(gpu0); len(got) > 0 {
 			t.Errorf("after the claim: %v", got)
 		}
 	})
