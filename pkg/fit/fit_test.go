@@ -272,15 +272,26 @@ func TestSentences(t *testing.T) {
 		sick.Node.GPUs[i].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95"}}
 	}
 	sick.Publish()
+	shared := one(plans()[4])
+	for i := range 2 {
+		all := allocators.Request{Kind: "mps", Capacity: map[resourceapi.QualifiedName]string{"memory": "70Gi"}}
+		if _, err := shared.Ask(t.Context(), fmt.Sprint("share-", i), all); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, tc := range map[string]struct {
 		cluster *allocators.Cluster
 		claim   *resourceapi.ResourceClaim
 		want    fit.Reason
 	}{
 		"counter": {full, exactly("mig", profile("1g.10gb")), fit.Reason{
-			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on node a takes 1 of counter memory-slices-4-5 of gpu-00000001, " +
+			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on a takes 1 of counter memory-slices-4-5 of gpu-00000001, " +
 				"of which 0 of 2 are left beside claim ns/first (pod pod-first).",
-			Change: "It fits on node a after the end of claim ns/first (pod pod-first).",
+			Change: "It fits on a after the end of claim ns/first (pod pod-first).",
+		}},
+		"shares": {shared, exactly("mps", memory("20Gi")), fit.Reason{
+			Text:   "Other claims have what it needs: it needs 20Gi of capacity memory of gpu-00000001-mps on a, of which 8Gi of 78Gi is left beside claim ns/share-0 (no pod uses it).",
+			Change: "It fits on a after the end of claim ns/share-0 (no pod uses it).",
 		}},
 		"no such model": {full, exactly("gpu", where(`device.attributes["gpu.nvidia.com"].productName == "NVIDIA B200"`)), fit.Reason{
 			Text: `The selector device.attributes["gpu.nvidia.com"].productName == "NVIDIA B200" of request r is true for none of the 2 devices of DeviceClass gpu: ` +

@@ -30,9 +30,9 @@ func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, claims []*re
 	}
 	on := onNode{node: node.Name, holders: holders, slices: j.slicesFor(node)}
 	r.Text = fmt.Sprintf("Other claims have what it needs: %s.", on.blocked(got))
-	r.Change = fmt.Sprintf("It fits on node %s after the end of claim %s.", node.Name, list(names))
+	r.Change = fmt.Sprintf("It fits on %s after the end of claim %s.", node.Name, list(names))
 	if len(names) > 1 {
-		r.Change = fmt.Sprintf("It fits on node %s after the end of claims %s.", node.Name, list(names))
+		r.Change = fmt.Sprintf("It fits on %s after the end of claims %s.", node.Name, list(names))
 	}
 	return r, nil
 }
@@ -59,7 +59,7 @@ func (n onNode) blocked(wanted []resourceapi.AllocationResult) string {
 			}
 		}
 	}
-	return fmt.Sprintf("devices that match are free on node %s, but not together", n.node)
+	return fmt.Sprintf("devices that match are free on %s, but not together", n.node)
 }
 
 // held tells who has a device that is allocated once.
@@ -67,7 +67,7 @@ func (n onNode) held(r resourceapi.DeviceRequestAllocationResult) string {
 	for _, c := range n.holders {
 		for _, has := range results(c) {
 			if has.ShareID == nil && same(has, r) {
-				return fmt.Sprintf("%s on node %s belongs to claim %s", r.Device, n.node, describe(c))
+				return fmt.Sprintf("%s on %s belongs to claim %s", r.Device, n.node, describe(c))
 			}
 		}
 	}
@@ -93,10 +93,18 @@ func (n onNode) device(driver, pool, name string) *resourceapi.Device {
 	return nil
 }
 
+// charged reports whether the device is allocated already: its counters are consumed
+// once, however often it is allocated.
+func (n onNode) charged(r resourceapi.DeviceRequestAllocationResult) bool {
+	return slices.ContainsFunc(n.holders, func(c *resourceapi.ResourceClaim) bool {
+		return slices.ContainsFunc(results(c), func(has resourceapi.DeviceRequestAllocationResult) bool { return same(has, r) })
+	})
+}
+
 // counter tells which counter of a device is used up, and by whom.
 func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 	d := n.device(r.Driver, r.Pool, r.Device)
-	if d == nil {
+	if d == nil || n.charged(r) {
 		return ""
 	}
 	for _, from := range d.ConsumesCounters {
@@ -118,7 +126,7 @@ func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 				}
 			}
 			if left < need.Value.Value() {
-				return fmt.Sprintf("%s on node %s takes %d of counter %s of %s, of which %d of %d are left beside claim%s %s",
+				return fmt.Sprintf("%s on %s takes %d of counter %s of %s, of which %d of %d are left beside claim%s %s",
 					r.Device, n.node, need.Value.Value(), name, from.CounterSet, left, all, plural(len(users)), list(users))
 			}
 		}
@@ -203,7 +211,7 @@ func (n onNode) capacity(r resourceapi.DeviceRequestAllocationResult) string {
 			}
 		}
 		if left.Cmp(need) < 0 {
-			return fmt.Sprintf("it needs %s of capacity %s of %s on node %s, of which %s of %s is left beside claim%s %s",
+			return fmt.Sprintf("it needs %s of capacity %s of %s on %s, of which %s of %s is left beside claim%s %s",
 				need.String(), name, r.Device, n.node, left.String(), all.String(), plural(len(users)), list(users))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,7 +13,6 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/klog/v2"
 )
 
 // Default sets what an API server sets in a claim that doesn't say it.
@@ -85,7 +85,7 @@ func deref(s *string) string {
 // extended is the claim that the scheduler makes for the pod's extended resources; nil if
 // it has none that a DeviceClass stands for.
 func (j *Judge) extended(pod *corev1.Pod) *resourceapi.ResourceClaim {
-	names := extendedresourcecache.NewExtendedResourceCache(klog.TODO())
+	names := extendedresourcecache.NewExtendedResourceCache(logr.Discard())
 	for _, c := range j.classes {
 		names.OnAdd(c, true)
 	}
@@ -167,7 +167,7 @@ func (j *Judge) refuses(n *corev1.Node, pod *corev1.Pod, allocated []*resourceap
 	keepsOff := func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}
-	if t, found := corev1helpers.FindMatchingUntoleratedTaint(klog.TODO(), n.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); found {
+	if t, found := corev1helpers.FindMatchingUntoleratedTaint(logr.Discard(), n.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); found {
 		return "the node's taint " + t.Key + " keeps the pod off"
 	}
 	for _, c := range allocated {
