@@ -37,7 +37,7 @@ help: ## List the targets
 .PHONY: build
 build: prepare ## Build the programs into bin/ and the simulator library beside them
 	mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/localcluster ./cmd/mps-supervisor ./cmd/nvmlsim
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/kubectl-gpu ./cmd/localcluster ./cmd/mps-supervisor ./cmd/nvmlsim
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -tags netgo,osusergo,grpcnotrace -o bin/ ./cmd/kubelet-plugin
 	CGO_ENABLED=0 $(GO) run ./cmd/nvmlsim/lib bin/libnvidia-ml.so.1
 

@@ -8,6 +8,6 @@
 // servers of later versions drop fields whose feature gate is off. An allocation by
 // a control plane controller (classic DRA) has no devices.
 //
-// Nothing but the two lines that install Transport, in pkg/control and pkg/node,
-// depends on this package: delete it when support of Kubernetes 1.31 ends.
+// Nothing but the lines that install Transport, in pkg/control, pkg/node and
+// cmd/kubectl-gpu, depends on this package: delete it when support of Kubernetes 1.31 ends.
 package v1alpha3

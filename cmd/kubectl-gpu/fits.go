@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// question is what fits asks: claims that one pod has.
+type question struct {
+	Name   string                       `json:"name"`
+	Answer fit.Answer                   `json:"answer"`
+	claims []*resourceapi.ResourceClaim // never printed
+}
+
+func fitsCommand(o *options) *cobra.Command {
+	var amount, file string
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "fits [PROFILE | --memory QUANTITY | -f FILE]",
+		Short: "Say where a claim fits, how often, or which claims are in the way",
+		Long: `Say on which nodes a claim fits now, and how often: one pod with such a claim after
+the other, as the scheduler would place them. If it fits nowhere, say why, and after
+the end of which claims it would. The scheduler's own allocator judges; processors,
+memory and taints of nodes don't count.
+
+A profile asks for a MIG partition. --memory asks three times: for an MPS share of so
+much memory, a partition and a whole GPU that have at least so much. A file has
+ResourceClaims or ResourceClaimTemplates, of any version of the API; a pod would have
+all of them. Unknown fields in it are errors.
+
+The exit status is 1 if nothing fits.`,
+		Example: `  kubectl gpu fits 3g.40gb
+  kubectl gpu fits --memory 20Gi
+  kubectl gpu fits -f claim.yaml
+  kubectl create -f pod.yaml --dry-run=server && kubectl gpu fits -f claim.yaml && kubectl apply -f pod.yaml`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			if limit < 1 {
+				return fmt.Errorf("--limit %d: want at least 1", limit)
+			}
+			asked, err := ask(args, amount, file, o.In)
+			if err != nil {
+				return err
+			}
+			return o.fits(cmd.Context(), asked, limit)
+		},
+	}
+	cmd.Flags().StringVar(&amount, "memory", "", "device memory, such as 20Gi")
+	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with ResourceClaims or ResourceClaimTemplates; - for standard input")
+	cmd.Flags().IntVar(&limit, "limit", 64, "stop counting on a node at this number")
+	o.addOutput(cmd, "json or yaml")
+	return cmd
+}
+
+// ask makes the questions that the command line asks.
+func ask(args []string, amount, file string, in io.Reader) ([]question, error) {
+	set := len(args)
+	for _, s := range []string{amount, file} {
+		if s != "" {
+			set++
+		}
+	}
+	switch {
+	case set != 1:
+		return nil, errors.New("say what is to fit: a profile such as 3g.40gb, --memory 20Gi, or -f FILE")
+	case len(args) == 1:
+		return askProfile(args[0])
+	case amount != "":
+		return askMemory(amount)
+	default:
+		claims, err := readClaims(file, in)
+		return []question{{Name: file, claims: claims}}, err
+	}
+}
+
+func askProfile(name string) ([]question, error) {
+	if !regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)*$`).MatchString(name) {
+		return nil, fmt.Errorf("%q is no MIG profile, such as 1g.10gb or 3g.40gb; for a claim of your own, use -f FILE", name)
+	}
+	expression := fmt.Sprintf(`device.attributes["%s"].?profile.orValue("") == %q`, gpu.DriverName, name)
+	return []question{{Name: "partition " + name, claims: one("mig."+classDomain, expression, nil)}}, nil
+}
+
+// classDomain ends the names of the chart's DeviceClasses but that of whole GPUs.
+const classDomain = "nvidia.com"
+
+func askMemory(amount string) ([]question, error) {
+	q, err := resource.ParseQuantity(amount)
+	if err != nil || q.Sign() <= 0 {
+		return nil, fmt.Errorf("--memory %s: want an amount such as 20Gi", amount)
+	}
+	enough := fmt.Sprintf(`device.capacity["%s"].memory.compareTo(quantity(%q)) >= 0`, gpu.DriverName, q.String())
+	share := map[resourceapi.QualifiedName]resource.Quantity{gpu.MemoryCapacity: q}
+	return []question{
+		{Name: "MPS share of " + q.String(), claims: one("mps.gpu."+classDomain, "", share)},
+		{Name: "partition of at least " + q.String(), claims: one("mig."+classDomain, enough, nil)},
+		{Name: "whole GPU of at least " + q.String(), claims: one("gpu."+classDomain, enough, nil)},
+	}, nil
+}
+
+// one is a claim with one request.
+func one(class, expression string, capacity map[resourceapi.QualifiedName]resource.Quantity) []*resourceapi.ResourceClaim {
+	e := &resourceapi.ExactDeviceRequest{DeviceClassName: class}
+	if expression != "" {
+		e.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	}
+	if capacity != nil {
+		e.Capacity = &resourceapi.CapacityRequirements{Requests: capacity}
+	}
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "asked"}}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "device", Exactly: e}}
+	fit.Default(c)
+	return []*resourceapi.ResourceClaim{c}
+}
+
+// judge reads what a scheduler knows. It fails if the user may not read it all: an
+// answer without would be wrong.
+func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.Objects, error) {
+	var o fit.Objects
+	var all bool
+	var err error
+	if o.Slices, err = r.slices(ctx, ""); err != nil {
+		return nil, o, err
+	}
+	if o.Classes, err = r.classes(ctx); err != nil {
+		return nil, o, err
+	}
+	if o.Claims, all, err = r.claims(ctx, namespace); err != nil {
+		return nil, o, err
+	}
+	if len(r.notes) > 0 || !all {
+		return nil, o, fmt.Errorf("without these nobody can say what fits:\n%s", strings.Join(r.notes, "\n"))
+	}
+	if len(o.Slices) == 0 {
+		return nil, o, errors.New("no driver publishes ResourceSlices in this cluster: is Tessera installed, and does kubectl gpu map show GPUs?")
+	}
+	if o.Nodes, err = r.nodes(ctx); err != nil {
+		return nil, o, err
+	}
+	return fit.NewJudge(o), o, nil
+}
+
+// fits answers the questions.
+func (o *options) fits(ctx context.Context, asked []question, limit int) error {
+	r, err := o.reader()
+	if err != nil {
+		return err
+	}
+	j, _, err := r.judge(ctx, o.currentNamespace())
+	if err != nil {
+		return err
+	}
+	r.noteVersion()
+	defer r.tell(o.ErrOut)
+	count := 0
+	for i := range asked {
+		if asked[i].Answer, err = j.Fits(ctx, j.Nodes(), asked[i].claims, limit); err != nil {
+			return err
+		}
+		count += asked[i].Answer.Count
+	}
+	if o.output != "" {
+		err = write(o.Out, o.output, asked)
+	} else {
+		err = writeAnswers(o.Out, asked)
+	}
+	if err == nil && count == 0 {
+		return errNo
+	}
+	return err
+}
+
+func writeAnswers(out io.Writer, asked []question) error {
+	for i, q := range asked {
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if q.Answer.Count == 0 {
+			fmt.Fprintf(out, "%s: fits nowhere now.\n  %s\n  %s\n", q.Name, q.Answer.Reason.Text, q.Answer.Reason.Change)
+			continue
+		}
+		more := ""
+		if q.Answer.More {
+			more = " or more"
+		}
+		fmt.Fprintf(out, "%s: fits %d times%s.\n", q.Name, q.Answer.Count, more)
+		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "  NODE\tTIMES\tTHE FIRST WOULD GET")
+		for _, n := range q.Answer.Nodes {
+			fmt.Fprintf(w, "  %s\t%d\t%s\n", n.Node, n.Count, strings.Join(n.Devices, ","))
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

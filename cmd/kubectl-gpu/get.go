@@ -1,0 +1,159 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+func getCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get [NODE...]",
+		Short: "List each device that a claim has, with its pods",
+		Long: `List each device that a claim has, with its pods, and the GPUs that nobody has.
+-o json and -o yaml print the whole model: nodes, GPUs, uses, and what else fits.`,
+		Example: `  kubectl gpu get
+  kubectl gpu get -n team -o wide
+  kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			if err := oneOf(o.output, "", "wide", "json", "yaml"); err != nil {
+				return err
+			}
+			r, err := o.reader()
+			if err != nil {
+				return err
+			}
+			c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
+			if err != nil {
+				return err
+			}
+			defer r.tell(o.ErrOut)
+			if c, err = only(c, nodes, o.namespace()); err != nil {
+				return err
+			}
+			if o.output == "json" || o.output == "yaml" {
+				return write(o.Out, o.output, c)
+			}
+			return table(o.Out, c, o.output == "wide")
+		},
+	}
+	o.addNamespaces(cmd)
+	o.addOutput(cmd, "wide, json or yaml")
+	return cmd
+}
+
+// currentNamespace is that of -n, or of the kubeconfig's context.
+func (o *options) currentNamespace() string {
+	namespace, _, err := o.flags.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return "default" // reading the kubeconfig has told the user of the error
+	}
+	return namespace
+}
+
+func oneOf(output string, forms ...string) error {
+	if slices.Contains(forms, output) {
+		return nil
+	}
+	return fmt.Errorf("-o %s: want one of %s", output, strings.TrimPrefix(strings.Join(forms, ", "), ", "))
+}
+
+// write prints v as JSON or YAML.
+func write(w io.Writer, form string, v any) error {
+	if form == "yaml" {
+		raw, err := yaml.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("write YAML: %w", err)
+		}
+		_, err = w.Write(raw)
+		return err
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// table prints a row for each use, and for each GPU without any.
+func table(out io.Writer, c view.Cluster, wide bool) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	head := []string{"NODE", "GPU", "DEVICE", "KIND", "MEMORY", "NAMESPACE", "CLAIM", "PODS"}
+	if wide {
+		head = append(head, "MODEL", "UUID", "POLICY", "CONDITIONS")
+	}
+	row := func(cells []string) {
+		for i := range cells {
+			cells[i] = cmp.Or(cells[i], "-")
+		}
+		fmt.Fprintln(w, strings.Join(cells, "\t"))
+	}
+	row(head)
+	for _, n := range c.Nodes {
+		for _, g := range n.GPUs {
+			var more []string
+			if wide {
+				more = []string{g.Model, g.UUID, g.Policy, strings.Join(conditions(g), ",")}
+			}
+			for _, u := range g.Uses {
+				row(append([]string{n.Name, fmt.Sprint(g.Index), u.Device, kind(u), memory(u.MemoryBytes), u.Claim.Namespace, u.Claim.Name, pods(u, wide)}, more...))
+			}
+			if len(g.Uses) == 0 {
+				row(append([]string{n.Name, fmt.Sprint(g.Index), g.Device, "", memory(g.MemoryBytes), "", "", ""}, more...))
+			}
+		}
+	}
+	return w.Flush()
+}
+
+func conditions(g view.GPU) []string {
+	var out []string
+	for _, c := range g.Conditions {
+		out = append(out, c.Type)
+	}
+	return out
+}
+
+// kind is how a row names a device: "mig 3g.40gb", "mps 1/4", "gpu (admin access)".
+func kind(u view.Use) string {
+	out := u.Type
+	if u.Profile != "" {
+		out += " " + u.Profile
+	}
+	if u.Count > 0 {
+		out += fmt.Sprintf(" %d/%d", u.Number+1, u.Count)
+	}
+	if u.AdminAccess {
+		out += " (admin access)"
+	}
+	if u.Leftover {
+		out += " (no longer offered)"
+	}
+	return out
+}
+
+func memory(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return gibibytes(n)
+}
+
+func pods(u view.Use, wide bool) string {
+	var out []string
+	for _, p := range u.Pods {
+		if wide && p.Phase != "" {
+			out = append(out, fmt.Sprintf("%s (%s)", p.Name, p.Phase))
+		} else {
+			out = append(out, p.Name)
+		}
+	}
+	return strings.Join(out, ",")
+}

@@ -1,0 +1,102 @@
+// Command kubectl-gpu is the kubectl plugin `kubectl gpu`: it shows who has which part
+// of which GPU, what else fits, and why a pod waits. It only reads.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+// errNo is an answer, not a failure: it makes the exit status 1.
+var errNo = errors.New("no")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	streams := genericclioptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
+	stop()
+	if errors.Is(err, errNo) {
+		os.Exit(1)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kubectl gpu:", err)
+		os.Exit(2)
+	}
+}
+
+// screen is where output goes.
+type screen struct {
+	width  int
+	colour bool
+}
+
+// screenOf asks the terminal, if the file is one.
+func screenOf(f *os.File) screen {
+	s := screen{width: 120}
+	if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+		_, no := os.LookupEnv("NO_COLOR")
+		s = screen{width: width, colour: !no && os.Getenv("TERM") != "dumb"}
+	}
+	return s
+}
+
+// options are those of all subcommands.
+type options struct {
+	genericclioptions.IOStreams
+
+	flags  *genericclioptions.ConfigFlags
+	screen screen
+	all    bool
+	output string
+}
+
+func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
+	o := &options{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), screen: s}
+	cmd := &cobra.Command{
+		Use:   "kubectl-gpu",
+		Short: "Show who has which part of which GPU, what else fits, and why a pod waits",
+		Long: `Show who has which part of which GPU of a cluster with Tessera, what else fits,
+and why a pod waits. It reads with the rights of your kubeconfig, and changes nothing.
+What you may not read is named, and the rest is shown.`,
+		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
+  kubectl gpu fits 3g.40gb         # where, and how many
+  kubectl gpu why my-pod -n team   # the reason, and what would change it
+  kubectl gpu get -o wide          # a row for each device that a claim has`,
+		Version: version, SilenceUsage: true, SilenceErrors: true,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
+	}
+	cmd.SetOut(streams.Out)
+	cmd.SetErr(streams.ErrOut)
+	o.flags.AddFlags(cmd.PersistentFlags())
+	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o))
+	return cmd
+}
+
+// addNamespaces adds -A.
+func (o *options) addNamespaces(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "all namespaces, also if -n is given")
+}
+
+// addOutput adds -o.
+func (o *options) addOutput(cmd *cobra.Command, forms string) {
+	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output format: "+forms)
+}
+
+// namespace is that of -n; "" for all.
+func (o *options) namespace() string {
+	if o.all || o.flags.Namespace == nil {
+		return ""
+	}
+	return *o.flags.Namespace
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.txt again")
+
+// server is an API server that has some objects, and forbids or lacks some resources.
+type server struct {
+	// items by the path of their list.
+	items     map[string][]any
+	forbidden []string
+	// pages counts requests with a continue token.
+	pages int
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	reply := func(code int, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	refuse := func(code int, reason metav1.StatusReason) {
+		reply(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: reason, Code: int32(code), Message: r.URL.Path})
+	}
+	if slices.Contains(s.forbidden, r.URL.Path) {
+		refuse(http.StatusForbidden, metav1.StatusReasonForbidden)
+		return
+	}
+	items, ok := s.items[r.URL.Path]
+	switch {
+	case r.URL.Path == "/version":
+		reply(http.StatusOK, map[string]string{"major": "1", "minor": "37", "gitVersion": "v1.37.1"})
+	case !ok:
+		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+	case len(items) > 1 && r.URL.Query().Get("limit") != "" && r.URL.Query().Get("continue") == "":
+		reply(http.StatusOK, map[string]any{"metadata": map[string]string{"continue": "rest"}, "items": items[:1]})
+	case r.URL.Query().Get("continue") != "":
+		s.pages++
+		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items[1:]})
+	default:
+		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items})
+	}
+}
+
+const resources, own = "/apis/resource.k8s.io/v1/", "/apis/gpu.tessera.dev/v1alpha1/"
+
+// cluster has a node of three H100s: one with partitions, one in use as a whole, one
+// broken.
+func cluster(t *testing.T) *server {
+	t.Helper()
+	n, err := offertest.Node("h100-80gb", 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95: the driver asks for a reset"}}
+	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+	inventory.SetFacts(&inv.Status, n)
+	s := &server{items: map[string][]any{
+		own + "gpuinventories": {inv}, own + "sharingpolicies": {}, "/api/v1/nodes": {map[string]any{"metadata": map[string]any{"name": n.Name}}},
+		resources + "deviceclasses": {class("gpu.nvidia.com", "gpu"), class("mig.nvidia.com", "mig"), class("mps.gpu.nvidia.com", "mps")},
+		resources + "resourceclaims": {
+			claim("team", "train-gpu", "train-0", "gpu-00000002"), claim("team", "infer-7c9-gpu", "infer-7c9-xk2p1", "gpu-00000001-mig-3g40gb-4"),
+			claim("lab", "notebook", "", "gpu-00000001-mig-1g10gb-0"),
+		},
+	}}
+	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: "u"}
+	for _, x := range publish.Pool(owner, offer.Build(n, offertest.OnePlan(n, plan), nil, offer.Server{Counters: true, Taints: true}), publish.SplitCounters) {
+		s.items[resources+"resourceslices"] = append(s.items[resources+"resourceslices"], x)
+	}
+	return s
+}
+
+func class(name, kind string) resourceapi.DeviceClass {
+	c := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	c.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].type == "` + kind + `"`}}}
+	return c
+}
+
+func claim(namespace, name, pod, device string) resourceapi.ResourceClaim {
+	c := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "u"}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: gpu.DriverName, Pool: "node", Device: device}},
+	}}
+	if pod != "" {
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: "p"}}
+	}
+	return c
+}
+
+// run runs the command, and returns its output and its error's text at the end.
+func run(t *testing.T, s *server, on screen, in string, args ...string) string {
+	t.Helper()
+	api := httptest.NewServer(s)
+	defer api.Close()
+	var out bytes.Buffer
+	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &out}, on)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd.SetArgs(append(args, "--server", api.URL, "--kubeconfig", kubeconfig))
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		out.WriteString("error: " + err.Error() + "\n")
+	}
+	return strings.ReplaceAll(out.String(), api.URL, "SERVER")
+}
+
+// TestOutput compares the output of commands with testdata.
+func TestOutput(t *testing.T) {
+	const misspelt = `{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, deviceClasName: gpu.nvidia.com}]}}}`
+	const old = `{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, deviceClassName: gpu.nvidia.com}]}}}`
+	for name, tc := range map[string]struct {
+		screen screen
+		in     string
+		change func(*server)
+		args   []string
+	}{
+		"map-80":        {screen: screen{width: 80}, args: []string{"map"}},
+		"map-120":       {screen: screen{width: 120}, args: []string{"map"}},
+		"map-namespace": {screen: screen{width: 80}, args: []string{"map", "-n", "team"}},
+		"map-no-tessera": {screen: screen{width: 80}, args: []string{"map"}, change: func(s *server) {
+			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}}
+		}},
+		"map-no-dra": {screen: screen{width: 80}, args: []string{"map"}, change: func(s *server) { s.items = nil }},
+		"map-forbidden": {screen: screen{width: 80}, args: []string{"map", "-n", "team"}, change: func(s *server) {
+			s.forbidden = []string{resources + "resourceclaims", own + "gpuinventories"}
+			s.items[resources+"namespaces/team/resourceclaims"] = s.items[resources+"resourceclaims"][:1]
+		}},
+		"get":            {args: []string{"get"}},
+		"fits":           {args: []string{"fits", "3g.40gb"}},
+		"fits-memory":    {args: []string{"fits", "--memory", "20Gi"}},
+		"fits-file":      {in: old, args: []string{"fits", "-f", "-"}},
+		"fits-misspelt":  {in: misspelt, args: []string{"fits", "-f", "-"}},
+		"fits-forbidden": {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := cluster(t)
+			if tc.change != nil {
+				tc.change(s)
+			}
+			compare(t, name, run(t, s, tc.screen, tc.in, tc.args...))
+		})
+	}
+}
+
+func compare(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".txt")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestColours: a terminal gets the same text with colours, and nothing else does.
+func TestColours(t *testing.T) {
+	plain := run(t, cluster(t), screen{width: 80}, "", "map")
+	coloured := run(t, cluster(t), screen{width: 80, colour: true}, "", "map")
+	if strings.Contains(plain, "\x1b") || !strings.Contains(coloured, "\x1b[31m") {
+		t.Errorf("plain %q, coloured %q", plain, coloured)
+	}
+	for _, c := range []string{bold, red, green, "\x1b[0m"} {
+		coloured = strings.ReplaceAll(coloured, c, "")
+	}
+	if coloured != plain {
+		t.Error(cmp.Diff(plain, coloured))
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := screenOf(file); s.colour {
+		t.Error("a file has colours")
+	}
+}
+
+// TestPages: lists are read page by page.
+func TestPages(t *testing.T) {
+	s := cluster(t)
+	run(t, s, screen{width: 80}, "", "map")
+	if s.pages < 2 {
+		t.Errorf("%d further pages were asked for, want those of slices and claims", s.pages)
+	}
+}

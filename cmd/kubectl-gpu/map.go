@@ -1,0 +1,326 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+func mapCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "map [NODE...]",
+		Short: "Draw each GPU with its memory slots, the pods in them, and what else fits",
+		Long: `Draw a row for each GPU: its memory from left to right, with the pods that have
+it, and how many more claims of each kind the scheduler would find room for.
+
+  [train    ]  a whole GPU, a MIG partition at its place, or a share, and its pod;
+               (name) is a claim that no pod uses, +2 that two more share the place
+  ..........   free memory
+  xxxxxxxxxx   a MIG instance that others than Tessera made
+
+Conditions and taints of a GPU are below its row.`,
+		Example: `  kubectl gpu map
+  kubectl gpu map node-3           # only this node
+  kubectl gpu map -n team          # only GPUs that the namespace's pods use
+  kubectl gpu map -o json          # the model that the map is drawn from`,
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			r, err := o.reader()
+			if err != nil {
+				return err
+			}
+			c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
+			if err != nil {
+				return err
+			}
+			defer r.tell(o.ErrOut)
+			if c, err = only(c, nodes, o.namespace()); err != nil {
+				return err
+			}
+			if o.output != "" {
+				return write(o.Out, o.output, c)
+			}
+			drawing{w: o.Out, screen: o.screen}.cluster(c)
+			return nil
+		},
+	}
+	o.addNamespaces(cmd)
+	o.addOutput(cmd, "json or yaml; default: a drawing")
+	return cmd
+}
+
+// only leaves out other nodes, and GPUs that nobody in the namespace uses; all stay
+// where none is named.
+func only(c view.Cluster, nodes []string, namespace string) (view.Cluster, error) {
+	for _, name := range nodes {
+		if !slices.ContainsFunc(c.Nodes, func(n view.Node) bool { return n.Name == name }) {
+			return c, fmt.Errorf("there is no node %s with GPUs; kubectl gpu map shows all", name)
+		}
+	}
+	out := view.Cluster{Nodes: []view.Node{}}
+	for _, n := range c.Nodes {
+		if len(nodes) > 0 && !slices.Contains(nodes, n.Name) {
+			continue
+		}
+		if namespace != "" {
+			n.GPUs = slices.DeleteFunc(slices.Clone(n.GPUs), func(g view.GPU) bool {
+				return !slices.ContainsFunc(g.Uses, func(u view.Use) bool { return u.Claim.Namespace == namespace })
+			})
+			if len(n.GPUs) == 0 {
+				continue
+			}
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out, nil
+}
+
+// drawing draws a map.
+type drawing struct {
+	w io.Writer
+	screen
+}
+
+func (d drawing) cluster(c view.Cluster) {
+	if len(c.Nodes) == 0 {
+		fmt.Fprintln(d.w, "No GPUs can be seen.")
+	}
+	for i, n := range c.Nodes {
+		if i > 0 {
+			fmt.Fprintln(d.w)
+		}
+		d.node(n)
+	}
+}
+
+func (d drawing) node(n view.Node) {
+	title := n.Name
+	if n.DriverVersion != "" {
+		title += ", driver " + n.DriverVersion
+	}
+	fmt.Fprintln(d.w, d.bold(title))
+	for _, p := range n.Problems {
+		fmt.Fprintln(d.w, "  "+d.red("! "+p))
+	}
+	for rest := n.GPUs; len(rest) > 0; {
+		same := slices.IndexFunc(rest, func(g view.GPU) bool { return g.Model != rest[0].Model })
+		if same < 0 {
+			same = len(rest)
+		}
+		fmt.Fprintf(d.w, "  %d× %s\n", same, cmp.Or(rest[0].Model, "unknown model"))
+		for _, g := range rest[:same] {
+			d.gpu(g)
+		}
+		rest = rest[same:]
+	}
+}
+
+// gpu draws one GPU: its index, the bar, and what else fits.
+func (d drawing) gpu(g view.GPU) {
+	index := "?"
+	if g.Index >= 0 {
+		index = fmt.Sprint(g.Index)
+	}
+	width := max(24, min(96, d.width*2/5)/8*8)
+	line := fmt.Sprintf("%4s %s  ", index, bar(g, width))
+	fmt.Fprintln(d.w, d.inUse(line, g)+fits(g, max(20, d.width-utf8.RuneCountInString(line))))
+	told := make(map[string]bool)
+	for _, c := range g.Conditions {
+		text := "! " + c.Type
+		if c.Message != "" {
+			text += ": " + c.Message
+		}
+		told[c.Type] = true
+		fmt.Fprintln(d.w, "     "+d.red(text))
+	}
+	for _, t := range g.Taints {
+		if !told[t.Value] {
+			fmt.Fprintln(d.w, "     "+d.red(fmt.Sprintf("! taint %s=%s:%s", t.Key, t.Value, t.Effect)))
+		}
+	}
+}
+
+// bar draws the memory of a GPU.
+func bar(g view.GPU, width int) string {
+	out := []rune(strings.Repeat(".", width))
+	if !g.Offered {
+		out = []rune(strings.Repeat(" ", width))
+	}
+	at := func(p view.Place) (int, int) {
+		all := max(1, g.MemorySlices)
+		return p.Start * width / all, (p.Start + p.Size) * width / all
+	}
+	for _, x := range g.Instances {
+		from, to := at(x.Place)
+		for i := from; i < min(to, width); i++ {
+			out[i] = 'x'
+		}
+	}
+	for _, s := range segments(g, width, at) {
+		copy(out[s.from:], []rune(box(s.labels, s.to-s.from)))
+	}
+	return string(out)
+}
+
+// segment is a part of the bar, with the names of those who have it.
+type segment struct {
+	from, to int
+	labels   []string
+}
+
+// segments places the uses that keep others off. Shares of one partition are one
+// segment; equal shares of a GPU lie side by side, shares by size by their sizes.
+func segments(g view.GPU, width int, at func(view.Place) (int, int)) []segment {
+	var out []segment
+	used := int64(0)
+	for _, u := range g.Uses {
+		if u.AdminAccess {
+			continue
+		}
+		from, to := 0, width
+		switch {
+		case u.Place != nil:
+			from, to = at(*u.Place)
+		case u.Count > 0:
+			from, to = u.Number*width/u.Count, (u.Number+1)*width/u.Count
+		case u.Type == view.Share && g.MemoryBytes > 0:
+			from = int(used * int64(width) / g.MemoryBytes)
+			used += u.MemoryBytes
+			to = int(used * int64(width) / g.MemoryBytes)
+		}
+		from, to = min(from, width-1), min(max(to, from+1), width)
+		if k := slices.IndexFunc(out, func(s segment) bool { return s.from == from && s.to == to }); k >= 0 {
+			out[k].labels = append(out[k].labels, label(u))
+			continue
+		}
+		out = append(out, segment{from, to, []string{label(u)}})
+	}
+	return out
+}
+
+// label names a use: its pod, or its claim in parentheses.
+func label(u view.Use) string {
+	switch len(u.Pods) {
+	case 0:
+		return "(" + u.Claim.Name + ")"
+	case 1:
+		return u.Pods[0].Name
+	default:
+		return fmt.Sprintf("%s+%d", u.Pods[0].Name, len(u.Pods)-1)
+	}
+}
+
+// box draws a segment of the width.
+func box(labels []string, width int) string {
+	text := labels[0]
+	if len(labels) > 1 {
+		text = fmt.Sprintf("%s+%d", text, len(labels)-1)
+	}
+	if width < 3 {
+		return strings.Repeat("#", width)
+	}
+	return "[" + pad(text, width-2) + "]"
+}
+
+// pad makes text exactly as long as the width; it cuts the middle, because both ends
+// of a pod's name distinguish it.
+func pad(text string, width int) string {
+	r := []rune(text)
+	if len(r) > width {
+		if width < 5 {
+			return string(r[:width])
+		}
+		end := (width - 1) / 2
+		return string(r[:width-1-end]) + "~" + string(r[len(r)-end:])
+	}
+	return text + strings.Repeat(" ", width-len(r))
+}
+
+// fits lists what else fits, as far as there is room.
+func fits(g view.GPU, width int) string {
+	if !g.Offered {
+		return "not offered"
+	}
+	var parts []string
+	for _, f := range g.Fits {
+		if f.Count > 0 {
+			parts = append(parts, more(f))
+		}
+	}
+	switch {
+	case g.Fits == nil:
+		return "?"
+	case len(parts) == 0 && slices.ContainsFunc(g.Taints, func(t view.Taint) bool { return t.Effect != "None" }):
+		return "nothing, tainted"
+	case len(parts) == 0:
+		return "full"
+	}
+	for n := len(parts); n > 0; n-- {
+		text := strings.Join(parts[:n], " ")
+		if n < len(parts) {
+			text += fmt.Sprintf(" +%d", len(parts)-n)
+		}
+		if utf8.RuneCountInString(text) <= width {
+			return text
+		}
+	}
+	return fmt.Sprintf("+%d", len(parts))
+}
+
+// more writes how many of a kind fit: "whole", "7×1g.10gb", "2×mps 20Gi".
+func more(f view.Fit) string {
+	name := f.Profile
+	switch {
+	case f.MaxMemoryBytes > 0:
+		return fmt.Sprintf("%d×mps ≤%s", f.Count, gibibytes(f.MaxMemoryBytes))
+	case f.Type == view.Whole:
+		return "whole"
+	case f.Type == view.Share && name != "":
+		name = "mps/" + name
+	case f.Type == view.Share:
+		name = "mps " + gibibytes(f.MemoryBytes)
+	case name == "":
+		name = f.Type
+	}
+	return fmt.Sprintf("%d×%s", f.Count, name)
+}
+
+// gibibytes writes an amount of memory in gibibytes.
+func gibibytes(n int64) string {
+	gib := float64(n) / (1 << 30)
+	if gib >= 10 || gib == float64(int64(gib)) {
+		return fmt.Sprintf("%dGi", int64(gib))
+	}
+	return fmt.Sprintf("%.1fGi", gib)
+}
+
+const (
+	bold, red, green, plain = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
+)
+
+func (d drawing) bold(s string) string { return d.in(bold, s) }
+func (d drawing) red(s string) string  { return d.in(red, s) }
+
+// inUse colours the row of a GPU that something has.
+func (d drawing) inUse(s string, g view.GPU) string {
+	if len(g.Uses) == 0 {
+		return s
+	}
+	return d.in(green, s)
+}
+
+func (d drawing) in(colour, s string) string {
+	if !d.colour {
+		return s
+	}
+	return colour + s + plain
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/fit"
+)
+
+// explanation is why a pod waits.
+type explanation struct {
+	Pod string `json:"pod"`
+	// Waits: the pod waits for devices.
+	Waits bool `json:"waits"`
+	// Text is the reason, and Change what would change it: a sentence each.
+	Text   string `json:"text"`
+	Change string `json:"change,omitempty"`
+	// Reason in detail, if claims of the pod fit nowhere.
+	Reason *fit.Reason `json:"reason,omitempty"`
+}
+
+func whyCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "why POD",
+		Short: "Say why a pod waits for devices, and what would change it",
+		Long: `Say in one sentence why a pod waits for its devices: no device matches, and which
+values they have; a taint; a counter or a capacity that other claims have used up. And
+in another, what would change it. The scheduler's own allocator judges.`,
+		Example: `  kubectl gpu why train-0
+  kubectl gpu why train-0 -n team -o json`,
+		Args: cobra.ExactArgs(1),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return o.pendingPods(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			return o.why(cmd.Context(), strings.TrimPrefix(args[0], "pod/"))
+		},
+	}
+	o.addOutput(cmd, "json or yaml")
+	return cmd
+}
+
+// pendingPods are the names for a shell to complete.
+func (o *options) pendingPods(ctx context.Context) []string {
+	r, err := o.reader()
+	if err != nil {
+		return nil
+	}
+	list, err := r.kube.CoreV1().Pods(o.currentNamespace()).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending", Limit: pageSize})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for i := range list.Items {
+		out = append(out, list.Items[i].Name)
+	}
+	return out
+}
+
+func (o *options) why(ctx context.Context, name string) error {
+	r, err := o.reader()
+	if err != nil {
+		return err
+	}
+	namespace := o.currentNamespace()
+	pod, err := r.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("there is no pod %s in namespace %s: give another one with -n", name, namespace)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("you may not get pods in namespace %s: ask for the verb get on them (%w)", namespace, err)
+	case err != nil:
+		return fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+	}
+	out, err := r.explain(ctx, pod)
+	if err != nil {
+		return err
+	}
+	defer r.tell(o.ErrOut)
+	out.Pod = namespace + "/" + name
+	if o.output != "" {
+		return write(o.Out, o.output, out)
+	}
+	fmt.Fprintln(o.Out, out.Text)
+	if out.Change != "" {
+		fmt.Fprintln(o.Out, out.Change)
+	}
+	return nil
+}
+
+// explain finds out why the pod waits.
+func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, error) {
+	if out, ok := placed(pod); ok {
+		return out, nil
+	}
+	j, objects, err := r.judge(ctx, pod.Namespace)
+	if err != nil {
+		return explanation{}, err
+	}
+	claims := j.ClaimsOf(pod, objects.Claims)
+	switch {
+	case len(claims.Missing) > 0:
+		return explanation{Waits: true, Text: claims.Missing[0]}, nil
+	case len(claims.Waiting) == 0 && len(claims.Allocated) == 0:
+		return explanation{Text: "It has no claims for devices, and waits for something else: " + schedulersWord(pod)}, nil
+	}
+	nodes, refused := j.Candidates(pod, claims.Allocated)
+	switch {
+	case len(nodes) == 0:
+		return explanation{
+			Waits: true, Text: "No node takes it, whatever its claims: " + strings.Join(refused, "; ") + ".",
+			Change: "Change the pod's node selector, affinity or tolerations, or the nodes.",
+		}, nil
+	case len(claims.Waiting) == 0:
+		return explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
+	}
+	r.noteVersion()
+	answer, err := j.Fits(ctx, nodes, claims.Waiting, 1)
+	if err != nil {
+		return explanation{}, err
+	}
+	if answer.Reason != nil {
+		if len(refused) > 0 {
+			r.notes = append(r.notes, "Not looked at: "+strings.Join(refused, "; ")+".")
+		}
+		return explanation{Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, Reason: answer.Reason}, nil
+	}
+	return explanation{
+		Text:   fmt.Sprintf("Its claims fit now, on %s; it waits for something else: %s", answer.Nodes[0].Node, schedulersWord(pod)),
+		Change: "If the scheduler's message is of claims, it is old: the scheduler tries again when something changes, or after 5 minutes.",
+	}, nil
+}
+
+// placed answers for a pod that the scheduler isn't asked about any more, or not yet.
+func placed(pod *corev1.Pod) (explanation, bool) {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return explanation{Text: "It is being deleted."}, true
+	case pod.Spec.NodeName != "":
+		return explanation{
+			Text:   fmt.Sprintf("It doesn't wait for devices: it is on %s, and its phase is %s.", pod.Spec.NodeName, pod.Status.Phase),
+			Change: fmt.Sprintf("If it doesn't run, its events say why: kubectl describe pod %s -n %s.", pod.Name, pod.Namespace),
+		}, true
+	case len(pod.Spec.SchedulingGates) > 0:
+		return explanation{
+			Text:   fmt.Sprintf("The scheduler doesn't look at it: it has the scheduling gate %s.", pod.Spec.SchedulingGates[0].Name),
+			Change: "Whoever set the gate has to remove it.",
+		}, true
+	}
+	return explanation{}, false
+}
+
+// schedulersWord is the scheduler's message about the pod.
+func schedulersWord(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Message != "" {
+			return "the scheduler says: " + c.Message
+		}
+	}
+	return "the scheduler has said nothing of it yet."
+}
