@@ -69,6 +69,10 @@ const waitMillis = 1000
 // WaitEvent blocks until a GPU reports an event or ctx ends, when it returns
 // ctx's error. It returns ErrNotSupported if no GPU has events. Only one
 // goroutine may wait at a time.
+//
+// NVML refuses to wait for a set with a lost GPU, also for the others' events. WaitEvent
+// then goes on without the lost GPUs until they answer again. Events may have been missed,
+// so it returns one without a GPU, of the kind EventUnavailable.
 func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 	s.watching.Lock()
 	defer s.watching.Unlock()
@@ -80,7 +84,11 @@ func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 		if ret == gonvml.ERROR_TIMEOUT {
 			continue
 		}
-		if err := wrap(ret, "nvmlEventSetWait", ""); err != nil {
+		err := wrap(ret, "nvmlEventSetWait", "")
+		if errors.Is(err, ErrLost) && s.dropLost() {
+			return Event{Kind: EventUnavailable}, nil
+		}
+		if err != nil {
 			return Event{}, err
 		}
 		return s.newEvent(data, time.Now()), nil
@@ -153,6 +161,7 @@ func (s *Session) watch() error {
 		}
 		if err := s.register(uuid, s.events); err == nil || errors.Is(err, ErrNotSupported) {
 			s.watched[uuid] = err == nil
+			delete(s.dropped, uuid)
 		} else {
 			failed = err
 		}
@@ -165,8 +174,39 @@ func (s *Session) watch() error {
 	return nil
 }
 
+// dropLost frees the set, from which NVML removes no single GPU, so that the next one is
+// made without the GPUs that are lost. It reports whether any of the set is.
+func (s *Session) dropLost() bool {
+	dropped := false
+	for uuid, registered := range s.watched {
+		if !registered {
+			continue
+		}
+		err := change(s, uuid, "look whether it is lost", checkHardware)
+		if errors.Is(err, ErrLost) {
+			s.dropped[uuid], dropped = true, true
+		}
+	}
+	if dropped {
+		s.events.Free()
+		s.events = nil
+	}
+	return dropped
+}
+
+// checkHardware makes a call for which the driver has to access the GPU.
+func checkHardware(handle gonvml.Device, object string) error {
+	_, ret := handle.GetMemoryInfo()
+	return wrap(ret, "nvmlDeviceGetMemoryInfo", object)
+}
+
 func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) error {
 	return change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
+		if s.dropped[uuid] {
+			if err := checkHardware(handle, object); err != nil {
+				return err
+			}
+		}
 		supported, ret := handle.GetSupportedEventTypes()
 		if err := wrap(ret, "nvmlDeviceGetSupportedEventTypes", object); err != nil {
 			return err

@@ -44,6 +44,8 @@ type Session struct {
 	// watched has the GPUs that were registered for events: true if their events are
 	// in the set, false if they have none.
 	watched map[gpu.UUID]bool
+	// dropped has the GPUs that were lost while they were in the set, and aren't back.
+	dropped map[gpu.UUID]bool
 }
 
 // Driver identifies the driver.
@@ -133,7 +135,7 @@ func (o *Opener) init(lib *library, name string) (*Session, error) {
 	}
 	return &Session{
 		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, dropped: map[gpu.UUID]bool{},
 	}, nil
 }
 

@@ -108,6 +108,52 @@ func TestVitalsOfAWedgedGPU(t *testing.T) {
 	}
 }
 
+// TestEventsBesideALostGPU checks that events of the other GPUs arrive while one is lost,
+// for which NVML refuses the whole set, that all GPUs are read again then, and that the
+// events of the lost GPU arrive again when it answers.
+func TestEventsBesideALostGPU(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "2xh100-80gb")
+	gpus := list(t, s)
+	raise := func(gpu int, code uint64) {
+		t.Helper()
+		if err := s.Machine.RaiseXID(gpu, nvmlsim.XID{Code: code}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := nvmltest.WatchEvents(t.Context(), s, func() { raise(0, 13) })
+	await := func(what string, is func(nvml.Event) bool) {
+		t.Helper()
+		for e := range got {
+			if is(e) {
+				return
+			}
+		}
+		t.Fatalf("no more events, want %s", what)
+	}
+	if err := s.Machine.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	await("a reading of all GPUs", func(e nvml.Event) bool { return e == nvml.Event{Kind: nvml.EventUnavailable} })
+	again := func(on int, code uint64) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			for ctx.Err() == nil { // it may not be watched yet
+				raise(on, code)
+				time.Sleep(50 * time.Millisecond)
+			}
+		}()
+		return cancel
+	}
+	stop := again(1, 31)
+	await("XID 31 of the other GPU", func(e nvml.Event) bool { return e.GPU == gpus[1].UUID && e.XID != nil && e.XID.Code == 31 })
+	stop()
+	if err := s.Machine.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	defer again(0, 43)()
+	await("XID 43 of the GPU that was lost", func(e nvml.Event) bool { return e.GPU == gpus[0].UUID && e.XID != nil && e.XID.Code == 43 })
+}
+
 // TestEventOfALostGPU checks that the events with which a GPU falls off the bus
 // name the GPU, although it doesn't answer any more.
 func TestEventOfALostGPU(t *testing.T) {

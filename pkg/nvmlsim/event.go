@@ -2,6 +2,7 @@ package nvmlsim
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -99,7 +100,8 @@ func (s *EventSet) Register(g *GPU, types EventType) error {
 
 // Wait is nvmlEventSetWait: the next event of the set, blocking until there is
 // one. It returns Timeout after timeout, ctx's error if ctx ends first, and
-// Uninitialized if the set is closed during the wait.
+// Uninitialized if the set is closed during the wait. While a GPU of the set is lost, it
+// returns GPUIsLost after that GPU's own events, and so hides those of the others.
 func (s *EventSet) Wait(ctx context.Context, timeout time.Duration) (Event, error) {
 	if err := s.m.call("EventSetWait", AnyGPU); err != nil {
 		return Event{}, err
@@ -132,16 +134,34 @@ func (s *EventSet) next() (Event, bool, error) {
 	if st == nil {
 		return Event{}, false, nil
 	}
+	if s.onlyLost(st) {
+		return Event{}, false, GPUIsLost
+	}
 	for _, e := range st.Events {
 		if e.Seq <= s.seen {
 			continue
 		}
 		s.seen = e.Seq
-		if s.masks[e.GPU]&e.Type != 0 && e.Seq > s.since[e.GPU] {
+		if s.collects(e) {
 			return e, true, nil
 		}
 	}
 	return Event{}, false, nil
+}
+
+func (s *EventSet) collects(e Event) bool {
+	return s.masks[e.GPU]&e.Type != 0 && e.Seq > s.since[e.GPU]
+}
+
+// onlyLost reports whether a GPU of the set is lost whose events have all been returned.
+func (s *EventSet) onlyLost(st *State) bool {
+	for gpu := range s.masks {
+		waits := func(e Event) bool { return e.GPU == gpu && e.Seq > s.seen && s.collects(e) }
+		if gpu < len(st.GPUs) && st.GPUs[gpu].Lost && !slices.ContainsFunc(st.Events, waits) {
+			return true
+		}
+	}
+	return false
 }
 
 // Close is nvmlEventSetFree. Waits in progress end within a second.

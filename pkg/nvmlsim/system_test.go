@@ -155,6 +155,11 @@ func TestEvents(t *testing.T) {
 	if err := set.Register(m.GPUs()[0], 1<<40); err != nvmlsim.NotSupported {
 		t.Errorf("unknown type: %v", err)
 	}
+	check(t, m.RaiseXID(2, nvmlsim.XID{Code: 31}))
+	if _, err := set.Wait(ctx, time.Minute); err != nvmlsim.GPUIsLost {
+		t.Errorf("a set with a lost GPU: %v", err)
+	}
+	check(t, m.Heal(1))
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, err := set.Wait(ended, time.Minute); !errors.Is(err, context.Canceled) {
