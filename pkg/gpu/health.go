@@ -78,12 +78,10 @@ type Vitals struct {
 	NVLinksDown []int
 	// NVLinksUp are those that are active. A link that is neither may be up or down.
 	NVLinksUp []int
-	// UncorrectableErrors of memory since the driver was loaded; nil where it isn't
-	// counted.
-	UncorrectableErrors *uint64
 	// SRAMThresholdExceeded: the driver counts so many uncorrectable errors of SRAM
-	// that the GPU should be replaced.
-	SRAMThresholdExceeded bool
+	// that the GPU should be replaced. It is nil on GPUs and drivers that don't count them,
+	// and while the driver doesn't say.
+	SRAMThresholdExceeded *bool
 }
 
 // RowRemap is the state of a GPU's row remapper (NVML GetRemappedRows).

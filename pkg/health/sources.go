@@ -31,7 +31,7 @@ func (r Reading) findings() []finding {
 	if m := v.RowRemap; m != nil && m.Pending {
 		all = append(all, finding{t: gpu.RowRemapPending, source: FromRowRemap, clause: "a faulty row of GPU memory is replaced at the next reset of the GPU"})
 	}
-	if v.SRAMThresholdExceeded {
+	if e := v.SRAMThresholdExceeded; e != nil && *e {
 		all = append(all, finding{t: gpu.NeedsInspection, source: FromSRAM, clause: "more uncorrectable errors of SRAM than NVIDIA accepts; have the GPU replaced"})
 	}
 	if len(v.NVLinksDown) > 0 {
@@ -114,9 +114,8 @@ func (c Cause) over(r Reading) bool {
 		return v.RowRemap != nil
 	case FromNVLink: // a plugin that has started again doesn't know of links that are down
 		return !slices.ContainsFunc(c.Links, func(link int) bool { return !slices.Contains(v.NVLinksUp, link) })
-	case FromSRAM: // a driver that asks for a reset may say nothing else
-		_, asks := fromRecovery(v.Recovery)
-		return !asks
+	case FromSRAM:
+		return v.SRAMThresholdExceeded != nil
 	case FromReading:
 		return true
 	case FromMPSDaemon:

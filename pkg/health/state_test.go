@@ -159,9 +159,15 @@ func TestConditions(t *testing.T) {
 			[]step{reads(gpu.Vitals{RowRemap: failed}), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{})}, is(gpu.RowRemapFailed),
 		},
 		"errors of SRAM, and a driver that says nothing else": {
-			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true}), action(reset), action(reset)}, is(gpu.ResetRequired, gpu.NeedsInspection),
+			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: new(true)}), action(reset), action(reset)}, is(gpu.ResetRequired, gpu.NeedsInspection),
 		},
-		"too many errors of SRAM":                    {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: true})}, is(gpu.NeedsInspection)},
+		"errors of SRAM, which can't be read then": {
+			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: new(true)}), action(none), action(none)}, is(gpu.NeedsInspection),
+		},
+		"errors of SRAM, and then fewer": {
+			[]step{reads(gpu.Vitals{SRAMThresholdExceeded: new(true)}), reads(gpu.Vitals{SRAMThresholdExceeded: new(false)}), reads(gpu.Vitals{SRAMThresholdExceeded: new(false)})}, nil,
+		},
+		"too many errors of SRAM":                    {[]step{reads(gpu.Vitals{SRAMThresholdExceeded: new(true)})}, is(gpu.NeedsInspection)},
 		"links that are down":                        {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}})}, is(gpu.NVLinkDown)},
 		"links that are back":                        {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), reads(gpu.Vitals{NVLinksUp: []int{3}}), reads(gpu.Vitals{NVLinksUp: []int{3}})}, nil},
 		"links that are down when the plugin starts": {[]step{reads(gpu.Vitals{NVLinksDown: []int{3}}), restart, reads(gpu.Vitals{NVLinksUp: []int{2}}), reads(gpu.Vitals{NVLinksUp: []int{2}})}, is(gpu.NVLinkDown)},
@@ -271,7 +277,7 @@ func TestMessages(t *testing.T) {
 
 func TestChanges(t *testing.T) {
 	before := after(t, xid(95, gpu.RecoveryUnknown))
-	now := after(t, is(before), action(gpu.RecoveryNone), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, SRAMThresholdExceeded: true}))
+	now := after(t, is(before), action(gpu.RecoveryNone), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, SRAMThresholdExceeded: new(true)}))
 	began, ended := health.Changes(before, now)
 	if len(began) != 1 || began[0].Source != health.FromSRAM || len(ended) != 1 || ended[0].XID != 95 {
 		t.Errorf("began %v, ended %v: want too many errors of SRAM, and XID 95", began, ended)

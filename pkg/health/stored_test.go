@@ -85,7 +85,7 @@ func play(t *testing.T, s health.State) {
 		t.Fatal(err)
 	}
 	lost := gpu.Condition{Type: gpu.Lost, Message: "lost"}
-	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: true}
+	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: new(true)}
 	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnknown), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
 	for _, c := range end.Conditions() {
 		ended, _ := end.End(c.Type, c.Since, "ann", "tested it", start.Add(time.Hour))

@@ -13,8 +13,8 @@ import (
 )
 
 // Vitals reads the state of a GPU's health. A value that the driver or the GPU
-// doesn't have, or that can't be read, stays unknown. If the driver refuses calls because the GPU needs
-// a reset, Vitals returns that as the recovery action, and nothing else. It
+// doesn't have, or that can't be read, stays unknown. If the driver refuses calls because
+// the GPU needs a reset, Vitals returns that as the recovery action, and nothing else. It
 // returns ErrLost if the GPU doesn't answer or isn't listed, and
 // ErrNotResponding.
 func (s *Session) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
@@ -27,23 +27,38 @@ func (s *Session) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	return v, err
 }
 
-// readVitals reads what can be read: a call that fails in another way than by a GPU that
-// is gone leaves its value unknown, and must not hide the others.
 func (s *Session) readVitals(handle gonvml.Device, uuid gpu.UUID, object string) (v gpu.Vitals, err error) {
 	if v.Recovery, err = readRecovery(handle, object); err != nil {
 		return gpu.Vitals{}, err
 	}
-	var errs [4]error
-	v.RowRemap, errs[0] = readRowRemap(handle, object)
-	v.UncorrectableErrors, errs[1] = readUncorrectable(handle, object)
-	v.SRAMThresholdExceeded, errs[2] = s.readSRAMThreshold(handle, object)
-	v.NVLinksUp, v.NVLinksDown, errs[3] = s.readLinks(handle, uuid, object)
-	for _, err := range errs {
-		if errors.Is(err, ErrLost) || errors.Is(err, ErrNotResponding) {
+	_, _, pending, failed, ret := handle.GetRemappedRows()
+	if v.RowRemap, err = orUnknown(gpu.RowRemap{Pending: pending, Failed: failed}, ret, "nvmlDeviceGetRemappedRows", object); err != nil {
+		return gpu.Vitals{}, err
+	}
+	if s.has[callSRAMErrors] {
+		status, ret := handle.GetSramEccErrorStatus()
+		if v.SRAMThresholdExceeded, err = orUnknown(status.BThresholdExceeded != 0, ret, callSRAMErrors, object); err != nil {
 			return gpu.Vitals{}, err
 		}
 	}
+	if v.NVLinksUp, v.NVLinksDown, err = s.readLinks(handle, uuid, object); err != nil {
+		return gpu.Vitals{}, err
+	}
 	return v, nil
+}
+
+// orUnknown returns the value that a call has read; nil if the call failed, which must
+// not hide the other values. It returns an error if the GPU is gone.
+func orUnknown[T any](value T, ret gonvml.Return, call, object string) (*T, error) {
+	err := wrap(ret, call, object)
+	switch {
+	case err == nil:
+		return &value, nil
+	case errors.Is(err, ErrLost):
+		return nil, err
+	default:
+		return nil, nil //nolint:nilnil // nil is the documented value for "unknown"
+	}
 }
 
 // readRecovery reads the field of the recovery action, which older drivers
@@ -109,42 +124,6 @@ func recoveryAction(value uint64) gpu.RecoveryAction {
 	}
 }
 
-func readRowRemap(handle gonvml.Device, object string) (*gpu.RowRemap, error) {
-	_, _, pending, failed, ret := handle.GetRemappedRows()
-	err := wrap(ret, "nvmlDeviceGetRemappedRows", object)
-	if errors.Is(err, ErrNotSupported) {
-		return nil, nil //nolint:nilnil // nil is the documented value for "unknown"
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &gpu.RowRemap{Pending: pending, Failed: failed}, nil
-}
-
-func readUncorrectable(handle gonvml.Device, object string) (*uint64, error) {
-	count, ret := handle.GetTotalEccErrors(gonvml.MEMORY_ERROR_TYPE_UNCORRECTED, gonvml.VOLATILE_ECC)
-	err := wrap(ret, "nvmlDeviceGetTotalEccErrors", object)
-	if errors.Is(err, ErrNotSupported) {
-		return nil, nil //nolint:nilnil // nil is the documented value for "not counted"
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &count, nil
-}
-
-func (s *Session) readSRAMThreshold(handle gonvml.Device, object string) (bool, error) {
-	if !s.has[callSRAMErrors] {
-		return false, nil
-	}
-	status, ret := handle.GetSramEccErrorStatus()
-	err := wrap(ret, callSRAMErrors, object)
-	if errors.Is(err, ErrNotSupported) {
-		return false, nil
-	}
-	return status.BThresholdExceeded != 0, err
-}
-
 // readLinks returns the links that this session has seen active, by their state
 // now. None in MIG mode, in which links may be off.
 func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) (up, down []int, err error) {
@@ -154,13 +133,13 @@ func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) 
 	}
 	known, _ := s.nvlinks.known(uuid)
 	for _, link := range slices.Sorted(maps.Keys(known)) {
-		state, ret := handle.GetNvLinkState(link)
-		err := wrap(ret, "nvmlDeviceGetNvLinkState", fmt.Sprintf("(link %d) %s", link, object))
+		value, ret := handle.GetNvLinkState(link)
+		state, err := orUnknown(value, ret, "nvmlDeviceGetNvLinkState", fmt.Sprintf("(link %d) %s", link, object))
 		switch {
-		case errors.Is(err, ErrNotSupported): // the driver doesn't know the link's state now
 		case err != nil:
 			return nil, nil, err
-		case state == gonvml.FEATURE_ENABLED:
+		case state == nil: // it is neither up nor down
+		case *state == gonvml.FEATURE_ENABLED:
 			up = append(up, link)
 		default:
 			down = append(down, link)

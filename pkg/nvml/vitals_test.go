@@ -18,7 +18,7 @@ import (
 // TestVitalsThatAreUnknown checks that what a driver can't say is unknown, and
 // that what it fails to say is an error.
 func TestVitalsThatAreUnknown(t *testing.T) {
-	all := gpu.Vitals{Recovery: gpu.RecoveryNone, RowRemap: &gpu.RowRemap{}, UncorrectableErrors: new(uint64(0)), NVLinksUp: []int{0, 1, 2, 3}}
+	all := gpu.Vitals{Recovery: gpu.RecoveryNone, RowRemap: &gpu.RowRemap{}, SRAMThresholdExceeded: new(false), NVLinksUp: []int{0, 1, 2, 3}}
 	without := func(change func(*gpu.Vitals)) gpu.Vitals {
 		v := all
 		change(&v)
@@ -34,13 +34,13 @@ func TestVitalsThatAreUnknown(t *testing.T) {
 		"no fields":                 {"DeviceGetFieldValues", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
 		"an unknown field":          {"DeviceGetFieldValues", nvmlsim.InvalidArgument, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
 		"no row remapper":           {"DeviceGetRemappedRows", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.RowRemap = nil }), nil},
-		"no ECC":                    {"DeviceGetTotalEccErrors", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.UncorrectableErrors = nil }), nil},
-		"no SRAM threshold":         {"DeviceGetSramEccErrorStatus", nvmlsim.NotSupported, all, nil},
+		"no SRAM threshold":         {"DeviceGetSramEccErrorStatus", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.SRAMThresholdExceeded = nil }), nil},
+		"SRAM errors that fail":     {"DeviceGetSramEccErrorStatus", nvmlsim.Unknown, without(func(v *gpu.Vitals) { v.SRAMThresholdExceeded = nil }), nil},
 		"no state of links":         {"DeviceGetNvLinkState", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.NVLinksUp = nil }), nil},
 		"a field that fails":        {"DeviceGetFieldValues", nvmlsim.Unknown, gpu.Vitals{}, gonvml.ERROR_UNKNOWN},
 		"a row remapper that fails": {"DeviceGetRemappedRows", nvmlsim.Unknown, without(func(v *gpu.Vitals) { v.RowRemap = nil }), nil},
-		"lost in between":           {"DeviceGetTotalEccErrors", nvmlsim.GPUIsLost, gpu.Vitals{}, nvml.ErrLost},
-		"a reset needed since":      {"DeviceGetTotalEccErrors", nvmlsim.ResetRequired, gpu.Vitals{Recovery: gpu.RecoveryReset}, nil},
+		"lost in between":           {"DeviceGetSramEccErrorStatus", nvmlsim.GPUIsLost, gpu.Vitals{}, nvml.ErrLost},
+		"a reset needed since":      {"DeviceGetSramEccErrorStatus", nvmlsim.ResetRequired, gpu.Vitals{Recovery: gpu.RecoveryReset}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := nvmltest.NewSimulated(t, "gpus: [{model: a30, count: 2, nvlink: pairs}]")
@@ -75,7 +75,7 @@ func TestVitalsInMIGMode(t *testing.T) {
 	if _, err := s.CreateInstance(first(t, s)); err != nil {
 		t.Fatal(err)
 	}
-	want := gpu.Vitals{Recovery: gpu.RecoveryNone, UncorrectableErrors: new(uint64(0))}
+	want := gpu.Vitals{Recovery: gpu.RecoveryNone, SRAMThresholdExceeded: new(false)}
 	got, err := s.Vitals(uuid)
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

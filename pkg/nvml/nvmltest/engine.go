@@ -202,10 +202,6 @@ func (d device) GetRemappedRows() (correctable, uncorrectable int, pending, fail
 	return int(r.Correctable), int(r.Uncorrectable), r.Pending, r.Failed, code(err)
 }
 
-func (d device) GetTotalEccErrors(gonvml.MemoryErrorType, gonvml.EccCounterType) (uint64, gonvml.Return) {
-	return is(d.g.UncorrectableErrors)
-}
-
 func (d device) GetSramEccErrorStatus() (gonvml.EccSramErrorStatus, gonvml.Return) {
 	exceeded, err := d.g.SRAMThresholdExceeded()
 	return gonvml.EccSramErrorStatus{BThresholdExceeded: uint32(enabled(exceeded))}, code(err)

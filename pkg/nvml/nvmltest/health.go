@@ -22,7 +22,6 @@ func Vitals(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	g := gpus[0]
 	healthy, err := port.Vitals(g.UUID)
 	must(t, err)
-	uncorrectable := uint64(3)
 	for name, c := range map[string]struct {
 		broken func(*nvmlsim.GPUState)
 		want   func(*gpu.Vitals)
@@ -48,13 +47,10 @@ func Vitals(t *testing.T, port Port, machine *nvmlsim.Machine) {
 				v.RowRemap = &gpu.RowRemap{Failed: true}
 			}
 		}},
-		"memory errors": {func(s *nvmlsim.GPUState) { s.UncorrectableErrors = uncorrectable }, func(v *gpu.Vitals) {
-			if v.UncorrectableErrors != nil {
-				v.UncorrectableErrors = &uncorrectable
-			}
-		}},
 		"SRAM errors": {func(s *nvmlsim.GPUState) { s.SRAMThresholdExceeded = true }, func(v *gpu.Vitals) {
-			v.SRAMThresholdExceeded = v.RowRemap != nil // of the same generations
+			if v.SRAMThresholdExceeded != nil {
+				v.SRAMThresholdExceeded = new(true)
+			}
 		}},
 		"NVLinks down": {func(s *nvmlsim.GPUState) { s.NVLinksDown = []int{0, 3} }, func(v *gpu.Vitals) {
 			if g.NVLink != nil {
