@@ -7,18 +7,22 @@ import (
 
 // ReportDoubleAllocation writes a double allocation to the object, once: it isn't
 // written again after somebody has removed it or deleted the object. It returns false
-// if it should be reported again, because the object isn't known or has another one
-// that the controller hasn't judged yet. One that is confirmed stays if it has the
-// same consequences.
+// if it should be reported again, because it isn't written yet, the object isn't known or
+// has another one that the controller hasn't judged yet. One that is confirmed stays if it
+// has the same consequences.
 func (r *Reporter) ReportDoubleAllocation(d v1alpha1.DoubleAllocation) (done bool) {
 	d.RefusedAt = d.RefusedAt.Rfc3339Copy() // as precise as the API is
 	r.mu.Change(func() {
+		if done = r.written[claimsOf(&d)]; done {
+			delete(r.written, claimsOf(&d))
+			return
+		}
 		if r.inventory == nil || r.doubleAllocation != nil {
 			return
 		}
 		have := r.inventory.Status.DoubleAllocation
 		if replaces(&d, have) {
-			r.doubleAllocation, done = &d, true
+			r.doubleAllocation = &d
 			return
 		}
 		done = have.Confirmed || have.Refused.UID == d.Refused.UID && have.Holder.UID == d.Holder.UID
@@ -39,7 +43,15 @@ func replaces(d, have *v1alpha1.DoubleAllocation) bool {
 func (r *Reporter) wroteDoubleAllocation(d *v1alpha1.DoubleAllocation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if d == r.doubleAllocation {
+	if d != nil && d == r.doubleAllocation {
 		r.doubleAllocation = nil
+		r.written[claimsOf(d)] = true
 	}
+}
+
+// claims are the UIDs of the two claims of a double allocation.
+type claims struct{ refused, holder string }
+
+func claimsOf(d *v1alpha1.DoubleAllocation) claims {
+	return claims{refused: d.Refused.UID, holder: d.Holder.UID}
 }

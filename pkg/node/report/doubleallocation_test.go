@@ -53,7 +53,7 @@ func TestDoubleAllocation(t *testing.T) {
 			t.Errorf("reporting that of %s: done %v, want %v", d.Refused.UID, got, want)
 		}
 	}
-	reports(true, of("first", bySize))
+	reports(false, of("first", bySize)) // a plugin that ends now must report it again
 	eventually(t, s, "the double allocation", told("first"))
 	answered()
 	reports(true, of("first", bySize))
@@ -74,15 +74,17 @@ func TestDoubleAllocation(t *testing.T) {
 	if inv := answered(); !told("first")(inv) {
 		t.Errorf("the next plugin made it %+v", inv.Status.DoubleAllocation)
 	}
-	reports(true, of("worse", partition))
+	reports(false, of("worse", partition))
 	eventually(t, s, "one that says more", told("worse"))
 	change(func(inv *v1alpha1.GPUInventory) { inv.Status.DoubleAllocation.Confirmed = true })
 	answered()
 	newer := of("newer", bySize)
 	newer.Kubernetes = "v1.37.1"
-	reports(true, newer)
+	reports(false, newer)
 	eventually(t, s, "one after an upgrade", told("newer"))
 	change(func(inv *v1alpha1.GPUInventory) { inv.Status.DoubleAllocation = nil })
+	answered()
+	reports(true, newer)
 	if inv := answered(); inv.Status.DoubleAllocation != nil {
 		t.Errorf("it is back: %+v", inv.Status.DoubleAllocation)
 	}

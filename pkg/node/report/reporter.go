@@ -69,6 +69,9 @@ type Reporter struct {
 	reported     bool                   // the object has been equal to the facts
 	// doubleAllocation is to be written once; then what the object has stays.
 	doubleAllocation *v1alpha1.DoubleAllocation
+	// written are the double allocations that the object has had, until they are reported
+	// again.
+	written map[claims]bool
 }
 
 // New returns a Reporter that has seen nothing yet.
@@ -87,7 +90,7 @@ func New(cfg Config) (*Reporter, error) {
 	if cfg.Recalled == nil {
 		cfg.Recalled = func() {}
 	}
-	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
+	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes, written: map[claims]bool{}}, nil
 }
 
 // Registered records that the kubelet has registered the plugin just now. It may
