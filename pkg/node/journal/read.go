@@ -29,8 +29,8 @@ type Contents struct {
 	// rename, ordered by UID.
 	Unreadable     []Unreadable
 	UnreadableGPUs []UnreadableGPU
-	// UnreadableSettings and UnreadableHealth likewise.
-	UnreadableSettings, UnreadableHealth []UnreadableGPU
+	// UnreadableSettings likewise.
+	UnreadableSettings []UnreadableGPU
 	// Temporary are paths of files that a write under way, or one that was cut
 	// off, has made.
 	Temporary []string
@@ -60,8 +60,7 @@ func Read(dir string) (Contents, error) {
 	c := Contents{
 		Claims: claims.records, GPUs: gpus.records, Settings: settings.records,
 		UnreadableGPUs: unreadableGPUs(gpus.unreadable), UnreadableSettings: unreadableGPUs(settings.unreadable),
-		UnreadableHealth: unreadableGPUs(health.unreadable),
-		Temporary:        slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
+		Temporary: slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
 	}
 	for _, uid := range slices.Sorted(maps.Keys(claims.unreadable)) {
 		a := claims.unreadable[uid]
