@@ -203,7 +203,7 @@ func (h *healthBench) comeAndGo(ctx context.Context) error {
 			}
 		}
 	}
-	most, _ := h.slices.writes()
+	most, _, _ := h.slices.writes()
 	h.figure("health_flapping_writes_per_slice_per_min", float64(most)/h.flapping.Minutes())
 	// Nothing is to be written while later parts measure.
 	if err := h.slices.await(ctx, nil, func(s seenSlices) bool { return len(s.tainted) == 0 }); err != nil {

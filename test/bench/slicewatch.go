@@ -148,15 +148,18 @@ func (w *sliceWatch) reset() (n int) {
 	return len(w.seen.slices)
 }
 
-// writes returns how often the slice was written that was written most often, and how
-// many were written at all.
-func (w *sliceWatch) writes() (most, written int) {
+// writes returns how often the slice was written that was written most often, how many
+// were written at all, and how many more than once.
+func (w *sliceWatch) writes() (most, written, again int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, n := range w.seen.writes {
 		most = max(most, n)
+		if n > 1 {
+			again++
+		}
 	}
-	return most, len(w.seen.writes)
+	return most, len(w.seen.writes), again
 }
 
 func (w *sliceWatch) lastChange() time.Duration {
