@@ -250,6 +250,13 @@ func (c Condition) Effect() Effect { return cmp.Or(c.ByPolicy, c.Type.Effect()) 
 // Blocks reports whether a GPU with this condition must not be given to new claims.
 func (c Condition) Blocks() bool { return c.Effect() == NoSchedule || c.Effect() == NoExecute }
 
+// BlocksAllDevices reports whether no device of a GPU with this condition must be given
+// to new claims. While rows wait to be replaced, a policy keeps them only off the whole
+// GPU, and an MPS daemon that fails only off shares.
+func (c Condition) BlocksAllDevices() bool {
+	return c.Blocks() && c.Type != RowRemapPending && !c.Type.OnlyShares()
+}
+
 // Effect returns the effect of such a condition on claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
 	switch t {

@@ -33,10 +33,10 @@ type checks struct {
 	ready func() error
 }
 
-// metricsHandler serves /metrics.
+// metricsHandler serves /metrics. One metric that can't be collected leaves the others.
 func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	return mux
 }
 

@@ -172,7 +172,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer, Health: devices.report,
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
-	return p.measureUsage(host)
+	return p.registerUsage(host)
 }
 
 // reportDoubleAllocation reports a double allocation with the version by which the

@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
-// measureUsage adds the metrics of who has which device.
-func (p *plugin) measureUsage(host driverroot.Host) error {
+// registerUsage adds the metrics of who has which device.
+func (p *plugin) registerUsage(host driverroot.Host) error {
 	kubelet, err := usage.DialPodResources(host.Path(filepath.Join(p.cfg.KubeletRoot, "pod-resources/kubelet.sock")), gpu.DriverName)
 	if err != nil {
 		return err
@@ -27,7 +27,7 @@ func (p *plugin) measureUsage(host driverroot.Host) error {
 			known, _ := p.facts.State()
 			return known.Node.GPUs
 		},
-		Users: kubelet.Users,
+		Containers: kubelet.Containers,
 	})
 	if err := p.metrics.Register(collector); err != nil {
 		return fmt.Errorf("register the metrics of claims: %w", err)

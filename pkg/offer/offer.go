@@ -178,7 +178,7 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 	var why []string
 	for _, c := range g.Conditions {
 		switch {
-		case !blocksAllDevices(c):
+		case !c.BlocksAllDevices():
 		case c.Message == "":
 			why = append(why, string(c.Type))
 		default:
@@ -186,13 +186,6 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 		}
 	}
 	return name, strings.Join(why, "; ")
-}
-
-// blocksAllDevices reports whether the condition keeps new claims off every device of the
-// GPU. A policy keeps them only off the whole GPU while rows wait to be replaced, and
-// an MPS daemon that fails only off shares.
-func blocksAllDevices(c gpu.Condition) bool {
-	return c.Blocks() && c.Type != gpu.RowRemapPending && !c.Type.OnlyShares()
 }
 
 // Whole describes an entire GPU of the node, whether it is offered whole or

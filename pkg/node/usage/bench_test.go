@@ -18,7 +18,7 @@ import (
 func BenchmarkScrape(b *testing.B) {
 	var gpus []gpu.GPU
 	var claims []holding.Record
-	users := Users{}
+	containers := Containers{}
 	for i := range 8 {
 		uuid := gpu.UUID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
 		gpus = append(gpus, h100(uuid))
@@ -27,16 +27,16 @@ func BenchmarkScrape(b *testing.B) {
 			h.MPS = &holding.MPS{ThreadPercentage: 2, MemoryMiB: 1600}
 			claim := Claim{Namespace: "team", Name: fmt.Sprintf("claim-%d-%d", i, n)}
 			claims = append(claims, holding.Record{Namespace: claim.Namespace, Name: claim.Name, Holdings: []holding.Holding{h}})
-			users[claim] = []User{{Pod: claim.Name, Container: "main"}}
+			containers[claim] = []Container{{Pod: claim.Name, Name: "main"}}
 		}
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(New(Config{
-		NodeName: "node-0",
-		Claims:   func() []holding.Record { return claims },
-		Made:     func(gpu.UUID) []holding.MadePartition { return nil },
-		GPUs:     func() []gpu.GPU { return gpus },
-		Users:    func(context.Context) (Users, error) { return users, nil },
+		NodeName:   "node-0",
+		Claims:     func() []holding.Record { return claims },
+		Made:       func(gpu.UUID) []holding.MadePartition { return nil },
+		GPUs:       func() []gpu.GPU { return gpus },
+		Containers: func(context.Context) (Containers, error) { return containers, nil },
 	}))
 	for b.Loop() {
 		families, err := registry.Gather()

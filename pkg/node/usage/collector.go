@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// podsWithin is how long a scrape waits for the kubelet's answer.
-const podsWithin = 2 * time.Second
+// podResourcesTimeout is how long a scrape waits for the kubelet's answer.
+const podResourcesTimeout = 2 * time.Second
 
 // healthy is the value of the label condition for a GPU without conditions.
 const healthy = "Healthy"
@@ -28,8 +29,8 @@ type Config struct {
 	Made func(gpu.UUID) []holding.MadePartition
 	// GPUs returns the node's GPUs, with their conditions.
 	GPUs func() []gpu.GPU
-	// Users returns the containers that use claims.
-	Users func(context.Context) (Users, error)
+	// Containers returns the containers that use claims.
+	Containers func(context.Context) (Containers, error)
 }
 
 // Collector computes the metrics at each scrape. It implements prometheus.Collector.
@@ -51,10 +52,10 @@ func New(cfg Config) *Collector {
 			"uuid: of the GPU or MIG device; parent_uuid: of the GPU; container is empty where the kubelet doesn't say which containers use the claim.",
 			"node", "uuid", "parent_uuid", "gpu_instance_id", "type", "profile", "device", "share_id", "namespace", "claim", "pod", "container"),
 		memoryLimit: desc("tessera_share_memory_limit_bytes", "GPU memory that each process of a claim can have on an MPS share.", share...),
-		threadLimit: desc("tessera_share_thread_limit_ratio", "Part of the multiprocessors that each process of a claim can use on an MPS share.", share...),
-		placements: desc("tessera_placements_free", "MIG partitions of the profile that still fit on the GPU beside those that claims have; 0 while the GPU is blocked.",
+		threadLimit: desc("tessera_share_thread_limit_ratio", "Fraction of the multiprocessors that each process of a claim can use on an MPS share.", share...),
+		placements: desc("tessera_placements_free", "MIG partitions of the profile that can still be created on the GPU at the same time, beside those that claims have; 0 while the GPU is blocked.",
 			"uuid", "profile"),
-		fragmentation: desc("tessera_gpu_fragmentation_ratio", "Part of the memory slices that MIG partitions can still have, and that one partition alone can't.", "uuid"),
+		fragmentation: desc("tessera_gpu_fragmentation_ratio", "Fraction of the memory slices that MIG partitions can still have, and that the largest of them leaves over.", "uuid"),
 		health:        desc("tessera_gpu_health", "1 for each condition that the GPU has; condition is Healthy for a GPU that has none.", "uuid", "condition"),
 		readable: desc("tessera_pod_resources_readable", "Whether the kubelet's PodResources API answered. "+
 			"If not, tessera_allocation_info has the pods that claims were prepared for, and no containers."),
@@ -70,10 +71,11 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), podsWithin)
+	s := scrape{to: to, sent: map[series]bool{}}
+	ctx, cancel := context.WithTimeout(context.Background(), podResourcesTimeout)
 	defer cancel()
-	users, err := c.cfg.Users(ctx)
-	gauge(to, c.readable, one(err == nil))
+	containers, err := c.cfg.Containers(ctx)
+	s.gauge(c.readable, boolToFloat(err == nil))
 	claims := c.cfg.Claims()
 	made := map[gpu.UUID][]holding.MadePartition{}
 	for _, r := range claims {
@@ -82,15 +84,15 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 				made[uuid] = c.cfg.Made(uuid)
 			}
 		}
-		c.collectClaim(to, r, users, made)
+		c.collectClaim(s, r, containers, made)
 	}
 	for _, g := range c.cfg.GPUs() {
-		c.collectGPU(to, g, claims)
+		c.collectGPU(s, g, claims)
 	}
 }
 
 // collectClaim has the metrics of one claim's devices.
-func (c *Collector) collectClaim(to chan<- prometheus.Metric, r holding.Record, users Users, made map[gpu.UUID][]holding.MadePartition) {
+func (c *Collector) collectClaim(s scrape, r holding.Record, containers Containers, made map[gpu.UUID][]holding.MadePartition) {
 	for _, h := range r.Holdings {
 		uuid, instance := string(h.GPU), ""
 		if m := instanceOf(made[h.GPU], h.Partition); m != nil {
@@ -98,19 +100,19 @@ func (c *Collector) collectClaim(to chan<- prometheus.Metric, r holding.Record, 
 		} else if h.Partition != (holding.Partition{}) {
 			uuid = ""
 		}
-		for _, user := range usersOf(r, users) {
-			gauge(to, c.allocation, 1, c.cfg.NodeName, uuid, string(h.GPU), instance, h.Device.Type(), h.Partition.Profile,
-				string(h.Device), h.ShareID, r.Namespace, r.Name, user.Pod, user.Container)
+		for _, container := range containersOf(r, containers) {
+			s.gauge(c.allocation, 1, c.cfg.NodeName, uuid, string(h.GPU), instance, h.Device.Type(), h.Partition.Profile,
+				string(h.Device), h.ShareID, r.Namespace, r.Name, container.Pod, container.Name)
 		}
 		if h.Share == nil || h.MPS == nil || h.Admin {
 			continue
 		}
 		labels := []string{string(h.GPU), string(h.Device), h.ShareID, r.Namespace, r.Name}
 		if h.MPS.MemoryMiB > 0 {
-			gauge(to, c.memoryLimit, float64(h.MPS.MemoryMiB<<20), labels...)
+			s.gauge(c.memoryLimit, float64(h.MPS.MemoryMiB<<20), labels...)
 		}
 		if h.MPS.ThreadPercentage > 0 {
-			gauge(to, c.threadLimit, float64(h.MPS.ThreadPercentage)/100, labels...)
+			s.gauge(c.threadLimit, float64(h.MPS.ThreadPercentage)/100, labels...)
 		}
 	}
 }
@@ -126,24 +128,24 @@ func instanceOf(made []holding.MadePartition, p holding.Partition) *holding.Made
 	return nil
 }
 
-// usersOf returns the containers that use a claim, or, where the kubelet doesn't name
+// containersOf returns the containers that use a claim, or, where the kubelet doesn't name
 // any, the pods that the claim was prepared for; always at least one.
-func usersOf(r holding.Record, users Users) []User {
-	if found := users[Claim{Namespace: r.Namespace, Name: r.Name}]; len(found) > 0 {
+func containersOf(r holding.Record, containers Containers) []Container {
+	if found := containers[Claim{Namespace: r.Namespace, Name: r.Name}]; len(found) > 0 {
 		return found
 	}
-	var pods []User
+	var pods []Container
 	for _, p := range r.Pods {
-		pods = append(pods, User{Pod: p.Name})
+		pods = append(pods, Container{Pod: p.Name})
 	}
 	if len(pods) == 0 {
-		pods = append(pods, User{})
+		pods = append(pods, Container{})
 	}
 	return pods
 }
 
 // collectGPU has the metrics of one GPU.
-func (c *Collector) collectGPU(to chan<- prometheus.Metric, g gpu.GPU, claims []holding.Record) {
+func (c *Collector) collectGPU(s scrape, g gpu.GPU, claims []holding.Record) {
 	uuid := string(g.UUID)
 	conditions := make([]string, 0, len(g.Conditions))
 	for _, is := range g.Conditions {
@@ -154,7 +156,7 @@ func (c *Collector) collectGPU(to chan<- prometheus.Metric, g gpu.GPU, claims []
 	}
 	slices.Sort(conditions)
 	for _, condition := range slices.Compact(conditions) {
-		gauge(to, c.health, 1, uuid, condition)
+		s.gauge(c.health, 1, uuid, condition)
 	}
 	if g.MIG == nil || !g.MIG.Enabled && !g.MIG.Switchable {
 		return
@@ -162,19 +164,37 @@ func (c *Collector) collectGPU(to chan<- prometheus.Metric, g gpu.GPU, claims []
 	room := roomOn(g, claims)
 	for _, p := range g.MIG.Profiles {
 		n := room.fits(p)
-		if slices.ContainsFunc(g.Conditions, gpu.Condition.Blocks) {
+		if slices.ContainsFunc(g.Conditions, gpu.Condition.BlocksAllDevices) {
 			n = 0
 		}
-		gauge(to, c.placements, float64(n), uuid, p.Name)
+		s.gauge(c.placements, float64(n), uuid, p.Name)
 	}
-	gauge(to, c.fragmentation, room.fragmentation(), uuid)
+	s.gauge(c.fragmentation, room.fragmentation(), uuid)
 }
 
-func gauge(to chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
-	to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+// scrape has the series of one answer. Two claims can have one name, one after the other,
+// and a claim can have a device twice, once with admin access; Prometheus refuses an
+// answer with two equal series.
+type scrape struct {
+	to   chan<- prometheus.Metric
+	sent map[series]bool
 }
 
-func one(is bool) float64 {
+type series struct {
+	desc   *prometheus.Desc
+	labels string
+}
+
+func (s scrape) gauge(desc *prometheus.Desc, value float64, labels ...string) {
+	key := series{desc, strings.Join(labels, "\xff")}
+	if s.sent[key] {
+		return
+	}
+	s.sent[key] = true
+	s.to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func boolToFloat(is bool) float64 {
 	if is {
 		return 1
 	}

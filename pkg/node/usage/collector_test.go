@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 
@@ -45,7 +46,7 @@ func partition(uuid gpu.UUID, profile string, start, size int) gpu.Partition {
 
 // collector has the metrics of a node with one claim of a partition, one of an MPS
 // share, and a sick GPU.
-func collector(users Users, err error) *Collector {
+func collector(containers Containers, err error) *Collector {
 	small := holding.New("gpu-11111111-mig-1g-10gb-2-1", partition(divided, "1g.10gb", 2, 1))
 	share := holding.New("gpu-22222222-mps-4-0", gpu.Share{Of: gpu.Whole{GPU: shared}, Count: 4})
 	share.MPS = &holding.MPS{ThreadPercentage: 25, MemoryMiB: 1024}
@@ -69,7 +70,7 @@ func collector(users Users, err error) *Collector {
 				h100(broken, gpu.Condition{Type: gpu.Lost, Message: "gone"}, gpu.Condition{Type: gpu.NVLinkDown, Message: "down"}),
 			}
 		},
-		Users: func(context.Context) (Users, error) { return users, err },
+		Containers: func(context.Context) (Containers, error) { return containers, err },
 	})
 }
 
@@ -79,15 +80,15 @@ func TestWhoHasWhichDevice(t *testing.T) {
 # TYPE tessera_allocation_info gauge
 `
 	for name, test := range map[string]struct {
-		users Users
-		err   error
-		want  string
+		containers Containers
+		err        error
+		want       string
 	}{
 		"containers": {
-			users: Users{
-				{Namespace: "team", Name: "small"}:  {{Pod: "trainer", Container: "main"}, {Pod: "trainer", Container: "sidecar"}},
-				{Namespace: "team", Name: "share"}:  {{Pod: "server", Container: "main"}},
-				{Namespace: "other", Name: "small"}: {{Pod: "stranger", Container: "main"}},
+			containers: Containers{
+				{Namespace: "team", Name: "small"}:  {{Pod: "trainer", Name: "main"}, {Pod: "trainer", Name: "sidecar"}},
+				{Namespace: "team", Name: "share"}:  {{Pod: "server", Name: "main"}},
+				{Namespace: "other", Name: "small"}: {{Pod: "stranger", Name: "main"}},
 			},
 			want: `
 tessera_allocation_info{claim="share",container="main",device="gpu-22222222-mps-4-0",gpu_instance_id="",namespace="team",node="node-0",parent_uuid="GPU-22222222-0000-0000-0000-000000000000",pod="server",profile="",share_id="",type="mps",uuid="GPU-22222222-0000-0000-0000-000000000000"} 1
@@ -104,11 +105,43 @@ tessera_allocation_info{claim="small",container="",device="gpu-11111111-mig-1g-1
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := testutil.CollectAndCompare(collector(test.users, test.err), strings.NewReader(help+test.want), "tessera_allocation_info"); err != nil {
+			if err := testutil.CollectAndCompare(collector(test.containers, test.err), strings.NewReader(help+test.want), "tessera_allocation_info"); err != nil {
 				t.Error(err)
 			}
 		})
 	}
+}
+
+// TestEqualSeries checks that nothing that claims can be makes the answer one with two
+// equal series, which Prometheus refuses as a whole.
+func TestEqualSeries(t *testing.T) {
+	whole := holding.New("gpu-22222222", gpu.Whole{GPU: shared})
+	looks := whole
+	looks.Admin = true
+	share := holding.New("gpu-11111111-mps-2-0", gpu.Share{Of: gpu.Whole{GPU: divided}, Count: 2})
+	share.MPS = &holding.MPS{MemoryMiB: 1024, ThreadPercentage: 50}
+	for name, claims := range map[string][]holding.Record{
+		"a device with and without admin access": {{Namespace: "team", Name: "claim", Holdings: []holding.Holding{whole, looks}}},
+		"a pod created again under its name":     {{Namespace: "team", Name: "claim", Holdings: []holding.Holding{whole}, Pods: []holding.Pod{{UID: "1", Name: "pod"}, {UID: "2", Name: "pod"}}}},
+		"a claim created again under its name": {
+			{ClaimUID: "1", Namespace: "team", Name: "claim", Holdings: []holding.Holding{share}},
+			{ClaimUID: "2", Namespace: "team", Name: "claim", Holdings: []holding.Holding{share}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := collector(nil, nil)
+			c.cfg.Claims = func() []holding.Record { return claims }
+			if n, err := testutil.GatherAndCount(registryOf(c), "tessera_allocation_info"); err != nil || n != 1 {
+				t.Errorf("%d series (%v), want one", n, err)
+			}
+		})
+	}
+}
+
+func registryOf(c *Collector) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(c)
+	return r
 }
 
 func TestLimitsOfShares(t *testing.T) {
@@ -116,7 +149,7 @@ func TestLimitsOfShares(t *testing.T) {
 # HELP tessera_share_memory_limit_bytes GPU memory that each process of a claim can have on an MPS share.
 # TYPE tessera_share_memory_limit_bytes gauge
 tessera_share_memory_limit_bytes{claim="share",device="gpu-22222222-mps-4-0",namespace="team",parent_uuid="GPU-22222222-0000-0000-0000-000000000000",share_id=""} 1.073741824e+09
-# HELP tessera_share_thread_limit_ratio Part of the multiprocessors that each process of a claim can use on an MPS share.
+# HELP tessera_share_thread_limit_ratio Fraction of the multiprocessors that each process of a claim can use on an MPS share.
 # TYPE tessera_share_thread_limit_ratio gauge
 tessera_share_thread_limit_ratio{claim="share",device="gpu-22222222-mps-4-0",namespace="team",parent_uuid="GPU-22222222-0000-0000-0000-000000000000",share_id=""} 0.25
 `
@@ -212,6 +245,27 @@ func TestWhatStillFits(t *testing.T) {
 				t.Errorf("fragmentation %g, want %g", is, test.fragmentation)
 			}
 		})
+	}
+}
+
+// TestPartitionsFitBesideAFailingDaemon checks that an MPS daemon that fails takes nothing
+// from partitions.
+func TestPartitionsFitBesideAFailingDaemon(t *testing.T) {
+	c := collector(nil, nil)
+	c.cfg.GPUs = func() []gpu.GPU { return []gpu.GPU{h100(broken, gpu.Condition{Type: gpu.MPSDaemonFailed})} }
+	const want = `
+# HELP tessera_placements_free MIG partitions of the profile that can still be created on the GPU at the same time, beside those that claims have; 0 while the GPU is blocked.
+# TYPE tessera_placements_free gauge
+tessera_placements_free{profile="1g.10gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 7
+tessera_placements_free{profile="1g.10gb+me",uuid="GPU-33333333-0000-0000-0000-000000000000"} 1
+tessera_placements_free{profile="1g.20gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 4
+tessera_placements_free{profile="2g.20gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 3
+tessera_placements_free{profile="3g.40gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 2
+tessera_placements_free{profile="4g.40gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 1
+tessera_placements_free{profile="7g.80gb",uuid="GPU-33333333-0000-0000-0000-000000000000"} 1
+`
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "tessera_placements_free"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -10,22 +10,20 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// User is a container that uses a claim. Container is empty where only the pod is
-// known.
-type User struct{ Pod, Container string }
+// Container uses a claim. Name is empty where only the pod is known.
+type Container struct{ Pod, Name string }
 
 // Claim is a ResourceClaim.
 type Claim struct{ Namespace, Name string }
 
-// Users has the containers that use claims. The kubelet doesn't say which of a claim's
-// requests a container uses.
-type Users map[Claim][]User
+// Containers has the containers that use each claim. The kubelet doesn't say which of a
+// claim's requests a container uses.
+type Containers map[Claim][]Container
 
 // PodResources asks the kubelet which containers use claims, by its PodResources API.
 // Kubelets tell it with the feature gate KubeletPodResourcesDynamicResources, which
 // is on from Kubernetes 1.34.
 type PodResources struct {
-	conn   *grpc.ClientConn
 	client podresources.PodResourcesListerClient
 	driver string
 }
@@ -37,29 +35,32 @@ func DialPodResources(socket, driver string) (*PodResources, error) {
 	if err != nil {
 		return nil, fmt.Errorf("use the kubelet's PodResources API at %s: %w", socket, err)
 	}
-	return &PodResources{conn: conn, client: podresources.NewPodResourcesListerClient(conn), driver: driver}, nil
+	return &PodResources{client: podresources.NewPodResourcesListerClient(conn), driver: driver}, nil
 }
 
-// Close ends the connection.
-func (p *PodResources) Close() error { return p.conn.Close() }
-
-// Users returns the containers that use claims with devices of the driver.
-func (p *PodResources) Users(ctx context.Context) (Users, error) {
+// Containers returns the containers that use claims with devices of the driver.
+func (p *PodResources) Containers(ctx context.Context) (Containers, error) {
 	answer, err := p.client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list the pods' resources at the kubelet: %w", err)
 	}
-	users := Users{}
+	containers := Containers{}
 	for _, pod := range answer.GetPodResources() {
 		for _, c := range pod.GetContainers() {
-			user := User{Pod: pod.GetName(), Container: c.GetName()}
+			container := Container{Pod: pod.GetName(), Name: c.GetName()}
 			for _, r := range c.GetDynamicResources() {
-				if slices.ContainsFunc(r.GetClaimResources(), func(r *podresources.ClaimResource) bool { return r.GetDriverName() == p.driver }) {
-					claim := Claim{Namespace: r.GetClaimNamespace(), Name: r.GetClaimName()}
-					users[claim] = append(users[claim], user)
+				claim := Claim{Namespace: r.GetClaimNamespace(), Name: r.GetClaimName()}
+				// A container that names two requests of a claim has the claim twice.
+				if p.hasDevices(r) && !slices.Contains(containers[claim], container) {
+					containers[claim] = append(containers[claim], container)
 				}
 			}
 		}
 	}
-	return users, nil
+	return containers, nil
+}
+
+// hasDevices reports whether the driver prepared devices of the claim.
+func (p *PodResources) hasDevices(claim *podresources.DynamicResource) bool {
+	return slices.ContainsFunc(claim.GetClaimResources(), func(r *podresources.ClaimResource) bool { return r.GetDriverName() == p.driver })
 }

@@ -13,7 +13,8 @@ import (
 )
 
 // kubelet answers as the kubelets of all supported versions do: a ClaimResource for
-// each device of a claim, with the name of its driver.
+// each device of a claim, with the name of its driver; and the claim once for each of its
+// requests that the container names, or for each name that the pod has for it.
 type kubelet struct {
 	podresources.UnimplementedPodResourcesListerServer
 }
@@ -28,7 +29,9 @@ func (kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*po
 	}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Name: "trainer", Namespace: "team", Containers: []*podresources.ContainerResources{
-			{Name: "main", DynamicResources: []*podresources.DynamicResource{claim("gpus", "gpu.nvidia.com", "gpu.nvidia.com"), claim("network", "nic.example.com")}},
+			{Name: "main", DynamicResources: []*podresources.DynamicResource{
+				claim("gpus", "gpu.nvidia.com", "gpu.nvidia.com"), claim("gpus", "gpu.nvidia.com", "gpu.nvidia.com"), claim("network", "nic.example.com"),
+			}},
 			{Name: "sidecar"},
 		}},
 		{Name: "second", Namespace: "team", Containers: []*podresources.ContainerResources{
@@ -48,9 +51,8 @@ func TestContainersOfClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
-	if users, err := client.Users(t.Context()); err == nil {
-		t.Errorf("without a kubelet: %v, want an error", users)
+	if containers, err := client.Containers(t.Context()); err == nil {
+		t.Errorf("without a kubelet: %v, want an error", containers)
 	}
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
 	if err != nil {
@@ -60,12 +62,12 @@ func TestContainersOfClaims(t *testing.T) {
 	podresources.RegisterPodResourcesListerServer(server, kubelet{})
 	go server.Serve(listener)
 	defer server.Stop()
-	users, err := client.Users(t.Context())
+	containers, err := client.Containers(t.Context())
 	for err != nil && t.Context().Err() == nil { // gRPC waits a second before it connects again
-		users, err = client.Users(t.Context())
+		containers, err = client.Containers(t.Context())
 	}
-	want := Users{{Namespace: "team", Name: "gpus"}: {{Pod: "trainer", Container: "main"}, {Pod: "second", Container: "main"}}}
-	if diff := cmp.Diff(want, users); diff != "" {
+	want := Containers{{Namespace: "team", Name: "gpus"}: {{Pod: "trainer", Name: "main"}, {Pod: "second", Name: "main"}}}
+	if diff := cmp.Diff(want, containers); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 }
