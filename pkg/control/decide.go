@@ -110,16 +110,13 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
-		if r := settingsFor(g, v.Plan, profiles, inv); r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
-			d.settings = append(d.settings, r)
-		}
 	}
+	d.settings = settingsFor(n, d.gpus, verdicts, inv)
 	for _, w := range offer.Withheld(n) {
 		d.account.withheld = append(d.account.withheld, withheldGPU{
 			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: verdicts[w.UUID].Policy, reason: w.Reason,
 		})
 	}
-	slices.SortFunc(d.settings, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
 	d.account.pool = fingerprint(d.pool)
 	return d
@@ -186,14 +183,32 @@ func owner(inv *v1alpha1.GPUInventory) metav1.OwnerReference {
 	return metav1.OwnerReference{Name: inv.Name}
 }
 
-// settingsFor returns a plan's settings for one GPU; only the UUID is set where it
-// has none.
-func settingsFor(g offer.GPU, plan v1alpha1.Plan, profiles []gpu.Profile, inv *v1alpha1.GPUInventory) v1alpha1.GPUSpec {
-	r := v1alpha1.GPUSpec{UUID: string(g.UUID), TimeSlice: timeSlice(g, plan, inv)}
-	if p := plan.Partitioned; p != nil && p.KeepWarm != nil && p.KeepWarm.Duration > 0 && len(profiles) > 0 {
-		r.KeepWarm = p.KeepWarm
+// settingsFor returns the policies' settings for the node's GPUs, by UUID. A GPU that
+// isn't offered because it needs a reset is among them.
+func settingsFor(n gpu.Node, offered []offer.GPU, verdicts map[gpu.UUID]policy.Verdict, inv *v1alpha1.GPUInventory) []v1alpha1.GPUSpec {
+	var all []v1alpha1.GPUSpec
+	for _, g := range n.GPUs {
+		v, r := verdicts[g.UUID], v1alpha1.GPUSpec{UUID: string(g.UUID)}
+		if i := slices.IndexFunc(offered, func(o offer.GPU) bool { return o.UUID == g.UUID }); i >= 0 {
+			r.TimeSlice, r.KeepWarm = timeSlice(offered[i], v.Plan, inv), keepWarm(v.Plan, profilesOf(n, g.UUID))
+		}
+		if v.Health.Reset == v1alpha1.ResetWhenIdle {
+			r.Reset = v.Health.Reset
+		}
+		if r != (v1alpha1.GPUSpec{UUID: r.UUID}) {
+			all = append(all, r)
+		}
 	}
-	return r
+	slices.SortFunc(all, func(a, b v1alpha1.GPUSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	return all
+}
+
+// keepWarm returns how long the plan keeps idle partitions of a GPU with these profiles.
+func keepWarm(plan v1alpha1.Plan, profiles []gpu.Profile) *metav1.Duration {
+	if p := plan.Partitioned; p != nil && p.KeepWarm != nil && p.KeepWarm.Duration > 0 && len(profiles) > 0 {
+		return p.KeepWarm
+	}
+	return nil
 }
 
 func fingerprint(pool []resourceapi.ResourceSlice) string {

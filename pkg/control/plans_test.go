@@ -226,6 +226,26 @@ func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 	}
 }
 
+// The plugin must know that it may reset a GPU when the GPU needs that, and a server
+// without taints has nothing of it then.
+func TestNodeIsToldWhichGPUsItMayReset(t *testing.T) {
+	s := newFixture(t)
+	p := sharing("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
+	if err := s.api.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	want := []v1alpha1.GPUSpec{{UUID: h100(0).UUID, Reset: v1alpha1.ResetWhenIdle}, {UUID: h100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
+	for _, conditions := range [][]v1alpha1.GPUCondition{nil, {{Type: string(gpu.ResetRequired)}}} {
+		sick := h100(0)
+		sick.Conditions = conditions
+		s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, h100(1)} })
+		s.mustReconcile()
+		if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
+			t.Errorf("spec.gpus with %v (-want +got):\n%s", conditions, diff)
+		}
+	}
+}
+
 // The time slice is told as long as claims have replicas, also those of a policy
 // that is gone: their pods go on.
 func TestNodeIsToldTheTimeSlice(t *testing.T) {

@@ -30,6 +30,17 @@ func TimeSlices(inv *v1alpha1.GPUInventory) map[gpu.UUID]string {
 	return intervals
 }
 
+// Resettable returns the GPUs that policies let the plugin reset.
+func Resettable(inv *v1alpha1.GPUInventory) map[gpu.UUID]bool {
+	may := map[gpu.UUID]bool{}
+	for _, g := range inv.Spec.GPUs {
+		if g.Reset == v1alpha1.ResetWhenIdle {
+			may[gpu.UUID(g.UUID)] = true
+		}
+	}
+	return may
+}
+
 // AnyAllowsMultipleAllocations reports whether one of the devices of a double
 // allocation can be allocated several times. Schedulers with a known fault count the
 // counters of all devices but those.

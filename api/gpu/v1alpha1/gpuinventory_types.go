@@ -60,6 +60,10 @@ type GPUSpec struct {
 	// Absent: the plugin doesn't change the GPU's time slice.
 	// +optional
 	TimeSlice TimeSliceInterval `json:"timeSlice,omitempty"`
+	// reset lets the plugin reset the GPU when its driver asks for that and no claim has
+	// any of it. Absent: never.
+	// +optional
+	Reset ResetPolicy `json:"reset,omitempty"`
 }
 
 // GPUInventoryStatus is the plugin's side.

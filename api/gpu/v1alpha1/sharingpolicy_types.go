@@ -56,8 +56,8 @@ type SharingPolicySpec struct {
 	Health HealthPolicy `json:"health,omitzero"`
 }
 
-// HealthPolicy says what is done about unhealthy GPUs where the API server stores
-// taints of devices.
+// HealthPolicy says what is done about unhealthy GPUs. evict and rowRemapPending need
+// an API server that stores taints of devices.
 type HealthPolicy struct {
 	// evict ends the pods that use a GPU which is lost, or needs a reset of its bus or a
 	// reboot of its node, unless they tolerate the taint gpu.nvidia.com/unhealthy.
@@ -68,7 +68,20 @@ type HealthPolicy struct {
 	// +optional
 	// +kubebuilder:default=None
 	RowRemapPending HealthEffect `json:"rowRemapPending,omitempty"`
+	// reset says who resets a GPU whose driver asks for a reset: Never leaves it to an
+	// admin, WhenIdle lets the node's plugin reset it once no claim has any of it.
+	// +optional
+	// +kubebuilder:default=Never
+	Reset ResetPolicy `json:"reset,omitempty"`
 }
+
+// ResetPolicy says whether a node's plugin resets GPUs.
+//
+// +kubebuilder:validation:Enum=Never;WhenIdle
+type ResetPolicy string
+
+// ResetWhenIdle lets the plugin reset a GPU that no claim has any of.
+const ResetWhenIdle ResetPolicy = "WhenIdle"
 
 // HealthEffect is the effect of a taint that a policy chooses.
 //
