@@ -23,8 +23,10 @@ type Worker struct {
 	*Agenda[gpu.UUID]
 
 	locks keylock.Locks[gpu.UUID]
-	// use is held for reading by every operation.
-	use sync.RWMutex
+	// use is held for reading by every operation. suspended is set while Suspend holds
+	// it until Exchange.
+	use       sync.RWMutex
+	suspended bool
 }
 
 // NewWorker returns a worker whose delay after consecutive failures on a GPU grows
@@ -32,7 +34,7 @@ type Worker struct {
 func NewWorker(first, last time.Duration) *Worker { return &Worker{Agenda: New[gpu.UUID](first, last)} }
 
 // Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
-// an error if ctx ends while it waits for a lock.
+// an error if ctx ends before it can call f.
 func (w *Worker) Do(ctx context.Context, uuids []gpu.UUID, f func() error) error {
 	unlock, err := w.locks.Lock(ctx, uuids...)
 	if err != nil {
@@ -41,14 +43,28 @@ func (w *Worker) Do(ctx context.Context, uuids []gpu.UUID, f func() error) error
 	defer unlock()
 	w.use.RLock()
 	defer w.use.RUnlock()
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("wait until the driver can be used for GPU %s: %w", uuids[0], err)
+	}
 	return f()
 }
 
 // Exchange calls f while no operation runs, to replace the driver that operations use.
+// Calls of Exchange and Suspend must not overlap.
 func (w *Worker) Exchange(f func()) {
-	w.use.Lock()
+	w.Suspend()
 	defer w.use.Unlock()
+	w.suspended = false
 	f()
+}
+
+// Suspend returns when no operation runs. Until the next Exchange, operations wait, also
+// beyond the end of their contexts.
+func (w *Worker) Suspend() {
+	if !w.suspended {
+		w.use.Lock()
+		w.suspended = true
+	}
 }
 
 // Try calls f, and schedules the GPU again after a failure. Without a driver it

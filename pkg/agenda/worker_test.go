@@ -48,6 +48,25 @@ func TestOneOperationAtATime(t *testing.T) {
 	})
 }
 
+func TestSuspendedOperationsWait(t *testing.T) {
+	w := NewWorker(time.Second, time.Second)
+	w.Suspend()
+	w.Suspend()
+	exchanged, ran := false, make(chan error)
+	go func() {
+		ran <- w.Do(t.Context(), []gpu.UUID{"a"}, func() error {
+			if !exchanged {
+				return errors.New("an operation on a suspended worker")
+			}
+			return nil
+		})
+	}()
+	w.Exchange(func() { exchanged = true })
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWorker(time.Second, time.Second)

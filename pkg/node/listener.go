@@ -41,6 +41,13 @@ func (p *hardwareParts) Mend(ctx context.Context, lacking func(gpu.Partition) bo
 	return p.preparer.Mend(ctx, lacking)
 }
 
+// Suspend keeps the parts from the hardware until the next Arrived or BeforeClose.
+func (p *hardwareParts) Suspend() {
+	p.sharing.Suspend() // after what is in progress
+	p.partitions.Suspend()
+	p.health.SetHardware(nil)
+}
+
 // BeforeClose takes the hardware from the parts, and restores it before if the plugin ends
 // and nothing is prepared.
 func (p *hardwareParts) BeforeClose(ctx context.Context, pluginEnds bool) {

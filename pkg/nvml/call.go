@@ -159,6 +159,10 @@ func (s *Session) Probe() []string {
 	return s.guard.allLate()
 }
 
+// Silent returns the GPUs, by UUID or index, and "the driver", for which a call has not
+// returned in its time. It makes no call. Close fails while there are any.
+func (s *Session) Silent() []string { return s.guard.allLate() }
+
 // Minor reads the number of a GPU's device node, which may change when its MIG
 // mode does (nvml.h, nvmlDeviceSetMigMode). It is the one that GPUs returns from then
 // on, if the GPU doesn't answer.

@@ -33,9 +33,7 @@ type Hardware struct {
 	Root driverroot.Root
 	// Session with NVML.
 	Session *nvml.Session
-	// SMI runs the host's nvidia-smi and returns all that it prints; an error if it
-	// reports a failure.
-	SMI func(ctx context.Context, args ...string) (string, error)
+	SMI     SMIFunc
 }
 
 // Listener uses the driver, and restores with it what prepared claims need.
@@ -46,9 +44,14 @@ type Listener interface {
 	// Mend restores what prepared claims need and lack: CDI specifications, and the
 	// MIG partitions that are lacking. It is called after each later reading.
 	Mend(ctx context.Context, lacking func(gpu.Partition) bool) error
-	// BeforeClose is called after Arrived has returned and before the driver is closed.
-	// When it returns, nothing uses the hardware. If the plugin ends and no claim is
-	// prepared, it first restores the hardware, until ctx ends.
+	// Suspend is called after Arrived has returned and before the driver is closed for a
+	// while. When it returns, nothing uses the hardware, and users wait until the next
+	// call of Arrived or BeforeClose.
+	Suspend()
+	// BeforeClose is called after Arrived has returned and before the driver is closed, or
+	// after Suspend if the driver can't be opened again. When it returns, nothing uses
+	// the hardware. If the plugin ends and no claim is prepared, it first restores the
+	// hardware, until ctx ends.
 	BeforeClose(ctx context.Context, pluginEnds bool)
 }
 
@@ -86,6 +89,8 @@ type Config struct {
 type Follower struct {
 	cfg    Config
 	opener *nvml.Opener
+	// closings are waiting for the session to be closed.
+	closings chan *closing
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
 	// alive is beaten at each step of the loop.
@@ -105,11 +110,13 @@ type Follower struct {
 	// they are.
 	cdiFailed error
 	said      string // the last trouble that was logged
+	// suspended: Suspend was called, and Arrived or BeforeClose wasn't since.
+	suspended bool
 }
 
 // New builds a Follower that has not looked for a driver yet.
 func New(c Config) *Follower {
-	return &Follower{cfg: c, opener: nvml.NewOpener(), first: make(chan struct{})}
+	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{})}
 }
 
 // Looked returns a channel that is closed when the driver has been looked for once,
@@ -134,6 +141,13 @@ func (f *Follower) Run(ctx context.Context) error {
 	looked := sync.OnceFunc(func() { close(f.first) })
 	for ctx.Err() == nil {
 		err := f.follow(ctx, looked)
+		if c, ok := errors.AsType[*closed](err); ok {
+			f.alive.beat()
+			c.run(ctx, f.cfg.Host)
+			f.alive.beat()
+			continue
+		}
+		f.giveUp(ctx)
 		if ctx.Err() != nil {
 			break
 		}
@@ -144,13 +158,14 @@ func (f *Follower) Run(ctx context.Context) error {
 		looked()
 		f.pause(ctx, retryDriver)
 	}
+	f.giveUp(ctx)
 	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
 // follow opens the driver and reads it again and again; it returns why that
 // can't go on. looked is called after Arrived has returned or lasted for
 // RecoverWithin.
-func (f *Follower) follow(ctx context.Context, looked func()) error {
+func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	f.beginReading()
 	root, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
 	if err != nil {
@@ -160,7 +175,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 	if err != nil {
 		return err
 	}
-	defer f.close(ctx, session)
+	defer func() { err = f.close(ctx, session, err) }()
 	f.cfg.Minors.use(session)
 	defer f.cfg.Minors.drop()
 	node, err := f.read(ctx, root, session, true)
@@ -170,12 +185,21 @@ func (f *Follower) follow(ctx context.Context, looked func()) error {
 	klog.FromContext(ctx).Info("Found the NVIDIA driver", "node", f.cfg.NodeName, "driverRoot", root.Path, "devRoot", root.DevRoot,
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
+	f.suspended = false
 	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Host, root)})
-	defer f.beforeClose(ctx, arrived)
+	defer func() { f.beforeClose(ctx, arrived, err) }()
 	looked()
 	endWatch := f.watch(ctx, root, session)
 	defer endWatch()
 	return f.keepReading(ctx, root, session, node.DriverVersion)
+}
+
+// giveUp calls BeforeClose if the driver, which was closed for a while, isn't open again.
+func (f *Follower) giveUp(ctx context.Context) {
+	if f.suspended {
+		f.suspended = false
+		f.cfg.Listener.BeforeClose(ctx, false)
+	}
 }
 
 // lose records in the facts that there is no working driver, and why.
@@ -224,12 +248,17 @@ func errNoAnswer(root driverroot.Root, err error) error {
 	return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
 }
 
-// close ends a session. A session that can't be ended now ends with the
-// process.
-func (f *Follower) close(ctx context.Context, session *nvml.Session) {
-	if err := session.Close(); err != nil {
+// close ends a session, which is left because of an error, and returns that error. A
+// session that can't be ended now ends with the process.
+func (f *Follower) close(ctx context.Context, session *nvml.Session, why error) error {
+	err := session.Close()
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.cfg.NodeName)
 	}
+	if c, ok := errors.AsType[*closed](why); ok {
+		c.failed = err
+	}
+	return why
 }
 
 // arrive calls Arrived. It returns when that has returned, or after RecoverWithin.
@@ -249,9 +278,14 @@ func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan stru
 	return done
 }
 
-// beforeClose calls BeforeClose after Arrived has returned.
-func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}) {
+// beforeClose calls BeforeClose or Suspend after Arrived has returned.
+func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why error) {
 	<-arrived
+	if _, ok := errors.AsType[*closed](why); ok && ctx.Err() == nil {
+		f.suspended = true
+		f.cfg.Listener.Suspend()
+		return
+	}
 	pluginEnds := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()

@@ -35,12 +35,13 @@ func TestMain(m *testing.M) {
 type fixture struct {
 	Config
 	*Follower
-	specs    *cdi.Specs
-	journal  *journal.Journal
-	claims   *holding.Claims
-	arrivals chan struct{}
-	held     []gpu.UUID
-	onMend   func(context.Context, func(gpu.Partition) bool) error
+	specs       *cdi.Specs
+	journal     *journal.Journal
+	claims      *holding.Claims
+	arrivals    chan struct{}
+	suspensions chan struct{}
+	held        []gpu.UUID
+	onMend      func(context.Context, func(gpu.Partition) bool) error
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -51,7 +52,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	t.Cleanup(func() { j.Close() })
 	f := &fixture{
-		journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10),
+		journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
 	f.Config = Config{
@@ -67,6 +68,10 @@ func (f *fixture) Conditions() map[gpu.UUID][]gpu.Condition { return nil }
 func (f *fixture) Arrived(_ context.Context, hw Hardware) {
 	f.Partitions.SetHardware(hw.Session)
 	f.arrivals <- struct{}{}
+}
+func (f *fixture) Suspend() {
+	f.Partitions.Suspend()
+	f.suspensions <- struct{}{}
 }
 func (f *fixture) BeforeClose(context.Context, bool) { f.Partitions.SetHardware(nil) }
 func (f *fixture) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {

@@ -78,8 +78,12 @@ func (p *programs) run(ctx context.Context, name string, args ...string) (string
 	}
 }
 
+// SMIFunc runs the host's nvidia-smi and returns all that it prints; an error if it
+// reports a failure, or doesn't end before ctx.
+type SMIFunc = func(ctx context.Context, args ...string) (string, error)
+
 // SMI returns a function that runs the driver's nvidia-smi as the host would.
-func SMI(host driverroot.Host, root driverroot.Root) func(ctx context.Context, args ...string) (string, error) {
+func SMI(host driverroot.Host, root driverroot.Root) SMIFunc {
 	p := newPrograms(host, root)
 	return func(ctx context.Context, args ...string) (string, error) { return p.run(ctx, "nvidia-smi", args...) }
 }

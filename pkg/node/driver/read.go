@@ -25,6 +25,9 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if c := f.nextClosing(session); c != nil {
+			return &closed{closing: c, root: root}
+		}
 		f.beginReading()
 		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
 		now, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)

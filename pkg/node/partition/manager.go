@@ -103,6 +103,10 @@ func (m *Manager) SetHardware(hw Hardware) {
 	m.worker.Exchange(func() { m.hw = hw })
 }
 
+// Suspend returns when no operation is in progress, so that the session may be closed
+// for a while. Operations wait until the next SetHardware.
+func (m *Manager) Suspend() { m.worker.Suspend() }
+
 // SetKeepWarm sets how long an idle partition of a GPU is kept for the next
 // claim of the same; partitions of other GPUs aren't kept. It applies to later
 // Releases and to currently idle partitions.

@@ -154,6 +154,10 @@ func (m *Manager) SetHardware(hw Hardware, smi SMI) {
 	})
 }
 
+// Suspend returns when no operation is in progress, so that the access may be closed for
+// a while. Operations wait until the next SetHardware.
+func (m *Manager) Suspend() { m.worker.Suspend() }
+
 // SetTimeSlices sets the interval for replicas of each GPU, as policies say; a GPU
 // that isn't in the map has the default. It applies to replicas that claims have
 // already, too. Before the first call, no interval of replicas is changed.

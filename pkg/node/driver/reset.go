@@ -1,0 +1,141 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	// resetWithin is how long a reset may take. It takes seconds.
+	resetWithin = time.Minute
+	// awaitClosed is how long a reset waits until NVML is closed.
+	awaitClosed = time.Minute
+)
+
+var (
+	// ErrResetImpossible says that a reset would fail each time.
+	ErrResetImpossible = errors.New("the GPU can't be reset alone")
+	// errResetHangs wraps ErrResetImpossible: the GPU, or its driver, hangs.
+	errResetHangs = fmt.Errorf("nvidia-smi hangs: %w", ErrResetImpossible)
+)
+
+// Reset resets a GPU with the driver's nvidia-smi, which refuses while any program
+// uses the GPU. NVML is closed meanwhile, because it uses all GPUs, and opened again;
+// the facts stay. Reset returns when nvidia-smi has ended or hangs; the error, which
+// may be ErrResetImpossible, has its words.
+func (f *Follower) Reset(ctx context.Context, uuid gpu.UUID) error {
+	return f.whileClosed(ctx, func(ctx context.Context, smi SMIFunc) error { return reset(ctx, smi, uuid, resetWithin) })
+}
+
+// reset runs nvidia-smi. A reset that has begun isn't interrupted by the plugin's end.
+func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	defer cancel()
+	out, err := smi(ctx, "--gpu-reset", "-i", string(uuid))
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w (it has not ended within %s)", errResetHangs, within)
+	case strings.Contains(out, "Not Supported"):
+		return fmt.Errorf("%w; nvidia-smi --gpu-reset says: %s", ErrResetImpossible, oneLine(out))
+	case strings.TrimSpace(out) == "":
+		return fmt.Errorf("nvidia-smi --gpu-reset: %w", err)
+	}
+	return fmt.Errorf("nvidia-smi --gpu-reset says: %s", oneLine(out))
+}
+
+// oneLine returns a program's output on one line, shortened, for an error.
+func oneLine(out string) string {
+	const most = 400
+	s := strings.Join(strings.Fields(out), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
+// closing is something that is done while NVML is closed.
+type closing struct {
+	do func(context.Context, SMIFunc) error
+	// taken is set by the one of caller and Follower that decides whether it is done.
+	taken  atomic.Bool
+	result chan error
+}
+
+// whileClosed calls do while no NVML session is open. It returns an error if the
+// session can't be closed, or isn't open, within awaitClosed.
+func (f *Follower) whileClosed(ctx context.Context, do func(context.Context, SMIFunc) error) error {
+	c := &closing{do: do, result: make(chan error, 1)}
+	late := time.NewTimer(awaitClosed)
+	defer late.Stop()
+	select {
+	case f.closings <- c:
+	case <-late.C:
+		return fmt.Errorf("close NVML: %w", context.DeadlineExceeded)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	f.cfg.Signals.WakeForGPUs()
+	var err error
+	select {
+	case err := <-c.result:
+		return err
+	case <-late.C:
+		err = fmt.Errorf("close NVML: %w", context.DeadlineExceeded)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if c.taken.CompareAndSwap(false, true) {
+		return err
+	}
+	return <-c.result
+}
+
+// nextClosing returns what to close the session for; nil: nothing, or it can't be closed.
+func (f *Follower) nextClosing(session *nvml.Session) *closing {
+	var c *closing
+	select {
+	case c = <-f.closings:
+	default:
+	}
+	if c == nil || !c.taken.CompareAndSwap(false, true) {
+		return nil
+	}
+	if silent := session.Silent(); len(silent) > 0 {
+		c.result <- fmt.Errorf("close NVML while a call doesn't return: %s: %w", strings.Join(silent, ", "), nvml.ErrNotResponding)
+		return nil
+	}
+	return c
+}
+
+// closed is the error of a session that was closed for something.
+type closed struct {
+	*closing
+
+	root driverroot.Root
+	// failed says why NVML could not be closed; nil: it is closed.
+	failed error
+}
+
+func (c *closed) Error() string { return "NVML was closed for a while" }
+
+// run does what the session was closed for.
+func (c *closed) run(ctx context.Context, host driverroot.Host) {
+	switch {
+	case c.failed != nil:
+		c.result <- fmt.Errorf("close NVML: %w", c.failed)
+	case ctx.Err() != nil:
+		c.result <- context.Cause(ctx)
+	default:
+		c.result <- c.do(ctx, SMI(host, c.root))
+	}
+}

@@ -1,0 +1,114 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// TestReset checks that a GPU is reset although the plugin has NVML open, and that
+// meanwhile the facts stay and users of other GPUs wait.
+func TestReset(t *testing.T) {
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { _, _ = m.ClearFaults(), m.Heal(1) })
+	f := startFixture(t)
+	<-f.arrivals
+	uuid := gpu.UUID(installed.Machine.GPUs[1].UUID)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(m.SetRecoveryAction(1, 1))
+	must(m.AddProcess(1, nvmlsim.Process{PID: 7, GPUInstance: nvmlsim.NoInstance, ComputeInstance: nvmlsim.NoInstance}))
+	if err := f.Reset(t.Context(), uuid); err == nil || !strings.Contains(err.Error(), "In use by another client") || errors.Is(err, ErrResetImpossible) {
+		t.Errorf("reset of a GPU that is used: %v", err)
+	}
+	<-f.suspensions
+	<-f.arrivals
+	must(m.RemoveProcess(1, 7))
+
+	must(m.Fault(nvmlsim.Fault{Call: "DeviceReset", GPU: 1, Hang: true}))
+	reset, found := make(chan error), make(chan error)
+	go func() { reset <- f.Reset(t.Context(), uuid) }()
+	<-f.suspensions
+	go func() {
+		_, err := f.Partitions.Find(t.Context(), gpu.Partition{GPU: gpu.UUID(installed.Machine.GPUs[0].UUID), Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
+		found <- err
+	}()
+	if err := f.Facts.Trouble(); err != nil {
+		t.Errorf("during the reset there is no driver: %v", err)
+	}
+	must(m.ClearFaults())
+	if err := <-reset; err != nil {
+		t.Errorf("reset: %v", err)
+	}
+	if err := <-found; err == nil || errors.Is(err, gpu.ErrNoDriver) {
+		t.Errorf("a look at another GPU during the reset: %v, want that there is no such partition", err)
+	}
+	if h := m.State().GPUs[1].Health; h.RecoveryAction != 0 {
+		t.Errorf("after the reset: %+v", h)
+	}
+}
+
+// TestNoResetBesideAWedgedGPU checks that NVML isn't closed while a call doesn't
+// return: it couldn't be.
+func TestNoResetBesideAWedgedGPU(t *testing.T) {
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { _ = m.Heal(0) })
+	f := startFixture(t)
+	<-f.arrivals
+	if err := m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Wedged = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, f, "that the GPU doesn't respond", func() bool {
+		s, _ := f.Facts.State()
+		return len(s.Node.GPUs) == 2 && len(s.Node.GPUs[0].Conditions) > 0
+	})
+	if err := f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); !errors.Is(err, nvml.ErrNotResponding) {
+		t.Errorf("reset beside a wedged GPU: %v", err)
+	}
+	if len(f.suspensions) > 0 {
+		t.Error("the hardware was taken from its users")
+	}
+}
+
+// TestResetIsExplained checks what is said of a failed reset, and whether it is tried
+// again.
+func TestResetIsExplained(t *testing.T) {
+	failed := errors.New("exit status 255")
+	hangs := func(ctx context.Context, _ ...string) (string, error) { <-ctx.Done(); return "", failed }
+	says := func(out string, err error) SMIFunc {
+		return func(context.Context, ...string) (string, error) { return out, err }
+	}
+	for name, c := range map[string]struct {
+		smi        SMIFunc
+		want       string
+		impossible bool
+	}{
+		"hangs":  {hangs, "nvidia-smi hangs", true},
+		"guest":  {says("GPU 00000000:00:04.0: Not Supported\n", failed), "GPU 00000000:00:04.0: Not Supported", true},
+		"in use": {says("The following GPUs could not be reset:\n  GPU X: In use by another client\n", failed), "reset: GPU X: In use by another client", false},
+		"silent": {says(" \n", failed), "exit status 255", false},
+	} {
+		err := reset(t.Context(), c.smi, "GPU-1", time.Millisecond)
+		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrResetImpossible) != c.impossible {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
