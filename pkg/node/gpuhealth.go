@@ -21,6 +21,7 @@ func (p *plugin) newHealth() *healthmonitor.Monitor {
 	return healthmonitor.New(healthmonitor.Config{
 		NodeName: p.cfg.NodeName, Journal: p.journal, Unreadable: unreadable, Facts: p.facts,
 		Registerer: p.metrics, Holders: p.holders, PodOf: p.podOf, Address: p.addressOf, Events: p.warnings, DaemonFaults: p.sharing.DaemonFaults,
+		Resetter: p.resets,
 	})
 }
 

@@ -92,6 +92,7 @@ type plugin struct {
 	kubelet    *kubelet.Plugin
 	health     *healthmonitor.Monitor
 	endings    *endings
+	resets     *resets
 	hardware   *hardwareParts
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
@@ -157,6 +158,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		ReportDoubleAllocation: p.reportDoubleAllocation,
 		Step:                   failpoint.Step(),
 	})
+	p.resets = &resets{journal: p.journal, facts: p.facts, preparer: p.preparer, sharing: p.sharing}
 	p.health = p.newHealth()
 	p.endings = newEndings(p)
 	p.hardware = &hardwareParts{
@@ -167,6 +169,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent,
 	})
+	p.resets.driver = p.driver
 	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer, Health: devices.report,
@@ -301,6 +304,7 @@ func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.endings.ask(inv)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
+	p.resets.allow(inventory.Resettable(inv))
 }
 
 func (p *plugin) onRegistered(time.Time) {

@@ -44,7 +44,7 @@ type Facts interface {
 	SetHealth(map[gpu.UUID][]gpu.Condition)
 }
 
-// Config has the parts and settings of a Monitor. All but Registerer are required.
+// Config has the parts and settings of a Monitor. All but Registerer and Resetter are required.
 type Config struct {
 	NodeName string
 	Journal  Journal
@@ -63,6 +63,8 @@ type Config struct {
 	// are known.
 	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
 	Events       Events
+	// Resetter resets GPUs; nil: GPUs are never reset, and conditions say nothing of it.
+	Resetter Resetter
 }
 
 // Monitor watches the GPUs' health. Its methods may be called concurrently; none but
@@ -209,7 +211,7 @@ func (m *Monitor) publish() {
 	defer m.mu.Unlock()
 	all := map[gpu.UUID][]gpu.Condition{}
 	for _, w := range m.gpus {
-		if c := w.state().Conditions(); len(c) > 0 {
+		if c := w.conditions(); len(c) > 0 {
 			all[w.uuid] = c
 		}
 	}
@@ -263,6 +265,13 @@ func (m *Monitor) replace(ctx context.Context, w *watchedGPU, decide func(health
 	m.publish()
 	began, ended = health.Changes(before, after)
 	return began, ended, nil
+}
+
+// isSaved reports whether the journal has the GPU's state.
+func (m *Monitor) isSaved(w *watchedGPU) bool {
+	w.deciding.Lock()
+	defer w.deciding.Unlock()
+	return !w.unsaved
 }
 
 // save stores the state. After a failure it is tried again at the next reading.

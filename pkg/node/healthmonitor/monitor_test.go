@@ -45,6 +45,7 @@ type node struct {
 	load    string
 	holders []healthmonitor.Pod
 	log     string // path of the kernel log
+	resets  healthmonitor.Resetter
 
 	mu       sync.Mutex
 	recovery map[gpu.UUID]gpu.RecoveryAction
@@ -110,7 +111,7 @@ func (n *node) startWithoutDriver() {
 		unreadable = append(unreadable, u.GPU)
 	}
 	n.monitor = healthmonitor.New(healthmonitor.Config{
-		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n,
+		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n, Resetter: n.resets,
 		Holders: func(gpu.XID) []healthmonitor.Pod { return n.holders },
 		PodOf: func(pid int) (healthmonitor.Pod, bool) {
 			if pid != 4711 {

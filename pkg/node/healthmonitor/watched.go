@@ -47,6 +47,8 @@ type watchedGPU struct {
 	mu      sync.Mutex
 	current health.State
 	xids    []gpu.XID // not decided on yet, each kind once
+	// healing says what is done about the condition ResetRequired.
+	healing string
 }
 
 func newWatchedGPU(uuid gpu.UUID, s health.State) *watchedGPU {
@@ -108,7 +110,9 @@ func (w *watchedGPU) take() []gpu.XID {
 // watch reads the GPU until ctx ends.
 func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 	for ctx.Err() == nil {
-		m.examine(ctx, w)
+		if vitals := m.examine(ctx, w); vitals != nil {
+			m.heal(ctx, w, vitals.Recovery)
+		}
 		every := readEvery
 		if faults, _ := m.cfg.DaemonFaults(w.uuid); len(faults) > 0 || len(w.state().Causes) > 0 {
 			every = readSickEvery
@@ -141,13 +145,13 @@ type answer struct {
 	err    error
 }
 
-// examine reads the GPU, and decides on its XIDs and on the reading. Without
-// hardware there is nothing to decide on.
-func (m *Monitor) examine(ctx context.Context, w *watchedGPU) {
+// examine reads the GPU, and decides on its XIDs and on the reading, which it returns;
+// nil if the GPU could not be read. Without hardware there is nothing to decide on.
+func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	m.using.RLock()
 	defer m.using.RUnlock()
 	if m.hardware == nil {
-		return
+		return nil
 	}
 	xids := w.take()
 	answered := make(chan answer, 1)
@@ -167,6 +171,10 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) {
 	}
 	m.decide(ctx, w, xids, a.recovery())
 	m.observe(ctx, w, a)
+	if a.err != nil {
+		return nil
+	}
+	return &a.vitals
 }
 
 // recovery returns the recovery action. A GPU that is lost has none.

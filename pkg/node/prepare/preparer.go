@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,7 +63,9 @@ type Preparer struct {
 	// ascending order.
 	claimLocks keylock.Locks[string]
 	gpuLocks   keylock.Locks[gpu.UUID]
-	calls      *calls
+	// excluded are GPUs whose locks Exclude holds, each with the reason.
+	excluded sync.Map
+	calls    *calls
 	// releases wakes waiting prepares when a claim has released its devices.
 	releases *broadcast
 	metrics  *metrics

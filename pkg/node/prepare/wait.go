@@ -34,7 +34,7 @@ var ErrHeld = errors.New("device held by another claim")
 // the claim's shares, and locks the claim and its GPUs. It returns one function that
 // unlocks the claim and one that unlocks the GPUs.
 func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
-	gpus := heldGPUs(want)
+	gpus := want.GPUs() // with admin access, too: they may be reset now
 	w := newWait(ctx)
 	w.want = want
 	defer w.cancel()
@@ -47,7 +47,7 @@ func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unloc
 		unlockGPUs, err := p.gpuLocks.Lock(ctx, gpus...)
 		if err != nil {
 			unlock()
-			return nil, nil, fmt.Errorf("wait for another operation on the claim's GPUs: %w", err)
+			return nil, nil, fmt.Errorf("wait for another operation on the claim's GPUs%s: %w", p.excludedOf(gpus), err)
 		}
 		holders := p.holders(want)
 		short := p.findShortage(want)
@@ -76,17 +76,6 @@ func held(r holding.Record) []gpu.Device {
 		}
 	}
 	return devices
-}
-
-// heldGPUs returns the GPUs that the record holds something of, sorted, each
-// once.
-func heldGPUs(r holding.Record) []gpu.UUID {
-	var uuids []gpu.UUID
-	for _, d := range held(r) {
-		uuids = append(uuids, d.Parent())
-	}
-	slices.Sort(uuids)
-	return slices.Compact(uuids)
 }
 
 // holders returns the other claims that hold what the claim is to hold,

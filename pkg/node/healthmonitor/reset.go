@@ -1,0 +1,102 @@
+package healthmonitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+)
+
+// reasonReset: the plugin resets a GPU, has reset it, or has failed to.
+const reasonReset = "GPUReset"
+
+// Resetter resets GPUs, and knows what keeps a GPU from being reset.
+type Resetter interface {
+	// Situation returns what the decision depends on besides the time and the reading.
+	Situation(uuid gpu.UUID) health.Situation
+	// Reserve keeps claims from getting the GPU until release is called. It returns an
+	// error while anything of ours uses the GPU.
+	Reserve(ctx context.Context, uuid gpu.UUID) (release func(), _ error)
+	// Reset resets the GPU. impossible: it would fail each time.
+	Reset(ctx context.Context, uuid gpu.UUID) (impossible bool, _ error)
+}
+
+// heal resets the GPU if it needs that and may be reset, and explains in its condition
+// what happens next, or what an admin must do. recovery is the driver's recovery
+// action, read just now.
+func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
+	if m.cfg.Resetter == nil {
+		return
+	}
+	plan := m.planReset(w, recovery)
+	if !plan.Now {
+		m.explain(w, plan.Message)
+		return
+	}
+	release, err := m.cfg.Resetter.Reserve(ctx, w.uuid)
+	if err != nil { // the next reading tries again
+		klog.FromContext(ctx).V(2).Info("A GPU that needs a reset isn't idle yet", "node", m.cfg.NodeName, "gpu", w.uuid, "err", err)
+		return
+	}
+	defer release()
+	m.explain(w, plan.Message)
+	m.reset(ctx, w, recovery)
+}
+
+func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.ResetPlan {
+	x := m.cfg.Resetter.Situation(w.uuid)
+	x.GPU, x.At, x.Recovery = w.uuid, time.Now(), recovery
+	return w.state().PlanReset(x)
+}
+
+// reset resets the GPU, which nothing of ours uses: intent, effect, result.
+func (m *Monitor) reset(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
+	logger := klog.FromContext(ctx)
+	m.change(ctx, w, func(s health.State) health.State { return s.BeginReset(time.Now()) })
+	impossible, err := false, error(nil)
+	if m.isSaved(w) {
+		logger.Info("Resetting a GPU", "node", m.cfg.NodeName, "gpu", w.uuid)
+		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s: the driver asks for a reset, and no claim has any of the GPU: resetting it", w.uuid))
+		impossible, err = m.cfg.Resetter.Reset(ctx, w.uuid)
+	} else {
+		err = errors.New("the node's journal can't be written")
+	}
+	m.change(ctx, w, func(s health.State) health.State { return s.EndReset(time.Now(), err, impossible) })
+	if err == nil {
+		logger.Info("A GPU was reset", "node", m.cfg.NodeName, "gpu", w.uuid)
+		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s was reset", w.uuid))
+		return
+	}
+	logger.Error(err, "A GPU can't be reset", "node", m.cfg.NodeName, "gpu", w.uuid)
+	m.cfg.Events.OnNode(corev1.EventTypeWarning, reasonReset, fmt.Sprintf("GPU %s: %s", w.uuid, m.planReset(w, recovery).Message))
+}
+
+// explain sets the text that follows the message of the condition ResetRequired.
+func (m *Monitor) explain(w *watchedGPU, text string) {
+	w.mu.Lock()
+	changed := w.healing != text
+	w.healing = text
+	w.mu.Unlock()
+	if changed {
+		m.publish()
+	}
+}
+
+// conditions returns the GPU's conditions, with what is done about them.
+func (w *watchedGPU) conditions() []gpu.Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.current.Conditions()
+	for i := range all {
+		if all[i].Type == gpu.ResetRequired && w.healing != "" {
+			all[i].Message += "; " + w.healing
+		}
+	}
+	return all
+}
