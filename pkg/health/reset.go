@@ -89,7 +89,7 @@ func (s State) PlanReset(x Situation) ResetPlan {
 // whyByHand returns why the plugin doesn't reset the GPU, and what an admin must do;
 // empty if the plugin may reset it.
 func (s State) whyByHand(x Situation) string {
-	byHand := fmt.Sprintf("end all programs on it and reset it (nvidia-smi --gpu-reset -i %s), or reboot the node", x.GPU)
+	byHand := fmt.Sprintf("end all programs on it and the node's kubelet plugin and reset it (nvidia-smi --gpu-reset -i %s), or reboot the node", x.GPU)
 	if !x.Allowed {
 		return byHand + "; Tessera resets it where a SharingPolicy has health.reset: WhenIdle"
 	}

@@ -53,12 +53,13 @@ func TestMain(m *testing.M) {
 // divided is a plugin without a kubelet and an API server, on the fake host.
 type divided struct {
 	*hardwareParts
-	ctx     context.Context
-	host    driverroot.Host
-	signals *driver.Signals
-	facts   *facts.Facts
-	specs   *cdi.Specs
-	daemons *nodetest.Daemons
+	ctx      context.Context
+	host     driverroot.Host
+	signals  *driver.Signals
+	follower *driver.Follower
+	facts    *facts.Facts
+	specs    *cdi.Specs
+	daemons  *nodetest.Daemons
 	// dir and cdi are the journal's and the CDI directory.
 	dir, cdi string
 	reread   chan struct{} // one for each reading of the hardware after the first
@@ -108,6 +109,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	follower := driver.New(driver.Config{
 		NodeName: "node-0", Host: host, Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
 	})
+	d.follower = follower
 	running, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
