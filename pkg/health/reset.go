@@ -40,7 +40,7 @@ type Reset struct {
 	extra map[string]json.RawMessage
 }
 
-// Situation is what a decision to reset a GPU depends on besides its State.
+// Situation is the basis of a decision to reset a GPU, besides its State.
 type Situation struct {
 	GPU gpu.UUID
 	At  time.Time
@@ -61,8 +61,8 @@ type Situation struct {
 type ResetPlan struct {
 	// Now: the plugin must reset the GPU now.
 	Now bool
-	// Message says what happens next, or what an admin must do, as a clause; empty if
-	// the condition says it. It doesn't change with time.
+	// Message explains the next step, or the one of an admin, as a clause; empty if the
+	// condition says enough. It doesn't change with time.
 	Message string
 }
 
@@ -86,8 +86,8 @@ func (s State) PlanReset(x Situation) ResetPlan {
 	return ResetPlan{Now: true, Message: "Tessera is resetting it"}
 }
 
-// whyByHand returns why the plugin doesn't reset the GPU, and what an admin must do;
-// empty if the plugin may reset it.
+// whyByHand returns why the plugin doesn't reset the GPU, and the remedy; empty if the
+// plugin may reset it.
 func (s State) whyByHand(x Situation) string {
 	byHand := fmt.Sprintf("end all programs on it and the node's kubelet plugin and reset it (nvidia-smi --gpu-reset -i %s), or reboot the node", x.GPU)
 	if !x.Allowed {

@@ -56,7 +56,7 @@ type SharingPolicySpec struct {
 	Health HealthPolicy `json:"health,omitzero"`
 }
 
-// HealthPolicy says what is done about unhealthy GPUs. evict and rowRemapPending need
+// HealthPolicy adds to the treatment of unhealthy GPUs. evict and rowRemapPending need
 // an API server that stores taints of devices.
 type HealthPolicy struct {
 	// evict ends the pods that use a GPU which is lost, or needs a reset of its bus or a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -40,18 +41,29 @@ func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	out, err := smi(ctx, "--gpu-reset", "-i", string(uuid))
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
+	}
+	reason := oneLine(out)
+	if m := refusal.FindStringSubmatch(out); m != nil {
+		reason = m[1]
+	}
+	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w (it has not ended within %s)", errResetHangs, within)
-	case strings.Contains(out, "Not Supported"):
-		return fmt.Errorf("%w; nvidia-smi --gpu-reset says: %s", ErrResetImpossible, oneLine(out))
-	case strings.TrimSpace(out) == "":
+	case reason == "":
 		return fmt.Errorf("nvidia-smi --gpu-reset: %w", err)
+	case strings.HasPrefix(reason, "In use"):
+		return fmt.Errorf("nvidia-smi --gpu-reset says: %s; a program that is in no pod with a claim has the GPU open, perhaps a monitor such as DCGM", reason)
+	case strings.HasPrefix(reason, "Not Supported"):
+		return fmt.Errorf("%w; nvidia-smi --gpu-reset says: %s", ErrResetImpossible, reason)
 	}
-	return fmt.Errorf("nvidia-smi --gpu-reset says: %s", oneLine(out))
+	return fmt.Errorf("nvidia-smi --gpu-reset says: %s", reason)
 }
+
+// refusal is the line of nvidia-smi about a GPU that it doesn't reset:
+// "  GPU 00000000:C1:00.0: In use by another client".
+var refusal = regexp.MustCompile(`(?m)^\s*GPU \S+: (\S.*?)\s*$`)
 
 // oneLine returns a program's output on one line, shortened, for an error.
 func oneLine(out string) string {
@@ -100,7 +112,8 @@ func (f *Follower) whileClosed(ctx context.Context, do func(context.Context, SMI
 	return <-c.result
 }
 
-// nextClosing returns what to close the session for; nil: nothing, or it can't be closed.
+// nextClosing returns the closing that waits; nil if none does, or the session can't be
+// closed.
 func (f *Follower) nextClosing(session *nvml.Session) *closing {
 	var c *closing
 	select {
@@ -128,7 +141,7 @@ type closed struct {
 
 func (c *closed) Error() string { return "NVML was closed for a while" }
 
-// run does what the session was closed for.
+// run calls do, and passes its result on.
 func (c *closed) run(ctx context.Context, host driverroot.Host) {
 	switch {
 	case c.failed != nil:

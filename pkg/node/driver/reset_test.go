@@ -88,8 +88,7 @@ func TestNoResetBesideAWedgedGPU(t *testing.T) {
 	}
 }
 
-// TestResetIsExplained checks what is said of a failed reset, and whether it is tried
-// again.
+// TestResetIsExplained checks the error of a failed reset, and whether it is tried again.
 func TestResetIsExplained(t *testing.T) {
 	failed := errors.New("exit status 255")
 	hangs := func(ctx context.Context, _ ...string) (string, error) { <-ctx.Done(); return "", failed }
@@ -102,8 +101,9 @@ func TestResetIsExplained(t *testing.T) {
 		impossible bool
 	}{
 		"hangs":  {hangs, "nvidia-smi hangs", true},
-		"guest":  {says("GPU 00000000:00:04.0: Not Supported\n", failed), "GPU 00000000:00:04.0: Not Supported", true},
-		"in use": {says("The following GPUs could not be reset:\n  GPU X: In use by another client\n", failed), "reset: GPU X: In use by another client", false},
+		"guest":  {says("GPU 00000000:00:04.0: Not Supported\n", failed), "says: Not Supported", true},
+		"in use": {says("The following GPUs could not be reset:\n  GPU X: In use by another client\n", failed), "says: In use by another client; a program", false},
+		"other":  {says("Unknown  Error\n", failed), "says: Unknown Error", false},
 		"silent": {says(" \n", failed), "exit status 255", false},
 	} {
 		err := reset(t.Context(), c.smi, "GPU-1", time.Millisecond)

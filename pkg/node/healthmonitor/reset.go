@@ -16,9 +16,9 @@ import (
 // reasonReset: the plugin resets a GPU, has reset it, or has failed to.
 const reasonReset = "GPUReset"
 
-// Resetter resets GPUs, and knows what keeps a GPU from being reset.
+// Resetter resets GPUs, and knows the obstacles.
 type Resetter interface {
-	// Situation returns what the decision depends on besides the time and the reading.
+	// Situation returns the basis of the decision, except for the time and the reading.
 	Situation(uuid gpu.UUID) health.Situation
 	// Reserve keeps claims from getting the GPU until release is called. It returns an
 	// error while anything of ours uses the GPU.
@@ -27,8 +27,8 @@ type Resetter interface {
 	Reset(ctx context.Context, uuid gpu.UUID) (impossible bool, _ error)
 }
 
-// heal resets the GPU if it needs that and may be reset, and explains in its condition
-// what happens next, or what an admin must do. recovery is the driver's recovery
+// heal resets the GPU if it needs that and may be reset, and explains the next step, or
+// the one of an admin, in its condition. recovery is the driver's recovery
 // action, read just now.
 func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
 	if m.cfg.Resetter == nil {
@@ -88,7 +88,7 @@ func (m *Monitor) explain(w *watchedGPU, text string) {
 	}
 }
 
-// conditions returns the GPU's conditions, with what is done about them.
+// conditions returns the GPU's conditions, with the explanation.
 func (w *watchedGPU) conditions() []gpu.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -98,7 +98,7 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// TestNoReset: without a policy an admin is told what to do.
+// TestNoReset: without a policy, only an admin resets a GPU.
 func TestNoReset(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		r := n.withResets(&resetter{})

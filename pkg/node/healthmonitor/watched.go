@@ -47,7 +47,7 @@ type watchedGPU struct {
 	mu      sync.Mutex
 	current health.State
 	xids    []gpu.XID // not decided on yet, each kind once
-	// healing says what is done about the condition ResetRequired.
+	// healing explains how the condition ResetRequired is going to end.
 	healing string
 }
 
