@@ -59,9 +59,9 @@ type Cause struct {
 	XID uint64 `json:"xid,omitempty"`
 	// Links that were down since the cause began.
 	Links []int `json:"links,omitempty"`
-	// Provisional: the catalog of XIDs decided, because the GPU had not answered. Its type
-	// is none for which a policy may end pods.
-	Provisional bool `json:"provisional,omitempty"`
+	// CatalogType is set while the cause is provisional: the catalog of XIDs decided, because
+	// the GPU had not answered. Type is then none for which a policy may end pods.
+	CatalogType gpu.ConditionType `json:"catalogType,omitempty"`
 	// Since is when it began.
 	Since time.Time `json:"since"`
 	// Load is the last load of the driver under which the source reported it.
@@ -79,6 +79,8 @@ type Cause struct {
 
 // Open reports whether the cause is a condition of the GPU.
 func (c Cause) Open() bool { return c.Accepted == nil }
+
+func (c Cause) isProvisional() bool { return c.CatalogType != "" }
 
 // Ending records that an admin ended a cause.
 type Ending struct {
@@ -100,16 +102,18 @@ type finding struct {
 	clause string
 	xid    uint64
 	links  []int
-
-	provisional bool
+	// catalogType is that of the Cause.
+	catalogType gpu.ConditionType
 }
 
-func (f finding) isOf(c Cause) bool { return c.Type == f.t && c.Source == f.source }
+func (f finding) isOf(c Cause) bool {
+	return c.Type == f.t && c.Source == f.source && c.CatalogType == f.catalogType
+}
 
 // begin returns the cause that begins with the finding.
 func (f finding) begin(at time.Time, load Load) Cause {
 	return Cause{
-		Type: f.t, Source: f.source, Message: f.message(), XID: f.xid, Links: f.links, Provisional: f.provisional, Since: at, Load: load,
+		Type: f.t, Source: f.source, Message: f.message(), XID: f.xid, Links: f.links, CatalogType: f.catalogType, Since: at, Load: load,
 	}
 }
 
@@ -121,12 +125,13 @@ func provisionalType(t gpu.ConditionType) gpu.ConditionType {
 	return t
 }
 
-// confirm makes provisional causes definite, because the driver has no recovery actions.
-func confirm(causes []Cause) []Cause {
+// makeDefinite makes provisional causes definite, because the driver names no recovery
+// action.
+func makeDefinite(causes []Cause) []Cause {
 	var out []Cause
 	for _, c := range causes {
-		if c.Provisional {
-			c.Provisional, c.Type = false, Lookup(c.XID).Condition
+		if c.isProvisional() {
+			c.Type, c.CatalogType = c.CatalogType, ""
 		}
 		if !slices.ContainsFunc(out, func(d Cause) bool { return d.Type == c.Type && d.Source == c.Source }) {
 			out = append(out, c)

@@ -142,11 +142,12 @@ func (s State) EndReset(at time.Time, failed error, impossible bool) State {
 	return s
 }
 
-// resetsSince returns the resets that count at a time, the last one at the end.
+// resetsSince returns the resets that count at a time, the last one at the end. One that
+// began later doesn't: the clock was set back.
 func (s State) resetsSince(at time.Time) []Reset {
 	var recent []Reset
 	for _, r := range s.Resets {
-		if at.Sub(r.Began) < resetsWithin {
+		if age := at.Sub(r.Began); age >= 0 && age < resetsWithin {
 			recent = append(recent, r)
 		}
 	}

@@ -73,6 +73,7 @@ func TestPlanReset(t *testing.T) {
 		"failed twice, long ago":         {[]step{asks, tried(refused, false), tried(refused, false)}, 11 * time.Minute, may, now},
 		"failed three times":             {[]step{asks, tried(refused, false), tried(refused, false), tried(refused, false)}, 23 * time.Hour, may, "3 times in a day: the reset failed: In use by another client; reboot"},
 		"failed three times yesterday":   {[]step{asks, tried(refused, false), tried(refused, false), tried(refused, false)}, 25 * time.Hour, may, now},
+		"the clock was set back":         {[]step{asks, tried(refused, false), tried(refused, false), tried(refused, false)}, -time.Hour, may, now},
 		"succeeded, asks again":          {[]step{asks, tried(nil, false)}, 30 * time.Second, may, "it was reset, and the driver asks again; Tessera tries again"},
 		"reset again and again":          {[]step{asks, tried(nil, false), tried(nil, false), tried(nil, false)}, time.Hour, may, "3 times in a day"},
 		"impossible":                     {[]step{asks, tried(errors.New("Not Supported"), true)}, time.Hour, may, "failed: Not Supported; end all programs"},

@@ -40,6 +40,13 @@ func (r Reading) findings() []finding {
 	return all
 }
 
+// namesNoRecovery reports whether the catalog of XIDs decides: the driver has no recovery
+// actions, or the GPU is lost.
+func (r Reading) namesNoRecovery() bool {
+	isLost := slices.ContainsFunc(r.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
+	return isLost || r.Vitals != nil && r.Vitals.Recovery == gpu.RecoveryUnknown
+}
+
 // fromRecovery returns the finding for a recovery action, and false for none.
 func fromRecovery(a gpu.RecoveryAction) (finding, bool) {
 	t, what := recovery(a)

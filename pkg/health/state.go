@@ -69,13 +69,17 @@ type Notice struct {
 // Observe returns the state after a reading. A cause ends when two readings in a row,
 // a second or more apart, agree that it is over. One that comes back within ten minutes
 // ends later each time: after two seconds, four, and so on up to four minutes, in which
-// no reading reports it.
+// no reading reports it. Provisional causes end with the driver's first answer, which is
+// definite.
 func (s State) Observe(r Reading) State {
 	found := r.findings()
 	s.Resets = s.resetsSince(r.At)
 	causes := slices.Clone(s.Causes)
-	if r.Vitals != nil && r.Vitals.Recovery == gpu.RecoveryUnknown {
-		causes = confirm(causes)
+	switch {
+	case r.namesNoRecovery():
+		causes = makeDefinite(causes)
+	case r.Vitals != nil && r.Vitals.Recovery != gpu.RecoveryNotRead:
+		causes = slices.DeleteFunc(causes, Cause.isProvisional)
 	}
 	for i, c := range causes {
 		if c.Load == (Load{}) {
@@ -108,7 +112,7 @@ func (s State) ObserveXID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (St
 		f = finding{t: e.Condition, source: FromXID, clause: e.Advice, xid: x.Code}
 		ok = about
 	case recovery == gpu.RecoveryNotRead:
-		f = finding{t: provisionalType(e.Condition), source: FromXID, clause: e.Advice, xid: x.Code, provisional: true}
+		f = finding{t: provisionalType(e.Condition), source: FromXID, clause: e.Advice, xid: x.Code, catalogType: e.Condition}
 		ok = about
 	case about:
 		f.xid = x.Code

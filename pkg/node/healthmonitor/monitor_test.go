@@ -293,6 +293,24 @@ func TestSilentGPU(t *testing.T) {
 	})
 }
 
+// TestXIDsWhileSilent: an XID that comes while a call to the driver hangs doesn't wait for
+// the next one, which may hang too.
+func TestXIDsWhileSilent(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.mu.Lock()
+		n.hangs[gpu0] = true
+		n.mu.Unlock()
+		n.monitor.SawEvent(gpu0)
+		time.Sleep(2 * time.Second)
+		n.xid(gpu0, 95)
+		time.Sleep(4 * time.Second)
+		n.has(gpu0, gpu.ResetRequired)
+		n.xid(gpu0, 48)
+		time.Sleep(5 * time.Second)
+		n.has(gpu0, gpu.NotResponding, gpu.ResetRequired, gpu.NeedsInspection)
+	})
+}
+
 // TestSlowGPU: while the driver takes some time to say what the GPU needs, an XID opens no
 // condition that the driver would contradict.
 func TestSlowGPU(t *testing.T) {

@@ -165,11 +165,15 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	select {
 	case a = <-answered:
 	case <-late.C:
-		m.decide(ctx, w, xids, gpu.RecoveryNotRead)
+		m.decide(ctx, w, append(xids, w.take()...), gpu.RecoveryNotRead)
 		xids = nil
 		a = <-answered
 	}
-	m.decide(ctx, w, xids, a.recovery())
+	recovery := a.recovery()
+	if recovery == gpu.RecoveryNotRead { // the next reading may take as long
+		xids = append(xids, w.take()...)
+	}
+	m.decide(ctx, w, xids, recovery)
 	m.observe(ctx, w, a)
 	if a.err != nil {
 		return nil
