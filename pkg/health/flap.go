@@ -12,9 +12,8 @@ const (
 	// forgetAfter is how long after its end a cause that comes back counts as the same
 	// trouble.
 	forgetAfter = 10 * time.Minute
-	// confirmAtMost is the most time for which the readings must agree that a cause is
-	// over.
-	confirmAtMost = 4 * time.Minute
+	// maxAbsence is the most time for which the readings must agree that a cause is over.
+	maxAbsence = 4 * time.Minute
 )
 
 // Flap counts causes of one kind that have ended by themselves, each less than
@@ -31,17 +30,17 @@ type Flap struct {
 
 func (f Flap) isOf(c Cause) bool { return c.Type == f.Type && c.Source == f.Source }
 
-// confirmAfter returns the least time between the first reading without the cause and
+// requiredAbsence returns the least time between the first reading without the cause and
 // the one that ends it. It doubles each time that the cause comes back.
-func (s State) confirmAfter(c Cause) time.Duration {
+func (s State) requiredAbsence(c Cause) time.Duration {
 	i := slices.IndexFunc(s.Flaps, func(f Flap) bool { return f.isOf(c) })
 	if i < 0 {
-		return confirmAfter
+		return minAbsence
 	}
-	d := confirmAfter
+	d := minAbsence
 	for range s.Flaps[i].Times {
-		if d = 2 * d; d >= confirmAtMost {
-			return confirmAtMost
+		if d = 2 * d; d >= maxAbsence {
+			return maxAbsence
 		}
 	}
 	return d
@@ -53,11 +52,11 @@ func (s State) removeEnded(at time.Time) State {
 	var causes []Cause
 	flaps := slices.Clone(s.Flaps)
 	for _, c := range s.Causes {
-		switch over := !c.goneAt.IsZero() && at.Sub(c.goneAt) >= s.confirmAfter(c); {
+		switch over := !c.goneAt.IsZero() && at.Sub(c.goneAt) >= s.requiredAbsence(c); {
 		case !over:
 			causes = append(causes, c)
 		case c.Open():
-			flaps = count(flaps, c, at)
+			flaps = recordEnd(flaps, c, at)
 		}
 	}
 	s.Causes = causes
@@ -68,8 +67,8 @@ func (s State) removeEnded(at time.Time) State {
 	return s
 }
 
-// count counts the end of a cause.
-func count(flaps []Flap, c Cause, at time.Time) []Flap {
+// recordEnd counts the end of a cause.
+func recordEnd(flaps []Flap, c Cause, at time.Time) []Flap {
 	i := slices.IndexFunc(flaps, func(f Flap) bool { return f.isOf(c) })
 	if i < 0 {
 		return append(flaps, Flap{Type: c.Type, Source: c.Source, Ended: at, Times: 1})

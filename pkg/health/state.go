@@ -27,9 +27,9 @@ type State struct {
 }
 
 const (
-	// confirmAfter is the least time between the first reading without a cause and the one
+	// minAbsence is the least time between the first reading without a cause and the one
 	// that ends it, so that readings at a burst of events don't count as two.
-	confirmAfter = time.Second
+	minAbsence = time.Second
 	// daemonFailsAfter is how long clients of an MPS daemon fail or wait before that is a
 	// cause: a daemon that ended once is started again within a second.
 	daemonFailsAfter = 10 * time.Second

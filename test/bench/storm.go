@@ -163,9 +163,10 @@ func startPaperNode(ctx context.Context, running *sync.WaitGroup, kube kubernete
 	}
 	n.monitor = healthmonitor.New(healthmonitor.Config{
 		NodeName: name, Journal: noJournal{}, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
-		Holders: func(gpu.XID) []healthmonitor.Pod { return nil },
-		PodOf:   func(int) (healthmonitor.Pod, bool) { return healthmonitor.Pod{}, false },
-		Address: func(gpu.UUID) gpu.PCIAddress { return "" },
+		Holders:      func(gpu.XID) []healthmonitor.Pod { return nil },
+		PodOf:        func(int) (healthmonitor.Pod, bool) { return healthmonitor.Pod{}, false },
+		Address:      func(gpu.UUID) gpu.PCIAddress { return "" },
+		DaemonFaults: func(gpu.UUID) ([]health.DaemonFault, bool) { return nil, true },
 	})
 	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: func() health.Load { return health.Load{Boot: "boot", Driver: "load"} }})
 	running.Go(func() { n.monitor.Run(ctx) })

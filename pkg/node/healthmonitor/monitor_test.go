@@ -365,7 +365,6 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// TestStormOnAnotherGPU: errors of one GPU don't suppress the events of another.
 // TestEventsOfOneError: a GPU that falls off the bus sends several events, a moment
 // apart, which are one change.
 func TestEventsOfOneError(t *testing.T) {
@@ -378,6 +377,7 @@ func TestEventsOfOneError(t *testing.T) {
 	})
 }
 
+// TestStormOnAnotherGPU: errors of one GPU don't suppress the events of another.
 func TestStormOnAnotherGPU(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		for range 600 {
