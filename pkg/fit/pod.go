@@ -3,6 +3,7 @@ package fit
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -109,33 +110,31 @@ func (j *Judge) extended(pod *corev1.Pod) *resourceapi.ResourceClaim {
 }
 
 // extendedAmounts is how many devices a pod needs for each resource: those of all
-// containers that run together, or of the init container that needs more.
+// containers that stay, and as many more as an init container that ends needs beside
+// those of the staying containers after it, which it can have before they start. It
+// can't have those of sidecars before it.
 func extendedAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
-	sum, most := make(map[corev1.ResourceName]int64), make(map[corev1.ResourceName]int64)
+	stay, more := make(map[corev1.ResourceName]int64), make(map[corev1.ResourceName]int64)
 	for _, c := range pod.Spec.Containers {
 		for name, q := range c.Resources.Requests {
-			sum[name] += q.Value()
+			stay[name] += q.Value()
 		}
 	}
-	for _, c := range pod.Spec.InitContainers {
+	for _, c := range slices.Backward(pod.Spec.InitContainers) {
 		stays := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 		for name, q := range c.Resources.Requests {
 			if stays {
-				sum[name] += q.Value()
+				stay[name] += q.Value()
 			} else {
-				most[name] = max(most[name], q.Value())
+				more[name] = max(more[name], q.Value()-stay[name])
 			}
 		}
 	}
-	for name, n := range most {
-		sum[name] = max(sum[name], n)
+	for name, n := range more {
+		stay[name] += n
 	}
-	for name, n := range sum {
-		if n <= 0 {
-			delete(sum, name)
-		}
-	}
-	return sum
+	maps.DeleteFunc(stay, func(_ corev1.ResourceName, n int64) bool { return n <= 0 })
+	return stay
 }
 
 // Candidates returns the nodes that take the pod as far as their labels and taints are
