@@ -88,6 +88,23 @@ func (r *reader) slices(ctx context.Context, selector string) (out []resourceapi
 	return out, r.forgive(err, "resourceslices.resource.k8s.io", "which devices are offered, and what else fits, isn't known")
 }
 
+// taintRules are those that the API server serves: up to Kubernetes 1.36 it has none by
+// default.
+func (r *reader) taintRules(ctx context.Context) (out []resourceapi.DeviceTaintRule, err error) {
+	err = pages(func(o metav1.ListOptions) (string, error) {
+		l, err := r.resources.DeviceTaintRules().List(ctx, o)
+		if err != nil {
+			return "", err
+		}
+		out = append(out, l.Items...)
+		return l.Continue, nil
+	})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return out, r.forgive(err, "devicetaintrules.resource.k8s.io", "taints that such rules add to devices are ignored")
+}
+
 // claims are those of all namespaces, or, if the user may not list them, of one. It
 // reports whether they are all.
 func (r *reader) claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, all bool, err error) {
@@ -181,6 +198,9 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	var o view.Objects
 	var err error
 	if o.Slices, err = r.slices(ctx, resourceapi.ResourceSliceSelectorDriver+"="+gpu.DriverName); err != nil {
+		return view.Cluster{}, err
+	}
+	if o.TaintRules, err = r.taintRules(ctx); err != nil {
 		return view.Cluster{}, err
 	}
 	var all bool

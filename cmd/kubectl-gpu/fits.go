@@ -150,6 +150,9 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 	if len(o.Slices) == 0 {
 		return nil, o, errors.New("no driver publishes ResourceSlices in this cluster: is Tessera installed, and does kubectl gpu map show GPUs?")
 	}
+	if o.TaintRules, err = r.taintRules(ctx); err != nil {
+		return nil, o, err
+	}
 	if o.Nodes, err = r.nodes(ctx); err != nil {
 		return nil, o, err
 	}

@@ -147,15 +147,17 @@ func TestOutput(t *testing.T) {
 		}},
 		"map-no-dra": {screen: screen{width: 80}, args: []string{"map"}, change: func(s *server) { s.items = nil }},
 		"map-forbidden": {screen: screen{width: 80}, args: []string{"map", "-n", "team"}, change: func(s *server) {
-			s.forbidden = []string{resources + "resourceclaims", own + "gpuinventories"}
+			s.forbidden = []string{resources + "resourceclaims", resources + "devicetaintrules", own + "gpuinventories"}
 			s.items[resources+"namespaces/team/resourceclaims"] = s.items[resources+"resourceclaims"][:1]
 		}},
-		"get":            {args: []string{"get"}},
-		"fits":           {args: []string{"fits", "3g.40gb"}},
-		"fits-memory":    {args: []string{"fits", "--memory", "20Gi"}},
-		"fits-file":      {in: old, args: []string{"fits", "-f", "-"}},
-		"fits-misspelt":  {in: misspelt, args: []string{"fits", "-f", "-"}},
-		"fits-forbidden": {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
+		"map-taint-rule":  {screen: screen{width: 80}, args: []string{"map"}, change: taint},
+		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: taint},
+		"get":             {args: []string{"get"}},
+		"fits":            {args: []string{"fits", "3g.40gb"}},
+		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},
+		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},
+		"fits-misspelt":   {in: misspelt, args: []string{"fits", "-f", "-"}},
+		"fits-forbidden":  {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := cluster(t)
@@ -165,6 +167,15 @@ func TestOutput(t *testing.T) {
 			compare(t, name, run(t, s, tc.screen, tc.in, tc.args...))
 		})
 	}
+}
+
+// taint has an admin's rule keep claims off all devices of the node.
+func taint(s *server) {
+	pool := "node"
+	r := resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "board"}}
+	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
+	r.Spec.Taint = resourceapi.DeviceTaint{Key: "example.com/board", Value: "loose", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	s.items[resources+"devicetaintrules"] = []any{r}
 }
 
 func compare(t *testing.T, name, got string) {

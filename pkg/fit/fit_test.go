@@ -193,15 +193,21 @@ func objects(clusters ...*allocators.Cluster) fit.Objects {
 	return o
 }
 
+// seen is a cluster with its slices as the scheduler sees them.
+type seen struct {
+	*allocators.Cluster
+	slices []*resourceapi.ResourceSlice
+}
+
 // given counts how often the library of the allocators gives a node's devices to the
 // claim, beside the named claims.
-func given(ctx context.Context, c *allocators.Cluster, claim *resourceapi.ResourceClaim, beside map[string]*resourceapi.ResourceClaim, limit int) (n int, err error) {
+func given(ctx context.Context, c seen, claim *resourceapi.ResourceClaim, beside map[string]*resourceapi.ResourceClaim, limit int) (n int, err error) {
 	var allocated []resourceapi.DeviceRequestAllocationResult
 	for _, name := range slices.Sorted(maps.Keys(beside)) {
 		allocated = append(allocated, beside[name].Status.Allocation.Devices.Results...)
 	}
 	for n < limit {
-		got, err := c.Allocator.Allocate(ctx, allocators.Question{Node: c.Node.Name, Slices: c.Slices(), Allocated: allocated, Claim: claim})
+		got, err := c.Allocator.Allocate(ctx, allocators.Question{Node: c.Node.Name, Slices: c.slices, Allocated: allocated, Claim: claim})
 		if err != nil || got == nil {
 			return n, err
 		}
@@ -226,8 +232,12 @@ func TestAgreement(t *testing.T) {
 	causes := make(map[fit.Cause]int)
 	for i := range *states {
 		random := rand.New(rand.NewPCG(*seed, uint64(i)))
-		clusters := []*allocators.Cluster{cluster(t, random, "a"), cluster(t, random, "b")}
-		j := fit.NewJudge(objects(clusters...))
+		a, b := cluster(t, random, "a"), cluster(t, random, "b")
+		o := objects(a, b)
+		o.TaintRules = taintRules(random, o.Slices)
+		tracked := patched(t, o)
+		clusters := []seen{{a, tracked["a"]}, {b, tracked["b"]}}
+		j := fit.NewJudge(o)
 		claim := all[random.IntN(len(all))]
 		got, err := j.Fits(t.Context(), j.Nodes(), []*resourceapi.ResourceClaim{claim}, limit)
 		want, refused := expect(t, clusters, claim)
@@ -324,7 +334,7 @@ func TestSentences(t *testing.T) {
 	}
 }
 
-func expect(t *testing.T, clusters []*allocators.Cluster, claim *resourceapi.ResourceClaim) (sum int, refused error) {
+func expect(t *testing.T, clusters []seen, claim *resourceapi.ResourceClaim) (sum int, refused error) {
 	t.Helper()
 	for _, c := range clusters {
 		n, err := given(t.Context(), c, claim, c.Claims, limit)
@@ -336,9 +346,9 @@ func expect(t *testing.T, clusters []*allocators.Cluster, claim *resourceapi.Res
 }
 
 // checkReason judges a reason by the allocator's answers when less is in the way.
-func checkReason(t *testing.T, clusters []*allocators.Cluster, claim *resourceapi.ResourceClaim, r *fit.Reason, which string) {
+func checkReason(t *testing.T, clusters []seen, claim *resourceapi.ResourceClaim, r *fit.Reason, which string) {
 	t.Helper()
-	fits := func(c *allocators.Cluster, claim *resourceapi.ResourceClaim, without []fit.Claim) bool {
+	fits := func(c seen, claim *resourceapi.ResourceClaim, without []fit.Claim) bool {
 		beside := maps.Clone(c.Claims)
 		for _, x := range without {
 			delete(beside, x.Name)

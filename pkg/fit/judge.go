@@ -33,6 +33,8 @@ type Objects struct {
 	Slices  []resourceapi.ResourceSlice
 	Classes []resourceapi.DeviceClass
 	Claims  []resourceapi.ResourceClaim
+	// TaintRules add taints to devices of the slices.
+	TaintRules []resourceapi.DeviceTaintRule
 }
 
 // Judge knows a cluster at one time. Its methods may be called at the same time.
@@ -68,8 +70,9 @@ func NewJudge(o Objects) *Judge {
 		byNode: make(map[string][]*resourceapi.ResourceSlice), byPool: make(map[pool][]*resourceapi.ResourceClaim),
 		cache: cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}), classes: make(classes, len(o.Classes)),
 	}
-	for i := range o.Slices {
-		s := &o.Slices[i]
+	all := WithTaintRules(o.Slices, o.TaintRules)
+	for i := range all {
+		s := &all[i]
 		if s.Spec.NodeName == nil {
 			j.shared = append(j.shared, s)
 			continue

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -24,6 +25,8 @@ type Objects struct {
 	Pods        []corev1.Pod
 	Inventories []v1alpha1.GPUInventory
 	Policies    []v1alpha1.SharingPolicy
+	// TaintRules add taints to devices of the slices.
+	TaintRules []resourceapi.DeviceTaintRule
 }
 
 // Build makes the model. Slices and claims of other drivers are ignored.
@@ -32,8 +35,9 @@ func Build(o Objects) Cluster {
 	for i := range o.Inventories {
 		b.addInventory(&o.Inventories[i])
 	}
-	for i := range o.Slices {
-		b.addSlice(&o.Slices[i])
+	all := fit.WithTaintRules(o.Slices, o.TaintRules)
+	for i := range all {
+		b.addSlice(&all[i])
 	}
 	b.each((*node).readPool)
 	b.addClaims(o.Claims, phases(o.Pods))
