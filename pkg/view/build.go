@@ -123,8 +123,9 @@ func (n *node) card(name gpu.DeviceName) *card {
 	return c
 }
 
+// addSlice adds a slice of a node's pool, which has the node's name.
 func (b *builder) addSlice(s *resourceapi.ResourceSlice) {
-	if s.Spec.Driver != gpu.DriverName || s.Spec.NodeName == nil {
+	if s.Spec.Driver != gpu.DriverName || s.Spec.NodeName == nil || s.Spec.Pool.Name != *s.Spec.NodeName {
 		return
 	}
 	n := b.node(*s.Spec.NodeName)
@@ -136,15 +137,15 @@ func (b *builder) addSlice(s *resourceapi.ResourceSlice) {
 	}
 }
 
+// complete reports whether all slices of the newest generation are there.
+func (n *node) complete() bool {
+	return len(n.slices) > 0 && int64(len(n.slices)) == n.slices[0].Spec.Pool.ResourceSliceCount
+}
+
 // readPool reads the devices of the newest generation of the node's slices, if all of
 // them are there.
 func (n *node) readPool() {
-	switch {
-	case len(n.slices) == 0:
-		n.Problems = append(n.Problems, "No ResourceSlices are published for it: nothing of it can be allocated.")
-		return
-	case int64(len(n.slices)) != n.slices[0].Spec.Pool.ResourceSliceCount:
-		n.Problems = append(n.Problems, "Its ResourceSlices are being written: until all are there, nothing of it can be allocated.")
+	if !n.complete() {
 		return
 	}
 	slices.SortFunc(n.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
@@ -278,6 +279,12 @@ func (b *builder) addPolicies(policies []v1alpha1.SharingPolicy) {
 
 // finish counts what fits, and puts all in order.
 func (n *node) finish() {
+	switch {
+	case len(n.slices) == 0:
+		n.Problems = append(n.Problems, "No ResourceSlices are published for it: nothing of it can be allocated.")
+	case !n.complete():
+		n.Problems = append(n.Problems, "Its ResourceSlices are being written: until all are there, nothing of it can be allocated.")
+	}
 	n.GPUs = make([]GPU, 0, len(n.gpus))
 	for _, c := range n.gpus {
 		c.count()

@@ -206,6 +206,33 @@ func TestUses(t *testing.T) {
 	}
 }
 
+// TestOtherPool: devices of a pool that isn't the node's are none of this driver's.
+func TestOtherPool(t *testing.T) {
+	o := objects(cluster(t, rand.New(rand.NewPCG(1, 1)), plans()[1]))
+	want := view.Build(o)
+	for _, s := range slices.Clone(o.Slices) {
+		s.Spec.Pool.Name, s.Spec.Pool.Generation = "other", s.Spec.Pool.Generation+1
+		s.Spec.Devices = nil
+		o.Slices = append(o.Slices, s)
+	}
+	if diff := cmp.Diff(want, view.Build(o)); diff != "" {
+		t.Errorf("with slices of another pool (-without +with):\n%s", diff)
+	}
+}
+
+// TestClaimOnly: a node that nothing but a claim tells of says why nothing fits there.
+func TestClaimOnly(t *testing.T) {
+	c := cluster(t, rand.New(rand.NewPCG(1, 1)), plans()[0])
+	c.Claims = nil
+	if _, err := c.Ask(t.Context(), "one", allocators.Request{Kind: "gpu"}); err != nil || len(c.Claims) != 1 {
+		t.Fatal(c.Claims, err)
+	}
+	n := view.Build(view.Objects{Claims: objects(c).Claims}).Nodes[0]
+	if len(n.Problems) != 1 || len(n.GPUs) != 1 || len(n.GPUs[0].Uses) != 1 {
+		t.Errorf("%+v", n)
+	}
+}
+
 // TestIncompletePool: nothing fits while slices are being written.
 func TestIncompletePool(t *testing.T) {
 	o := objects(cluster(t, rand.New(rand.NewPCG(1, 1)), plans()[1]))
