@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
@@ -56,7 +57,7 @@ func (j *Judge) matching(ctx context.Context, s resourceapi.DeviceSelector, devi
 	})
 }
 
-// wish is a request, or the first choice of one.
+// wish is a request, or one of its alternatives.
 type wish struct {
 	name, class string
 	selectors   []resourceapi.DeviceSelector
@@ -64,22 +65,33 @@ type wish struct {
 	capacity    *resourceapi.CapacityRequirements
 }
 
-func wishOf(r *resourceapi.DeviceRequest) wish {
+// wishesOf lists the request, or all of its alternatives.
+func wishesOf(r *resourceapi.DeviceRequest) []wish {
 	if e := r.Exactly; e != nil {
-		return wish{r.Name, e.DeviceClassName, e.Selectors, e.Tolerations, e.Capacity}
+		return []wish{{r.Name, e.DeviceClassName, e.Selectors, e.Tolerations, e.Capacity}}
 	}
-	if len(r.FirstAvailable) > 0 {
-		s := r.FirstAvailable[0]
-		return wish{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors, s.Tolerations, s.Capacity}
+	var out []wish
+	for _, s := range r.FirstAvailable {
+		out = append(out, wish{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors, s.Tolerations, s.Capacity})
 	}
-	return wish{name: r.Name}
+	return out
 }
 
-// whyNoMatch explains why no device matches a request. Of a request with several
-// choices it explains the first.
+// whyNoMatch explains why no device matches a request, or any of its alternatives.
 func (j *Judge) whyNoMatch(ctx context.Context, nodes []*corev1.Node, r *resourceapi.DeviceRequest) *Reason {
-	w := wishOf(r)
 	devices := j.offers(nodes)
+	var texts, changes []string
+	for _, w := range wishesOf(r) {
+		why := j.noMatch(ctx, devices, w)
+		if texts = append(texts, why.Text); !slices.Contains(changes, why.Change) {
+			changes = append(changes, why.Change)
+		}
+	}
+	return &Reason{Cause: NoMatch, Text: strings.Join(texts, " "), Change: strings.Join(changes, " ")}
+}
+
+// noMatch explains why none of the devices matches.
+func (j *Judge) noMatch(ctx context.Context, devices []offered, w wish) *Reason {
 	ofClass := devices
 	if class := j.classes[w.class]; class != nil {
 		for _, s := range class.Spec.Selectors {
@@ -231,31 +243,26 @@ func capacityOf(d offered, name string) string {
 
 // whyTainted explains which taints keep the claims off.
 func (j *Judge) whyTainted(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) *Reason {
-	tainted, all := make(map[string]map[string]bool), 0
-	matched := 0
+	on := make(map[string]map[string]bool)
+	matched, tainted := sets.New[*resourceapi.Device](), sets.New[*resourceapi.Device]()
+	devices := j.offers(nodes)
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
-			w := wishOf(&c.Spec.Devices.Requests[i])
-			left := j.offers(nodes)
-			if class := j.classes[w.class]; class != nil {
-				w.selectors = slices.Concat(class.Spec.Selectors, w.selectors)
-			}
-			for _, s := range w.selectors {
-				left = j.matching(ctx, s, left)
-			}
-			matched += len(left)
-			for _, d := range left {
-				if t := untolerated(d, w.tolerations); t != "" {
-					if all++; tainted[t] == nil {
-						tainted[t] = make(map[string]bool)
+			for _, w := range wishesOf(&c.Spec.Devices.Requests[i]) {
+				for _, d := range j.granted(ctx, devices, w) {
+					matched.Insert(d.Device)
+					if t := untolerated(d, w.tolerations); t != "" {
+						if tainted.Insert(d.Device); on[t] == nil {
+							on[t] = make(map[string]bool)
+						}
+						on[t][d.node] = true
 					}
-					tainted[t][d.node] = true
 				}
 			}
 		}
 	}
 	var taints []string
-	for t, where := range tainted {
+	for t, where := range on {
 		var names []string
 		for n := range where {
 			names = append(names, n)
@@ -268,11 +275,22 @@ func (j *Judge) whyTainted(ctx context.Context, nodes []*corev1.Node, claims []*
 	}
 	slices.Sort(taints)
 	return &Reason{
-		Cause: Tainted,
-		Text:  fmt.Sprintf("Of %s that match, %d have taints that the claim doesn't tolerate: %s.", count(matched, "device"), all, strings.Join(taints, "; ")),
-		Change: "End what the taints tell of (docs/health.md says how, kubectl gpu map shows it), " +
-			"or tolerate them in the claim's request.",
+		Cause:  Tainted,
+		Text:   fmt.Sprintf("Of %s that match, %d have taints that the claim doesn't tolerate: %s.", count(len(matched), "device"), len(tainted), strings.Join(taints, "; ")),
+		Change: "Repair the devices (docs/health.md), or tolerate the taints in the claim's request.",
 	}
+}
+
+// granted are the devices that the selectors of the wish and of its class are true for.
+func (j *Judge) granted(ctx context.Context, devices []offered, w wish) []offered {
+	all := w.selectors
+	if class := j.classes[w.class]; class != nil {
+		all = slices.Concat(class.Spec.Selectors, all)
+	}
+	for _, s := range all {
+		devices = j.matching(ctx, s, devices)
+	}
+	return devices
 }
 
 // untolerated returns the first taint that keeps a claim off the device; "" if none
