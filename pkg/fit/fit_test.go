@@ -295,12 +295,12 @@ func TestSentences(t *testing.T) {
 		want    fit.Reason
 	}{
 		"counter": {full, exactly("mig", profile("1g.10gb")), fit.Reason{
-			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on a takes 1 of counter memory-slices-4-5 of gpu-00000001, " +
-				"of which 0 of 2 are left beside claim ns/first (pod pod-first).",
+			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on a needs 1 of counter memory-slices-4-5 of gpu-00000001; " +
+				"0 of 2 are free, the rest is used by claim ns/first (pod pod-first).",
 			Change: "It fits on a after the end of claim ns/first (pod pod-first).",
 		}},
 		"shares": {shared, exactly("mps", memory("20Gi")), fit.Reason{
-			Text:   "Other claims have what it needs: it needs 20Gi of capacity memory of gpu-00000001-mps on a, of which 8Gi of 78Gi is left beside claim ns/share-0 (no pod uses it).",
+			Text:   "Other claims have what it needs: it needs 20Gi of capacity memory of gpu-00000001-mps on a; 8Gi of 78Gi is free, the rest is used by claim ns/share-0 (no pod uses it).",
 			Change: "It fits on a after the end of claim ns/share-0 (no pod uses it).",
 		}},
 		"no such model": {full, exactly("gpu", where(`device.attributes["gpu.nvidia.com"].productName == "NVIDIA B200"`)), fit.Reason{

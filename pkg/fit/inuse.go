@@ -126,7 +126,7 @@ func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 				}
 			}
 			if left < need.Value.Value() {
-				return fmt.Sprintf("%s on %s takes %d of counter %s of %s, of which %d of %d are left beside claim%s %s",
+				return fmt.Sprintf("%s on %s needs %d of counter %s of %s; %d of %d are free, the rest is used by claim%s %s",
 					r.Device, n.node, need.Value.Value(), name, from.CounterSet, left, all, plural(len(users)), list(users))
 			}
 		}
@@ -211,7 +211,7 @@ func (n onNode) capacity(r resourceapi.DeviceRequestAllocationResult) string {
 			}
 		}
 		if left.Cmp(need) < 0 {
-			return fmt.Sprintf("it needs %s of capacity %s of %s on %s, of which %s of %s is left beside claim%s %s",
+			return fmt.Sprintf("it needs %s of capacity %s of %s on %s; %s of %s is free, the rest is used by claim%s %s",
 				need.String(), name, r.Device, n.node, left.String(), all.String(), plural(len(users)), list(users))
 		}
 	}

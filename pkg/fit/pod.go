@@ -51,7 +51,7 @@ func (j *Judge) ClaimsOf(pod *corev1.Pod, claims []resourceapi.ResourceClaim) Po
 		of := &pod.Spec.ResourceClaims[i]
 		name, mustBeOwned, err := resourceclaim.Name(pod, of)
 		if err != nil {
-			out.Missing = append(out.Missing, fmt.Sprintf("The claim %s isn't made yet from the ResourceClaimTemplate %s: check that the template exists in namespace %s.",
+			out.Missing = append(out.Missing, fmt.Sprintf("The claim %s isn't created yet from the ResourceClaimTemplate %s: check that the template exists in namespace %s.",
 				of.Name, deref(of.ResourceClaimTemplateName), pod.Namespace))
 			continue
 		}
@@ -63,7 +63,7 @@ func (j *Judge) ClaimsOf(pod *corev1.Pod, claims []resourceapi.ResourceClaim) Po
 		case k < 0:
 			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s doesn't exist: create it.", pod.Namespace, *name))
 		case mustBeOwned && resourceclaim.IsForPod(pod, &claims[k], false) != nil:
-			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s belongs to somebody else: delete it, and a new one is made.", pod.Namespace, *name))
+			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s isn't owned by this pod: delete it, and Kubernetes creates a new one.", pod.Namespace, *name))
 		case claims[k].Status.Allocation != nil:
 			out.Allocated = append(out.Allocated, &claims[k])
 		default:
