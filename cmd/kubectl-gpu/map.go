@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/view"
 )
 
@@ -155,12 +156,12 @@ func bar(g view.GPU, width int) string {
 	if !g.Offered {
 		out = []rune(strings.Repeat(" ", width))
 	}
-	at := func(p view.Place) (int, int) {
+	at := func(p view.Placement) (int, int) {
 		all := max(1, g.MemorySlices)
 		return p.Start * width / all, (p.Start + p.Size) * width / all
 	}
 	for _, x := range g.Instances {
-		from, to := at(x.Place)
+		from, to := at(x.Placement)
 		for i := from; i < min(to, width); i++ {
 			out[i] = 'x'
 		}
@@ -179,7 +180,7 @@ type segment struct {
 
 // segments places the uses that keep others off. Shares of one partition are one
 // segment; equal shares of a GPU lie side by side, shares by size by their sizes.
-func segments(g view.GPU, width int, at func(view.Place) (int, int)) []segment {
+func segments(g view.GPU, width int, at func(view.Placement) (int, int)) []segment {
 	var out []segment
 	used := int64(0)
 	for _, u := range g.Uses {
@@ -188,11 +189,11 @@ func segments(g view.GPU, width int, at func(view.Place) (int, int)) []segment {
 		}
 		from, to := 0, width
 		switch {
-		case u.Place != nil:
-			from, to = at(*u.Place)
+		case u.Placement != nil:
+			from, to = at(*u.Placement)
 		case u.Count > 0:
 			from, to = u.Number*width/u.Count, (u.Number+1)*width/u.Count
-		case u.Type == view.Share && g.MemoryBytes > 0:
+		case u.Type == gpu.TypeMPS && g.MemoryBytes > 0:
 			from = int(used * int64(width) / g.MemoryBytes)
 			used += u.MemoryBytes
 			to = int(used * int64(width) / g.MemoryBytes)
@@ -282,11 +283,11 @@ func more(f view.Fit) string {
 	switch {
 	case f.MaxMemoryBytes > 0:
 		return fmt.Sprintf("%d×mps ≤%s", f.Count, gibibytes(f.MaxMemoryBytes))
-	case f.Type == view.Whole:
+	case f.Type == gpu.TypeGPU:
 		return "whole"
-	case f.Type == view.Share && name != "":
+	case f.Type == gpu.TypeMPS && name != "":
 		name = "mps/" + name
-	case f.Type == view.Share:
+	case f.Type == gpu.TypeMPS:
 		name = "mps " + gibibytes(f.MemoryBytes)
 	case name == "":
 		name = f.Type

@@ -31,7 +31,7 @@ type Objects struct {
 
 // Build makes the model. Slices and claims of other drivers are ignored.
 func Build(o Objects) Cluster {
-	b := builder{nodes: make(map[string]*node), places: make(map[placeKey]*Place)}
+	b := builder{nodes: make(map[string]*node), places: make(map[placeKey]*Placement)}
 	for i := range o.Inventories {
 		b.addInventory(&o.Inventories[i])
 	}
@@ -75,7 +75,7 @@ func phases(pods []corev1.Pod) map[types.UID]string {
 
 type builder struct {
 	nodes  map[string]*node
-	places map[placeKey]*Place
+	places map[placeKey]*Placement
 }
 
 // placeKey identifies a partition of any GPU of a model by the end of its name.
@@ -85,14 +85,14 @@ type placeKey struct{ model, part string }
 type node struct {
 	Node
 	slices []*resourceapi.ResourceSlice
-	gpus   map[gpu.DeviceName]*card
+	gpus   map[gpu.DeviceName]*gpuBuilder
 	// devices of the complete pool, by name.
 	devices map[string]*resourceapi.Device
 	names   *gpu.Names
 }
 
-// card is a GPU while it is made.
-type card struct {
+// gpuBuilder is a GPU while it is made.
+type gpuBuilder struct {
 	GPU
 	// reported: its node's plugin has said what it is.
 	reported bool
@@ -108,16 +108,16 @@ type card struct {
 func (b *builder) node(name string) *node {
 	n := b.nodes[name]
 	if n == nil {
-		n = &node{Node: Node{Name: name}, gpus: make(map[gpu.DeviceName]*card)}
+		n = &node{Node: Node{Name: name}, gpus: make(map[gpu.DeviceName]*gpuBuilder)}
 		b.nodes[name] = n
 	}
 	return n
 }
 
-func (n *node) card(name gpu.DeviceName) *card {
+func (n *node) gpuBuilder(name gpu.DeviceName) *gpuBuilder {
 	c := n.gpus[name]
 	if c == nil {
-		c = &card{GPU: GPU{Device: string(name), Index: -1, Uses: []Use{}, Fits: []Fit{}}}
+		c = &gpuBuilder{GPU: GPU{Device: string(name), Index: -1, Uses: []Use{}, Fits: []Fit{}}}
 		n.gpus[name] = c
 	}
 	return c
@@ -156,18 +156,18 @@ func (n *node) readPool() {
 	n.devices = make(map[string]*resourceapi.Device, count)
 	for _, s := range n.slices {
 		for i := range s.Spec.SharedCounters {
-			n.card(gpu.DeviceName(s.Spec.SharedCounters[i].Name)).set = &s.Spec.SharedCounters[i]
+			n.gpuBuilder(gpu.DeviceName(s.Spec.SharedCounters[i].Name)).set = &s.Spec.SharedCounters[i]
 		}
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
 			n.devices[d.Name] = d
-			n.card(gpu.DeviceName(d.Name).Whole()).add(d)
+			n.gpuBuilder(gpu.DeviceName(d.Name).Whole()).add(d)
 		}
 	}
 }
 
 // add adds a published device of the GPU.
-func (c *card) add(d *resourceapi.Device) {
+func (c *gpuBuilder) add(d *resourceapi.Device) {
 	c.devices = append(c.devices, d)
 	for _, t := range d.Taints {
 		c.addTaint(t)
@@ -189,7 +189,7 @@ func (c *card) add(d *resourceapi.Device) {
 	}
 }
 
-func (c *card) addTaint(t resourceapi.DeviceTaint) {
+func (c *gpuBuilder) addTaint(t resourceapi.DeviceTaint) {
 	same := func(u Taint) bool { return u.Key == t.Key && u.Value == t.Value && u.Effect == string(t.Effect) }
 	if !slices.ContainsFunc(c.Taints, same) {
 		c.Taints = append(c.Taints, Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect), Since: t.TimeAdded})
@@ -213,7 +213,7 @@ func (b *builder) addClaims(claims []resourceapi.ResourceClaim, phases map[types
 // addResult adds a device that a claim was allocated. A pool has its node's name.
 func (b *builder) addResult(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, phases map[types.UID]string) {
 	n := b.node(r.Pool)
-	at := n.card(gpu.DeviceName(r.Device).Whole())
+	at := n.gpuBuilder(gpu.DeviceName(r.Device).Whole())
 	u := b.use(n, at, r)
 	u.Claim = Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID)}
 	for _, by := range c.Status.ReservedFor {
@@ -229,7 +229,7 @@ func (b *builder) addResult(c *resourceapi.ResourceClaim, r *resourceapi.DeviceR
 }
 
 // hold notes that the device isn't free.
-func (c *card) hold(r *resourceapi.DeviceRequestAllocationResult) {
+func (c *gpuBuilder) hold(r *resourceapi.DeviceRequestAllocationResult) {
 	if c.held == nil {
 		c.held, c.consumed = make(map[string]bool), make(map[string]map[resourceapi.QualifiedName]int64)
 	}
@@ -296,10 +296,10 @@ func (n *node) finish() {
 
 func compareUses(a, b Use) int {
 	start := func(u Use) int {
-		if u.Place == nil {
+		if u.Placement == nil {
 			return 0
 		}
-		return u.Place.Start
+		return u.Placement.Start
 	}
 	return cmp.Or(cmp.Compare(start(a), start(b)), cmp.Compare(a.Number, b.Number), cmp.Compare(a.Device, b.Device),
 		cmp.Compare(a.Claim.Namespace, b.Claim.Namespace), cmp.Compare(a.Claim.Name, b.Claim.Name), cmp.Compare(a.ShareID, b.ShareID))

@@ -27,7 +27,7 @@ type kind struct {
 
 // count finds out what else of the GPU can be allocated: for each kind of device, the
 // devices are tried in the order in which the scheduler takes them.
-func (c *card) count() {
+func (c *gpuBuilder) count() {
 	free := c.counters()
 	var kinds []kind
 	for _, d := range c.devices {
@@ -46,7 +46,9 @@ func (c *card) count() {
 }
 
 func compareFits(a, b Fit) int {
-	order := func(f Fit) int { return slices.Index([]string{Whole, Partition, Share, Turn}, f.Type) }
+	order := func(f Fit) int {
+		return slices.Index([]string{gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMPS, gpu.TypeTimeSlice}, f.Type)
+	}
 	return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(b.MemoryBytes, a.MemoryBytes), cmp.Compare(a.Profile, b.Profile))
 }
 
@@ -77,7 +79,7 @@ func isShared(d *resourceapi.Device) bool {
 
 // counters returns what claims leave of the counters. A device that is allocated
 // several times consumes them once.
-func (c *card) counters() counters {
+func (c *gpuBuilder) counters() counters {
 	if c.set == nil {
 		return counters{}
 	}
@@ -117,7 +119,7 @@ func (c counters) suffice(d *resourceapi.Device) bool {
 }
 
 // try adds to f how often the device can be allocated, and takes its counters.
-func (c *card) try(f *Fit, d *resourceapi.Device, left counters) {
+func (c *gpuBuilder) try(f *Fit, d *resourceapi.Device, left counters) {
 	held := c.held[d.Name]
 	if keepsOff(d) || held && !isShared(d) || !held && !left.suffice(d) {
 		return

@@ -21,7 +21,7 @@ func (n *node) readGPUs(inv *v1alpha1.GPUInventory) {
 	n.names = names
 	for i, g := range facts.GPUs {
 		name, _ := names.Name(gpu.Whole{GPU: g.UUID})
-		c := n.card(name)
+		c := n.gpuBuilder(name)
 		c.reported = true
 		c.UUID, c.Index, c.Model, c.MemoryBytes = string(g.UUID), g.Index, g.Model.ProductName, g.MemoryBytes
 		for _, cond := range inv.Status.GPUs[i].Conditions {
@@ -38,13 +38,13 @@ func (n *node) readGPUs(inv *v1alpha1.GPUInventory) {
 			}
 		}
 		for _, x := range g.MIG.Instances {
-			c.Instances = append(c.Instances, Instance{UUID: string(x.UUID), Profile: x.Profile, Place: Place(x.Placement)})
+			c.Instances = append(c.Instances, Instance{UUID: string(x.UUID), Profile: x.Profile, Placement: Placement(x.Placement)})
 		}
 	}
 }
 
 // use describes the device of a result.
-func (b *builder) use(n *node, c *card, r *resourceapi.DeviceRequestAllocationResult) Use {
+func (b *builder) use(n *node, c *gpuBuilder, r *resourceapi.DeviceRequestAllocationResult) Use {
 	name := gpu.DeviceName(r.Device)
 	u := Use{Device: r.Device, Type: name.Type(), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
 	if r.ShareID != nil {
@@ -54,23 +54,23 @@ func (b *builder) use(n *node, c *card, r *resourceapi.DeviceRequestAllocationRe
 	if d != nil {
 		u.Profile, u.Leftover = text(d, "profile"), text(d, "type") == leftover
 		u.MemoryBytes, u.ThreadPercentage = capacity(d, gpu.MemoryCapacity), int(capacity(d, gpu.ThreadCapacity))
-		u.Place = placeOf(d)
+		u.Placement = placeOf(d)
 	}
 	if r.ShareID != nil {
 		memory, threads := r.ConsumedCapacity[gpu.MemoryCapacity], r.ConsumedCapacity[gpu.ThreadCapacity]
 		u.MemoryBytes, u.ThreadPercentage = memory.Value(), int(threads.Value())
 	}
-	if u.Type == Share || u.Type == Turn {
+	if u.Type == gpu.TypeMPS || u.Type == gpu.TypeTimeSlice {
 		u.Count, u.Number = name.Part()
 	}
-	if name.IsPartition() && u.Place == nil {
-		u.Place = b.place(n, c, name)
+	if name.IsPartition() && u.Placement == nil {
+		u.Placement = b.place(n, c, name)
 	}
 	return u
 }
 
 // place finds a partition in the GPU's tables; nil if they aren't known.
-func (b *builder) place(n *node, c *card, name gpu.DeviceName) *Place {
+func (b *builder) place(n *node, c *gpuBuilder, name gpu.DeviceName) *Placement {
 	if of := name.SharedDevice(); of != "" {
 		name = of
 	}
@@ -86,18 +86,18 @@ func (b *builder) place(n *node, c *card, name gpu.DeviceName) *Place {
 	if err != nil || !ok {
 		return nil
 	}
-	at := Place(p.Placement)
+	at := Placement(p.Placement)
 	b.places[key] = &at
 	return &at
 }
 
 // placeOf is where a partition's device is; nil for others.
-func placeOf(d *resourceapi.Device) *Place {
+func placeOf(d *resourceapi.Device) *Placement {
 	size := number(d, "placementSize")
 	if size == 0 {
 		return nil
 	}
-	return &Place{Start: int(number(d, "placementStart")), Size: int(size)}
+	return &Placement{Start: int(number(d, "placementStart")), Size: int(size)}
 }
 
 func text(d *resourceapi.Device, name resourceapi.QualifiedName) string {

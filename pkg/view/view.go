@@ -47,7 +47,7 @@ type GPU struct {
 	Taints []Taint `json:"taints,omitempty"`
 	// Instances are MIG instances that others than this driver made.
 	Instances []Instance `json:"instances,omitempty"`
-	// Uses are what claims have of the GPU, by place, device and claim.
+	// Uses are what claims have of the GPU, by placement, device and claim.
 	Uses []Use `json:"uses"`
 	// Fits counts the claims that still fit, by kind of device: the whole GPU first, then
 	// by size. Kinds of which none fits are listed with 0.
@@ -69,26 +69,18 @@ type Taint struct {
 	Since  *metav1.Time `json:"since,omitempty"`
 }
 
-// Place is a range of memory slices: [Start, Start+Size).
-type Place struct {
+// Placement is a range of memory slices: [Start, Start+Size).
+type Placement struct {
 	Start int `json:"start"`
 	Size  int `json:"size"`
 }
 
 // Instance is a MIG instance that others made.
 type Instance struct {
-	UUID    string `json:"uuid,omitempty"`
-	Profile string `json:"profile"`
-	Place   Place  `json:"place"`
+	UUID      string    `json:"uuid,omitempty"`
+	Profile   string    `json:"profile"`
+	Placement Placement `json:"placement"`
 }
-
-// Values of Use.Type and Fit.Type, as gpu.DeviceName has them.
-const (
-	Whole     = "gpu"
-	Partition = "mig"
-	Share     = "mps"
-	Turn      = "timeslice"
-)
 
 // Use is a device, or a part of one, that a claim has.
 type Use struct {
@@ -97,9 +89,9 @@ type Use struct {
 	Type string `json:"type"`
 	// Profile of the partition that the device is, or is a share of.
 	Profile string `json:"profile,omitempty"`
-	// Place of that partition; absent for the whole GPU, its shares and replicas, and
+	// Placement of that partition; absent for the whole GPU, its shares and replicas, and
 	// where it isn't known.
-	Place *Place `json:"place,omitempty"`
+	Placement *Placement `json:"placement,omitempty"`
 	// Count is among how many equal shares or replicas this is one, and Number which,
 	// from 0; Count is 0 where each claim chooses a size.
 	Count  int `json:"count,omitempty"`

@@ -181,9 +181,9 @@ func TestUses(t *testing.T) {
 	o.Policies = []v1alpha1.SharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "cut"}, Status: v1alpha1.SharingPolicyStatus{
 		Served: []v1alpha1.ServedNode{{Node: c.Node.Name, GPUs: []string{"gpu-00000001"}}},
 	}}}
-	place := &view.Place{Start: 4, Size: 4}
+	place := &view.Placement{Start: 4, Size: 4}
 	want := []view.Use{{
-		Device: "gpu-00000001-mig-3g40gb-4", Type: "mig", Profile: "3g.40gb", Place: place, MemoryBytes: 40448 << 20,
+		Device: "gpu-00000001-mig-3g40gb-4", Type: "mig", Profile: "3g.40gb", Placement: place, MemoryBytes: 40448 << 20,
 		Claim: view.Claim{Namespace: "ns", Name: "three", UID: "u3"},
 		Pods:  []view.Pod{{Namespace: "ns", Name: "train", UID: "p1", Phase: "Running"}},
 	}}
