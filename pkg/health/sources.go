@@ -18,10 +18,15 @@ func (r Reading) findings() []finding {
 			all = append(all, finding{t: gpu.MPSDaemonFailed, source: FromMPSDaemon, clause: d.Message})
 		}
 	}
-	v := r.Vitals
-	if v == nil {
+	if r.Vitals == nil {
 		return all
 	}
+	return append(all, findingsOf(*r.Vitals)...)
+}
+
+// findingsOf returns the reports of the sources among the vitals.
+func findingsOf(v gpu.Vitals) []finding {
+	var all []finding
 	if f, ok := fromRecovery(v.Recovery); ok {
 		all = append(all, f)
 	}
@@ -126,13 +131,16 @@ func (c Cause) over(r Reading) bool {
 	case FromReading:
 		return true
 	case FromMPSDaemon:
-		return r.DaemonsKnown && len(r.DaemonFaults) == 0
+		return r.daemonsServe()
 	case FromRecord:
 		return false
 	default: // of a newer version
 		return false
 	}
 }
+
+// daemonsServe reports whether all MPS daemons of the GPU are known to serve.
+func (r Reading) daemonsServe() bool { return r.DaemonsKnown && len(r.DaemonFaults) == 0 }
 
 // endsByLoad reports whether the cause is over once the driver was loaded again,
 // unless its source reports it again. It isn't if the reason outlives that, and the
