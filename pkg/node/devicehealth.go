@@ -40,10 +40,22 @@ func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
 			all = append(all, d)
 		}
 	}
-	byName := func(a, b kubeletplugin.DeviceHealth) int { return cmp.Compare(a.DeviceName, b.DeviceName) }
-	slices.SortFunc(all, byName)
-	// Several claims can have shares of one device, or look at it as an administrator.
-	return slices.CompactFunc(all, func(a, b kubeletplugin.DeviceHealth) bool { return byName(a, b) == 0 }), changed
+	// Several claims can have shares of one device, or look at it as an administrator: the
+	// first in this order is reported.
+	order := worstFirst()
+	slices.SortFunc(all, func(a, b kubeletplugin.DeviceHealth) int {
+		return cmp.Or(
+			cmp.Compare(a.DeviceName, b.DeviceName),
+			cmp.Compare(slices.Index(order, a.Health), slices.Index(order, b.Health)),
+			cmp.Compare(len(b.Message), len(a.Message)), // the longer one lists more conditions
+		)
+	})
+	return slices.CompactFunc(all, func(a, b kubeletplugin.DeviceHealth) bool { return a.DeviceName == b.DeviceName }), changed
+}
+
+// worstFirst returns all healths.
+func worstFirst() []kubeletplugin.HealthStatus {
+	return []kubeletplugin.HealthStatus{kubeletplugin.HealthStatusUnhealthy, kubeletplugin.HealthStatusUnknown, kubeletplugin.HealthStatusHealthy}
 }
 
 // reportedHealth returns the health of a claim's device: that of its GPU, with the
@@ -64,10 +76,9 @@ func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.Heal
 		is := healthWith(c)
 		byHealth[is] = append(byHealth[is], string(c.Type)+": "+c.Message)
 	}
-	worstFirst := []kubeletplugin.HealthStatus{kubeletplugin.HealthStatusUnhealthy, kubeletplugin.HealthStatusUnknown, kubeletplugin.HealthStatusHealthy}
 	health := kubeletplugin.HealthStatusHealthy
 	var messages []string
-	for _, is := range worstFirst {
+	for _, is := range worstFirst() {
 		if len(messages) == 0 && len(byHealth[is]) > 0 {
 			health = is
 		}

@@ -142,6 +142,30 @@ func TestMPSDaemonFailed(t *testing.T) {
 	}
 }
 
+// TestWorstHealthOfADevice: of several holdings of a device the worst counts, in any order.
+func TestWorstHealthOfADevice(t *testing.T) {
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	f := facts.New("node-a")
+	err := f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: uuid, Conditions: []gpu.Condition{
+		{Type: gpu.MPSDaemonFailed, Message: "no server"}, {Type: gpu.NVLinkDown, Message: "link 3"},
+	}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := holding.Holding{Device: "gpu-980fb007-mps4-0", GPU: uuid, MPS: &holding.MPS{}}
+	admin := holding.Holding{Device: share.Device, GPU: uuid, Admin: true}
+	for _, holdings := range [][]holding.Holding{{share, admin}, {admin, share}} {
+		h := deviceHealth{
+			held: func() []holding.Record { return []holding.Record{{Holdings: holdings}} }, facts: f,
+			outdated: func(time.Duration) error { return nil },
+		}
+		got, _ := h.report()
+		if len(got) != 1 || got[0].Health != unhealthy || got[0].Message != "MPSDaemonFailed: no server; NVLinkDown: link 3" {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
 // TestWorstConditionCounts: the order of conditions doesn't matter, and all messages
 // are there.
 func TestWorstConditionCounts(t *testing.T) {
