@@ -24,31 +24,39 @@ func getCommand(o *options) *cobra.Command {
 		Example: `  kubectl gpu get
   kubectl gpu get -n team -o wide
   kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
-		RunE: func(cmd *cobra.Command, nodes []string) error {
-			if err := oneOf(o.output, "", "wide", "json", "yaml"); err != nil {
-				return err
-			}
-			r, err := o.reader()
-			if err != nil {
-				return err
-			}
-			c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
-			if err != nil {
-				return err
-			}
-			defer r.tell(o.ErrOut)
-			if c, err = only(c, nodes, o.namespace()); err != nil {
-				return err
-			}
-			if o.output == "json" || o.output == "yaml" {
-				return write(o.Out, o.output, c)
-			}
+		RunE: o.show([]string{"wide", "json", "yaml"}, func(c view.Cluster) error {
 			return table(o.Out, c, o.output == "wide")
-		},
+		}),
 	}
 	o.addNamespaces(cmd)
 	o.addOutput(cmd, "wide, json or yaml")
 	return cmd
+}
+
+// show returns the run of a command that shows the model of the named nodes, or of all:
+// as JSON or YAML, or in another form by draw.
+func (o *options) show(forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, nodes []string) error {
+		if err := oneOf(o.output, append([]string{""}, forms...)...); err != nil {
+			return err
+		}
+		r, err := o.reader()
+		if err != nil {
+			return err
+		}
+		c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
+		if err != nil {
+			return err
+		}
+		defer r.tell(o.ErrOut)
+		if c, err = only(c, nodes, o.namespace()); err != nil {
+			return err
+		}
+		if o.output == "json" || o.output == "yaml" {
+			return write(o.Out, o.output, c)
+		}
+		return draw(c)
+	}
 }
 
 // currentNamespace is that of -n, or of the kubeconfig's context.

@@ -31,28 +31,10 @@ Conditions and taints of a GPU are below its row.`,
   kubectl gpu map node-3           # only this node
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
   kubectl gpu map -o json          # the model that the map is drawn from`,
-		RunE: func(cmd *cobra.Command, nodes []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
-				return err
-			}
-			r, err := o.reader()
-			if err != nil {
-				return err
-			}
-			c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
-			if err != nil {
-				return err
-			}
-			defer r.tell(o.ErrOut)
-			if c, err = only(c, nodes, o.namespace()); err != nil {
-				return err
-			}
-			if o.output != "" {
-				return write(o.Out, o.output, c)
-			}
+		RunE: o.show([]string{"json", "yaml"}, func(c view.Cluster) error {
 			drawing{w: o.Out, screen: o.screen}.cluster(c)
 			return nil
-		},
+		}),
 	}
 	o.addNamespaces(cmd)
 	o.addOutput(cmd, "json or yaml; default: a drawing")
