@@ -131,8 +131,8 @@ func (h *healthBench) round(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		g := paperGPU{h.node, i}
-		if err := h.slices.await(ctx, nil, func(s seenSlices) bool { return s.tainted[g] > 0 }); err != nil {
+		g := simulatedGPU{h.node, i}
+		if err := h.slices.await(ctx, func(s *seenSlices) bool { return s.tainted[g] > 0 }); err != nil {
 			return fmt.Errorf("wait for the taint of GPU %d: %w", i, err)
 		}
 		if err := h.status.await(ctx, func(health map[string]seenHealth) bool { return health[h.names[i]].unhealthy() }); err != nil {
@@ -152,7 +152,7 @@ func (h *healthBench) heal(ctx context.Context) error {
 	}
 	for left := migGPUs; left > 0; {
 		var now int
-		if err := h.slices.await(ctx, nil, func(s seenSlices) bool { now = len(s.tainted); return now < left }); err != nil {
+		if err := h.slices.await(ctx, func(s *seenSlices) bool { now = len(s.tainted); return now < left }); err != nil {
 			return fmt.Errorf("wait for %d GPUs to lose their taints: %w", left, err)
 		}
 		for ; left > now; left-- {
@@ -172,7 +172,7 @@ func (h *healthBench) storm(ctx context.Context) error {
 	if _, err := h.simulate(ctx, append(all, "--lost", "--recovery", "reboot")...); err != nil {
 		return err
 	}
-	if err := h.slices.await(ctx, nil, func(s seenSlices) bool { return len(s.tainted) == migGPUs }); err != nil {
+	if err := h.slices.await(ctx, func(s *seenSlices) bool { return len(s.tainted) == migGPUs }); err != nil {
 		return fmt.Errorf("wait for all GPUs to be tainted: %w", err)
 	}
 	if err := h.countWrites(ctx, "health_storm_node_writes_per_slice", h.slices, before); err != nil {
@@ -206,7 +206,7 @@ func (h *healthBench) comeAndGo(ctx context.Context) error {
 	most, _, _ := h.slices.writes()
 	h.figure("health_flapping_writes_per_slice_per_min", float64(most)/h.flapping.Minutes())
 	// Nothing is to be written while later parts measure.
-	if err := h.slices.await(ctx, nil, func(s seenSlices) bool { return len(s.tainted) == 0 }); err != nil {
+	if err := h.slices.await(ctx, func(s *seenSlices) bool { return len(s.tainted) == 0 }); err != nil {
 		return fmt.Errorf("wait for the GPU to lose its taints: %w", err)
 	}
 	return nil
@@ -250,7 +250,7 @@ func (h *healthBench) kernelLog(ctx context.Context) ([]byte, error) {
 	return log.Bytes(), nil
 }
 
-func (w *sliceWatch) taintedSince(g paperGPU) time.Duration {
+func (w *sliceWatch) taintedSince(g simulatedGPU) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.seen.tainted[g]

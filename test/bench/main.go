@@ -38,7 +38,7 @@ type options struct {
 	// handovers from a force-deleted pod to the next one.
 	handovers int
 	idle      time.Duration
-	// stormNodes are the nodes on paper whose GPUs fail at once.
+	// stormNodes is the number of hollow nodes whose GPUs fail at once.
 	stormNodes int
 	// flapping is how long a GPU comes and goes.
 	flapping time.Duration
@@ -54,7 +54,7 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
-	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "nodes, on paper, whose eight GPUs fail at once")
+	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "hollow nodes, which have no machine, whose eight GPUs fail at once")
 	flag.DurationVar(&o.flapping, "flapping", time.Minute, "how long a GPU comes and goes; 0 leaves that out")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")

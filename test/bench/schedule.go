@@ -32,7 +32,7 @@ import (
 const maxScheduled = 100
 
 // scheduling measures how many pods a second Kubernetes' scheduler binds over
-// nodes that are there on paper only: Node objects, and the slices that are
+// hollow nodes: Node objects without machines, and the slices that are
 // published for eight H100s each. There are no kubelets and no controllers, so
 // that the scheduler and the API server have the machine to themselves, and
 // the scheduler may send as many requests as it wants: with the 50 a second

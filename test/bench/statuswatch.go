@@ -2,24 +2,18 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// statusWatch follows the health of the devices in a pod's status.
-type statusWatch struct {
-	mu   notify.Mutex
-	seen map[string]seenHealth // by device name
-	err  error
-}
+// statusWatch follows the health of the devices in a pod's status, by device name.
+type statusWatch struct{ watched[map[string]seenHealth] }
 
 // seenHealth is the health of a device, and since when it is that.
 type seenHealth struct {
@@ -33,26 +27,12 @@ func watchStatus(ctx context.Context, running *sync.WaitGroup, kube kubernetes.I
 	if err != nil {
 		return nil, err
 	}
-	w := &statusWatch{seen: map[string]seenHealth{}}
-	running.Go(func() {
-		defer events.Stop()
-		for e := range events.ResultChan() {
-			at := monotonic()
-			p, ok := e.Object.(*corev1.Pod)
-			w.mu.Change(func() {
-				if !ok {
-					w.err = fmt.Errorf("watch pod %s: %v", pod, e.Object)
-					return
-				}
-				w.add(p, at)
-			})
-		}
-		w.mu.Change(func() { w.err = errors.Join(w.err, fmt.Errorf("the watch of pod %s ended", pod)) })
-	})
+	w := &statusWatch{watched[map[string]seenHealth]{timeout: timeout, seen: map[string]seenHealth{}}}
+	running.Go(func() { follow(&w.watched, events, "pod "+pod, w.add) })
 	return w, nil
 }
 
-func (w *statusWatch) add(p *corev1.Pod, at time.Duration) {
+func (w *statusWatch) add(_ watch.EventType, p *corev1.Pod, at time.Duration) {
 	for _, c := range p.Status.ContainerStatuses {
 		for _, claim := range c.AllocatedResourcesStatus {
 			for _, r := range claim.Resources {
@@ -68,21 +48,12 @@ func (w *statusWatch) add(p *corev1.Pod, at time.Duration) {
 
 // await waits until the health of the devices is as wanted.
 func (w *statusWatch) await(ctx context.Context, ok func(map[string]seenHealth) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
+	if err := w.watched.await(ctx, ok); err != nil {
 		w.mu.Lock()
-		done, err, changed := ok(w.seen), w.err, w.mu.Changed()
-		w.mu.Unlock()
-		if done || err != nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w; last seen: %v", ctx.Err(), w.seen)
-		}
+		defer w.mu.Unlock()
+		return fmt.Errorf("%w; last seen: %v", err, w.seen)
 	}
+	return nil
 }
 
 func (w *statusWatch) since(device string) time.Duration {

@@ -50,32 +50,31 @@ func (b *bench) storm(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(ctx, logr.Discard()))
+	ctx, cancel := context.WithCancelCause(klog.NewContext(ctx, logr.Discard()))
 	var running sync.WaitGroup
 	defer running.Wait()
-	defer cancel()
-	failed := make(chan error, 1)
+	defer cancel(nil)
 	running.Go(func() {
 		if err := control.Run(ctx, control.Config{REST: config, MetricsAddress: "0", HealthAddress: "0"}); err != nil {
-			failed <- fmt.Errorf("run the controller: %w", err)
+			cancel(fmt.Errorf("run the controller: %w", err))
 		}
 	})
 	written, err := watchSlices(ctx, &running, kube, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
-	written.patience += time.Duration(b.stormNodes) * patienceEach
+	written.timeout += time.Duration(b.stormNodes) * timeoutPerNode
 	b.progress("publishing %d nodes of %d GPUs each", b.stormNodes, migGPUs)
-	var nodes []*paperNode
+	var nodes []*hollowNode
 	for i := range b.stormNodes {
-		n, err := startPaperNode(ctx, &running, kube, config, i)
+		n, err := startHollowNode(ctx, &running, kube, config, i)
 		if err != nil {
 			return err
 		}
 		nodes = append(nodes, n)
 	}
 	all := b.stormNodes * migGPUs
-	if err := written.await(ctx, failed, func(s seenSlices) bool { return s.complete(b.stormNodes) }); err != nil {
+	if err := written.await(ctx, func(s *seenSlices) bool { return s.complete(b.stormNodes) }); err != nil {
 		return fmt.Errorf("wait for %d nodes to be published: %w", b.stormNodes, err)
 	}
 	before := written.reset()
@@ -87,7 +86,7 @@ func (b *bench) storm(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := written.await(ctx, failed, func(s seenSlices) bool { return len(s.tainted) == all }); err != nil {
+	if err := written.await(ctx, func(s *seenSlices) bool { return len(s.tainted) == all }); err != nil {
 		return fmt.Errorf("wait for %d GPUs to be tainted: %w", all, err)
 	}
 	b.figure("health_storm_all_tainted_s", (written.lastChange() - start).Seconds())
@@ -132,17 +131,17 @@ func startServer(ctx context.Context) (config *rest.Config, stop func(), err err
 	return config, func() { _ = errors.Join(env.Stop(), os.RemoveAll(dir)) }, nil
 }
 
-// paperNode is a node that is there on paper, and the part of its plugin that knows
+// hollowNode is a Node object without a machine, and the part of its plugin that knows
 // of GPUs' health.
-type paperNode struct {
+type hollowNode struct {
 	gpus    []gpu.UUID
 	monitor *healthmonitor.Monitor
 	broken  atomic.Bool
 	sick    atomic.Int32 // readings since
 }
 
-// startPaperNode makes the Node and runs its plugin until ctx ends.
-func startPaperNode(ctx context.Context, running *sync.WaitGroup, kube kubernetes.Interface, config *rest.Config, i int) (*paperNode, error) {
+// startHollowNode makes the Node and runs its plugin until ctx ends.
+func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernetes.Interface, config *rest.Config, i int) (*hollowNode, error) {
 	name := fmt.Sprintf("node-%03d", i)
 	if _, err := kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("create node %s: %w", name, err)
@@ -152,7 +151,7 @@ func startPaperNode(ctx context.Context, running *sync.WaitGroup, kube kubernete
 		return nil, fmt.Errorf("simulate a node: %w", err)
 	}
 	there.Name = name
-	f, n := facts.New(name), &paperNode{}
+	f, n := facts.New(name), &hollowNode{}
 	for g := range there.GPUs {
 		there.GPUs[g].UUID = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", g+1, i))
 		n.gpus = append(n.gpus, there.GPUs[g].UUID)
@@ -179,7 +178,7 @@ func startPaperNode(ctx context.Context, running *sync.WaitGroup, kube kubernete
 }
 
 // Vitals of a GPU, which all fail at once.
-func (n *paperNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
+func (n *hollowNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
 	if !n.broken.Load() {
 		return gpu.Vitals{Recovery: gpu.RecoveryNone}, nil
 	}
@@ -189,15 +188,15 @@ func (n *paperNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
 
 // failTogether breaks all GPUs of the nodes, with an XID each, and returns when all have
 // been read since.
-func failTogether(ctx context.Context, nodes []*paperNode) error {
+func failTogether(ctx context.Context, nodes []*hollowNode) error {
 	for _, n := range nodes {
 		n.broken.Store(true)
 		for _, uuid := range n.gpus {
 			n.monitor.SawXID(gpu.XID{GPU: uuid, Code: 95, At: time.Now()})
 		}
 	}
-	return wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, patience, true, func(context.Context) (bool, error) {
-		return !slices.ContainsFunc(nodes, func(n *paperNode) bool { return n.sick.Load() < migGPUs }), nil
+	return wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, timeout, true, func(context.Context) (bool, error) {
+		return !slices.ContainsFunc(nodes, func(n *hollowNode) bool { return n.sick.Load() < migGPUs }), nil
 	})
 }
 
