@@ -40,6 +40,10 @@ type options struct {
 	idle      time.Duration
 	// stormNodes is the number of hollow nodes whose GPUs fail at once.
 	stormNodes int
+	// scaleNodes is the number of hollow nodes of the part scale, which watches the idle
+	// controller for scaleIdle.
+	scaleNodes int
+	scaleIdle  time.Duration
 	// flapping is how long a GPU comes and goes.
 	flapping time.Duration
 	keep     bool
@@ -55,6 +59,8 @@ func main() {
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "hollow nodes, which have no machine, whose eight GPUs fail at once")
+	flag.IntVar(&o.scaleNodes, "nodes", 1000, "hollow nodes of the part scale")
+	flag.DurationVar(&o.scaleIdle, "scale-idle", time.Minute, "how long to watch the idle controller of the part scale for API writes")
 	flag.DurationVar(&o.flapping, "flapping", time.Minute, "how long a GPU comes and goes; 0 leaves that out")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
@@ -115,6 +121,7 @@ func (b *bench) parts() []part {
 		{"idle", b.writesIdle, true},
 		{"schedule", b.schedule, false},
 		{"storm", b.storm, false},
+		{"scale", b.scale, false},
 	}
 }
 

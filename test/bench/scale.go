@@ -1,0 +1,413 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/test/apiserver"
+)
+
+// scaleBench measures the controller's program with many hollow nodes, a real API
+// server and a real etcd, which doesn't sync its files.
+type scaleBench struct {
+	*bench
+	dir        string
+	env        *envtest.Environment
+	kube       kubernetes.Interface
+	nodes      *hollowNodes
+	pools      *poolWatch
+	program    string // file of the controller
+	kubeconfig string
+	running    *controllerProcess
+	drivers    int // how many driver versions were made up
+}
+
+// scale measures how the controller's work and memory grow with the number of nodes.
+func (b *bench) scale(ctx context.Context) (err error) {
+	if b.real || b.bundle != "" {
+		return nil // needs the checkout, and says nothing about hardware
+	}
+	dir, err := os.MkdirTemp("", "bench-scale-")
+	if err != nil {
+		return fmt.Errorf("make a directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	ctrl.SetLogger(logr.Discard())
+	s := &scaleBench{bench: b, dir: dir, env: &envtest.Environment{CRDDirectoryPaths: []string{crds}, ErrorIfCRDPathMissing: true}}
+	defer func() { err = errors.Join(err, s.env.Stop()) }()
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, logr.Discard()))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	if err := s.begin(ctx, &running); err != nil {
+		return err
+	}
+	for _, f := range []func(context.Context) error{
+		s.firstPublication, s.bytes, s.changes, s.idleWrites, s.policyEdit, s.zone, s.claims, s.restart, s.leaderChange,
+	} {
+		if err := f(ctx); err != nil {
+			return fmt.Errorf("%w\n%s", err, tail(filepath.Join(dir, "controller.log")))
+		}
+	}
+	return s.running.stop(syscall.SIGTERM)
+}
+
+// begin starts the servers, builds the controller and makes the nodes.
+func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) error {
+	if err := apiserver.Binaries(ctx, s.dir, os.Stderr); err != nil {
+		return err
+	}
+	config, err := apiserver.Start(s.env, s.dir)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	if err := s.makeUser(ctx, config); err != nil {
+		return err
+	}
+	s.program = filepath.Join(s.dir, "controller")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", s.program, "./cmd/controller").CombinedOutput(); err != nil {
+		return fmt.Errorf("build the controller: %w: %s", err, out)
+	}
+	light := rest.CopyConfig(config)
+	light.ContentType = runtime.ContentTypeProtobuf
+	if s.kube, err = kubernetes.NewForConfig(light); err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	if s.pools, err = watchPools(ctx, running, s.kube); err != nil {
+		return err
+	}
+	s.pools.timeout += time.Duration(s.scaleNodes) * timeoutPerNode
+	if s.nodes, err = newHollowNodes(ctx, running, config, s.scaleNodes); err != nil {
+		return err
+	}
+	s.progress("making %d nodes of %d GPUs each", s.nodes.n, migGPUs)
+	return s.nodes.each(ctx, 0, s.nodes.n, s.nodes.create)
+}
+
+// makeUser gives the controller a service account's name, so that the API server
+// doesn't exempt it from priority and fairness, and all rights.
+func (s *scaleBench) makeUser(ctx context.Context, config *rest.Config) error {
+	const name = "system:serviceaccount:tessera:tessera-controller"
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	_, err = kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("give the controller its rights: %w", err)
+	}
+	user, err := s.env.ControlPlane.AddUser(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}}, nil)
+	if err != nil {
+		return fmt.Errorf("make a user for the controller: %w", err)
+	}
+	kubeconfig, err := user.KubeConfig()
+	if err != nil {
+		return fmt.Errorf("make a kubeconfig for the controller: %w", err)
+	}
+	s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
+	return os.WriteFile(s.kubeconfig, kubeconfig, 0o600)
+}
+
+// name of a figure, with the number of nodes.
+func (s *scaleBench) sized(figure, unit string) string {
+	return fmt.Sprintf("%s_%dnodes_%s", figure, s.nodes.n, unit)
+}
+
+// awaitPools waits until all pools are complete, and have so many slices each where
+// size isn't 0. It returns when the last slice changed.
+func (s *scaleBench) awaitPools(ctx context.Context, nodes int, size int64) (time.Duration, error) {
+	err := s.pools.await(ctx, func(p *seenPools) bool {
+		if size > 0 {
+			return p.complete[size] == nodes
+		}
+		return p.published() == nodes
+	})
+	if err != nil {
+		return 0, fmt.Errorf("wait for %d pools: %w", nodes, err)
+	}
+	_, last := s.pools.counts()
+	return last, nil
+}
+
+// firstPublication starts the controller, where nothing is published.
+func (s *scaleBench) firstPublication(ctx context.Context) (err error) {
+	start := monotonic()
+	if s.running, err = startController(s.program, s.kubeconfig, s.dir); err != nil {
+		return err
+	}
+	last, err := s.awaitPools(ctx, s.nodes.n, 0)
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized("first_publication", "s"), (last - start).Seconds())
+	used, err := s.running.processorTime(ctx)
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized("first_publication_cpu", "s"), used.Seconds())
+	return s.memory(ctx, "controller")
+}
+
+// memory prints what the controller has, and has had at most.
+func (s *scaleBench) memory(ctx context.Context, name string) error {
+	now, peak, err := s.running.memory()
+	if err != nil {
+		return err
+	}
+	live, err := s.running.metric(ctx, "go_gc_heap_live_bytes")
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized(name+"_rss", "mib"), now)
+	s.figure(s.sized(name+"_peak", "mib"), peak)
+	s.figure(s.sized(name+"_live_heap", "mib"), live/(1<<20))
+	return nil
+}
+
+// bytes prints the sizes of what is published.
+func (s *scaleBench) bytes(ctx context.Context) error {
+	etcd, err := scrape(ctx, s.env.ControlPlane.Etcd.URL.String()+"/metrics")
+	if err != nil {
+		return err
+	}
+	for _, m := range etcd["etcd_mvcc_db_total_size_in_use_in_bytes"].GetMetric() {
+		s.figure(s.sized("etcd", "mib"), m.GetGauge().GetValue()/(1<<20))
+	}
+	for form, accept := range map[string]string{"json": runtime.ContentTypeJSON, "protobuf": runtime.ContentTypeProtobuf} {
+		raw, err := s.kube.ResourceV1().RESTClient().Get().Resource("resourceslices").
+			Param("fieldSelector", "spec.nodeName="+hollowName(0)).SetHeader("Accept", accept).DoRaw(ctx)
+		if err != nil {
+			return fmt.Errorf("list ResourceSlices: %w", err)
+		}
+		s.figure("slices_of_a_node_"+form+"_kib", float64(len(raw))/1024)
+	}
+	s.figure("slices_of_a_node", float64(len(s.pools.names(hollowName(0)))))
+	return nil
+}
+
+// newDriver makes up a driver version that no node has had.
+func (s *scaleBench) newDriver() string {
+	s.drivers++
+	return fmt.Sprintf("600.%d.0", s.drivers)
+}
+
+// change changes a node's report, and returns how long it took until its whole pool
+// showed that.
+func (s *scaleBench) change(ctx context.Context, node string) (time.Duration, error) {
+	version := s.newDriver()
+	start, err := s.nodes.setDriver(ctx, node, version)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.pools.await(ctx, func(p *seenPools) bool { return p.shows(node, version) }); err != nil {
+		return 0, fmt.Errorf("wait for the change of node %s: %w", node, err)
+	}
+	return monotonic() - start, nil
+}
+
+// recover deletes a node's slices, as the kubelet does when the plugin is gone, and
+// returns how long it took until they were published again.
+func (s *scaleBench) recover(ctx context.Context, node string) (time.Duration, error) {
+	start := monotonic()
+	for _, name := range s.pools.names(node) {
+		if err := s.kube.ResourceV1().ResourceSlices().Delete(ctx, name, metav1.DeleteOptions{}); client.IgnoreNotFound(err) != nil {
+			return 0, fmt.Errorf("delete ResourceSlice %s: %w", name, err)
+		}
+	}
+	gone := false
+	err := s.pools.await(ctx, func(p *seenPools) bool {
+		size := p.pools[node].size
+		gone = gone || size == 0
+		return gone && size > 0
+	})
+	if err != nil {
+		return 0, fmt.Errorf("wait for the slices of node %s: %w", node, err)
+	}
+	return monotonic() - start, nil
+}
+
+func (s *scaleBench) random() string { return hollowName(rand.IntN(s.nodes.n)) }
+
+// changes changes one node after the other, while nothing else happens.
+func (s *scaleBench) changes(ctx context.Context) error {
+	before, err := s.running.processorTime(ctx)
+	if err != nil {
+		return err
+	}
+	const rounds = 100
+	for name, f := range map[string]func(context.Context, string) (time.Duration, error){"node_change_to_slices": s.change, "node_recovery": s.recover} {
+		var took sample
+		for range rounds {
+			d, err := f(ctx, s.random())
+			if err != nil {
+				return err
+			}
+			took = append(took, d)
+		}
+		s.percentiles(fmt.Sprintf("%s_%dnodes", name, s.nodes.n), took)
+	}
+	after, err := s.running.processorTime(ctx)
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized("node_change_cpu", "ms"), float64((after-before).Milliseconds())/(2*rounds))
+	return nil
+}
+
+// policyEdit offers all GPUs as wholes only, and then again as by default, while
+// single nodes change and recover.
+func (s *scaleBench) policyEdit(ctx context.Context) error {
+	p := &v1alpha1.SharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "bench"}}
+	p.Spec.Plan.Exclusive = &v1alpha1.ExclusivePlan{}
+	before := int64(len(s.pools.names(hollowName(0))))
+	for _, edit := range []struct {
+		name string
+		do   func() error
+		size int64 // slices of each pool then
+	}{
+		{"to_whole", func() error { return s.nodes.api.Create(ctx, p) }, 1},
+		{"to_partitions", func() error { return s.nodes.api.Delete(ctx, p) }, before},
+	} {
+		start := monotonic()
+		if err := edit.do(); err != nil {
+			return fmt.Errorf("edit the policy: %w", err)
+		}
+		done := make(chan error, 1)
+		var last time.Duration
+		go func() {
+			var err error
+			last, err = s.awaitPools(ctx, s.nodes.n, edit.size)
+			done <- err
+		}()
+		changed, recovered, err := s.changeUntil(ctx, done)
+		if err != nil {
+			return err
+		}
+		s.figure(s.sized("policy_edit_"+edit.name, "s"), (last - start).Seconds())
+		s.percentiles(fmt.Sprintf("node_change_during_edit_%s_%dnodes", edit.name, s.nodes.n), changed)
+		s.percentiles(fmt.Sprintf("node_recovery_during_edit_%s_%dnodes", edit.name, s.nodes.n), recovered)
+	}
+	return s.memory(ctx, "controller_after_edit")
+}
+
+// changeUntil changes and recovers nodes in turn until done, and once at least.
+func (s *scaleBench) changeUntil(ctx context.Context, done <-chan error) (changed, recovered sample, err error) {
+	for {
+		c, err := s.change(ctx, s.random())
+		if err != nil {
+			return nil, nil, err
+		}
+		r, err := s.recover(ctx, s.random())
+		if err != nil {
+			return nil, nil, err
+		}
+		changed, recovered = append(changed, c), append(recovered, r)
+		select {
+		case err := <-done:
+			return changed, recovered, err
+		default:
+		}
+	}
+}
+
+// zone loses many nodes at once, and gets them back.
+func (s *scaleBench) zone(ctx context.Context) error {
+	lost := min(500, s.nodes.n/2)
+	start := monotonic()
+	if err := s.nodes.each(ctx, 0, lost, s.nodes.delete); err != nil {
+		return err
+	}
+	last, err := s.awaitPools(ctx, s.nodes.n-lost, 0)
+	if err != nil {
+		return err
+	}
+	s.figure(fmt.Sprintf("zone_of_%d_lost_s", lost), (last - start).Seconds())
+	start = monotonic()
+	if err := s.nodes.each(ctx, 0, lost, s.nodes.create); err != nil {
+		return err
+	}
+	if last, err = s.awaitPools(ctx, s.nodes.n, 0); err != nil {
+		return err
+	}
+	s.figure(fmt.Sprintf("zone_of_%d_back_s", lost), (last - start).Seconds())
+	return nil
+}
+
+// restart ends the controller and starts it again.
+func (s *scaleBench) restart(ctx context.Context) (err error) {
+	if err := s.running.stop(syscall.SIGTERM); err != nil {
+		return err
+	}
+	err = s.writesOf(ctx, "controller_restart", func() error {
+		start := monotonic()
+		if s.running, err = startController(s.program, s.kubeconfig, s.dir); err != nil {
+			return err
+		}
+		if err := errors.Join(s.running.awaitReady(ctx), s.running.awaitLeader(ctx)); err != nil {
+			return err
+		}
+		s.figure(s.sized("controller_restart", "s"), (monotonic() - start).Seconds())
+		const late = 10 * time.Second // all nodes have been reconciled by then
+		return pause(ctx, late)
+	})
+	if err != nil {
+		return err
+	}
+	return s.memory(ctx, "controller_after_restart")
+}
+
+// leaderChange kills the controller while another one waits for its Lease.
+func (s *scaleBench) leaderChange(ctx context.Context) error {
+	next, err := startController(s.program, s.kubeconfig, s.dir)
+	if err != nil {
+		return err
+	}
+	if err := next.awaitReady(ctx); err != nil {
+		return err
+	}
+	if err := s.running.stop(syscall.SIGKILL); err != nil {
+		return err
+	}
+	s.running = next
+	took, err := s.change(ctx, s.random())
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized("leader_change", "s"), took.Seconds())
+	return s.memory(ctx, "controller_after_leader_change")
+}
+
+func tail(file string) []byte {
+	log, err := os.ReadFile(file)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	lines := bytes.SplitAfter(log, []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-20):], nil)
+}
