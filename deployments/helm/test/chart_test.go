@@ -256,12 +256,14 @@ func runsOn(t *testing.T, affinity *corev1.Affinity, node labels.Set) bool {
 
 // With metrics off nothing listens for them, and probes go on.
 func TestMetricsOff(t *testing.T) {
-	out, all, err := template(t, "--set=metrics.enabled=false,metrics.service.enabled=true,metrics.podMonitor.enabled=true")
+	out, all, err := template(t, "--set=metrics.enabled=false,metrics.service.enabled=true",
+		"--set=monitoring.podMonitor.enabled=true,monitoring.rules.enabled=true,monitoring.dashboards.enabled=true")
 	if err != nil {
 		t.Fatalf("helm template: %v\n%s", err, all)
 	}
 	for text, want := range map[string]int{
-		"- --metrics-address=0\n": 1, "- --metrics-address=\n": 2, "name: metrics": 0, "kind: PodMonitor": 0, "kind: Service\n": 0,
+		"- --metrics-address=0\n": 1, "- --metrics-address=\n": 2, "name: metrics": 0, "kind: Service\n": 0,
+		"kind: PodMonitor": 0, "kind: PrometheusRule": 0, "grafana_dashboard": 0,
 		"path: /healthz, port: health": 4, "path: /readyz, port: health": 3,
 	} {
 		if got := strings.Count(out, text); got != want {
