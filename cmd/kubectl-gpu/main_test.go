@@ -88,7 +88,7 @@ func cluster(t *testing.T) *server {
 	}}
 	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: "u"}
-	for _, x := range publish.Pool(owner, offer.Build(n, offertest.OnePlan(n, plan), nil, offer.Server{Counters: true, Taints: true}), publish.SplitCounters) {
+	for _, x := range publish.Pool(owner, offer.Build(n, offertest.OnePlan(n, plan), nil, offer.Server{Counters: true, MaxTainted: 64}), publish.SplitCounters) {
 		s.items[resources+"resourceslices"] = append(s.items[resources+"resourceslices"], x)
 	}
 	return s

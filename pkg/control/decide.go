@@ -34,11 +34,11 @@ type nodeAccount struct {
 	// pool is the fingerprint of the slices that say so; empty for none.
 	pool string
 	gpus []gpuAccount
-	// withheld are the node's GPUs that new claims don't get.
+	// withheld are the node's GPUs that new claims don't get, or only in part.
 	withheld []withheldGPU
 }
 
-// withheldGPU is a GPU that new claims don't get, whatever its plan.
+// withheldGPU is a GPU that new claims don't get, or only in part, whatever its plan.
 type withheldGPU struct {
 	gpu    string // device name or UUID
 	policy string // that selects it; empty: none
@@ -112,7 +112,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
 	}
 	d.settings = settingsFor(n, d.gpus, verdicts, inv)
-	for _, w := range offer.Withheld(n) {
+	for _, w := range offer.Withheld(n, d.gpus) {
 		d.account.withheld = append(d.account.withheld, withheldGPU{
 			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: verdicts[w.UUID].Policy, reason: w.Reason,
 		})
@@ -152,7 +152,7 @@ func (in decisionInput) server() offer.Server {
 	s := serverFor(in.facts.able)
 	if d := in.facts.distrust; d.counters {
 		// A scheduler that doesn't know counters is as old as one that ignores taints.
-		s.Counters, s.Taints, s.Distrust = false, false, d.why
+		s.Counters, s.MaxTainted, s.Distrust = false, 0, d.why
 	} else if d.why != "" {
 		s.Charged, s.Distrust = false, d.why
 	}
@@ -162,7 +162,9 @@ func (in decisionInput) server() offer.Server {
 // serverFor returns the abilities as offers need them: what is unknown isn't used.
 func serverFor(able publish.Abilities) offer.Server {
 	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
-	s.Taints, s.InformationalTaints = able.Taints == publish.Yes, able.InformationalTaints == publish.Yes
+	if able.Taints == publish.Yes {
+		s.MaxTainted, s.InformationalTaints = able.Counters.MaxTainted(), able.InformationalTaints == publish.Yes
+	}
 	if able.Counters == publish.UnknownCounters {
 		s.CountersDoubt = able.Doubt
 	}

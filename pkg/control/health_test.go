@@ -2,9 +2,11 @@ package control
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -77,5 +79,60 @@ func (s *fixture) mustTaint(want string) {
 	}
 	if len(effects) != 6 || effects["gpu-00000001"] != "" || effects["gpu-00000001-mig-3g40gb-0"] != "" {
 		s.t.Errorf("the other GPU's devices, or their number, have changed: %v", effects)
+	}
+}
+
+// TestMoreDevicesThanTaintsAllow checks a GPU of 70 devices: a slice with taints has room for
+// 64, but on servers of the joint form for 128. Where taints have no room, the blocked
+// devices aren't published; of a GPU that isn't blocked as a whole, one that a claim has
+// stays, for no other claim.
+func TestMoreDevicesThanTaintsAllow(t *testing.T) {
+	const claimed = "gpu-00000000-mig-1g10gb-0-mps10-0"
+	for name, tc := range map[string]struct {
+		condition gpu.ConditionType
+		form      publish.Counters
+		want      map[string]int // devices by type and taints
+	}{
+		"healthy":               {"", publish.SplitCounters, map[string]int{"mps": 70}},
+		"lost":                  {gpu.Lost, publish.SplitCounters, map[string]int{}},
+		"lost, no counters":     {gpu.Lost, publish.NoCounters, map[string]int{}},
+		"lost, joint":           {gpu.Lost, publish.JointCounters, map[string]int{"mps Lost": 70}},
+		"MPS fails":             {gpu.MPSDaemonFailed, publish.SplitCounters, map[string]int{"leftover": 1}},
+		"MPS fails, joint":      {gpu.MPSDaemonFailed, publish.JointCounters, map[string]int{"mps MPSDaemonFailed": 70}},
+		"a link is down":        {gpu.NVLinkDown, publish.SplitCounters, map[string]int{"mps": 70}},
+		"a link is down, joint": {gpu.NVLinkDown, publish.JointCounters, map[string]int{"mps NVLinkDown": 70}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.server.form, s.server.taints = tc.form, true
+			sick := h100(0)
+			if tc.condition != "" {
+				sick.Conditions = []v1alpha1.GPUCondition{{Type: string(tc.condition)}}
+			}
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick} })
+			s.sharing("p", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{
+				Layout: slices.Repeat([]string{"1g.10gb"}, 7), MPS: &v1alpha1.PartitionMPS{Shares: 10},
+			}})
+			s.claims["n"] = []allocation{{claimed, "ns/c"}}
+			s.mustReconcile()
+			s.pluginAnswers()
+			s.mustReconcile()
+			got := map[string]int{}
+			for _, slice := range s.store.slices {
+				for _, d := range slice.Spec.Devices {
+					is := *d.Attributes["type"].StringValue
+					for _, x := range d.Taints {
+						is += " " + x.Value
+					}
+					got[is]++
+					if is == "leftover" && d.Name != claimed {
+						t.Errorf("%s is left over", d.Name)
+					}
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }

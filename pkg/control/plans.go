@@ -149,8 +149,8 @@ func (p *planner) forget(node string) {
 }
 
 // dependsOnClaims reports whether something follows from the node's claims, as of the last
-// decision on it: it offered devices only because claims have them, or has GPUs that no
-// new claim should get.
+// decision on it: it offered devices only because claims have them, or has devices
+// that no new claim should get.
 func (p *planner) dependsOnClaims(node string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -304,6 +304,45 @@ func TestWhichClaimsConcernANode(t *testing.T) {
 	}
 }
 
+// TestClaimsConcernASickNode checks that claims concern a node with a device that new claims
+// must not get: they show whether the scheduler heeds taints, and how long a device of a
+// claim must stay published.
+func TestClaimsConcernASickNode(t *testing.T) {
+	shares := v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}
+	noWhole := v1alpha1.HealthPolicy{RowRemapPending: v1alpha1.NoSchedule}
+	for name, tc := range map[string]struct {
+		condition gpu.ConditionType
+		plan      v1alpha1.Plan
+		health    v1alpha1.HealthPolicy
+		want      int
+	}{
+		"lost":                           {gpu.Lost, exclusive(), v1alpha1.HealthPolicy{}, 1},
+		"a link is down":                 {gpu.NVLinkDown, exclusive(), v1alpha1.HealthPolicy{}, 0},
+		"MPS fails":                      {gpu.MPSDaemonFailed, shares, v1alpha1.HealthPolicy{}, 1},
+		"MPS fails, and nobody gets any": {gpu.MPSDaemonFailed, exclusive(), v1alpha1.HealthPolicy{}, 0},
+		"rows wait":                      {gpu.RowRemapPending, exclusive(), v1alpha1.HealthPolicy{}, 0},
+		"rows wait, by policy":           {gpu.RowRemapPending, exclusive(), noWhole, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.server.form = publish.SplitCounters
+			sick := h100(0)
+			sick.Conditions = []v1alpha1.GPUCondition{{Type: string(tc.condition)}}
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, h100(1)} })
+			if err := s.api.Create(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan, Health: tc.health})); err != nil {
+				t.Fatal(err)
+			}
+			s.mustReconcile()
+			s.pluginAnswers()
+			s.mustReconcile()
+			offered := s.store.slices[len(s.store.slices)-1].Spec.Devices[0].Name
+			if got := s.nodes.concerned(given("n", offered)); len(got) != tc.want {
+				t.Errorf("got %v, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
 func given(pool string, devices ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: pool + "-claim", UID: "u", Annotations: map[string]string{"large": "thing"}}}
 	c.Status.Allocation = &resourceapi.AllocationResult{}

@@ -349,7 +349,7 @@ func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.Shar
 			reason = v1alpha1.ReasonWithheld
 		}
 		w := status.Withheld[0]
-		message = append(message, fmt.Sprintf("%s can't be used by new claims; the first is %s of node %s (%s).",
+		message = append(message, fmt.Sprintf("%s can't be used by new claims as planned; the first is %s of node %s (%s).",
 			plural(n, "selected GPU"), w.GPU, w.Node, w.Message))
 	}
 	switch {

@@ -392,7 +392,7 @@ func TestWithheldGPUs(t *testing.T) {
 		sharing("l4", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"`}))...)
 	got := f.statuses(t)["l4"]
 	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
-	want := "1 selected GPU can't be used by new claims; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
+	want := "1 selected GPU can't be used by new claims as planned; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
 	if applied.Status != metav1.ConditionFalse || applied.Reason != v1alpha1.ReasonWithheld || applied.Message != want {
 		t.Errorf("got %+v", applied)
 	}
@@ -401,6 +401,25 @@ func TestWithheldGPUs(t *testing.T) {
 	}
 	if got.GPUs != 1 || got.WithheldGPUs != 1 || len(got.Problems) > 0 {
 		t.Errorf("%d GPUs, %d withheld, problems %v", got.GPUs, got.WithheldGPUs, got.Problems)
+	}
+}
+
+// TestWithheldParts checks that a policy names GPUs of which new claims don't get all that it
+// plans, and only these.
+func TestWithheldParts(t *testing.T) {
+	fails := l4(0)
+	fails.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.MPSDaemonFailed), Message: "no server"}}
+	for name, tc := range map[string]struct {
+		plan v1alpha1.Plan
+		want []v1alpha1.WithheldGPU
+	}{
+		"shares": {v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}, []v1alpha1.WithheldGPU{{Node: "n", GPU: "gpu-00000000", Message: "MPSDaemonFailed: no server"}}},
+		"whole":  {exclusive(), nil},
+	} {
+		f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", fails), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
+		if diff := cmp.Diff(tc.want, f.statuses(t)["p"].Withheld); diff != "" {
+			t.Errorf("%s: status.withheld (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // A scheduler that is older than the API server, or lacks the feature gate
@@ -63,7 +63,7 @@ func findIgnoredTaint(node string, pool []resourceapi.ResourceSlice, claims []*r
 	var all []ignoredTaint
 	for _, s := range pool {
 		for _, d := range s.Spec.Devices {
-			for _, t := range publish.BlockingTaints(d) {
+			for _, t := range offer.BlockingTaints(d) {
 				for _, c := range claims {
 					tolerates := func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }
 					if slices.ContainsFunc(results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {

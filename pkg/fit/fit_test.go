@@ -141,7 +141,7 @@ func cluster(t *testing.T, random *rand.Rand, name string) *allocators.Cluster {
 	n.Name = name
 	c := &allocators.Cluster{
 		Node: n, Plans: make(map[gpu.UUID]v1alpha1.Plan), Allocator: allocators.NewLibrary(),
-		Server: allocators.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, Taints: true}, Form: publish.SplitCounters},
+		Server: allocators.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, MaxTainted: 64}, Form: publish.SplitCounters},
 	}
 	for i := range n.GPUs {
 		c.Plans[n.GPUs[i].UUID] = plans()[random.IntN(len(plans()))]

@@ -247,15 +247,33 @@ const (
 // Effect returns the condition's effect on claims.
 func (c Condition) Effect() Effect { return cmp.Or(c.ByPolicy, c.Type.Effect()) }
 
-// Blocks reports whether a GPU with this condition must not be given to new claims.
-func (c Condition) Blocks() bool { return c.Effect() == NoSchedule || c.Effect() == NoExecute }
-
-// BlocksAllDevices reports whether no device of a GPU with this condition must be given
-// to new claims. While rows wait to be replaced, a policy keeps them only off the whole
-// GPU, and an MPS daemon that fails only off shares.
-func (c Condition) BlocksAllDevices() bool {
-	return c.Blocks() && c.Type != RowRemapPending && !c.Type.OnlyShares()
+// EffectOn returns the condition's effect on claims for one device of the GPU. While rows
+// wait to be replaced, a policy keeps claims only off the whole GPU.
+func (c Condition) EffectOn(device DeviceName) Effect {
+	switch {
+	case c.Type == RowRemapPending && device.Type() != TypeGPU:
+		return c.Type.Effect()
+	case c.Type.OnlyMPS() && !device.IsShare():
+		return NoEffect
+	}
+	return c.Effect()
 }
+
+// BlocksDevice reports whether one device of a GPU with this condition must not be given to
+// new claims.
+func (c Condition) BlocksDevice(device DeviceName) bool { return c.EffectOn(device).blocks() }
+
+// BlocksAllDevices reports whether no device of a GPU with this condition must be given to
+// new claims.
+func (c Condition) BlocksAllDevices() bool {
+	return c.Blocks() && c.Type != RowRemapPending && !c.Type.OnlyMPS()
+}
+
+// Blocks reports whether some device of a GPU with this condition must not be given to new
+// claims.
+func (c Condition) Blocks() bool { return c.Effect().blocks() }
+
+func (e Effect) blocks() bool { return e == NoSchedule || e == NoExecute }
 
 // Effect returns the effect of such a condition on claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
@@ -272,9 +290,9 @@ func (t ConditionType) Effect() Effect {
 	}
 }
 
-// OnlyShares reports whether such a condition concerns the MPS shares of the GPU and
-// nothing else of it.
-func (t ConditionType) OnlyShares() bool { return t == MPSDaemonFailed }
+// OnlyMPS reports whether such a condition concerns clients of the GPU's MPS daemons and
+// nobody else.
+func (t ConditionType) OnlyMPS() bool { return t == MPSDaemonFailed }
 
 // DefaultTimeSlice is the interval of time-slicing that a driver starts with.
 const DefaultTimeSlice = "Default"

@@ -253,8 +253,8 @@ func (c truthCase) differs(s health.State, want expected) string {
 // servers are the ways in which API servers can store the taints of devices.
 var servers = map[string]offer.Server{
 	"no taints":            {},
-	"taints":               {Taints: true},
-	"informational taints": {Taints: true, InformationalTaints: true},
+	"taints":               {MaxTainted: 64},
+	"informational taints": {MaxTainted: 64, InformationalTaints: true},
 }
 
 // shop offers a node with eight GPUs, and remembers its offers.
@@ -307,7 +307,7 @@ func (s *shop) wanted(kind, server string, want expected) devices {
 	taints, can := "", servers[server]
 	switch {
 	case want.condition == "":
-	case !want.usable && can.Taints:
+	case !want.usable && can.MaxTainted > 0:
 		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":NoSchedule"
 	case want.usable && can.InformationalTaints:
 		taints = " gpu.nvidia.com/unhealthy=" + string(want.condition) + ":None"
@@ -317,7 +317,7 @@ func (s *shop) wanted(kind, server string, want expected) devices {
 		switch n := healthy[string(g.UUID)]; {
 		case i != sick:
 			out[string(g.UUID)] = n
-		case want.usable || can.Taints:
+		case want.usable || can.MaxTainted > 0:
 			out[string(g.UUID)+taints] = n
 		}
 	}

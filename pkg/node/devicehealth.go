@@ -70,7 +70,7 @@ func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.Heal
 	}
 	byHealth := map[kubeletplugin.HealthStatus][]string{}
 	for _, c := range state.Node.GPUs[i].Conditions {
-		if c.Type.OnlyShares() && held.MPS == nil {
+		if c.Type.OnlyMPS() && held.MPS == nil {
 			continue
 		}
 		is := healthWith(c)

@@ -47,9 +47,10 @@ type Server struct {
 	// Distrust is why Counters or Charged is false although the server's version is fit
 	// for it: sentences about the scheduler, for Problems.
 	Distrust string
-	// Taints: the server stores taints of devices, and the scheduler heeds them.
-	// Without them the GPUs that nobody may use aren't offered.
-	Taints bool
+	// MaxTainted is how many devices a GPU with taints may have: a slice has less room with
+	// them. 0: the server stores no taints of devices, or the scheduler ignores them.
+	// Devices that new claims must not get and that can't have taints aren't offered.
+	MaxTainted int
 	// InformationalTaints: taints may have the effect None. Without it such taints are
 	// left out.
 	InformationalTaints bool
@@ -73,7 +74,7 @@ type GPU struct {
 	// Devices in the order in which they should be given away: the scheduler
 	// takes the first that fits. Never more than one ResourceSlice can hold: 64
 	// with Counters, 128 without. Empty where nothing of the GPU can be offered;
-	// Problems then says why.
+	// Problems or the GPU's conditions then say why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
 	// two of them are in each other's way. Its name is Name.
@@ -83,6 +84,9 @@ type GPU struct {
 	// attribute type is "leftover", so that no DeviceClass selects them for a new
 	// claim; allocated devices aren't selected again.
 	Leftover []gpu.DeviceName
+	// Withheld lists the conditions that keep new claims off some of the GPU's devices, with
+	// their messages; empty if none does.
+	Withheld string
 	// Missing lists profiles of the plan that this GPU doesn't have, in the plan's
 	// order. That is no problem if a policy is for several models; a profile that
 	// all GPUs of a policy miss is misspelt. Missing profiles of a layout are in
@@ -101,9 +105,10 @@ type GPU struct {
 }
 
 // Build returns the node's offer, by index. Each GPU is offered by its plan; one
-// without a plan is offered as a whole only. A GPU with conditions has taints on all
-// its devices; one with a blocking condition isn't in the offer if the server has no
-// taints. Nor is one whose UUID doesn't identify it.
+// without a plan is offered as a whole only. A GPU with conditions has taints on the
+// devices that they concern. Where it can't have any, a GPU with a condition that blocks
+// all its devices isn't in the offer, and of another one the blocked devices that no claim
+// has aren't. Nor is a GPU whose UUID doesn't identify it.
 //
 // allocated are the names of the node's devices that claims have been allocated,
 // except for admin access, in any order. Each of them stays in the offer, whatever
@@ -127,15 +132,22 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	var out []GPU
 	for _, g := range n.GPUs {
 		name, why := usable(names, g)
-		// Without taints a blocked GPU isn't offered, and without a product name it can't
-		// be described.
-		if why != "" && (name == "" || !server.Taints || g.Model.ProductName == "") {
-			continue
+		if why != "" && (name == "" || g.Model.ProductName == "") {
+			continue // it can't be described
 		}
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
 		o.keepAllocated(names, claimed[g.UUID])
 		described := o.describeAll(n, name, names)
-		taint(described, g.Conditions, server)
+		described.Withheld = reasons(g.Conditions, func(c gpu.Condition) bool {
+			return slices.ContainsFunc(described.Devices, func(d resourceapi.Device) bool { return c.BlocksDevice(gpu.DeviceName(d.Name)) })
+		})
+		taint(described, g.Conditions, server.InformationalTaints)
+		if len(described.Devices) > server.MaxTainted {
+			if why != "" {
+				continue
+			}
+			described.Devices = withoutTaints(described.Devices, claimed[g.UUID])
+		}
 		out = append(out, described)
 	}
 	slices.SortFunc(out, func(a, b GPU) int {
@@ -144,24 +156,28 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	return out
 }
 
-// WithheldGPU is a GPU that new claims don't get, whatever its plan: it isn't in the
-// offer, or all its devices are tainted.
+// WithheldGPU is a GPU that new claims don't get, or not all its devices, whatever its
+// plan: they aren't in the offer, or are tainted.
 type WithheldGPU struct {
 	UUID gpu.UUID
 	// Name of the whole GPU's device; empty where the UUID doesn't identify the GPU.
 	Name gpu.DeviceName
-	// Reason lists the conditions that block the GPU, with their messages.
+	// Reason lists the conditions that block the GPU or devices of it, with their messages.
 	Reason string
 }
 
-// Withheld returns the node's GPUs that Build leaves out, or taints so that new claims
-// don't get them, by index.
-func Withheld(n gpu.Node) []WithheldGPU {
+// Withheld returns the node's GPUs that Build, whose result is offered, leaves out, or of
+// which new claims don't get all devices, by index.
+func Withheld(n gpu.Node, offered []GPU) []WithheldGPU {
 	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
 	names := nameAll(n.GPUs)
 	var out []WithheldGPU
 	for _, g := range slices.SortedStableFunc(slices.Values(n.GPUs), func(a, b gpu.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
-		if name, why := usable(names, g); why != "" {
+		name, why := usable(names, g)
+		if i := slices.IndexFunc(offered, func(o GPU) bool { return o.UUID == g.UUID }); why == "" && i >= 0 {
+			why = offered[i].Withheld
+		}
+		if why != "" {
 			out = append(out, WithheldGPU{UUID: g.UUID, Name: name, Reason: why})
 		}
 	}
@@ -175,17 +191,22 @@ func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 	if !ok {
 		return "", "its UUID doesn't identify it: it is malformed, or another GPU of the node has the same"
 	}
+	return name, reasons(g.Conditions, gpu.Condition.BlocksAllDevices)
+}
+
+// reasons lists the conditions that matter, with their messages.
+func reasons(conditions []gpu.Condition, matters func(gpu.Condition) bool) string {
 	var why []string
-	for _, c := range g.Conditions {
+	for _, c := range conditions {
 		switch {
-		case !c.BlocksAllDevices():
+		case !matters(c):
 		case c.Message == "":
 			why = append(why, string(c.Type))
 		default:
 			why = append(why, fmt.Sprintf("%s: %s", c.Type, c.Message))
 		}
 	}
-	return name, strings.Join(why, "; ")
+	return strings.Join(why, "; ")
 }
 
 // Whole describes an entire GPU of the node, whether it is offered whole or

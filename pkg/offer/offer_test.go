@@ -213,7 +213,7 @@ func TestWithheld(t *testing.T) {
 		{UUID: n.GPUs[3].UUID, Reason: ambiguous},
 		{UUID: "nonsense", Reason: ambiguous},
 	}
-	if diff := cmp.Diff(want, offer.Withheld(n)); diff != "" {
+	if diff := cmp.Diff(want, offer.Withheld(n, build(n, options{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got := len(build(n, options{})); got != 2 {

@@ -14,30 +14,20 @@ import (
 // 1.34).
 const maxTaints = 4
 
-// taint puts the conditions on all devices of their GPU, because an error of a GPU, and
-// its remedy, concern all parts, and those of MPS on its shares: one taint each, the
-// worst first.
-func taint(g GPU, conditions []gpu.Condition, server Server) {
-	if !server.Taints {
-		return
-	}
+// taint puts the conditions on the devices that they concern, which are all of the GPU for
+// an error of the GPU: one taint each, the worst first.
+func taint(g GPU, conditions []gpu.Condition, informational bool) {
 	for i := range g.Devices {
 		d := &g.Devices[i]
-		d.Taints = taintsOf(conditions, gpu.DeviceName(d.Name), g.Name, server.InformationalTaints)
+		d.Taints = taintsOf(conditions, gpu.DeviceName(d.Name), informational)
 	}
 }
 
-// taintsOf returns the taints of one device of the GPU whole, which has the conditions.
-func taintsOf(conditions []gpu.Condition, device, whole gpu.DeviceName, informational bool) []resourceapi.DeviceTaint {
+// taintsOf returns the taints of one device of a GPU that has the conditions.
+func taintsOf(conditions []gpu.Condition, device gpu.DeviceName, informational bool) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	for _, c := range conditions {
-		effect := c.Effect()
-		switch {
-		case c.Type == gpu.RowRemapPending && device != whole:
-			effect = c.Type.Effect() // a policy means claims for the whole GPU
-		case c.Type.OnlyShares() && !device.IsShare():
-			effect = gpu.NoEffect
-		}
+		effect := c.EffectOn(device)
 		if effect == gpu.NoEffect || effect == gpu.Informational && !informational {
 			continue
 		}
@@ -53,6 +43,30 @@ func taintsOf(conditions []gpu.Condition, device, whole gpu.DeviceName, informat
 		return cmp.Or(cmp.Compare(rank(b.Effect), rank(a.Effect)), cmp.Compare(a.Value, b.Value))
 	})
 	return out[:min(len(out), maxTaints)]
+}
+
+// BlockingTaints returns the taints that keep new claims off the device.
+func BlockingTaints(d resourceapi.Device) []resourceapi.DeviceTaint {
+	return slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool { return t.Effect == resourceapi.DeviceTaintEffectNone })
+}
+
+// withoutTaints returns the devices as they are offered where they can't have taints:
+// without those that taints keep new claims off. Of these, the ones that claims have stay,
+// so that their counters are charged, with the attribute type of a leftover, so that no new
+// claim gets them.
+func withoutTaints(devices []resourceapi.Device, claimed []gpu.DeviceName) []resourceapi.Device {
+	var out []resourceapi.Device
+	for _, d := range devices {
+		if len(BlockingTaints(d)) > 0 {
+			if !slices.Contains(claimed, gpu.DeviceName(d.Name)) {
+				continue
+			}
+			attributes(d.Attributes).string("type", typeLeftover)
+		}
+		d.Taints = nil
+		out = append(out, d)
+	}
+	return out
 }
 
 func rank(e resourceapi.DeviceTaintEffect) int {

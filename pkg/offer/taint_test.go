@@ -23,7 +23,7 @@ func TestTaints(t *testing.T) {
 	mps := gpu.Condition{Type: gpu.MPSDaemonFailed, Since: time.Unix(5, 0)}
 	noWhole := remap
 	noWhole.ByPolicy = gpu.NoSchedule
-	all, withoutNone := offer.Server{Counters: true, Taints: true, InformationalTaints: true}, offer.Server{Counters: true, Taints: true}
+	all, withoutNone := offer.Server{Counters: true, MaxTainted: 64, InformationalTaints: true}, offer.Server{Counters: true, MaxTainted: 64}
 	for name, tc := range map[string]struct {
 		conditions  []gpu.Condition
 		server      offer.Server
@@ -91,7 +91,7 @@ func taints(g offer.GPU) string {
 func TestTaintsOfShares(t *testing.T) {
 	n := node(t, "h100-80gb", 1)
 	n.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.MPSDaemonFailed, Since: time.Unix(5, 0)}}
-	got := build(n, options{Server: offer.Server{Counters: true, Taints: true}, Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}})
+	got := build(n, options{Server: offer.Server{Counters: true, MaxTainted: 64}, Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}})
 	want := map[string]int{"gpu-00000001": 0, "gpu-00000001-mps2-0": 1, "gpu-00000001-mps2-1": 1}
 	taints := map[string]int{}
 	for _, d := range got[0].Devices {
@@ -102,13 +102,52 @@ func TestTaintsOfShares(t *testing.T) {
 	}
 }
 
+// TestBlockedDevicesWithoutTaints checks that where devices can't have taints, those that
+// a condition blocks aren't offered, and those of claims stay for no other claim.
+func TestBlockedDevicesWithoutTaints(t *testing.T) {
+	mps := gpu.Condition{Type: gpu.MPSDaemonFailed}
+	noWhole := gpu.Condition{Type: gpu.RowRemapPending, ByPolicy: gpu.NoSchedule}
+	const whole, first, second = "gpu-00000001", "gpu-00000001-mps2-0", "gpu-00000001-mps2-1"
+	for name, tc := range map[string]struct {
+		conditions []gpu.Condition
+		claimed    gpu.DeviceName
+		want       map[string]string // type by device
+	}{
+		"healthy":           {nil, first, map[string]string{whole: "gpu", first: "mps", second: "mps"}},
+		"MPS":               {[]gpu.Condition{mps}, "", map[string]string{whole: "gpu"}},
+		"MPS, in use":       {[]gpu.Condition{mps}, first, map[string]string{whole: "gpu", first: "leftover"}},
+		"rows wait":         {[]gpu.Condition{noWhole}, "", map[string]string{first: "mps", second: "mps"}},
+		"rows wait, in use": {[]gpu.Condition{noWhole}, whole, map[string]string{whole: "leftover", first: "mps", second: "mps"}},
+		"both":              {[]gpu.Condition{noWhole, mps}, "", map[string]string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node(t, "h100-80gb", 1)
+			n.GPUs[0].Conditions = tc.conditions
+			got := build(n, options{
+				Server: offer.Server{Counters: true}, Plan: v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}},
+				Allocated: []gpu.DeviceName{tc.claimed},
+			})
+			types := map[string]string{}
+			for _, d := range got[0].Devices {
+				types[d.Name] = *d.Attributes["type"].StringValue
+			}
+			if diff := cmp.Diff(tc.want, types); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if len(got[0].Leftover) > 0 {
+				t.Errorf("the plan would remove %v", got[0].Leftover)
+			}
+		})
+	}
+}
+
 // TestUnknownGPUIsNotTainted checks that a GPU of which too little is known to describe
 // it isn't offered, taint or not.
 func TestUnknownGPUIsNotTainted(t *testing.T) {
 	n := node(t, "h100-80gb", 1)
 	n.GPUs[0].Model = gpu.Model{}
 	n.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.Unreadable}}
-	if got := build(n, options{Server: offer.Server{Counters: true, Taints: true}}); len(got) != 0 {
+	if got := build(n, options{Server: offer.Server{Counters: true, MaxTainted: 64}}); len(got) != 0 {
 		t.Errorf("offered: %v", got)
 	}
 }

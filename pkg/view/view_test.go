@@ -63,7 +63,7 @@ func cluster(t *testing.T, random *rand.Rand, plan v1alpha1.Plan) *allocators.Cl
 	}
 	c := &allocators.Cluster{
 		Node: n, Plans: offertest.OnePlan(n, plan), Allocator: allocators.NewLibrary(),
-		Server: allocators.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, Taints: true}, Form: publish.SplitCounters},
+		Server: allocators.Server{Server: offer.Server{Counters: true, Multiple: true, Charged: true, MaxTainted: 64}, Form: publish.SplitCounters},
 	}
 	if random.IntN(4) == 0 {
 		c.Node.GPUs[0].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95"}}

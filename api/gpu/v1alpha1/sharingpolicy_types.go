@@ -64,7 +64,8 @@ type HealthPolicy struct {
 	// +optional
 	Evict bool `json:"evict,omitempty"`
 	// rowRemapPending is what is done while rows of a GPU's memory wait for a reset to be
-	// replaced: None only says so, NoSchedule keeps claims for the whole GPU off it.
+	// replaced: None only says so, NoSchedule keeps claims for the whole GPU off it: its
+	// device has a taint or, where taints aren't used, is withdrawn.
 	// +optional
 	// +kubebuilder:default=None
 	RowRemapPending HealthEffect `json:"rowRemapPending,omitempty"`
@@ -254,8 +255,8 @@ type SharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Problems []PolicyProblem `json:"problems,omitempty"`
-	// withheldGPUs is how many GPUs under this policy new claims don't get because a
-	// condition of theirs makes them unusable.
+	// withheldGPUs is how many GPUs under this policy new claims don't get, or not all that
+	// is planned of them, because of a condition of theirs.
 	// +optional
 	WithheldGPUs int32 `json:"withheldGPUs,omitempty"`
 	// withheld lists these GPUs.
@@ -319,12 +320,12 @@ type PolicyProblem struct {
 	Example string `json:"example,omitempty"`
 }
 
-// WithheldGPU is a GPU that new claims don't get, whatever its plan.
+// WithheldGPU is a GPU that new claims don't get, or not all that is planned of it.
 type WithheldGPU struct {
 	Node string `json:"node"`
 	// gpu by its device name, or by its UUID where that identifies no GPU.
 	GPU string `json:"gpu"`
-	// message lists the GPU's conditions that make it unusable.
+	// message lists the GPU's conditions that keep new claims off it or parts of it.
 	Message string `json:"message"`
 }
 

@@ -55,13 +55,10 @@ func (c Counters) String() string { return [...]string{"unknown", "none", "joint
 // consumes. The pool's generation is left 0; Write sets it. A GPU without devices is
 // left out; an empty offer makes no slice.
 //
-// The offer must fit the form: no counters if it is NoCounters or UnknownCounters.
-//
-// A GPU with more devices than a slice with taints has room for is left out if taints keep
-// new claims off all of them, and otherwise has no taints.
+// The offer must fit the form: no counters if it is NoCounters or UnknownCounters, and a GPU
+// with taints has at most MaxTainted devices.
 func Pool(node metav1.OwnerReference, gpus []offer.GPU, form Counters) []resourceapi.ResourceSlice {
-	gpus = withTaintsThatFit(gpus, form)
-	gpus = slices.DeleteFunc(gpus, func(g offer.GPU) bool { return len(g.Devices) == 0 })
+	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g offer.GPU) bool { return len(g.Devices) == 0 })
 	var out []resourceapi.ResourceSlice
 	if form == SplitCounters {
 		n := 0
@@ -97,7 +94,7 @@ const maxJointCounters = 32
 func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	most := resourceapi.ResourceSliceMaxDevices
 	if slices.ContainsFunc(gpus, advanced) {
-		most = maxAdvanced(form)
+		most = form.MaxTainted()
 	}
 	fewest := fill(gpus, form, most)
 	for n := 1; n < most; n++ {
@@ -108,10 +105,10 @@ func groups(gpus []offer.GPU, form Counters) [][]offer.GPU {
 	return fewest
 }
 
-// maxAdvanced is how many devices a slice with counters or taints has room for: servers of
+// MaxTainted is how many devices a slice with taints or counters has room for: servers of
 // the joint form don't allow fewer for them.
-func maxAdvanced(form Counters) int {
-	if form == JointCounters {
+func (c Counters) MaxTainted() int {
+	if c == JointCounters {
 		return resourceapi.ResourceSliceMaxDevices
 	}
 	return resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
@@ -120,31 +117,6 @@ func maxAdvanced(form Counters) int {
 // advanced reports whether slices with the GPU have room for fewer devices.
 func advanced(g offer.GPU) bool {
 	return g.Counters != nil || slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return len(d.Taints) > 0 })
-}
-
-// withTaintsThatFit returns the GPUs without the taints for which a slice has no room, and
-// without the devices that only those would keep new claims off. The GPUs stay as they are.
-func withTaintsThatFit(gpus []offer.GPU, form Counters) []offer.GPU {
-	gpus = slices.Clone(gpus)
-	for i, g := range gpus {
-		if len(g.Devices) <= maxAdvanced(form) {
-			continue
-		}
-		if !slices.ContainsFunc(g.Devices, func(d resourceapi.Device) bool { return len(BlockingTaints(d)) == 0 }) {
-			gpus[i].Devices = nil
-			continue
-		}
-		gpus[i].Devices = slices.Clone(g.Devices)
-		for j := range gpus[i].Devices {
-			gpus[i].Devices[j].Taints = nil
-		}
-	}
-	return gpus
-}
-
-// BlockingTaints returns the taints that keep new claims off the device.
-func BlockingTaints(d resourceapi.Device) []resourceapi.DeviceTaint {
-	return slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool { return t.Effect == resourceapi.DeviceTaintEffectNone })
 }
 
 // fill puts GPUs into groups, in order, of at most so many devices each; a GPU that

@@ -139,56 +139,6 @@ func TestPoolLaysCountersOutAsTheServerWants(t *testing.T) {
 	}
 }
 
-// TestMoreDevicesThanTaintsAllow: a slice with taints has room for 64 devices, but in the
-// joint form for 128, and a GPU's devices are in one slice.
-func TestMoreDevicesThanTaintsAllow(t *testing.T) {
-	const some, all, none = 1, 70, 0
-	for name, tc := range map[string]struct {
-		devices, blocked, informed int
-		form                       Counters
-		want                       string // "<devices> <tainted devices>"
-	}{
-		"blocked":                  {70, all, none, SplitCounters, "0 0"},
-		"blocked, no counters":     {70, all, none, NoCounters, "0 0"},
-		"blocked, joint":           {70, all, none, JointCounters, "70 70"},
-		"blocked, few devices":     {64, all, none, SplitCounters, "64 64"},
-		"one device blocked":       {70, some, none, SplitCounters, "70 0"},
-		"only informed":            {70, none, all, SplitCounters, "70 0"},
-		"only informed, joint":     {70, none, all, JointCounters, "70 70"},
-		"healthy":                  {70, none, none, SplitCounters, "70 0"},
-		"blocked and told as well": {70, all, all, SplitCounters, "0 0"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g := offer.GPU{Name: "gpu-00000000"}
-			for i := range tc.devices {
-				d := resourceapi.Device{Name: fmt.Sprint("d", i)}
-				if i < tc.informed {
-					d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: gpu.TaintKey, Effect: resourceapi.DeviceTaintEffectNone})
-				}
-				if i < tc.blocked {
-					d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: gpu.TaintKey, Effect: resourceapi.DeviceTaintEffectNoSchedule})
-				}
-				g.Devices = append(g.Devices, d)
-			}
-			devices, tainted := 0, 0
-			for _, s := range Pool(owner("n"), []offer.GPU{g}, tc.form) {
-				for _, d := range s.Spec.Devices {
-					devices++
-					if len(d.Taints) > 0 {
-						tainted++
-					}
-				}
-			}
-			if got := fmt.Sprint(devices, tainted); got != tc.want {
-				t.Errorf("published, and with taints: %s, want %s", got, tc.want)
-			}
-			if before := g.Devices[0].Taints; (tc.blocked+tc.informed > 0) != (len(before) > 0) {
-				t.Error("the offer was changed")
-			}
-		})
-	}
-}
-
 func TestLongNodeNamesDoNotCollide(t *testing.T) {
 	common := strings.Repeat("x", 250)
 	a, b := Pool(owner(common+"-a"), gpus(1), NoCounters), Pool(owner(common+"-b"), gpus(1), NoCounters)

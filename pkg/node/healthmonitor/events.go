@@ -41,7 +41,7 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 			continue
 		}
 		for _, pod := range m.cfg.Holders(gpu.XID{GPU: uuid}) {
-			if c.Type.OnlyShares() && !pod.MPS {
+			if c.Type.OnlyMPS() && !pod.MPS {
 				continue
 			}
 			m.cfg.Events.OnPod(pod, string(c.Type), message)
