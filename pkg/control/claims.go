@@ -35,8 +35,9 @@ type claimClient interface {
 	IsWatchListSemanticsUnSupported() bool
 }
 
-// claimIndex knows which of this driver's devices have been given to claims. Of
-// all the cluster's claims it keeps that and their names.
+// claimIndex knows which of this driver's devices are allocated to claims. Of all the
+// cluster's claims it keeps that, their names and, where it tells something, the time at
+// which they were created.
 type claimIndex struct {
 	informer cache.SharedIndexInformer
 }

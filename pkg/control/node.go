@@ -121,7 +121,7 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 		return reconcile.Result{}, err
 	}
 	equal := publish.Equal(cached.Ours, want)
-	since := n.planner.sawPublished(node, equal && len(want) > 0, n.clock.Now())
+	since := n.planner.recordPublished(node, equal && len(want) > 0, n.clock.Now())
 	if inv != nil && inv.Status.HasForeignSlices() {
 		return n.contest(ctx, inv, cached)
 	}
@@ -130,7 +130,7 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 		n.failures.forget(node)
 	}
 	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
-		return reconcile.Result{}, n.judgeTaints(ctx, inv, want, since)
+		return reconcile.Result{}, n.checkIgnoredTaints(ctx, inv, want, since)
 	}
 	return n.convergeLive(ctx, node, inv, want)
 }

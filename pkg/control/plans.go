@@ -98,9 +98,9 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	}
 }
 
-// sawPublished remembers whether a node's slices are as planned, and returns since when
+// recordPublished records whether a node's slices are as planned, and returns since when
 // they have been.
-func (p *planner) sawPublished(node string, is bool, at time.Time) (since time.Time) {
+func (p *planner) recordPublished(node string, is bool, at time.Time) (since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	since, was := p.published[node]

@@ -20,8 +20,15 @@ import (
 // DRADeviceTaints, ignores the taints that the server stores, and gives out blocked
 // devices. Its allocations show that.
 
-// taintKnownWithin is how soon after a taint was published each scheduler knows it.
-const taintKnownWithin = time.Minute
+const (
+	// taintKnownWithin is how soon after a taint was published each scheduler knows it.
+	taintKnownWithin = time.Minute
+	// maxClockSkew is how far the clocks of the controller, which says since when a taint
+	// is published, and of an API server, which says when a claim was created, may be
+	// apart. Without it, a server whose clock is ahead makes older claims look like
+	// evidence, and taints aren't used for a day.
+	maxClockSkew = 5 * time.Minute
+)
 
 // ignoredTaint is a device that a claim was allocated although it doesn't tolerate the
 // device's taint.
@@ -30,15 +37,15 @@ type ignoredTaint struct {
 	taint         resourceapi.DeviceTaint
 }
 
-// judgeTaints withdraws blocked devices instead of tainting them if a scheduler ignores
-// the taints of the node's pool, which has been published since a time. Only claims that
-// were created after that are evidence: of others it isn't known when they were
+// checkIgnoredTaints withdraws blocked devices instead of tainting them if a scheduler
+// ignores the taints of the node's pool, which has been published since a time. Only claims
+// that were created after that are evidence: of others it isn't known when they were
 // allocated.
-func (n *nodeReconciler) judgeTaints(ctx context.Context, inv *v1alpha1.GPUInventory, pool []resourceapi.ResourceSlice, since time.Time) error {
+func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUInventory, pool []resourceapi.ResourceSlice, since time.Time) error {
 	if len(pool) == 0 {
 		return nil
 	}
-	claims, err := n.planner.claims.createdAfter(inv.Name, since.Add(taintKnownWithin))
+	claims, err := n.planner.claims.createdAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
 	if err != nil {
 		return err
 	}

@@ -27,20 +27,21 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 		device  string
 		ignored bool
 	}{
-		"later claim":                 {created: tainted.Add(2 * time.Minute), ignored: true},
+		"later claim":                 {created: tainted.Add(10 * time.Minute), ignored: true},
 		"claim from before the taint": {created: tainted.Add(-time.Second)},
 		"claim just after the taint":  {created: tainted.Add(30 * time.Second)},
-		"claim of a healthy GPU":      {created: tainted.Add(2 * time.Minute), device: "gpu-00000001"},
-		"claim that tolerates it": {created: tainted.Add(2 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+		"server's clock is ahead":     {created: tainted.Add(-time.Second).Add(5 * time.Minute)},
+		"claim of a healthy GPU":      {created: tainted.Add(10 * time.Minute), device: "gpu-00000001"},
+		"claim that tolerates it": {created: tainted.Add(10 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
 			r.Tolerations = []resourceapi.DeviceToleration{{Key: gpu.TaintKey, Operator: resourceapi.DeviceTolerationOpExists}}
 		}},
-		"claim with another toleration": {created: tainted.Add(2 * time.Minute), ignored: true, change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+		"claim with another toleration": {created: tainted.Add(10 * time.Minute), ignored: true, change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
 			r.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/other", Operator: resourceapi.DeviceTolerationOpExists}}
 		}},
-		"claim with admin access": {created: tainted.Add(2 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
+		"claim with admin access": {created: tainted.Add(10 * time.Minute), change: func(_ *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
 			r.AdminAccess = new(true)
 		}},
-		"claim that the scheduler created": {created: tainted.Add(2 * time.Minute), change: func(c *resourceapi.ResourceClaim, _ *resourceapi.DeviceRequestAllocationResult) {
+		"claim that the scheduler created": {created: tainted.Add(10 * time.Minute), change: func(c *resourceapi.ResourceClaim, _ *resourceapi.DeviceRequestAllocationResult) {
 			c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 		}},
 	} {
