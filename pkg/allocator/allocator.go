@@ -1,5 +1,6 @@
 // Package allocator decides whether the scheduler of a Kubernetes version
-// allocates shares safely: older versions allocate the same part of a GPU twice.
+// allocates shares safely: older versions allocate the same part of a GPU twice. It also
+// decides whether the scheduler allocates devices whose taints have no effect.
 //
 // Controller and plugin both import it: the controller offers less on such a
 // version, and the plugin explains why it refuses a claim.
@@ -50,6 +51,15 @@ func ChargesShared(gitVersion string) bool {
 func CountsCapacity(gitVersion string) bool {
 	v, err := version.ParseSemantic(gitVersion)
 	return err != nil || v.Major() != 1 || v.Minor() != 34 && v.Minor() != 35
+}
+
+// HeedsEffectNone reports whether all schedulers that may run beside an API server of a
+// version allocate devices with a taint of the effect None. That of 1.34 with the feature
+// gate DRADeviceTaints doesn't, and Kubernetes allows it beside an API server of 1.35. Older
+// API servers don't store that effect. It is false for a version that can't be parsed.
+func HeedsEffectNone(gitVersion string) bool {
+	v, err := version.ParseSemantic(gitVersion)
+	return err == nil && v.AtLeast(version.MustParseSemantic("1.36.0-alpha.0"))
 }
 
 // ExplainCapacity returns the reason and the remedy for a version for which

@@ -36,6 +36,16 @@ func TestCountsCapacity(t *testing.T) {
 	}
 }
 
+func TestHeedsEffectNone(t *testing.T) {
+	for v, want := range map[string]bool{
+		"v1.34.13": false, "v1.35.0": false, "v1.35.4+k3s1": false, "v1.36.0": true, "v1.36.0-rc.1": true, "v1.37.1": true, "v2.0.0": true, "": false, "unknown": false,
+	} {
+		if got := allocator.HeedsEffectNone(v); got != want {
+			t.Errorf("%q: got %v, want %v", v, got, want)
+		}
+	}
+}
+
 func TestExplain(t *testing.T) {
 	for version, names := range map[string]string{"v1.36.1": "v1.36.1", "": "an unknown version"} {
 		if got := allocator.Explain(version); !strings.Contains(got, names) || !strings.Contains(got, "kubernetes/kubernetes#139034") || !strings.Contains(got, "1.36.2") {

@@ -163,7 +163,8 @@ func (in decisionInput) server() offer.Server {
 func serverFor(able publish.Abilities) offer.Server {
 	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
 	if able.Taints == publish.Yes {
-		s.MaxTainted, s.InformationalTaints = able.Counters.MaxTainted(), able.InformationalTaints == publish.Yes
+		s.MaxTainted = able.Counters.MaxTainted()
+		s.InformationalTaints = able.InformationalTaints == publish.Yes && allocator.HeedsEffectNone(able.Version)
 	}
 	if able.Counters == publish.UnknownCounters {
 		s.CountersDoubt = able.Doubt

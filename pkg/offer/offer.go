@@ -51,8 +51,8 @@ type Server struct {
 	// them. 0: the server stores no taints of devices, or the scheduler ignores them.
 	// Devices that new claims must not get and that can't have taints aren't offered.
 	MaxTainted int
-	// InformationalTaints: taints may have the effect None. Without it such taints are
-	// left out.
+	// InformationalTaints: taints may have the effect None, and the scheduler allocates
+	// devices with them (pkg/allocator). Otherwise such taints are left out.
 	InformationalTaints bool
 	// Version of Kubernetes, for Problems; empty where it is unknown.
 	Version string
