@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -100,4 +102,17 @@ func (p *plugin) holders(x gpu.XID) []healthmonitor.Pod {
 		}
 	}
 	return healthmonitor.Holders(x, p.journal.Held(), instances)
+}
+
+// forgetHealthyGPUs removes the records of GPUs with which nothing is wrong: they say how
+// often a cause came back, who ended one, and when the GPU was reset. Those of a plugin that
+// was killed stay.
+func forgetHealthyGPUs(j *journal.Journal) error {
+	var errs []error
+	for _, h := range j.AllHealth() {
+		if len(h.State.Causes) == 0 {
+			errs = append(errs, j.DeleteHealth(h.GPU))
+		}
+	}
+	return errors.Join(errs...)
 }
