@@ -39,6 +39,8 @@ type node struct {
 	kubeconfig string
 	// passing are claims that an operation has prepared and unprepared again.
 	passing []*resourceapi.ResourceClaim
+	// runs is a claim that keeps its device all the time.
+	runs *resourceapi.ResourceClaim
 	// bootID, if not empty, is a file that stands for the kernel's.
 	bootID string
 }

@@ -63,7 +63,7 @@ type Known interface {
 	Conditions() map[gpu.UUID][]gpu.Condition
 }
 
-// Config has the parts and settings of a Follower. All but DriverRoot are required.
+// Config has the parts and settings of a Follower. All but DriverRoot and Step are required.
 type Config struct {
 	NodeName string
 	// Host is where the driver is looked for, under DriverRoot only unless that is
@@ -83,6 +83,8 @@ type Config struct {
 	Listener   Listener
 	// OnEvent is called with each event of the GPUs, in order. It must not block.
 	OnEvent func(nvml.Event)
+	// Step is called after each step of a reset, for crash tests.
+	Step func(string)
 }
 
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
@@ -116,6 +118,9 @@ type Follower struct {
 
 // New builds a Follower that has not looked for a driver yet.
 func New(c Config) *Follower {
+	if c.Step == nil {
+		c.Step = func(string) {}
+	}
 	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{})}
 }
 

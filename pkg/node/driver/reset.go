@@ -33,7 +33,11 @@ var (
 // the facts stay. Reset returns when nvidia-smi has ended or hangs; the error, which
 // may be ErrResetImpossible, has its words.
 func (f *Follower) Reset(ctx context.Context, uuid gpu.UUID) error {
-	return f.whileClosed(ctx, func(ctx context.Context, smi SMIFunc) error { return reset(ctx, smi, uuid, resetWithin) })
+	return f.whileClosed(ctx, func(ctx context.Context, smi SMIFunc) error {
+		f.cfg.Step("reset.closed")
+		defer f.cfg.Step("reset.done")
+		return reset(ctx, smi, uuid, resetWithin)
+	})
 }
 
 // reset runs nvidia-smi. A reset that has begun isn't interrupted by the plugin's end.
