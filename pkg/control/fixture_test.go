@@ -19,6 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // sliceStore holds one node's slices in memory.
@@ -34,6 +35,12 @@ type sliceStore struct {
 
 func (s *sliceStore) Cached(string) (publish.Found, error) {
 	return publish.Found{Ours: s.slices, Foreign: s.foreign}, nil
+}
+
+func (s *sliceStore) Offers(_ string, device gpu.DeviceName) bool {
+	return slices.ContainsFunc(s.slices, func(s *resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == string(device) })
+	})
 }
 
 func (s *sliceStore) Live(context.Context, string) (publish.Found, error) {

@@ -21,12 +21,14 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // slicePublisher has the methods of publish.Publisher that a node's
 // reconciliation needs.
 type slicePublisher interface {
 	Cached(node string) (publish.Found, error)
+	Offers(node string, device gpu.DeviceName) bool
 	Live(ctx context.Context, node string) (publish.Found, error)
 	Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error
 	Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error

@@ -64,10 +64,6 @@ const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 7 * time.Second
 	retryPeriod   = 2 * time.Second
-	// The first publication of 1000 nodes is 8000 writes; the server's own
-	// fairness protects it.
-	requestsPerSecond = 100
-	requestBurst      = 200
 	// parallelNodes bounds how many nodes are reconciled at once.
 	parallelNodes = 8
 	// Retries come soon and maxRetryDelay is short, because the GPUs of a pool
@@ -88,7 +84,7 @@ func Run(ctx context.Context, c Config) error {
 	if c.LeaderElect && c.Namespace == "" {
 		return errors.New("the namespace of the Lease is unknown: give --namespace, or set POD_NAMESPACE")
 	}
-	clientset, err := kubernetes.NewForConfig(withLimits(c.REST))
+	clientset, err := newClientset(c.REST)
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
@@ -175,7 +171,7 @@ func isUnreachable(err error) bool {
 // RemoveNodeLabels removes from all Nodes what controllers with NodeLabels have
 // written. None may be running.
 func RemoveNodeLabels(ctx context.Context, c Config) error {
-	api, err := client.New(withLimits(c.REST), client.Options{})
+	api, err := client.New(clientConfig(c.REST), client.Options{})
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
@@ -201,12 +197,24 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	return addPolicies(mgr, n, c.informer, s)
 }
 
-func withLimits(c *rest.Config) *rest.Config {
+// clientConfig returns the configuration of the controller's clients. They don't limit
+// the rate of requests: the API server does, by priority and fairness, and they wait as
+// long as it says when it answers 429. parallelNodes bounds how many are under way.
+func clientConfig(c *rest.Config) *rest.Config {
 	c = rest.CopyConfig(c)
-	c.QPS, c.Burst = requestsPerSecond, requestBurst
+	c.QPS = -1
 	c.UserAgent = leaseName
 	c.Wrap(v1alpha3.Transport)
 	return c
+}
+
+// newClientset returns the client for slices and claims. It speaks protobuf, which costs
+// the server and the controller a fraction of JSON's time and memory.
+func newClientset(c *rest.Config) (*kubernetes.Clientset, error) {
+	c = clientConfig(c)
+	c.ContentType = runtime.ContentTypeProtobuf
+	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return kubernetes.NewForConfig(c)
 }
 
 func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
@@ -214,10 +222,13 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	mgr, err := ctrl.NewManager(withLimits(c.REST), manager.Options{
-		Scheme:                        scheme,
-		Logger:                        logger,
-		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+	mgr, err := ctrl.NewManager(clientConfig(c.REST), manager.Options{
+		Scheme: scheme,
+		Logger: logger,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:         map[client.Object]cache.ByObject{nodeMetadata(): {Transform: trimNode}},
+		},
 		LeaderElection:                c.LeaderElect,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       c.Namespace,
@@ -351,6 +362,18 @@ func addNodeLabels(mgr manager.Manager) error {
 		}
 	}
 	return nil
+}
+
+// trimNode leaves of a Node's metadata what the controller reads: most nodes of a cluster
+// may have no GPUs.
+func trimNode(obj any) (any, error) {
+	node, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: node.Labels,
+	}}, nil
 }
 
 func nodeMetadata() client.Object {

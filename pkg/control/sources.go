@@ -9,6 +9,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -30,19 +32,29 @@ func everything() handler.EventHandler {
 	})
 }
 
-// allNodes maps every event to all nodes that have an inventory.
+// allNodes maps every event to all nodes that have an inventory. They come after nodes
+// that have events of their own: one whose slices are gone has nothing on offer.
 func allNodes(c client.Reader) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request {
+	type requests = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	enqueue := func(ctx context.Context, queue requests) {
 		var list v1alpha1.GPUInventoryList
 		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil // only before the cache is filled, and then each inventory comes by itself
+			return // only before the cache is filled, and then each inventory comes by itself
 		}
-		requests := make([]reconcile.Request, len(list.Items))
+		nodes := make([]reconcile.Request, len(list.Items))
 		for i := range list.Items {
-			requests[i] = requestFor(list.Items[i].Name)
+			nodes[i] = requestFor(list.Items[i].Name)
 		}
-		return requests
-	})
+		if q, ok := queue.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+			q.AddWithOpts(priorityqueue.AddOpts{Priority: new(handler.LowPriority)}, nodes...)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc:  func(ctx context.Context, _ event.CreateEvent, q requests) { enqueue(ctx, q) },
+		UpdateFunc:  func(ctx context.Context, _ event.UpdateEvent, q requests) { enqueue(ctx, q) },
+		DeleteFunc:  func(ctx context.Context, _ event.DeleteEvent, q requests) { enqueue(ctx, q) },
+		GenericFunc: func(ctx context.Context, _ event.GenericEvent, q requests) { enqueue(ctx, q) },
+	}
 }
 
 // nodesWithInventory maps a Node to itself, if it has an inventory: most
@@ -128,22 +140,11 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range results(obj) {
-		if n.planner.dependsOnClaims(r.Pool) || !n.isOffered(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.dependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}
 	return requests
-}
-
-// isOffered reports whether a node's slices, as the cache has them, offer a device.
-func (n *nodeReconciler) isOffered(node string, device gpu.DeviceName) bool {
-	cached, err := n.slices.Cached(node)
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(cached.Ours, func(s *resourceapi.ResourceSlice) bool {
-		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == string(device) })
-	})
 }
 
 // informerRunner runs an informer in every replica, leader or not.

@@ -138,7 +138,9 @@ func indexOf(t *testing.T, claims ...*resourceapi.ResourceClaim) *claimIndex {
 }
 
 // offers reports whether a device is published.
-func (s *fixture) offers(device string) bool { return s.nodes.isOffered("n", gpu.DeviceName(device)) }
+func (s *fixture) offers(device string) bool {
+	return s.nodes.slices.Offers("n", gpu.DeviceName(device))
+}
 
 // mustProbe has the controller ask the server again.
 func (s *fixture) mustProbe() {

@@ -222,9 +222,11 @@ func same(have, want *resourceapi.ResourceSlice) bool {
 	return digest(spec) == digest(want.Spec) || equality.Semantic.DeepEqual(spec, want.Spec)
 }
 
-// digestKey is the annotation that a trimmed slice has its digest in. No server
-// stores a key like it.
-const digestKey = "digest of what was trimmed"
+// Annotations of a trimmed slice, with keys that no server stores.
+const (
+	digestKey  = "digest of what was trimmed"
+	devicesKey = "names of the devices, each between two spaces"
+)
 
 // trim removes the large parts of a slice, and keeps its identity and its
 // devices' names. The cache holds every slice of the cluster.
@@ -232,11 +234,12 @@ func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
 	}
-	s.Annotations = map[string]string{digestKey: digest(s.Spec)}
-	s.ManagedFields, s.Spec.SharedCounters = nil, nil
-	for i, d := range s.Spec.Devices {
-		s.Spec.Devices[i] = resourceapi.Device{Name: strings.Clone(d.Name)}
+	var names strings.Builder
+	for _, d := range s.Spec.Devices {
+		names.WriteString(" " + d.Name)
 	}
+	s.Annotations = map[string]string{digestKey: digest(s.Spec), devicesKey: names.String() + " "}
+	s.ManagedFields, s.Spec.SharedCounters, s.Spec.Devices = nil, nil, nil
 }
 
 // digest of a spec, its generation apart. Specs that differ in nothing but empty

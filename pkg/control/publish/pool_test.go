@@ -211,15 +211,14 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// The cache holds every slice of a cluster: of a device, only its name.
+// The cache holds every slice of a cluster: of devices, only the names.
 func TestTrim(t *testing.T) {
 	s := stored(Pool(owner("n"), gpus(1), SplitCounters), 1)[0]
-	name := s.Spec.Devices[0].Name
 	trim(s)
 	if trim(s); !Equal([]*resourceapi.ResourceSlice{s}, Pool(owner("n"), gpus(1), SplitCounters)) {
 		t.Error("trimmed twice, it is another one") // informers ask transformations to bear that
 	}
-	if diff := cmp.Diff([]resourceapi.Device{{Name: name}}, s.Spec.Devices); diff != "" || s.Spec.SharedCounters != nil {
-		t.Errorf("counters %v, devices (-want +got):\n%s", s.Spec.SharedCounters, diff)
+	if len(s.Spec.Devices)+len(s.Spec.SharedCounters) > 0 {
+		t.Errorf("devices %v and counters %v are left", s.Spec.Devices, s.Spec.SharedCounters)
 	}
 }

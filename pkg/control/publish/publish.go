@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"github.com/tessera-dra/tessera/pkg/gpu"
+	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/discovery"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // nodeIndex finds a node's slices in the cache.
@@ -112,9 +114,9 @@ func (p *Publisher) Watches() <-chan struct{} { return p.watches }
 // Informer of the driver's slices. Whoever runs the publisher runs it.
 func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }
 
-// Cached returns a node's slices as the cache has them: of devices only the
-// names, no counters, and a digest of it all that Equal compares. They are
-// shared: don't change them. The cache lags behind: act on Live only.
+// Cached returns a node's slices as the cache has them: without devices and counters,
+// with a digest of these that Equal compares. Offers knows their devices' names. They
+// are shared: don't change them. The cache lags behind: act on Live only.
 func (p *Publisher) Cached(node string) (Found, error) {
 	var out Found
 	objs, err := p.informer.GetIndexer().ByIndex(nodeIndex, node)
@@ -127,6 +129,17 @@ func (p *Publisher) Cached(node string) (Found, error) {
 		}
 	}
 	return out, nil
+}
+
+// Offers reports whether a node's slices offer a device, as the cache has them.
+func (p *Publisher) Offers(node string, device gpu.DeviceName) bool {
+	cached, err := p.Cached(node)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(cached.Ours, func(s *resourceapi.ResourceSlice) bool {
+		return strings.Contains(s.Annotations[devicesKey], " "+string(device)+" ")
+	})
 }
 
 // Live returns a node's slices as the server has them now.

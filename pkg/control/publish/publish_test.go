@@ -9,6 +9,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // fakeClient is a server in memory.
@@ -48,5 +50,34 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestOffers checks that the cache, which has no devices, knows the names of those that
+// are published, and takes no part of a name for one.
+func TestOffers(t *testing.T) {
+	pool := Pool(owner("n"), gpus(3), SplitCounters)
+	p, err := New(fakeClient{fake.NewClientset().ResourceV1()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range pool {
+		trim(&pool[i])
+		if err := p.Informer().GetIndexer().Add(&pool[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const first, third, fourth = "gpu-ffffffff", "gpu-dddddddd", "gpu-cccccccc"
+	for _, tc := range []struct {
+		node   string
+		device gpu.DeviceName
+		want   bool
+	}{
+		{"n", first, true}, {"n", third, true}, {"n", fourth, false},
+		{"other", first, false}, {"n", "gpu-ffff", false}, {"n", "", false},
+	} {
+		if got := p.Offers(tc.node, tc.device); got != tc.want {
+			t.Errorf("node %s, device %q: got %v", tc.node, tc.device, got)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
@@ -76,14 +77,12 @@ func (t *transport) send(req *http.Request) (resp *http.Response, served bool, e
 	return resp, namesObject(body), nil
 }
 
-// namesObject reports whether the answer "not found" is about an object.
+// namesObject reports whether the answer "not found", in JSON or protobuf, is about an
+// object.
 func namesObject(body []byte) bool {
-	var status struct {
-		Details struct {
-			Name string `json:"name"`
-		} `json:"details"`
-	}
-	return json.Unmarshal(body, &status) == nil && status.Details.Name != ""
+	answer, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	status, ok := answer.(*metav1.Status)
+	return err == nil && ok && status.Details != nil && status.Details.Name != ""
 }
 
 func isJSON(h http.Header) bool {

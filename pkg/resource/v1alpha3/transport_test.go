@@ -17,9 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	jsonserializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
@@ -32,6 +35,8 @@ type server struct {
 	paths map[string]string
 	// codes that aren't 200, by path.
 	codes map[string]int
+	// form is the content type of what is in paths; JSON if it is empty.
+	form string
 
 	mu   sync.Mutex
 	sent []string
@@ -52,7 +57,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.sent = append(s.sent, string(body))
-	w.Header().Set("Content-Type", "application/json")
+	if s.form == "" {
+		s.form = runtime.ContentTypeJSON
+	}
+	w.Header().Set("Content-Type", s.form)
 	if code, ok := s.codes[r.URL.Path]; ok {
 		w.WriteHeader(code)
 	}
@@ -298,14 +306,29 @@ func TestNotServed(t *testing.T) {
 }
 
 // TestNewerServer checks that nothing changes with a server that has v1beta1, also
-// for objects that it doesn't have.
+// for objects that it doesn't have, in the form that it answers in.
 func TestNewerServer(t *testing.T) {
 	const path = "/apis/resource.k8s.io/v1beta1/resourceslices/s"
-	s := &server{paths: map[string]string{path: `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","details":{"name":"s","group":"resource.k8s.io","kind":"x"},"code":404}`}, codes: map[string]int{path: 404}}
-	if _, err := connect(t, s).ResourceV1beta1().ResourceSlices().Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("error %v", err)
+	missing := &metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound,
+		Details: &metav1.StatusDetails{Name: "s", Group: "resource.k8s.io", Kind: "x"},
 	}
-	if diff := cmp.Diff([]string{"GET " + path}, s.seen); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
+	for form, serializer := range map[string]runtime.Encoder{
+		runtime.ContentTypeJSON:     jsonserializer.NewSerializerWithOptions(jsonserializer.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, jsonserializer.SerializerOptions{}),
+		runtime.ContentTypeProtobuf: protobuf.NewSerializer(scheme.Scheme, scheme.Scheme),
+	} {
+		t.Run(form, func(t *testing.T) {
+			answer, err := runtime.Encode(serializer, missing)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &server{paths: map[string]string{path: string(answer)}, codes: map[string]int{path: 404}, form: form}
+			if _, err := connect(t, s).ResourceV1beta1().ResourceSlices().Get(t.Context(), "s", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("error %v", err)
+			}
+			if diff := cmp.Diff([]string{"GET " + path}, s.seen); diff != "" {
+				t.Errorf("requests (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
