@@ -1,6 +1,7 @@
 package classes
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -27,6 +28,50 @@ const (
 	// another release keeps it.
 	foreign
 )
+
+// change is what one class is, and what it should be; nil is no class.
+type change struct{ have, want *unstructured.Unstructured }
+
+// changes returns all classes of the cluster and the release, by name, in the order in
+// which they are to be changed: first those that lose their extended resource name. A
+// scheduler that sees two classes with the same name, and then one of them without it,
+// knows neither by that name (k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache
+// 0.37). A class whose name is replaced has none in between, until its next event.
+//
+// An error is about single classes; the others are there.
+func (w *Wanted) changes(owner metav1.OwnerReference, cluster map[string]*unstructured.Unstructured) ([]change, error) {
+	var first, then []change
+	var failed []error
+	rest := maps.Clone(cluster)
+	for _, c := range w.Classes {
+		have := cluster[c.Name]
+		delete(rest, c.Name)
+		want, err := w.desired(c, owner, have)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		if old := resourceName(have); old != "" && old != resourceName(want) {
+			unstructured.RemoveNestedField(want.Object, "spec", extendedResourceName)
+			first = append(first, change{have, want})
+		} else {
+			then = append(then, change{have, want})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(rest)) {
+		first = append(first, change{rest[name], nil})
+	}
+	return append(first, then...), errors.Join(failed...)
+}
+
+// resourceName returns the extended resource name of a class, which may be nil.
+func resourceName(o *unstructured.Unstructured) string {
+	if o == nil {
+		return ""
+	}
+	name, _, _ := unstructured.NestedString(o.Object, "spec", extendedResourceName)
+	return name
+}
 
 // desired returns the class as it should be. have is the existing object, if any,
 // whose other labels and annotations it keeps.

@@ -81,18 +81,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, err
 	}
 	w := writer{Reconciler: r, api: api, version: version}
-	have := r.cached()
-	var failed []error
-	for _, c := range r.wanted.Classes {
-		want, err := r.wanted.desired(c, owner, have[c.Name])
-		if err == nil {
-			err = w.apply(ctx, have[c.Name], want)
-		}
-		failed = append(failed, err)
-		delete(have, c.Name)
-	}
-	for _, old := range have {
-		failed = append(failed, w.apply(ctx, old, nil))
+	changes, err := r.wanted.changes(owner, r.cached())
+	failed := []error{err}
+	for _, c := range changes {
+		failed = append(failed, w.apply(ctx, c.have, c.want))
 	}
 	return reconcile.Result{RequeueAfter: max(0, r.lacksUntil.Sub(r.clock.Now()))}, errors.Join(failed...)
 }
