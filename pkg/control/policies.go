@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,21 +53,15 @@ func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (r
 	}
 	all := judge(rules, nodes)
 	var errs []error
-	var result reconcile.Result
 	for i := range list.Items {
 		err := p.write(ctx, &list.Items[i], all[list.Items[i].Name])
 		if apierrors.IsConflict(err) {
-			// The cache is behind, perhaps behind our own last write, of which there is no
-			// event: only changes of the spec wake this controller.
-			result.RequeueAfter, err = conflictPause, nil
+			continue // the cache is behind; the event of what it lacks is on its way
 		}
 		errs = append(errs, err)
 	}
-	return result, errors.Join(errs...)
+	return reconcile.Result{}, errors.Join(errs...)
 }
-
-// conflictPause gives the cache time to catch up.
-const conflictPause = 250 * time.Millisecond
 
 // write stores a status that changed.
 func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {

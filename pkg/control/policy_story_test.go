@@ -56,6 +56,12 @@ func TestPolicyIsAnswered(t *testing.T) {
 	eventually(t, "the node's label is noticed", func() bool { return answer() == "True Accepted nodes=1 gpus=2" })
 	change(t, p, func() { p.Spec.GPUSelector = "1 + 1" })
 	eventually(t, "what was accepted stays in force", func() bool { return answer() == "False Invalid nodes=1 gpus=2" })
+
+	p.Status.GPUs = 7
+	if err := api.Status().Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a wrong status is corrected", func() bool { return answer() == "False Invalid nodes=1 gpus=2" })
 }
 
 // The server itself refuses what makes no sense.

@@ -312,7 +312,8 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 		return fmt.Errorf("set up the policy controller: %w", err)
 	}
 	for _, source := range []source.Source{
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything(), predicate.GenerationChangedPredicate{}),
+		// Statuses too: while the cache lacks the last write, a status looks as if it were right.
+		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), everything()),
