@@ -21,13 +21,13 @@ func cudaCommand() *cobra.Command {
 	var alloc []string
 	var hold, root string
 	c := &cobra.Command{
-		Use:   "cuda [--alloc SIZE]... [--hold D] [--fault]",
+		Use:   "cuda [--alloc SIZE]... [--load PERCENT] [--hold D] [--fault]",
 		Short: "Use a GPU as a CUDA program does, through MPS if a daemon runs",
 		Long: `Makes a CUDA context on the first GPU that a program would see here, and says
 how that went, how many multiprocessors and how much memory it has. Then it
-allocates memory, goes on for a while, and may end by a fault:
+allocates memory, computes or not for a while, and may end by a fault:
 
-    nvmlsim cuda --alloc 2048 --alloc 8G --hold 10s
+    nvmlsim cuda --alloc 2048 --alloc 8G --load 80 --hold 10s
 
 It goes by CUDA_VISIBLE_DEVICES and CUDA_MPS_PIPE_DIRECTORY as CUDA does: where an
 MPS control daemon listens it is a client of its, with the daemon's limits or lower
@@ -56,6 +56,7 @@ failed allocation is printed only.`,
 		},
 	}
 	c.Flags().StringArrayVar(&alloc, "alloc", nil, "memory to allocate: MiB, or with K, M or G; may be repeated")
+	c.Flags().Uint32Var(&p.Load, "load", 0, "percentage of the time in which it computes while it keeps running")
 	c.Flags().StringVar(&hold, "hold", "", "time to keep running, such as 10s, or \"forever\", until SIGTERM")
 	c.Flags().BoolVar(&p.Fault, "fault", false, "end with an illegal memory access, which affects all clients of an MPS server")
 	c.Flags().IntVar(&p.Device, "device", 0, "index of the GPU among the visible ones")

@@ -180,12 +180,12 @@ func addProcessCommand(t *target) *cobra.Command {
 	var p nvmlsim.Process
 	var gi, ci int
 	c := &cobra.Command{
-		Use:   "add --gpu GPU [--gi ID --ci ID] --pid PID [--name NAME] [--memory MIB] --root DIR",
+		Use:   "add --gpu GPU [--gi ID --ci ID] --pid PID [--name NAME] [--memory MIB] [--load PERCENT] --root DIR",
 		Short: "Add a process to a GPU, or to a MIG device of it",
 		Long: `Adds a process. What it uses can't be destroyed, and the GPU's MIG mode can't be
 switched, until it is removed (or the machine reboots):
 
-    nvmlsim process add --gpu 0 --pid 4711 --name train --memory 40960 --root DIR
+    nvmlsim process add --gpu 0 --pid 4711 --name train --memory 40960 --load 75 --root DIR
     nvmlsim process add --gpu 0 --gi 11 --ci 0 --pid 4712 --root DIR`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -210,6 +210,7 @@ switched, until it is removed (or the machine reboots):
 	c.Flags().Uint32Var(&p.PID, "pid", 0, "process id")
 	c.Flags().StringVar(&p.Name, "name", "", "its name in nvidia-smi")
 	c.Flags().Uint32Var(&memoryMiB, "memory", 0, "GPU memory it uses, in MiB")
+	c.Flags().Uint32Var(&p.Utilization, "load", 0, "percentage of the time in which it computes")
 	must(c.MarkFlagRequired("gpu"), c.MarkFlagRequired("pid"))
 	return c
 }

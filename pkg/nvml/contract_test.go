@@ -97,6 +97,7 @@ func contract(t *testing.T, path string) {
 		defer machine.Close()
 		nvmltest.NVLinks(t, s, machine)
 		nvmltest.Vitals(t, s, machine)
+		nvmltest.Usage(t, s, machine)
 		if machine.Description().Virtualization != "" { // one machine is enough: to stop waiting takes a second
 			nvmltest.Events(t, s, machine)
 		}
@@ -112,10 +113,16 @@ func TestContractInProcess(t *testing.T) {
 			nvmltest.Contract(t, s)
 			nvmltest.NVLinks(t, s, s.Machine)
 			nvmltest.Vitals(t, s, s.Machine)
+			nvmltest.Usage(t, s, s.Machine)
 			nvmltest.ComputeModes(t, s, s.Machine)
 			nvmltest.MIGLifecycle(t, s, s.Machine)
 		})
 	}
+}
+
+// TestPartitionUsage checks what is told of a GPU in MIG mode.
+func TestPartitionUsage(t *testing.T) {
+	nvmltest.PartitionUsage(t, nvmltest.NewSimulated(t, "{gpus: [{model: h100-80gb, migEnabled: true}]}"))
 }
 
 // machines returns one machine with two GPUs for every model, and a virtual

@@ -82,6 +82,7 @@ func TestHungGPUBlocksNoOther(t *testing.T) {
 	}{
 		{"compute mode", func(u gpu.UUID) error { _, err := s.ComputeMode(u); return err }},
 		{"set compute mode", func(u gpu.UUID) error { return s.SetComputeMode(u, nvml.ComputeDefault) }},
+		{"usage", func(u gpu.UUID) error { _, err := s.Usage(u, time.Second); return err }},
 		{"MIG", func(u gpu.UUID) error { _, err := s.MIG(u); return err }},
 		{"minor", func(u gpu.UUID) error { _, err := s.Minor(u); return err }},
 		{"mode on", func(u gpu.UUID) error { return s.SetMIGMode(u, true) }},

@@ -379,20 +379,6 @@ func (c Compute) MemoryInfo() (MemoryInfo, error) {
 	return info, nil
 }
 
-// Processes returns the processes that use the MIG device now.
-func (c Compute) Processes() ([]Process, error) {
-	if _, _, err := c.get("DeviceGetComputeRunningProcesses"); err != nil {
-		return nil, err
-	}
-	var own []Process
-	for _, p := range c.in.g.m.living(c.in.g.state().Processes) {
-		if p.GPUInstance == c.in.id && p.ComputeInstance == c.id {
-			own = append(own, p)
-		}
-	}
-	return own, nil
-}
-
 // GPUInstanceID is the id of the GPU instance.
 func (c Compute) GPUInstanceID() (uint32, error) {
 	_, _, err := c.get("DeviceGetGpuInstanceId")

@@ -309,11 +309,6 @@ func (g *GPU) SupportedEventTypes() (uint64, error) {
 	return value(g, "DeviceGetSupportedEventTypes", g.model.SupportedEventTypes)
 }
 
-// Processes returns the processes that compute on the GPU now.
-func (g *GPU) Processes() ([]Process, error) {
-	return fromState(g, "DeviceGetComputeRunningProcesses", func(s GPUState) []Process { return g.m.living(s.Processes) })
-}
-
 // CommonAncestor is nvmlGpuTopologyLevel_t of two GPUs: 10 (one switch) if they
 // share a root complex, 40 if they share only the NUMA node, 50 otherwise.
 func (g *GPU) CommonAncestor(h *GPU) (uint32, error) {

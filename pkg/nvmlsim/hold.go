@@ -74,6 +74,9 @@ type Use struct {
 	PID    uint32
 	Name   string
 	Memory uint64
+	// Utilization and MPSClient as in Process.
+	Utilization uint32
+	MPSClient   bool
 }
 
 // Set replaces the uses of the Holder. On an error nothing changes: InUse if a
@@ -90,7 +93,7 @@ func (h *Holder) Set(uses []Use) error {
 			}
 			g := &s.GPUs[u.On.GPU.pos]
 			g.Processes = append(g.Processes, Process{
-				PID: u.PID, Name: u.Name, UsedMemory: u.Memory, Holder: h.number,
+				PID: u.PID, Name: u.Name, UsedMemory: u.Memory, Utilization: u.Utilization, MPSClient: u.MPSClient, Holder: h.number,
 				GPUInstance: u.On.GPUInstance, ComputeInstance: u.On.ComputeInstance,
 			})
 		}

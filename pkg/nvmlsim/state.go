@@ -91,6 +91,10 @@ type Process struct {
 	PID        uint32 `json:"pid"`
 	Name       string `json:"name,omitempty"`
 	UsedMemory uint64 `json:"usedMemory,omitempty"`
+	// Utilization is the percentage of the time in which it computes.
+	Utilization uint32 `json:"utilization,omitempty"`
+	// MPSClient: it uses the GPU through an MPS server.
+	MPSClient bool `json:"mpsClient,omitempty"`
 	// GPUInstance and ComputeInstance are NoInstance without MIG.
 	GPUInstance     uint32 `json:"gpuInstance"`
 	ComputeInstance uint32 `json:"computeInstance"`

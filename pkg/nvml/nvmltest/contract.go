@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
@@ -29,6 +30,7 @@ type Port interface {
 	GPUs() ([]gpu.GPU, error)
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
+	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
 	healthPort
 }
 
@@ -67,6 +69,7 @@ func Contract(t *testing.T, port Port) {
 			checkMIG(t, port, g)
 			checkComputeMode(t, port, g)
 			checkVitals(t, port, g)
+			checkUsage(t, port, g)
 		})
 	}
 	_, err = port.MIG(nowhere)
@@ -75,6 +78,8 @@ func Contract(t *testing.T, port Port) {
 	want(t, "compute mode of a GPU that isn't there", err, nvml.ErrLost)
 	_, err = port.Vitals(nowhere)
 	want(t, "vitals of a GPU that isn't there", err, nvml.ErrLost)
+	_, err = port.Usage(nowhere, usageOver)
+	want(t, "usage of a GPU that isn't there", err, nvml.ErrLost)
 	t.Run("readers agree", func(t *testing.T) { checkReaders(t, port, gpus) })
 	t.Run("waiting ends with the context", func(t *testing.T) { checkWait(t, port) })
 }

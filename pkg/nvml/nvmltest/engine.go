@@ -229,13 +229,35 @@ func processes(all []nvmlsim.Process, err error) ([]gonvml.ProcessInfo, gonvml.R
 	return infos, code(err)
 }
 
-func none() ([]gonvml.ProcessInfo, gonvml.Return) { return nil, gonvml.ERROR_NOT_SUPPORTED }
-
 func (d device) GetComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
 	return processes(d.g.Processes())
 }
-func (device) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) { return none() }
-func (device) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return)   { return none() }
+
+func (d device) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return processes(d.g.MPSProcesses())
+}
+
+func (device) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return nil, gonvml.SUCCESS
+}
+
+func (d device) GetUtilizationRates() (gonvml.Utilization, gonvml.Return) {
+	percent, err := d.g.Utilization()
+	return gonvml.Utilization{Gpu: percent}, code(err)
+}
+
+func (d device) GetProcessUtilization(since uint64) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
+	busy, err := d.g.ProcessUtilization()
+	now := uint64(time.Now().UnixMicro())
+	if err == nil && since >= now {
+		return nil, gonvml.ERROR_NOT_FOUND
+	}
+	all := make([]gonvml.ProcessUtilizationSample, len(busy))
+	for i, p := range busy {
+		all[i] = gonvml.ProcessUtilizationSample{Pid: p.PID, TimeStamp: now, SmUtil: p.Utilization}
+	}
+	return all, code(err)
+}
 
 func (d device) GetMigMode() (current, pending int, ret gonvml.Return) {
 	now, next, err := d.g.MIGMode()
@@ -310,8 +332,24 @@ func (d migDevice) GetAttributes() (gonvml.DeviceAttributes, gonvml.Return) {
 func (d migDevice) GetComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
 	return processes(d.c.Processes())
 }
-func (migDevice) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) { return none() }
-func (migDevice) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return)   { return none() }
+
+func (d migDevice) GetMPSComputeRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return processes(d.c.MPSProcesses())
+}
+
+func (migDevice) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Return) {
+	return nil, gonvml.SUCCESS
+}
+
+func (d migDevice) GetMemoryInfo() (gonvml.Memory, gonvml.Return) {
+	v, err := d.c.MemoryInfo()
+	return gonvml.Memory{Total: v.Total, Free: v.Free, Used: v.Total - v.Free}, code(err)
+}
+
+func (d migDevice) GetMemoryInfo_v2() (gonvml.Memory_v2, gonvml.Return) { //nolint:revive // go-nvml's name
+	v, err := d.c.MemoryInfo()
+	return gonvml.Memory_v2{Total: v.Total, Reserved: v.Reserved, Free: v.Free, Used: v.Used}, code(err)
+}
 
 type gpuInstance struct {
 	gonvml.GpuInstance

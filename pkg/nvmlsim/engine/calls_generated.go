@@ -111,6 +111,12 @@ func (s *session) calls() map[string]func(*frame) nvmlsim.Return {
 			return s.deviceGetHandleByUUIDV(input[nvmlUUIDV1](f, 0), memory[handle](f, 1))
 		},
 		"deviceGetIndex": func(f *frame) nvmlsim.Return { return s.deviceGetIndex(value[handle](f, 0), memory[uint32](f, 1)) },
+		"deviceGetMPSComputeRunningProcesses": func(f *frame) nvmlsim.Return {
+			return s.deviceGetMPSComputeRunningProcesses(value[handle](f, 0), memory[uint32](f, 1), array[nvmlProcessInfoV1](f, 2))
+		},
+		"deviceGetMPSComputeRunningProcessesV3": func(f *frame) nvmlsim.Return {
+			return s.deviceGetMPSComputeRunningProcessesV3(value[handle](f, 0), memory[uint32](f, 1), array[nvmlProcessInfoV2](f, 2))
+		},
 		"deviceGetMaxMigDeviceCount": func(f *frame) nvmlsim.Return {
 			return s.deviceGetMaxMigDeviceCount(value[handle](f, 0), memory[uint32](f, 1))
 		},
@@ -170,6 +176,9 @@ func (s *session) calls() map[string]func(*frame) nvmlsim.Return {
 			return s.deviceGetPowerManagementLimit(value[handle](f, 0), memory[uint32](f, 1))
 		},
 		"deviceGetPowerUsage": func(f *frame) nvmlsim.Return { return s.deviceGetPowerUsage(value[handle](f, 0), memory[uint32](f, 1)) },
+		"deviceGetProcessUtilization": func(f *frame) nvmlsim.Return {
+			return s.deviceGetProcessUtilization(value[handle](f, 0), array[nvmlProcessUtilizationSample](f, 1), memory[uint32](f, 2), value[uint64](f, 3))
+		},
 		"deviceGetRemappedRows": func(f *frame) nvmlsim.Return {
 			return s.deviceGetRemappedRows(value[handle](f, 0), memory[uint32](f, 1), memory[uint32](f, 2), memory[uint32](f, 3), memory[uint32](f, 4))
 		},

@@ -87,21 +87,6 @@ func (s *session) deviceGetPerformanceState(h handle, out *uint32) nvmlsim.Retur
 	})
 }
 
-func (s *session) deviceGetUtilizationRates(h handle, out *nvmlUtilization) nvmlsim.Return {
-	g, err := s.gpu(h)
-	if err != nil {
-		return code(err)
-	}
-	if out == nil {
-		return nvmlsim.InvalidArgument
-	}
-	if _, err := g.PowerUsage(); err != nil {
-		return code(err)
-	}
-	*out = nvmlUtilization{}
-	return ok
-}
-
 func (s *session) deviceGetRemappedRows(h handle, correctable, uncorrectable, pending, failed *uint32) nvmlsim.Return {
 	g, err := s.gpu(h)
 	if err != nil {
@@ -162,71 +147,6 @@ func field(g *nvmlsim.GPU, id uint32) (uint32, error) {
 		return g.Temperature()
 	}
 	return 0, nvmlsim.NotSupported
-}
-
-func (s *session) deviceGetComputeRunningProcesses(h handle, count *uint32, infos *room[nvmlProcessInfoV1]) nvmlsim.Return {
-	return processes(s, h, count, infos, func(p nvmlsim.Process) nvmlProcessInfoV1 {
-		return nvmlProcessInfoV1{Pid: p.PID, UsedGpuMemory: p.UsedMemory}
-	})
-}
-
-func (s *session) deviceGetComputeRunningProcessesV3(h handle, count *uint32, infos *room[nvmlProcessInfoV2]) nvmlsim.Return {
-	return processes(s, h, count, infos, func(p nvmlsim.Process) nvmlProcessInfoV2 {
-		return nvmlProcessInfoV2{
-			Pid: p.PID, UsedGpuMemory: p.UsedMemory,
-			GpuInstanceId: p.GPUInstance, ComputeInstanceId: p.ComputeInstance,
-		}
-	})
-}
-
-func processes[T any](s *session, h handle, count *uint32, infos *room[T], convert func(nvmlsim.Process) T) nvmlsim.Return {
-	list, err := s.processLister(h)
-	if err != nil {
-		return code(err)
-	}
-	if count == nil {
-		return nvmlsim.InvalidArgument
-	}
-	all, err := list()
-	if err != nil {
-		return code(err)
-	}
-	fit := int(*count)
-	*count = uint32(len(all))
-	if fit < len(all) {
-		return nvmlsim.InsufficientSize
-	}
-	if infos == nil && len(all) > 0 {
-		return nvmlsim.InvalidArgument
-	}
-	for _, p := range all {
-		infos.out = append(infos.out, convert(p))
-	}
-	return ok
-}
-
-// processLister returns the function that lists the processes of a GPU or MIG
-// device.
-func (s *session) processLister(h handle) (func() ([]nvmlsim.Process, error), error) {
-	if c, ok := s.migDevice(h); ok {
-		return c.Processes, nil
-	}
-	g, err := s.gpu(h)
-	if err != nil {
-		return nil, err
-	}
-	return g.Processes, nil
-}
-
-func (s *session) deviceGetGraphicsRunningProcessesV3(h handle, count *uint32, _ *room[nvmlProcessInfoV2]) nvmlsim.Return {
-	list, err := s.processLister(h)
-	if err != nil {
-		return code(err)
-	}
-	return put1(count, func() (int, error) {
-		_, err := list()
-		return 0, err
-	})
 }
 
 func (s *session) deviceGetSupportedEventTypes(h handle, out *uint64) nvmlsim.Return {

@@ -206,6 +206,14 @@ type nvmlProcessInfoV2 struct {
 	GpuInstanceId     uint32
 	ComputeInstanceId uint32
 }
+type nvmlProcessUtilizationSample struct {
+	Pid       uint32
+	TimeStamp uint64
+	SmUtil    uint32
+	MemUtil   uint32
+	EncUtil   uint32
+	DecUtil   uint32
+}
 type nvmlTemperatureV1 struct {
 	Version     uint32
 	SensorType  uint32

@@ -24,6 +24,8 @@ type Program struct {
 	Device int
 	// Alloc lists sizes of memory, in bytes, to allocate one after the other.
 	Alloc []uint64
+	// Load is the percentage of the time in which the program then computes.
+	Load uint32
 	// Hold is the time for which the program then keeps running; if negative,
 	// until ctx ends.
 	Hold time.Duration
@@ -54,6 +56,8 @@ var (
 type gpuContext interface {
 	describe() reply
 	alloc(n uint64) string
+	// load sets the percentage of the time in which the program computes.
+	load(percent uint32) string
 	fault() string
 	// lost returns a channel that receives the error text when the context is
 	// lost.
@@ -77,6 +81,9 @@ func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.M
 	fmt.Fprintf(out, "%s SMs %d free %d total %d MiB\n", p.Tag, d.Multiprocessors, d.Free/mib, d.Total/mib)
 	for _, n := range p.Alloc {
 		fmt.Fprintf(out, "%s alloc %d MiB: %s\n", p.Tag, n/mib, orNoError(c.alloc(n)))
+	}
+	if p.Load > 0 {
+		fmt.Fprintf(out, "%s load %d %%: %s\n", p.Tag, p.Load, orNoError(c.load(p.Load)))
 	}
 	if p.Hold != 0 {
 		if problem := p.hold(ctx, c, out); problem != "" {
@@ -235,6 +242,7 @@ func (c *remote) why() string {
 }
 
 func (c *remote) alloc(n uint64) string { return c.ask(ask{Alloc: n}) }
+func (c *remote) load(p uint32) string  { return c.ask(ask{Load: &p}) }
 func (c *remote) fault() string         { return c.ask(ask{Fault: true}) }
 func (c *remote) lost() <-chan string   { return c.gone }
 
@@ -256,6 +264,7 @@ type local struct {
 	device  nvmlsim.CUDADevice
 	holder  *nvmlsim.Holder // nil if the state is read-only, as in containers
 	used    uint64
+	percent uint32
 }
 
 func (p Program) direct(m *nvmlsim.Machine, visible *string) (gpuContext, string) {
@@ -281,7 +290,7 @@ func (c *local) use(n uint64) error {
 	if c.holder == nil {
 		err = c.device.Admits(c.used + n)
 	} else {
-		err = c.holder.Set([]nvmlsim.Use{{On: c.device, PID: uint32(os.Getpid()), Name: os.Args[0], Memory: c.used + n}})
+		err = c.holder.Set([]nvmlsim.Use{{On: c.device, PID: uint32(os.Getpid()), Name: os.Args[0], Memory: c.used + n, Utilization: c.percent}})
 	}
 	if err == nil {
 		c.used += n
@@ -302,6 +311,11 @@ func (c *local) alloc(n uint64) string {
 		return errorText(err)
 	}
 	return ""
+}
+
+func (c *local) load(percent uint32) string {
+	c.percent = percent
+	return c.alloc(0)
 }
 
 func (c *local) fault() string {

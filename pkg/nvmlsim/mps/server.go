@@ -49,6 +49,7 @@ type guest struct {
 	device int
 	used   uint64
 	limit  uint64
+	load   uint32
 }
 
 // RunServer is nvidia-cuda-mps-server, which only the control daemon starts. It
@@ -125,7 +126,7 @@ func (s *server) hold() error {
 		uses = append(uses, nvmlsim.Use{On: d, PID: uint32(os.Getpid()), Name: serverProgram, Memory: serverMemory})
 	}
 	for _, g := range s.clients {
-		uses = append(uses, nvmlsim.Use{On: s.devices[g.device], PID: g.PID, Name: g.Name, Memory: g.used})
+		uses = append(uses, nvmlsim.Use{On: s.devices[g.device], PID: g.PID, Name: g.Name, Memory: g.used, Utilization: g.load, MPSClient: true})
 	}
 	return s.holder.Set(uses)
 }
@@ -316,10 +317,20 @@ func (s *server) answer(g *guest) {
 			s.drop(func(other *guest) bool { return other.device == g.device }, illegalAccess)
 			return
 		}
+		if a.Load != nil {
+			s.setLoad(g, *a.Load)
+		}
 		if writeLine(g.conn, reply{Error: s.alloc(g, a.Alloc)}) != nil {
 			return
 		}
 	}
+}
+
+// setLoad takes effect with the next hold.
+func (s *server) setLoad(g *guest, percent uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.load = percent
 }
 
 func (s *server) alloc(g *guest, n uint64) string {

@@ -86,6 +86,8 @@ type client struct {
 type ask struct {
 	Alloc uint64 `json:"alloc,omitempty"`
 	Fault bool   `json:"fault,omitempty"`
+	// Load is the percentage of the time in which the client computes from now on.
+	Load *uint32 `json:"load,omitempty"`
 }
 
 // reply is an answer to a client. With Lost it may come without a request.

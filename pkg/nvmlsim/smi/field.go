@@ -110,7 +110,9 @@ func changing(name string) (field, bool) {
 		return state(name, (*nvmlsim.GPU).ECCMode), true
 	case "compute_mode":
 		return plain("compute_mode", computeMode), true
-	case "utilization.gpu", "utilization.memory":
+	case "utilization.gpu":
+		return measured(name, "%", (*nvmlsim.GPU).Utilization), true
+	case "utilization.memory":
 		return measured(name, "%", idle), true
 	case "temperature.gpu":
 		return plain("temperature.gpu", (*nvmlsim.GPU).Temperature), true

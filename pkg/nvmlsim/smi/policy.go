@@ -175,8 +175,7 @@ func queryApps(o options, gpus []*nvmlsim.GPU, out io.Writer) (int, error) {
 		fmt.Fprintln(&b, strings.Join(headers, ", "))
 	}
 	for _, g := range gpus {
-		all, _ := g.Processes() // a GPU that doesn't answer has none
-		for _, p := range all {
+		for _, p := range g.AllProcesses() {
 			cells := make([]string, len(headers))
 			for i, header := range headers {
 				cells[i] = appCell(header, g, p, o.noUnits)

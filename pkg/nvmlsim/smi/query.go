@@ -60,7 +60,7 @@ func gpuTree(g *nvmlsim.GPU) node {
 			pciTree(g),
 			memoryTree(g),
 			leaf("Compute Mode", "compute_mode", show(computeMode(g))),
-			{title: "Utilization", tag: "utilization", under: []node{leaf("GPU", "gpu_util", "0 %"), leaf("Memory", "memory_util", "0 %")}},
+			{title: "Utilization", tag: "utilization", under: []node{leaf("GPU", "gpu_util", percent(g)), leaf("Memory", "memory_util", "0 %")}},
 			{title: "ECC Mode", tag: "ecc_mode", under: []node{leaf("Current", "current_ecc", show(state("", (*nvmlsim.GPU).ECCMode).get(nil, g)))}},
 			{title: "Temperature", tag: "temperature", under: []node{leaf("GPU Current Temp", "gpu_temp", show(g.Temperature())+" C")}},
 			{title: "GPU Power Readings", tag: "gpu_power_readings", under: []node{
@@ -95,8 +95,7 @@ func memoryTree(g *nvmlsim.GPU) node {
 
 func processTree(g *nvmlsim.GPU) node {
 	n := node{title: "Processes", tag: "processes", value: "None"}
-	all, _ := g.Processes()
-	for _, p := range all {
+	for _, p := range g.AllProcesses() {
 		n.value = ""
 		n.under = append(n.under, node{title: "Process ID " + fmt.Sprint(p.PID), tag: "process_info", under: []node{
 			leaf("Process ID", "pid", fmt.Sprint(p.PID)), leaf("Name", "process_name", p.Name),

@@ -70,7 +70,7 @@ func row(b *strings.Builder, g *nvmlsim.GPU) {
 	mig := show(state("", migMode(false)).get(nil, g))
 	fmt.Fprintf(b, "| %3d  %-24s %9s | %16s %5s | %20s |\n", index(g), name, show(onOff, err), busID(g), "Off", ecc)
 	fmt.Fprintf(b, "| N/A  %3dC    P0 %14dW / %4dW | %7dMiB / %6dMiB | %7s %12s |\n",
-		temperature, draw/1000, limit/1000, mem.Used/mib, mem.Total/mib, "0%", shortMode(g))
+		temperature, draw/1000, limit/1000, mem.Used/mib, mem.Total/mib, strings.Replace(percent(g), " %", "%", 1), shortMode(g))
 	fmt.Fprintf(b, "| %39s | %22s | %20s |\n%s\n", "", "", mig, ruler)
 }
 
@@ -117,6 +117,12 @@ func migRow(g *nvmlsim.GPU, i int, d nvmlsim.Compute) string {
 		fmt.Sprintf("| %16s | %32s | %9s | %21s |\n", "", "", "", "")
 }
 
+// percent is the utilization as nvidia-smi prints it: "N/A" in MIG mode.
+func percent(g *nvmlsim.GPU) string {
+	n, err := g.Utilization()
+	return show(fmt.Sprintf("%d %%", n), err)
+}
+
 func shortMode(g *nvmlsim.GPU) string {
 	s := show(computeMode(g))
 	if s == "Exclusive_Process" {
@@ -129,10 +135,13 @@ func shortMode(g *nvmlsim.GPU) string {
 func processRows(b *strings.Builder, gpus []*nvmlsim.GPU) bool {
 	found := false
 	for _, g := range gpus {
-		all, _ := g.Processes()
-		for _, p := range all {
+		for _, p := range g.AllProcesses() {
 			found = true
-			fmt.Fprintf(b, "| %4d  %4s %4s %16d %6s   %-32s %10dMiB |\n", index(g), instance(p.GPUInstance), instance(p.ComputeInstance), p.PID, "C", p.Name, p.UsedMemory/mib)
+			kind := "C"
+			if p.MPSClient {
+				kind = "M+C"
+			}
+			fmt.Fprintf(b, "| %4d  %4s %4s %16d %6s   %-32s %10dMiB |\n", index(g), instance(p.GPUInstance), instance(p.ComputeInstance), p.PID, kind, p.Name, p.UsedMemory/mib)
 		}
 	}
 	return found

@@ -117,9 +117,7 @@ func same(function string) string {
 		"nvmlDeviceGetPciInfo": "deviceGetPciInfoV2", "nvmlEventSetWait": "eventSetWaitV2",
 		"nvmlDeviceGetComputeRunningProcesses_v2":    "deviceGetComputeRunningProcessesV3",
 		"nvmlDeviceGetGraphicsRunningProcesses_v2":   "deviceGetGraphicsRunningProcessesV3",
-		"nvmlDeviceGetMPSComputeRunningProcesses":    "deviceGetGraphicsRunningProcessesV3",
-		"nvmlDeviceGetMPSComputeRunningProcesses_v2": "deviceGetGraphicsRunningProcessesV3",
-		"nvmlDeviceGetMPSComputeRunningProcesses_v3": "deviceGetGraphicsRunningProcessesV3",
+		"nvmlDeviceGetMPSComputeRunningProcesses_v2": "deviceGetMPSComputeRunningProcessesV3",
 		"nvmlDeviceGetGraphicsRunningProcesses":      "deviceGetGraphicsRunningProcessesV3",
 		"nvmlSystemGetCudaDriverVersion_v2":          "systemGetCudaDriverVersion",
 		"nvmlDeviceGetAttributes":                    "deviceGetAttributesV2",
@@ -191,7 +189,7 @@ func (h *header) argument(f function, i int, p param) (argument, error) {
 		return argument{fmt.Sprintf("INPUT(%[1]s, strlen(%[1]s))", p.name), expr("f.text(%d)")}, nil
 	case p.typ == "char *":
 		return argument{"OUTPUT(" + p.name + ")", expr("array[byte](f, %d)")}, nil
-	case slices.Contains(arrays, p.name):
+	case slices.Contains(arrays, p.name), typ == "nvmlProcessUtilizationSample":
 		return argument{"OUTPUT(" + p.name + ")", expr("array[" + typ + "](f, %d)")}, nil
 	case typ == "nvmlFieldValue":
 		count := f.params[i-1].name

@@ -1044,7 +1044,7 @@ EXPORTED nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t devic
         MEMORY(infoCount, sizeof *infoCount),
         OUTPUT(infos),
     };
-    return forward("deviceGetGraphicsRunningProcessesV3", arguments, 3);
+    return forward("deviceGetMPSComputeRunningProcesses", arguments, 3);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos)
@@ -1054,7 +1054,7 @@ EXPORTED nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t de
         MEMORY(infoCount, sizeof *infoCount),
         OUTPUT(infos),
     };
-    return forward("deviceGetGraphicsRunningProcessesV3", arguments, 3);
+    return forward("deviceGetMPSComputeRunningProcessesV3", arguments, 3);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)
@@ -1064,7 +1064,7 @@ EXPORTED nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t de
         MEMORY(infoCount, sizeof *infoCount),
         OUTPUT(infos),
     };
-    return forward("deviceGetGraphicsRunningProcessesV3", arguments, 3);
+    return forward("deviceGetMPSComputeRunningProcessesV3", arguments, 3);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_t *marginTempInfo)
@@ -1582,11 +1582,13 @@ EXPORTED nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int 
 
 EXPORTED nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *utilization, unsigned int *processSamplesCount, unsigned long long lastSeenTimeStamp)
 {
-    (void)device;
-    (void)utilization;
-    (void)processSamplesCount;
-    (void)lastSeenTimeStamp;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        OUTPUT(utilization),
+        MEMORY(processSamplesCount, sizeof *processSamplesCount),
+        VALUE(lastSeenTimeStamp),
+    };
+    return forward("deviceGetProcessUtilization", arguments, 4);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *procesesUtilInfo)

@@ -1,0 +1,45 @@
+package gpu
+
+// Usage says how much of a GPU programs use now. What the driver doesn't tell is nil.
+type Usage struct {
+	// Memory of the whole GPU.
+	Memory MemoryUsage
+	// Utilization is the fraction of the driver's last sample period, at most a second,
+	// in which any program ran on the multiprocessors. The driver doesn't tell it in MIG
+	// mode.
+	Utilization *float64
+	// Processes that use the GPU or its partitions; nil if the driver doesn't tell them,
+	// empty if there are none.
+	Processes []Process
+	// Partitions are the MIG devices.
+	Partitions []PartitionUsage
+}
+
+// MemoryUsage is in bytes. Used is without the memory that the driver reserves.
+type MemoryUsage struct {
+	Total, Used int64
+}
+
+// PartitionUsage says how much of the memory of a MIG device is used: of the memory of
+// its GPU instance, which compute instances share.
+type PartitionUsage struct {
+	UUID                             UUID
+	GPUInstanceID, ComputeInstanceID int
+	Memory                           MemoryUsage
+}
+
+// Process uses a GPU.
+type Process struct {
+	// PID in the caller's PID namespace. Drivers don't list processes that have none there.
+	PID int
+	// GPUInstanceID and ComputeInstanceID are those of the process's MIG device; nil
+	// without MIG.
+	GPUInstanceID, ComputeInstanceID *int
+	// MemoryBytes of the GPU that the process has allocated, with its CUDA contexts.
+	MemoryBytes *int64
+	// Utilization is the fraction of the time asked about in which the process ran on the
+	// multiprocessors; nil if the driver doesn't tell that of any process of the GPU.
+	Utilization *float64
+	// MPSClient: it uses the GPU through an MPS server.
+	MPSClient bool
+}

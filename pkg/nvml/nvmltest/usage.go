@@ -1,0 +1,149 @@
+package nvmltest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// usageOver is the time of which processes' utilization is read.
+const usageOver = 5 * time.Second
+
+// checkUsage checks that a GPU's usage is possible, and agrees with its other facts.
+func checkUsage(t *testing.T, port Port, g gpu.GPU) {
+	u, err := port.Usage(g.UUID, usageOver)
+	must(t, err)
+	t.Logf("%s: usage %+v", g.Model.ProductName, u)
+	if u.Memory.Total != g.MemoryBytes || u.Memory.Used < 0 || u.Memory.Used > u.Memory.Total {
+		t.Errorf("memory %+v of a GPU with %d bytes", u.Memory, g.MemoryBytes)
+	}
+	mig := g.MIG != nil && g.MIG.Enabled
+	if known := u.Utilization != nil; known == mig {
+		t.Errorf("utilization known: %t, MIG mode on: %t; want one of the two", known, mig)
+	}
+	if n := u.Utilization; n != nil && (*n < 0 || *n > 1) {
+		t.Errorf("utilization %v, want 0 to 1", *n)
+	}
+	if u.Processes == nil {
+		t.Error("the processes are unknown")
+	}
+	for _, p := range u.Processes {
+		if p.PID <= 0 || p.MemoryBytes != nil && *p.MemoryBytes > g.MemoryBytes {
+			t.Errorf("process %+v", p)
+		}
+	}
+	instances := map[gpu.UUID]bool{}
+	if g.MIG != nil {
+		for _, i := range g.MIG.Instances {
+			instances[i.UUID] = i.UUID != ""
+		}
+	}
+	for _, p := range u.Partitions {
+		if !instances[p.UUID] || p.Memory.Used < 0 || p.Memory.Used > p.Memory.Total || p.Memory.Total > g.MemoryBytes {
+			t.Errorf("partition %+v of %v", p, instances)
+		}
+	}
+}
+
+// Usage checks that the port tells what the simulated processes of the first GPU use, and
+// on a GPU in MIG mode those of a partition.
+func Usage(t *testing.T, port Port, machine *nvmlsim.Machine) {
+	gpus, err := port.GPUs()
+	must(t, err)
+	const mib = 1 << 20
+	whole := func(p nvmlsim.Process) nvmlsim.Process {
+		p.GPUInstance, p.ComputeInstance = nvmlsim.NoInstance, nvmlsim.NoInstance
+		return p
+	}
+	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 71, UsedMemory: 300 * mib, Utilization: 40})))
+	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 72, UsedMemory: 200 * mib, Utilization: 35, MPSClient: true})))
+	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 73, UsedMemory: 100 * mib})))
+	defer func() {
+		must(t, errors.Join(machine.RemoveProcess(0, 71), machine.RemoveProcess(0, 72), machine.RemoveProcess(0, 73)))
+	}()
+	got, err := port.Usage(gpus[0].UUID, usageOver)
+	must(t, err)
+	want := gpu.Usage{
+		Memory:      gpu.MemoryUsage{Total: gpus[0].MemoryBytes, Used: 600 * mib},
+		Utilization: new(0.75),
+		Processes: []gpu.Process{
+			{PID: 71, MemoryBytes: new(int64(300 * mib)), Utilization: new(0.4)},
+			{PID: 72, MemoryBytes: new(int64(200 * mib)), Utilization: new(0.35), MPSClient: true},
+			{PID: 73, MemoryBytes: new(int64(100 * mib)), Utilization: new(0.0)},
+		},
+	}
+	if g := gpus[0]; g.MIG != nil && g.MIG.Enabled { // then the driver tells no utilization
+		want.Utilization = nil
+		for i := range want.Processes {
+			want.Processes[i].Utilization = nil
+		}
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		t.Errorf("usage with three processes (-want +got):\n%s", diff)
+	}
+	must(t, machine.Fault(nvmlsim.Fault{Call: "DeviceGetProcessUtilization", GPU: 0, Code: nvmlsim.NotSupported}))
+	got, err = port.Usage(gpus[0].UUID, usageOver)
+	must(t, errors.Join(err, machine.ClearFaults()))
+	for _, p := range got.Processes {
+		if p.Utilization != nil {
+			t.Errorf("a driver that doesn't tell the utilization of processes told %v of process %d", *p.Utilization, p.PID)
+		}
+	}
+	usageLost(t, port, machine, gpus[0].UUID)
+}
+
+// usageLost checks that a GPU that falls off the bus at any of the calls gives no usage.
+func usageLost(t *testing.T, port Port, machine *nvmlsim.Machine, uuid gpu.UUID) {
+	for _, call := range []string{
+		"DeviceGetMemoryInfo", "DeviceGetUtilizationRates", "DeviceGetComputeRunningProcesses",
+		"DeviceGetMPSComputeRunningProcesses", "DeviceGetProcessUtilization",
+	} {
+		must(t, machine.Fault(nvmlsim.Fault{Call: call, GPU: 0, Code: nvmlsim.GPUIsLost}))
+		_, err := port.Usage(uuid, usageOver)
+		want(t, "usage of a GPU that is lost at "+call, err, nvml.ErrLost)
+		must(t, machine.ClearFaults())
+	}
+}
+
+// PartitionUsage checks what the port tells of a GPU in MIG mode: the memory of each MIG
+// device and its processes, and no utilization.
+func PartitionUsage(t *testing.T, s *Simulated) {
+	gpus, err := s.GPUs()
+	must(t, err)
+	profile := gpus[0].MIG.Profiles[0]
+	var made []gpu.Instance
+	for _, at := range profile.Placements[:2] {
+		i, err := s.CreateInstance(gpu.Partition{GPU: gpus[0].UUID, Profile: profile.Name, Placement: at})
+		must(t, err)
+		made = append(made, i)
+	}
+	const used = 100 << 20
+	must(t, s.Machine.AddProcess(0, nvmlsim.Process{
+		PID: 74, UsedMemory: used, Utilization: 50, MPSClient: true,
+		GPUInstance: uint32(made[0].GPUInstanceID), ComputeInstance: uint32(made[0].ComputeInstanceID),
+	}))
+	got, err := s.Usage(gpus[0].UUID, usageOver)
+	must(t, err)
+	want := gpu.Usage{
+		Memory: gpu.MemoryUsage{Total: gpus[0].MemoryBytes, Used: used},
+		Processes: []gpu.Process{{
+			PID: 74, MemoryBytes: new(int64(used)), MPSClient: true,
+			GPUInstanceID: &made[0].GPUInstanceID, ComputeInstanceID: &made[0].ComputeInstanceID,
+		}},
+		Partitions: []gpu.PartitionUsage{
+			{UUID: made[0].UUID, GPUInstanceID: made[0].GPUInstanceID, Memory: gpu.MemoryUsage{Total: profile.MemoryBytes, Used: used}},
+			{UUID: made[1].UUID, GPUInstanceID: made[1].GPUInstanceID, Memory: gpu.MemoryUsage{Total: profile.MemoryBytes}},
+		},
+	}
+	byInstance := cmpopts.SortSlices(func(a, b gpu.PartitionUsage) bool { return a.GPUInstanceID < b.GPUInstanceID })
+	if diff := cmp.Diff(want, got, byInstance); diff != "" {
+		t.Errorf("usage in MIG mode (-want +got):\n%s", diff)
+	}
+}
