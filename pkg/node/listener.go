@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
 // hardwareParts are the parts that use the hardware. They listen to the driver.
@@ -26,6 +27,7 @@ type hardwareParts struct {
 	health     *healthmonitor.Monitor
 	// healthOf returns what health needs of the hardware.
 	healthOf func(driver.Hardware) *healthmonitor.Hardware
+	readings *usage.Readings
 }
 
 // Arrived gives the parts the hardware, and makes the node agree with the journal.
@@ -33,6 +35,7 @@ func (p *hardwareParts) Arrived(ctx context.Context, hw driver.Hardware) {
 	p.health.SetHardware(p.healthOf(hw))
 	p.partitions.SetHardware(hw.Session)
 	p.sharing.SetHardware(hw.Session, hw.SMI)
+	p.readings.SetHardware(hw.Session)
 	p.recover(ctx)
 }
 
@@ -46,6 +49,7 @@ func (p *hardwareParts) Suspend() {
 	p.sharing.Suspend() // after what is in progress
 	p.partitions.Suspend()
 	p.health.SetHardware(nil)
+	p.readings.SetHardware(nil)
 }
 
 // BeforeClose takes the hardware from the parts, and restores it before if the plugin ends
@@ -57,6 +61,7 @@ func (p *hardwareParts) BeforeClose(ctx context.Context, pluginEnds bool) {
 	p.sharing.SetHardware(nil, nil) // after what is in progress
 	p.partitions.SetHardware(nil)
 	p.health.SetHardware(nil)
+	p.readings.SetHardware(nil)
 }
 
 // restore undoes what was done to GPUs.

@@ -38,6 +38,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
 // firstReportWithin is how long registration waits for the first report. The
@@ -93,6 +94,7 @@ type plugin struct {
 	health     *healthmonitor.Monitor
 	endings    *endings
 	resets     *resets
+	readings   *usage.Readings
 	hardware   *hardwareParts
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
@@ -161,9 +163,10 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.resets = &resets{journal: p.journal, facts: p.facts, preparer: p.preparer, sharing: p.sharing}
 	p.health = p.newHealth()
 	p.endings = newEndings(p)
+	p.readings = p.newReadings(host)
 	p.hardware = &hardwareParts{
 		nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer,
-		health: p.health, healthOf: healthOf(host, bootID),
+		health: p.health, healthOf: healthOf(host, bootID), readings: p.readings,
 	}
 	p.driver = driver.New(driver.Config{
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
@@ -244,6 +247,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
 	group.Go(func() error { p.health.Run(ctx); return nil })
 	group.Go(func() error { p.endings.run(ctx); return nil })
+	group.Go(func() error { p.readings.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	group.Go(func() error {
 		if err := p.mayRegister(ctx); err != nil {

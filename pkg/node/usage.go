@@ -2,13 +2,37 @@ package node
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
+
+	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
+
+// newReadings returns the readings of the GPUs, without any.
+func (p *plugin) newReadings(host driverroot.Host) *usage.Readings {
+	// In a PID namespace of its own, the driver would tell no processes, or others than
+	// the host's /proc has.
+	own, ownErr := os.Readlink("/proc/self/ns/pid")
+	hosts, hostErr := os.Readlink(host.Path("/proc/1/ns/pid"))
+	seesProcesses := own == hosts && ownErr == nil && hostErr == nil
+	if !seesProcesses {
+		klog.Background().Info("The plugin isn't in the host's PID namespace (hostPID): how much memory each share uses can't be told", "node", p.cfg.NodeName)
+	}
+	return usage.NewReadings(p.gpus, seesProcesses, func(pid int) (usage.User, bool) {
+		u, ok := p.containers.UserOf(pid)
+		return usage.User(u), ok
+	})
+}
+
+func (p *plugin) gpus() []gpu.GPU {
+	known, _ := p.facts.State()
+	return known.Node.GPUs
+}
 
 // registerUsage adds the metrics of who has which device.
 func (p *plugin) registerUsage(host driverroot.Host) error {
@@ -23,11 +47,13 @@ func (p *plugin) registerUsage(host driverroot.Host) error {
 			record, _ := p.journal.GPU(uuid)
 			return record.Partitions
 		},
-		GPUs: func() []gpu.GPU {
-			known, _ := p.facts.State()
-			return known.Node.GPUs
-		},
+		GPUs:       p.gpus,
 		Containers: kubelet.Containers,
+		Readings:   p.readings.Latest,
+		PodName: func(uid string) string {
+			_, name := p.containers.NameOf(uid)
+			return name
+		},
 	})
 	if err := p.metrics.Register(collector); err != nil {
 		return fmt.Errorf("register the metrics of claims: %w", err)

@@ -433,10 +433,11 @@ func renderedClasses(t *testing.T, args ...string) *classes.Wanted {
 	return wanted
 }
 
-// Without the supervisor nothing of the chart may see the host's processes.
+// Besides the plugin, which tells what processes use of GPUs, only the supervisor may see the
+// host's processes.
 func TestWithoutMPS(t *testing.T) {
 	const hostPID = "hostPID: true\n"
-	for set, want := range map[string]int{"mps.enabled=true": 1, "mps.enabled=false": 0} {
+	for set, want := range map[string]int{"mps.enabled=true": 2, "mps.enabled=false": 1} {
 		out, all, err := template(t, "--set", set)
 		if err != nil {
 			t.Fatalf("helm template: %v\n%s", err, all)
@@ -444,7 +445,7 @@ func TestWithoutMPS(t *testing.T) {
 		if got := strings.Count(out, hostPID); got != want {
 			t.Errorf("%s: %d pods see the host's processes, want %d", set, got, want)
 		}
-		if got := strings.Contains(out, "name: tessera-mps\n"); got != (want == 1) {
+		if got := strings.Contains(out, "name: tessera-mps\n"); got != (want == 2) {
 			t.Errorf("%s: supervisor rendered: %t", set, got)
 		}
 	}

@@ -157,3 +157,47 @@ func (c *Containers) PodOf(pid int) (namespace, name, uid string) {
 	namespace, name = c.logged(uid)
 	return namespace, name, uid
 }
+
+// User is the container that a process of the host is in.
+type User struct {
+	PodUID string
+	// Container is the container's name; empty if the pod has it write no termination
+	// message.
+	Container string
+	// Claims are the UIDs of the claims that the container uses.
+	Claims []string
+}
+
+// terminationLogPattern matches the host's path of the file that the kubelet mounts for
+// the container's termination message.
+var terminationLogPattern = regexp.MustCompile(`/pods/([^/]+)/containers/([^/]+)/[0-9a-f]{1,8}$`)
+
+// UserOf returns the container of a process of the host, and false if it is in none, or
+// has ended. A process in a mount namespace that it made itself may have no claims.
+func (c *Containers) UserOf(pid int) (User, bool) {
+	u := User{PodUID: c.podOf(pid)}
+	if u.PodUID == "" {
+		return User{}, false
+	}
+	mountinfo, err := os.ReadFile(c.process(pid, "mountinfo"))
+	if err != nil {
+		return User{}, false
+	}
+	for _, m := range parseMounts(string(mountinfo), pid) {
+		u.Claims = append(u.Claims, m.claimUID)
+	}
+	for line := range strings.Lines(string(mountinfo)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		if m := terminationLogPattern.FindStringSubmatch(fields[3]); m != nil && m[1] == u.PodUID {
+			u.Container = m[2]
+		}
+	}
+	return u, true
+}
+
+// NameOf returns the namespace and name of a pod of this node; empty if they can't be found
+// out.
+func (c *Containers) NameOf(podUID string) (namespace, name string) { return c.logged(podUID) }

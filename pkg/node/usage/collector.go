@@ -31,11 +31,16 @@ type Config struct {
 	GPUs func() []gpu.GPU
 	// Containers returns the containers that use claims.
 	Containers func(context.Context) (Containers, error)
+	// Readings returns the last reading of each GPU that could be read.
+	Readings func() map[gpu.UUID]Reading
+	// PodName returns the name of a pod of this node by its UID; empty: unknown.
+	PodName func(uid string) string
 }
 
 // Collector computes the metrics at each scrape. It implements prometheus.Collector.
 type Collector struct {
-	cfg Config
+	cfg      Config
+	hardware hardwareDescs
 
 	allocation, memoryLimit, threadLimit, placements, fragmentation, health, readable *prometheus.Desc
 }
@@ -47,7 +52,7 @@ func New(cfg Config) *Collector {
 	}
 	share := []string{"parent_uuid", "device", "share_id", "namespace", "claim"}
 	return &Collector{
-		cfg: cfg,
+		cfg: cfg, hardware: newHardwareDescs(),
 		allocation: desc("tessera_allocation_info", "1 for each device that a claim has and each container that uses it. "+
 			"uuid: of the GPU or MIG device; parent_uuid: of the GPU; container is empty where the kubelet doesn't say which containers use the claim.",
 			"node", "uuid", "parent_uuid", "gpu_instance_id", "type", "profile", "device", "share_id", "namespace", "claim", "pod", "container"),
@@ -65,6 +70,9 @@ func New(cfg Config) *Collector {
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.allocation, c.memoryLimit, c.threadLimit, c.placements, c.fragmentation, c.health, c.readable} {
+		to <- d
+	}
+	for _, d := range c.hardware.all() {
 		to <- d
 	}
 }
@@ -86,9 +94,14 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		}
 		c.collectClaim(s, r, containers, made)
 	}
+	readings := c.cfg.Readings()
 	for _, g := range c.cfg.GPUs() {
 		c.collectGPU(s, g, claims)
+		if r, ok := readings[g.UUID]; ok {
+			c.collectUsage(s, g, r)
+		}
 	}
+	c.collectShares(s, claims, readings, made, containers)
 }
 
 // collectClaim has the metrics of one claim's devices.

@@ -71,6 +71,8 @@ func collector(containers Containers, err error) *Collector {
 			}
 		},
 		Containers: func(context.Context) (Containers, error) { return containers, err },
+		Readings:   func() map[gpu.UUID]Reading { return nil },
+		PodName:    func(uid string) string { return "pod-" + uid },
 	})
 }
 
@@ -175,7 +177,14 @@ tessera_gpu_health{condition="NVLinkDown",uuid="GPU-33333333-0000-0000-0000-0000
 
 // TestNames checks the metrics by Prometheus' conventions.
 func TestNames(t *testing.T) {
-	problems, err := testutil.CollectAndLint(collector(nil, nil))
+	c := collector(Containers{{Namespace: "team", Name: "share"}: {{Pod: "server", Name: "main"}}}, nil)
+	c.cfg.Readings = func() map[gpu.UUID]Reading {
+		return map[gpu.UUID]Reading{
+			divided: {Usage: gpu.Usage{Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9}}}},
+			shared:  {Usage: gpu.Usage{Utilization: new(0.5), Processes: []gpu.Process{}}, AttributesMPS: true},
+		}
+	}
+	problems, err := testutil.CollectAndLint(c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,197 @@
+package usage
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+const (
+	// readEvery is the interval of readings, and the time of which the utilization of
+	// processes is read.
+	readEvery = 5 * time.Second
+	// awakeFor is how long readings go on after the last scrape.
+	awakeFor = 2 * time.Minute
+	// firstWithin is how long the first scrape waits for readings.
+	firstWithin = time.Second
+)
+
+// Reader reads the hardware (*nvml.Session). It must return in the end, also for a GPU
+// that doesn't respond.
+type Reader interface {
+	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
+}
+
+// User is the container that a process of the host is in.
+type User struct {
+	PodUID, Container string
+	// Claims are the UIDs of the claims that the container uses.
+	Claims []string
+}
+
+// Readings has the last reading of each GPU. GPUs are read in the background, each by
+// itself, as long as somebody asks for them: a driver that is slow or doesn't respond
+// delays no scrape and no other GPU.
+type Readings struct {
+	gpus          func() []gpu.GPU
+	seesProcesses bool
+	userOf        func(pid int) (User, bool)
+
+	using  sync.RWMutex // held for reading while the hardware is read
+	reader Reader
+
+	mu       sync.Mutex
+	latest   map[gpu.UUID]Reading
+	underway map[gpu.UUID]bool
+	asked    time.Time
+	wake     chan struct{}
+	// attributes has the GPUs whose driver was seen to tell the utilization of MPS clients.
+	attributes map[gpu.UUID]bool
+}
+
+// Reading is what one GPU's driver told.
+type Reading struct {
+	gpu.Usage
+	// Users are the containers of the processes, by PID; none for processes that are in no
+	// container, such as MPS servers.
+	Users map[int]User
+	// AttributesMPS: the driver tells the utilization of MPS clients, rather than counting it
+	// as the server's.
+	AttributesMPS bool
+}
+
+// NewReadings returns Readings without any. gpus are the GPUs to read; userOf finds the
+// container of a process. Unless seesProcesses, this process is in a PID namespace in which
+// the driver doesn't tell the host's processes, and readings have none.
+func NewReadings(gpus func() []gpu.GPU, seesProcesses bool, userOf func(pid int) (User, bool)) *Readings {
+	return &Readings{
+		gpus: gpus, seesProcesses: seesProcesses, userOf: userOf, latest: map[gpu.UUID]Reading{}, underway: map[gpu.UUID]bool{},
+		wake: make(chan struct{}, 1), attributes: map[gpu.UUID]bool{},
+	}
+}
+
+// SetHardware sets who reads the hardware, nil for nobody, and drops all readings. When it
+// returns, the reader before isn't used any more.
+func (r *Readings) SetHardware(reader Reader) {
+	r.using.Lock()
+	defer r.using.Unlock()
+	r.reader = reader
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.latest)
+}
+
+// Run reads the GPUs until ctx ends, while somebody asks for readings.
+func (r *Readings) Run(ctx context.Context) {
+	ticker := time.NewTicker(readEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+			ticker.Reset(readEvery)
+		case <-ticker.C:
+			if r.awake() {
+				r.read()
+			}
+		}
+	}
+}
+
+func (r *Readings) awake() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.asked) < awakeFor
+}
+
+// Latest returns the last reading of each GPU whose last reading succeeded. If nobody has
+// asked for long, it has the GPUs read first, and waits a short time for that.
+func (r *Readings) Latest() map[gpu.UUID]Reading {
+	asleep := !r.awake()
+	r.mu.Lock()
+	r.asked = time.Now()
+	r.mu.Unlock()
+	if asleep {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+		timer := time.NewTimer(firstWithin)
+		defer timer.Stop()
+		select {
+		case <-r.read():
+		case <-timer.C:
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.latest)
+}
+
+// read begins to read the GPUs that aren't being read. The channel is closed when they
+// have been.
+func (r *Readings) read() <-chan struct{} {
+	var wg sync.WaitGroup
+	gpus := r.gpus()
+	r.mu.Lock()
+	maps.DeleteFunc(r.latest, func(uuid gpu.UUID, _ Reading) bool {
+		return !slices.ContainsFunc(gpus, func(g gpu.GPU) bool { return g.UUID == uuid })
+	})
+	for _, g := range gpus {
+		if !r.underway[g.UUID] {
+			r.underway[g.UUID] = true
+			wg.Go(func() { r.readGPU(g.UUID) })
+		}
+	}
+	r.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	return done
+}
+
+func (r *Readings) readGPU(uuid gpu.UUID) {
+	r.using.RLock()
+	defer r.using.RUnlock()
+	reading, ok := r.ask(uuid)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.underway, uuid)
+	if !ok {
+		delete(r.latest, uuid)
+		return
+	}
+	reading.AttributesMPS = r.attributes[uuid] || slices.ContainsFunc(reading.Processes, func(p gpu.Process) bool {
+		return p.MPSClient && p.Utilization != nil && *p.Utilization > 0
+	})
+	r.attributes[uuid] = reading.AttributesMPS
+	r.latest[uuid] = reading
+}
+
+// ask reads one GPU; false if that fails.
+func (r *Readings) ask(uuid gpu.UUID) (Reading, bool) {
+	if r.reader == nil {
+		return Reading{}, false
+	}
+	u, err := r.reader.Usage(uuid, readEvery)
+	if err != nil {
+		return Reading{}, false // its conditions say what is wrong
+	}
+	if !r.seesProcesses {
+		u.Processes = nil
+	}
+	reading := Reading{Usage: u, Users: map[int]User{}}
+	for _, p := range u.Processes {
+		if user, ok := r.userOf(p.PID); ok {
+			reading.Users[p.PID] = user
+		}
+	}
+	return reading, true
+}

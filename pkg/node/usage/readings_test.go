@@ -1,0 +1,164 @@
+package usage
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// driver answers with the number of the reading as the GPU's used memory.
+type driver struct {
+	mu     sync.Mutex
+	reads  map[gpu.UUID]int64
+	blocks map[gpu.UUID]chan error // calls for these GPUs return what comes there
+}
+
+func (d *driver) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
+	d.mu.Lock()
+	d.reads[uuid]++
+	u := gpu.Usage{Memory: gpu.MemoryUsage{Used: d.reads[uuid]}, Processes: []gpu.Process{{PID: 1}, {PID: 2}}}
+	blocked := d.blocks[uuid]
+	d.mu.Unlock()
+	if blocked != nil {
+		return u, <-blocked
+	}
+	return u, nil
+}
+
+func (d *driver) count(uuid gpu.UUID) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.reads[uuid]
+}
+
+// reading runs a test of readings of two GPUs, in which time passes when all wait.
+func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *Readings, d *driver)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		d := &driver{reads: map[gpu.UUID]int64{}, blocks: map[gpu.UUID]chan error{}}
+		gpus := func() []gpu.GPU { return []gpu.GPU{{UUID: divided}, {UUID: shared}} }
+		r := NewReadings(gpus, seesProcesses, func(pid int) (User, bool) { return User{PodUID: "1"}, pid == 1 })
+		r.SetHardware(d)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { r.Run(ctx) })
+		test(t, r, d)
+		cancel()
+		wg.Wait()
+	})
+}
+
+// number is which reading of each GPU the scrape gets.
+func number(r *Readings) map[gpu.UUID]int64 {
+	got := map[gpu.UUID]int64{}
+	for uuid, u := range r.Latest() {
+		got[uuid] = u.Memory.Used
+	}
+	return got
+}
+
+func TestReadWhileAsked(t *testing.T) {
+	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+		time.Sleep(time.Hour)
+		if n := d.count(shared); n != 0 {
+			t.Errorf("a GPU was read %d times although nobody asked", n)
+		}
+		began := time.Now()
+		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 1, shared: 1}, number(r)); diff != "" || time.Since(began) > 0 {
+			t.Errorf("the first scrape, after %s (-want +got):\n%s", time.Since(began), diff)
+		}
+		time.Sleep(readEvery + readEvery/2)
+		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 2, shared: 2}, number(r)); diff != "" {
+			t.Errorf("the next scrape (-want +got):\n%s", diff)
+		}
+		time.Sleep(time.Hour)
+		if n, most := d.count(shared), 2+int64(awakeFor/readEvery); n > most {
+			t.Errorf("a GPU was read %d times, want at most %d: nobody asked any more", n, most)
+		}
+		users := r.Latest()[shared].Users
+		if diff := cmp.Diff(map[int]User{1: {PodUID: "1"}}, users); diff != "" {
+			t.Errorf("users (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestBlockedGPU checks that a call that doesn't return delays only the first scrape, a
+// little, and that the other GPU goes on.
+func TestBlockedGPU(t *testing.T) {
+	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+		if got := len(r.Latest()); got != 2 {
+			t.Fatalf("%d GPUs, want 2", got)
+		}
+		blocked := make(chan error)
+		d.mu.Lock()
+		d.blocks[divided] = blocked
+		d.mu.Unlock()
+		time.Sleep(10*readEvery + readEvery/2)
+		began := time.Now()
+		if got := number(r)[shared]; got != 11 || time.Since(began) > 0 {
+			t.Errorf("after %s, reading %d of the GPU that works, want the eleventh", time.Since(began), got)
+		}
+		if n := d.count(divided); n != 2 {
+			t.Errorf("the GPU that doesn't respond was asked %d times, want once more", n)
+		}
+		blocked <- errors.New("it does not respond")
+		synctest.Wait()
+		if got := slices.Collect(maps.Keys(number(r))); !slices.Equal(got, []gpu.UUID{shared}) {
+			t.Errorf("readings of %v, want only the GPU that works", got)
+		}
+		time.Sleep(time.Hour) // nobody asks; the next scrape is like the first
+		began = time.Now()
+		if got, took := len(r.Latest()), time.Since(began); got != 1 || took > firstWithin {
+			t.Errorf("%d GPUs after %s", got, took)
+		}
+		close(blocked)
+	})
+}
+
+// slowDriver is one whose calls take a moment.
+type slowDriver struct {
+	begun    chan bool
+	returned atomic.Bool
+}
+
+func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
+	d.begun <- true
+	time.Sleep(50 * time.Millisecond)
+	d.returned.Store(true)
+	return gpu.Usage{}, nil
+}
+
+// TestHardwareTaken checks that nothing uses the hardware, and nothing is known of it,
+// after it was taken.
+func TestHardwareTaken(t *testing.T) {
+	r := NewReadings(func() []gpu.GPU { return []gpu.GPU{{UUID: shared}} }, true, func(int) (User, bool) { return User{}, false })
+	d := &slowDriver{begun: make(chan bool)}
+	r.SetHardware(d)
+	go r.Latest()
+	<-d.begun
+	r.SetHardware(nil)
+	if !d.returned.Load() {
+		t.Error("the hardware was taken while a call was under way")
+	}
+	if n := len(r.Latest()); n != 0 {
+		t.Errorf("%d readings without hardware", n)
+	}
+}
+
+func TestOtherPIDNamespace(t *testing.T) {
+	reading(t, false, func(t *testing.T, r *Readings, _ *driver) {
+		if got := r.Latest()[shared]; got.Processes != nil || got.Memory.Used == 0 {
+			t.Errorf("%+v, want the memory and no processes", got)
+		}
+	})
+}
