@@ -4,6 +4,7 @@
 //   client NAME [OPERATION]...
 //
 //   alloc=MIB          takes memory and keeps it
+//   memory             says how much memory is free, and how much there is
 //   hold=SECONDS       computes a little every 20 ms; an error ends it early
 //   work=KIND:SECONDS  runs one kernel after the other and waits for each. KIND
 //                      is small (24 blocks: a part of a large GPU) or full (more
@@ -54,6 +55,12 @@ static void alloc(long mib) {
   void *p;
   cudaError_t e = cudaMalloc(&p, static_cast<size_t>(mib) << 20);
   std::printf("%s alloc %ld MiB: %s\n", name, mib, cudaGetErrorString(e));
+}
+
+static void memory() {
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  std::printf("%s memory free %zu total %zu MiB\n", name, free >> 20, total >> 20);
 }
 
 static void hold(double seconds) {
@@ -127,6 +134,8 @@ static bool operate(const std::string &op) {
     work(how.substr(0, how.find(':')), std::atof(how.c_str() + how.find(':') + 1));
   } else if (what == "wait" && !how.empty()) {
     wait(how.c_str());
+  } else if (op == "memory") {
+    memory();
   } else if (op == "fault") {
     fault();
   } else if (op == "misaligned") {

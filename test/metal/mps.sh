@@ -12,6 +12,7 @@ title() {
   case $1 in
     whole) echo "a pod with a claim for the whole GPU, and one without a claim" ;;
     xid) echo "programs that go wrong with the whole GPU and on a share: who is told, and what the others see" ;;
+    usage) echo "memory and utilization of pods by the plugin's metrics, and as their programs know it" ;;
     shares) echo "two and then eight pods on equal shares, of different users" ;;
     consumable) echo "shares as large as each claim says: 10 GiB and 20 GiB" ;;
     configured) echo "MPS by the claim's own configuration, two containers of one claim" ;;

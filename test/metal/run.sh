@@ -23,7 +23,7 @@ work=/var/tmp/tessera-metal
 bundle=$work/bundle
 summary=$work/summary
 
-on_cluster="whole xid shares consumable configured escape fault daemon context timeslice throughput torch pair"
+on_cluster="whole xid usage shares consumable configured escape fault daemon context timeslice throughput torch pair"
 mps="shares consumable configured escape fault daemon context timeslice throughput prepare"
 phases="contract $on_cluster prepare bench simulated"
 
@@ -61,6 +61,8 @@ helm=$bundle/bin/helm
 . "$bundle/mps.sh"
 # shellcheck source=health.sh
 . "$bundle/health.sh"
+# shellcheck source=usage.sh
+. "$bundle/usage.sh"
 # shellcheck source=pytorch.sh
 . "$bundle/pytorch.sh"
 
