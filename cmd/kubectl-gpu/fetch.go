@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -26,6 +27,7 @@ const pageSize = 500
 
 // reader reads objects of the cluster, page by page.
 type reader struct {
+	config    *rest.Config
 	kube      kubernetes.Interface
 	resources *draclient.Client
 	// notes are sentences about what couldn't be read.
@@ -43,7 +45,7 @@ func (o *options) reader() (*reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	return &reader{kube: kube, resources: draclient.New(kube)}, nil
+	return &reader{config: cfg, kube: kube, resources: draclient.New(kube)}, nil
 }
 
 // pages calls list for each page.

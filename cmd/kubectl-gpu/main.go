@@ -72,14 +72,15 @@ What you may not read is named, and the rest is shown.`,
 		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
   kubectl gpu fits 3g.40gb         # where, and how many
   kubectl gpu why my-pod -n team   # the reason, and what would change it
-  kubectl gpu get -o wide          # a row for each device that a claim has`,
+  kubectl gpu get -o wide          # a row for each device that a claim has
+  kubectl gpu web                  # the map as a page in the browser`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
 	}
 	cmd.SetOut(streams.Out)
 	cmd.SetErr(streams.ErrOut)
 	o.flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o))
+	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), webCommand(o))
 	return cmd
 }
 

@@ -1,0 +1,99 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/tessera-dra/tessera/pkg/notify"
+)
+
+// board has the page's data: the JSON of each node, and one object for the cluster.
+// Readers ask for the differences since they last did.
+type board struct {
+	mu      notify.Mutex
+	version uint64
+	// read is the version that had all nodes first; 0 before.
+	read    uint64
+	cluster post
+	// nodes that are gone have no JSON.
+	nodes map[string]post
+}
+
+// post is JSON, and the version of the board since which it is there.
+type post struct {
+	version uint64
+	json    json.RawMessage
+}
+
+// change is the difference from an earlier version of the board.
+type change struct {
+	version uint64
+	// all: the first change with all nodes.
+	all     bool
+	cluster json.RawMessage // nil: the same
+	nodes   []json.RawMessage
+	gone    []string
+}
+
+func newBoard() *board { return &board{nodes: make(map[string]post)} }
+
+// put replaces the cluster's JSON and that of some nodes, nil for nodes that are gone.
+// JSON that is the same stays as old as it was. From the first time with read on, the board
+// has all nodes.
+func (b *board) put(cluster json.RawMessage, nodes map[string]json.RawMessage, read bool) {
+	b.mu.Lock()
+	same, first := bytes.Equal(cluster, b.cluster.json), read && b.read == 0
+	for name, raw := range nodes {
+		if old, ok := b.nodes[name]; bytes.Equal(old.json, raw) && (ok || raw == nil) {
+			delete(nodes, name)
+		}
+	}
+	b.mu.Unlock()
+	if same && !first && len(nodes) == 0 {
+		return
+	}
+	b.mu.Change(func() {
+		b.version++
+		if first {
+			b.read = b.version
+		}
+		if !same {
+			b.cluster = post{b.version, cluster}
+		}
+		for name, raw := range nodes {
+			b.nodes[name] = post{b.version, raw}
+		}
+	})
+}
+
+// since waits until something differs from the version, 0 for none, and returns that.
+func (b *board) since(ctx context.Context, version uint64) (change, error) {
+	var out change
+	err := b.mu.Wait(ctx, func() bool {
+		if b.version == version {
+			return false
+		}
+		out = change{version: b.version, all: b.read > version}
+		if b.cluster.version > version {
+			out.cluster = b.cluster.json
+		}
+		var names []string
+		for name, p := range b.nodes {
+			if p.version > version {
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			if raw := b.nodes[name].json; raw != nil {
+				out.nodes = append(out.nodes, raw)
+			} else if version > 0 {
+				out.gone = append(out.gone, name)
+			}
+		}
+		return true
+	})
+	return out, err
+}

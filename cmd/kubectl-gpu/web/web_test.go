@@ -1,0 +1,373 @@
+package web_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+var seed = flag.Uint64("seed", rand.Uint64(), "seed of the random changes; printed with a failure")
+
+func source(t *testing.T, c *webtest.Cluster) *web.Source {
+	t.Helper()
+	s, err := web.NewSource(c.Resources(), web.SourceOptions{Cluster: "test", Namespace: "vision", PoolLabels: view.PoolLabels()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// serve serves a cluster until the test ends.
+func serve(t *testing.T, c *webtest.Cluster) *web.Server {
+	t.Helper()
+	s := source(t, c)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler, err := web.NewServer(listener.Addr(), s, func(_ context.Context, namespace, pod string) (any, error) {
+		return map[string]string{"text": "because of " + namespace + "/" + pod}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	server := &http.Server{Handler: handler}
+	ended := make(chan struct{})
+	go func() { s.Run(ctx); close(ended) }()
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { cancel(); _ = server.Close(); <-ended })
+	return handler
+}
+
+// browser is a client with cookies, which ends with the test.
+func browser(t *testing.T) *http.Client {
+	t.Helper()
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Jar: jar, Transport: transport}
+}
+
+func get(t *testing.T, client *http.Client, url string) *http.Response {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = reply.Body.Close() })
+	return reply
+}
+
+// screen is the content of a page that follows the events.
+type screen struct {
+	Cluster web.Cluster
+	Nodes   map[string]view.PageNode
+	all     bool
+	events  *bufio.Scanner
+}
+
+// open opens the page, and follows its events.
+func open(t *testing.T, s *web.Server) *screen {
+	t.Helper()
+	client := browser(t)
+	at := get(t, client, s.URL()).Request.URL
+	events := bufio.NewScanner(get(t, client, at.JoinPath("events").String()).Body)
+	events.Buffer(nil, 64<<20)
+	return &screen{Nodes: make(map[string]view.PageNode), events: events}
+}
+
+// until reads events until ok returns true, and fails the test if it doesn't within a
+// minute.
+func (s *screen) until(t *testing.T, want string, ok func() bool) {
+	t.Helper()
+	late := time.AfterFunc(time.Minute, func() { panic("no event leads to: " + want) })
+	defer late.Stop()
+	for !ok() {
+		event, data := "", ""
+		for s.events.Scan() && s.events.Text() != "" {
+			switch name, value, _ := strings.Cut(s.events.Text(), ": "); name {
+			case "event":
+				event = value
+			case "data":
+				data = value
+			}
+		}
+		if err := s.events.Err(); err != nil || event == "" {
+			t.Fatalf("the events ended before %s: %v", want, err)
+		}
+		s.apply(t, event, []byte(data))
+	}
+}
+
+func (s *screen) apply(t *testing.T, event string, data []byte) {
+	t.Helper()
+	var err error
+	switch event {
+	case "cluster":
+		s.Cluster = web.Cluster{}
+		err = json.Unmarshal(data, &s.Cluster)
+	case "nodes":
+		var nodes []view.PageNode
+		err = json.Unmarshal(data, &nodes)
+		for _, n := range nodes {
+			s.Nodes[n.Name] = n
+		}
+	case "gone":
+		var names []string
+		err = json.Unmarshal(data, &names)
+		for _, name := range names {
+			delete(s.Nodes, name)
+		}
+	case "all":
+		s.all = true
+	default:
+		t.Errorf("unknown event %s", event)
+	}
+	if err != nil {
+		t.Fatalf("event %s: %v", event, err)
+	}
+}
+
+// want is the page of the whole model, built at once.
+func want(t *testing.T, c *webtest.Cluster) map[string]view.PageNode {
+	t.Helper()
+	out := make(map[string]view.PageNode)
+	for _, n := range view.Build(c.Objects()).Nodes {
+		pool, _, _ := strings.Cut(n.Name, "-")
+		raw, err := json.Marshal(view.Page(n, map[string]string{"train": "training", "infer": "inference"}[pool]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p view.PageNode
+		if err := json.Unmarshal(raw, &p); err != nil {
+			t.Fatal(err)
+		}
+		out[n.Name] = p
+	}
+	return out
+}
+
+// TestFollows: after any changes, the events lead to the same page as building all of
+// it again.
+func TestFollows(t *testing.T) {
+	t.Logf("-seed %d", *seed)
+	random := rand.New(rand.NewPCG(*seed, 0))
+	c, err := webtest.Mixed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, c)
+	page := open(t, s)
+	equal := func() bool { return cmp.Equal(want(t, c), page.Nodes) }
+	page.until(t, "the whole page", func() bool { return page.all && equal() })
+	claims := c.Objects().Claims
+	pool := "train-0"
+	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rule"}}
+	rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
+	rule.Spec.Taint = resourceapi.DeviceTaint{Key: "example.com/board", Value: "loose", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	gone := make(map[int]bool)
+	for range 12 {
+		for range 1 + random.IntN(4) {
+			switch i := random.IntN(len(claims)); {
+			case i == 0 && len(c.TaintRules.Items) == 0:
+				c.TaintRules.Add(rule)
+			case i == 0:
+				c.TaintRules.Delete(rule)
+			case gone[i]:
+				c.Claims.Add(claims[i].DeepCopy())
+				gone[i] = false
+			default:
+				c.Claims.Delete(claims[i].DeepCopy())
+				gone[i] = true
+			}
+		}
+		page.until(t, "the changed page", equal)
+	}
+	for _, o := range c.Objects().Slices {
+		if *o.Spec.NodeName == pool {
+			c.Slices.Delete(&o)
+		}
+	}
+	page.until(t, "a node without slices", equal)
+	for i := range claims {
+		if !gone[i] {
+			c.Claims.Delete(&claims[i])
+		}
+	}
+	for _, o := range c.Objects().Inventories {
+		if o.Name == pool {
+			c.Inventories.Delete(&o)
+		}
+	}
+	page.until(t, "a page without the node", func() bool { _, there := page.Nodes[pool]; return !there && equal() })
+}
+
+// TestSendsWhatChanged: a change of one node is sent alone, also to who comes back.
+func TestSendsWhatChanged(t *testing.T) {
+	c, err := webtest.Mixed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := open(t, serve(t, c))
+	page.until(t, "the whole page", func() bool { return page.all })
+	whole := len(page.Nodes)
+	page.Nodes = make(map[string]view.PageNode)
+	claims := c.Objects().Claims
+	i := slices.IndexFunc(claims, func(o resourceapi.ResourceClaim) bool { return o.Name == "asr-6c9d7-gpu" })
+	c.Claims.Delete(&claims[i])
+	page.until(t, "the changed node", func() bool { return len(page.Nodes) > 0 })
+	if _, ok := page.Nodes["train-1"]; !ok || len(page.Nodes) != 1 {
+		t.Errorf("%d of %d nodes were sent again for a claim on train-1", len(page.Nodes), whole)
+	}
+}
+
+// TestRights: the page says which right is missing, and shows the rest.
+func TestRights(t *testing.T) {
+	for name, tc := range map[string]struct {
+		denied []string
+		// notes are the resource and the verb of each.
+		notes [][2]string
+		check func(t *testing.T, p *screen)
+	}{
+		"all": {},
+		"inventories": {denied: []string{"list gpuinventories"}, notes: [][2]string{{"gpuinventories", "list"}}, check: func(t *testing.T, p *screen) {
+			if n := len(p.Nodes["train-0"].GPUs); n != 8 {
+				t.Errorf("%d GPUs of train-0, want 8", n)
+			}
+		}},
+		"claims of other namespaces": {denied: []string{"list resourceclaims"}, notes: [][2]string{{"resourceclaims", "list"}}, check: func(t *testing.T, p *screen) {
+			for _, g := range p.Nodes["train-0"].GPUs {
+				if g.Fits != nil || g.State != view.StateUnknown {
+					t.Errorf("GPU %d: state %s, fits %v, although some claims aren't known", g.Index, g.State, g.Fits)
+				}
+			}
+		}},
+		"all claims": {denied: []string{"list resourceclaims", "list resourceclaims in"}, notes: [][2]string{{"resourceclaims", "list"}}},
+		"watch":      {denied: []string{"watch resourceslices"}, notes: [][2]string{{"resourceslices", "watch"}}},
+		"nodes": {denied: []string{"list nodes"}, notes: [][2]string{{"nodes", "list"}}, check: func(t *testing.T, p *screen) {
+			if pool := p.Nodes["train-0"].Pool; pool != "NVIDIA H100 80GB HBM3" {
+				t.Errorf("pool %q, want the model", pool)
+			}
+		}},
+		"pods": {denied: []string{"list pods", "list pods in"}, notes: [][2]string{{"pods", "list"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := webtest.Mixed()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Deny(tc.denied...)
+			page := open(t, serve(t, c))
+			notes := func() [][2]string {
+				var out [][2]string
+				for _, n := range page.Cluster.Notes {
+					out = append(out, [2]string{n.Resource, n.Verb})
+				}
+				return out
+			}
+			page.until(t, "the page with its notes", func() bool { return page.all && cmp.Equal(notes(), tc.notes) })
+			if tc.check != nil {
+				tc.check(t, page)
+			}
+			if name == "all" && len(page.Cluster.Waiting) != 2 {
+				t.Errorf("%d pods wait, want 2: %v", len(page.Cluster.Waiting), page.Cluster.Waiting)
+			}
+		})
+	}
+}
+
+// TestRightsCome: objects that become readable are shown.
+func TestRightsCome(t *testing.T) {
+	c, err := webtest.Mixed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Deny("list resourceclaims", "list resourceclaims in")
+	page := open(t, serve(t, c))
+	page.until(t, "the page", func() bool { return page.all })
+	c.Allow("list resourceclaims")
+	page.until(t, "the claims", func() bool { return len(page.Cluster.Notes) == 0 && cmp.Equal(want(t, c), page.Nodes) })
+}
+
+// TestRefuses: only who has the token gets anything.
+func TestRefuses(t *testing.T) {
+	s := serve(t, webtest.New())
+	member := browser(t)
+	home := get(t, member, s.URL()).Request.URL
+	if home.RawQuery != "" {
+		t.Errorf("the page's address %s has the token", home)
+	}
+	cookies := member.Jar.Cookies(home)
+	for name, tc := range map[string]struct {
+		method, path, host string
+		cookie             bool
+		want               int
+	}{
+		"page":          {path: home.Path, cookie: true, want: http.StatusOK},
+		"localhost":     {path: home.Path, host: "localhost:" + home.Port(), cookie: true, want: http.StatusOK},
+		"script":        {path: home.Path + "main.js", cookie: true, want: http.StatusOK},
+		"why":           {path: home.Path + "why?namespace=a&pod=b", cookie: true, want: http.StatusOK},
+		"no token":      {path: "/", want: http.StatusForbidden},
+		"wrong token":   {path: "/?token=AAAAAAAAAAAAAAAAAAAAAAAAAA", want: http.StatusForbidden},
+		"no cookie":     {path: home.Path, want: http.StatusForbidden},
+		"events":        {path: home.Path + "events", want: http.StatusForbidden},
+		"wrong path":    {path: "/events", cookie: true, want: http.StatusForbidden},
+		"another host":  {path: home.Path, host: "rebind.example.com:" + home.Port(), cookie: true, want: http.StatusForbidden},
+		"no port":       {path: home.Path, host: "127.0.0.1", cookie: true, want: http.StatusForbidden},
+		"token, host":   {path: strings.TrimPrefix(s.URL(), "http://"+home.Host), host: "rebind.example.com", want: http.StatusForbidden},
+		"writes":        {method: http.MethodPost, path: home.Path, cookie: true, want: http.StatusMethodNotAllowed},
+		"no such file":  {path: home.Path + "style.scss", cookie: true, want: http.StatusNotFound},
+		"other's files": {path: home.Path + "../../etc/passwd", cookie: true, want: http.StatusNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := httptest.NewRequestWithContext(t.Context(), tc.method, "http://"+home.Host+tc.path, http.NoBody)
+			if tc.host != "" {
+				r.Host = tc.host
+			}
+			if tc.cookie {
+				for _, c := range cookies {
+					r.AddCookie(c)
+				}
+			}
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, r)
+			if w.Code != tc.want {
+				body, _ := io.ReadAll(w.Body)
+				t.Errorf("status %d, want %d: %s", w.Code, tc.want, body)
+			}
+			if policy := w.Header().Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'none'") {
+				t.Errorf("Content-Security-Policy: %q", policy)
+			}
+		})
+	}
+	if _, err := web.NewServer(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 80}, nil, nil); err == nil {
+		t.Error("an address that others can reach is taken")
+	}
+}
