@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -24,6 +24,9 @@ fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" 
 allocators() { make allocators; }
 
 upgrade() { test/upgrade/run.sh 1.36 1.37; }
+
+# prometheus is a module of its own, which is built first.
+prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m ./test/monitoring; }
 
 release() { deployments/release/twice.sh; }
 

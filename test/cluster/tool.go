@@ -7,8 +7,21 @@ import (
 	"path/filepath"
 )
 
+// tools are programs that no cluster is made of. They are built when a test asks for
+// them.
+func tools() []unit {
+	const repository, dir = "github.com/prometheus/prometheus/cmd/", "test/cluster/prometheus"
+	return []unit{{
+		name: "prometheus", dir: dir, sources: []string{dir},
+		files: map[string]string{"prometheus": repository + "prometheus", "promtool": repository + "promtool"},
+		// Of the ways to find targets it needs one.
+		flags: []string{"-tags=remove_all_sd,enable_kubernetes_sd", strip},
+		note:  "about 2 minutes on 2 cores",
+	}}
+}
+
 // Tool returns the path of one program that clusters are made of or worked
-// with, such as helm, and builds it into the cache first if it isn't there. It
+// with, such as helm or prometheus, and builds it into the cache first if it isn't there. It
 // needs no cluster and no root. Programs whose source depends on the Kubernetes
 // version, kubectl among them, are not to be had here.
 func Tool(ctx context.Context, name string, log io.Writer) (string, error) {
@@ -16,7 +29,7 @@ func Tool(ctx context.Context, name string, log io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, u := range units(Versions{}, "") {
+	for _, u := range append(units(Versions{}, ""), tools()...) {
 		if _, found := u.files[name]; !found || u.links != nil {
 			continue
 		}

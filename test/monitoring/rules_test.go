@@ -1,0 +1,37 @@
+//go:build prometheus
+
+package monitoring
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+)
+
+const (
+	chart     = "../../deployments/helm/tessera"
+	rulesFile = chart + "/files/monitoring/rules.yaml"
+)
+
+// TestRules runs the unit tests of the rules in testdata.
+func TestRules(t *testing.T) {
+	promtool, err := cluster.Tool(t.Context(), "promtool", os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests, err := filepath.Glob("testdata/*.rules.yaml")
+	if err != nil || len(tests) == 0 {
+		t.Fatalf("no tests of rules: %v", err)
+	}
+	for _, args := range [][]string{
+		{"check", "rules", "--lint=all", "--lint-fatal", rulesFile},
+		append([]string{"test", "rules"}, tests...),
+	} {
+		if out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput(); err != nil {
+			t.Errorf("promtool %v: %v\n%s", args, err, out)
+		}
+	}
+}
