@@ -60,6 +60,8 @@ Any number may run: the holder of the Lease tessera-controller works, the others
 	flags.StringVar(&c.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "`namespace` of the Lease; default: $POD_NAMESPACE")
 	flags.BoolVar(&c.LeaderElect, "leader-elect", true, "work only while holding the Lease; set to false only if no other instance can run")
 	flags.StringVar(&c.MetricsAddress, "metrics-address", ":8080", "`address` for metrics; 0 disables them")
+	flags.BoolVar(&c.MetricsAuthentication, "metrics-authentication", false,
+		"serve metrics over TLS, to bearers of tokens that may get /metrics from the API server")
 	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 disables them")
 	flags.BoolVar(&c.NodeLabels, "node-labels", false, "write the labels of GPU Feature Discovery to nodes with GPUs")
 	flags.StringVar(&c.DeviceClasses, "device-classes", "", "`file` of the DeviceClasses to keep in the cluster; default: none is touched")

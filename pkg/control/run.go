@@ -36,6 +36,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
+	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
 
 // Config has the settings of the controller.
@@ -48,6 +49,9 @@ type Config struct {
 	LeaderElect bool
 	// MetricsAddress serves /metrics; "0" serves nothing.
 	MetricsAddress string
+	// MetricsAuthentication serves them over TLS, and only to those whom the API server
+	// lets get the path.
+	MetricsAuthentication bool
 	// HealthAddress serves /healthz and /readyz; "0" serves nothing.
 	HealthAddress string
 	// NodeLabels writes labels about GPUs to Nodes.
@@ -236,7 +240,7 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		LeaseDuration:                 new(leaseDuration),
 		RenewDeadline:                 new(renewDeadline),
 		RetryPeriod:                   new(retryPeriod),
-		Metrics:                       metricsserver.Options{BindAddress: c.MetricsAddress},
+		Metrics:                       metricsOptions(c),
 		HealthProbeBindAddress:        c.HealthAddress,
 	})
 	if err != nil {
@@ -246,6 +250,19 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		return nil, fmt.Errorf("set up the probes: %w", err)
 	}
 	return mgr, nil
+}
+
+func metricsOptions(c Config) metricsserver.Options {
+	o := metricsserver.Options{BindAddress: c.MetricsAddress, SecureServing: c.MetricsAuthentication}
+	if c.MetricsAuthentication {
+		o.FilterProvider = func(config *rest.Config, client *http.Client) (metricsserver.Filter, error) {
+			kube, err := kubernetes.NewForConfigAndClient(config, client)
+			return func(_ logr.Logger, next http.Handler) (http.Handler, error) {
+				return scrapeauth.Handler(kube, next), nil
+			}, err
+		}
+	}
+	return o
 }
 
 // ready returns a check that fails until the manager's caches are filled.

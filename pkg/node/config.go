@@ -38,6 +38,9 @@ type Config struct {
 	MPSComputeMode string
 	// MetricsAddress to serve /metrics on; empty: none.
 	MetricsAddress string
+	// MetricsAuthentication serves them over TLS, and only to those whom the API server
+	// lets get the path.
+	MetricsAuthentication bool
 	// HealthAddress to serve /healthz and /readyz on; empty: none.
 	HealthAddress string
 	// Version of the plugin, for the report.
@@ -63,6 +66,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
 	fs.StringVar(&c.MPSComputeMode, "mps-compute-mode", mpsExclusiveProcess, "compute mode of a whole GPU while it has an MPS daemon: exclusive-process, so that nothing but the daemon's clients can use it, or unchanged")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics on; empty serves none")
+	fs.BoolVar(&c.MetricsAuthentication, "metrics-authentication", false,
+		"serve metrics over TLS, to bearers of tokens that may get /metrics from the API server")
 	fs.StringVar(&c.HealthAddress, "health-address", "", "address to serve /healthz and /readyz on; empty serves none")
 }
 

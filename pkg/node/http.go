@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
 
 // newRegistry has the metrics of the process; others add theirs.
@@ -48,15 +51,33 @@ func healthHandler(is checks) http.Handler {
 	return mux
 }
 
-// serve answers on address, which the flag of that name gave, until ctx ends;
-// it returns at once if the address is empty.
-func serve(ctx context.Context, flag, address string, handler http.Handler) error {
+// serveMetrics answers until ctx ends, over TLS and only to those who may ask if that is
+// configured.
+func (p *plugin) serveMetrics(ctx context.Context) error {
+	handler := metricsHandler(p.metrics)
+	var secure *tls.Config
+	if p.cfg.MetricsAuthentication {
+		var err error
+		if secure, err = scrapeauth.TLSConfig(); err != nil {
+			return err
+		}
+		handler = scrapeauth.Handler(p.client, handler)
+	}
+	return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, secure, handler)
+}
+
+// serve answers on address, which the flag of that name gave, until ctx ends, over TLS if
+// there is a configuration for it; it returns at once if the address is empty.
+func serve(ctx context.Context, flag, address string, secure *tls.Config, handler http.Handler) error {
 	if address == "" {
 		return nil
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
+	}
+	if secure != nil {
+		l = tls.NewListener(l, secure)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

@@ -19,7 +19,7 @@ func TestMetricsAddressInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	err = serve(t.Context(), "--metrics-address", l.Addr().String(), metricsHandler(newRegistry()))
+	err = serve(t.Context(), "--metrics-address", l.Addr().String(), nil, metricsHandler(newRegistry()))
 	if err == nil || !strings.Contains(err.Error(), "--metrics-address: ") {
 		t.Errorf("got %v, want an error that names --metrics-address", err)
 	}
@@ -61,7 +61,7 @@ func TestServe(t *testing.T) {
 	served := make(chan error)
 	ok := func() error { return nil }
 	go func() {
-		served <- serve(ctx, "--health-address", address, healthHandler(checks{healthy: ok, ready: ok}))
+		served <- serve(ctx, "--health-address", address, nil, healthHandler(checks{healthy: ok, ready: ok}))
 	}()
 	var resp *http.Response
 	for range 6000 { // until it listens

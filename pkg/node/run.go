@@ -236,10 +236,10 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { return p.containers.Run(ctx) })
 	group.Go(func() error { return p.warnings.run(ctx) })
 	group.Go(func() error {
-		return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, metricsHandler(p.metrics))
+		return p.serveMetrics(ctx)
 	})
 	group.Go(func() error {
-		return serve(ctx, "--health-address", p.cfg.HealthAddress, healthHandler(checks{healthy: p.healthy, ready: p.ready}))
+		return serve(ctx, "--health-address", p.cfg.HealthAddress, nil, healthHandler(checks{healthy: p.healthy, ready: p.ready}))
 	})
 	group.Go(func() error { return p.driver.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })

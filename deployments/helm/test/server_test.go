@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +16,10 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,12 +28,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 	"github.com/tessera-dra/tessera/test/apiserver"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
@@ -328,6 +334,71 @@ func controllerClasses(t *testing.T, s *server) {
 	if err := controller.Delete(ctx, ours); err != nil {
 		t.Errorf("delete a class of its own: %v", err)
 	}
+}
+
+// TestMetricsAuthentication has both programs' way to serve metrics ask a real server,
+// with the chart's rights.
+func TestMetricsAuthentication(t *testing.T) {
+	s := startServer(t)
+	s.install(t, "--set=metrics.authentication.enabled=true")
+	reader, stranger := s.token(t, "reader"), s.token(t, "stranger")
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "tessera-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "default", Name: "reader"}},
+	}
+	if err := s.admin.Create(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	for _, account := range []string{"node", "controller"} {
+		config := rest.CopyConfig(s.config)
+		config.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:serviceaccount:tessera:tessera-" + account, Groups: []string{"system:serviceaccounts", "system:authenticated"},
+		}
+		kube, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := scrapeauth.Handler(kube, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for name, c := range map[string]struct {
+			authorization string
+			want          int
+		}{
+			"no token":              {"", http.StatusUnauthorized},
+			"a token of no cluster": {"Bearer x", http.StatusUnauthorized},
+			"a token without role":  {"Bearer " + stranger, http.StatusForbidden},
+			"a reader's token":      {"Bearer " + reader, http.StatusOK},
+		} {
+			// The server learns of the binding a moment after it was created.
+			err := wait.PollUntilContextTimeout(t.Context(), time.Second, time.Minute, true, func(ctx context.Context) (bool, error) {
+				request := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", http.NoBody)
+				request.Header.Set("Authorization", c.authorization)
+				answer := httptest.NewRecorder()
+				h.ServeHTTP(answer, request)
+				if answer.Code != c.want {
+					t.Logf("%s, %s: status %d, want %d: %s", account, name, answer.Code, c.want, answer.Body)
+				}
+				return answer.Code == c.want, nil
+			})
+			if err != nil {
+				t.Errorf("%s, %s: %v", account, name, err)
+			}
+		}
+	}
+}
+
+// token makes a ServiceAccount in the namespace default, and returns a token of it.
+func (s *server) token(t *testing.T, name string) string {
+	t.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	if err := s.admin.Create(t.Context(), account); err != nil {
+		t.Fatal(err)
+	}
+	request := &authenticationv1.TokenRequest{}
+	if err := s.admin.SubResource("token").Create(t.Context(), account, request); err != nil {
+		t.Fatal(err)
+	}
+	return request.Status.Token
 }
 
 // TestRefusedWithoutDRA checks that an install on a server without Dynamic Resource
