@@ -116,7 +116,7 @@ func (n *node) mustReset(t *testing.T, p *plugin) {
 				return false
 			}
 		}
-		return n.hardware.State().GPUs[1].Health.RecoveryAction == 0
+		return n.hardware.State().GPUs[1].RecoveryAction == 0
 	})
 	if err != nil {
 		t.Fatalf("the GPU isn't reset: %v", err)
