@@ -48,15 +48,19 @@ func (o *options) reader() (*reader, error) {
 	return &reader{config: cfg, kube: kube, resources: draclient.New(kube)}, nil
 }
 
-// pages calls list for each page.
-func pages(list func(metav1.ListOptions) (next string, err error)) error {
+// list reads all objects of a kind, page by page.
+func list[L interface{ GetContinue() string }, T any](ctx context.Context, call func(context.Context, metav1.ListOptions) (L, error), items func(L) []T) ([]T, error) {
+	var out []T
 	o := metav1.ListOptions{Limit: pageSize}
 	for {
-		next, err := list(o)
-		if err != nil || next == "" {
-			return err
+		page, err := call(ctx, o)
+		if err != nil {
+			return nil, err
 		}
-		o.Continue = next
+		out = append(out, items(page)...)
+		if o.Continue = page.GetContinue(); o.Continue == "" {
+			return out, nil
+		}
 	}
 }
 
@@ -74,16 +78,14 @@ func (r *reader) forgive(err error, resource, missing string) error {
 	return nil
 }
 
-func (r *reader) slices(ctx context.Context, selector string) (out []resourceapi.ResourceSlice, err error) {
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		o.FieldSelector = selector
-		l, err := r.resources.ResourceSlices().List(ctx, o)
-		if err != nil {
-			return "", err
+// slices are those of a driver, or all for "".
+func (r *reader) slices(ctx context.Context, driver string) ([]resourceapi.ResourceSlice, error) {
+	out, err := list(ctx, func(ctx context.Context, o metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
+		if driver != "" {
+			o.FieldSelector = resourceapi.ResourceSliceSelectorDriver + "=" + driver
 		}
-		out = append(out, l.Items...)
-		return l.Continue, nil
-	})
+		return r.resources.ResourceSlices().List(ctx, o)
+	}, func(l *resourceapi.ResourceSliceList) []resourceapi.ResourceSlice { return l.Items })
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("the API server doesn't serve resource.k8s.io: Dynamic Resource Allocation is off, or Kubernetes is older than 1.31 (%w)", err)
 	}
@@ -92,15 +94,8 @@ func (r *reader) slices(ctx context.Context, selector string) (out []resourceapi
 
 // taintRules are those that the API server serves: up to Kubernetes 1.36 it has none by
 // default.
-func (r *reader) taintRules(ctx context.Context) (out []resourceapi.DeviceTaintRule, err error) {
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		l, err := r.resources.DeviceTaintRules().List(ctx, o)
-		if err != nil {
-			return "", err
-		}
-		out = append(out, l.Items...)
-		return l.Continue, nil
-	})
+func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule, error) {
+	out, err := list(ctx, r.resources.DeviceTaintRules().List, func(l *resourceapi.DeviceTaintRuleList) []resourceapi.DeviceTaintRule { return l.Items })
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -110,22 +105,14 @@ func (r *reader) taintRules(ctx context.Context) (out []resourceapi.DeviceTaintR
 // claims are those of all namespaces, or, if the user may not list them, of one. It
 // reports whether they are all.
 func (r *reader) claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, all bool, err error) {
-	list := func(namespace string) error {
-		out = nil
-		return pages(func(o metav1.ListOptions) (string, error) {
-			l, err := r.resources.ResourceClaims(namespace).List(ctx, o)
-			if err != nil {
-				return "", err
-			}
-			out = append(out, l.Items...)
-			return l.Continue, nil
-		})
+	of := func(namespace string) ([]resourceapi.ResourceClaim, error) {
+		return list(ctx, r.resources.ResourceClaims(namespace).List, func(l *resourceapi.ResourceClaimList) []resourceapi.ResourceClaim { return l.Items })
 	}
-	err = list("")
+	out, err = of("")
 	if !apierrors.IsForbidden(err) {
 		return out, err == nil, r.forgive(err, "resourceclaims.resource.k8s.io", "who has which device isn't known")
 	}
-	if err := list(namespace); err != nil {
+	if out, err = of(namespace); err != nil {
 		return nil, false, r.forgive(err, fmt.Sprintf("resourceclaims.resource.k8s.io in namespace %s", namespace), "who has which device, and what else fits, isn't known")
 	}
 	r.notes = append(r.notes, fmt.Sprintf("You may not list resourceclaims.resource.k8s.io of all namespaces: only claims of namespace %s are shown, and what else fits isn't known. "+
@@ -133,73 +120,66 @@ func (r *reader) claims(ctx context.Context, namespace string) (out []resourceap
 	return out, false, nil
 }
 
-func (r *reader) classes(ctx context.Context) (out []resourceapi.DeviceClass, err error) {
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		l, err := r.resources.DeviceClasses().List(ctx, o)
-		if err != nil {
-			return "", err
-		}
-		out = append(out, l.Items...)
-		return l.Continue, nil
-	})
+func (r *reader) classes(ctx context.Context) ([]resourceapi.DeviceClass, error) {
+	out, err := list(ctx, r.resources.DeviceClasses().List, func(l *resourceapi.DeviceClassList) []resourceapi.DeviceClass { return l.Items })
 	return out, r.forgive(err, "deviceclasses.resource.k8s.io", "which devices a class selects isn't known")
 }
 
-func (r *reader) nodes(ctx context.Context) (out []corev1.Node, err error) {
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		l, err := r.kube.CoreV1().Nodes().List(ctx, o)
-		if err != nil {
-			return "", err
-		}
-		out = append(out, l.Items...)
-		return l.Continue, nil
-	})
+func (r *reader) nodes(ctx context.Context) ([]corev1.Node, error) {
+	out, err := list(ctx, r.kube.CoreV1().Nodes().List, func(l *corev1.NodeList) []corev1.Node { return l.Items })
 	return out, r.forgive(err, "nodes", "labels and taints of nodes are ignored")
 }
 
-func (r *reader) pods(ctx context.Context, namespace string) (out []corev1.Pod, err error) {
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		l, err := r.kube.CoreV1().Pods(namespace).List(ctx, o)
-		if err != nil {
-			return "", err
-		}
-		out = append(out, l.Items...)
-		return l.Continue, nil
-	})
+func (r *reader) pods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
+	out, err := list(ctx, r.kube.CoreV1().Pods(namespace).List, func(l *corev1.PodList) []corev1.Pod { return l.Items })
 	return out, r.forgive(err, "pods", "the phases of pods aren't shown")
 }
 
-// custom lists objects of one of Tessera's own kinds.
-func custom[T any](ctx context.Context, r *reader, plural string) (out []T, err error) {
-	path := "/apis/" + v1alpha1.GroupVersion.String() + "/" + plural
-	err = pages(func(o metav1.ListOptions) (string, error) {
-		var l struct {
-			Metadata metav1.ListMeta `json:"metadata"`
-			Items    []T             `json:"items"`
-		}
-		q := r.kube.CoreV1().RESTClient().Get().AbsPath(path).Param("limit", fmt.Sprint(o.Limit))
+// inventories and policies are of Tessera's own kinds.
+func (r *reader) inventories(ctx context.Context) ([]v1alpha1.GPUInventory, error) {
+	out, err := custom[v1alpha1.GPUInventory](ctx, r, "gpuinventories")
+	return out, r.forgive(err, "gpuinventories.gpu.tessera.dev", "conditions of GPUs and problems of nodes aren't shown")
+}
+
+func (r *reader) policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error) {
+	out, err := custom[v1alpha1.SharingPolicy](ctx, r, "sharingpolicies")
+	return out, r.forgive(err, "sharingpolicies.gpu.tessera.dev", "the policies of GPUs aren't shown")
+}
+
+// customList is a list of one of Tessera's own kinds.
+type customList[T any] struct {
+	metav1.ListMeta `json:"metadata"`
+
+	Items []T `json:"items"`
+}
+
+func custom[T any](ctx context.Context, r *reader, plural string) ([]T, error) {
+	return list(ctx, func(ctx context.Context, o metav1.ListOptions) (*customList[T], error) {
+		q := r.kube.CoreV1().RESTClient().Get().AbsPath(ownPath(plural)).Param("limit", fmt.Sprint(o.Limit))
 		if o.Continue != "" {
 			q = q.Param("continue", o.Continue)
 		}
 		raw, err := q.DoRaw(ctx)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		if err := json.Unmarshal(raw, &l); err != nil {
-			return "", fmt.Errorf("read %s: %w", plural, err)
+		l := new(customList[T])
+		if err := json.Unmarshal(raw, l); err != nil {
+			return nil, fmt.Errorf("read %s: %w", plural, err)
 		}
-		out = append(out, l.Items...)
-		return l.Metadata.Continue, nil
-	})
-	return out, err
+		return l, nil
+	}, func(l *customList[T]) []T { return l.Items })
 }
+
+// ownPath is where the API server has one of Tessera's own kinds.
+func ownPath(plural string) string { return "/apis/" + v1alpha1.GroupVersion.String() + "/" + plural }
 
 // model reads all that the model is made of. Pods are read only if their phases are
 // wanted. Without all claims nothing is known of what fits.
 func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
 	var o view.Objects
 	var err error
-	if o.Slices, err = r.slices(ctx, resourceapi.ResourceSliceSelectorDriver+"="+gpu.DriverName); err != nil {
+	if o.Slices, err = r.slices(ctx, gpu.DriverName); err != nil {
 		return view.Cluster{}, err
 	}
 	if o.TaintRules, err = r.taintRules(ctx); err != nil {
@@ -209,12 +189,10 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	if o.Claims, all, err = r.claims(ctx, namespace); err != nil {
 		return view.Cluster{}, err
 	}
-	o.Inventories, err = custom[v1alpha1.GPUInventory](ctx, r, "gpuinventories")
-	if err := r.forgive(err, "gpuinventories.gpu.tessera.dev", "conditions of GPUs and problems of nodes aren't shown"); err != nil {
+	if o.Inventories, err = r.inventories(ctx); err != nil {
 		return view.Cluster{}, err
 	}
-	o.Policies, err = custom[v1alpha1.SharingPolicy](ctx, r, "sharingpolicies")
-	if err := r.forgive(err, "sharingpolicies.gpu.tessera.dev", "the policies of GPUs aren't shown"); err != nil {
+	if o.Policies, err = r.policies(ctx); err != nil {
 		return view.Cluster{}, err
 	}
 	if phases {
