@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -149,28 +148,12 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 
 // server returns the abilities of server and scheduler.
 func (in decisionInput) server() offer.Server {
-	s := serverFor(in.facts.able)
+	s := in.facts.able.ForOffers()
 	if d := in.facts.distrust; d.counters {
 		// A scheduler that doesn't know counters is as old as one that ignores taints.
 		s.Counters, s.MaxTainted, s.Distrust = false, 0, d.why
 	} else if d.why != "" {
 		s.Charged, s.Distrust = false, d.why
-	}
-	return s
-}
-
-// serverFor returns the abilities as offers need them: what is unknown isn't used.
-func serverFor(able publish.Abilities) offer.Server {
-	s := offer.Server{Counters: able.HasCounters(), Multiple: able.Multiple == publish.Yes && allocator.CountsCapacity(able.Version), Charged: able.Charged, Version: able.Version}
-	if able.Taints == publish.Yes {
-		s.MaxTainted = able.Counters.MaxTainted()
-		s.InformationalTaints = able.InformationalTaints == publish.Yes && allocator.HeedsEffectNone(able.Version)
-	}
-	if able.Counters == publish.UnknownCounters {
-		s.CountersDoubt = able.Doubt
-	}
-	if able.Multiple == publish.Unknown {
-		s.MultipleDoubt = able.Doubt
 	}
 	return s
 }

@@ -142,7 +142,7 @@ func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 func TestEffectNone(t *testing.T) {
 	for v, want := range map[string]bool{"v1.35.4": false, "v1.36.0": true} {
 		able := publish.Abilities{Taints: publish.Yes, InformationalTaints: publish.Yes, Version: v}
-		if got := serverFor(able); got.InformationalTaints != want || got.MaxTainted == 0 {
+		if got := able.ForOffers(); got.InformationalTaints != want || got.MaxTainted == 0 {
 			t.Errorf("%s: %+v", v, got)
 		}
 	}

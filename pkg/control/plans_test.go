@@ -413,7 +413,7 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(second.accepted) != 3 || second.accepted[0].selector != first.accepted[0].selector {
+	if len(second.accepted) != 3 || second.accepted[0].Selector != first.accepted[0].Selector {
 		t.Error("a selector was compiled again")
 	}
 }

@@ -176,8 +176,8 @@ type outcome struct {
 func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
 	for _, a := range r.accepted {
-		out[a.policy.Name] = &outcome{
-			form: a.form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string), besides: make(map[string]bool),
+		out[a.Policy.Name] = &outcome{
+			form: a.Form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string), besides: make(map[string]bool),
 			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}

@@ -8,14 +8,12 @@ import (
 	"strings"
 	"sync"
 
-	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/rule"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
@@ -25,27 +23,17 @@ type ruleSet struct {
 	// version differs where any policy's spec does.
 	version string
 	// accepted are the policies that take part, in the last form that was accepted.
-	accepted []rule
+	accepted []rule.Rule
 	// refused says by name what is wrong with a policy's spec. The policy takes part
 	// all the same if a form of it was accepted before.
 	refused map[string]error
-}
-
-// rule is a policy that takes part.
-type rule struct {
-	policy   policy.Policy
-	selector *selector // nil: all GPUs
-	form     v1alpha1.AcceptedForm
 }
 
 // policies are the rules as pkg/policy takes them, to be asked until ctx ends.
 func (r *ruleSet) policies(ctx context.Context) []policy.Policy {
 	out := make([]policy.Policy, len(r.accepted))
 	for i, a := range r.accepted {
-		out[i] = a.policy
-		if a.selector != nil {
-			out[i].GPUs = func(d resourceapi.Device) (bool, error) { return a.selector.matches(ctx, d) }
-		}
+		out[i] = a.Ask(ctx)
 	}
 	return out
 }
@@ -58,10 +46,10 @@ type rulebook struct {
 
 	mu        sync.Mutex
 	current   *ruleSet
-	selectors map[string]*selector // by expression, of the current rules
+	selectors map[string]*rule.Selector // by expression, of the current rules
 	// forms are the policies that take part. The status of a policy has its form
 	// too, a moment later, and also after a restart.
-	forms map[types.UID]rule
+	forms map[types.UID]rule.Rule
 }
 
 // load returns the rules of the policies that the cache has. It doesn't hold the lock
@@ -98,7 +86,7 @@ func (b *rulebook) changed(all []v1alpha1.SharingPolicy, version string) (curren
 	}
 	for uid, r := range b.forms {
 		if !slices.ContainsFunc(all, func(s v1alpha1.SharingPolicy) bool { return s.UID == uid }) {
-			gone = append(gone, r.policy)
+			gone = append(gone, r.Policy)
 		}
 	}
 	return b.current, gone
@@ -149,11 +137,11 @@ func version(all []v1alpha1.SharingPolicy) string {
 
 func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 	known, before := b.selectors, b.forms
-	b.selectors, b.forms = make(map[string]*selector), make(map[types.UID]rule)
+	b.selectors, b.forms = make(map[string]*rule.Selector), make(map[types.UID]rule.Rule)
 	b.current = &ruleSet{version: version, refused: make(map[string]error)}
-	try := func(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm) (rule, error) {
+	try := func(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm) (rule.Rule, error) {
 		expression := form.Spec.GPUSelector
-		return newRule(s, form, cmp.Or(b.selectors[expression], known[expression]))
+		return rule.New(s, form, cmp.Or(b.selectors[expression], known[expression]))
 	}
 	for i := range all {
 		s := &all[i]
@@ -161,7 +149,7 @@ func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 		if err != nil {
 			b.current.refused[s.Name] = err
 			last, ok := before[s.UID]
-			if a := s.Status.Accepted; a != nil && (!ok || a.Generation > last.form.Generation) {
+			if a := s.Status.Accepted; a != nil && (!ok || a.Generation > last.Form.Generation) {
 				last, err = try(s, *a)
 				ok = err == nil
 			}
@@ -170,36 +158,8 @@ func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 			}
 			r = last
 		}
-		b.selectors[r.form.Spec.GPUSelector] = r.selector
+		b.selectors[r.Form.Spec.GPUSelector] = r.Selector
 		b.forms[s.UID] = r
 		b.current.accepted = append(b.current.accepted, r)
 	}
-}
-
-// newRule returns an error for a form of a policy that can't take part. Its
-// selector is compiled unless it is known.
-func newRule(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm, known *selector) (rule, error) {
-	spec := form.Spec.DeepCopy()
-	if errs := spec.Validate(); len(errs) > 0 {
-		return rule{}, errs.ToAggregate()
-	}
-	r := rule{
-		policy: policy.Policy{
-			Name: s.Name, Priority: spec.Priority, Created: s.CreationTimestamp.Time,
-			Plan: spec.Plan, Health: spec.Health, Nodes: labels.Everything(),
-		},
-		form: v1alpha1.AcceptedForm{Generation: form.Generation, Spec: *spec},
-	}
-	var err error
-	if spec.NodeSelector != nil {
-		if r.policy.Nodes, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
-			return rule{}, fmt.Errorf("spec.nodeSelector: %w", err)
-		}
-	}
-	if r.selector = known; known == nil && spec.GPUSelector != "" {
-		if r.selector, err = compile(spec.GPUSelector); err != nil {
-			return rule{}, err
-		}
-	}
-	return r, nil
 }

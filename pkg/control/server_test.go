@@ -284,7 +284,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 // What a server stores isn't offered where its scheduler can't count it.
 func TestServerForItsScheduler(t *testing.T) {
 	for version, want := range map[string]bool{"v1.34.13": false, "v1.35.0": false, "v1.36.0": true, "": true} {
-		if got := serverFor(publish.Abilities{Multiple: publish.Yes, Version: version}); got.Multiple != want {
+		if got := (publish.Abilities{Multiple: publish.Yes, Version: version}).ForOffers(); got.Multiple != want {
 			t.Errorf("%q: got %v, want %v", version, got.Multiple, want)
 		}
 	}

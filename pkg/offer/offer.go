@@ -16,7 +16,7 @@
 // partition, and shares whose size claims choose, are one device that is
 // allocated several times.
 //
-// Only the controller and its benchmarks import it.
+// Only the controller, its benchmarks and the dry run of kubectl gpu policy import it.
 package offer
 
 import (

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tessera-dra/tessera/pkg/allocator"
+	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
 // Answer is the result of asking a server for an ability.
@@ -50,6 +53,23 @@ type Abilities struct {
 // HasCounters reports whether shared counters are known to be stored.
 func (a Abilities) HasCounters() bool {
 	return a.Counters == JointCounters || a.Counters == SplitCounters
+}
+
+// ForOffers returns the abilities as offers need them: those that are unknown aren't
+// used.
+func (a Abilities) ForOffers() offer.Server {
+	s := offer.Server{Counters: a.HasCounters(), Multiple: a.Multiple == Yes && allocator.CountsCapacity(a.Version), Charged: a.Charged, Version: a.Version}
+	if a.Taints == Yes {
+		s.MaxTainted = a.Counters.MaxTainted()
+		s.InformationalTaints = a.InformationalTaints == Yes && allocator.HeedsEffectNone(a.Version)
+	}
+	if a.Counters == UnknownCounters {
+		s.CountersDoubt = a.Doubt
+	}
+	if a.Multiple == Unknown {
+		s.MultipleDoubt = a.Doubt
+	}
+	return s
 }
 
 // Or returns a with answers of before, an earlier result for the same server,

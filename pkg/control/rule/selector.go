@@ -1,4 +1,4 @@
-package control
+package rule
 
 import (
 	"context"
@@ -10,19 +10,19 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 )
 
-// selector is a compiled gpuSelector.
-type selector struct{ compiled cel.CompilationResult }
+// Selector is a compiled gpuSelector.
+type Selector struct{ compiled cel.CompilationResult }
 
 // compile compiles a gpuSelector in the language of DeviceClass selectors.
-func compile(expression string) (*selector, error) {
+func compile(expression string) (*Selector, error) {
 	result := cel.GetCompiler(cel.Features{}).CompileCELExpression(expression, cel.Options{})
 	if result.Error != nil {
 		return nil, field.Invalid(field.NewPath("spec", "gpuSelector"), expression, result.Error.Error())
 	}
-	return &selector{compiled: result}, nil
+	return &Selector{compiled: result}, nil
 }
 
-func (s *selector) matches(ctx context.Context, d resourceapi.Device) (bool, error) {
+func (s *Selector) matches(ctx context.Context, d resourceapi.Device) (bool, error) {
 	ok, _, err := s.compiled.DeviceMatches(ctx, cel.Device{Driver: gpu.DriverName, Attributes: d.Attributes, Capacity: d.Capacity})
 	return ok, cel.EnhanceRuntimeError(err)
 }
