@@ -30,8 +30,8 @@ type reader struct {
 	config    *rest.Config
 	kube      kubernetes.Interface
 	resources *draclient.Client
-	// notes are sentences about what couldn't be read.
-	notes []string
+	// notes are sentences about what couldn't be read, and unread the names of that.
+	notes, unread []string
 }
 
 func (o *options) reader() (*reader, error) {
@@ -67,6 +67,9 @@ func list[L interface{ GetContinue() string }, T any](ctx context.Context, call 
 // forgive notes that a resource can't be read, and what is missing therefore, if the
 // reason is that the user may not or that the cluster doesn't have it.
 func (r *reader) forgive(err error, resource, missing string) error {
+	if err != nil {
+		r.unread = append(r.unread, resource)
+	}
 	switch {
 	case apierrors.IsForbidden(err):
 		r.notes = append(r.notes, fmt.Sprintf("You may not list %s: %s. Ask for the verb list on them.", resource, missing))
@@ -174,25 +177,29 @@ func custom[T any](ctx context.Context, r *reader, plural string) ([]T, error) {
 // ownPath is where the API server has one of Tessera's own kinds.
 func ownPath(plural string) string { return "/apis/" + v1alpha1.GroupVersion.String() + "/" + plural }
 
-// model reads all that the model is made of. Pods are read only if their phases are
-// wanted. Without all claims nothing is known of what fits.
-func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
-	var o view.Objects
-	var err error
+// objects reads all that the model is made of but pods, and reports whether the claims
+// are all.
+func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, all bool, err error) {
 	if o.Slices, err = r.slices(ctx, gpu.DriverName); err != nil {
-		return view.Cluster{}, err
+		return o, false, err
 	}
 	if o.TaintRules, err = r.taintRules(ctx); err != nil {
-		return view.Cluster{}, err
+		return o, false, err
 	}
-	var all bool
 	if o.Claims, all, err = r.claims(ctx, namespace); err != nil {
-		return view.Cluster{}, err
+		return o, false, err
 	}
 	if o.Inventories, err = r.inventories(ctx); err != nil {
-		return view.Cluster{}, err
+		return o, false, err
 	}
-	if o.Policies, err = r.policies(ctx); err != nil {
+	o.Policies, err = r.policies(ctx)
+	return o, all, err
+}
+
+// model reads the model. Pods are read only if their phases are wanted.
+func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
+	o, all, err := r.objects(ctx, namespace)
+	if err != nil {
 		return view.Cluster{}, err
 	}
 	if phases {
@@ -200,6 +207,11 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 			return view.Cluster{}, err
 		}
 	}
+	return build(o, all), nil
+}
+
+// build makes the model. Without all claims nothing is known of what fits.
+func build(o view.Objects, all bool) view.Cluster {
 	c := view.Build(o)
 	if !all {
 		for i := range c.Nodes {
@@ -208,7 +220,7 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 			}
 		}
 	}
-	return c, nil
+	return c
 }
 
 // tell writes the notes, each once.

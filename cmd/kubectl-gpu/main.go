@@ -1,5 +1,6 @@
 // Command kubectl-gpu is the kubectl plugin `kubectl gpu`: it shows who has which part
-// of which GPU, what else fits, and why a pod waits. It only reads.
+// of which GPU, what else fits, why a pod waits, and what is wrong. Only drain changes
+// something.
 package main
 
 import (
@@ -18,18 +19,23 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// errNo is an answer, not a failure: it makes the exit status 1.
-var errNo = errors.New("no")
+// Answers, not failures: they make the exit statuses 1 and 3.
+var (
+	errNo       = errors.New("no")
+	errWarnings = errors.New("warnings")
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	streams := genericclioptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
 	stop()
-	if errors.Is(err, errNo) {
+	switch {
+	case errors.Is(err, errNo):
 		os.Exit(1)
-	}
-	if err != nil {
+	case errors.Is(err, errWarnings):
+		os.Exit(3)
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "kubectl gpu:", err)
 		os.Exit(2)
 	}
@@ -67,12 +73,15 @@ func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
 		Use:   "kubectl-gpu",
 		Short: "Show who has which part of which GPU, what else fits, and why a pod waits",
 		Long: `Show who has which part of which GPU of a cluster with Tessera, what else fits,
-and why a pod waits. It reads with the rights of your kubeconfig, and changes nothing.
-What you may not read is named, and the rest is shown.`,
+why a pod waits, and what is wrong. It works with the rights of your kubeconfig, and
+only drain changes something. What you may not read is named, and the rest is shown.`,
 		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
   kubectl gpu fits 3g.40gb         # where, and how many
   kubectl gpu why my-pod -n team   # the reason, and what would change it
   kubectl gpu get -o wide          # a row for each device that a claim has
+  kubectl gpu doctor               # what is wrong on any node
+  kubectl gpu policy shares        # what a SharingPolicy does
+  kubectl gpu drain node-3/0 --dry-run
   kubectl gpu web                  # the map as a page in the browser`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
@@ -80,7 +89,7 @@ What you may not read is named, and the rest is shown.`,
 	cmd.SetOut(streams.Out)
 	cmd.SetErr(streams.ErrOut)
 	o.flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), webCommand(o))
+	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), webCommand(o))
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,9 +14,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
@@ -34,6 +37,8 @@ type server struct {
 	forbidden []string
 	// pages counts requests with a continue token.
 	pages int
+	// written are the requests that change something.
+	written []string
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -45,12 +50,14 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, reason metav1.StatusReason) {
 		reply(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: reason, Code: int32(code), Message: r.URL.Path})
 	}
-	if slices.Contains(s.forbidden, r.URL.Path) {
+	if slices.Contains(s.forbidden, r.URL.Path) || slices.Contains(s.forbidden, r.Method+" "+r.URL.Path) {
 		refuse(http.StatusForbidden, metav1.StatusReasonForbidden)
 		return
 	}
 	items, ok := s.items[r.URL.Path]
 	switch {
+	case r.Method != http.MethodGet:
+		s.write(w, r, reply)
 	case r.URL.Path == "/version":
 		reply(http.StatusOK, map[string]string{"major": "1", "minor": "37", "gitVersion": "v1.37.1"})
 	case !ok:
@@ -63,6 +70,27 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items})
 	}
+}
+
+// write answers with the object that is written, stores nothing, and remembers the
+// request.
+func (s *server) write(w http.ResponseWriter, r *http.Request, reply func(int, any)) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	var object any = map[string]any{} // of a request without a body
+	if json.Valid(body) {
+		object = json.RawMessage(body)
+	}
+	if known, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil); err == nil {
+		object = known // it came as protobuf
+	}
+	if r.URL.Query().Get("dryRun") == "" {
+		s.written = append(s.written, r.Method+" "+r.URL.Path)
+	}
+	reply(http.StatusOK, object)
 }
 
 const resources, own = "/apis/resource.k8s.io/v1/", "/apis/gpu.tessera.dev/v1alpha1/"
@@ -158,6 +186,35 @@ func TestOutput(t *testing.T) {
 		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},
 		"fits-misspelt":   {in: misspelt, args: []string{"fits", "-f", "-"}},
 		"fits-forbidden":  {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
+		"doctor":          {args: []string{"doctor"}, change: ill},
+		"doctor-healthy":  {args: []string{"doctor"}, change: healthy},
+		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *server) {
+			healthy(s)
+			s.forbidden = []string{"/api/v1/pods", own + "sharingpolicies"}
+		}},
+		"doctor-no-tessera": {args: []string{"doctor"}, change: func(s *server) {
+			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}}
+		}},
+		"policy":                  {args: []string{"policy"}, change: shared},
+		"policy-one":              {args: []string{"policy", "shares"}, change: shared},
+		"policy-none":             {args: []string{"policy", "shares"}},
+		"policy-forbidden":        {args: []string{"policy"}, change: func(s *server) { shared(s); s.forbidden = []string{own + "sharingpolicies"} }},
+		"policy-dry-run":          {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}},
+		"policy-dry-run-lost":     {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: shared},
+		"policy-dry-run-misspelt": {in: strings.Replace(shares, "shares: 4", "share: 4", 1), args: []string{"policy", "--dry-run", "-f", "-"}},
+		"policy-dry-run-selector": {in: strings.Replace(shares, "index < 2", "indx(2)", 1), args: []string{"policy", "--dry-run", "-f", "-"}},
+		"policy-dry-run-forbidden": {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *server) {
+			s.forbidden = []string{"POST " + own + "sharingpolicies", "POST " + resources + "resourceslices"}
+		}},
+		"policy-dry-run-claims": {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *server) {
+			s.forbidden = []string{resources + "resourceclaims", resources + "namespaces/default/resourceclaims"}
+		}},
+		"drain-dry-run":   {args: []string{"drain", "node/1", "--dry-run"}, change: taint},
+		"drain-node":      {args: []string{"drain", "node", "--dry-run"}, change: taint},
+		"drain-no-rules":  {args: []string{"drain", "node/1", "--dry-run"}},
+		"drain-no-gpu":    {args: []string{"drain", "node/7", "--dry-run"}, change: taint},
+		"drain-pipe":      {args: []string{"drain", "node/1"}, change: taint},
+		"drain-forbidden": {args: []string{"drain", "node/1", "--yes"}, change: func(s *server) { taint(s); s.forbidden = []string{"POST " + resources + "devicetaintrules"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := cluster(t)
@@ -176,6 +233,83 @@ func taint(s *server) {
 	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
 	r.Spec.Taint = resourceapi.DeviceTaint{Key: "example.com/board", Value: "loose", Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	s.items[resources+"devicetaintrules"] = []any{r}
+}
+
+// shares is a policy that takes two GPUs, of which claims have partitions.
+const shares = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: shares}, spec: {gpuSelector: 'device.attributes["gpu.nvidia.com"].index < 2', plan: {mps: {shares: 4}}}}`
+
+// shared has two policies, one of which takes precedence over shares on one GPU.
+func shared(s *server) {
+	all := v1alpha1.SharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "first"}}
+	all.Spec.Priority, all.Spec.GPUSelector = 10, `device.attributes["gpu.nvidia.com"].index == 0`
+	all.Spec.Plan.Exclusive = &v1alpha1.ExclusivePlan{}
+	mine := v1alpha1.SharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "shares", Generation: 2}}
+	mine.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "shared"}}
+	mine.Spec.Plan.MPS = &v1alpha1.MPSPlan{Shares: new(int32(4))}
+	mine.Status = v1alpha1.SharingPolicyStatus{
+		ObservedGeneration: 2, Nodes: 1, GPUs: 1, WaitingDevices: 1,
+		Served:    []v1alpha1.ServedNode{{Node: "node", GPUs: []string{"gpu-00000001"}}},
+		Conflicts: []v1alpha1.PolicyConflict{{Policy: "first", GPUs: 1}},
+		Waiting:   []v1alpha1.WaitingDevice{{Node: "node", Device: "gpu-00000001-mig-1g10gb-0", Claim: "lab/notebook"}},
+		Conditions: []metav1.Condition{
+			{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted},
+			{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting, Message: "1 device waits for its claim."},
+		},
+	}
+	s.items[own+"sharingpolicies"] = []any{all, mine}
+}
+
+// healthy has nothing that is wrong: its plugin runs, and no GPU has a condition.
+func healthy(s *server) {
+	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Registered"}}
+	inv.Status.GPUs[2].Conditions = nil
+	s.items[own+"gpuinventories"] = []any{inv}
+	s.items["/api/v1/pods"] = []any{program("tessera-node-x7k2p", "node", inv.Name, true)}
+}
+
+// ill has something wrong of each kind.
+func ill(s *server) {
+	healthy(s)
+	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	inv.Status.GPUs[2].Conditions = []v1alpha1.GPUCondition{
+		{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: "XID 95: the driver asks for a reset"},
+		{Type: string(gpu.NVLinkDown), Status: metav1.ConditionTrue, Message: "1 of 18 links is down"},
+	}
+	inv.Status.DoubleAllocation = &v1alpha1.DoubleAllocation{
+		Refused: v1alpha1.AllocatedDevice{Namespace: "team", Name: "late", Device: "gpu-00000001-mig-1g10gb-0"},
+		Holder:  v1alpha1.AllocatedDevice{Namespace: "lab", Name: "notebook", Device: "gpu-00000001-mig-3g40gb-0"}, Confirmed: true,
+	}
+	silent := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "quiet"}}
+	silent.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPluginSilent, Message: "The plugin hasn't answered for 2m0s."}}
+	s.items[own+"gpuinventories"] = []any{inv, silent}
+	policy := func(name, condition string, reason, message string) any {
+		p := v1alpha1.SharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		p.Status.Conditions = []metav1.Condition{{Type: condition, Status: metav1.ConditionFalse, Reason: reason, Message: message}}
+		return p
+	}
+	s.items[own+"sharingpolicies"] = []any{
+		policy("shares", v1alpha1.ConditionApplied, v1alpha1.ReasonWaiting, "1 device waits for its claim."),
+		policy("typo", v1alpha1.ConditionAccepted, v1alpha1.ReasonInvalid, "spec.gpuSelector: undeclared reference to 'devise'."),
+	}
+	s.items["/api/v1/pods"] = append(s.items["/api/v1/pods"], program("tessera-mps-9q2lm", "mps", inv.Name, false))
+	gone := claim("team", "forgotten", "", "gpu-0000000a")
+	gone.Status.Allocation.Devices.Results[0].Pool = "scrapped"
+	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], gone)
+}
+
+// program is one of Tessera's own pods.
+func program(name, component, node string, ready bool) corev1.Pod {
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "tessera-system", Name: name, Labels: map[string]string{componentLabel: component}}}
+	p.Spec.NodeName, p.Status.Phase = node, corev1.PodRunning
+	if ready {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	} else {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "mps-supervisor", State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s restarting failed container"},
+		}}}
+	}
+	return p
 }
 
 func compare(t *testing.T, name, got string) {
@@ -223,5 +357,35 @@ func TestPages(t *testing.T) {
 	run(t, s, screen{width: 80}, "", "map")
 	if s.pages < 2 {
 		t.Errorf("%d further pages were asked for, want those of slices and claims", s.pages)
+	}
+}
+
+// TestDrain: a drain without questions makes the rules of one GPU, sets their effect
+// and, undone, deletes them; those of other GPUs and of admins stay.
+func TestDrain(t *testing.T) {
+	s := cluster(t)
+	taint(s)
+	run(t, s, screen{}, "", "drain", "node/0", "--yes")
+	made := s.written
+	if len(made) == 0 || slices.ContainsFunc(made, func(w string) bool { return w != "POST "+resources+"devicetaintrules" }) {
+		t.Errorf("written: %v", made)
+	}
+	rule := func(name, device string) resourceapi.DeviceTaintRule {
+		pool := "node"
+		r := resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{drainKey: ""}}}
+		r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool, Device: &device}
+		return r
+	}
+	s.items[resources+"devicetaintrules"] = []any{rule("mine", "gpu-00000001-mig-1g10gb-0"), rule("whole", "gpu-00000001"), rule("other", "gpu-00000002"), s.items[resources+"devicetaintrules"][0]}
+	s.written = nil
+	run(t, s, screen{}, "", "drain", "node/0", "--yes")
+	updated := slices.DeleteFunc(s.written, func(w string) bool { return !strings.HasPrefix(w, http.MethodPut) })
+	s.written = nil
+	run(t, s, screen{}, "", "drain", "node/0", "--undo")
+	for verb, got := range map[string][]string{http.MethodPut: updated, http.MethodDelete: s.written} {
+		want := []string{verb + " " + resources + "devicetaintrules/mine", verb + " " + resources + "devicetaintrules/whole"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
 	}
 }

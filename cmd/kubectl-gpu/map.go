@@ -127,7 +127,7 @@ func (d drawing) gpu(g view.GPU) {
 	}
 	for _, t := range g.Taints {
 		if !told[t.Value] {
-			fmt.Fprintln(d.w, "     "+d.red(fmt.Sprintf("! taint %s=%s:%s", t.Key, t.Value, t.Effect)))
+			fmt.Fprintln(d.w, "     "+d.red(fmt.Sprintf("! taint %s:%s", strings.TrimSuffix(t.Key+"="+t.Value, "="), t.Effect)))
 		}
 	}
 }

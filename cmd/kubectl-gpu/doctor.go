@@ -1,0 +1,267 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+)
+
+// Labels of Tessera's own pods, as the chart sets them.
+const (
+	programs       = "app.kubernetes.io/name=tessera"
+	componentLabel = "app.kubernetes.io/component"
+	nodeComponent  = "node"
+)
+
+// diagnosis is what the doctor prints.
+type diagnosis struct {
+	Nodes int `json:"nodes"`
+	// Examined are the nodes whose plugins were asked for their own findings.
+	Examined int       `json:"examined"`
+	Findings []finding `json:"findings"`
+	// Unknown are sentences about what couldn't be looked at.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+func doctorCommand(o *options) *cobra.Command {
+	var exec bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong with GPUs, nodes, policies and Tessera's own pods",
+		Long: `Look at all nodes at once, and say what is wrong and what to do: conditions of GPUs,
+plugins that don't answer, other drivers, silicon that was allocated twice, nodes
+without ResourceSlices, policies that are refused or not applied, devices that wait for
+claims, claims on nodes that are gone, and pods of Tessera that aren't ready.
+
+With --exec it also runs kubelet-plugin doctor in the plugin's pod of each node, which
+compares journal, CDI files, MIG instances and MPS daemons there. That takes the verb
+create on pods/exec, and up to half a minute where pods start or end.
+
+  trouble    somebody has to act; the exit status is 1
+  warning    may become trouble, or less than somebody wanted; if there is nothing worse
+             the exit status is 3, also where something couldn't be looked at
+  leftover   unused, and removed automatically
+  note       for information
+
+The exit status is 0 if there is nothing worse than a leftover, and 2 if nothing could
+be found out.`,
+		Example: `  kubectl gpu doctor
+  kubectl gpu doctor --exec
+  kubectl gpu doctor -o json | jq -r '.findings[] | select(.level == "trouble") | .what'`,
+		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			return o.doctor(cmd.Context(), exec)
+		},
+	}
+	cmd.Flags().BoolVar(&exec, "exec", false, "run kubelet-plugin doctor in the plugin's pod of each node, too")
+	o.addOutput(cmd, "json or yaml")
+	return cmd
+}
+
+func (o *options) doctor(ctx context.Context, exec bool) error {
+	r, err := o.reader()
+	if err != nil {
+		return err
+	}
+	p := new(patient)
+	if p.Objects, _, err = r.objects(ctx, o.currentNamespace()); err != nil {
+		return err
+	}
+	p.programs, err = r.programs(ctx)
+	p.known = err == nil
+	if err := r.forgive(err, "pods", "whether Tessera's own pods are ready isn't known"); err != nil {
+		return err
+	}
+	if len(p.Inventories) == 0 && len(p.programs) == 0 && !slices.ContainsFunc(r.notes, func(n string) bool { return strings.HasPrefix(n, "You may not") }) {
+		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there (docs/howto.md)")
+	}
+	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
+	if exec {
+		found, asked := o.examineNodes(ctx, r, p.programs)
+		d.Findings, d.Examined = append(d.Findings, found...), asked
+		sortFindings(d.Findings)
+	}
+	d.Unknown = slices.Compact(r.notes)
+	if o.output == "" {
+		o.writeDiagnosis(d)
+		return d.verdict()
+	}
+	return cmp.Or(write(o.Out, o.output, d), d.verdict())
+}
+
+// verdict is the error that makes the exit status.
+func (d *diagnosis) verdict() error {
+	has := func(l severity) bool {
+		return slices.ContainsFunc(d.Findings, func(f finding) bool { return f.Level == l })
+	}
+	switch {
+	case has(trouble):
+		return errNo
+	case has(warning) || len(d.Unknown) > 0:
+		return errWarnings
+	}
+	return nil
+}
+
+func (o *options) writeDiagnosis(d diagnosis) {
+	paint := drawing{o.Out, o.screen}
+	counts := make(map[severity]int)
+	for _, f := range d.Findings {
+		counts[f.Level]++
+		head := fmt.Sprintf("%-9s", strings.ToUpper(string(f.Level)))
+		if f.Level == trouble {
+			head = paint.red(head)
+		}
+		var about []string
+		for _, s := range []string{f.Node, f.Subject} {
+			if s != "" {
+				about = append(about, s)
+			}
+		}
+		fmt.Fprintf(o.Out, "%s %s: %s\n", head, strings.Join(about, ", "), f.What)
+		if f.Do != "" {
+			fmt.Fprintf(o.Out, "          do: %s\n", f.Do)
+		}
+	}
+	for _, n := range d.Unknown {
+		fmt.Fprintln(o.Out, "UNKNOWN   "+n)
+	}
+	fmt.Fprintf(o.Out, "%s: ", count(d.Nodes, "node"))
+	switch {
+	case len(d.Findings) == 0 && len(d.Unknown) == 0:
+		fmt.Fprintln(o.Out, "nothing is wrong.")
+	case len(d.Findings) == 0:
+		fmt.Fprintln(o.Out, "nothing is wrong with what could be looked at.")
+	default:
+		fmt.Fprintf(o.Out, "%d trouble, %s, %s, %s.\n", counts[trouble], count(counts[warning], "warning"), count(counts[leftover], "leftover"), count(counts[note], "note"))
+	}
+	if d.Examined > 0 {
+		fmt.Fprintf(o.Out, "The plugins of %s looked at their own state.\n", count(d.Examined, "node"))
+	}
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// programs are Tessera's own pods.
+func (r *reader) programs(ctx context.Context) ([]corev1.Pod, error) {
+	return list(ctx, func(ctx context.Context, l metav1.ListOptions) (*corev1.PodList, error) {
+		l.LabelSelector = programs
+		return r.kube.CoreV1().Pods("").List(ctx, l)
+	}, func(l *corev1.PodList) []corev1.Pod { return l.Items })
+}
+
+// report is what kubelet-plugin doctor -o json prints.
+type report struct {
+	Findings []struct {
+		Level                                     severity
+		Check, What, Do, Claim, GPU, Device, Path string
+	}
+}
+
+// maxExamined is how many plugins are asked at a time.
+const maxExamined = 16
+
+// examineNodes runs the doctors of the plugins, and counts those that answered. Plugins
+// that don't are noted.
+func (o *options) examineNodes(ctx context.Context, r *reader, programs []corev1.Pod) (out []finding, asked int) {
+	found := make([][]finding, len(programs))
+	errs := make([]error, len(programs))
+	group := new(errgroup.Group)
+	group.SetLimit(maxExamined)
+	for i := range programs {
+		p := &programs[i]
+		if p.Labels[componentLabel] != nodeComponent || p.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		asked++
+		group.Go(func() error {
+			found[i], errs[i] = o.examineNode(ctx, r, p)
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are by pod
+	for i, err := range errs {
+		out = append(out, found[i]...)
+		if err == nil {
+			continue
+		}
+		asked--
+		if apierrors.IsForbidden(err) {
+			r.notes = append(r.notes, fmt.Sprintf("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", programs[i].Namespace))
+			continue
+		}
+		r.notes = append(r.notes, fmt.Sprintf("The plugin of %s didn't answer: %v.", programs[i].Spec.NodeName, err))
+	}
+	return out, asked
+}
+
+// examineNode runs the doctor of one plugin.
+func (o *options) examineNode(ctx context.Context, r *reader, p *corev1.Pod) ([]finding, error) {
+	cfg, err := o.flags.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	request := r.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
+		Container: "kubelet-plugin", Command: []string{"kubelet-plugin", "doctor", "-o", "json"}, Stdout: true, Stderr: true,
+	}, scheme.ParameterCodec)
+	executor, err := remotecommand.NewWebSocketExecutor(cfg, "GET", request.URL().String())
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &limited{&stdout}, Stderr: &limited{&stderr}})
+	var answer report
+	if decoded := json.Unmarshal(stdout.Bytes(), &answer); decoded != nil {
+		if err == nil {
+			err = decoded
+		}
+		if said := strings.TrimSpace(stderr.String()); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, err
+	}
+	var out []finding
+	for _, f := range answer.Findings {
+		about := ""
+		for _, s := range []string{f.Claim, f.Device, f.GPU, f.Path} {
+			if about == "" {
+				about = s
+			}
+		}
+		out = append(out, finding{Level: f.Level, Check: f.Check, Node: p.Spec.NodeName, Subject: about, What: f.What, Do: f.Do})
+	}
+	return out, nil
+}
+
+// limited keeps a broken plugin from filling the memory.
+type limited struct{ io.Writer }
+
+// Write implements io.Writer.
+func (l *limited) Write(p []byte) (int, error) {
+	if b, ok := l.Writer.(*bytes.Buffer); ok && b.Len() > maxFile {
+		return 0, errors.New("the answer is too long")
+	}
+	return l.Writer.Write(p)
+}

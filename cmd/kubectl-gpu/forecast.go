@@ -1,0 +1,341 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/policy"
+)
+
+// planning is what a forecast follows from.
+type planning struct {
+	nodes         []corev1.Node
+	inventories   []v1alpha1.GPUInventory
+	claims        []resourceapi.ResourceClaim
+	before, after []policy.Policy
+	server        publish.Abilities
+}
+
+// forecast is what a policy would do.
+type forecast struct {
+	Policy string `json:"policy"`
+	Plan   string `json:"plan"`
+	// GPUs that the policy would have.
+	GPUs int `json:"gpus"`
+	// Lost counts the GPUs that the policy selects and others have, by policy.
+	Lost map[string]int `json:"lost,omitempty"`
+	// Nodes on which something would be different, or the policy would have GPUs.
+	Nodes []nodeForecast `json:"nodes"`
+}
+
+type nodeForecast struct {
+	Node string        `json:"node"`
+	GPUs []gpuForecast `json:"gpus"`
+}
+
+// gpuForecast is what would become of a GPU.
+type gpuForecast struct {
+	Index  int    `json:"index"`
+	Device string `json:"device"`
+	Model  string `json:"model"`
+	// Before and After are the policies that have it; empty: none.
+	Before string `json:"before,omitempty"`
+	After  string `json:"after,omitempty"`
+	// Come and Go are the devices that would be offered, and no longer be offered, once
+	// the claims that have leftovers have ended.
+	Come []kindCount `json:"come,omitempty"`
+	Go   []kindCount `json:"go,omitempty"`
+	// Leftovers are devices that stay until their claims end, and that no other claim
+	// gets.
+	Leftovers []leftoverDevice `json:"leftovers,omitempty"`
+	Problems  []string         `json:"problems,omitempty"`
+}
+
+type kindCount struct {
+	Kind  string `json:"kind"`
+	Count int    `json:"count"`
+}
+
+type leftoverDevice struct {
+	Device string   `json:"device"`
+	Claims []string `json:"claims"`
+}
+
+// forecast compares the offers with and without the policy.
+func (p planning) forecast(name string) forecast {
+	out := forecast{Policy: name, Lost: make(map[string]int), Nodes: []nodeForecast{}}
+	byNode := make(map[string]labels.Set, len(p.nodes))
+	for i := range p.nodes {
+		byNode[p.nodes[i].Name] = p.nodes[i].Labels
+	}
+	for i := range p.inventories {
+		inv := &p.inventories[i]
+		set, known := byNode[inv.Name]
+		if !known {
+			continue // the controller decides nothing for it either
+		}
+		n := nodeForecast{Node: inv.Name}
+		for _, g := range p.node(inv, set, name, out.Lost) {
+			if g.After == name {
+				out.GPUs++
+			}
+			n.GPUs = append(n.GPUs, g)
+		}
+		if len(n.GPUs) > 0 {
+			out.Nodes = append(out.Nodes, n)
+		}
+	}
+	return out
+}
+
+// offers are what policies make of a node's GPUs.
+type offers struct {
+	verdicts map[gpu.UUID]policy.Verdict
+	all      []offer.GPU
+}
+
+func (o offers) of(uuid gpu.UUID) offer.GPU {
+	if i := slices.IndexFunc(o.all, func(g offer.GPU) bool { return g.UUID == uuid }); i >= 0 {
+		return o.all[i]
+	}
+	return offer.GPU{}
+}
+
+func (p planning) offers(n gpu.Node, set labels.Set, policies []policy.Policy, allocated []gpu.DeviceName) offers {
+	out := offers{verdicts: make(map[gpu.UUID]policy.Verdict)}
+	plans := make(map[gpu.UUID]v1alpha1.Plan)
+	for _, g := range n.GPUs {
+		v := policy.Decide(policies, set, offer.Whole(n, g))
+		out.verdicts[g.UUID], plans[g.UUID] = v, v.Plan
+	}
+	out.all = offer.Build(n, plans, allocated, p.server.ForOffers())
+	return out
+}
+
+// node forecasts the GPUs of a node that the policy has, had, or changes otherwise.
+func (p planning) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, lost map[string]int) []gpuForecast {
+	n := inventory.Node(inv)
+	holders := p.holders(inv.Name)
+	allocated := slices.Collect(maps.Keys(holders))
+	before, after := p.offers(n, set, p.before, allocated), p.offers(n, set, p.after, allocated)
+	finally := p.offers(n, set, p.after, nil)
+	var out []gpuForecast
+	for _, g := range n.GPUs {
+		was, is, offered := before.verdicts[g.UUID], after.verdicts[g.UUID], after.of(g.UUID)
+		if slices.Contains(is.Lost, name) {
+			lost[is.Policy]++
+		}
+		f := gpuForecast{Index: g.Index, Device: string(offered.Name), Model: g.Model.ProductName, Before: was.Policy, After: is.Policy}
+		switch err := is.Failed[name]; {
+		case err != nil:
+			f.Problems = append(f.Problems, fmt.Sprintf("It isn't selected, because spec.gpuSelector fails on it: %v.", err))
+		case is.Policy == name:
+			f.Problems = problems(offered, after.all, n)
+		case was.Policy != name:
+			continue
+		}
+		f.Come, f.Go = differences(kinds(before.of(g.UUID)), kinds(finally.of(g.UUID)))
+		for _, d := range offered.Leftover {
+			f.Leftovers = append(f.Leftovers, leftoverDevice{Device: string(d), Claims: holders[d]})
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// problems are the parts of the plan that can't be carried out on a GPU.
+func problems(o offer.GPU, all []offer.GPU, n gpu.Node) []string {
+	out := slices.Clone(o.Problems)
+	if o.WithoutWhole != "" {
+		out = append(out, o.WithoutWhole)
+	}
+	if len(o.Missing) > 0 {
+		out = append(out, "The GPU hasn't the profile "+strings.Join(o.Missing, ", ")+".")
+	}
+	for _, w := range offer.Withheld(n, all) {
+		if w.UUID == o.UUID {
+			out = append(out, "New claims don't get all of it: "+w.Reason+".")
+		}
+	}
+	return out
+}
+
+// holders are the claims that have each of the node's devices.
+func (p planning) holders(node string) map[gpu.DeviceName][]string {
+	out := make(map[gpu.DeviceName][]string)
+	for i := range p.claims {
+		c := &p.claims[i]
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if r.Driver == gpu.DriverName && r.Pool == node && (r.AdminAccess == nil || !*r.AdminAccess) {
+				out[gpu.DeviceName(r.Device)] = append(out[gpu.DeviceName(r.Device)], c.Namespace+"/"+c.Name)
+			}
+		}
+	}
+	return out
+}
+
+// kinds counts the devices of an offer that new claims can have, in the offer's order.
+func kinds(o offer.GPU) []kindCount {
+	var out []kindCount
+	for i := range o.Devices {
+		d := &o.Devices[i]
+		if slices.Contains(o.Leftover, gpu.DeviceName(d.Name)) {
+			continue
+		}
+		kind := kindOf(d)
+		k := slices.IndexFunc(out, func(c kindCount) bool { return c.Kind == kind })
+		if k < 0 {
+			k, out = len(out), append(out, kindCount{Kind: kind})
+		}
+		out[k].Count++
+	}
+	return out
+}
+
+// kindOf names a device: "gpu", "mig 3g.40gb", "mps 20Gi".
+func kindOf(d *resourceapi.Device) string {
+	out := ""
+	for _, name := range []resourceapi.QualifiedName{"type", "profile"} {
+		if s := d.Attributes[name].StringValue; s != nil {
+			out = strings.TrimSpace(out + " " + *s)
+		}
+	}
+	several := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+	if c, ok := d.Capacity[gpu.MemoryCapacity]; ok && strings.HasPrefix(out, gpu.TypeMPS) && !several {
+		out += " " + gibibytes(c.Value.Value())
+	}
+	if several {
+		out += " (for several claims)"
+	}
+	return out
+}
+
+// differences are the kinds of which there are more, and of which there are fewer.
+func differences(before, after []kindCount) (come, gone []kindCount) {
+	more := func(all, other []kindCount) []kindCount {
+		var out []kindCount
+		for _, c := range all {
+			if i := slices.IndexFunc(other, func(o kindCount) bool { return o.Kind == c.Kind }); i >= 0 {
+				c.Count -= other[i].Count
+			}
+			if c.Count > 0 {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	return more(after, before), more(before, after)
+}
+
+// print writes the forecast. Nodes of which the same is to be said are one paragraph,
+// and so are GPUs.
+func (f forecast) print(out io.Writer) {
+	var nodes int
+	for _, n := range f.Nodes {
+		if slices.ContainsFunc(n.GPUs, func(g gpuForecast) bool { return g.After == f.Policy }) {
+			nodes++
+		}
+	}
+	fmt.Fprintf(out, "SharingPolicy %s (%s) would have %s on %s.\n", f.Policy, f.Plan, count(f.GPUs, "GPU"), count(nodes, "node"))
+	for _, p := range slices.Sorted(maps.Keys(f.Lost)) {
+		fmt.Fprintf(out, "%s that it selects would be under %s, which takes precedence.\n", count(f.Lost[p], "GPU"), p)
+	}
+	var texts []string
+	names := make(map[string][]string)
+	for _, n := range f.Nodes {
+		text := n.text()
+		if names[text] == nil {
+			texts = append(texts, text)
+		}
+		names[text] = append(names[text], n.Node)
+	}
+	for _, text := range texts {
+		fmt.Fprintf(out, "%s\n%s", some(names[text], "nodes"), text)
+	}
+}
+
+// some names the first few.
+func some(names []string, what string) string {
+	const few = 4
+	if len(names) <= few {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s, … (%d %s)", strings.Join(names[:few], ", "), len(names), what)
+}
+
+func (n nodeForecast) text() string {
+	var out strings.Builder
+	var texts []string
+	indexes := make(map[string][]string)
+	for _, g := range n.GPUs {
+		text := g.text()
+		if indexes[text] == nil {
+			texts = append(texts, text)
+		}
+		indexes[text] = append(indexes[text], fmt.Sprint(g.Index))
+	}
+	for _, text := range texts {
+		word := "GPU"
+		if len(indexes[text]) > 1 {
+			word = "GPUs"
+		}
+		fmt.Fprintf(&out, "  %s %s%s", word, strings.Join(indexes[text], ", "), text)
+	}
+	return out.String()
+}
+
+// text is what is to be said of a GPU, behind its index.
+func (g gpuForecast) text() string {
+	var out strings.Builder
+	under := func(p string) string {
+		if p == "" {
+			return "no policy"
+		}
+		return p
+	}
+	fmt.Fprintf(&out, ": %s, ", g.Model)
+	if g.Before == g.After {
+		fmt.Fprintf(&out, "under %s as now\n", under(g.After))
+	} else {
+		fmt.Fprintf(&out, "now under %s, then under %s\n", under(g.Before), under(g.After))
+	}
+	line := func(sign string, all []kindCount) {
+		var parts []string
+		for _, c := range all {
+			parts = append(parts, fmt.Sprintf("%d× %s", c.Count, c.Kind))
+		}
+		if len(parts) > 0 {
+			fmt.Fprintf(&out, "    %s %s\n", sign, strings.Join(parts, ", "))
+		}
+	}
+	line("+", g.Come)
+	line("-", g.Go)
+	if len(g.Come)+len(g.Go) == 0 {
+		fmt.Fprintln(&out, "    the same devices as now")
+	}
+	if len(g.Leftovers) > 0 {
+		fmt.Fprintf(&out, "    until these claims end, less than that is offered:\n")
+	}
+	for _, d := range g.Leftovers {
+		fmt.Fprintf(&out, "      %s has %s\n", strings.Join(d.Claims, ", "), d.Device)
+	}
+	for _, p := range g.Problems {
+		fmt.Fprintf(&out, "    problem: %s\n", p)
+	}
+	return out.String()
+}

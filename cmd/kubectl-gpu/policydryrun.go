@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	stdjson "encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/json"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/rule"
+	"github.com/tessera-dra/tessera/pkg/policy"
+)
+
+// readPolicy reads the SharingPolicy of a file. It refuses unknown fields.
+func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	raw, err := io.ReadAll(io.LimitReader(in, maxFile))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	plain, err := sigsyaml.YAMLToJSONStrict(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	var kind metav1.TypeMeta
+	if err := json.UnmarshalCaseSensitivePreserveInts(plain, &kind); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if kind.Kind != "SharingPolicy" || kind.APIVersion != v1alpha1.GroupVersion.String() {
+		return nil, fmt.Errorf("%s has apiVersion %q and kind %q: want one SharingPolicy of %s", file, kind.APIVersion, kind.Kind, v1alpha1.GroupVersion)
+	}
+	p := new(v1alpha1.SharingPolicy)
+	strict, err := json.UnmarshalStrict(plain, p)
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if p.Name == "" {
+		return nil, fmt.Errorf("%s: metadata.name: the SharingPolicy has no name", file)
+	}
+	return p, nil
+}
+
+// policyDryRun says what a policy would do.
+func (o *options) policyDryRun(ctx context.Context, file string) error {
+	p, err := readPolicy(file, o.In)
+	if err != nil {
+		return err
+	}
+	r, err := o.reader()
+	if err != nil {
+		return err
+	}
+	in, before, err := r.planning(ctx, o.currentNamespace())
+	if err != nil {
+		return err
+	}
+	if err := r.checkPolicy(ctx, p, before); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if in.server, err = r.abilities(ctx); err != nil {
+		return err
+	}
+	defer r.tell(o.ErrOut)
+	after := append(slices.DeleteFunc(slices.Clone(before), func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p)
+	if in.before, err = rules(ctx, before, ""); err != nil {
+		return err
+	}
+	if in.after, err = rules(ctx, after, p.Name); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	f := in.forecast(p.Name)
+	f.Plan = planText(p.Spec.Plan)
+	if slices.ContainsFunc(in.inventories, func(i v1alpha1.GPUInventory) bool {
+		return i.Status.DoubleAllocation != nil && i.Status.DoubleAllocation.Confirmed
+	}) {
+		r.notes = append(r.notes, "Silicon was allocated twice (kubectl gpu doctor): the controller offers less than this until that is resolved.")
+	}
+	if o.output != "" {
+		return write(o.Out, o.output, f)
+	}
+	f.print(o.Out)
+	return nil
+}
+
+// planning reads what a forecast follows from, and the policies. It fails if the user may
+// not read it all: an answer without would be wrong.
+func (r *reader) planning(ctx context.Context, namespace string) (in planning, policies []v1alpha1.SharingPolicy, err error) {
+	if in.nodes, err = r.nodes(ctx); err != nil {
+		return in, nil, err
+	}
+	if in.inventories, err = r.inventories(ctx); err != nil {
+		return in, nil, err
+	}
+	if policies, err = r.policies(ctx); err != nil {
+		return in, nil, err
+	}
+	var all bool
+	if in.claims, all, err = r.claims(ctx, namespace); err != nil {
+		return in, nil, err
+	}
+	if len(r.notes) > 0 || !all {
+		return in, nil, fmt.Errorf("without these nobody can say what the policy would do:\n%s", strings.Join(r.notes, "\n"))
+	}
+	return in, policies, nil
+}
+
+// rules are the policies as the controller takes them: refused ones in their last
+// accepted form. One that is refused is an error if it has the name.
+func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]policy.Policy, error) {
+	var out []policy.Policy
+	for i := range all {
+		s := &all[i]
+		r, err := rule.New(s, v1alpha1.AcceptedForm{Spec: s.Spec}, nil)
+		if err != nil && s.Name == name {
+			return nil, err
+		}
+		if err != nil && s.Status.Accepted != nil {
+			r, err = rule.New(s, *s.Status.Accepted, nil)
+		}
+		if err == nil {
+			out = append(out, r.Ask(ctx))
+		}
+	}
+	return out, nil
+}
+
+// checkPolicy has the API server check the policy, which isn't stored, and sets the
+// defaults. If the policy is there already, its age stays.
+func (r *reader) checkPolicy(ctx context.Context, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
+	p.Spec.SetDefaults()
+	p.CreationTimestamp, p.Status = metav1.Now(), v1alpha1.SharingPolicyStatus{}
+	verb, request, path := "create", (*rest.Request)(nil), ownPath("sharingpolicies")
+	if i := slices.IndexFunc(before, func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }); i >= 0 {
+		p.UID, p.ResourceVersion, p.CreationTimestamp = before[i].UID, before[i].ResourceVersion, before[i].CreationTimestamp
+		verb, request = "update", r.kube.CoreV1().RESTClient().Put().AbsPath(path, p.Name)
+	} else {
+		request = r.kube.CoreV1().RESTClient().Post().AbsPath(path)
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
+	if err != nil {
+		return fmt.Errorf("write the policy: %w", err)
+	}
+	delete(object, "status")
+	body, err := stdjson.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("write the policy: %w", err)
+	}
+	err = request.Param("dryRun", metav1.DryRunAll).Param("fieldValidation", metav1.FieldValidationStrict).
+		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx).Error()
+	if apierrors.IsForbidden(err) {
+		r.notes = append(r.notes, fmt.Sprintf("You may not %s sharingpolicies.gpu.tessera.dev: the API server's own checks of the file are missing. Ask for the verb %s on them.", verb, verb))
+		return nil
+	}
+	return err
+}
+
+// abilities are those of the API server and its scheduler, found out as the controller
+// does, by dry runs. A user who may not ask sees what the slices show.
+func (r *reader) abilities(ctx context.Context) (publish.Abilities, error) {
+	asker, err := publish.New(r.resources, r.kube.Discovery())
+	if err != nil {
+		return publish.Abilities{}, err
+	}
+	able, err := asker.Probe(ctx)
+	if err != nil || able.Doubt == "" {
+		return able, err
+	}
+	all, err := r.slices(ctx, "")
+	for i := range all {
+		if len(all[i].Spec.SharedCounters) > 0 && able.Counters == publish.UnknownCounters {
+			able.Counters = publish.SplitCounters // which of the two forms doesn't matter here
+		}
+		for _, d := range all[i].Spec.Devices {
+			if d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations {
+				able.Multiple = publish.Yes
+			}
+		}
+	}
+	r.notes = append(r.notes, "You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. "+
+		"Ask for the verb create on them.")
+	return able, err
+}
