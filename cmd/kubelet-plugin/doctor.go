@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -69,7 +70,7 @@ func doctorCommand() *cobra.Command {
 	}
 	plugin := pflag.NewFlagSet("kubelet-plugin", pflag.ContinueOnError)
 	cfg.AddFlags(plugin)
-	adopt(plugin, commandLine(1))
+	adopt(plugin, pluginOf("/proc", os.Getpid()))
 	for _, name := range []string{"host-root", "driver-root", "data-dir", "cdi-dir", "mps-socket"} {
 		cmd.Flags().AddFlag(plugin.Lookup(name))
 	}
@@ -80,19 +81,30 @@ func doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// commandLine returns the command line of a process; nil if it can't be read.
-func commandLine(pid int) []string {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+// pluginOf returns the command line of the plugin in the container of a process: of the
+// one with the same mount namespace. Nil if there is none.
+func pluginOf(proc string, pid int) []string {
+	own, err := os.Readlink(filepath.Join(proc, strconv.Itoa(pid), "ns/mnt"))
 	if err != nil {
 		return nil
 	}
-	return strings.Split(string(bytes.TrimRight(data, "\x00")), "\x00")
+	processes, _ := filepath.Glob(filepath.Join(proc, "[0-9]*")) // the pattern is right
+	for _, process := range processes {
+		data, err := os.ReadFile(filepath.Join(process, "cmdline"))
+		args := strings.Split(string(bytes.TrimRight(data, "\x00")), "\x00")
+		if err != nil || filepath.Base(args[0]) != "kubelet-plugin" || len(args) > 1 && !strings.HasPrefix(args[1], "-") {
+			continue // another program, or a doctor
+		}
+		if namespace, err := os.Readlink(filepath.Join(process, "ns/mnt")); err == nil && namespace == own {
+			return args
+		}
+	}
+	return nil
 }
 
-// adopt sets the defaults of flags from args if these are the command line of a
-// plugin: in the plugin's pod, that is process 1.
+// adopt sets the defaults of flags from the command line of a plugin, if there is one.
 func adopt(flags *pflag.FlagSet, args []string) {
-	if len(args) == 0 || filepath.Base(args[0]) != "kubelet-plugin" {
+	if len(args) == 0 {
 		return
 	}
 	flags.ParseErrorsAllowlist.UnknownFlags = true

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -11,26 +15,51 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 )
 
-// TestAdopt takes defaults from command lines of process 1.
+// TestAdopt takes defaults from the command line of the plugin in the same container. The
+// doctor, process 9, sees all processes of the host.
 func TestAdopt(t *testing.T) {
+	type process struct {
+		namespace string
+		args      []string
+	}
+	doctorItself := process{"mnt:[2]", []string{"kubelet-plugin", "doctor", "--strict"}}
 	defaults := []string{"/", "", "/var/lib/tessera", "/var/run/cdi"}
 	for name, tc := range map[string]struct {
-		args []string
-		want []string // host root, driver root, data directory, CDI directory
+		processes map[int]process
+		want      []string // host root, driver root, data directory, CDI directory
 	}{
 		"the plugin's pod": {
-			args: []string{"/usr/bin/kubelet-plugin", "--node-name=node-0", "--host-root=/host", "--driver-root=", "--data-dir", "/data", "--cdi-dir=/cdi", "-v=2", "--logging-format=json"},
+			processes: map[int]process{
+				1: {"mnt:[1]", []string{"/sbin/init", "--data-dir=/init"}},
+				2: {"mnt:[2]", []string{"/bin/sh", "--data-dir=/shell"}},
+				3: {"mnt:[3]", []string{"/usr/bin/kubelet-plugin", "--data-dir=/other"}}, // of another node's container
+				5: {"mnt:[2]", []string{"/usr/bin/kubelet-plugin", "--node-name=node-0", "--host-root=/host", "--driver-root=", "--data-dir", "/data", "--cdi-dir=/cdi", "-v=2", "--logging-format=json"}},
+				9: doctorItself,
+			},
 			want: []string{"/host", "", "/data", "/cdi"},
 		},
-		"a host":                 {args: []string{"/sbin/init", "--data-dir=/data"}, want: defaults},
+		"a host": {
+			processes: map[int]process{5: {"mnt:[3]", []string{"/usr/bin/kubelet-plugin", "--data-dir=/data"}}, 9: doctorItself},
+			want:      defaults,
+		},
 		"not readable":           {want: defaults},
-		"a plugin with defaults": {args: []string{"kubelet-plugin"}, want: defaults},
+		"a plugin with defaults": {processes: map[int]process{5: {"mnt:[2]", []string{"kubelet-plugin"}}, 9: doctorItself}, want: defaults},
 	} {
 		t.Run(name, func(t *testing.T) {
+			proc := t.TempDir()
+			for pid, p := range tc.processes {
+				dir := filepath.Join(proc, strconv.Itoa(pid))
+				err := errors.Join(
+					os.MkdirAll(filepath.Join(dir, "ns"), 0o755), os.Symlink(p.namespace, filepath.Join(dir, "ns/mnt")),
+					os.WriteFile(filepath.Join(dir, "cmdline"), []byte(strings.Join(p.args, "\x00")+"\x00"), 0o644))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
 			var cfg node.Config
 			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 			cfg.AddFlags(flags)
-			adopt(flags, tc.args)
+			adopt(flags, pluginOf(proc, 9))
 			if diff := cmp.Diff(tc.want, []string{cfg.HostRoot, cfg.DriverRoot, cfg.DataDir, cfg.CDIDir}); diff != "" {
 				t.Errorf("host root, driver root, data and CDI directory (-want +got):\n%s", diff)
 			}
