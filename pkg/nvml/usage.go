@@ -142,7 +142,7 @@ func (s *Session) readPartitions(handle gonvml.Device, object string) ([]gpu.Par
 	}
 	devices, err := readMIGDevices(handle, object)
 	if errors.Is(err, ErrNotSupported) { // the mode was switched off in the meantime, or a guest can't see instances
-		return nil, nil
+		return nil, nil //nolint:nilerr // then it has no partitions
 	}
 	if err != nil {
 		return nil, err

@@ -30,13 +30,13 @@ type Port interface {
 	GPUs() ([]gpu.GPU, error)
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
-	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
 	healthPort
 }
 
 type healthPort interface {
 	WaitEvent(ctx context.Context) (nvml.Event, error)
 	Vitals(uuid gpu.UUID) (gpu.Vitals, error)
+	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
 }
 
 var (

@@ -55,10 +55,7 @@ var (
 // gpuContext is a CUDA context. An error text of "" means success.
 type gpuContext interface {
 	describe() reply
-	alloc(n uint64) string
-	// load sets the percentage of the time in which the program computes.
-	load(percent uint32) string
-	fault() string
+	ask(a ask) string
 	// lost returns a channel that receives the error text when the context is
 	// lost.
 	lost() <-chan string
@@ -80,10 +77,10 @@ func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.M
 	d := c.describe()
 	fmt.Fprintf(out, "%s SMs %d free %d total %d MiB\n", p.Tag, d.Multiprocessors, d.Free/mib, d.Total/mib)
 	for _, n := range p.Alloc {
-		fmt.Fprintf(out, "%s alloc %d MiB: %s\n", p.Tag, n/mib, orNoError(c.alloc(n)))
+		fmt.Fprintf(out, "%s alloc %d MiB: %s\n", p.Tag, n/mib, orNoError(c.ask(ask{Alloc: n})))
 	}
 	if p.Load > 0 {
-		fmt.Fprintf(out, "%s load %d %%: %s\n", p.Tag, p.Load, orNoError(c.load(p.Load)))
+		fmt.Fprintf(out, "%s load %d %%: %s\n", p.Tag, p.Load, orNoError(c.ask(ask{Load: &p.Load})))
 	}
 	if p.Hold != 0 {
 		if problem := p.hold(ctx, c, out); problem != "" {
@@ -91,7 +88,7 @@ func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.M
 		}
 	}
 	if p.Fault {
-		fmt.Fprintf(out, "%s fault: %s\n", p.Tag, c.fault())
+		fmt.Fprintf(out, "%s fault: %s\n", p.Tag, c.ask(ask{Fault: true}))
 		return errLost
 	}
 	return nil
@@ -241,10 +238,7 @@ func (c *remote) why() string {
 	return problem
 }
 
-func (c *remote) alloc(n uint64) string { return c.ask(ask{Alloc: n}) }
-func (c *remote) load(p uint32) string  { return c.ask(ask{Load: &p}) }
-func (c *remote) fault() string         { return c.ask(ask{Fault: true}) }
-func (c *remote) lost() <-chan string   { return c.gone }
+func (c *remote) lost() <-chan string { return c.gone }
 
 // close returns when the server has released the resources of the context, or
 // after a second.
@@ -306,21 +300,18 @@ func (c *local) describe() reply {
 	return reply{UUID: c.device.UUID, Multiprocessors: c.device.Multiprocessors, Free: free, Total: c.device.Memory}
 }
 
-func (c *local) alloc(n uint64) string {
-	if err := c.use(n); err != nil {
+func (c *local) ask(a ask) string {
+	if a.Fault {
+		_ = c.device.PageFault(uint32(os.Getpid()), os.Args[0]) // in containers nothing can be written
+		return illegalAccess
+	}
+	if a.Load != nil {
+		c.percent = *a.Load
+	}
+	if err := c.use(a.Alloc); err != nil {
 		return errorText(err)
 	}
 	return ""
-}
-
-func (c *local) load(percent uint32) string {
-	c.percent = percent
-	return c.alloc(0)
-}
-
-func (c *local) fault() string {
-	_ = c.device.PageFault(uint32(os.Getpid()), os.Args[0]) // in containers nothing can be written
-	return illegalAccess
 }
 
 // lost reports a reboot.
