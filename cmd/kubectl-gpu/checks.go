@@ -177,7 +177,7 @@ func (p *patient) publishes(node string) bool {
 	return count > 0 && count == want
 }
 
-// examinePolicy reads what the controller says of a policy.
+// examinePolicy reads the controller's conditions of a policy.
 func examinePolicy(s *v1alpha1.SharingPolicy) []finding {
 	var out []finding
 	add := func(level severity, check, what, do string) {

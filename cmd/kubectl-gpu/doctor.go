@@ -27,7 +27,7 @@ const (
 	nodeComponent  = "node"
 )
 
-// diagnosis is what the doctor prints.
+// diagnosis is the doctor's output.
 type diagnosis struct {
 	Nodes int `json:"nodes"`
 	// Examined are the nodes whose plugins were asked for their own findings.
@@ -172,7 +172,7 @@ func (r *reader) programs(ctx context.Context) ([]corev1.Pod, error) {
 	}, func(l *corev1.PodList) []corev1.Pod { return l.Items })
 }
 
-// report is what kubelet-plugin doctor -o json prints.
+// report is the output of kubelet-plugin doctor -o json.
 type report struct {
 	Findings []struct {
 		Level                                     severity

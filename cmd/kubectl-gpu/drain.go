@@ -124,7 +124,7 @@ func (o *options) gpuNames(ctx context.Context) []string {
 	return out
 }
 
-// drain is what is to be drained.
+// drain is a GPU, or a node, to be drained.
 type drain struct {
 	*reader
 	options *options
@@ -268,7 +268,7 @@ func toleratesForEver(all []resourceapi.DeviceToleration, taint resourceapi.Devi
 	})
 }
 
-// plan is what --dry-run -o json prints.
+// plan is the output of --dry-run -o json.
 type plan struct {
 	Rules   []resourceapi.DeviceTaintRule `json:"rules"`
 	Evicted []eviction                    `json:"evicted"`

@@ -30,7 +30,7 @@ type reader struct {
 	config    *rest.Config
 	kube      kubernetes.Interface
 	resources *draclient.Client
-	// notes are sentences about what couldn't be read, and unread the names of that.
+	// notes are sentences about what couldn't be read, and unread the names of these resources.
 	notes, unread []string
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// planning is what a forecast follows from.
+// planning has the facts that a forecast follows from.
 type planning struct {
 	nodes         []corev1.Node
 	inventories   []v1alpha1.GPUInventory
@@ -28,7 +28,7 @@ type planning struct {
 	server        publish.Abilities
 }
 
-// forecast is what a policy would do.
+// forecast is the effect that a policy would have.
 type forecast struct {
 	Policy string `json:"policy"`
 	Plan   string `json:"plan"`
@@ -45,7 +45,7 @@ type nodeForecast struct {
 	GPUs []gpuForecast `json:"gpus"`
 }
 
-// gpuForecast is what would become of a GPU.
+// gpuForecast is the effect on a GPU.
 type gpuForecast struct {
 	Index  int    `json:"index"`
 	Device string `json:"device"`
@@ -100,7 +100,7 @@ func (p planning) forecast(name string) forecast {
 	return out
 }
 
-// offers are what policies make of a node's GPUs.
+// offers are the verdicts on a node's GPUs, and the devices that follow from them.
 type offers struct {
 	verdicts map[gpu.UUID]policy.Verdict
 	all      []offer.GPU
@@ -299,7 +299,7 @@ func (n nodeForecast) text() string {
 	return out.String()
 }
 
-// text is what is to be said of a GPU, behind its index.
+// text describes a GPU, behind its index.
 func (g gpuForecast) text() string {
 	var out strings.Builder
 	under := func(p string) string {

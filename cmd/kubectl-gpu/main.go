@@ -1,6 +1,6 @@
 // Command kubectl-gpu is the kubectl plugin `kubectl gpu`: it shows who has which part
-// of which GPU, what else fits, why a pod waits, and what is wrong. Only drain changes
-// something.
+// of which GPU, how much more fits, why a pod waits, and which troubles there are. Only
+// drain changes something.
 package main
 
 import (

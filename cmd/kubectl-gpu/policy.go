@@ -17,7 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/view"
 )
 
-// policyView is a SharingPolicy with what its GPUs are used for.
+// policyView is a SharingPolicy with the uses of its GPUs.
 type policyView struct {
 	Name   string                       `json:"name"`
 	Plan   string                       `json:"plan"`

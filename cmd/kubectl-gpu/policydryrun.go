@@ -59,7 +59,7 @@ func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
 	return p, nil
 }
 
-// policyDryRun says what a policy would do.
+// policyDryRun prints a forecast.
 func (o *options) policyDryRun(ctx context.Context, file string) error {
 	p, err := readPolicy(file, o.In)
 	if err != nil {
@@ -101,7 +101,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	return nil
 }
 
-// planning reads what a forecast follows from, and the policies. It fails if the user may
+// planning reads the facts that a forecast follows from, and the policies. It fails if the user may
 // not read it all: an answer without would be wrong.
 func (r *reader) planning(ctx context.Context, namespace string) (in planning, policies []v1alpha1.SharingPolicy, err error) {
 	if in.nodes, err = r.nodes(ctx); err != nil {

@@ -1,5 +1,5 @@
-// Package rule checks SharingPolicies and compiles their selectors: what pkg/policy
-// decides by. The controller uses it, and the dry run of kubectl gpu policy.
+// Package rule checks SharingPolicies and compiles their selectors, for
+// pkg/policy to decide by. The controller uses it, and the dry run of kubectl gpu policy.
 package rule
 
 import (
