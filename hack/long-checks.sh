@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus browser kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -29,6 +29,8 @@ upgrade() { test/upgrade/run.sh 1.36 1.37; }
 prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m ./test/monitoring; }
 
 release() { deployments/release/twice.sh; }
+
+browser() { test/browser/run.sh; }
 
 # kubernetes runs the stories of every feature on clusters of an older version, which
 # is built first.

@@ -195,7 +195,7 @@ func (f *feed) note() (Note, bool) {
 		n.Resource, n.Text = f.failed(f.list)
 	case f.narrow:
 		n.Verb = "list"
-		n.Text = fmt.Sprintf("You may not list %s of all namespaces: only those of namespace %s are known, and %s. Ask for the verbs list and watch on them in all namespaces.",
+		n.Text = fmt.Sprintf("You may not list %s of all namespaces: only those of namespace %s are known; beyond them, %s. Ask for the verbs list and watch on them in all namespaces.",
 			f.Name, f.fallback, f.Missing)
 	case apierrors.IsForbidden(f.watch):
 		n.Verb = "watch"

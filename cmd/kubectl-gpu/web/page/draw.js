@@ -118,7 +118,7 @@ export function row(g, selected, select) {
       "data-state": g.state, onclick: (e) => select(g.key, e.target.closest("[data-use]")?.dataset.use),
     },
     h("span.index", null, g.index >= 0 ? String(g.index) : "?"), bar(g),
-    h("span.room", null, bad.length ? h("em", null, "! ", bad[0].title) : null, h("span", null, room(g, 24)))));
+    h("span.room", null, bad.length ? h("em", null, "! ", bad[0].title) : null, h("span", null, room(g, 20)))));
 }
 
 // gpuText says in words what a GPU's row shows.

@@ -13,7 +13,7 @@ export function drawTotals(gpus, nodes, query, search) {
   const tiles = Object.entries(STATES).filter(([k]) => t.states[k] || ["free", "partly", "full", "sick"].includes(k)).map(([k, v]) => {
     const word = `is:${k}`, on = query.split(/\s+/).includes(word);
     return h("button.total", {
-      type: "button", "data-state": k, "data-count": t.states[k], "data-zero": t.states[k] === 0, "aria-pressed": String(on), title: `${v.label}: ${v.text}`,
+      type: "button", "data-state": k, "data-count": t.states[k], "data-zero": String(t.states[k] === 0), "aria-pressed": String(on), title: `${v.label}: ${v.text}`,
       onclick: () => search(on ? query.replace(word, "") : `${query.replace(/\bis:\S+/g, "")} ${word}`),
     }, glyph(k), h("b", null, number(t.states[k])), h("span", null, v.label));
   });
@@ -80,9 +80,7 @@ export function drawAttention(cluster, nodes, small, select, search) {
   if (sick.length) {
     parts.push(h("h3", null, "GPUs in trouble", h("b", {"data-count": sick.length}, number(sick.length))),
       h("ul.items", {"data-list": "sick"}, first("sick", sick).map((g) => h("li", null, h("button.item", {type: "button", "data-key": `sick ${g.key}`, onclick: () => select(g.key)},
-        h("span.title", null, h("b", null, `${g.node.name} · GPU ${g.index}`)),
-        troubles(g).filter((t) => !t.quiet).slice(0, 3).map((t) => h("span.bad", null, t.title, t.since ? h("time", null, `for ${age(t.since)}`) : null)),
-        sick.length <= told ? h("span.text", null, troubles(g)[0].text ?? "") : null)))), more("sick", sick, draw));
+        sickGPU(g, sick.length <= told))))), more("sick", sick, draw));
   }
   if (ill.length) {
     parts.push(h("h3", null, "Nodes with problems", h("b", {"data-count": ill.length}, number(ill.length))),
@@ -95,6 +93,13 @@ export function drawAttention(cluster, nodes, small, select, search) {
 
 // told: up to so many sick GPUs are listed with their conditions' messages.
 const told = 4;
+function sickGPU(g, atLength) {
+  const bad = troubles(g).filter((t) => !t.quiet);
+  const title = h("b", null, `${g.node.name} · GPU ${g.index}`);
+  if (!atLength) return h("span.title", null, title, h("span.bad", null, bad[0].title));
+  return [h("span.title", null, title), bad.map((t) => h("span.bad", null, t.title, t.since ? h("time", null, `for ${age(t.since)}`) : null)), h("span.text", null, bad[0].text ?? "")];
+}
+
 const whole = new Set(); // lists that the user wants whole
 
 const first = (name, list) => (whole.has(name) ? list : list.slice(0, listed));

@@ -33,6 +33,7 @@ import (
 type Cluster struct {
 	Slices, Claims, Inventories, Policies, TaintRules, Nodes, Pods *fcache.FakeControllerSource
 
+	names  map[string]bool // of claims
 	mu     sync.Mutex
 	denied map[string]bool // "list pods", and "list pods in" for one namespace too
 }
@@ -40,7 +41,7 @@ type Cluster struct {
 // New makes an empty cluster.
 func New() *Cluster {
 	s := fcache.NewFakeControllerSource
-	return &Cluster{Slices: s(), Claims: s(), Inventories: s(), Policies: s(), TaintRules: s(), Nodes: s(), Pods: s(), denied: make(map[string]bool)}
+	return &Cluster{Slices: s(), Claims: s(), Inventories: s(), Policies: s(), TaintRules: s(), Nodes: s(), Pods: s(), denied: make(map[string]bool), names: make(map[string]bool)}
 }
 
 // Deny takes rights away: "list pods" in all namespaces, "list pods in" in one,
@@ -173,8 +174,8 @@ func (m *Machine) Claim(namespace, name, pod string, r allocators.Request) error
 	return nil
 }
 
-// Add adds the machine to the cluster, as a node of the name with the labels. Pods and
-// claims of further nodes like it have the node's name too.
+// Add adds the machine to the cluster, as a node of the name with the labels. The node's
+// name becomes part of those of claims and pods that there are already.
 func (c *Cluster) Add(m *Machine, name string, labels map[string]string) {
 	if m.copies == 0 {
 		m.Publish() // for the conditions that its GPUs have got
@@ -197,7 +198,7 @@ func (c *Cluster) Add(m *Machine, name string, labels map[string]string) {
 		for i := range claim.Status.Allocation.Devices.Results {
 			claim.Status.Allocation.Devices.Results[i].Pool = name
 		}
-		if m.copies > 0 {
+		if c.names[claim.Namespace+"/"+claim.Name] {
 			claim.Name += "-" + name
 			for i := range claim.Status.ReservedFor {
 				by := &claim.Status.ReservedFor[i]
@@ -205,6 +206,7 @@ func (c *Cluster) Add(m *Machine, name string, labels map[string]string) {
 				by.UID += types.UID(name)
 			}
 		}
+		c.names[claim.Namespace+"/"+claim.Name] = true
 		c.Claims.Add(claim)
 	}
 	m.copies++
