@@ -41,7 +41,7 @@ var (
 	errTooMany         = errors.New("too many tokens to ask the API server about: try again in a second")
 )
 
-// forbiddenError names who may not, and what.
+// forbiddenError names the user and the path.
 type forbiddenError struct{ user, path string }
 
 func (e forbiddenError) Error() string {

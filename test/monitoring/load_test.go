@@ -21,7 +21,7 @@ func (c *check) load(t *testing.T) {
 	c.has(t, "the first round", `count(group by (type) (tessera_allocation_info)) == 4`)
 	c.kubectl(t, "delete", "deployments", "--all", "--wait=true")
 	c.kubectl(t, "delete", "pods", "small", "large", "pair", "--wait=true")
-	c.until(t, `^(typo|waiting) (typo|waiting)$`, "get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
+	c.until(t, `^busy typo waiting$`, "get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
 	c.demo(t)
 
 	whole := c.has(t, "a whole GPU", `group by (node, uuid) (tessera_allocation_info{type="gpu", node="node-0"})`)[0].Metric["uuid"]

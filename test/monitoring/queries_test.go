@@ -36,7 +36,7 @@ type check struct {
 }
 
 // TestQueries runs every query of every dashboard, and the expression of every alert,
-// and wants data of each. What happens to the cluster is what they ask about.
+// and wants data of each. The cluster gets the trouble that they ask about.
 func TestQueries(t *testing.T) {
 	c := up(t)
 	c.load(t)
@@ -111,7 +111,7 @@ func up(t *testing.T) *check {
 	return c
 }
 
-// object finds what Helm rendered of a kind.
+// object finds an object of a kind among those that Helm rendered.
 func object(t *testing.T, rendered, kind string) string {
 	t.Helper()
 	for doc := range strings.SplitSeq(rendered, "\n---\n") {

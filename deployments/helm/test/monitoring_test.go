@@ -21,7 +21,7 @@ const (
 	dashboards = chart + "/files/monitoring/dashboards/*.json"
 )
 
-// The operator and Grafana get what is in the chart's files, with the labels by which
+// The operator and Grafana get the texts of the chart's files, with the labels by which
 // they look for it.
 func TestMonitoringObjects(t *testing.T) {
 	out, all, err := template(t, "--set=monitoring.rules.enabled=true,monitoring.rules.labels.release=prometheus",
@@ -113,7 +113,7 @@ func TestMonitoringConditions(t *testing.T) {
 	}
 }
 
-// Each alert leads to what to do about it.
+// Each alert leads to instructions.
 func TestAlertsAreDocumented(t *testing.T) {
 	page := read(t, "../../../docs/monitoring.md")
 	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?runbook_url: (\S+)`).FindAllStringSubmatch(read(t, rulesFile), -1)
