@@ -70,6 +70,7 @@ type fixture struct {
 	claims  *holding.Claims
 	holders *holders
 	sharing *preparetest.Sharing
+	metrics *prometheus.Registry
 	changes int
 	warned  chan string // the warnings, as far as there is room
 	// doubles are the reported double allocations, each time; done is the answer.
@@ -89,14 +90,14 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 	}
 	t.Cleanup(func() { j.Close() })
 	claims := holding.NewClaims(j)
-	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100)}
+	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100), metrics: prometheus.NewRegistry()}
 	marks := startContainers(t, node)
 	node.Mark = marks.Mark
 	node.Step, node.BootID, node.InUse = step, bootID, claims.InUse
 	f.Preparer = prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
 		Driver: driver, Pool: pool, BootID: bootID,
-		Registerer:        prometheus.NewRegistry(),
+		Registerer:        f.metrics,
 		ConditionsChanged: func() { f.changes++ },
 		ReportDoubleAllocation: func(_ context.Context, d prepare.DoubleAllocation) bool {
 			f.doubles = append(f.doubles, d)

@@ -18,15 +18,15 @@ import (
 // settings. On an error, the created parts stay.
 func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
 	if err := p.awaitDaemonEnds(ctx, r); err != nil {
-		return nil, err
+		return nil, failedAt(stepSharing, err)
 	}
 	made, err := p.readyAll(ctx, r.Holdings)
 	if err != nil {
-		return nil, err
+		return nil, failedAt(stepHardware, err)
 	}
 	dirs, err := p.join(ctx, r, made)
 	if err != nil {
-		return nil, err
+		return nil, failedAt(stepSharing, err)
 	}
 	// made is keyed by device. The result is keyed by the holding's name, because a
 	// device that can be allocated several times needs one CDI device per share. If a

@@ -15,6 +15,44 @@ import (
 // metrics are what is counted.
 type metrics struct {
 	prepare, unprepare *prometheus.HistogramVec
+	failures           *prometheus.CounterVec
+}
+
+// step is a part of a prepare, as a reason why one failed.
+type step string
+
+const (
+	stepState    step = "state"
+	stepHardware step = "hardware"
+	stepSharing  step = "sharing"
+	stepCDI      step = "cdi"
+)
+
+// stepError is an error with the step that failed.
+type stepError struct {
+	error
+	step step
+}
+
+func (e stepError) Unwrap() error { return e.error }
+
+// failedAt returns the error with the step; nil for nil.
+func failedAt(s step, err error) error {
+	if err == nil {
+		return nil
+	}
+	return stepError{err, s}
+}
+
+// reason is the label of a failure.
+func reason(err error) string {
+	if r := result(err); r != "error" {
+		return r
+	}
+	if e, ok := errors.AsType[stepError](err); ok {
+		return string(e.step)
+	}
+	return "other"
 }
 
 func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
@@ -28,7 +66,16 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 		Name: "tessera_unreadable_journal_files",
 		Help: "Journal files that could not be read, were renamed, and still affect GPUs.",
 	}, func() float64 { return float64(len(j.Unreadable())) })
+	failures := f.NewCounterVec(prometheus.CounterOpts{
+		Name: "tessera_prepare_failures_total",
+		Help: "Failed prepares of claims, by reason: held (another claim has the device), refused (no retry can mend it), stopped (time was over, or the claim was unprepared), " +
+			"state (records on disk), hardware (MIG), sharing (MPS, compute mode, time slices), cdi, other. The kubelet tries again.",
+	}, []string{"reason"})
+	for _, r := range []string{"held", "refused", "stopped", string(stepState), string(stepHardware), string(stepSharing), string(stepCDI), "other"} {
+		failures.WithLabelValues(r) // so that the first failure is an increase
+	}
 	return &metrics{
+		failures: failures,
 		prepare: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_prepare_duration_seconds",
 			Help:    "Time to prepare one claim, waiting for its devices included, by result: success, held, refused (no retry can mend it), stopped, error.",
@@ -44,6 +91,9 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 
 func (m *metrics) prepared(start time.Time, err error) {
 	m.prepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
+	if err != nil {
+		m.failures.WithLabelValues(reason(err)).Inc()
+	}
 }
 
 func (m *metrics) unprepared(start time.Time, err error) {

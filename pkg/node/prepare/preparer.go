@@ -192,7 +192,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 	p.cfg.Step("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
 		unlock()
-		return r, false, nil, err
+		return r, false, nil, failedAt(stepState, err)
 	}
 	p.cfg.Claims.Reset(want.ClaimUID)
 	p.cfg.Step("prepare.recorded")
@@ -244,14 +244,14 @@ func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
 	devices, err := p.readyDevices(ctx, r)
 	if err == nil {
-		err = p.ensureUnshared(ctx, r)
+		err = failedAt(stepSharing, p.ensureUnshared(ctx, r))
 	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
 	ids, err := p.cfg.CDI.Write(r.ClaimUID, devices)
 	if err != nil {
-		return nil, p.undo(ctx, r.ClaimUID, before, fmt.Errorf("write the CDI spec of the claim: %w", err))
+		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
 	p.cfg.Step("prepare.written")
 	p.notifyPrepared(r, devices)
