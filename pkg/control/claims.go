@@ -68,7 +68,8 @@ func newClaimIndex(client claimClient) (*claimIndex, error) {
 	return &claimIndex{informer: informer}, nil
 }
 
-// trim leaves of a claim what it has of this driver.
+// trim leaves of a claim what it has of this driver or, of one that waits, the DeviceClass
+// by which it is counted.
 func trim(obj any) (any, error) {
 	claim, ok := obj.(*resourceapi.ResourceClaim)
 	if !ok {
@@ -81,6 +82,9 @@ func trim(obj any) (any, error) {
 	// the time tells nothing.
 	if _, extended := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; !extended {
 		small.CreationTimestamp = claim.CreationTimestamp
+	}
+	if class, _ := waitsFor(claim); class != "" {
+		small.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}
 	}
 	if ours := slices.DeleteFunc(slices.Clone(results(claim)), notHeld); len(ours) > 0 {
 		small.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: ours}}

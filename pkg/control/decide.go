@@ -33,6 +33,8 @@ type nodeAccount struct {
 	// pool is the fingerprint of the slices that say so; empty for none.
 	pool string
 	gpus []gpuAccount
+	// offered counts the devices.
+	offered map[offerKey]int
 	// withheld are the node's GPUs that new claims don't get, or only in part.
 	withheld []withheldGPU
 }
@@ -104,11 +106,14 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		applyHealthPolicy(n.GPUs[i].Conditions, verdicts[n.GPUs[i].UUID].Health)
 	}
 	able := in.facts.able
-	d := decision{account: nodeAccount{facts: in.facts}}
+	d := decision{account: nodeAccount{facts: in.facts, offered: map[offerKey]int{}}}
 	d.gpus = offer.Build(n, plans, devicesOf(in.claims), in.server())
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
+		for _, device := range g.Devices {
+			d.account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
+		}
 	}
 	d.settings = settingsFor(n, d.gpus, verdicts, inv)
 	for _, w := range offer.Withheld(n, d.gpus) {

@@ -41,6 +41,8 @@ type planner struct {
 	book   *rulebook
 	claims allocationReader
 	server *apiServer
+	// metrics, which may be nil, count what nodes offer.
+	metrics *metrics
 
 	// policyEvents receives an event when a node's waiting devices, problems or
 	// published devices differ from the last decision; there is no other event for
@@ -93,6 +95,7 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	defer p.mu.Unlock()
 	before := p.last[node]
 	p.last[node] = a
+	p.metrics.offers(before, a)
 	if !slices.Equal(before.leftovers(), a.leftovers()) || !slices.Equal(before.problems(), a.problems()) {
 		p.notifyPolicies()
 	}
@@ -144,6 +147,7 @@ func (p *planner) accountOf(ctx context.Context, inv *v1alpha1.GPUInventory) (no
 func (p *planner) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.metrics.offers(p.last[node], nodeAccount{})
 	delete(p.last, node)
 	delete(p.published, node)
 }

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -184,13 +185,20 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 
 // add makes the manager run everything.
 func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
+	counted := newMetrics(ctrlmetrics.Registry)
+	if _, err := c.informer.AddEventHandler(counted.claims()); err != nil {
+		return fmt.Errorf("count claims: %w", err)
+	}
 	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
 		if err := mgr.Add(r); err != nil {
 			return err
 		}
 	}
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
-	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), p, newPlanner(mgr.GetClient(), c, s, kinds), kinds, clock.RealClock{})
+	planner := newPlanner(mgr.GetClient(), c, s, kinds)
+	planner.metrics = counted
+	slices := countedSlices{p, counted.writes}
+	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{})
 	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {
 		return fmt.Errorf("index GPUInventories: %w", err)

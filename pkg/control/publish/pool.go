@@ -295,6 +295,11 @@ func byName(current []*resourceapi.ResourceSlice) map[string]*resourceapi.Resour
 	})
 }
 
+// Superseded returns how many of the current slices Write deletes for the wanted ones.
+func Superseded(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) int {
+	return len(superseded(current, want))
+}
+
 // superseded returns the current slices whose names aren't in want.
 func superseded(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	return slices.DeleteFunc(slices.Clone(current), func(s *resourceapi.ResourceSlice) bool {

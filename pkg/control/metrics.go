@@ -1,0 +1,217 @@
+package control
+
+import (
+	"context"
+	"maps"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// metrics are what is counted. All of it changes with events: a scrape looks at no node.
+type metrics struct {
+	writes                      *prometheus.CounterVec
+	offered, allocated, waiting *prometheus.GaugeVec
+}
+
+// Reasons of writes of slices.
+const (
+	reasonFirst     = "first"
+	reasonRepair    = "repair"
+	reasonHealth    = "health"
+	reasonDevices   = "devices"
+	reasonWithdrawn = "withdrawn"
+	reasonForeign   = "foreign"
+)
+
+func newMetrics(registerer prometheus.Registerer) *metrics {
+	f := promauto.With(registerer)
+	m := &metrics{
+		writes: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "tessera_slice_writes_total",
+			Help: "ResourceSlices written or deleted, by reason: first (the node had none), repair (some of a pool were missing), health (only taints changed), devices (anything else of the offer changed), " +
+				"withdrawn (the node offers nothing now), foreign (another driver's were deleted).",
+		}, []string{"reason"}),
+		offered: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tessera_devices_offered",
+			Help: "Devices that nodes should offer, by type and by the SharingPolicy of their GPU; allocated ones included.",
+		}, []string{"type", "policy"}),
+		allocated: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tessera_devices_allocated",
+			Help: "Devices that claims have, by type; one that several claims have counts once for each. Devices with admin access don't count.",
+		}, []string{"type"}),
+		waiting: f.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tessera_claims_waiting",
+			Help: "ResourceClaims without an allocation, by the type of the first of Tessera's DeviceClasses that they name.",
+		}, []string{"type"}),
+	}
+	for _, r := range []string{reasonFirst, reasonRepair, reasonHealth, reasonDevices, reasonWithdrawn, reasonForeign} {
+		m.writes.WithLabelValues(r)
+	}
+	for _, t := range []string{gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMPS, gpu.TypeTimeSlice} {
+		m.allocated.WithLabelValues(t)
+		m.waiting.WithLabelValues(t)
+	}
+	return m
+}
+
+// offerKey is what devices are counted by.
+type offerKey struct{ kind, policy string }
+
+// offers replaces what a node offered by what it offers now.
+func (m *metrics) offers(before, now nodeAccount) {
+	if m == nil || maps.Equal(before.offered, now.offered) {
+		return
+	}
+	for k, n := range before.offered {
+		m.offered.WithLabelValues(k.kind, k.policy).Sub(float64(n))
+	}
+	for k, n := range now.offered {
+		m.offered.WithLabelValues(k.kind, k.policy).Add(float64(n))
+	}
+}
+
+// claims returns the handler that counts claims. It gets them as trim leaves them.
+func (m *metrics) claims() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(now any) { m.countClaim(now, 1) },
+		UpdateFunc: func(before, now any) { m.countClaim(before, -1); m.countClaim(now, 1) },
+		DeleteFunc: func(before any) {
+			if gone, ok := before.(cache.DeletedFinalStateUnknown); ok {
+				before = gone.Obj
+			}
+			m.countClaim(before, -1)
+		},
+	}
+}
+
+func (m *metrics) countClaim(obj any, n float64) {
+	for _, r := range results(obj) {
+		m.allocated.WithLabelValues(gpu.DeviceName(r.Device).Type()).Add(n)
+	}
+	claim, ok := obj.(*resourceapi.ResourceClaim)
+	if !ok {
+		return
+	}
+	if _, kind := waitsFor(claim); kind != "" {
+		m.waiting.WithLabelValues(kind).Add(n)
+	}
+}
+
+// waitsFor returns the first of the chart's DeviceClasses that a claim names, and the type of
+// its devices; empty if it names none, or has an allocation.
+func waitsFor(claim *resourceapi.ResourceClaim) (class, kind string) {
+	if claim.Status.Allocation != nil {
+		return "", ""
+	}
+	for _, r := range claim.Spec.Devices.Requests {
+		var names []string
+		if r.Exactly != nil {
+			names = append(names, r.Exactly.DeviceClassName)
+		}
+		for _, sub := range r.FirstAvailable {
+			names = append(names, sub.DeviceClassName)
+		}
+		for _, name := range names {
+			if kind := typeOfClass(name); kind != "" {
+				return name, kind
+			}
+		}
+	}
+	return "", ""
+}
+
+// typeOfClass returns the type of the devices of one of the chart's DeviceClasses; empty for
+// another class.
+func typeOfClass(name string) string {
+	switch name {
+	case gpu.DriverName:
+		return gpu.TypeGPU
+	case "mig.nvidia.com":
+		return gpu.TypeMIG
+	}
+	prefix, ok := strings.CutSuffix(name, "."+gpu.DriverName)
+	if ok && (prefix == gpu.TypeMPS || prefix == gpu.TypeTimeSlice) {
+		return prefix
+	}
+	return ""
+}
+
+// countedSlices counts the writes that succeed.
+type countedSlices struct {
+	slicePublisher
+	writes *prometheus.CounterVec
+}
+
+// Write implements slicePublisher.
+func (c countedSlices) Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
+	err := c.slicePublisher.Write(ctx, current, want)
+	if err == nil {
+		c.writes.WithLabelValues(reasonOf(current, want)).Add(float64(len(want) + publish.Superseded(current, want)))
+	}
+	return err
+}
+
+// Delete implements slicePublisher.
+func (c countedSlices) Delete(ctx context.Context, current []*resourceapi.ResourceSlice) error {
+	err := c.slicePublisher.Delete(ctx, current)
+	if err != nil {
+		return err
+	}
+	for _, s := range current {
+		reason := reasonWithdrawn
+		if s.Labels[publish.ManagedByLabel] != publish.ManagedBy {
+			reason = reasonForeign
+		}
+		c.writes.WithLabelValues(reason).Inc()
+	}
+	return nil
+}
+
+// reasonOf says why live slices are replaced by others.
+func reasonOf(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) string {
+	switch {
+	case len(current) == 0:
+		return reasonFirst
+	case !publish.Complete(current):
+		return reasonRepair
+	case publish.Equal(untainted(current), values(untainted(pointers(want)))):
+		return reasonHealth
+	default:
+		return reasonDevices
+	}
+}
+
+// untainted returns copies without the devices' taints.
+func untainted(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	out := make([]*resourceapi.ResourceSlice, len(all))
+	for i, s := range all {
+		out[i] = s.DeepCopy()
+		for j := range out[i].Spec.Devices {
+			out[i].Spec.Devices[j].Taints = nil
+		}
+	}
+	return out
+}
+
+func pointers(all []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	out := make([]*resourceapi.ResourceSlice, len(all))
+	for i := range all {
+		out[i] = &all[i]
+	}
+	return out
+}
+
+func values(all []*resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
+	out := make([]resourceapi.ResourceSlice, len(all))
+	for i := range all {
+		out[i] = *all[i]
+	}
+	return out
+}
