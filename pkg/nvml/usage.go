@@ -138,11 +138,11 @@ func processUtilization(handle gonvml.Device, since uint64) (samples []gonvml.Pr
 func (s *Session) readPartitions(handle gonvml.Device, object string) ([]gpu.PartitionUsage, error) {
 	current, _, ret := handle.GetMigMode()
 	if ret != gonvml.SUCCESS || current != gonvml.DEVICE_MIG_ENABLE {
-		return nil, nil
+		return nil, nil //nolint:nilerr // a GPU that can't be divided, or isn't
 	}
 	devices, err := readMIGDevices(handle, object)
 	if errors.Is(err, ErrNotSupported) { // the mode was switched off in the meantime, or a guest can't see instances
-		return nil, nil //nolint:nilerr // then it has no partitions
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
