@@ -16,8 +16,8 @@ value() { awk -v n="$1{" -v l="$2=\"$3\"" 'index($1, n) == 1 && index($0, l) {pr
 # cudaMemGetInfo doesn't have as free.
 own() { logs | awk -v n="$1" -v t="$2" '$1 == n && $2 == "memory" {own = (t > 0 ? t : $6) - $4} END {print own + 0}'; }
 
-# compare NAME PLUGIN OWN expects the plugin's bytes within 5 % of the program's MiB.
-compare() {
+# agree NAME PLUGIN OWN expects the plugin's bytes within 5 % of the program's MiB.
+agree() {
   local text
   text=$(awk -v p="${2:-0}" -v o="$3" 'BEGIN {p /= 1048576; d = o > 0 ? (p - o) / o * 100 : 100; printf "plugin %.0f MiB, program %.0f MiB, difference %+.2f %%", p, o, d; exit !(d <= 5 && d >= -5)}') &&
     note "  $1: $text" || miss "$1: $text"
@@ -45,7 +45,7 @@ usage_of_shares() {
   settled
   nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv
   for i in $(seq "$n"); do
-    compare "share-$i" "$(value tessera_share_memory_used_bytes pod "share-$i")" "$(own "share-$i" "$memory")"
+    agree "share-$i" "$(value tessera_share_memory_used_bytes pod "share-$i")" "$(own "share-$i" "$memory")"
   done
   note "  GPU: $(awk -v v="$(value tessera_gpu_memory_used_bytes uuid "$gpu")" 'BEGIN {printf "%.0f", v / 1048576}') MiB with the MPS server, idle utilization $(value tessera_gpu_utilization_ratio uuid "$gpu")"
   open go
@@ -69,7 +69,7 @@ phase_usage() {
   pod owner whole 1001 "$client owner alloc=20000 memory wait=$go/go work=full:25" | k apply -f -
   await 60 "the client" enough 1 ' memory free '
   settled
-  compare owner "$(value tessera_gpu_memory_used_bytes uuid "$gpu")" "$(own owner 0)"
+  agree owner "$(value tessera_gpu_memory_used_bytes uuid "$gpu")" "$(own owner 0)"
   same "pod of the GPU" "$(sed -n "s/^tessera_allocation_info{.*pod=\"\([^\"]*\)\".*uuid=\"$gpu\".*/\1/p" "$work/metrics")" owner
   open go
   settled
