@@ -108,6 +108,7 @@ func (b *bench) parts() []part {
 	return []part{
 		{"shelf", b.shelf, false},
 		{"view", b.view, false},
+		{"metrics", b.metrics, false},
 		{"journal", b.journal, true},
 		{"prepare", b.prepares, true},
 		{"at-once", b.atOnce, true},

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+)
+
+const (
+	// scrapes are measured for each node.
+	scrapes = 50
+	// sharesEach is how many MPS shares each GPU has.
+	sharesEach = 48
+)
+
+// scrapedNode is a node of eight H100s on paper: the plugin's own code answers a scrape, the
+// driver and the kubelet answer at once.
+type scrapedNode struct {
+	gpus       []gpu.GPU
+	claims     []holding.Record
+	made       map[gpu.UUID][]holding.MadePartition
+	containers usage.Containers
+	usages     map[gpu.UUID]gpu.Usage
+}
+
+// metrics measures how long the plugin takes to answer a scrape, and how much memory it needs
+// for what it read of the GPUs.
+func (b *bench) metrics(context.Context) error {
+	shared, err := newScrapedNode()
+	if err != nil {
+		return err
+	}
+	for _, g := range shared.gpus {
+		for n := range sharesEach {
+			shared.share(g, n)
+		}
+	}
+	divided, err := newScrapedNode()
+	if err != nil {
+		return err
+	}
+	for _, g := range divided.gpus {
+		for n := range migEach {
+			divided.partition(g, n)
+		}
+	}
+	before := heap()
+	for name, n := range map[string]*scrapedNode{"metrics_scrape_ms": shared, "metrics_scrape_56_partitions_ms": divided} {
+		took, readings, err := n.scrape()
+		if err != nil {
+			return err
+		}
+		b.figure(name, took.percentile(50))
+		if n == shared {
+			b.figure("metrics_memory_mib", max(0, heap()-before))
+		}
+		runtime.KeepAlive(readings)
+	}
+	return nil
+}
+
+// heap is how many MiB live objects have.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc) / (1 << 20)
+}
+
+func newScrapedNode() (*scrapedNode, error) {
+	n, err := offertest.Node("h100-80gb", migGPUs)
+	if err != nil {
+		return nil, fmt.Errorf("simulate a node: %w", err)
+	}
+	return &scrapedNode{gpus: n.GPUs, made: map[gpu.UUID][]holding.MadePartition{}, containers: usage.Containers{}, usages: map[gpu.UUID]gpu.Usage{}}, nil
+}
+
+// claim adds a claim with a device, and the process of its container.
+func (n *scrapedNode) claim(h holding.Holding, p gpu.Process) {
+	name := fmt.Sprintf("claim-%04d", len(n.claims))
+	n.claims = append(n.claims, holding.Record{
+		ClaimUID: name, Namespace: "team", Name: name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: name, Name: name}},
+	})
+	n.containers[usage.Claim{Namespace: "team", Name: name}] = []usage.Container{{Pod: name, Name: "main"}}
+	u := n.usages[h.GPU]
+	u.Memory, u.Utilization = gpu.MemoryUsage{Total: 80 << 30, Used: 40 << 30}, new(0.5)
+	p.PID, p.MemoryBytes = len(n.claims), new(int64(1<<30))
+	u.Processes = append(u.Processes, p)
+	n.usages[h.GPU] = u
+}
+
+func (n *scrapedNode) share(g gpu.GPU, number int) {
+	h := holding.New(gpu.DeviceName(fmt.Sprintf("gpu-%s-mps%d-%d", g.UUID[4:12], sharesEach, number)),
+		gpu.Share{Of: gpu.Whole{GPU: g.UUID}, Count: sharesEach, Number: number})
+	h.MPS = &holding.MPS{ThreadPercentage: 2, MemoryMiB: 1600}
+	n.claim(h, gpu.Process{Utilization: new(0.01), MPSClient: true})
+}
+
+func (n *scrapedNode) partition(g gpu.GPU, number int) {
+	p := gpu.Partition{GPU: g.UUID, Profile: migProfile, Placement: gpu.Placement{Start: number, Size: 1}}
+	h := holding.New(gpu.DeviceName(fmt.Sprintf("gpu-%s-mig-1g10gb-%d", g.UUID[4:12], number)), p)
+	id, compute := 7+number, 0
+	uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", g.UUID, number))
+	n.made[g.UUID] = append(n.made[g.UUID], holding.MadePartition{Partition: h.Partition, Made: &holding.MadeInstance{GPUInstanceID: id, UUID: uuid}})
+	n.claim(h, gpu.Process{GPUInstanceID: &id, ComputeInstanceID: &compute})
+	u := n.usages[g.UUID]
+	u.Utilization = nil
+	u.Partitions = append(u.Partitions, gpu.PartitionUsage{UUID: uuid, GPUInstanceID: id, Memory: gpu.MemoryUsage{Total: 10 << 30, Used: 1 << 30}})
+	n.usages[g.UUID] = u
+}
+
+// Usage implements usage.Reader.
+func (n *scrapedNode) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
+	return n.usages[uuid], nil
+}
+
+func (n *scrapedNode) userOf(pid int) (usage.User, bool) {
+	uid := n.claims[pid-1].ClaimUID
+	return usage.User{PodUID: uid, Container: "main", Claims: []string{uid}}, true
+}
+
+// scrape measures answers, all of which must have a series of each container.
+func (n *scrapedNode) scrape() (sample, *usage.Readings, error) {
+	readings := usage.NewReadings(func() []gpu.GPU { return n.gpus }, true, n.userOf)
+	readings.SetHardware(n)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(usage.New(usage.Config{
+		NodeName: "node-0", Claims: func() []holding.Record { return n.claims },
+		Made:       func(uuid gpu.UUID) []holding.MadePartition { return n.made[uuid] },
+		GPUs:       func() []gpu.GPU { return n.gpus },
+		Containers: func(context.Context) (usage.Containers, error) { return n.containers, nil },
+		Readings:   readings.Latest, PodName: func(uid string) string { return uid },
+	}))
+	if _, err := n.answer(registry); err != nil { // the first one has the GPUs read
+		return nil, nil, err
+	}
+	took, err := measure(scrapes, func() error {
+		series, err := n.answer(registry)
+		if err == nil && series < 2*len(n.claims) {
+			err = fmt.Errorf("%s series of %d claims", strconv.Itoa(series), len(n.claims))
+		}
+		return err
+	})
+	return took, readings, err
+}
+
+// answer writes an answer, and returns how many series of claims and partitions it has.
+func (n *scrapedNode) answer(registry *prometheus.Registry) (int, error) {
+	families, err := registry.Gather()
+	if err != nil {
+		return 0, err
+	}
+	series := 0
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(io.Discard, f); err != nil {
+			return 0, err
+		}
+		if name := f.GetName(); name == "tessera_allocation_info" || strings.HasSuffix(name, "_memory_used_bytes") {
+			series += len(f.GetMetric())
+		}
+	}
+	return series, nil
+}
