@@ -52,15 +52,18 @@ func TestQueries(t *testing.T) {
 		}
 	})
 	t.Run("alerts", func(t *testing.T) {
+		exprs := alerts(t)
+		const near, down = "TesseraShareNearLimit", "TesseraPluginDown"
+		c.has(t, near, exprs[near]) // its program ends with the MPS daemons
 		c.breakMore(t)
-		for name, expr := range alerts(t) {
-			if name != "TesseraPluginDown" {
+		for name, expr := range exprs {
+			if name != near && name != down {
 				c.has(t, name, expr)
 			}
 		}
 		c.kubectl(t, "patch", "daemonset", "-n", stack.Namespace, "tessera-node", "--type=merge",
 			"-p", `{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}`)
-		c.has(t, "TesseraPluginDown", alerts(t)["TesseraPluginDown"])
+		c.has(t, down, exprs[down])
 	})
 }
 
