@@ -92,6 +92,9 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	if len(p.Inventories) == 0 && len(p.programs) == 0 && !slices.ContainsFunc(r.notes, func(n string) bool { return strings.HasPrefix(n, "You may not") }) {
 		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there (docs/howto.md)")
 	}
+	if !p.known && slices.Contains(r.unread, "gpuinventories.gpu.tessera.dev") {
+		return fmt.Errorf("nothing could be looked at:\n%s", strings.Join(r.notes, "\n"))
+	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {
 		found, asked := o.examineNodes(ctx, r, p.programs)

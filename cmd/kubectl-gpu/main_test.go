@@ -35,6 +35,8 @@ type server struct {
 	// items by the path of their list.
 	items     map[string][]any
 	forbidden []string
+	// metrics by path.
+	metrics map[string]string
 	// pages counts requests with a continue token.
 	pages int
 	// written are the requests that change something.
@@ -52,6 +54,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if slices.Contains(s.forbidden, r.URL.Path) || slices.Contains(s.forbidden, r.Method+" "+r.URL.Path) {
 		refuse(http.StatusForbidden, metav1.StatusReasonForbidden)
+		return
+	}
+	if text, ok := s.metrics[r.URL.Path]; ok {
+		_, _ = io.WriteString(w, text)
 		return
 	}
 	items, ok := s.items[r.URL.Path]
@@ -209,6 +215,14 @@ func TestOutput(t *testing.T) {
 		"policy-dry-run-claims": {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *server) {
 			s.forbidden = []string{resources + "resourceclaims", resources + "namespaces/default/resourceclaims"}
 		}},
+		"top":           {args: []string{"top"}, change: busy},
+		"top-namespace": {args: []string{"top", "-n", "team"}, change: busy},
+		"top-json":      {args: []string{"top", "-o", "json", "-n", "lab"}, change: busy},
+		"top-forbidden": {args: []string{"top"}, change: func(s *server) { busy(s); s.forbidden = []string{metricsPath} }},
+		"top-silent":    {args: []string{"top"}, change: func(s *server) { busy(s); s.metrics = nil }},
+		"top-no-tessera": {args: []string{"top"}, change: func(s *server) {
+			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}}
+		}},
 		"drain-dry-run":   {args: []string{"drain", "node/1", "--dry-run"}, change: taint},
 		"drain-node":      {args: []string{"drain", "node", "--dry-run"}, change: taint},
 		"drain-no-rules":  {args: []string{"drain", "node/1", "--dry-run"}},
@@ -233,6 +247,35 @@ func taint(s *server) {
 	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
 	r.Spec.Taint = resourceapi.DeviceTaint{Key: "example.com/board", Value: "loose", Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	s.items[resources+"devicetaintrules"] = []any{r}
+}
+
+const metricsPath = "/api/v1/namespaces/tessera-system/pods/http:tessera-node-x7k2p:8081/proxy/metrics"
+
+// busy has programs on GPUs: a whole one, a partition, and two pods with a share of the
+// broken one, each with two containers.
+func busy(s *server) {
+	healthy(s)
+	p := program("tessera-node-x7k2p", "node", "node", true)
+	p.Spec.Containers = []corev1.Container{{Name: "kubelet-plugin", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 8081}}}}
+	s.items["/api/v1/pods"] = []any{p}
+	share := claim("lab", "both", "first", "gpu-00000003-mps-2-0")
+	share.Status.ReservedFor = append(share.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "q"})
+	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], share)
+	s.metrics = map[string]string{metricsPath: `# TYPE tessera_allocation_info gauge
+tessera_allocation_info{uuid="MIG-0000",parent_uuid="GPU-00000001-0000-0000-0000-000000000000",type="mig",device="gpu-00000001-mig-3g40gb-4",share_id="",namespace="team",claim="infer-7c9-gpu",pod="infer-7c9-xk2p1"} 1
+# TYPE tessera_gpu_memory_used_bytes gauge
+tessera_gpu_memory_used_bytes{uuid="GPU-00000001-0000-0000-0000-000000000000"} 2.147483648e+09
+tessera_gpu_memory_used_bytes{uuid="GPU-00000002-0000-0000-0000-000000000000"} 5.36870912e+10
+# TYPE tessera_gpu_utilization_ratio gauge
+tessera_gpu_utilization_ratio{uuid="GPU-00000002-0000-0000-0000-000000000000"} 0.75
+# TYPE tessera_partition_memory_used_bytes gauge
+tessera_partition_memory_used_bytes{uuid="MIG-0000",parent_uuid="GPU-00000001-0000-0000-0000-000000000000",gpu_instance_id="2",profile="3g.40gb"} 2.0971520e+09
+# TYPE tessera_share_memory_used_bytes gauge
+tessera_share_memory_used_bytes{device="gpu-00000003-mps-2-0",share_id="",namespace="lab",claim="both",pod="first",container="a"} 1.073741824e+09
+tessera_share_memory_used_bytes{device="gpu-00000003-mps-2-0",share_id="",namespace="lab",claim="both",pod="first",container="b"} 5.36870912e+08
+# TYPE tessera_share_utilization_ratio gauge
+tessera_share_utilization_ratio{device="gpu-00000003-mps-2-0",share_id="",namespace="lab",claim="both",pod="first",container="a"} 0.25
+`}
 }
 
 // shares is a policy that takes two GPUs, of which claims have partitions.

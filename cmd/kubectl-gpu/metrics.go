@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+// metrics are those of one plugin, by name.
+type metrics map[string]*dto.MetricFamily
+
+// having are labels that a series has.
+type having map[string]string
+
+// match reports whether a series has the labels. A missing one is an empty one.
+func (h having) match(s *dto.Metric) bool {
+	for name, want := range h {
+		if labelOf(s, name) != want {
+			return false
+		}
+	}
+	return true
+}
+
+func labelOf(s *dto.Metric, name string) string {
+	for _, p := range s.GetLabel() {
+		if p.GetName() == name {
+			return p.GetValue()
+		}
+	}
+	return ""
+}
+
+// sum adds the series that have the labels; nil: there are none. Series of shares are
+// one for each container, and no process is counted in two.
+func (m metrics) sum(name string, of having) *float64 {
+	var out *float64
+	for _, s := range m[name].GetMetric() {
+		if of.match(s) {
+			if out == nil {
+				out = new(float64)
+			}
+			*out += s.GetGauge().GetValue()
+		}
+	}
+	return out
+}
+
+// load returns the metrics with the prefix.
+func (m metrics) load(prefix string, of having) load {
+	out := load{Utilization: m.sum(prefix+"_utilization_ratio", of)}
+	if used := m.sum(prefix+"_memory_used_bytes", of); used != nil {
+		n := int64(*used)
+		out.UsedBytes = &n
+	}
+	return out
+}
+
+// label is the value of a label of the first series that has the others.
+func (m metrics) label(name string, of having, label string) string {
+	for _, s := range m[name].GetMetric() {
+		if of.match(s) {
+			return labelOf(s, label)
+		}
+	}
+	return ""
+}
+
+// readMetrics reads the text format.
+func readMetrics(raw []byte) (metrics, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(raw))
+	return families, err
+}
+
+const (
+	// answerWithin is how long a plugin may take.
+	answerWithin = 10 * time.Second
+	// metricsPort is the name of the plugins' port.
+	metricsPort = "metrics"
+)
+
+// measure reads the metrics of the plugins of the nodes. Those that can't be read are
+// noted.
+func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metrics, error) {
+	programs, err := r.programs(ctx)
+	if err := r.forgive(err, "pods", "without Tessera's own pods nothing can be measured"); err != nil || programs == nil {
+		return nil, err
+	}
+	byNode := make(map[string]*corev1.Pod)
+	for i := range programs {
+		if p := &programs[i]; p.Labels[componentLabel] == nodeComponent && p.Status.Phase == corev1.PodRunning {
+			byNode[p.Spec.NodeName] = p
+		}
+	}
+	found, errs := make([]metrics, len(c.Nodes)), make([]error, len(c.Nodes))
+	group := new(errgroup.Group)
+	group.SetLimit(maxExamined)
+	for i, n := range c.Nodes {
+		group.Go(func() error {
+			found[i], errs[i] = r.metricsOf(ctx, byNode[n.Name])
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are by node
+	out := make(map[string]metrics, len(c.Nodes))
+	for i, n := range c.Nodes {
+		out[n.Name] = found[i]
+		switch err := errs[i]; {
+		case apierrors.IsForbidden(err):
+			r.notes = append(r.notes, fmt.Sprintf("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace))
+		case err != nil:
+			r.notes = append(r.notes, fmt.Sprintf("Nothing is known of the load of %s: %v.", n.Name, err))
+		}
+	}
+	return out, nil
+}
+
+// metricsOf reads the metrics of a plugin.
+func (r *reader) metricsOf(ctx context.Context, p *corev1.Pod) (metrics, error) {
+	if p == nil {
+		return nil, fmt.Errorf("no plugin runs there")
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	for _, c := range p.Spec.Containers {
+		i := slices.IndexFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == metricsPort })
+		if i < 0 {
+			continue
+		}
+		raw, err := r.kube.CoreV1().Pods(p.Namespace).ProxyGet("http", p.Name, strconv.Itoa(int(c.Ports[i].ContainerPort)), "metrics", nil).DoRaw(ctx)
+		if apierrors.IsForbidden(err) {
+			return nil, err
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the metrics of pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+		m, err := readMetrics(raw)
+		if err != nil {
+			return nil, fmt.Errorf("read the metrics of pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+		return m, nil
+	}
+	return nil, fmt.Errorf("its plugin serves no metrics (metrics.enabled of the chart)")
+}
