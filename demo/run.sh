@@ -511,6 +511,24 @@ uninstall() {
 	echo "nothing is left of it, in the cluster or on its nodes"
 }
 
+# show_map shows who has which part of which GPU.
+show_map() {
+	say "kubectl gpu map: who has which part of which GPU, and what else fits"
+	began=$SECONDS spaces=demo-map
+	go build -trimpath -o _output/demo/kubectl-gpu ./cmd/kubectl-gpu
+	kubectl delete namespace "$spaces" --ignore-not-found --timeout=60s >/dev/null # of a run that was kept
+	kubectl create namespace "$spaces" >/dev/null
+	manifests demo/deployment/*.yaml | kubectl apply -n "$spaces" -f - >/dev/null
+	if has DRAPartitionableDevices; then
+		manifests demo/mig/mix/*.yaml | kubectl apply -n "$spaces" -f - >/dev/null
+		await map "--for=condition=Ready pod/small pod/large pod/pair"
+	fi
+	await map "--for=condition=Available deployment/inference"
+	_output/demo/kubectl-gpu map
+	kubectl delete namespace "$spaces" --wait=false >/dev/null
+	echo "  ($((SECONDS - began)) s)"
+}
+
 case ${1:-run} in
 down)
 	down
@@ -554,6 +572,7 @@ with DRAConsumableCapacity scenario mps/in-a-partition "--for=condition=Ready po
 mps_whole_gpu
 scenario timeslicing/replicas "--for=condition=Available deployment/notebooks" 3 3 "T4"
 scenario timeslicing/whole-gpu "--for=condition=Ready pod/taking-turns" 2 1 "H100"
+show_map
 settle
 unpartitioned node-0
 [ "$KEEP" = 1 ] || uninstall
