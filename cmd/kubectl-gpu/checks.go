@@ -140,7 +140,7 @@ func examineGPUs(inv *v1alpha1.GPUInventory) []finding {
 			level, what := note, string(c.Type)
 			if c.Blocks() {
 				level = trouble
-			} else if c.Effect() != gpu.NoEffect {
+			} else if c.Effect() != gpu.NoTaint {
 				level = warning
 			}
 			if c.Message != "" {

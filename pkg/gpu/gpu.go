@@ -254,7 +254,7 @@ func (c Condition) EffectOn(device DeviceName) Effect {
 	case c.Type == RowRemapPending && device.Type() != TypeGPU:
 		return c.Type.Effect()
 	case c.Type.OnlyMPS() && !device.IsShare():
-		return NoEffect
+		return NoTaint
 	}
 	return c.Effect()
 }
@@ -284,9 +284,9 @@ func (t ConditionType) Effect() Effect {
 	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
 		return Informational
 	case CDIFailed, ComputeModeChanged, TimeSliceUnsupported:
-		return NoEffect
+		return NoTaint
 	default: // of a newer version
-		return NoEffect
+		return NoTaint
 	}
 }
 

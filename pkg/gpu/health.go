@@ -30,8 +30,8 @@ const (
 type Effect string
 
 const (
-	// NoEffect: the condition is no property of the GPU's devices.
-	NoEffect Effect = ""
+	// NoTaint: the condition is no property of the GPU's devices.
+	NoTaint Effect = ""
 	// Informational: the devices have a taint that has no effect.
 	Informational Effect = "None"
 	// NoSchedule: the GPU's devices are not given to new claims that don't tolerate
@@ -51,8 +51,8 @@ const TaintKey = DriverName + "/unhealthy"
 type RecoveryAction string
 
 const (
-	// RecoveryUnknown: an older driver doesn't say.
-	RecoveryUnknown RecoveryAction = ""
+	// RecoveryUnsupported: the driver has no recovery actions, because it is older.
+	RecoveryUnsupported RecoveryAction = ""
 	// RecoveryNotRead: the GPU has not answered, so the driver may have an action.
 	RecoveryNotRead       RecoveryAction = "NotRead"
 	RecoveryNone          RecoveryAction = "None"

@@ -80,6 +80,11 @@ type Cause struct {
 // Open reports whether the cause is a condition of the GPU.
 func (c Cause) Open() bool { return c.Accepted == nil }
 
+// isOf reports whether the cause is the one of a type and a source.
+func (c Cause) isOf(t gpu.ConditionType, source Source) bool {
+	return c.Type == t && c.Source == source
+}
+
 func (c Cause) isProvisional() bool { return c.CatalogType != "" }
 
 // Ending records that an admin ended a cause.
@@ -107,7 +112,7 @@ type finding struct {
 }
 
 func (f finding) isOf(c Cause) bool {
-	return c.Type == f.t && c.Source == f.source && c.CatalogType == f.catalogType
+	return c.isOf(f.t, f.source) && c.CatalogType == f.catalogType
 }
 
 // begin returns the cause that begins with the finding.
@@ -133,16 +138,16 @@ func makeDefinite(causes []Cause) []Cause {
 		if c.isProvisional() {
 			c.Type, c.CatalogType = c.CatalogType, ""
 		}
-		if !slices.ContainsFunc(out, func(d Cause) bool { return d.Type == c.Type && d.Source == c.Source }) {
+		if !slices.ContainsFunc(out, func(d Cause) bool { return d.isOf(c.Type, c.Source) }) {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-// again returns the cause c, which the finding is of, after its source has reported
-// it again.
-func (f finding) again(c Cause, at time.Time, load Load) Cause {
+// renew returns the cause c, which the finding is of, after its source has reported it
+// again.
+func (f finding) renew(c Cause, at time.Time, load Load) Cause {
 	if c.Accepted != nil && (load.since(c.Load) || f.xid != 0) {
 		c.Accepted, c.XID, c.Links, c.Since = nil, 0, nil, at
 	}

@@ -28,7 +28,7 @@ type Flap struct {
 	extra map[string]json.RawMessage
 }
 
-func (f Flap) isOf(c Cause) bool { return c.Type == f.Type && c.Source == f.Source }
+func (f Flap) isOf(c Cause) bool { return c.isOf(f.Type, f.Source) }
 
 // requiredAbsence returns the least time between the first reading without the cause and
 // the one that ends it. It doubles each time that the cause comes back.

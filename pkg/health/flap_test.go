@@ -104,7 +104,7 @@ func TestEndOfFlappingByHand(t *testing.T) {
 	ignore := func(time.Duration, bool) {}
 	s := readAt(t, health.State{}, 0, time.Hour, func(at time.Duration) bool { return at%(20*time.Second) == 0 }, ignore)
 	s = readAt(t, s, time.Hour, time.Hour+8*time.Second, healthy, ignore)
-	s, err := s.End(gpu.Lost, start.Add(time.Hour), "ann", "the riser was seated again", start.Add(time.Hour))
+	s, err := s.End(health.Ending{Type: gpu.Lost, By: "ann", Why: "the riser was seated again", At: start.Add(time.Hour)}, start.Add(time.Hour))
 	if err != nil || isOpen(s) {
 		t.Fatalf("ended by hand: %v, %v", s.Conditions(), err)
 	}

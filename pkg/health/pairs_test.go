@@ -12,7 +12,7 @@ import (
 // TestTruthTableOfTwoXIDs: two XIDs, at least one of them decided on before the driver has
 // answered, and then its answer. None may hide the other.
 func TestTruthTableOfTwoXIDs(t *testing.T) {
-	const notRead, unknown, unheardOf = gpu.RecoveryNotRead, gpu.RecoveryUnknown, gpu.RecoveryOther
+	const notRead, unknown, unheardOf = gpu.RecoveryNotRead, gpu.RecoveryUnsupported, gpu.RecoveryOther
 	lost := silent(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"})
 	meanings, count := readMeanings(t), 0
 	codes := samples(meanings)

@@ -34,14 +34,14 @@ type Reset struct {
 	Ended time.Time `json:"ended,omitzero"`
 	// Error says why the attempt failed, as a clause.
 	Error string `json:"error,omitempty"`
-	// Impossible: another attempt would fail, too.
-	Impossible bool `json:"impossible,omitempty"`
+	// Permanent: another attempt would fail, too.
+	Permanent bool `json:"permanent,omitempty"`
 
 	extra map[string]json.RawMessage
 }
 
-// Situation is the basis of a decision to reset a GPU, besides its State.
-type Situation struct {
+// ResetFacts is the basis of a decision to reset a GPU, besides its State.
+type ResetFacts struct {
 	GPU gpu.UUID
 	At  time.Time
 	// Recovery is the recovery action in the last reading, which must be recent.
@@ -50,11 +50,11 @@ type Situation struct {
 	Conditions []gpu.Condition
 	// Allowed: a policy lets the plugin reset the GPU.
 	Allowed bool
-	// Users are the claims that have the GPU or a part of it.
-	Users []string
-	// Divided: the GPU has a MIG configuration that a reset ends and nobody would
+	// Claims are those that have the GPU or a part of it.
+	Claims []string
+	// MIGOfOthers: the GPU has a MIG configuration that a reset ends and nobody would
 	// restore.
-	Divided bool
+	MIGOfOthers bool
 }
 
 // ResetPlan is the decision about a GPU for which ResetRequired is open.
@@ -68,7 +68,7 @@ type ResetPlan struct {
 
 // PlanReset decides whether the plugin resets the GPU. The zero plan is that of a GPU
 // that needs no reset.
-func (s State) PlanReset(x Situation) ResetPlan {
+func (s State) PlanReset(x ResetFacts) ResetPlan {
 	isOpen := slices.ContainsFunc(s.Causes, func(c Cause) bool { return c.Open() && c.Type == gpu.ResetRequired })
 	if !isOpen || x.Recovery == gpu.RecoveryNone { // it ends with the next reading
 		return ResetPlan{}
@@ -78,8 +78,8 @@ func (s State) PlanReset(x Situation) ResetPlan {
 	}
 	tried := s.resetsSince(x.At)
 	switch {
-	case len(x.Users) > 0:
-		return ResetPlan{Message: "Tessera resets it when no claim has any of it; these have: " + firstOf(x.Users)}
+	case len(x.Claims) > 0:
+		return ResetPlan{Message: "Tessera resets it when no claim has any of it; these have: " + firstOf(x.Claims)}
 	case len(tried) > 0 && x.At.Sub(tried[len(tried)-1].Began) < resetPause(len(tried)):
 		return ResetPlan{Message: tried[len(tried)-1].outcome() + "; Tessera tries again"}
 	}
@@ -88,7 +88,7 @@ func (s State) PlanReset(x Situation) ResetPlan {
 
 // whyByHand returns why the plugin doesn't reset the GPU, and the remedy; empty if the
 // plugin may reset it.
-func (s State) whyByHand(x Situation) string {
+func (s State) whyByHand(x ResetFacts) string {
 	byHand := fmt.Sprintf("end all programs on it and the node's kubelet plugin and reset it (nvidia-smi --gpu-reset -i %s), or reboot the node", x.GPU)
 	if !x.Allowed {
 		return byHand + "; Tessera resets it where a SharingPolicy has health.reset: WhenIdle"
@@ -102,9 +102,9 @@ func (s State) whyByHand(x Situation) string {
 	switch {
 	case x.Recovery != gpu.RecoveryReset && x.Recovery != gpu.RecoveryDrainAndReset:
 		return "the driver doesn't say that a reset helps, so Tessera doesn't reset it; " + byHand
-	case x.Divided:
+	case x.MIGOfOthers:
 		return "Tessera doesn't reset it, because that would end a MIG configuration that Tessera didn't make; " + byHand
-	case len(tried) > 0 && tried[len(tried)-1].Impossible:
+	case len(tried) > 0 && tried[len(tried)-1].Permanent:
 		return tried[len(tried)-1].outcome() + "; " + byHand
 	case len(tried) >= maxResets:
 		return fmt.Sprintf("Tessera has tried to reset it %d times in a day: %s; reboot the node, and have the GPU examined", len(tried), tried[len(tried)-1].outcome())
@@ -128,14 +128,14 @@ func (s State) BeginReset(at time.Time) State {
 }
 
 // EndReset returns the state after the reset that began last; failed is nil if it
-// succeeded. impossible: another attempt would fail, too.
-func (s State) EndReset(at time.Time, failed error, impossible bool) State {
+// succeeded. permanent: another attempt would fail, too.
+func (s State) EndReset(at time.Time, failed error, permanent bool) State {
 	s.Resets = slices.Clone(s.Resets)
 	if len(s.Resets) == 0 {
 		return s
 	}
 	last := &s.Resets[len(s.Resets)-1]
-	last.Ended, last.Impossible = at, impossible
+	last.Ended, last.Permanent = at, permanent
 	if failed != nil {
 		last.Error = failed.Error()
 	}

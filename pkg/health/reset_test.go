@@ -12,9 +12,9 @@ import (
 
 // tried returns a step in which a reset begins, and ends with an error unless that is
 // nil.
-func tried(err error, impossible bool) step {
+func tried(err error, permanent bool) step {
 	return func(_ *testing.T, s health.State, at time.Time) health.State {
-		return s.BeginReset(at).EndReset(at.Add(time.Second), err, impossible)
+		return s.BeginReset(at).EndReset(at.Add(time.Second), err, permanent)
 	}
 }
 
@@ -28,33 +28,33 @@ func TestPlanReset(t *testing.T) {
 	const now, nothing = "now", "nothing"
 	refused := errors.New("In use by another client")
 	asks, drain := action(gpu.RecoveryReset), action(gpu.RecoveryDrainAndReset)
-	may := health.Situation{Allowed: true, Recovery: gpu.RecoveryReset}
-	with := func(change func(*health.Situation)) health.Situation {
+	may := health.ResetFacts{Allowed: true, Recovery: gpu.RecoveryReset}
+	with := func(change func(*health.ResetFacts)) health.ResetFacts {
 		x := may
 		change(&x)
 		return x
 	}
-	has := func(c gpu.ConditionType) health.Situation {
-		return with(func(x *health.Situation) { x.Conditions = []gpu.Condition{{Type: gpu.ResetRequired}, {Type: c}} })
+	has := func(c gpu.ConditionType) health.ResetFacts {
+		return with(func(x *health.ResetFacts) { x.Conditions = []gpu.Condition{{Type: gpu.ResetRequired}, {Type: c}} })
 	}
-	isUsed := with(func(x *health.Situation) { x.Users = []string{"default/d", "default/b", "default/a", "default/c"} })
-	recovery := func(a gpu.RecoveryAction) health.Situation {
-		return with(func(x *health.Situation) { x.Recovery = a })
+	isUsed := with(func(x *health.ResetFacts) { x.Claims = []string{"default/d", "default/b", "default/a", "default/c"} })
+	recovery := func(a gpu.RecoveryAction) health.ResetFacts {
+		return with(func(x *health.ResetFacts) { x.Recovery = a })
 	}
 	for name, c := range map[string]struct {
 		steps []step
 		after time.Duration
-		x     health.Situation
+		x     health.ResetFacts
 		want  string
 	}{
 		"healthy":                        {nil, 0, may, nothing},
 		"idle":                           {[]step{asks}, 0, may, now},
 		"idle, drain and reset":          {[]step{drain}, 0, recovery(gpu.RecoveryDrainAndReset), now},
-		"no policy":                      {[]step{asks}, 0, health.Situation{GPU: "GPU-1", Recovery: gpu.RecoveryReset}, "nvidia-smi --gpu-reset -i GPU-1"},
+		"no policy":                      {[]step{asks}, 0, health.ResetFacts{GPU: "GPU-1", Recovery: gpu.RecoveryReset}, "nvidia-smi --gpu-reset -i GPU-1"},
 		"used":                           {[]step{asks}, 0, isUsed, "when no claim has any of it; these have: default/a, default/b, default/c and 1 more"},
 		"recovers":                       {[]step{asks}, 0, recovery(gpu.RecoveryNone), nothing},
 		"ended by hand":                  {[]step{asks, byHand(gpu.ResetRequired)}, time.Minute, may, nothing},
-		"by an XID, old driver":          {[]step{xid(95, gpu.RecoveryUnknown)}, 0, recovery(gpu.RecoveryUnknown), "doesn't say that a reset helps"},
+		"by an XID, old driver":          {[]step{xid(95, gpu.RecoveryUnsupported)}, 0, recovery(gpu.RecoveryUnsupported), "doesn't say that a reset helps"},
 		"something else is asked for":    {[]step{asks}, 0, recovery(gpu.RecoveryIMEX), "doesn't say that a reset helps"},
 		"lost too":                       {[]step{asks}, 0, has(gpu.Lost), "the condition Lost, too"},
 		"not responding too":             {[]step{asks}, 0, has(gpu.NotResponding), "the condition NotResponding, too"},
@@ -65,7 +65,7 @@ func TestPlanReset(t *testing.T) {
 		"who has it can't be read":       {[]step{asks}, 0, has(gpu.StateUnreadable), "the condition StateUnreadable, too"},
 		"rows wait too":                  {[]step{asks}, 0, has(gpu.RowRemapPending), now},
 		"links are down too":             {[]step{asks}, 0, has(gpu.NVLinkDown), now},
-		"divided by others":              {[]step{asks}, 0, with(func(x *health.Situation) { x.Divided = true }), "a MIG configuration that Tessera didn't make"},
+		"divided by others":              {[]step{asks}, 0, with(func(x *health.ResetFacts) { x.MIGOfOthers = true }), "a MIG configuration that Tessera didn't make"},
 		"failed just now":                {[]step{asks, tried(refused, false)}, 30 * time.Second, may, "failed: In use by another client; Tessera tries again"},
 		"failed a while ago":             {[]step{asks, tried(refused, false)}, 65 * time.Second, may, now},
 		"failed, and used by now":        {[]step{asks, tried(refused, false)}, 65 * time.Second, isUsed, "when no claim has any of it"},

@@ -49,7 +49,7 @@ func findingsOf(v gpu.Vitals) []finding {
 // actions, or the GPU is lost.
 func (r Reading) namesNoRecovery() bool {
 	isLost := slices.ContainsFunc(r.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
-	return isLost || r.Vitals != nil && r.Vitals.Recovery == gpu.RecoveryUnknown
+	return isLost || r.Vitals != nil && r.Vitals.Recovery == gpu.RecoveryUnsupported
 }
 
 // fromRecovery returns the finding for a recovery action, and false for none.
@@ -76,7 +76,7 @@ func recovery(a gpu.RecoveryAction) (gpu.ConditionType, string) {
 		return gpu.IMEXRecoveryRequired, "the driver asks to recover the node's IMEX domain"
 	case gpu.RecoveryOther:
 		return gpu.NeedsInspection, "the driver asks for a recovery that this version doesn't know"
-	case gpu.RecoveryUnknown, gpu.RecoveryNotRead, gpu.RecoveryNone:
+	case gpu.RecoveryUnsupported, gpu.RecoveryNotRead, gpu.RecoveryNone:
 		return "", ""
 	default:
 		return recovery(gpu.RecoveryOther)
@@ -119,7 +119,7 @@ func (c Cause) over(r Reading) bool {
 	}
 	switch v := r.Vitals; c.Source {
 	case FromRecoveryAction:
-		return v.Recovery != gpu.RecoveryUnknown
+		return v.Recovery != gpu.RecoveryUnsupported
 	case FromXID:
 		return v.Recovery == gpu.RecoveryNone
 	case FromRowRemap:
@@ -150,8 +150,8 @@ func (c Cause) endsByLoad() bool {
 	return c.Source != FromReading && c.Source != FromSRAM && c.Type != gpu.RowRemapFailed
 }
 
-// reportedAgain reports whether the next reading may report the cause again.
-func (c Cause) reportedAgain() bool {
+// mayRecur reports whether the next reading may report the cause again.
+func (c Cause) mayRecur() bool {
 	switch c.Source {
 	case FromRecoveryAction, FromRowRemap, FromSRAM, FromNVLink, FromReading, FromMPSDaemon:
 		return true

@@ -108,7 +108,7 @@ func (s State) ObserveXID(x gpu.XID, recovery gpu.RecoveryAction, load Load) (St
 	about := e.Condition != "" // about the GPU, not a program
 	f, ok := fromRecovery(recovery)
 	switch {
-	case recovery == gpu.RecoveryUnknown || recovery == gpu.RecoveryOther:
+	case recovery == gpu.RecoveryUnsupported || recovery == gpu.RecoveryOther:
 		f = finding{t: e.Condition, source: FromXID, clause: e.Advice, xid: x.Code}
 		ok = about
 	case recovery == gpu.RecoveryNotRead:
@@ -132,41 +132,41 @@ func add(causes []Cause, f finding, at time.Time, load Load) []Cause {
 	if i < 0 {
 		return append(causes, f.begin(at, load))
 	}
-	causes[i] = f.again(causes[i], at, load)
+	causes[i] = f.renew(causes[i], at, load)
 	return causes
 }
 
-// End returns the state after an admin ended the causes of a type that had begun by a
-// time, of which fractions of a second don't count, and records who did and why. A cause
-// that its source still reports stays accepted until that changes. One that its source
-// doesn't report any more ends for good. A GPU that doesn't answer can't be made to: that
-// is an error, and so is a type without such a cause.
-func (s State) End(t gpu.ConditionType, begunBy time.Time, by, why string, at time.Time) (State, error) {
+// End returns the state after an admin ended the causes of e's type that had begun by a
+// time, of which fractions of a second don't count, and records e for each. A cause that its
+// source still reports stays accepted until that changes. One that its source doesn't report
+// any more ends for good. A GPU that doesn't answer can't be made to: that is an error, and
+// so is a type without such a cause. XID and Since of e are ignored.
+func (s State) End(e Ending, begunBy time.Time) (State, error) {
 	var causes []Cause
 	ended := slices.Clone(s.Ended)
 	later := ""
 	for _, c := range s.Causes {
 		isLater := c.Since.Truncate(time.Second).After(begunBy)
-		if c.Type != t || !c.Open() || isLater {
+		if c.Type != e.Type || !c.Open() || isLater {
 			causes = append(causes, c)
-			if c.Type == t && c.Open() {
+			if c.Type == e.Type && c.Open() {
 				later = fmt.Sprintf(": it began at %s, which is later than %s", c.Since.UTC().Format(time.RFC3339), begunBy.UTC().Format(time.RFC3339))
 			}
 			continue
 		}
 		if c.Source == FromReading && c.goneAt.IsZero() {
-			return s, fmt.Errorf("end %s by hand: the GPU doesn't answer; the condition ends when it does", t)
+			return s, fmt.Errorf("end %s by hand: the GPU doesn't answer; the condition ends when it does", e.Type)
 		}
-		e := Ending{Type: t, XID: c.XID, Since: c.Since, At: at, By: by, Why: why}
+		e.XID, e.Since = c.XID, c.Since
 		ended = append(ended, e)
 		s.Flaps = slices.DeleteFunc(slices.Clone(s.Flaps), func(f Flap) bool { return f.isOf(c) })
-		if c.reportedAgain() && c.goneAt.IsZero() {
-			c.Accepted = &e
+		if c.mayRecur() && c.goneAt.IsZero() {
+			c.Accepted = new(e)
 			causes = append(causes, c)
 		}
 	}
 	if len(ended) == len(s.Ended) {
-		return s, fmt.Errorf("end %s by hand: the GPU has no such condition that can be ended%s", t, later)
+		return s, fmt.Errorf("end %s by hand: the GPU has no such condition that can be ended%s", e.Type, later)
 	}
 	s.Causes, s.Ended = causes, ended[max(0, len(ended)-maxEnded):]
 	return s, nil
@@ -209,7 +209,7 @@ func Changes(before, after State) (began, ended []Cause) {
 func missing(from, s State) []Cause {
 	var out []Cause
 	for _, c := range s.Causes {
-		in := slices.ContainsFunc(from.Causes, func(d Cause) bool { return d.Open() && d.Type == c.Type && d.Source == c.Source })
+		in := slices.ContainsFunc(from.Causes, func(d Cause) bool { return d.Open() && d.isOf(c.Type, c.Source) })
 		if c.Open() && !in {
 			out = append(out, c)
 		}

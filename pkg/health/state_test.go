@@ -56,7 +56,7 @@ func xidUnder(l health.Load, code uint64, a gpu.RecoveryAction) step {
 
 func byHand(c gpu.ConditionType) step {
 	return func(t *testing.T, s health.State, at time.Time) health.State {
-		s, err := s.End(c, at, "ann", "tested it", at)
+		s, err := s.End(health.Ending{Type: c, By: "ann", Why: "tested it", At: at}, at)
 		if err != nil {
 			t.Error(err)
 		}
@@ -92,7 +92,7 @@ func after(t *testing.T, steps ...step) health.State {
 func TestConditions(t *testing.T) {
 	const (
 		none    = gpu.RecoveryNone
-		unknown = gpu.RecoveryUnknown
+		unknown = gpu.RecoveryUnsupported
 		reset   = gpu.RecoveryReset
 	)
 	lost := gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}
@@ -192,20 +192,20 @@ func TestConditions(t *testing.T) {
 }
 
 func TestEnd(t *testing.T) {
-	s := after(t, xid(95, gpu.RecoveryUnknown), byHand(gpu.ResetRequired))
+	s := after(t, xid(95, gpu.RecoveryUnsupported), byHand(gpu.ResetRequired))
 	want := []health.Ending{{Type: gpu.ResetRequired, XID: 95, Since: start, At: start.Add(5 * time.Second), By: "ann", Why: "tested it"}}
 	if diff := cmp.Diff(want, s.Ended, cmpopts.IgnoreUnexported(health.Ending{})); diff != "" {
 		t.Errorf("endings (-want +got):\n%s", diff)
 	}
-	if _, err := s.End(gpu.ResetRequired, start.Add(time.Hour), "ann", "again", start); err == nil {
+	if _, err := s.End(health.Ending{Type: gpu.ResetRequired, By: "ann", Why: "again", At: start}, start.Add(time.Hour)); err == nil {
 		t.Error("a condition that isn't there was ended")
 	}
 	lost := after(t, silent(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}))
-	if _, err := lost.End(gpu.Lost, start.Add(time.Hour), "ann", "looks fine", start); err == nil {
+	if _, err := lost.End(health.Ending{Type: gpu.Lost, By: "ann", Why: "looks fine", At: start}, start.Add(time.Hour)); err == nil {
 		t.Error("a lost GPU was declared found")
 	}
 	for range 100 {
-		s = after(t, is(s), xid(95, gpu.RecoveryUnknown), byHand(gpu.ResetRequired))
+		s = after(t, is(s), xid(95, gpu.RecoveryUnsupported), byHand(gpu.ResetRequired))
 	}
 	if n := len(s.Ended); n < 2 || n > 20 {
 		t.Errorf("%d endings are kept, want the last few", n)
@@ -215,23 +215,23 @@ func TestEnd(t *testing.T) {
 // TestEndOfEarlierCauses: who ends a condition doesn't mean causes that begin later, such
 // as one after a reset.
 func TestEndOfEarlierCauses(t *testing.T) {
-	s := after(t, xid(95, gpu.RecoveryUnknown), action(gpu.RecoveryReset)) // at start, and 5 s later
+	s := after(t, xid(95, gpu.RecoveryUnsupported), action(gpu.RecoveryReset)) // at start, and 5 s later
 	const second = time.Second
-	if _, err := s.End(gpu.ResetRequired, start.Add(-second), "ann", "tested it", start.Add(time.Minute)); err == nil {
+	if _, err := s.End(health.Ending{Type: gpu.ResetRequired, By: "ann", Why: "tested it", At: start.Add(time.Minute)}, start.Add(-second)); err == nil {
 		t.Error("ended before it began")
 	}
-	first, err := s.End(gpu.ResetRequired, start, "ann", "tested it", start.Add(time.Minute))
+	first, err := s.End(health.Ending{Type: gpu.ResetRequired, By: "ann", Why: "tested it", At: start.Add(time.Minute)}, start)
 	if err != nil || len(first.Ended) != 1 || first.Ended[0].XID != 95 || len(first.Conditions()) != 1 {
 		t.Errorf("%v; ended %v, conditions %v; want that one cause is left", err, first.Ended, first.Conditions())
 	}
-	both, err := s.End(gpu.ResetRequired, start.Add(5*second), "ann", "tested it", start.Add(time.Minute))
+	both, err := s.End(health.Ending{Type: gpu.ResetRequired, By: "ann", Why: "tested it", At: start.Add(time.Minute)}, start.Add(5*second))
 	if err != nil || len(both.Conditions()) > 0 {
 		t.Errorf("%v; conditions %v, want none", err, both.Conditions())
 	}
 	parts := after(t, func(_ *testing.T, s health.State, at time.Time) health.State {
 		return s.Observe(health.Reading{At: at.Add(900 * time.Millisecond), Load: load, Vitals: &gpu.Vitals{Recovery: gpu.RecoveryIMEX}})
 	})
-	if _, err := parts.End(gpu.IMEXRecoveryRequired, start, "ann", "tested it", start.Add(time.Minute)); err != nil {
+	if _, err := parts.End(health.Ending{Type: gpu.IMEXRecoveryRequired, By: "ann", Why: "tested it", At: start.Add(time.Minute)}, start); err != nil {
 		t.Errorf("a time without fractions of its second doesn't count: %v", err)
 	}
 }
@@ -239,7 +239,7 @@ func TestEndOfEarlierCauses(t *testing.T) {
 // A message describes the error and the remedy, and doesn't change while the GPU's state
 // doesn't.
 func TestMessages(t *testing.T) {
-	const unknown, none, reset = gpu.RecoveryUnknown, gpu.RecoveryNone, gpu.RecoveryReset
+	const unknown, none, reset = gpu.RecoveryUnsupported, gpu.RecoveryNone, gpu.RecoveryReset
 	for _, tc := range []struct {
 		code   uint64
 		action gpu.RecoveryAction
@@ -276,7 +276,7 @@ func TestMessages(t *testing.T) {
 }
 
 func TestChanges(t *testing.T) {
-	before := after(t, xid(95, gpu.RecoveryUnknown))
+	before := after(t, xid(95, gpu.RecoveryUnsupported))
 	now := after(t, is(before), action(gpu.RecoveryNone), reads(gpu.Vitals{Recovery: gpu.RecoveryNone, SRAMThresholdExceeded: new(true)}))
 	began, ended := health.Changes(before, now)
 	if len(began) != 1 || began[0].Source != health.FromSRAM || len(ended) != 1 || ended[0].XID != 95 {

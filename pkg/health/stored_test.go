@@ -86,9 +86,9 @@ func play(t *testing.T, s health.State) {
 	}
 	lost := gpu.Condition{Type: gpu.Lost, Message: "lost"}
 	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: new(true)}
-	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnknown), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
+	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnsupported), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
 	for _, c := range end.Conditions() {
-		ended, _ := end.End(c.Type, c.Since, "ann", "tested it", start.Add(time.Hour))
+		ended, _ := end.End(health.Ending{Type: c.Type, By: "ann", Why: "tested it", At: start.Add(time.Hour)}, c.Since)
 		ended.Observe(health.Reading{At: start.Add(time.Hour), Load: reload, Vitals: &gpu.Vitals{}})
 	}
 	if now, err := json.Marshal(s); err != nil || string(now) != string(before) {

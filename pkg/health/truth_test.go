@@ -89,7 +89,7 @@ func TestTruthTable(t *testing.T) {
 			continue
 		}
 		delete(meanings, code)
-		actions := map[gpu.RecoveryAction]expected{gpu.RecoveryUnknown: withoutAction[m]}
+		actions := map[gpu.RecoveryAction]expected{gpu.RecoveryUnsupported: withoutAction[m]}
 		maps.Copy(actions, withAction)
 		for a, want := range actions {
 			for kind := range kinds {
@@ -137,7 +137,7 @@ func TestTruthTableOfSlowDrivers(t *testing.T) {
 				if restarts {
 					s = restart(t, s, start)
 				}
-				old := gpu.Vitals{Recovery: gpu.RecoveryUnknown}
+				old := gpu.Vitals{Recovery: gpu.RecoveryUnsupported}
 				none := gpu.Vitals{Recovery: gpu.RecoveryNone}
 				for name, tc := range map[string]struct {
 					steps []step
@@ -180,7 +180,7 @@ func (c truthCase) play(t *testing.T) string {
 		hit.GPUInstance, hit.ComputeInstance = new(2), new(0)
 	}
 	healthy, asked := gpu.Vitals{Recovery: gpu.RecoveryNone}, gpu.Vitals{Recovery: c.action}
-	if c.action == gpu.RecoveryUnknown {
+	if c.action == gpu.RecoveryUnsupported {
 		healthy = asked
 	}
 	s := after(t, reads(healthy), reads(healthy))
@@ -194,7 +194,7 @@ func (c truthCase) play(t *testing.T) string {
 		return "after the XID: " + diff
 	}
 	// The sources must agree twice, and an old driver must be loaded again.
-	if c.action == gpu.RecoveryUnknown {
+	if c.action == gpu.RecoveryUnsupported {
 		s = c.follow(t, s, reads(healthy), reads(healthy), reads(healthy))
 	} else {
 		s = c.follow(t, s, reads(healthy))

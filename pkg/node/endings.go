@@ -16,37 +16,38 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
 )
 
 // reasonNotEnded: a condition that was to be ended by hand stays.
 const reasonNotEnded = "GPUConditionNotEnded"
 
 // endings ends conditions of GPUs by hand, as the GPUInventory's annotation
-// v1alpha1.AnnotationEndCondition asks. The annotation is removed before the condition
-// is ended, so that it is obeyed once; and it has a time, so that one that could not be
+// v1alpha1.AnnotationEndCondition requests. The annotation is removed before the condition
+// is ended, so that it is handled once; and it has a time, so that one that could not be
 // removed ends no later condition.
 type endings struct {
-	p     *plugin
-	asked chan *v1alpha1.GPUInventory // the last one with the annotation
+	p        *plugin
+	requests chan *v1alpha1.GPUInventory // the last one with the annotation
 }
 
 func newEndings(p *plugin) *endings {
-	return &endings{p: p, asked: make(chan *v1alpha1.GPUInventory, 1)}
+	return &endings{p: p, requests: make(chan *v1alpha1.GPUInventory, 1)}
 }
 
-// ask takes in an inventory. It doesn't block.
-func (e *endings) ask(inv *v1alpha1.GPUInventory) {
+// enqueue takes in an inventory. It doesn't block.
+func (e *endings) enqueue(inv *v1alpha1.GPUInventory) {
 	if inv.Annotations[v1alpha1.AnnotationEndCondition] == "" {
 		return
 	}
 	for {
 		select {
-		case e.asked <- inv:
+		case e.requests <- inv:
 			return
 		default:
 		}
 		select {
-		case <-e.asked: // an older one
+		case <-e.requests: // an older one
 		default:
 		}
 	}
@@ -56,8 +57,8 @@ func (e *endings) run(ctx context.Context) {
 	e.awaitGPUs(ctx)
 	for {
 		select {
-		case inv := <-e.asked:
-			e.answer(ctx, inv.Annotations[v1alpha1.AnnotationEndCondition])
+		case inv := <-e.requests:
+			e.handle(ctx, inv.Annotations[v1alpha1.AnnotationEndCondition])
 		case <-ctx.Done():
 			return
 		}
@@ -80,8 +81,8 @@ func (e *endings) awaitGPUs(ctx context.Context) {
 	}
 }
 
-// answer removes the annotation, and obeys it.
-func (e *endings) answer(ctx context.Context, text string) {
+// handle removes the annotation, and ends the condition.
+func (e *endings) handle(ctx context.Context, text string) {
 	err := e.remove(ctx, text)
 	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
 		return // it has another value by now, or none
@@ -95,20 +96,21 @@ func (e *endings) answer(ctx context.Context, text string) {
 	}
 }
 
-// end obeys the annotation.
+// end ends the condition that the annotation names.
 func (e *endings) end(ctx context.Context, text string) error {
 	words := strings.SplitN(text, " ", 5)
 	if len(words) < 5 || strings.TrimSpace(words[4]) == "" {
 		return errors.New("want the GPU's index or UUID, the condition, the time, your user name and the reason, with a space between each")
 	}
-	at, err := time.Parse(time.RFC3339, words[2])
+	begunBy, err := time.Parse(time.RFC3339, words[2])
 	if err != nil {
 		return fmt.Errorf("want the time as 2006-01-02T15:04:05Z: %w", err)
 	}
 	known, _ := e.p.facts.State()
 	for _, g := range known.Node.GPUs {
 		if words[0] == string(g.UUID) || words[0] == strconv.Itoa(g.Index) {
-			return e.p.health.End(ctx, g.UUID, gpu.ConditionType(words[1]), at, words[3], words[4])
+			ending := health.Ending{Type: gpu.ConditionType(words[1]), At: time.Now(), By: words[3], Why: words[4]}
+			return e.p.health.End(ctx, g.UUID, ending, begunBy)
 		}
 	}
 	return fmt.Errorf("the node has no GPU %s", words[0])
@@ -126,7 +128,7 @@ func (e *endings) remove(ctx context.Context, text string) error {
 	url := fmt.Sprintf("/apis/%s/gpuinventories/%s", v1alpha1.GroupVersion, e.p.cfg.NodeName)
 	err = e.p.client.CoreV1().RESTClient().Patch(types.JSONPatchType).AbsPath(url).SetHeader("Accept", "application/json").Body(patch).Do(ctx).Error()
 	if err != nil {
-		return fmt.Errorf("remove the annotation from GPUInventory %s, so that it isn't obeyed twice: %w", e.p.cfg.NodeName, err)
+		return fmt.Errorf("remove the annotation from GPUInventory %s, so that it isn't handled twice: %w", e.p.cfg.NodeName, err)
 	}
 	return nil
 }

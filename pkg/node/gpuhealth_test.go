@@ -22,7 +22,7 @@ func TestForgetHealthyGPUs(t *testing.T) {
 	defer j.Close()
 	at := time.Unix(1000, 0)
 	sick := health.State{Causes: []health.Cause{{Type: gpu.ResetRequired, Source: health.FromRecoveryAction, Since: at}}}
-	accepted, err := sick.End(gpu.ResetRequired, at, "ann", "tested it", at)
+	accepted, err := sick.End(health.Ending{Type: gpu.ResetRequired, By: "ann", Why: "tested it", At: at}, at)
 	if err != nil {
 		t.Fatal(err)
 	}

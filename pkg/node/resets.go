@@ -36,16 +36,16 @@ type resets struct {
 // allow sets the GPUs that may be reset.
 func (r *resets) allow(uuids map[gpu.UUID]bool) { r.allowed.Store(&uuids) }
 
-// Situation implements healthmonitor.Resetter.
-func (r *resets) Situation(uuid gpu.UUID) health.Situation {
-	x := health.Situation{Users: r.users(uuid)}
+// Facts implements healthmonitor.Resetter.
+func (r *resets) Facts(uuid gpu.UUID) health.ResetFacts {
+	x := health.ResetFacts{Claims: r.users(uuid)}
 	if allowed := r.allowed.Load(); allowed != nil {
 		x.Allowed = (*allowed)[uuid]
 	}
 	state, _ := r.facts.State()
 	for _, g := range state.Node.GPUs {
 		if g.UUID == uuid {
-			x.Conditions, x.Divided = g.Conditions, dividedByOthers(g.MIG)
+			x.Conditions, x.MIGOfOthers = g.Conditions, dividedByOthers(g.MIG)
 		}
 	}
 	return x
@@ -95,7 +95,7 @@ func (r *resets) Reserve(ctx context.Context, uuid gpu.UUID) (release func(), _ 
 }
 
 // Reset implements healthmonitor.Resetter.
-func (r *resets) Reset(ctx context.Context, uuid gpu.UUID) (impossible bool, _ error) {
+func (r *resets) Reset(ctx context.Context, uuid gpu.UUID) (permanent bool, _ error) {
 	err := r.driver.Reset(ctx, uuid)
 	return errors.Is(err, driver.ErrResetImpossible), err
 }

@@ -80,7 +80,7 @@ func TestPrepareWaitsForReset(t *testing.T) {
 	if err := d.unprepare(before); err != nil {
 		t.Fatal(err)
 	}
-	if x := r.Situation(uuid); x.Divided || len(x.Users) > 0 || x.Allowed {
+	if x := r.Facts(uuid); x.MIGOfOthers || len(x.Claims) > 0 || x.Allowed {
 		t.Errorf("with a partition that is kept warm: %+v", x)
 	}
 	release, err := r.Reserve(d.ctx, uuid)

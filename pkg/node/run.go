@@ -305,7 +305,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 // ask passes on what policies ask of the node.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.warnings.inventory.Store(inv.UID)
-	p.endings.ask(inv)
+	p.endings.enqueue(inv)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
 	p.resets.allow(inventory.Resettable(inv))

@@ -71,18 +71,18 @@ func readRecovery(handle gonvml.Device, object string) (gpu.RecoveryAction, erro
 		ret = gonvml.Return(fields[0].NvmlReturn)
 	}
 	if ret == gonvml.ERROR_INVALID_ARGUMENT {
-		return gpu.RecoveryUnknown, nil
+		return gpu.RecoveryUnsupported, nil
 	}
 	err := wrap(ret, "nvmlDeviceGetFieldValues", "(GPU recovery action) "+object)
 	if errors.Is(err, ErrNotSupported) {
-		return gpu.RecoveryUnknown, nil
+		return gpu.RecoveryUnsupported, nil
 	}
 	if err != nil {
-		return gpu.RecoveryUnknown, err
+		return gpu.RecoveryUnsupported, err
 	}
 	value, err := unsigned(fields[0])
 	if err != nil {
-		return gpu.RecoveryUnknown, fmt.Errorf("nvmlDeviceGetFieldValues (GPU recovery action) %s: %w", object, err)
+		return gpu.RecoveryUnsupported, fmt.Errorf("nvmlDeviceGetFieldValues (GPU recovery action) %s: %w", object, err)
 	}
 	return recoveryAction(value), nil
 }

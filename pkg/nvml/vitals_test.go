@@ -31,8 +31,8 @@ func TestVitalsThatAreUnknown(t *testing.T) {
 		err  error
 	}{
 		"all":                       {"", nvmlsim.Success, all, nil},
-		"no fields":                 {"DeviceGetFieldValues", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
-		"an unknown field":          {"DeviceGetFieldValues", nvmlsim.InvalidArgument, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnknown }), nil},
+		"no fields":                 {"DeviceGetFieldValues", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnsupported }), nil},
+		"an unknown field":          {"DeviceGetFieldValues", nvmlsim.InvalidArgument, without(func(v *gpu.Vitals) { v.Recovery = gpu.RecoveryUnsupported }), nil},
 		"no row remapper":           {"DeviceGetRemappedRows", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.RowRemap = nil }), nil},
 		"no SRAM threshold":         {"DeviceGetSramEccErrorStatus", nvmlsim.NotSupported, without(func(v *gpu.Vitals) { v.SRAMThresholdExceeded = nil }), nil},
 		"SRAM errors that fail":     {"DeviceGetSramEccErrorStatus", nvmlsim.Unknown, without(func(v *gpu.Vitals) { v.SRAMThresholdExceeded = nil }), nil},
@@ -91,7 +91,7 @@ func TestVitalsOfAWedgedGPU(t *testing.T) {
 	if err := s.Machine.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Wedged = true; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := s.Vitals(gpus[0].UUID); !errors.Is(err, nvml.ErrNotResponding) || v.Recovery != gpu.RecoveryUnknown {
+	if v, err := s.Vitals(gpus[0].UUID); !errors.Is(err, nvml.ErrNotResponding) || v.Recovery != gpu.RecoveryUnsupported {
 		t.Errorf("wedged: %+v, %v, want %v", v, err, nvml.ErrNotResponding)
 	}
 	if _, err := s.Vitals(gpus[1].UUID); err != nil {

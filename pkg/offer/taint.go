@@ -28,7 +28,7 @@ func taintsOf(conditions []gpu.Condition, device gpu.DeviceName, informational b
 	var out []resourceapi.DeviceTaint
 	for _, c := range conditions {
 		effect := c.EffectOn(device)
-		if effect == gpu.NoEffect || effect == gpu.Informational && !informational {
+		if effect == gpu.NoTaint || effect == gpu.Informational && !informational {
 			continue
 		}
 		since := metav1.NewTime(c.Since)

@@ -54,18 +54,18 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 
 // queue queues the notice, unless one of the same error waits already.
 func (m *Monitor) queue(n health.Notice) {
-	if _, waits := m.queued.LoadOrStore(sameError(n.XID), true); waits {
+	if _, waits := m.queued.LoadOrStore(errorKey(n.XID), true); waits {
 		return
 	}
 	select {
 	case m.notices <- n:
 	default: // as many kinds of errors as nobody would read
-		m.queued.Delete(sameError(n.XID))
+		m.queued.Delete(errorKey(n.XID))
 	}
 }
 
-// sameError is equal for XIDs of one code and one GPU or instance.
-func sameError(x gpu.XID) [4]any {
+// errorKey is equal for XIDs of one code and one GPU or instance.
+func errorKey(x gpu.XID) [4]any {
 	id := func(p *int) any {
 		if p == nil {
 			return nil
@@ -81,7 +81,7 @@ func (m *Monitor) reportNotices(ctx context.Context) {
 		select {
 		case n := <-m.notices:
 			m.reportNotice(ctx, n)
-			m.queued.Delete(sameError(n.XID))
+			m.queued.Delete(errorKey(n.XID))
 		case <-ctx.Done():
 			return
 		}

@@ -191,9 +191,10 @@ func (l *kernelLog) take(x gpu.XID, address gpu.PCIAddress) (found []suspect, ad
 	defer l.mu.Unlock()
 	var rest []suspect
 	for _, s := range l.suspects {
+		logged := gpu.XID{GPU: x.GPU, Code: s.Code, GPUInstance: s.GPUInstance, ComputeInstance: s.ComputeInstance}
 		switch {
 		case s.at.Before(x.At.Add(-rememberedFor)):
-		case s.PCI == address && sameKind(x, gpu.XID{Code: s.Code, GPUInstance: s.GPUInstance, ComputeInstance: s.ComputeInstance}):
+		case s.PCI == address && errorKey(x) == errorKey(logged):
 			found = append(found, s)
 		default:
 			rest = append(rest, s)

@@ -218,16 +218,15 @@ func (m *Monitor) publish() {
 	m.cfg.Facts.SetHealth(all)
 }
 
-// End ends a condition of a GPU by hand, as an admin wants, and records an event.
-func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, t gpu.ConditionType, begunBy time.Time, by, why string) error {
-	_, _, err := m.replace(ctx, m.getOrAdd(uuid), func(s health.State) (health.State, error) {
-		return s.End(t, begunBy, by, why, time.Now())
-	})
+// End ends a condition of a GPU that has begun by a time, as an admin wants, and records an
+// event.
+func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time) error {
+	_, _, err := m.replace(ctx, m.getOrAdd(uuid), func(s health.State) (health.State, error) { return s.End(e, begunBy) })
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("A condition of a GPU was ended by hand", "node", m.cfg.NodeName, "gpu", uuid, "condition", t, "by", by, "why", why)
-	m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonEnded, fmt.Sprintf("GPU %s: %s was ended by %s: %s", uuid, t, by, why))
+	klog.FromContext(ctx).Info("A condition of a GPU was ended by hand", "node", m.cfg.NodeName, "gpu", uuid, "condition", e.Type, "by", e.By, "why", e.Why)
+	m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonEnded, fmt.Sprintf("GPU %s: %s was ended by %s: %s", uuid, e.Type, e.By, e.Why))
 	return nil
 }
 

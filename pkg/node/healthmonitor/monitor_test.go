@@ -340,7 +340,7 @@ func TestSilenceWithoutEvent(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		n.set(gpu0, gpu.RecoveryUnknown, nvml.ErrNotResponding)
+		n.set(gpu0, gpu.RecoveryUnsupported, nvml.ErrNotResponding)
 		found(gpu.Condition{Type: gpu.NotResponding, Message: "no answer"})
 		n.has(gpu0, gpu.NotResponding)
 		n.set(gpu0, gpu.RecoveryNone, nil)
@@ -369,7 +369,7 @@ func TestStorm(t *testing.T) {
 // apart, which are one change.
 func TestEventsOfOneError(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		n.set(gpu0, gpu.RecoveryUnknown, nvml.ErrLost)
+		n.set(gpu0, gpu.RecoveryUnsupported, nvml.ErrLost)
 		n.monitor.SawEvent(gpu0)
 		time.Sleep(5 * time.Millisecond)
 		n.xid(gpu0, 79)
@@ -424,7 +424,7 @@ func TestUnreadableRecord(t *testing.T) {
 // TestVitalsThatCannotBeRead say nothing about the GPU.
 func TestVitalsThatCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		n.set(gpu0, gpu.RecoveryUnknown, errors.New("unknown error"))
+		n.set(gpu0, gpu.RecoveryUnsupported, errors.New("unknown error"))
 		time.Sleep(5 * time.Minute)
 		n.has(gpu0)
 	})
@@ -496,7 +496,7 @@ func TestEndByHand(t *testing.T) {
 		n.set(gpu0, gpu.RecoveryIMEX, nil)
 		n.monitor.SawEvent(gpu0)
 		n.has(gpu0, gpu.IMEXRecoveryRequired)
-		if err := n.monitor.End(t.Context(), gpu0, gpu.IMEXRecoveryRequired, time.Now(), "ann", "tested it"); err != nil {
+		if err := n.monitor.End(t.Context(), gpu0, health.Ending{Type: gpu.IMEXRecoveryRequired, By: "ann", Why: "tested it", At: time.Now()}, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		n.has(gpu0)
@@ -508,7 +508,7 @@ func TestEndByHand(t *testing.T) {
 		}
 		n.restart()
 		n.has(gpu0)
-		if err := n.monitor.End(t.Context(), gpu1, gpu.IMEXRecoveryRequired, time.Now(), "ann", "tested it"); err == nil {
+		if err := n.monitor.End(t.Context(), gpu1, health.Ending{Type: gpu.IMEXRecoveryRequired, By: "ann", Why: "tested it", At: time.Now()}, time.Now()); err == nil {
 			t.Error("a condition that isn't there was ended")
 		}
 	})

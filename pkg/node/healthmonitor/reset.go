@@ -18,13 +18,13 @@ const reasonReset = "GPUReset"
 
 // Resetter resets GPUs, and knows the obstacles.
 type Resetter interface {
-	// Situation returns the basis of the decision, except for the time and the reading.
-	Situation(uuid gpu.UUID) health.Situation
+	// Facts returns the basis of the decision, except for the time and the reading.
+	Facts(uuid gpu.UUID) health.ResetFacts
 	// Reserve keeps claims from getting the GPU until release is called. It returns an
 	// error while anything of ours uses the GPU.
 	Reserve(ctx context.Context, uuid gpu.UUID) (release func(), _ error)
-	// Reset resets the GPU. impossible: it would fail each time.
-	Reset(ctx context.Context, uuid gpu.UUID) (impossible bool, _ error)
+	// Reset resets the GPU. permanent: it would fail each time.
+	Reset(ctx context.Context, uuid gpu.UUID) (permanent bool, _ error)
 }
 
 // heal resets the GPU if it needs that and may be reset, and explains the next step, or
@@ -50,7 +50,7 @@ func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.Recovery
 }
 
 func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.ResetPlan {
-	x := m.cfg.Resetter.Situation(w.uuid)
+	x := m.cfg.Resetter.Facts(w.uuid)
 	x.GPU, x.At, x.Recovery = w.uuid, time.Now(), recovery
 	return w.state().PlanReset(x)
 }
@@ -59,15 +59,15 @@ func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.R
 func (m *Monitor) reset(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
 	logger := klog.FromContext(ctx)
 	m.change(ctx, w, func(s health.State) health.State { return s.BeginReset(time.Now()) })
-	impossible, err := false, error(nil)
+	permanent, err := false, error(nil)
 	if m.isSaved(w) {
 		logger.Info("Resetting a GPU", "node", m.cfg.NodeName, "gpu", w.uuid)
 		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s: the driver asks for a reset, and no claim has any of the GPU: resetting it", w.uuid))
-		impossible, err = m.cfg.Resetter.Reset(ctx, w.uuid)
+		permanent, err = m.cfg.Resetter.Reset(ctx, w.uuid)
 	} else {
 		err = errors.New("the node's journal can't be written")
 	}
-	m.change(ctx, w, func(s health.State) health.State { return s.EndReset(time.Now(), err, impossible) })
+	m.change(ctx, w, func(s health.State) health.State { return s.EndReset(time.Now(), err, permanent) })
 	if err == nil {
 		logger.Info("A GPU was reset", "node", m.cfg.NodeName, "gpu", w.uuid)
 		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s was reset", w.uuid))

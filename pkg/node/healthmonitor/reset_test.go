@@ -26,10 +26,10 @@ type resetter struct {
 	do       func() error
 }
 
-func (r *resetter) Situation(gpu.UUID) health.Situation {
+func (r *resetter) Facts(gpu.UUID) health.ResetFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return health.Situation{Allowed: r.allowed, Users: r.users}
+	return health.ResetFacts{Allowed: r.allowed, Claims: r.users}
 }
 
 func (r *resetter) Reserve(context.Context, gpu.UUID) (func(), error) {

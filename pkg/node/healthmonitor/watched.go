@@ -87,15 +87,9 @@ func (w *watchedGPU) forgetRequest() {
 func (w *watchedGPU) add(x gpu.XID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !slices.ContainsFunc(w.xids, func(y gpu.XID) bool { return sameKind(x, y) }) {
+	if !slices.ContainsFunc(w.xids, func(y gpu.XID) bool { return errorKey(x) == errorKey(y) }) {
 		w.xids = append(w.xids, x)
 	}
-}
-
-// sameKind reports whether two XIDs of a GPU have the same code and instance.
-func sameKind(x, y gpu.XID) bool {
-	same := func(a, b *int) bool { return a == b || a != nil && b != nil && *a == *b }
-	return x.Code == y.Code && same(x.GPUInstance, y.GPUInstance) && same(x.ComputeInstance, y.ComputeInstance)
 }
 
 // take returns the XIDs that wait to be decided on, and removes them.

@@ -107,8 +107,8 @@ type Manager struct {
 	recheck map[gpu.UUID]bool
 	// unsupported has the reason why a GPU's interval can't be set.
 	unsupported map[gpu.UUID]string
-	// outages of daemons, by name.
-	outages map[string]*outage
+	// faults of daemons, by name.
+	faults map[string]*fault
 	// closed are the daemons that clients can't find, or couldn't until just now.
 	closed    map[string]closure
 	closedFor time.Duration
@@ -139,7 +139,7 @@ func New(c Config) *Manager {
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
-		outages: map[string]*outage{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
+		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
 	m.metrics = newMetrics(c.Registerer, m)
 	return m

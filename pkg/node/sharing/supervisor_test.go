@@ -119,7 +119,7 @@ func TestLeftDaemonOfAClaim(t *testing.T) {
 	}
 }
 
-// TestDaemonFails: an outage is a fault of each GPU of the daemon, from the first report
+// TestDaemonFails: a fault of a daemon is one of each of its GPUs, from the first report
 // until the daemon has a server again.
 func TestDaemonFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -182,9 +182,9 @@ func TestDaemonFails(t *testing.T) {
 	})
 }
 
-// TestOutageIsWarnedOf: the claims of a daemon are warned once about an outage, however
-// often the daemon is restarted in it, and about the next outage again.
-func TestOutageIsWarnedOf(t *testing.T) {
+// TestFaultIsWarnedOf: the claims of a daemon are warned once about a fault, however
+// often the daemon is restarted in it, and about the next fault again.
+func TestFaultIsWarnedOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		var warned []string

@@ -232,7 +232,7 @@ func checkVitals(t *testing.T, port Port, g gpu.GPU) {
 	v, err := port.Vitals(g.UUID)
 	must(t, err)
 	t.Logf("%s: vitals %+v, row remap %+v", g.Model.ProductName, v, v.RowRemap)
-	if v.Recovery != gpu.RecoveryNone && v.Recovery != gpu.RecoveryUnknown {
+	if v.Recovery != gpu.RecoveryNone && v.Recovery != gpu.RecoveryUnsupported {
 		t.Errorf("recovery action %q, want None", v.Recovery)
 	}
 	if v.RowRemap != nil && (v.RowRemap.Pending || v.RowRemap.Failed) {

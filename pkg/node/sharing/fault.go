@@ -18,9 +18,9 @@ import (
 // as the GPU's condition.
 const reasonDaemonFailed = string(gpu.MPSDaemonFailed)
 
-// trouble says why clients of a daemon that claims need fail or wait; empty where
+// faultOf says why clients of a daemon that claims need fail or wait; empty where
 // they don't, and while it is started for the first time.
-func trouble(s mps.State) string {
+func faultOf(s mps.State) string {
 	switch {
 	case s.Phase == mps.Running && s.Trouble != "":
 		return fmt.Sprintf("MPS daemon %s runs, and its clients may wait or fail: %s. It isn't restarted, because other clients may still compute; "+
@@ -33,11 +33,11 @@ func trouble(s mps.State) string {
 	}
 }
 
-// outage of a daemon: from its first trouble until it has a server again. In between it
-// may be restarted many times.
-type outage struct {
+// fault of a daemon: from its first report until the daemon has a server again. In between
+// it may be restarted many times.
+type fault struct {
 	since time.Time
-	// message is the last trouble.
+	// message is that of the last report.
 	message string
 	// warned are the UIDs of the claims that Warn was called for.
 	warned map[string]bool
@@ -52,7 +52,7 @@ type warning struct {
 // serves reports whether the daemon's clients are served.
 func serves(s mps.State) bool { return s.Phase == mps.Running && s.Trouble == "" && s.ServerPID != 0 }
 
-// DaemonFaults returns the outages of the GPU's daemons, and whether the supervisor
+// DaemonFaults returns the faults of the GPU's daemons, and whether the supervisor
 // reports them.
 func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 	p := m.planNow()
@@ -62,30 +62,30 @@ func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 		return nil, false
 	}
 	var faults []health.DaemonFault
-	for _, name := range slices.Sorted(maps.Keys(m.outages)) {
-		if o, w := m.outages[name], p.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.found[name]) {
+	for _, name := range slices.Sorted(maps.Keys(m.faults)) {
+		if o, w := m.faults[name], p.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.found[name]) {
 			faults = append(faults, health.DaemonFault{Since: o.since, Message: o.message})
 		}
 	}
 	return faults, true
 }
 
-// missed returns the trouble of a daemon that has ended and was started again between
+// missedFault returns the fault of a daemon that has ended and was started again between
 // two reports of the supervisor; empty if it wasn't. The end of one that was being
-// stopped is no trouble: its claims are gone.
-func missed(was, is mps.State) string {
+// stopped is none: its claims are gone.
+func missedFault(was, is mps.State) string {
 	if was.Phase == mps.Ending || was.PID == 0 || is.PID == 0 || was.PID == is.PID {
 		return ""
 	}
 	return fmt.Sprintf("MPS daemon %s had ended and was started again. Programs that used it have failed; restart those that have not ended", is.Name)
 }
 
-// warn warns about the claims whose daemon is, or since was has been, in trouble.
+// warn warns about the claims whose daemon has a fault, or has had one since was.
 func (m *Manager) warn(p *plan, was map[string]mps.State) {
 	m.mu.Lock()
-	before := slices.Sorted(maps.Keys(m.outages))
-	warnings := m.trackOutages(p, was)
-	changed := !slices.Equal(before, slices.Sorted(maps.Keys(m.outages)))
+	before := slices.Sorted(maps.Keys(m.faults))
+	warnings := m.trackFaults(p, was)
+	changed := !slices.Equal(before, slices.Sorted(maps.Keys(m.faults)))
 	m.mu.Unlock()
 	if changed {
 		m.cfg.DaemonFaultsChanged()
@@ -95,37 +95,37 @@ func (m *Manager) warn(p *plan, was map[string]mps.State) {
 	}
 }
 
-// trackOutages updates the outages, and returns a warning for each claim that has not
+// trackFaults updates the faults, and returns a warning for each claim that has not
 // been warned of its daemon's. Needs the lock.
-func (m *Manager) trackOutages(p *plan, was map[string]mps.State) []warning {
-	maps.DeleteFunc(m.outages, func(name string, _ *outage) bool { return p.daemons[name] == nil || serves(m.found[name]) })
+func (m *Manager) trackFaults(p *plan, was map[string]mps.State) []warning {
+	maps.DeleteFunc(m.faults, func(name string, _ *fault) bool { return p.daemons[name] == nil || serves(m.found[name]) })
 	var warnings []warning
 	for _, name := range slices.Sorted(maps.Keys(p.daemons)) {
-		w, message := p.daemons[name], cmp.Or(trouble(m.found[name]), missed(was[name], m.found[name]))
+		w, message := p.daemons[name], cmp.Or(faultOf(m.found[name]), missedFault(was[name], m.found[name]))
 		if message == "" {
 			continue
 		}
-		o := m.outages[name]
+		o := m.faults[name]
 		if o == nil {
-			o = &outage{since: time.Now(), warned: map[string]bool{}}
-			m.outages[name] = o
+			o = &fault{since: time.Now(), warned: map[string]bool{}}
+			m.faults[name] = o
 		}
 		o.message = message
 		for _, claim := range w.claims {
 			if !o.warned[claim.ClaimUID] {
 				o.warned[claim.ClaimUID] = true
-				warnings = append(warnings, warning{claim, w.outageMessage(message)})
+				warnings = append(warnings, warning{claim, w.faultMessage(message)})
 			}
 		}
 	}
 	return warnings
 }
 
-// outageMessage adds the GPUs to the trouble.
-func (w *wanted) outageMessage(trouble string) string {
+// faultMessage adds the GPUs to the message.
+func (w *wanted) faultMessage(message string) string {
 	var names []string
 	for _, uuid := range w.gpus() {
 		names = append(names, string(uuid))
 	}
-	return fmt.Sprintf("GPU %s: %s", strings.Join(names, ", "), trouble)
+	return fmt.Sprintf("GPU %s: %s", strings.Join(names, ", "), message)
 }
