@@ -33,6 +33,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
@@ -98,6 +99,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	parts := &hardwareParts{
 		journal: j, partitions: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
 		sharing: sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+		readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
 	}
 	parts.preparer = prepare.New(prepare.Config{
 		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
