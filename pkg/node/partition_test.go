@@ -98,7 +98,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	claims, minors := holding.NewClaims(j), driver.NewMinors(d.specs)
 	parts := &hardwareParts{
 		journal: j, partitions: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
-		sharing: sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+		sharing:  sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 		readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
 	}
 	parts.preparer = prepare.New(prepare.Config{
