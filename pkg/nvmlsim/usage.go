@@ -48,6 +48,9 @@ func (c Compute) processes(call string, mps bool) ([]Process, error) {
 	return slices.DeleteFunc(all, func(p Process) bool { return p.GPUInstance != c.in.id || p.ComputeInstance != c.id }), nil
 }
 
+// MPSServerName is the name of an MPS server's process.
+const MPSServerName = "nvidia-cuda-mps-server"
+
 // Utilization is the percentage of the time in which the GPU computes. It returns
 // NotSupported in MIG mode (nvml.h).
 func (g *GPU) Utilization() (uint32, error) {
@@ -65,20 +68,37 @@ func (g *GPU) Utilization() (uint32, error) {
 }
 
 // ProcessUtilization returns the processes that have computed lately. It returns NotFound
-// if there are none, and NotSupported in MIG mode (nvml.h). The utilization of MPS clients
-// counts as their own (assumed).
+// if there are none, and NotSupported in MIG mode (nvml.h). What MPS clients compute counts
+// as their server's, as seen on an H200 with driver 580.
 func (g *GPU) ProcessUtilization() ([]Process, error) {
 	const call = "DeviceGetProcessUtilization"
 	if g.state().MIGCurrent {
 		return nil, g.refuse(call)
 	}
-	busy, err := fromState(g, call, func(s GPUState) []Process {
-		return slices.DeleteFunc(slices.Clone(g.m.living(s.Processes)), func(p Process) bool { return p.Utilization == 0 })
-	})
+	busy, err := fromState(g, call, func(s GPUState) []Process { return computing(g.m.living(s.Processes)) })
 	if err == nil && len(busy) == 0 {
 		return nil, NotFound
 	}
 	return busy, err
+}
+
+// computing returns the processes with a utilization.
+func computing(all []Process) (busy []Process) {
+	clients := uint32(0)
+	for _, p := range all {
+		if p.MPSClient {
+			clients += p.Utilization
+		}
+	}
+	for _, p := range all {
+		if p.Name == MPSServerName {
+			p.Utilization = min(clients, 100)
+		}
+		if p.Utilization > 0 && !p.MPSClient {
+			busy = append(busy, p)
+		}
+	}
+	return busy
 }
 
 // refuse returns the error of a call that the GPU doesn't have now.

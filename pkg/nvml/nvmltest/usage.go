@@ -64,7 +64,7 @@ func Usage(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	}
 	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 71, UsedMemory: 300 * mib, Utilization: 40})))
 	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 72, UsedMemory: 200 * mib, Utilization: 35, MPSClient: true})))
-	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 73, UsedMemory: 100 * mib})))
+	must(t, machine.AddProcess(0, whole(nvmlsim.Process{PID: 73, UsedMemory: 100 * mib, Name: nvmlsim.MPSServerName})))
 	defer func() {
 		must(t, errors.Join(machine.RemoveProcess(0, 71), machine.RemoveProcess(0, 72), machine.RemoveProcess(0, 73)))
 	}()
@@ -75,8 +75,8 @@ func Usage(t *testing.T, port Port, machine *nvmlsim.Machine) {
 		Utilization: new(0.75),
 		Processes: []gpu.Process{
 			{PID: 71, MemoryBytes: new(int64(300 * mib)), Utilization: new(0.4)},
-			{PID: 72, MemoryBytes: new(int64(200 * mib)), Utilization: new(0.35), MPSClient: true},
-			{PID: 73, MemoryBytes: new(int64(100 * mib)), Utilization: new(0.0)},
+			{PID: 72, MemoryBytes: new(int64(200 * mib)), Utilization: new(0.0), MPSClient: true},
+			{PID: 73, MemoryBytes: new(int64(100 * mib)), Utilization: new(0.35)}, // the client's, as on real GPUs
 		},
 	}
 	if g := gpus[0]; g.MIG != nil && g.MIG.Enabled { // then the driver tells no utilization

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	serverProgram = "nvidia-cuda-mps-server"
+	serverProgram = nvmlsim.MPSServerName
 	// linkFD is the file descriptor of a server's link to the control daemon.
 	linkFD = 3
 	// startTime is the time from a server's start until it is ready (measured).
