@@ -107,6 +107,9 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 // collectClaim has the metrics of one claim's devices.
 func (c *Collector) collectClaim(s scrape, r holding.Record, containers Containers, made map[gpu.UUID][]holding.MadePartition) {
 	for _, h := range r.Holdings {
+		if h.Admin {
+			continue
+		}
 		uuid, instance := string(h.GPU), ""
 		if m := instanceOf(made[h.GPU], h.Partition); m != nil {
 			uuid, instance = string(m.UUID), strconv.Itoa(m.GPUInstanceID)
@@ -117,7 +120,7 @@ func (c *Collector) collectClaim(s scrape, r holding.Record, containers Containe
 			s.gauge(c.allocation, 1, c.cfg.NodeName, uuid, string(h.GPU), instance, h.Device.Type(), h.Partition.Profile,
 				string(h.Device), h.ShareID, r.Namespace, r.Name, container.Pod, container.Name)
 		}
-		if h.Share == nil || h.MPS == nil || h.Admin {
+		if h.Share == nil || h.MPS == nil {
 			continue
 		}
 		labels := []string{string(h.GPU), string(h.Device), h.ShareID, r.Namespace, r.Name}

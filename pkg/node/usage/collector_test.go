@@ -140,6 +140,19 @@ func TestEqualSeries(t *testing.T) {
 	}
 }
 
+// TestAdminAccess checks that a pod that looks at a GPU isn't taken for its user.
+func TestAdminAccess(t *testing.T) {
+	looks := holding.New("gpu-22222222", gpu.Whole{GPU: shared})
+	looks.Admin = true
+	c := collector(nil, nil)
+	c.cfg.Claims = func() []holding.Record {
+		return []holding.Record{{Namespace: "team", Name: "monitor", Holdings: []holding.Holding{looks}}}
+	}
+	if n, err := testutil.GatherAndCount(registryOf(c), "tessera_allocation_info"); err != nil || n != 0 {
+		t.Errorf("%d series (%v), want none", n, err)
+	}
+}
+
 func registryOf(c *Collector) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c)
