@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a bundle for a host with a GPU and its driver, but without Go, network
 # or registry: everything that test/metal/run.sh needs, in parts of at most
-# 56 MiB that any way of copying takes. Run by `make metal-bundle`.
+# 46 MiB that any way of copying takes. Run by `make metal-bundle`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,7 +24,7 @@ cp test/metal/run.sh "$out/"
 echo "bundle: packing $(du -sh "$bundle" | cut -f1)"
 # The binaries are links to cached ones; tar's exit status 1 says only that a
 # link was made or removed meanwhile.
-(tar -C "$out" -cf - bundle || [ $? = 1 ]) | xz -T0 -3 | split --bytes 56MiB - "$out/metal.tar.xz."
+(tar -C "$out" -cf - bundle || [ $? = 1 ]) | xz -T0 -3 | split --bytes 46MiB - "$out/metal.tar.xz."
 rm -rf "$bundle"
 (cd "$out" && sha256sum metal.tar.xz.* > SHA256SUMS && ls -l)
 echo "bundle: copy $out to the host and run: ./run.sh (as root, in that directory)"
