@@ -79,7 +79,7 @@ only drain changes something. What you may not read is named, and the rest is sh
   kubectl gpu fits 3g.40gb         # where, and how many
   kubectl gpu why my-pod -n team   # the reason, and what would change it
   kubectl gpu get -o wide          # a row for each device that a claim has
-  kubectl gpu top                  # memory and utilisation by GPU, partition, share and pod
+  kubectl gpu top                  # memory and utilization by GPU, partition, share and pod
   kubectl gpu doctor               # what is wrong on any node
   kubectl gpu policy shares        # what a SharingPolicy does
   kubectl gpu drain node-3/0 --dry-run

@@ -45,13 +45,13 @@ type topUse struct {
 func topCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [NODE...]",
-		Short: "Show memory and utilisation by GPU, partition, share and pod",
+		Short: "Show memory and utilization by GPU, partition, share and pod",
 		Long: `Show how much memory of each GPU, MIG partition and share is used, out of how much,
 and which fraction of the time it is busy, with the pods that have it.
 
 It reads the metrics of each node's plugin through the API server's proxy, with your
 rights: that takes the verb get on pods/proxy. Nothing is divided by guess: "-" stands
-where nothing is measured, such as the utilisation of MIG partitions, which the driver
+where nothing is measured, such as the utilization of MIG partitions, which the driver
 doesn't tell. Nodes that don't answer are named.
 
 Of a GPU or partition that several pods have together, their use is one row; of shares,

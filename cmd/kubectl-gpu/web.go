@@ -113,7 +113,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, sou
 	return fmt.Errorf("serve the page: %w", err)
 }
 
-// clusterName is the context of the kubeconfig, or else the server's address.
+// clusterName returns the name of the kubeconfig's context in use; empty if there is none.
 func (o *options) clusterName() string {
 	raw, err := o.flags.ToRawKubeConfigLoader().RawConfig()
 	if err != nil {

@@ -6,7 +6,7 @@
 // the policies, and there always is one. pkg/control evaluates a gpuSelector
 // and passes that as a function; pkg/offer decides the devices of a plan.
 //
-// Only the controller imports it.
+// Only the controller and the dry run of kubectl gpu policy import it.
 package policy
 
 import (
