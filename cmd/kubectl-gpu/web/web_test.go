@@ -197,9 +197,9 @@ func TestFollows(t *testing.T) {
 		for range 1 + random.IntN(4) {
 			switch i := random.IntN(len(claims)); {
 			case i == 0 && len(c.TaintRules.Items) == 0:
-				c.TaintRules.Add(rule)
+				c.TaintRules.Add(rule.DeepCopy())
 			case i == 0:
-				c.TaintRules.Delete(rule)
+				c.TaintRules.Delete(rule.DeepCopy())
 			case gone[i]:
 				c.Claims.Add(claims[i].DeepCopy())
 				gone[i] = false
