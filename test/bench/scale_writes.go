@@ -31,7 +31,7 @@ func (s *scaleBench) writesOf(ctx context.Context, name string, f func() error) 
 	return nil
 }
 
-// apiWrites returns the number of requests that wrote something, as the API server
+// apiWrites returns the number of requests that wrote something, dry runs aside, as the API server
 // counts them.
 func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
 	text, err := s.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
@@ -45,7 +45,7 @@ func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
 	for _, m := range families["apiserver_request_total"].GetMetric() {
 		switch label(m, "verb") {
 		case "POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION":
-			if label(m, "resource") != "leases" {
+			if label(m, "resource") != "leases" && label(m, "dry_run") == "" {
 				n += m.GetCounter().GetValue()
 			}
 		}
