@@ -61,7 +61,7 @@ errors.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return o.policyNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return completeNames(cmd.Context(), o, (*reader).policies), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
@@ -84,19 +84,23 @@ errors.`,
 	return cmd
 }
 
-// policyNames are the names for a shell to complete.
-func (o *options) policyNames(ctx context.Context) []string {
+// completeNames returns the names of the objects that list reads, for a shell to complete;
+// none if they can't be read.
+func completeNames[T any, P interface {
+	*T
+	metav1.Object
+}](ctx context.Context, o *options, list func(*reader, context.Context) ([]T, error)) []string {
 	r, err := o.reader()
 	if err != nil {
 		return nil
 	}
-	all, err := r.policies(ctx)
+	all, err := list(r, ctx)
 	if err != nil {
 		return nil
 	}
 	var out []string
 	for i := range all {
-		out = append(out, all[i].Name)
+		out = append(out, P(&all[i]).GetName())
 	}
 	return out
 }

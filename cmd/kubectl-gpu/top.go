@@ -61,7 +61,7 @@ each pod has a row.`,
   kubectl gpu top -n team
   kubectl gpu top -o json | jq '.[].gpus[] | select(.utilization < 0.1) | .uuid'`,
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return completeNames(cmd.Context(), o, (*reader).inventories), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
@@ -73,23 +73,6 @@ each pod has a row.`,
 	o.addNamespaces(cmd)
 	o.addOutput(cmd, "json or yaml")
 	return cmd
-}
-
-// nodeNames are the nodes with GPUs, for a shell to complete.
-func (o *options) nodeNames(ctx context.Context) []string {
-	r, err := o.reader()
-	if err != nil {
-		return nil
-	}
-	all, err := r.inventories(ctx)
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for i := range all {
-		out = append(out, all[i].Name)
-	}
-	return out
 }
 
 func (o *options) top(ctx context.Context, nodes []string) error {
