@@ -40,18 +40,22 @@ func rss(program string) (float64, error) {
 	return most, nil
 }
 
-func resident(process string) (float64, error) {
+// resident returns the MiB that a process, a directory of /proc, has in memory.
+func resident(process string) (float64, error) { return statusMiB(process, "VmRSS") }
+
+// statusMiB returns a size from a process's status, in MiB.
+func statusMiB(process, field string) (float64, error) {
 	status, err := os.ReadFile(filepath.Join(process, "status"))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(status)) {
-		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if kib, ok := strings.CutPrefix(line, field+":"); ok {
 			n, err := strconv.ParseFloat(strings.Fields(kib)[0], 64)
 			return n / 1024, err
 		}
 	}
-	return 0, fmt.Errorf("no VmRSS in %s/status", process)
+	return 0, fmt.Errorf("no %s in %s/status", field, process)
 }
 
 // writesPerClaim counts the driver's API writes over the lives of pods with

@@ -196,10 +196,8 @@ func (h *healthBench) comeAndGo(ctx context.Context) error {
 			if err := h.hardware(ctx, h.node, step.args...); err != nil {
 				return err
 			}
-			select {
-			case <-time.After(step.pause):
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := pause(ctx, step.pause); err != nil {
+				return err
 			}
 		}
 	}

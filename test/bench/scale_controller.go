@@ -10,8 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -89,22 +87,12 @@ func (c *controllerProcess) awaitReady(ctx context.Context) error {
 
 // memory returns what is resident now, and what was at most, in MiB.
 func (c *controllerProcess) memory() (now, peak float64, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
+	process := fmt.Sprintf("/proc/%d", c.cmd.Process.Pid)
+	if now, err = resident(process); err == nil {
+		peak, err = statusMiB(process, "VmHWM")
+	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the controller's memory: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		for of, to := range map[string]*float64{"VmRSS": &now, "VmHWM": &peak} {
-			if name != of {
-				continue
-			}
-			kib, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
-			if err != nil {
-				return 0, 0, fmt.Errorf("read the controller's memory: %w", err)
-			}
-			*to = kib / 1024
-		}
 	}
 	return now, peak, nil
 }

@@ -97,10 +97,8 @@ func (b *bench) storm(ctx context.Context) error {
 // after waiting for writes that follow late.
 func (b *bench) countWrites(ctx context.Context, figure string, w *sliceWatch, want int) error {
 	const late = 5 * time.Second // readings that disagree come every four seconds
-	select {
-	case <-time.After(late):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := pause(ctx, late); err != nil {
+		return err
 	}
 	most, written, again := w.writes()
 	b.figure(figure, float64(most))
