@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -28,10 +29,13 @@ const (
 	// allowedFor is how long a token may be used after the API server allowed it: it is
 	// not asked at each scrape.
 	allowedFor = time.Minute
+	// knownFor is how long a token, and the address that it came from, are preferred to
+	// strangers after the API server allowed the token.
+	knownFor = time.Hour
 	// answerWithin is how long the API server may take.
 	answerWithin = 5 * time.Second
-	// asksPerSecond and asksAtOnce keep strangers from having the API server asked as
-	// often as they like.
+	// asksPerSecond and asksAtOnce limit how often the API server is asked for all
+	// strangers together, and for each token and address that is known.
 	asksPerSecond = 2
 	asksAtOnce    = 10
 )
@@ -48,15 +52,35 @@ func (e forbiddenError) Error() string {
 	return fmt.Sprintf("user %q may not get the path %s: bind a ClusterRole with nonResourceURLs [%s] and verbs [get]", e.user, e.path, e.path)
 }
 
-// guard remembers which tokens were allowed which path.
+// guard remembers which tokens were allowed which path, and where they came from.
 type guard struct {
-	kube  kubernetes.Interface
-	next  http.Handler
-	clock clock.PassiveClock
-	asks  flowcontrol.RateLimiter
+	kube      kubernetes.Interface
+	next      http.Handler
+	clock     clock.PassiveClock
+	strangers flowcontrol.RateLimiter
 
-	mu      sync.Mutex
-	allowed map[[sha256.Size]byte]time.Time // until when
+	mu sync.Mutex
+	// known has tokens with a path, and addresses, so that strangers can't use up the
+	// requests of a caller that was allowed, and whose token is renewed.
+	known map[caller]*acquaintance
+}
+
+// caller is the digest of a token with a path, or of an address.
+type caller [sha256.Size]byte
+
+func tokenFor(path, token string) caller { return sha256.Sum256([]byte(path + "\x00" + token)) }
+
+func address(r *http.Request) caller {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	return sha256.Sum256([]byte(host))
+}
+
+type acquaintance struct {
+	allowed time.Time // the last time
+	asks    flowcontrol.RateLimiter
 }
 
 // Handler passes on requests of users that may get the request's path. kube needs the
@@ -68,9 +92,13 @@ func Handler(kube kubernetes.Interface, next http.Handler) http.Handler {
 
 func newGuard(kube kubernetes.Interface, next http.Handler, c clock.PassiveClock) *guard {
 	return &guard{
-		kube: kube, next: next, clock: c, allowed: map[[sha256.Size]byte]time.Time{},
-		asks: flowcontrol.NewTokenBucketRateLimiter(asksPerSecond, asksAtOnce),
+		kube: kube, next: next, clock: c, known: map[caller]*acquaintance{},
+		strangers: newLimiter(),
 	}
+}
+
+func newLimiter() flowcontrol.RateLimiter {
+	return flowcontrol.NewTokenBucketRateLimiter(asksPerSecond, asksAtOnce)
 }
 
 // TLSConfig has a certificate that is made for this process and signed by itself: it
@@ -114,36 +142,55 @@ func (g *guard) check(r *http.Request) error {
 	if !strings.EqualFold(scheme, "bearer") || token == "" {
 		return errUnauthenticated
 	}
-	key := sha256.Sum256([]byte(r.URL.Path + "\x00" + token))
-	if g.remembered(key) {
+	key, from := tokenFor(r.URL.Path, token), address(r)
+	allowed, asks := g.look(key, from)
+	if allowed {
 		return nil
 	}
-	if !g.asks.TryAccept() {
+	if !asks.TryAccept() {
 		return errTooMany
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
-	if err := g.ask(ctx, token, r.URL.Path); err != nil {
-		return err
-	}
-	g.remember(key)
-	return nil
+	err := g.ask(ctx, token, r.URL.Path)
+	g.learn(err, key, from)
+	return err
 }
 
-func (g *guard) remembered(key [sha256.Size]byte) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	until, found := g.allowed[key]
-	return found && g.clock.Now().Before(until)
-}
-
-// remember also forgets what is too old.
-func (g *guard) remember(key [sha256.Size]byte) {
+// look reports whether the token was allowed lately, and otherwise what limits asking
+// the API server about it.
+func (g *guard) look(key, from caller) (allowed bool, asks flowcontrol.RateLimiter) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.clock.Now()
-	maps.DeleteFunc(g.allowed, func(_ [sha256.Size]byte, until time.Time) bool { return !now.Before(until) })
-	g.allowed[key] = now.Add(allowedFor)
+	maps.DeleteFunc(g.known, func(_ caller, a *acquaintance) bool { return now.Sub(a.allowed) >= knownFor })
+	if a, found := g.known[key]; found {
+		return now.Sub(a.allowed) < allowedFor, a.asks
+	}
+	if a, found := g.known[from]; found {
+		return false, a.asks
+	}
+	return false, g.strangers
+}
+
+// learn remembers a token that is allowed, and forgets one that is refused. An address
+// that was allowed stays known: others may share it.
+func (g *guard) learn(err error, key, from caller) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var forbidden forbiddenError
+	if errors.Is(err, errUnauthenticated) || errors.As(err, &forbidden) {
+		delete(g.known, key)
+	}
+	if err != nil {
+		return
+	}
+	for _, c := range []caller{key, from} {
+		if g.known[c] == nil {
+			g.known[c] = &acquaintance{asks: newLimiter()}
+		}
+		g.known[c].allowed = g.clock.Now()
+	}
 }
 
 // ask asks the API server whose token it is, and whether that user may get the path.

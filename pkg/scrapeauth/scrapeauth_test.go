@@ -15,7 +15,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// server is an API server that knows the token "good" until it doesn't, and counts how
+// server is an API server that knows the tokens "good" and "renewed" until it doesn't, and counts how
 // often it is asked whose a token is. (TestMetricsAuthentication asks a real one.)
 type server struct {
 	*fake.Clientset
@@ -32,7 +32,7 @@ func newServer() *server {
 			return true, nil, errors.New("down")
 		}
 		review := a.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
-		review.Status.Authenticated = s.good && review.Spec.Token == "good"
+		review.Status.Authenticated = s.good && (review.Spec.Token == "good" || review.Spec.Token == "renewed")
 		return true, review, nil
 	})
 	s.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -44,7 +44,12 @@ func newServer() *server {
 }
 
 func status(h http.Handler, path, authorization string) int {
+	return statusFrom(h, "10.0.0.1:4711", path, authorization)
+}
+
+func statusFrom(h http.Handler, from, path, authorization string) int {
 	request := httptest.NewRequest(http.MethodGet, path, http.NoBody)
+	request.RemoteAddr = from
 	request.Header.Set("Authorization", authorization)
 	answer := httptest.NewRecorder()
 	h.ServeHTTP(answer, request)
@@ -96,23 +101,58 @@ func TestRemembered(t *testing.T) {
 }
 
 // Strangers can't have the API server asked without end, and don't keep those out who
-// were allowed.
+// were allowed: neither when the answer about their token is too old, nor when they have
+// a new token.
 func TestManyStrangers(t *testing.T) {
-	s := newServer()
-	h := Handler(s, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	if got := status(h, "/metrics", "Bearer good"); got != http.StatusOK {
-		t.Fatalf("status %d", got)
+	const prometheus, strangers = "10.0.0.1:4711", "10.0.0.2:4711"
+	for name, c := range map[string]struct{ from, token string }{
+		"the same token":                   {from: prometheus, token: "good"},
+		"the same token by another way":    {from: strangers, token: "good"},
+		"another token of the same caller": {from: prometheus, token: "renewed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, now := newServer(), clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+			h := newGuard(s, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), now)
+			if got := statusFrom(h, prometheus, "/metrics", "Bearer good"); got != http.StatusOK {
+				t.Fatalf("status %d", got)
+			}
+			flood(t, h, strangers, "bad")
+			if got := statusFrom(h, prometheus, "/metrics", "Bearer good"); got != http.StatusOK {
+				t.Errorf("at once: status %d", got)
+			}
+			now.SetTime(time.Unix(0, 0).Add(allowedFor))
+			if got := statusFrom(h, c.from, "/metrics", "Bearer "+c.token); got != http.StatusOK {
+				t.Errorf("after %s: status %d", allowedFor, got)
+			}
+		})
 	}
-	limited := 0
-	for range 1000 {
-		if status(h, "/metrics", "Bearer bad") == http.StatusTooManyRequests {
-			limited++
+}
+
+// Who isn't allowed any more is a stranger, and keeps nobody else out.
+func TestRevoked(t *testing.T) {
+	s, now := newServer(), clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	h := newGuard(s, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), now)
+	for from, token := range map[string]string{"10.0.0.1:1": "good", "10.0.0.2:1": "renewed"} {
+		if got := statusFrom(h, from, "/metrics", "Bearer "+token); got != http.StatusOK {
+			t.Fatalf("status %d", got)
 		}
 	}
-	if limited == 0 {
-		t.Error("the API server was asked about every one of 1000 tokens")
+	now.SetTime(time.Unix(0, 0).Add(allowedFor))
+	s.good = false
+	flood(t, h, "10.0.0.1:1", "good")
+	s.good = true
+	if got := statusFrom(h, "10.0.0.2:1", "/metrics", "Bearer renewed"); got != http.StatusOK {
+		t.Errorf("status %d", got)
 	}
-	if got := status(h, "/metrics", "Bearer good"); got != http.StatusOK {
-		t.Errorf("who was allowed before: status %d", got)
+}
+
+// flood asks with a token until it is refused for being one of too many.
+func flood(t *testing.T, h http.Handler, from, token string) {
+	t.Helper()
+	for range 1000 {
+		if statusFrom(h, from, "/metrics", "Bearer "+token) == http.StatusTooManyRequests {
+			return
+		}
 	}
+	t.Error("the API server was asked about every one of 1000 tokens")
 }
