@@ -397,6 +397,9 @@ func (c *Cluster) KubeconfigPath() string { return filepath.Join(c.Dir(), "kubec
 // Server is the API server's URL as seen from the host and the machines.
 func (c *Cluster) Server() string { return c.plan.serverURL() }
 
+// HostAddress is this host's address as seen from the machines.
+func (c *Cluster) HostAddress() string { return c.plan.hostAddress().String() }
+
 // Binary is the host's path of one of the cluster's programs, such as kubectl,
 // helm or ctr.
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.binDir(), name) }

@@ -15,6 +15,7 @@ const (
 	etcdAddress      = "127.0.0.1:2379"
 	searchPath       = machine.BinDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	auditLogName     = "audit.log"
+	frontProxy       = "front-proxy-client"
 	pauseImage       = "localhost/tessera/pause:local"
 )
 
@@ -124,7 +125,16 @@ func (c *Cluster) apiserverArgs() []string {
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file=" + configDir + "/service-account.pub",
 		"--service-account-signing-key-file=" + configDir + "/service-account.key",
-		// Webhooks are called at their endpoints: there is no kube-proxy.
+		// Aggregated API servers know the API server by a certificate of another CA
+		// than users have.
+		"--requestheader-client-ca-file=" + configDir + "/front-proxy-ca.crt",
+		"--requestheader-allowed-names=" + frontProxy,
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + configDir + "/front-proxy.crt",
+		"--proxy-client-key-file=" + configDir + "/front-proxy.key",
+		// These and webhooks are called at their endpoints: there is no kube-proxy.
 		"--enable-aggregator-routing=true",
 		"--audit-policy-file=" + configDir + "/audit-policy.yaml",
 		"--audit-log-path=" + machine.StateDir + "/" + machine.LogDir + "/" + auditLogName,

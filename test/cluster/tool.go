@@ -10,14 +10,23 @@ import (
 // tools are programs that no cluster is made of. They are built when a test asks for
 // them.
 func tools() []unit {
-	const repository, dir = "github.com/prometheus/prometheus/cmd/", "test/cluster/prometheus"
-	return []unit{{
-		name: "prometheus", dir: dir, sources: []string{dir},
-		files: map[string]string{"prometheus": repository + "prometheus", "promtool": repository + "promtool"},
-		// Of the ways to find targets it needs one.
-		flags: []string{"-tags=remove_all_sd,enable_kubernetes_sd", strip},
-		note:  "about 2 minutes on 2 cores",
-	}}
+	const prometheus, adapter = "test/cluster/prometheus", "test/cluster/prometheus-adapter"
+	const repository = "github.com/prometheus/prometheus/cmd/"
+	return []unit{
+		{
+			name: "prometheus", dir: prometheus, sources: []string{prometheus},
+			files: map[string]string{"prometheus": repository + "prometheus", "promtool": repository + "promtool"},
+			// Of the ways to find targets it needs one.
+			flags: []string{"-tags=remove_all_sd,enable_kubernetes_sd", strip},
+			note:  "about 2 minutes on 2 cores",
+		},
+		{
+			name: "prometheus-adapter", dir: adapter, sources: []string{adapter},
+			files: map[string]string{"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
+			flags: []string{strip},
+			note:  "about 3 minutes on 2 cores",
+		},
+	}
 }
 
 // Tool returns the path of one program that clusters are made of or worked

@@ -64,6 +64,9 @@ func (c *Cluster) writeControlPlane(ca *authority) error {
 	if err := writeCredentials(dir, "kubelet-client", kubeletClient); err != nil {
 		return err
 	}
+	if err := c.writeFrontProxy(dir); err != nil {
+		return err
+	}
 	for name, user := range map[string]string{"controller-manager": "system:kube-controller-manager", "scheduler": "system:kube-scheduler"} {
 		if err := c.writeKubeconfig(ca, dir, name, user); err != nil {
 			return err
@@ -82,6 +85,22 @@ func (c *Cluster) writeControlPlane(ca *authority) error {
 		return err
 	}
 	return c.writeSpec(c.controlPlaneSpec())
+}
+
+// writeFrontProxy writes the API server's credentials for aggregated API servers.
+func (c *Cluster) writeFrontProxy(dir string) error {
+	ca, err := newAuthority("localcluster-front-proxy-" + c.plan.name)
+	if err != nil {
+		return err
+	}
+	client, err := ca.client(frontProxy)
+	if err != nil {
+		return err
+	}
+	if err := writeCredentials(dir, "front-proxy", client); err != nil {
+		return err
+	}
+	return writeFiles(dir, map[string][]byte{"front-proxy-ca.crt": ca.pem})
 }
 
 func (c *Cluster) writeKubeconfig(ca *authority, dir, name, user string, groups ...string) error {
