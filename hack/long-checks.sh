@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus browser kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling browser kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -26,7 +26,10 @@ allocators() { make allocators; }
 upgrade() { test/upgrade/run.sh 1.36 1.37; }
 
 # prometheus is a module of its own, which is built first.
-prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m ./test/monitoring; }
+prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip TestScaling ./test/monitoring; }
+
+# scaling also needs prometheus-adapter, which is built first.
+scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestScaling ./test/monitoring; }
 
 release() { deployments/release/twice.sh; }
 

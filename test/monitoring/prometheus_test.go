@@ -27,22 +27,30 @@ type prometheus struct{ url string }
 // startPrometheus starts the program with a configuration, and ends it with the test.
 func startPrometheus(t *testing.T, config string) *prometheus {
 	t.Helper()
-	program, err := cluster.Tool(t.Context(), "prometheus", os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, address := t.TempDir(), freeAddress(t)
 	file := filepath.Join(dir, "prometheus.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	write(t, file, config)
+	start(t, "prometheus", "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
+	p := &prometheus{url: "http://" + address}
+	await(t, "Prometheus", func(ctx context.Context) error { return p.get(ctx, "/-/ready", nil) })
+	return p
+}
+
+// start builds a program if need be and starts it. It ends with the test, which shows
+// its log if it fails.
+func start(t *testing.T, name string, args ...string) {
+	t.Helper()
+	program, err := cluster.Tool(t.Context(), name, os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// If this program is killed, so is Prometheus: the signal comes when the thread ends.
+	// If this program is killed, so is the other: the signal comes when the thread ends.
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -53,12 +61,16 @@ func startPrometheus(t *testing.T, config string) *prometheus {
 		_ = cmd.Wait()
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
-			t.Logf("log of Prometheus:\n%s", text)
+			t.Logf("log of %s:\n%s", name, text)
 		}
 	})
-	p := &prometheus{url: "http://" + address}
-	await(t, "Prometheus", func(ctx context.Context) error { return p.get(ctx, "/-/ready", nil) })
-	return p
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // freeAddress is one that nothing listens on.

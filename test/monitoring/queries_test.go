@@ -38,7 +38,7 @@ type check struct {
 // TestQueries runs every query of every dashboard, and the expression of every alert,
 // and wants data of each. The cluster gets the trouble that they ask about.
 func TestQueries(t *testing.T) {
-	c := up(t)
+	c := up(t, "prometheus", "8xh100-80gb", "2xa100-80gb,2xl40s,1xt4")
 	c.load(t)
 	t.Run("dashboards", func(t *testing.T) {
 		files, err := filepath.Glob(chart + "/files/monitoring/dashboards/*.json")
@@ -69,11 +69,11 @@ func TestQueries(t *testing.T) {
 
 // up brings the cluster up, and a Prometheus beside it that has the chart's rules and
 // finds its targets as the chart's PodMonitor says.
-func up(t *testing.T) *check {
+func up(t *testing.T, name string, machines ...string) *check {
 	t.Helper()
 	monitoring := []string{"monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true"}
 	s, err := stack.Up(t.Context(), stack.Options{
-		Name: "prometheus", Machines: []string{"8xh100-80gb", "2xa100-80gb,2xl40s,1xt4"}, Out: os.Stderr,
+		Name: name, Machines: machines, Out: os.Stderr,
 		Values: []string{"crds.keep=false"},
 	})
 	if s != nil && !*keep {
@@ -101,16 +101,14 @@ func up(t *testing.T) *check {
 	if err := yaml.Unmarshal([]byte(object(t, string(out), "PrometheusRule")), &rule); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(rules, rule.Spec, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, rules, string(rule.Spec))
 	dcgm := httptest.NewServer(http.HandlerFunc(c.serveDCGM))
 	t.Cleanup(dcgm.Close)
 	c.prometheus = startPrometheus(t, configuration(t, rules,
 		scrapeConfig(t, object(t, string(out), "PodMonitor"), s.Cluster.Server(), dir),
 		map[string]any{"job_name": "dcgm", "static_configs": []any{map[string]any{"targets": []string{strings.TrimPrefix(dcgm.URL, "http://")}}}},
 	))
-	c.has(t, "plugins", `count(up{container="kubelet-plugin"} == 1) == 2`)
+	c.has(t, "plugins", fmt.Sprintf(`count(up{container="kubelet-plugin"} == 1) == %d`, len(machines)))
 	return c
 }
 
@@ -136,9 +134,7 @@ func credentials(t *testing.T, c *cluster.Cluster) string {
 	}
 	dir := t.TempDir()
 	for name, data := range map[string][]byte{"ca.crt": config.CAData, "client.crt": config.CertData, "client.key": config.KeyData} {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(dir, name), string(data))
 	}
 	return dir
 }
