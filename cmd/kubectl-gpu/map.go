@@ -243,7 +243,7 @@ func fits(g view.GPU, width int) string {
 	case g.Fits == nil:
 		return "?"
 	case len(parts) == 0 && slices.ContainsFunc(g.Taints, func(t view.Taint) bool { return t.Effect != "None" }):
-		return "nothing, tainted"
+		return "blocked"
 	case len(parts) == 0:
 		return "full"
 	}

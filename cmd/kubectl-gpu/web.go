@@ -125,7 +125,7 @@ func (o *options) clusterName() string {
 	return raw.CurrentContext
 }
 
-// openBrowser starts the user's browser.
+// openBrowser starts the user's browser, which may run longer than this program.
 func openBrowser(ctx context.Context, url string) error {
 	program, args := "xdg-open", []string{url}
 	switch runtime.GOOS {
@@ -134,7 +134,12 @@ func openBrowser(ctx context.Context, url string) error {
 	case "windows":
 		program, args = "rundll32", []string{"url.dll,FileProtocolHandler", url}
 	}
-	return exec.CommandContext(ctx, program, args...).Start()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }() // else its process stays as a zombie
+	return nil
 }
 
 // explainNow says why a pod waits, with a fresh look at the cluster.

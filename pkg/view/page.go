@@ -24,9 +24,9 @@ type PageNode struct {
 type PageGPU struct {
 	GPU
 	State State `json:"state"`
-	// Trouble: it has a condition, or a taint that keeps claims off a device of it.
-	Trouble  bool      `json:"trouble,omitempty"`
-	Segments []Segment `json:"segments"`
+	// Unhealthy: it has a condition, or a taint keeps claims off a device of it.
+	Unhealthy bool      `json:"unhealthy,omitempty"`
+	Segments  []Segment `json:"segments"`
 	// Used is the fraction of the memory that segments and MIG instances of others cover.
 	Used float64 `json:"used"`
 }
@@ -42,8 +42,8 @@ const (
 	StatePartly State = "partly"
 	// StateFull: it is in use, and nothing else fits.
 	StateFull State = "full"
-	// StateSick: a condition or a taint keeps new claims off all of it.
-	StateSick State = "sick"
+	// StateBlocked: a condition or a taint keeps new claims off all of it.
+	StateBlocked State = "blocked"
 	// StateWithheld: nothing of it is offered, or nothing of it can be allocated, for
 	// another reason.
 	StateWithheld State = "withheld"
@@ -66,15 +66,31 @@ type Segment struct {
 func Page(n Node, pool string) PageNode {
 	out := PageNode{Node: n, Pool: pool, GPUs: make([]PageGPU, 0, len(n.GPUs))}
 	for _, g := range n.GPUs {
-		p := PageGPU{GPU: g, State: g.state(), Trouble: len(g.Conditions) > 0 || g.blocked(), Segments: g.segments()}
+		p := PageGPU{GPU: g, State: g.state(), Unhealthy: len(g.Conditions) > 0 || g.tainted(), Segments: g.segments()}
 		p.Used = covered(g, p.Segments)
 		out.GPUs = append(out.GPUs, p)
 	}
 	return out
 }
 
-// blocked reports whether a taint keeps claims off a device of the GPU.
-func (g *GPU) blocked() bool {
+// Outline returns the node with the fields that cells, totals and conditions are drawn
+// from, and without those that grow with the claims on its GPUs.
+func (n PageNode) Outline() PageNode {
+	gpus := make([]PageGPU, len(n.GPUs))
+	for i, g := range n.GPUs {
+		gpus[i] = PageGPU{
+			GPU: GPU{
+				Device: g.Device, Index: g.Index, MemoryBytes: g.MemoryBytes, Offered: g.Offered, Conditions: g.Conditions, Taints: g.Taints,
+				Fits: g.Fits,
+			},
+			State: g.State, Unhealthy: g.Unhealthy, Used: g.Used,
+		}
+	}
+	return PageNode{Node: Node{Name: n.Name, Problems: n.Problems}, Pool: n.Pool, GPUs: gpus}
+}
+
+// tainted reports whether a taint keeps claims off a device of the GPU.
+func (g *GPU) tainted() bool {
 	return slices.ContainsFunc(g.Taints, func(t Taint) bool { return t.Effect != "None" })
 }
 
@@ -86,8 +102,8 @@ func (g *GPU) state() State {
 		return StatePartly
 	case fits:
 		return StateFree
-	case g.blocked() || !g.Offered && len(g.Conditions) > 0:
-		return StateSick
+	case g.tainted() || !g.Offered && len(g.Conditions) > 0:
+		return StateBlocked
 	case !g.Offered:
 		return StateWithheld
 	case g.Fits == nil:

@@ -18,18 +18,18 @@ func TestPage(t *testing.T) {
 	taint := []view.Taint{{Key: "gpu.tessera.dev/health", Effect: "NoSchedule"}}
 	at := func(start, size int) *view.Placement { return &view.Placement{Start: start, Size: size} }
 	for name, tc := range map[string]struct {
-		gpu      view.GPU
-		state    view.State
-		trouble  bool
-		used     float64
-		segments []view.Segment
+		gpu       view.GPU
+		state     view.State
+		unhealthy bool
+		used      float64
+		segments  []view.Segment
 	}{
 		"free":           {gpu: view.GPU{Offered: true, Fits: room}, state: view.StateFree},
 		"watched":        {gpu: view.GPU{Offered: true, Fits: room, Uses: []view.Use{{Type: "gpu", AdminAccess: true}}}, state: view.StateFree},
 		"whole":          {gpu: view.GPU{Offered: true, Fits: none, Uses: []view.Use{{Type: "gpu"}}}, state: view.StateFull, used: 1, segments: []view.Segment{{Size: 1, Uses: []int{0}}}},
-		"tainted":        {gpu: view.GPU{Offered: true, Fits: none, Taints: taint}, state: view.StateSick, trouble: true},
-		"a part tainted": {gpu: view.GPU{Offered: true, Fits: room, Taints: taint}, state: view.StateFree, trouble: true},
-		"broken":         {gpu: view.GPU{Fits: []view.Fit{}, Conditions: []view.Condition{{Type: "ResetRequired"}}}, state: view.StateSick, trouble: true},
+		"tainted":        {gpu: view.GPU{Offered: true, Fits: none, Taints: taint}, state: view.StateBlocked, unhealthy: true},
+		"a part tainted": {gpu: view.GPU{Offered: true, Fits: room, Taints: taint}, state: view.StateFree, unhealthy: true},
+		"broken":         {gpu: view.GPU{Fits: []view.Fit{}, Conditions: []view.Condition{{Type: "ResetRequired"}}}, state: view.StateBlocked, unhealthy: true},
 		"not offered":    {gpu: view.GPU{Fits: []view.Fit{}}, state: view.StateWithheld},
 		"unknown":        {gpu: view.GPU{Offered: true, Uses: []view.Use{}}, state: view.StateUnknown},
 		"others' instance": {
@@ -60,7 +60,7 @@ func TestPage(t *testing.T) {
 			if tc.segments == nil {
 				tc.segments = []view.Segment{}
 			}
-			want := view.PageGPU{GPU: tc.gpu, State: tc.state, Trouble: tc.trouble, Used: tc.used, Segments: tc.segments}
+			want := view.PageGPU{GPU: tc.gpu, State: tc.state, Unhealthy: tc.unhealthy, Used: tc.used, Segments: tc.segments}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -35,6 +35,12 @@ const markup = "<img src=x onerror=alert(1)>"
 // serve serves the page of a cluster until the test ends, and returns its address.
 func serve(t *testing.T, c *webtest.Cluster) string {
 	t.Helper()
+	return serveBy(t, c, func(s *web.Server) http.Handler { return s })
+}
+
+// serveBy does the same with a handler around the page's.
+func serveBy(t *testing.T, c *webtest.Cluster, by func(*web.Server) http.Handler) string {
+	t.Helper()
 	source, err := web.NewSource(c.Resources(), web.SourceOptions{Cluster: "gpu-prod", Namespace: "vision", PoolLabels: view.PoolLabels()})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +54,7 @@ func serve(t *testing.T, c *webtest.Cluster) string {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
+	server := &http.Server{Handler: by(handler), ReadHeaderTimeout: patience}
 	var group sync.WaitGroup
 	group.Go(func() { source.Run(ctx) })
 	group.Go(func() { _ = server.Serve(listener) })
@@ -174,7 +180,21 @@ func (p *tab) until(script string) {
 }
 
 // drawn waits until everything is.
-func (p *tab) drawn() { p.t.Helper(); p.until(`performance.getEntriesByName("painted").length > 0`) }
+func (p *tab) drawn() { p.t.Helper(); p.painted("everything") }
+
+// painted waits until the page has marked that a part of it is.
+func (p *tab) painted(mark string) {
+	p.t.Helper()
+	p.until(fmt.Sprintf(`performance.getEntriesByName(%q).length > 0`, mark))
+}
+
+// again opens the address once more, in the same tab.
+func (p *tab) again(address string) {
+	p.t.Helper()
+	if err := chromedp.Do(p.ctx, chromedp.Navigate(address)); err != nil {
+		p.t.Fatal(err)
+	}
+}
 
 // press presses keys, as kb names them.
 func (p *tab) press(keys string) {

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// board has the page's data: the JSON of each node, and one object for the cluster.
+// board has the page's data: the JSON of each node and of its outline, and one object
+// for the cluster.
 // Readers ask for the differences since they last did.
 type board struct {
 	mu      notify.Mutex
@@ -18,7 +20,7 @@ type board struct {
 	read    uint64
 	cluster post
 	// nodes that are gone have no JSON.
-	nodes map[string]post
+	nodes map[string]nodePost
 }
 
 // post is JSON, and the version of the board since which it is there.
@@ -26,6 +28,15 @@ type post struct {
 	version uint64
 	json    json.RawMessage
 }
+
+// nodePost is the JSON of a node, which its outline follows from.
+type nodePost struct {
+	post
+	outline json.RawMessage
+}
+
+// nodeJSON is the JSON of a node and of its outline; both nil for a node that is gone.
+type nodeJSON struct{ whole, outline json.RawMessage }
 
 // change is the difference from an earlier version of the board.
 type change struct {
@@ -37,16 +48,16 @@ type change struct {
 	gone    []string
 }
 
-func newBoard() *board { return &board{nodes: make(map[string]post)} }
+func newBoard() *board { return &board{nodes: make(map[string]nodePost)} }
 
 // put replaces the cluster's JSON and that of some nodes, nil for nodes that are gone.
 // JSON that is the same stays as old as it was. From the first time with read on, the board
 // has all nodes.
-func (b *board) put(cluster json.RawMessage, nodes map[string]json.RawMessage, read bool) {
+func (b *board) put(cluster json.RawMessage, nodes map[string]nodeJSON, read bool) {
 	b.mu.Lock()
 	same, first := bytes.Equal(cluster, b.cluster.json), read && b.read == 0
-	for name, raw := range nodes {
-		if old, ok := b.nodes[name]; bytes.Equal(old.json, raw) && (ok || raw == nil) {
+	for name, n := range nodes {
+		if old, ok := b.nodes[name]; bytes.Equal(old.json, n.whole) && (ok || n.whole == nil) {
 			delete(nodes, name)
 		}
 	}
@@ -62,10 +73,32 @@ func (b *board) put(cluster json.RawMessage, nodes map[string]json.RawMessage, r
 		if !same {
 			b.cluster = post{b.version, cluster}
 		}
-		for name, raw := range nodes {
-			b.nodes[name] = post{b.version, raw}
+		for name, n := range nodes {
+			b.nodes[name] = nodePost{post{b.version, n.whole}, n.outline}
 		}
 	})
+}
+
+// outline is what the map of the whole cluster is drawn from.
+type outline struct {
+	Cluster json.RawMessage   `json:"cluster"`
+	Nodes   []json.RawMessage `json:"nodes"`
+}
+
+// outlines returns those of all nodes; of none while they haven't all been read.
+func (b *board) outlines() outline {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := outline{Cluster: b.cluster.json, Nodes: []json.RawMessage{}}
+	if b.read == 0 {
+		return out
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		if n := b.nodes[name]; n.outline != nil {
+			out.Nodes = append(out.Nodes, n.outline)
+		}
+	}
+	return out
 }
 
 // since waits until something differs from the version, 0 for none, and returns that.

@@ -46,10 +46,12 @@ func NewServer(address net.Addr, source *Source, why Why) (*Server, error) {
 	if !ok || !at.IP.IsLoopback() {
 		return nil, fmt.Errorf("%s isn't an address that only this machine can reach", address)
 	}
-	port := fmt.Sprint(at.Port)
+	hosts := []string{at.String(), fmt.Sprintf("localhost:%d", at.Port)}
+	if at.Port == 80 { // browsers leave out the default port
+		hosts = append(hosts, strings.TrimSuffix(at.String(), ":80"), "localhost")
+	}
 	return &Server{
-		source: source, why: why, address: at.String(),
-		hosts: []string{at.String(), "localhost:" + port},
+		source: source, why: why, address: at.String(), hosts: hosts,
 		token: rand.Text(), cookie: rand.Text(), path: "/" + rand.Text() + "/",
 	}, nil
 }
@@ -115,6 +117,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string) {
 	switch name {
 	case "events":
 		s.events(w, r)
+	case "outline":
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(encode(s.source.board.outlines()))
 	case "why":
 		s.answer(w, r)
 	default:

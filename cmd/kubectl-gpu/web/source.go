@@ -188,7 +188,7 @@ func (s *Source) derive(started bool) bool {
 			head.Notes = append(head.Notes, n)
 		}
 	}
-	changed := make(map[string]json.RawMessage)
+	changed := make(map[string]nodeJSON)
 	if len(head.Reading) == 0 {
 		for _, name := range s.takeDirty() {
 			changed[name] = s.node(name)
@@ -227,8 +227,8 @@ type Cluster struct {
 	Policies []view.Policy     `json:"policies,omitempty"`
 }
 
-// node derives a node's part of the page; nil if it has no GPUs and no news.
-func (s *Source) node(name string) json.RawMessage {
+// node derives a node's part of the page; none if it has no GPUs and no news.
+func (s *Source) node(name string) nodeJSON {
 	o := view.Objects{
 		Slices: on[resourceapi.ResourceSlice](s.slices, name), Claims: on[resourceapi.ResourceClaim](s.claims, name),
 		Inventories: on[v1alpha1.GPUInventory](s.inventories, name), Policies: on[v1alpha1.SharingPolicy](s.policies, name),
@@ -237,7 +237,7 @@ func (s *Source) node(name string) json.RawMessage {
 	built := view.Build(o).Nodes
 	i := slices.IndexFunc(built, func(n view.Node) bool { return n.Name == name })
 	if i < 0 {
-		return nil
+		return nodeJSON{}
 	}
 	n := built[i]
 	if !s.claims.complete() {
@@ -249,7 +249,8 @@ func (s *Source) node(name string) json.RawMessage {
 	for _, of := range on[corev1.Node](s.nodes, name) {
 		labels = of.Labels
 	}
-	return encode(view.Page(n, view.Pool(n, labels, s.options.PoolLabels)))
+	page := view.Page(n, view.Pool(n, labels, s.options.PoolLabels))
+	return nodeJSON{encode(page), encode(page.Outline())}
 }
 
 func encode(v any) json.RawMessage {

@@ -338,6 +338,7 @@ func TestRefuses(t *testing.T) {
 		"wrong token":   {path: "/?token=AAAAAAAAAAAAAAAAAAAAAAAAAA", want: http.StatusForbidden},
 		"no cookie":     {path: home.Path, want: http.StatusForbidden},
 		"events":        {path: home.Path + "events", want: http.StatusForbidden},
+		"outline":       {path: home.Path + "outline", want: http.StatusForbidden},
 		"wrong path":    {path: "/events", cookie: true, want: http.StatusForbidden},
 		"another host":  {path: home.Path, host: "rebind.example.com:" + home.Port(), cookie: true, want: http.StatusForbidden},
 		"no port":       {path: home.Path, host: "127.0.0.1", cookie: true, want: http.StatusForbidden},
@@ -369,5 +370,24 @@ func TestRefuses(t *testing.T) {
 	}
 	if _, err := web.NewServer(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 80}, nil, nil); err == nil {
 		t.Error("an address that others can reach is taken")
+	}
+}
+
+// TestDefaultPort: browsers leave port 80 out of the Host header.
+func TestDefaultPort(t *testing.T) {
+	s, err := web.NewServer(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]int{
+		"127.0.0.1": http.StatusSeeOther, "localhost": http.StatusSeeOther, "127.0.0.1:80": http.StatusSeeOther, "rebind.example.com": http.StatusForbidden,
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, s.URL(), http.NoBody)
+		r.Host = host
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, r)
+		if w.Code != want {
+			t.Errorf("Host %s: status %d, want %d", host, w.Code, want)
+		}
 	}
 }

@@ -1,7 +1,7 @@
 // GPUs as they are drawn: a bar with everything in it, or a cell among thousands.
 
 import {age, bytes, h, plural, s} from "./dom.js";
-import {STATES, KINDS, fitName, troubles, useKind, useName} from "./model.js";
+import {STATES, KINDS, fitName, findings, useKind, useName} from "./model.js";
 
 const percent = (x) => `${(100 * x).toFixed(4)}%`;
 
@@ -10,15 +10,15 @@ const cell = {width: 7, height: 9, gap: 1.5, columns: 4};
 
 // shapes are the paths of the cells of some GPUs, by the part that they draw. Each state
 // has a form of its own, so that none is told by its colour alone: free is hollow, use
-// fills from below, sick is crossed, what isn't offered is struck through.
+// fills from below, blocked is crossed, what isn't offered is struck through.
 function shapes(gpus, columns) {
-  const d = {box: "", unknown: "", used: "", sick: "", cross: "", off: "", mark: ""};
+  const d = {box: "", unknown: "", used: "", blocked: "", cross: "", off: "", mark: ""};
   gpus.forEach((g, i) => {
     if (!g) return;
     const {width: w, height: t, gap} = cell;
     const x = (i % columns) * (w + gap) + 0.5, y = Math.floor(i / columns) * (t + gap) + 0.5;
-    if (g.state === "sick") {
-      d.sick += `M${x} ${y}h${w}v${t}h${-w}z`;
+    if (g.state === "blocked") {
+      d.blocked += `M${x} ${y}h${w}v${t}h${-w}z`;
       d.cross += `M${x + 1.7} ${y + 2.5}l${w - 3.4} ${t - 5}m0 ${5 - t}l${3.4 - w} ${t - 5}`;
       return;
     }
@@ -26,7 +26,7 @@ function shapes(gpus, columns) {
     const u = g.state === "full" ? 1 : g.used;
     if (u > 0) d.used += `M${x} ${y + t}v${-t * u}h${w}v${t * u}z`;
     if (g.state === "withheld") d.off += `M${x + 1} ${y + t - 1}L${x + w - 1} ${y + 1}`;
-    if (g.trouble) d.mark += `M${x + w} ${y}v4.5l-4.5-4.5z`;
+    if (g.unhealthy) d.mark += `M${x + w} ${y}v4.5l-4.5-4.5z`;
   });
   return Object.entries(d).filter(([, path]) => path).map(([part, path]) => s(`path.${part}`, {d: path}));
 }
@@ -90,7 +90,7 @@ export function room(g, width = Infinity) {
     case !g.offered: return "not offered";
     case !g.fits: return "?";
     case fits.length > 0: return shorten(fits.map(fitText), width);
-    case g.state === "sick": return "nothing, tainted";
+    case g.state === "blocked": return "blocked";
     case g.state === "full": return "full";
     default: return "nothing";
   }
@@ -111,7 +111,7 @@ export function fitText(f) {
 
 // row is a GPU as a button with its bar.
 export function row(g, selected, select) {
-  const bad = troubles(g).filter((t) => !t.quiet);
+  const bad = findings(g).filter((t) => !t.quiet);
   return h("li", null,
     h("button.gpu", {
       type: "button", "data-nav": true, "data-key": g.key, tabindex: -1, "aria-label": gpuText(g), "aria-pressed": String(selected),
@@ -123,7 +123,7 @@ export function row(g, selected, select) {
 
 // gpuText says in words what a GPU's row shows.
 export function gpuText(g) {
-  const parts = [`GPU ${g.index} of ${g.node.name}`, g.model, STATES[g.state].one, ...troubles(g).map((t) => t.title)];
+  const parts = [`GPU ${g.index} of ${g.node.name}`, g.model, STATES[g.state].one, ...findings(g).map((t) => t.title)];
   for (const u of g.uses) parts.push(`${useKind(u)}: ${useName(u)}`);
   const fits = room(g);
   return `${parts.filter(Boolean).join(", ")}; what else fits: ${fits}`;
@@ -147,7 +147,7 @@ export function gpuCard(g) {
   return [
     h("div.who", null, h("b", null, `GPU ${g.index}`), ` of ${g.node.name}`, h("span.phase", {"data-state": g.state}, STATES[g.state].label)),
     h("div.facts", null, [g.model, g.memoryBytes ? bytes(g.memoryBytes) : null, g.policy ? `policy ${g.policy}` : null].filter(Boolean).join(" · ")),
-    ...troubles(g).map((t) => h("div.bad", null, `! ${t.title}${t.since ? `, for ${age(t.since)}` : ""}`)),
+    ...findings(g).map((t) => h("div.bad", null, `! ${t.title}${t.since ? `, for ${age(t.since)}` : ""}`)),
     h("div.facts", null, `else fits: ${room(g)}`),
   ];
 }

@@ -2,7 +2,7 @@
 // has zoomed to, and what is selected, is in the address after the #.
 
 import {h, number, plural, replace} from "./dom.js";
-import {filter, finish, gpusOf, model, pools, putNodes, removeNodes, reset, totals} from "./model.js";
+import {filter, finish, gpusOf, model, pools, putNodes, putOutline, removeNodes, reset, totals} from "./model.js";
 import {glyph, gpuCard, nodeCard, row, tile, useCard} from "./draw.js";
 import {drawAttention, drawInspector, drawLegend, drawPolicies, drawTotals, keepFocus} from "./panels.js";
 
@@ -120,7 +120,8 @@ function draw() {
   const at = place();
   if (el("query") !== document.activeElement) el("query").value = at.q ?? "";
   const means = filter(at.q ?? "");
-  const everything = [...model.nodes.values()];
+  const known = model.complete || (model.outline && !["node", "pool", "gpu", "q"].some((k) => at[k]));
+  const everything = known ? [...model.nodes.values()] : [];
   const nodes = everything.filter((n) => (at.node ? n.name === at.node : !at.pool || n.pool === at.pool));
   drawNotes();
   if (everything.length) keepFocus(() => drawTotals(gpusOf(nodes), nodes, at.q ?? "", search));
@@ -128,7 +129,7 @@ function draw() {
   drawMap(at, nodes, means);
   const gpu = at.gpu ? gpusOf(everything).find((g) => g.key === at.gpu) : null;
   drawInspector(gpu, at.use, () => go({gpu: "", use: ""}));
-  if (model.cluster && model.complete) {
+  if (model.cluster && known) {
     drawAttention(model.cluster, everything, gpusOf(everything).length <= 256, (key) => select(key), search);
     drawPolicies(model.cluster.policies, search);
     el("cluster").textContent = model.cluster.name;
@@ -139,7 +140,7 @@ function draw() {
 
 function drawNotes() {
   const notes = (model.cluster?.notes ?? []).map((n) => h("p.note", {"data-resource": n.resource, "data-verb": n.verb}, n.text));
-  if (lost) notes.unshift(h("p.note.lost", null, `kubectl gpu web doesn't answer since ${lost.toLocaleTimeString()}: what is shown is of then. If it has ended, start it again, and open the address that it prints.`));
+  if (lost) notes.unshift(h("p.note.lost", null, `kubectl gpu web hasn't answered since ${lost.toLocaleTimeString()}; the page shows the state of that time. If the command has ended, start it again and open the address that it prints.`));
   el("notes").replaceChildren(...notes);
 }
 
@@ -185,14 +186,33 @@ function listen() {
   on("gone", removeNodes);
   on("all", () => {
     finish();
-    performance.mark("data");
-    requestAnimationFrame(() => setTimeout(() => performance.mark("painted")));
+    markPainted("everything");
   });
   events.onerror = () => {
     lost ??= new Date();
     setLive("lost", "Disconnected");
     schedule();
   };
+}
+
+// markPainted sets a mark once the next picture is painted.
+const markPainted = (name) => requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
+
+// start draws a cluster of many GPUs from an outline, which comes much sooner than all
+// that is known of them.
+async function start() {
+  try {
+    const reply = await fetch("outline");
+    const outline = reply.ok ? await reply.json() : {nodes: []};
+    if (gpusOf(outline.nodes).length > rowsUpTo.cluster) {
+      putOutline(outline);
+      draw();
+      markPainted("outline");
+    }
+  } catch {
+    // the stream, which is asked for next, tells of a lost server
+  }
+  listen();
 }
 
 // The tooltip describes what the mouse or the focus is on.
@@ -290,4 +310,4 @@ setInterval(schedule, 30_000); // ages grow
 setTheme(localStorage.getItem("theme") in themes ? localStorage.getItem("theme") : "");
 drawLegend();
 draw();
-listen();
+start();

@@ -5,7 +5,7 @@ export const STATES = {
   free: {label: "Free", one: "free", text: "nobody has any of it"},
   partly: {label: "In part", one: "in part", text: "in use, and something else fits"},
   full: {label: "Full", one: "full", text: "in use, and nothing else fits"},
-  sick: {label: "Sick", one: "sick", text: "a condition or a taint keeps new claims off"},
+  blocked: {label: "Blocked", one: "blocked", text: "a condition or a taint keeps new claims off"},
   withheld: {label: "Not offered", one: "not offered", text: "nothing of it can be allocated"},
   unknown: {label: "Unknown", one: "unknown", text: "you can't see all claims"},
 };
@@ -22,6 +22,7 @@ export const model = {
   cluster: null, // of the event of that name
   nodes: new Map(), // by name, as in view.PageNode
   complete: false, // all nodes are there
+  outline: false, // all nodes are there, but the nodes are outlines
 };
 
 let named = new Set(); // nodes that the stream has named since it began
@@ -42,6 +43,14 @@ export function putNodes(nodes) {
   }
 }
 
+// putOutline fills an empty model with outlines of nodes, until the stream replaces them.
+export function putOutline({cluster, nodes}) {
+  for (const n of nodes) for (const g of n.gpus) Object.assign(g, {uses: [], segments: []});
+  model.cluster = cluster;
+  putNodes(nodes);
+  model.outline = true;
+}
+
 export function removeNodes(names) {
   for (const name of names) model.nodes.delete(name);
 }
@@ -49,6 +58,7 @@ export function removeNodes(names) {
 export function finish() {
   removeNodes([...model.nodes.keys()].filter((name) => !named.has(name)));
   model.complete = true;
+  model.outline = false;
 }
 
 // pools groups nodes, both in the order of their names.
@@ -67,12 +77,12 @@ export const gpusOf = (nodes) => nodes.flatMap((n) => n.gpus);
 
 // totals adds up GPUs.
 export function totals(gpus) {
-  const t = {gpus: gpus.length, memory: 0, used: 0, free: 0, gaps: 0, lost: 0, trouble: 0, fits: new Map()};
+  const t = {gpus: gpus.length, memory: 0, used: 0, free: 0, gaps: 0, lost: 0, unhealthy: 0, fits: new Map()};
   for (const state of Object.keys(STATES)) t[state] ??= 0;
   t.states = Object.fromEntries(Object.keys(STATES).map((k) => [k, 0]));
   for (const g of gpus) {
     t.states[g.state]++;
-    if (g.trouble) t.trouble++;
+    if (g.unhealthy) t.unhealthy++;
     const memory = g.memoryBytes ?? 0;
     const used = memory * g.used;
     t.memory += memory;
@@ -116,8 +126,8 @@ export function useKind(u) {
   return out;
 }
 
-// troubles are the sentences on what is wrong with a GPU.
-export function troubles(g) {
+// findings are a GPU's conditions and taints, each with a title.
+export function findings(g) {
   const out = (g.conditions ?? []).map((c) => ({title: c.type, text: c.message, since: c.since}));
   const told = new Set(out.map((c) => c.title));
   for (const t of g.taints ?? []) {
@@ -135,7 +145,7 @@ export function filter(query) {
   const tests = words.map((w) => {
     const [, field, value] = w.match(/^(is|node|pool|policy|kind|namespace):(.+)$/) ?? [];
     switch (field) {
-      case "is": return value === "trouble" ? (g) => Boolean(g.trouble) : (g) => g.state === value;
+      case "is": return value === "unhealthy" ? (g) => Boolean(g.unhealthy) : (g) => g.state === value;
       case "node": return (g) => g.node.name.toLowerCase() === value;
       case "pool": return (g) => g.node.pool.toLowerCase().includes(value);
       case "policy": return (g) => (g.policy ?? "").toLowerCase() === value;

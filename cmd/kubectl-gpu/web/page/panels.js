@@ -2,7 +2,7 @@
 // and the legend.
 
 import {age, bytes, h, number, plural, replace} from "./dom.js";
-import {KINDS, STATES, totals, troubles} from "./model.js";
+import {KINDS, STATES, totals, findings} from "./model.js";
 import {bar, fitText, glyph, useCard} from "./draw.js";
 
 const el = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@ const el = (id) => document.getElementById(id);
 // drawTotals draws the counts of what is in view. Each is a button that filters by it.
 export function drawTotals(gpus, nodes, query, search) {
   const t = totals(gpus);
-  const tiles = Object.entries(STATES).filter(([k]) => t.states[k] || ["free", "partly", "full", "sick"].includes(k)).map(([k, v]) => {
+  const tiles = Object.entries(STATES).filter(([k]) => t.states[k] || ["free", "partly", "full", "blocked"].includes(k)).map(([k, v]) => {
     const word = `is:${k}`, on = query.split(/\s+/).includes(word);
     return h("button.total", {
       type: "button", "data-state": k, "data-count": t.states[k], "data-zero": String(t.states[k] === 0), "aria-pressed": String(on), title: `${v.label}: ${v.text}`,
@@ -70,31 +70,31 @@ const listed = 8;
 export function drawAttention(cluster, nodes, small, select, search) {
   const draw = () => drawAttention(cluster, nodes, small, select, search);
   const waiting = cluster.waiting ?? [];
-  const sick = nodes.flatMap((n) => n.gpus).filter((g) => troubles(g).some((t) => !t.quiet));
-  const ill = nodes.filter((n) => n.problems?.length);
+  const unhealthy = nodes.flatMap((n) => n.gpus).filter((g) => findings(g).some((t) => !t.quiet));
+  const impaired = nodes.filter((n) => n.problems?.length);
   const parts = [];
   if (waiting.length) {
     parts.push(h("h3", null, `Waiting ${waiting.length === 1 ? "pod" : "pods"}`, h("b", {"data-count": waiting.length}, number(waiting.length))),
       h("ul.items", {"data-list": "waiting"}, first("waiting", waiting).map((p, i) => waitingPod(p, small && i < asksAtOnce, draw))), more("waiting", waiting, draw));
   }
-  if (sick.length) {
-    parts.push(h("h3", null, "GPUs in trouble", h("b", {"data-count": sick.length}, number(sick.length))),
-      h("ul.items", {"data-list": "sick"}, first("sick", sick).map((g) => h("li", null, h("button.item", {type: "button", "data-key": `sick ${g.key}`, onclick: () => select(g.key)},
-        sickGPU(g, sick.length <= told))))), more("sick", sick, draw));
+  if (unhealthy.length) {
+    parts.push(h("h3", null, "Unhealthy or tainted GPUs", h("b", {"data-count": unhealthy.length}, number(unhealthy.length))),
+      h("ul.items", {"data-list": "unhealthy"}, first("unhealthy", unhealthy).map((g) => h("li", null, h("button.item", {type: "button", "data-key": `unhealthy ${g.key}`, onclick: () => select(g.key)},
+        unhealthyGPU(g, unhealthy.length <= told))))), more("unhealthy", unhealthy, draw));
   }
-  if (ill.length) {
-    parts.push(h("h3", null, "Nodes with problems", h("b", {"data-count": ill.length}, number(ill.length))),
-      h("ul.items", {"data-list": "nodes"}, first("nodes", ill).map((n) => h("li", null, h("button.item", {type: "button", "data-key": `ill ${n.name}`, onclick: () => search(`node:${n.name}`)},
-        h("span.title", null, h("b", null, n.name)), n.problems.map((p) => h("span.text", null, p)))))), more("nodes", ill, draw));
+  if (impaired.length) {
+    parts.push(h("h3", null, "Nodes with problems", h("b", {"data-count": impaired.length}, number(impaired.length))),
+      h("ul.items", {"data-list": "nodes"}, first("nodes", impaired).map((n) => h("li", null, h("button.item", {type: "button", "data-key": `node with problems ${n.name}`, onclick: () => search(`node:${n.name}`)},
+        h("span.title", null, h("b", null, n.name)), n.problems.map((p) => h("span.text", null, p)))))), more("nodes", impaired, draw));
   }
-  if (!parts.length) parts.push(h("p.fine", null, h("i", {"aria-hidden": "true"}, "✓"), " No pod waits for a GPU, and no GPU is in trouble."));
+  if (!parts.length) parts.push(h("p.fine", null, h("i", {"aria-hidden": "true"}, "✓"), " No pod waits for a GPU, and no GPU is unhealthy or tainted."));
   keepFocus(() => replace(el("attention"), [h("h2", null, "Needs attention"), ...parts]));
 }
 
-// told: up to so many sick GPUs are listed with their conditions' messages.
+// told: up to so many unhealthy GPUs are listed with their conditions' messages.
 const told = 4;
-function sickGPU(g, atLength) {
-  const bad = troubles(g).filter((t) => !t.quiet);
+function unhealthyGPU(g, atLength) {
+  const bad = findings(g).filter((t) => !t.quiet);
   const title = h("b", null, `${g.node.name} · GPU ${g.index}`);
   if (!atLength) return h("span.title", null, title, h("span.bad", null, bad[0].title));
   return [h("span.title", null, title), bad.map((t) => h("span.bad", null, t.title, t.since ? h("time", null, `for ${age(t.since)}`) : null)), h("span.text", null, bad[0].text ?? "")];
@@ -141,7 +141,7 @@ export function drawInspector(g, use, close) {
   const facts = [["Model", g.model], ["Memory", g.memoryBytes ? bytes(g.memoryBytes) : null], ["Policy", g.policy], ["Pool", g.node.pool],
     ["Driver", g.node.driverVersion], ["Device", g.device], ["UUID", g.uuid]].filter(([, v]) => v);
   const fits = (g.fits ?? []).filter((f) => f.count > 0);
-  const bad = troubles(g);
+  const bad = findings(g);
   keepFocus(() => replace(box, [
     h("div.head", null, h("h2", {tabindex: -1, "data-key": "inspector"}, `${g.node.name} · GPU ${g.index >= 0 ? g.index : "?"}`),
       h("span.state", {"data-state": g.state}, glyph(g.state), STATES[g.state].label),
@@ -181,7 +181,7 @@ export function drawLegend() {
       Object.entries(KINDS).map(([k, v]) => h("li", null, h(`i.seg.k-${k}`, {"aria-hidden": "true"}), h("b", null, v.label))),
       h("li", null, h("i.seg.k-mig.idle", {"aria-hidden": "true"}), h("b", null, "(name)"), " a claim that no pod uses"),
       h("li", null, h("i.seg.foreign", {"aria-hidden": "true"}), h("b", null, "MIG instance"), " that others than Tessera made")),
-    h("p.small", null, "Arrow keys move, Enter opens, Esc goes back, / searches. In the search, is:free, is:sick, node:, pool:, policy:, kind: and namespace: ask for one thing."),
+    h("p.small", null, "Arrow keys move, Enter opens, Esc goes back, / searches. In the search, is:free, is:blocked, is:unhealthy, node:, pool:, policy:, kind: and namespace: ask for one thing."),
   ]);
 }
 

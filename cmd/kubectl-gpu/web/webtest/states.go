@@ -96,7 +96,7 @@ func policy(name string, gpus, nodes int32, applied metav1.Condition) *v1alpha1.
 }
 
 // Mixed is the same cluster in use: whole GPUs, partitions, shares and time slices, a
-// sick GPU, a MIG instance of somebody else's, a claim without a pod, and pods that wait.
+// blocked GPU, a MIG instance of somebody else's, a claim without a pod, and pods that wait.
 func Mixed() (*Cluster, error) {
 	c := New()
 	whole := allocators.Request{Kind: "gpu"}
