@@ -49,7 +49,7 @@ func (p *plugin) registerUsage(host driverroot.Host) error {
 		},
 		GPUs:       p.gpus,
 		Containers: kubelet.Containers,
-		Readings:   p.readings.Latest,
+		Readings:   p.readings.Scrape,
 		PodName: func(uid string) string {
 			_, name := p.containers.NameOf(uid)
 			return name

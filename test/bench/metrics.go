@@ -141,7 +141,7 @@ func (n *scrapedNode) scrape() (sample, *usage.Readings, error) {
 		Made:       func(uuid gpu.UUID) []holding.MadePartition { return n.made[uuid] },
 		GPUs:       func() []gpu.GPU { return n.gpus },
 		Containers: func(context.Context) (usage.Containers, error) { return n.containers, nil },
-		Readings:   readings.Latest, PodName: func(uid string) string { return uid },
+		Readings:   readings.Scrape, PodName: func(uid string) string { return uid },
 	}))
 	if _, err := n.answer(registry); err != nil { // the first one has the GPUs read
 		return nil, nil, err

@@ -109,14 +109,11 @@ func (r *Readings) awake() bool {
 	return time.Since(r.asked) < awakeFor
 }
 
-// Latest returns the last reading of each GPU whose last reading succeeded. If nobody has
-// asked for long, it has the GPUs read first, and waits a short time for that.
-func (r *Readings) Latest() map[gpu.UUID]Reading {
-	asleep := !r.awake()
-	r.mu.Lock()
-	r.asked = time.Now()
-	r.mu.Unlock()
-	if asleep {
+// Scrape returns the last reading of each GPU whose last reading succeeded, and keeps the
+// GPUs being read for awakeFor. If there was no scrape for longer, it drops the readings
+// from before, and waits up to firstWithin for new ones.
+func (r *Readings) Scrape() map[gpu.UUID]Reading {
+	if asleep := r.recordScrape(); asleep {
 		select {
 		case r.wake <- struct{}{}:
 		default:
@@ -131,6 +128,18 @@ func (r *Readings) Latest() map[gpu.UUID]Reading {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.latest)
+}
+
+// recordScrape reports whether the GPUs weren't being read.
+func (r *Readings) recordScrape() (asleep bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if asleep = now.Sub(r.asked) >= awakeFor; asleep {
+		clear(r.latest)
+	}
+	r.asked = now
+	return asleep
 }
 
 // read begins to read the GPUs that aren't being read. The channel is closed when they

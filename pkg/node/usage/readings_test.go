@@ -61,7 +61,7 @@ func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *Readin
 // number is which reading of each GPU the scrape gets.
 func number(r *Readings) map[gpu.UUID]int64 {
 	got := map[gpu.UUID]int64{}
-	for uuid, u := range r.Latest() {
+	for uuid, u := range r.Scrape() {
 		got[uuid] = u.Memory.Used
 	}
 	return got
@@ -85,7 +85,7 @@ func TestReadWhileAsked(t *testing.T) {
 		if n, most := d.count(shared), 2+int64(awakeFor/readEvery); n > most {
 			t.Errorf("a GPU was read %d times, want at most %d: nobody asked any more", n, most)
 		}
-		users := r.Latest()[shared].Users
+		users := r.Scrape()[shared].Users
 		if diff := cmp.Diff(map[int]User{1: {PodUID: "1"}}, users); diff != "" {
 			t.Errorf("users (-want +got):\n%s", diff)
 		}
@@ -96,7 +96,7 @@ func TestReadWhileAsked(t *testing.T) {
 // little, and that the other GPU goes on.
 func TestBlockedGPU(t *testing.T) {
 	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
-		if got := len(r.Latest()); got != 2 {
+		if got := len(r.Scrape()); got != 2 {
 			t.Fatalf("%d GPUs, want 2", got)
 		}
 		blocked := make(chan error)
@@ -118,8 +118,26 @@ func TestBlockedGPU(t *testing.T) {
 		}
 		time.Sleep(time.Hour) // nobody asks; the next scrape is like the first
 		began = time.Now()
-		if got, took := len(r.Latest()), time.Since(began); got != 1 || took > firstWithin {
+		if got, took := len(r.Scrape()), time.Since(began); got != 1 || took > firstWithin {
 			t.Errorf("%d GPUs after %s", got, took)
+		}
+		close(blocked)
+	})
+}
+
+// TestHangsUnasked lets a GPU hang while nobody asks: what it said before is too old.
+func TestHangsUnasked(t *testing.T) {
+	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+		if got := len(r.Scrape()); got != 2 {
+			t.Fatalf("%d GPUs, want 2", got)
+		}
+		time.Sleep(time.Hour + readEvery/2)
+		blocked := make(chan error)
+		d.mu.Lock()
+		d.blocks[divided] = blocked
+		d.mu.Unlock()
+		if got := slices.Collect(maps.Keys(number(r))); !slices.Equal(got, []gpu.UUID{shared}) {
+			t.Errorf("readings of %v, want only the GPU that works", got)
 		}
 		close(blocked)
 	})
@@ -144,20 +162,20 @@ func TestHardwareTaken(t *testing.T) {
 	r := NewReadings(func() []gpu.GPU { return []gpu.GPU{{UUID: shared}} }, true, func(int) (User, bool) { return User{}, false })
 	d := &slowDriver{begun: make(chan bool)}
 	r.SetHardware(d)
-	go r.Latest()
+	go r.Scrape()
 	<-d.begun
 	r.SetHardware(nil)
 	if !d.returned.Load() {
 		t.Error("the hardware was taken while a call was under way")
 	}
-	if n := len(r.Latest()); n != 0 {
+	if n := len(r.Scrape()); n != 0 {
 		t.Errorf("%d readings without hardware", n)
 	}
 }
 
 func TestOtherPIDNamespace(t *testing.T) {
 	reading(t, false, func(t *testing.T, r *Readings, _ *driver) {
-		if got := r.Latest()[shared]; got.Processes != nil || got.Memory.Used == 0 {
+		if got := r.Scrape()[shared]; got.Processes != nil || got.Memory.Used == 0 {
 			t.Errorf("%+v, want the memory and no processes", got)
 		}
 	})
