@@ -44,17 +44,6 @@ func failedAt(s step, err error) error {
 	return stepError{err, s}
 }
 
-// reason is the label of a failure.
-func reason(err error) string {
-	if r := result(err); r != "error" {
-		return r
-	}
-	if e, ok := errors.AsType[stepError](err); ok {
-		return string(e.step)
-	}
-	return "other"
-}
-
 func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 	f := promauto.With(registerer)
 	buckets := []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 40, 60}
@@ -78,12 +67,12 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 		failures: failures,
 		prepare: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_prepare_duration_seconds",
-			Help:    "Time to prepare one claim, waiting for its devices included, by result: success, held, refused (no retry can mend it), stopped, error.",
+			Help:    "Time to prepare one claim, waiting for its devices included, by result: success, or the reason of the failure as in tessera_prepare_failures_total.",
 			Buckets: buckets,
 		}, []string{"result"}),
 		unprepare: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "tessera_unprepare_duration_seconds",
-			Help:    "Time to unprepare one claim, by result: success, stopped, error.",
+			Help:    "Time to unprepare one claim, by result: success, or the reason of the failure as in tessera_prepare_failures_total.",
 			Buckets: buckets,
 		}, []string{"result"}),
 	}
@@ -92,7 +81,7 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 func (m *metrics) prepared(start time.Time, err error) {
 	m.prepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
 	if err != nil {
-		m.failures.WithLabelValues(reason(err)).Inc()
+		m.failures.WithLabelValues(result(err)).Inc()
 	}
 }
 
@@ -100,7 +89,7 @@ func (m *metrics) unprepared(start time.Time, err error) {
 	m.unprepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
 }
 
-// result is the label of an outcome.
+// result is the label of an outcome: success, or the reason of a failure.
 func result(err error) string {
 	switch {
 	case err == nil:
@@ -111,7 +100,9 @@ func result(err error) string {
 		return "refused"
 	case errors.Is(err, errUnprepared), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "stopped"
-	default:
-		return "error"
 	}
+	if e, ok := errors.AsType[stepError](err); ok {
+		return string(e.step)
+	}
+	return "other"
 }
