@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -18,6 +20,8 @@ import (
 type metrics struct {
 	writes                      *prometheus.CounterVec
 	offered, allocated, waiting *prometheus.GaugeVec
+	// offers are the values of offered.
+	offers map[offerKey]int
 }
 
 // Reasons of writes of slices.
@@ -33,6 +37,7 @@ const (
 func newMetrics(registerer prometheus.Registerer) *metrics {
 	f := promauto.With(registerer)
 	m := &metrics{
+		offers: make(map[offerKey]int),
 		writes: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tessera_slice_writes_total",
 			Help: "ResourceSlices written or deleted, by reason: first (the node had none), repair (some of a pool were missing), health (only taints changed), devices (anything else of the offer changed), " +
@@ -64,16 +69,38 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 // offerKey is what devices are counted by.
 type offerKey struct{ kind, policy string }
 
-// offers replaces what a node offered by what it offers now.
-func (m *metrics) offers(before, now nodeAccount) {
+// recordOffer replaces what a node offered by what it offers now. A policy that no GPU is
+// under any more loses its series.
+func (m *metrics) recordOffer(before, now nodeAccount) {
 	if m == nil || maps.Equal(before.offered, now.offered) {
 		return
 	}
 	for k, n := range before.offered {
-		m.offered.WithLabelValues(k.kind, k.policy).Sub(float64(n))
+		m.offers[k] -= n
 	}
 	for k, n := range now.offered {
-		m.offered.WithLabelValues(k.kind, k.policy).Add(float64(n))
+		m.offers[k] += n
+	}
+	for k, n := range m.offers {
+		if n == 0 {
+			delete(m.offers, k)
+			m.offered.DeleteLabelValues(k.kind, k.policy)
+			continue
+		}
+		m.offered.WithLabelValues(k.kind, k.policy).Set(float64(n))
+	}
+}
+
+// leadersMetrics adds metrics to those that are served once this instance leads: the
+// others of its replicas would tell the same again, or nothing.
+func leadersMetrics(all prometheus.Registerer, own prometheus.Collector) manager.RunnableFunc {
+	return func(ctx context.Context) error {
+		if err := all.Register(own); err != nil {
+			return fmt.Errorf("serve the controller's metrics: %w", err)
+		}
+		<-ctx.Done()
+		all.Unregister(own)
+		return nil
 	}
 }
 

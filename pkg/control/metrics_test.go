@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,7 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -111,6 +114,54 @@ func TestOffersAreCounted(t *testing.T) {
 	s.nodes.forgetNode("n")
 	if got, want := counters(t, r), "slice_writes_total reason=first 1\n"; got != want {
 		t.Errorf("without the node, got:\n%swant:\n%s", got, want)
+	}
+}
+
+// TestOffersOfPolicies replaces a policy by another, and deletes it.
+func TestOffersOfPolicies(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := newMetrics(r)
+	offer := func(policy string, devices int) nodeAccount {
+		return nodeAccount{offered: map[offerKey]int{{gpu.TypeMPS, policy}: devices}}
+	}
+	m.recordOffer(nodeAccount{}, offer("quarters", 4))
+	m.recordOffer(nodeAccount{}, offer("quarters", 8))
+	m.recordOffer(offer("quarters", 4), offer("halves", 2))
+	if got, want := counters(t, r), "devices_offered policy=halves type=mps 2\ndevices_offered policy=quarters type=mps 8\n"; got != want {
+		t.Errorf("got:\n%swant:\n%s", got, want)
+	}
+	m.recordOffer(offer("quarters", 8), nodeAccount{})
+	if n := testutil.CollectAndCount(m.offered); n != 1 {
+		t.Errorf("%d series, want 1: no GPU is under the policy quarters any more", n)
+	}
+}
+
+// TestObjectMetrics has a policy of each kind, and nodes of which some have no slices.
+func TestObjectMetrics(t *testing.T) {
+	applied, waits, fresh := sharing("applied", v1alpha1.SharingPolicySpec{}), sharing("waits", v1alpha1.SharingPolicySpec{}), sharing("new", v1alpha1.SharingPolicySpec{})
+	applied.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied}}
+	waits.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting}}
+	objects := []client.Object{applied, waits, fresh}
+	objects = slices.Concat(objects, nodeWith("a", "", h100(0)), nodeWith("b", "", h100(0)), nodeWith("without-gpus", ""))
+	f := newFleet(t, publish.NoCounters, objects...)
+	f.hidden = []string{"b"}
+	r := prometheus.NewRegistry()
+	r.MustRegister(newObjectMetrics(f.api, f))
+	const want = `
+# HELP tessera_policy_applied Whether the SharingPolicy's condition Applied is true, with its reason.
+# TYPE tessera_policy_applied gauge
+tessera_policy_applied{policy="applied",reason="Applied"} 1
+tessera_policy_applied{policy="waits",reason="Waiting"} 0
+# HELP tessera_pool_published Whether a node whose plugin has reported GPUs has a complete pool of ResourceSlices.
+# TYPE tessera_pool_published gauge
+tessera_pool_published{node="a"} 1
+tessera_pool_published{node="b"} 0
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
 	}
 }
 

@@ -95,7 +95,7 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	defer p.mu.Unlock()
 	before := p.last[node]
 	p.last[node] = a
-	p.metrics.offers(before, a)
+	p.metrics.recordOffer(before, a)
 	if !slices.Equal(before.leftovers(), a.leftovers()) || !slices.Equal(before.problems(), a.problems()) {
 		p.notifyPolicies()
 	}
@@ -147,7 +147,7 @@ func (p *planner) accountOf(ctx context.Context, inv *v1alpha1.GPUInventory) (no
 func (p *planner) forget(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.metrics.offers(p.last[node], nodeAccount{})
+	p.metrics.recordOffer(p.last[node], nodeAccount{})
 	delete(p.last, node)
 	delete(p.published, node)
 }

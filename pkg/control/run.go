@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -185,11 +186,12 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 
 // add makes the manager run everything.
 func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
-	counted := newMetrics(ctrlmetrics.Registry)
+	registry := prometheus.NewRegistry()
+	counted := newMetrics(registry)
 	if _, err := c.informer.AddEventHandler(counted.claims()); err != nil {
 		return fmt.Errorf("count claims: %w", err)
 	}
-	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s} {
+	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s, leadersMetrics(ctrlmetrics.Registry, registry)} {
 		if err := mgr.Add(r); err != nil {
 			return err
 		}
@@ -198,6 +200,9 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	planner := newPlanner(mgr.GetClient(), c, s, kinds)
 	planner.metrics = counted
 	slices := countedSlices{p, counted.writes}
+	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices)); err != nil {
+		return fmt.Errorf("register metrics of policies and pools: %w", err)
+	}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{})
 	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {

@@ -1,0 +1,82 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+// scrapeTimeout bounds how long a scrape waits for the caches to be filled.
+const scrapeTimeout = time.Second
+
+// objectMetrics reads policies and pools from the caches at each scrape. It implements
+// prometheus.Collector.
+type objectMetrics struct {
+	cache              client.Reader
+	slices             cachedSlices
+	applied, published *prometheus.Desc
+}
+
+type cachedSlices interface {
+	Cached(node string) (publish.Found, error)
+}
+
+func newObjectMetrics(cache client.Reader, slices cachedSlices) *objectMetrics {
+	return &objectMetrics{
+		cache: cache, slices: slices,
+		applied: prometheus.NewDesc("tessera_policy_applied",
+			"Whether the SharingPolicy's condition Applied is true, with its reason.", []string{"policy", "reason"}, nil),
+		published: prometheus.NewDesc("tessera_pool_published",
+			"Whether a node whose plugin has reported GPUs has a complete pool of ResourceSlices.", []string{"node"}, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *objectMetrics) Describe(to chan<- *prometheus.Desc) {
+	to <- m.applied
+	to <- m.published
+}
+
+// Collect implements prometheus.Collector.
+func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	var policies v1alpha1.SharingPolicyList
+	if err := m.cache.List(ctx, &policies, client.UnsafeDisableDeepCopy); err != nil {
+		klog.FromContext(ctx).Error(err, "Can't serve metrics of SharingPolicies")
+	}
+	for i := range policies.Items {
+		p := &policies.Items[i]
+		if c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionApplied); c != nil {
+			to <- gauge(m.applied, c.Status == metav1.ConditionTrue, p.Name, c.Reason)
+		}
+	}
+	var inventories v1alpha1.GPUInventoryList
+	if err := m.cache.List(ctx, &inventories, client.UnsafeDisableDeepCopy); err != nil {
+		klog.FromContext(ctx).Error(err, "Can't serve metrics of pools")
+	}
+	for i := range inventories.Items {
+		inv := &inventories.Items[i]
+		found, err := m.slices.Cached(inv.Name)
+		if err == nil && len(inv.Status.GPUs) > 0 {
+			to <- gauge(m.published, publish.Complete(found.Ours), inv.Name)
+		}
+	}
+}
+
+// gauge is 1 for true and 0 for false.
+func gauge(d *prometheus.Desc, is bool, labels ...string) prometheus.Metric {
+	value := 0.0
+	if is {
+		value = 1
+	}
+	return prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}
