@@ -40,6 +40,7 @@ type check struct {
 func TestQueries(t *testing.T) {
 	c := up(t, "prometheus", "8xh100-80gb", "2xa100-80gb,2xl40s,1xt4")
 	c.load(t)
+	c.has(t, "metrics of the leader only", `count(tessera_claims_waiting{type="gpu"}) == 1 and on () count(up{container="controller"} == 1) == 2`)
 	t.Run("dashboards", func(t *testing.T) {
 		files, err := filepath.Glob(chart + "/files/monitoring/dashboards/*.json")
 		if err != nil || len(files) == 0 {
@@ -53,17 +54,18 @@ func TestQueries(t *testing.T) {
 	})
 	t.Run("alerts", func(t *testing.T) {
 		exprs := alerts(t)
-		const near, down = "TesseraShareNearLimit", "TesseraPluginDown"
+		const near, down, withdrawn = "TesseraShareNearLimit", "TesseraPluginDown", "TesseraPoolWithdrawn"
 		c.has(t, near, exprs[near]) // its program ends with the MPS daemons
 		c.breakMore(t)
 		for name, expr := range exprs {
-			if name != near && name != down {
+			if name != near && name != down && name != withdrawn {
 				c.has(t, name, expr)
 			}
 		}
 		c.kubectl(t, "patch", "daemonset", "-n", stack.Namespace, "tessera-node", "--type=merge",
 			"-p", `{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}`)
 		c.has(t, down, exprs[down])
+		c.has(t, withdrawn, exprs[withdrawn]) // the kubelet deletes the slices of a driver that is gone
 	})
 }
 
@@ -74,7 +76,7 @@ func up(t *testing.T, name string, machines ...string) *check {
 	monitoring := []string{"monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true"}
 	s, err := stack.Up(t.Context(), stack.Options{
 		Name: name, Machines: machines, Out: os.Stderr,
-		Values: []string{"crds.keep=false"},
+		Values: []string{"crds.keep=false", "controller.replicas=2"},
 	})
 	if s != nil && !*keep {
 		t.Cleanup(func() {

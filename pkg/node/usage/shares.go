@@ -12,7 +12,7 @@ import (
 
 // hardwareDescs are the metrics of what the driver tells.
 type hardwareDescs struct {
-	gpuTotal, gpuUsed, gpuUtilization, partitionTotal, partitionUsed, shareUsed, shareUtilization *prometheus.Desc
+	gpuTotal, gpuUsed, gpuUtilization, partitionTotal, partitionUsed, shareUsed, shareLargest, shareUtilization *prometheus.Desc
 }
 
 func newHardwareDescs() hardwareDescs {
@@ -28,12 +28,13 @@ func newHardwareDescs() hardwareDescs {
 		partitionTotal:   desc("tessera_partition_memory_total_bytes", "Memory of the MIG device.", partition...),
 		partitionUsed:    desc("tessera_partition_memory_used_bytes", "Memory of the MIG device that programs use.", partition...),
 		shareUsed:        desc("tessera_share_memory_used_bytes", "GPU memory that the container's processes use on a share, with their CUDA contexts, as the driver tells it of each process.", share...),
+		shareLargest:     desc("tessera_share_process_memory_max_bytes", "GPU memory of that of the container's processes on an MPS share which uses most. The share's limit is one of each process.", share...),
 		shareUtilization: desc("tessera_share_utilization_ratio", "Fraction of the time in which the container's processes ran on the GPU's multiprocessors, as the driver tells it of each process.", share...),
 	}
 }
 
 func (d hardwareDescs) all() []*prometheus.Desc {
-	return []*prometheus.Desc{d.gpuTotal, d.gpuUsed, d.gpuUtilization, d.partitionTotal, d.partitionUsed, d.shareUsed, d.shareUtilization}
+	return []*prometheus.Desc{d.gpuTotal, d.gpuUsed, d.gpuUtilization, d.partitionTotal, d.partitionUsed, d.shareUsed, d.shareLargest, d.shareUtilization}
 }
 
 // collectUsage has the usage of one GPU and its partitions.
@@ -86,9 +87,19 @@ type sharer struct {
 	Container
 }
 
-// use is the sum over processes; nil for what isn't known of all of them.
+// use is the sum over processes, and the memory of the largest; nil for what isn't known
+// of all of them.
 type use struct {
-	memory, utilization *float64
+	memory, largest, utilization *float64
+}
+
+// addMemory adds that of one process.
+func (u *use) addMemory(memory *float64) {
+	if u.memory = plus(u.memory, memory); u.memory == nil {
+		u.largest = nil
+		return
+	}
+	u.largest = new(max(*u.largest, *memory))
 }
 
 func (c *Collector) collectShares(s scrape, claims []holding.Record, readings map[gpu.UUID]Reading, made map[gpu.UUID][]holding.MadePartition, containers Containers) {
@@ -111,6 +122,9 @@ func (c *Collector) collectShares(s scrape, claims []holding.Record, readings ma
 		labels := []string{string(h.GPU), string(h.Device), h.ShareID, r.Namespace, r.Name, by.Pod, by.Name}
 		if u.memory != nil {
 			s.gauge(c.hardware.shareUsed, *u.memory, labels...)
+		}
+		if u.largest != nil && h.MPS != nil && h.MPS.MemoryMiB > 0 {
+			s.gauge(c.hardware.shareLargest, *u.largest, labels...)
 		}
 		if u.utilization != nil {
 			s.gauge(c.hardware.shareUtilization, min(*u.utilization, 1), labels...)
@@ -136,14 +150,14 @@ func (a *shares) add(uuid gpu.UUID, r Reading, p gpu.Process) {
 	for _, by := range found {
 		u := a.byContainer[by]
 		if u == nil {
-			u = &use{memory: new(0.0), utilization: new(0.0)}
+			u = &use{memory: new(0.0), largest: new(0.0), utilization: new(0.0)}
 			a.byContainer[by] = u
 		}
 		if len(found) > 1 {
-			u.memory, u.utilization = nil, nil
+			u.memory, u.largest, u.utilization = nil, nil, nil
 			continue
 		}
-		u.memory = plus(u.memory, toFloat(p.MemoryBytes))
+		u.addMemory(toFloat(p.MemoryBytes))
 		if p.MPSClient && !r.AttributesMPS {
 			p.Utilization = nil
 		}
@@ -198,7 +212,7 @@ func (a *shares) addIdle() {
 			}
 			for _, container := range containersOf(claim, a.containers) {
 				if by := (sharer{i, j, container}); container.Pod != "" && !a.has(by) {
-					u := &use{memory: new(0.0)}
+					u := &use{memory: new(0.0), largest: new(0.0)}
 					if r.Utilization != nil && (h.MPS == nil || r.AttributesMPS) {
 						u.utilization = new(0.0)
 					}

@@ -91,6 +91,9 @@ func TestUsageOfShares(t *testing.T) {
 			processes: []gpu.Process{process(1, gib, 0.25, true), process(2, gib, 0.125, true), process(3, 3*gib, 0, true), process(9, gib, 0, false)},
 			users:     map[int]User{1: one("main", "a"), 2: one("main", "a"), 3: {PodUID: "2", Container: "main", Claims: []string{"b"}}},
 			want: `
+largest a one/main 1073741824
+largest a one/sidecar 0
+largest b two/main 3221225472
 memory a one/main 2147483648
 memory a one/sidecar 0
 memory b two/main 3221225472
@@ -103,7 +106,7 @@ utilization b two/main 0
 			claims: []holding.Record{a}, containers: containers, server: true,
 			processes: []gpu.Process{process(1, gib, 0, true), process(9, gib, 0.9, false)},
 			users:     map[int]User{1: one("main", "a")},
-			want:      "memory a one/main 1073741824\nmemory a one/sidecar 0\n",
+			want:      "largest a one/main 1073741824\nlargest a one/sidecar 0\nmemory a one/main 1073741824\nmemory a one/sidecar 0\n",
 		},
 		"time-sliced": {
 			claims: []holding.Record{replica}, server: true,
@@ -124,13 +127,13 @@ utilization b two/main 0
 			claims: []holding.Record{replica, b}, processes: []gpu.Process{process(1, gib, 0.5, false)},
 			containers: Containers{{Namespace: "team", Name: "b"}: {{Pod: "two", Name: "main"}}},
 			users:      map[int]User{1: one("")},
-			want:       "memory b two/main 0\nmemory r one/ 1073741824\nutilization b two/main 0\nutilization r one/ 0.5\n",
+			want:       "largest b two/main 0\nmemory b two/main 0\nmemory r one/ 1073741824\nutilization b two/main 0\nutilization r one/ 0.5\n",
 		},
 		"two shares of one GPU in one container": {
 			claims: []holding.Record{both}, containers: containers,
 			processes: []gpu.Process{process(1, gib, 0.5, true)},
 			users:     map[int]User{1: one("main", "a")},
-			want:      "memory a one/sidecar 0\nmemory a one/sidecar 0\nutilization a one/sidecar 0\nutilization a one/sidecar 0\n",
+			want:      "largest a one/sidecar 0\nlargest a one/sidecar 0\nmemory a one/sidecar 0\nmemory a one/sidecar 0\nutilization a one/sidecar 0\nutilization a one/sidecar 0\n",
 		},
 		"memory and utilization unknown": {
 			claims: []holding.Record{replica}, noRates: true,
@@ -154,7 +157,7 @@ utilization b two/main 0
 	}
 }
 
-// sharesOf returns the usage of shares, a line each: "memory CLAIM POD/CONTAINER VALUE".
+// sharesOf returns the usage of shares, a line each: "memory (largest, utilization) CLAIM POD/CONTAINER VALUE".
 func sharesOf(t *testing.T, c *Collector) string {
 	t.Helper()
 	families, err := registryOf(c).Gather()
@@ -163,7 +166,9 @@ func sharesOf(t *testing.T, c *Collector) string {
 	}
 	var lines []string
 	for _, f := range families {
-		what, ok := map[string]string{"tessera_share_memory_used_bytes": "memory", "tessera_share_utilization_ratio": "utilization"}[f.GetName()]
+		what, ok := map[string]string{
+			"tessera_share_memory_used_bytes": "memory", "tessera_share_process_memory_max_bytes": "largest", "tessera_share_utilization_ratio": "utilization",
+		}[f.GetName()]
 		if !ok {
 			continue
 		}
