@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // whyInUse explains which claims have what is needed, on a node where the fewest have
@@ -101,37 +102,48 @@ func (n onNode) charged(r resourceapi.DeviceRequestAllocationResult) bool {
 	})
 }
 
-// counter tells which counter of a device is used up, and by whom.
+// counter tells which counter of a device is used up, and by whom; of several the one that
+// the fewest claims use, which says best who is in the way.
 func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 	d := n.device(r.Driver, r.Pool, r.Device)
 	if d == nil || n.charged(r) {
 		return ""
 	}
+	text, fewest := "", len(n.holders)+1
 	for _, from := range d.ConsumesCounters {
 		for _, name := range sortedKeys(from.Counters) {
-			need, all := from.Counters[name], n.limit(r, from.CounterSet, name)
-			left, users := all, []string(nil)
-			counted := make(map[string]bool)
-			for _, c := range n.holders {
-				uses := false
-				for _, has := range results(c) {
-					takes := n.takes(has, r, from.CounterSet, name)
-					if uses = uses || takes > 0; takes > 0 && !counted[has.Device] {
-						counted[has.Device] = true
-						left -= takes
-					}
-				}
-				if uses {
-					users = append(users, describe(c).String())
-				}
+			need := from.Counters[name].Value
+			all := n.limit(r, from.CounterSet, name)
+			left, users := n.left(r, from.CounterSet, name, all)
+			if left >= need.Value() || len(users) >= fewest {
+				continue
 			}
-			if left < need.Value.Value() {
-				return fmt.Sprintf("%s on %s needs %d of counter %s of %s; %d of %d are free, the rest is used by claim%s %s",
-					r.Device, n.node, need.Value.Value(), name, from.CounterSet, left, all, plural(len(users)), list(users))
-			}
+			amount := func(v int64) string { return resource.NewQuantity(v, need.Format).String() }
+			fewest, text = len(users), fmt.Sprintf("%s on %s needs %s of counter %s of %s; %s of %s are free, the rest is used by claim%s %s",
+				r.Device, n.node, amount(need.Value()), name, from.CounterSet, amount(left), amount(all), plural(len(users)), list(users))
 		}
 	}
-	return ""
+	return text
+}
+
+// left is how much claims leave of a counter, and which of them use it.
+func (n onNode) left(r resourceapi.DeviceRequestAllocationResult, set, counter string, all int64) (left int64, users []string) {
+	left = all
+	counted := make(map[string]bool)
+	for _, c := range n.holders {
+		uses := false
+		for _, has := range results(c) {
+			takes := n.takes(has, r, set, counter)
+			if uses = uses || takes > 0; takes > 0 && !counted[has.Device] {
+				counted[has.Device] = true
+				left -= takes
+			}
+		}
+		if uses {
+			users = append(users, describe(c).String())
+		}
+	}
+	return left, users
 }
 
 func plural(n int) string {

@@ -24,24 +24,73 @@ type counter struct {
 // in the order given to count, then the whole GPU.
 type counters []counter
 
+// memoryCounter is the counter that says how much memory a claim for a device gets, in
+// bytes. Quota systems charge it (ADR 56), so where there are counters, all devices
+// take of it. The whole GPU takes all, so that no other counter has to keep it apart from
+// its parts. Where nothing has to be kept apart there is none: it would keep admin access
+// off devices in use.
+const memoryCounter = "memory"
+
 // count makes the counters that let exactly those sets of devices be allocated
 // that can exist together, as few as it can: the scheduler looks at each of
 // them for each device it tries.
 //
-// Two devices that share a memory slice are kept apart by counters of slices,
+// Two partitions that share a memory slice are kept apart by counters of slices,
 // and nothing else needs to say so. Counters of engines, and of a profile's
 // instances, are there only where devices that lie side by side could together
 // want more than there is: media engines, above all, which "+me" profiles take.
-func count(r room, parts []part, whole bool) counters {
+func (o *draft) count(parts []part) counters {
+	memory := counter{name: memoryCounter}
 	spans := make([]gpu.Placement, 0, len(parts)+1)
 	for _, p := range parts {
-		spans = append(spans, p.Placement)
+		spans, memory.takes = append(spans, p.Placement), append(memory.takes, o.memoryOf(p))
 	}
-	if whole {
-		spans = append(spans, gpu.Placement{Size: max(1, r.slices)})
+	spans = append(spans, gpu.Placement{}) // the whole GPU takes no slices, but all memory
+	memory.takes = append(memory.takes, 0)
+	memory.limit = max(bytes(o.g.MemoryBytes), most(o.room.slices, spans, memory, nil))
+	memory.takes[len(parts)] = memory.limit
+	bySlice, rest := sliceCounters(o.room.slices, spans), scarce(o.room.slices, spans, possible(o.room, parts, len(spans)))
+	if len(parts) == 0 || !o.entire() && len(bySlice)+len(rest) == 0 {
+		return nil
 	}
-	return append(sliceCounters(r.slices, spans), scarce(r.slices, spans, possible(r, parts, len(spans)))...)
+	rest = append(rest, memory)
+	return append(bySlice.beside(rest), rest...)
 }
+
+// beside returns the counters of slices that are needed beside others.
+func (c counters) beside(others counters) counters {
+	for i, one := range slices.Backward(c) {
+		if rest := slices.Delete(slices.Clone(c), i, i+1); slices.Concat(rest, others).keepApart(one) {
+			c = rest
+		}
+	}
+	return c
+}
+
+// keepApart reports whether all pairs of devices that one counter keeps apart are kept apart.
+func (c counters) keepApart(one counter) bool {
+	for a := range one.takes {
+		for b := range a {
+			excludes := func(k counter) bool { return k.takes[a]+k.takes[b] > k.limit }
+			if excludes(one) && !slices.ContainsFunc(c, excludes) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// memoryOf is how much memory a claim gets that is allocated the part.
+func (o *draft) memoryOf(p part) int {
+	if p.shares > 0 {
+		return o.memoryOfSlot(gpu.Share{Of: p.Partition, Count: p.shares})
+	}
+	return bytes(p.profile.MemoryBytes)
+}
+
+// bytes is an amount of memory as a counter has it: more than nothing, and no more than a
+// petabyte, whatever a node's plugin has reported.
+func bytes(n int64) int { return int(min(max(n, 1), 1<<50)) }
 
 // sliceCounters prevent that two devices overlap. It skips a memory slice whose
 // counter is redundant, because another slice already excludes the same
@@ -110,9 +159,9 @@ func separates(spans []gpu.Placement, at []int) bool {
 }
 
 func sliceCounter(spans []gpu.Placement, at []int) counter {
-	c := counter{name: fmt.Sprintf("memory-slice-%d", at[0]), limit: len(at), takes: make([]int, len(spans))}
+	c := counter{name: fmt.Sprintf("slice-%d", at[0]), limit: len(at), takes: make([]int, len(spans))}
 	if len(at) > 1 {
-		c.name = fmt.Sprintf("memory-slices-%d-%d", at[0], at[len(at)-1])
+		c.name = fmt.Sprintf("slices-%d-%d", at[0], at[len(at)-1])
 	}
 	for i, s := range spans {
 		for _, a := range at {
@@ -229,7 +278,7 @@ func (c counters) set(name gpu.DeviceName) *resourceapi.CounterSet {
 	}
 	out := &resourceapi.CounterSet{Name: string(name), Counters: make(map[string]resourceapi.Counter, len(c))}
 	for _, k := range c {
-		out.Counters[k.name] = amount(k.limit)
+		out.Counters[k.name] = k.amount(k.limit)
 	}
 	return out
 }
@@ -239,7 +288,7 @@ func (c counters) use(name gpu.DeviceName, device int) []resourceapi.DeviceCount
 	takes := make(map[string]resourceapi.Counter)
 	for _, k := range c {
 		if k.takes[device] > 0 {
-			takes[k.name] = amount(k.takes[device])
+			takes[k.name] = k.amount(k.takes[device])
 		}
 	}
 	if len(takes) == 0 {
@@ -248,6 +297,11 @@ func (c counters) use(name gpu.DeviceName, device int) []resourceapi.DeviceCount
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: string(name), Counters: takes}}
 }
 
-func amount(n int) resourceapi.Counter {
-	return resourceapi.Counter{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
+// amount is so much of the counter.
+func (k counter) amount(n int) resourceapi.Counter {
+	format := resource.DecimalSI
+	if k.name == memoryCounter {
+		format = resource.BinarySI
+	}
+	return resourceapi.Counter{Value: *resource.NewQuantity(int64(n), format)}
 }

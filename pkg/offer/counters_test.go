@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -57,6 +58,56 @@ func TestCountersBesideOthers(t *testing.T) {
 	}
 }
 
+// TestMemoryCounter: whichever way a GPU is offered whole and in parts, each device takes as
+// much of the counter memory as a claim for it gets of the GPU's memory, and the whole GPU
+// all.
+func TestMemoryCounter(t *testing.T) {
+	models, err := nvmlsim.Models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plans := map[string]v1alpha1.Plan{
+		"exclusive": {}, "partitioned": {Partitioned: &v1alpha1.PartitionedPlan{}}, "equal shares": equalShares(4), "by size": bySize("1Gi", 4),
+		"in turn":              {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 3}},
+		"shares of partitions": {Partitioned: &v1alpha1.PartitionedPlan{MPS: &v1alpha1.PartitionMPS{Shares: 2}}},
+	}
+	for _, m := range models {
+		for what, plan := range plans {
+			n := node(t, m.ID, 1)
+			g := build(n, options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}, Plan: plan})[0]
+			if len(g.Devices) == 1 { // nothing to keep apart
+				if g.Counters != nil {
+					t.Errorf("%s, %s: one device has counters, which keep admin access off it", m.ID, what)
+				}
+				continue
+			}
+			for _, d := range g.Devices {
+				want := memoryOf(n, d)
+				if got := d.ConsumesCounters[0].Counters["memory"].Value; got.Cmp(want) != 0 || got.Format != resource.BinarySI {
+					t.Errorf("%s, %s: %s takes %s, want %s", m.ID, what, d.Name, got.String(), want.String())
+				}
+			}
+			if all := g.Counters.Counters["memory"].Value; all.Value() != n.GPUs[0].MemoryBytes {
+				t.Errorf("%s, %s: there is %s, want what the GPU has", m.ID, what, all.String())
+			}
+		}
+	}
+}
+
+// memoryOf is the amount that one claim for the device gets.
+func memoryOf(n gpu.Node, d resourceapi.Device) resource.Quantity {
+	c := d.Capacity["memory"]
+	switch {
+	case text(d, "type") == "timeslice":
+		return *resource.NewQuantity(n.GPUs[0].MemoryBytes/3, resource.BinarySI)
+	case text(d, "type") == "mps" && text(d, "profile") != "":
+		return *c.RequestPolicy.Default
+	case c.RequestPolicy != nil: // by size: a counter is consumed once for all claims
+		return *resource.NewQuantity(n.GPUs[0].MemoryBytes, resource.BinarySI)
+	}
+	return c.Value
+}
+
 // TestCounters pins how many counters there are, by product.
 func TestCounters(t *testing.T) {
 	for _, tc := range []struct {
@@ -64,14 +115,14 @@ func TestCounters(t *testing.T) {
 		profiles []string // by the part before the dot and the suffix after "gb"
 		want     string
 	}{
-		{eightSlices, []string{"1g"}, "memory-slices-0-6=7"},
-		{eightSlices, []string{"3g"}, "memory-slices-0-4=2"},
-		{eightSlices, []string{"1g", "3g"}, "memory-slices-0-3=4 memory-slices-4-6=3"},
-		{eightSlices, []string{"1g", "2g", "3g"}, "memory-slice-6=1 memory-slices-0-1=2 memory-slices-2-3=2 memory-slices-4-5=2"},
-		{eightSlices, nil, "memory-slice-0=1 memory-slice-1=1 memory-slice-2=1 memory-slice-3=1 memory-slice-4=1 memory-slice-5=1 memory-slice-6=1 ofa-engines=1"},
-		{[]string{"a30"}, []string{"1g"}, "memory-slices-0-3=4"},
-		{[]string{"rtx-pro-6000"}, []string{"1g"}, "memory-slices-0-9=4"},
-		{[]string{"rtx-pro-6000"}, []string{"1g", "2g", "4g"}, "memory-slices-0-3=2 memory-slices-6-9=2"},
+		{eightSlices, []string{"1g"}, ""},
+		{eightSlices, []string{"3g"}, ""},
+		{eightSlices, []string{"1g", "3g"}, "slices-0-3=4 slices-4-6=3"},
+		{eightSlices, []string{"1g", "2g", "3g"}, "slice-6=1 slices-0-1=2 slices-2-3=2 slices-4-5=2"},
+		{eightSlices, nil, "ofa-engines=1 slice-0=1 slice-1=1 slice-2=1 slice-3=1 slice-4=1 slice-5=1 slice-6=1"},
+		{[]string{"a30"}, []string{"1g"}, ""},
+		{[]string{"rtx-pro-6000"}, []string{"1g"}, ""},
+		{[]string{"rtx-pro-6000"}, []string{"1g", "2g", "4g"}, "slices-0-3=2 slices-6-9=2"},
 	} {
 		for _, model := range tc.models {
 			m, err := nvmlsim.FindModel(model)
@@ -101,11 +152,15 @@ var eightSlices = []string{"a100-40gb", "a100-80gb", "h100-80gb", "h100-nvl", "h
 
 func contains(list []string, s string) bool { return slices.Contains(list, s) }
 
+// counterText lists the counters but that of memory, which all GPUs have
+// (TestMemoryCounter).
 func counterText(g offer.GPU) string {
 	var out []string
 	if g.Counters != nil {
 		for name, c := range g.Counters.Counters {
-			out = append(out, fmt.Sprintf("%s=%s", name, c.Value.String()))
+			if name != "memory" {
+				out = append(out, fmt.Sprintf("%s=%s", name, c.Value.String()))
+			}
 		}
 	}
 	slices.Sort(out)
@@ -143,7 +198,7 @@ func checkCounters(t *testing.T, what string, m *nvmlsim.Model, n gpu.Node, g of
 		return
 	}
 	for counter := range g.Counters.Counters {
-		if _, needed := c.disagree(counter, nil, 0); !needed {
+		if _, needed := c.disagree(counter, nil, 0); !needed && counter != "memory" {
 			t.Errorf("%s, counters %s: %s could be left out", what, counterText(g), counter)
 		}
 	}

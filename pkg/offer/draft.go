@@ -298,15 +298,14 @@ func (o *draft) isListed(d gpu.Device) bool {
 func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
 	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Unsafe: o.unsafe, WithoutWhole: o.withoutWhole}
 	parts := inOrder(o.mig, o.parts)
-	entire := o.whole || o.wholeLeft
 	var counters counters
 	last := len(parts)
 	switch {
 	case !o.server.Counters || o.frozen:
 	case len(o.slots) > 0:
-		counters, last = countSlots(o.slots, entire), len(o.slots)
+		counters, last = o.countSlots(), len(o.slots)
 	default:
-		counters = count(o.room, parts, entire)
+		counters = o.count(parts)
 	}
 	out.Counters = counters.set(name)
 	add := func(d resourceapi.Device, at int, leftover bool) {
@@ -319,7 +318,7 @@ func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) G
 			out.Leftover = append(out.Leftover, gpu.DeviceName(d.Name))
 		}
 	}
-	if entire {
+	if o.entire() {
 		add(describeWhole(n, o.g, name), last, o.wholeLeft)
 	}
 	for i, p := range parts {
@@ -333,10 +332,13 @@ func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) G
 	return out
 }
 
+// entire reports whether the whole GPU is offered.
+func (o *draft) entire() bool { return o.whole || o.wholeLeft }
+
 // describePart describes a partition, shared or not.
 func (o *draft) describePart(n gpu.Node, p part, name gpu.DeviceName) resourceapi.Device {
 	if p.shared {
 		return o.describeShared(n, p, name)
 	}
-	return describePartition(n, o.g, p, name)
+	return describePartition(o.g, p, name)
 }

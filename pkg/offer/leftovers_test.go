@@ -19,16 +19,16 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 		"other number":       {equalShares(4), equalShares(2), oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
 		"other number, size": {equalShares(4), bySize("1Gi", 2), oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
 		"size, then number":  {bySize("1Gi", 2), equalShares(4), oneShare, offered{Devices: "mps", Leftover: "mps"}},
-		"size, other step":   {bySize("1Gi", 2), bySize("10Gi", 2), oneShare, offered{Devices: "whole mps", Counters: "shares=1"}},
+		"size, other step":   {bySize("1Gi", 2), bySize("10Gi", 2), oneShare, offered{Devices: "whole mps"}},
 		"exclusive":          {equalShares(4), v1alpha1.Plan{}, oneShare, offered{Devices: "mps4-0", Leftover: "mps4-0"}},
 		"partitioned":        {inTurn(4), v1alpha1.Plan{Partitioned: only("3g.40gb")}, oneTurn, offered{Devices: "ts4-0", Leftover: "ts4-0"}},
 		"from partitions":    {v1alpha1.Plan{Partitioned: only("3g.40gb")}, equalShares(4), request{Kind: "mig"}, offered{Devices: "3g40gb-0", Leftover: "3g40gb-0"}},
-		"from whole":         {v1alpha1.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1", Counters: "shares=2"}},
+		"from whole":         {v1alpha1.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1"}},
 		"turns, then shares": {inTurn(2), equalShares(2), oneTurn, offered{Devices: "ts2-0", Leftover: "ts2-0"}},
 		"partitions, then shares of them": {v1alpha1.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{Kind: "mig"},
-			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "memory-slice-0=1 memory-slice-4=1"}},
+			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "slice-0=1"}},
 		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), v1alpha1.Plan{}, oneShare,
-			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps", Counters: "memory-slice-0=1"}},
+			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScheduler(t, tc.before)

@@ -23,9 +23,8 @@ type offered struct {
 // instances, and devices of claims.
 func TestPlans(t *testing.T) {
 	const (
-		small   = "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6"
-		counted = "memory-slices-0-6=7"
-		halves  = "memory-slices-0-3=4 memory-slices-4-6=3"
+		small  = "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6"
+		halves = "slices-0-3=4 slices-4-6=3"
 	)
 	for name, tc := range map[string]struct {
 		gpu       func(*gpu.GPU) // changes an H100 in its initial state
@@ -39,11 +38,11 @@ func TestPlans(t *testing.T) {
 		"exclusive, others switched MIG on":  {gpu: on, want: offered{Problem: "exclusive by its plan"}},
 		"exclusive, others made an instance": {gpu: other("3g.40gb", 4), want: offered{Devices: "3g40gb-4", Problem: "exclusive by its plan"}},
 		"exclusive, MIG goes on at a reset":  {gpu: pending(false, true), want: offered{Devices: "whole"}},
-		"one profile":                        {plan: only("1g.10gb"), want: offered{Devices: "whole " + small, Counters: counted}},
+		"one profile":                        {plan: only("1g.10gb"), want: offered{Devices: "whole " + small}},
 		"two profiles":                       {plan: only("3g.40gb", "1g.10gb"), want: offered{Devices: "whole " + small + " 3g40gb-4 3g40gb-0", Counters: halves}},
-		"the whole GPU as a partition":       {plan: only("7g.80gb"), want: offered{Devices: "whole 7g80gb-0", Counters: "memory-slice-0=1"}},
+		"the whole GPU as a partition":       {plan: only("7g.80gb"), want: offered{Devices: "whole 7g80gb-0"}},
 		"a profile it hasn't beside one it has": {plan: only("1g.10gb", "1g.18gb"),
-			want: offered{Devices: "whole " + small, Counters: counted}},
+			want: offered{Devices: "whole " + small}},
 		"no profile it has": {plan: only("1g.18gb"), want: offered{Devices: "whole", Problem: "none of the profiles 1g.18gb"}},
 		"on demand, no counters": {plan: only("1g.10gb"), bare: true,
 			want: offered{Devices: "whole", Problem: "spec.plan.partitioned.layout"}},
@@ -60,7 +59,7 @@ func TestPlans(t *testing.T) {
 		"MIG goes off at a reset":    {gpu: both(other("3g.40gb", 4), pending(true, false)), plan: only("1g.10gb"), want: offered{Devices: "3g40gb-4", Problem: "is on and becomes off"}},
 		"others made an instance":    {gpu: other("3g.40gb", 4), plan: only("1g.10gb"), want: offered{Devices: "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 3g40gb-4"}},
 		"others' instance is used first": {gpu: other("1g.10gb", 2), plan: only("1g.10gb", "3g.40gb"),
-			want: offered{Devices: "1g10gb-2 1g10gb-0 1g10gb-1 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6 3g40gb-4", Counters: "memory-slices-4-6=3"}},
+			want: offered{Devices: "1g10gb-2 1g10gb-0 1g10gb-1 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6 3g40gb-4", Counters: "slices-4-6=3"}},
 		"others have the media engines": {gpu: other("1g.10gb+me", 2), plan: only("1g.10gb+me", "3g.40gb"), want: offered{Devices: "1g10gbme-2 3g40gb-4"}},
 		"others' instance under our mode": {gpu: both(other("3g.40gb", 4), pending(false, false)), plan: only("3g.40gb"),
 			want: offered{Devices: "3g40gb-4 3g40gb-0"}},
@@ -78,17 +77,17 @@ func TestPlans(t *testing.T) {
 		"layout, others made part of it":  {gpu: other("3g.40gb", 4), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "3g40gb-4 3g40gb-0"}},
 		"layout, others are in the way":   {gpu: other("1g.10gb", 0), plan: fix("3g.40gb", "3g.40gb"), want: offered{Devices: "1g10gb-0 3g40gb-4", Problem: "layout[1]"}},
 
-		"claimed: in the plan":                        {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "1g10gb-0"}, want: offered{Devices: "whole " + small, Counters: counted}},
-		"claimed: whole, in the plan":                 {plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small, Counters: counted}},
+		"claimed: in the plan":                        {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "1g10gb-0"}, want: offered{Devices: "whole " + small}},
+		"claimed: whole, in the plan":                 {plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small}},
 		"claimed: what can't be had at once":          {plan: only("1g.10gb"), allocated: []string{"1g10gb-4", "whole"}, want: offered{Devices: "whole 1g10gb-4", Leftover: "whole 1g10gb-4"}},
-		"claimed: whole, then layout":                 {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, want: offered{Devices: "whole 3g40gb-0 3g40gb-4", Leftover: "whole", Counters: "memory-slices-0-4=2"}},
+		"claimed: whole, then layout":                 {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, want: offered{Devices: "whole 3g40gb-0 3g40gb-4", Leftover: "whole"}},
 		"claimed: whole, then layout, no counters":    {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"whole"}, bare: true, want: offered{Devices: "whole", Leftover: "whole"}},
-		"claimed: whole, then others switched MIG on": {gpu: on, plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small, Leftover: "whole", Counters: counted}},
-		"claimed: partition, then exclusive":          {allocated: []string{"1g10gb-4"}, want: offered{Devices: "whole 1g10gb-4", Leftover: "1g10gb-4", Counters: "memory-slice-4=1"}},
+		"claimed: whole, then others switched MIG on": {gpu: on, plan: only("1g.10gb"), allocated: []string{"whole"}, want: offered{Devices: "whole " + small, Leftover: "whole"}},
+		"claimed: partition, then exclusive":          {allocated: []string{"1g10gb-4"}, want: offered{Devices: "whole 1g10gb-4", Leftover: "1g10gb-4"}},
 		"claimed: partition, then exclusive, no counters": {allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4"}},
 		"claimed: partition, then narrower": {plan: only("3g.40gb"), allocated: []string{"1g10gb-4", "1g10gb-0"},
-			want: offered{Devices: "whole 1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4", Leftover: "1g10gb-0 1g10gb-4", Counters: "memory-slice-0=1 memory-slice-4=1"}},
+			want: offered{Devices: "whole 1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4", Leftover: "1g10gb-0 1g10gb-4", Counters: "slice-0=1 slice-4=1"}},
 		"claimed: partition, then layout, no counters": {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4 3g40gb-0", Leftover: "1g10gb-4"}},
 		"claimed: media engines, then layout, no counters": {plan: fix("1g.10gb+me", "3g.40gb"), allocated: []string{"1g10gbme-6"}, bare: true,
@@ -96,7 +95,7 @@ func TestPlans(t *testing.T) {
 		"claimed: partition, then counters are gone": {plan: only("1g.10gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4", Problem: "no shared counters"}},
 		"claimed: others' instance, then it is gone": {gpu: on, plan: only("1g.10gb"), allocated: []string{"3g40gb-4"},
-			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "memory-slices-4-6=3"}},
+			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "slices-4-6=3"}},
 		"claimed: a partition that isn't listed any more": {plan: only("7g.80gb"), allocated: []string{"1g18gb-0"},
 			want: offered{Problem: "gpu-00000001-mig-1g18gb-0, which a claim has"}},
 		"claimed: two partitions, one isn't listed any more": {plan: only("1g.10gb"), allocated: []string{"1g18gb-0", "3g40gb-4", "1g10gb-0"},
@@ -195,7 +194,7 @@ func TestManyGPUs(t *testing.T) {
 		t.Fatalf("%d GPUs", len(got))
 	}
 	for _, g := range got {
-		want, counters := 31, 6
+		want, counters := 31, 7
 		if g.Index >= 10 {
 			want, counters = 1, 0
 		}

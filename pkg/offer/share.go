@@ -168,19 +168,34 @@ func (o *draft) splitShares(shares int) {
 }
 
 // countSlots lets either slots be given or the whole GPU.
-func countSlots(slots []slot, whole bool) counters {
-	if !whole {
+func (o *draft) countSlots() counters {
+	if !o.entire() {
 		return nil
 	}
-	c := counter{name: "shares", limit: len(slots), takes: make([]int, len(slots)+1)}
-	if _, ok := slots[0].device.(gpu.Replica); ok {
-		c.name = "replicas"
+	memory, sum := counter{name: memoryCounter}, 0
+	for _, x := range o.slots {
+		n := o.memoryOfSlot(x.device)
+		memory.takes, sum = append(memory.takes, n), sum+n
 	}
-	for i := range slots {
-		c.takes[i] = 1
+	memory.limit = max(bytes(o.g.MemoryBytes), sum)
+	memory.takes = append(memory.takes, memory.limit) // the whole GPU
+	return counters{memory}
+}
+
+// memoryOfSlot is how much memory a claim gets that is allocated the share, and its part of
+// the memory that all replicas use; of a share whose size claims choose it is all, because
+// a counter is consumed once, however often the device is allocated.
+func (o *draft) memoryOfSlot(d gpu.Device) int {
+	switch d := d.(type) {
+	case gpu.Replica:
+		return bytes(o.g.MemoryBytes / int64(max(1, d.Count)))
+	case gpu.Share:
+		if l, err := gpu.EqualShare(o.g, d); err == nil {
+			return bytes(l.MemoryMiB << 20)
+		}
+	case gpu.Whole, gpu.Partition:
 	}
-	c.takes[len(slots)] = c.limit
-	return counters{c}
+	return bytes(o.g.MemoryBytes)
 }
 
 // describeSlot describes an MPS share or a replica.

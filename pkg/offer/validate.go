@@ -70,7 +70,7 @@ func validateUnits(p gpu.Profile) error {
 	}
 	for _, u := range units(p.Engines) {
 		if u.count < 0 || u.count > maxUnits {
-			return fmt.Errorf("%d %s", u.count, u.capacity)
+			return fmt.Errorf("%d %s", u.count, u.counter)
 		}
 	}
 	return nil

@@ -66,18 +66,28 @@ type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // model sets what all GPUs of one product, and all on one driver, share.
 func (a attributes) model(n gpu.Node, g gpu.GPU) {
-	a.string("productName", g.Model.ProductName)
+	a.product(g)
 	a.string("brand", g.Model.Brand)
-	a.string("architecture", g.Model.Architecture)
-	a.version("cudaComputeCapability", g.Model.CUDAComputeCapability)
 	a.version("driverVersion", n.DriverVersion)
 	a.version("cudaDriverVersion", n.CUDADriverVersion)
 }
 
-// place sets where in the machine the GPU is.
-func (a attributes) place(g gpu.GPU) {
+// product sets what manifests choose a product by.
+func (a attributes) product(g gpu.GPU) {
+	a.string("productName", g.Model.ProductName)
+	a.string("architecture", g.Model.Architecture)
+	a.version("cudaComputeCapability", g.Model.CUDAComputeCapability)
+}
+
+// numbers sets those that the driver gives the node's GPUs.
+func (a attributes) numbers(g gpu.GPU) {
 	a.int("index", g.Index)
 	a.int("minor", g.Minor)
+}
+
+// place sets where in the machine the GPU is.
+func (a attributes) place(g gpu.GPU) {
+	a.numbers(g)
 	a.string(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {
