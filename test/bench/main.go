@@ -44,6 +44,8 @@ type options struct {
 	// controller for scaleIdle.
 	scaleNodes int
 	scaleIdle  time.Duration
+	// scheduleNodes are the numbers of nodes of the part schedule.
+	scheduleNodes []int
 	// flapping is how long a GPU comes and goes.
 	flapping time.Duration
 	keep     bool
@@ -62,6 +64,11 @@ func main() {
 	flag.IntVar(&o.scaleNodes, "nodes", 1000, "hollow nodes of the part scale")
 	flag.DurationVar(&o.scaleIdle, "scale-idle", time.Minute, "how long to watch the idle controller of the part scale for API writes")
 	flag.DurationVar(&o.flapping, "flapping", time.Minute, "how long a GPU comes and goes; 0 leaves that out")
+	o.scheduleNodes = []int{1, 10, 100}
+	flag.Func("schedule-nodes", "hollow nodes of the part schedule, such as 100,1000 (default 1,10,100)", func(s string) (err error) {
+		o.scheduleNodes, err = numbers(s)
+		return err
+	})
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")

@@ -73,17 +73,31 @@ func (b *bench) schedule(ctx context.Context) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	for _, nodes := range []int{1, 10, 100} {
+	for _, nodes := range b.scheduleNodes {
 		if err := s.grow(ctx, nodes); err != nil {
 			return err
 		}
-		for _, w := range []wanted{{"whole", driver, "", migGPUs}, {"mig", "mig.nvidia.com", migProfile, migGPUs * migEach}} {
+		for _, w := range []wanted{
+			{"whole", driver, "", migGPUs}, {"mig", "mig.nvidia.com", migProfile, migGPUs * migEach}, {"3g", "mig.nvidia.com", "3g.40gb", migGPUs * 2},
+		} {
 			if err := s.measure(ctx, w); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// numbers reads numbers that are separated by commas.
+func numbers(s string) (out []int, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, n)
+	}
+	return out, nil
 }
 
 // begin leaves nothing running but etcd and the API server, and makes what
@@ -195,7 +209,7 @@ func (s *scheduling) measure(ctx context.Context, w wanted) error {
 // it took from the first pod bound to the last, and the scheduler's processor
 // time meanwhile.
 func (s *scheduling) round(ctx context.Context, w wanted, pods int) (took, cpu time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute)
 	defer cancel()
 	var names []string
 	for i := range pods {
