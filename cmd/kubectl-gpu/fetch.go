@@ -210,7 +210,7 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	return build(o, all), nil
 }
 
-// build makes the model. Without all claims nothing is known of what fits.
+// build makes the model. Without all claims nothing is known of the claims that fit.
 func build(o view.Objects, all bool) view.Cluster {
 	c := view.Build(o)
 	if !all {

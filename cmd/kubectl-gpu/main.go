@@ -76,6 +76,7 @@ func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
 why a pod waits, and what is wrong. It works with the rights of your kubeconfig, and
 only drain changes something. What you may not read is named, and the rest is shown.`,
 		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
+  kubectl gpu slots --watch        # who gets which slot, and who leaves it
   kubectl gpu fits 3g.40gb         # where, and how many
   kubectl gpu why my-pod -n team   # the reason, and what would change it
   kubectl gpu get -o wide          # a row for each device that a claim has
@@ -90,7 +91,7 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(streams.Out)
 	cmd.SetErr(streams.ErrOut)
 	o.flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(mapCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), webCommand(o))
+	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), webCommand(o))
 	return cmd
 }
 

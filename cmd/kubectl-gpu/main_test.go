@@ -186,6 +186,8 @@ func TestOutput(t *testing.T) {
 		}},
 		"map-taint-rule":  {screen: screen{width: 80}, args: []string{"map"}, change: taint},
 		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: taint},
+		"slots":           {args: []string{"slots"}},
+		"slots-namespace": {args: []string{"slots", "-n", "team", "-o", "json"}},
 		"get":             {args: []string{"get"}},
 		"fits":            {args: []string{"fits", "3g.40gb"}},
 		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},

@@ -213,7 +213,7 @@ func (f *feed) failed(err error) (resource, text string) {
 	var connection *url.Error
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return "", "The API server doesn't accept your credentials any more: what is shown is old. Log in again, and start kubectl gpu web again."
+		return "", "The API server doesn't accept your credentials any more: what is shown is old. Log in again, and start the command again."
 	case errors.As(err, &refused):
 		return f.Name, fmt.Sprintf("%s can't be read, and what is shown of them may be old: %v", f.Name, err)
 	case errors.As(err, &connection):
@@ -222,11 +222,19 @@ func (f *feed) failed(err error) (resource, text string) {
 	return "", fmt.Sprintf("The API server can't be reached, and what is shown may be old: %v", err)
 }
 
-// items returns the objects, in the order of their names.
-func items[T any](f *feed) []T { return ordered[T](f.informer.GetIndexer().List()) }
+// items returns the objects, in the order of their names; none of a feed that is nil.
+func items[T any](f *feed) []T {
+	if f == nil {
+		return nil
+	}
+	return ordered[T](f.informer.GetIndexer().List())
+}
 
 // on returns those of a node.
 func on[T any](f *feed, node string) []T {
+	if f == nil {
+		return nil
+	}
 	found, err := f.informer.GetIndexer().ByIndex(byNode, node)
 	if err != nil {
 		return nil // feeds without an index have no objects of nodes

@@ -21,7 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/view"
 )
 
-// Resources are those that the page is made of.
+// Resources are those that the page is made of. Those without a name aren't read.
 type Resources struct {
 	Slices, Claims, Inventories, Policies, TaintRules, Nodes Resource
 	// PendingPods are pods of the phase Pending.
@@ -70,6 +70,9 @@ func NewSource(r Resources, o SourceOptions) (*Source, error) {
 		{&s.nodes, r.Nodes, nameOf},
 		{&s.pods, r.PendingPods, nodeOfPod},
 	} {
+		if x.Name == "" {
+			continue
+		}
 		f, err := newFeed(x.Resource, o.Namespace, x.of, s.touch, s.touchAll)
 		if err != nil {
 			return nil, err
@@ -80,7 +83,8 @@ func NewSource(r Resources, o SourceOptions) (*Source, error) {
 }
 
 func (s *Source) feeds() []*feed {
-	return []*feed{s.slices, s.claims, s.inventories, s.policies, s.rules, s.nodes, s.pods}
+	all := []*feed{s.slices, s.claims, s.inventories, s.policies, s.rules, s.nodes, s.pods}
+	return slices.DeleteFunc(all, func(f *feed) bool { return f == nil })
 }
 
 func nodeOfSlice(obj any) []string {
