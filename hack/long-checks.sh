@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus scaling browser kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling browser agreement kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -34,6 +34,9 @@ scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestSca
 release() { deployments/release/twice.sh; }
 
 browser() { test/browser/run.sh; }
+
+# agreement compares kubectl gpu with the running scheduler over 300 pods.
+agreement() { "${GO:-go}" test -tags agreement -count 1 -timeout 20m -v ./test/agreement; }
 
 # kubernetes runs the stories of every feature on clusters of an older version, which
 # is built first.
