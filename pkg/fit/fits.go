@@ -2,7 +2,6 @@ package fit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -44,11 +43,8 @@ func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims []*resour
 		return err
 	})
 	out := Answer{Nodes: []Room{}}
-	if errors.Is(err, errUnjudgeable) {
-		out.Reason = refused(err)
-		return out, nil
-	}
 	if err != nil {
+		out.Reason, err = j.whyRefused(ctx, nodes, claims, err)
 		return out, err
 	}
 	for _, r := range rooms {
@@ -57,7 +53,9 @@ func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims []*resour
 		}
 	}
 	if out.Count == 0 {
-		out.Reason, err = j.why(ctx, nodes, claims)
+		if out.Reason, err = j.why(ctx, nodes, claims); err != nil {
+			out.Reason, err = j.whyRefused(ctx, nodes, claims, err)
+		}
 	}
 	return out, err
 }

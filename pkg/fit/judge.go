@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -48,6 +49,8 @@ type Judge struct {
 	// byPool are the allocated claims that have devices of a pool.
 	byPool map[pool][]*resourceapi.ResourceClaim
 	cache  *cel.Cache
+	// within is for how long combinations of devices are tried on a node.
+	within time.Duration
 }
 
 type pool struct{ driver, name string }
@@ -68,7 +71,7 @@ const maxExpressions = 100
 func NewJudge(o Objects) *Judge {
 	j := &Judge{
 		byNode: make(map[string][]*resourceapi.ResourceSlice), byPool: make(map[pool][]*resourceapi.ResourceClaim),
-		cache: cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}), classes: make(classes, len(o.Classes)),
+		cache: cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}), within: filterTimeout, classes: make(classes, len(o.Classes)),
 	}
 	all := WithTaintRules(o.Slices, o.TaintRules)
 	for i := range all {
@@ -153,11 +156,22 @@ type trial struct {
 	untainted bool
 }
 
-// errUnjudgeable is wrapped by errors of claims that the scheduler refuses on any node.
-var errUnjudgeable = errors.New("the scheduler refuses it")
+// errUnjudgeable is wrapped by errors of claims that the scheduler refuses on any node,
+// errTooLong by those of claims on which it gives up.
+var (
+	errUnjudgeable = errors.New("the scheduler refuses it")
+	errTooLong     = errors.New("timed out trying to allocate devices")
+)
+
+// filterTimeout is for how long the scheduler tries combinations of devices on a node,
+// its default. Then it gives up on the pod, whatever other nodes have, and tries again
+// later.
+const filterTimeout = 10 * time.Second
 
 // ask returns the allocations that the claims would get; nil if they don't fit.
 func (j *Judge) ask(ctx context.Context, t trial) ([]resourceapi.AllocationResult, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, j.within, fmt.Errorf("%w: node %s: %w", errUnjudgeable, t.node.Name, errTooLong))
+	defer cancel()
 	f := features()
 	f.DeviceTaints = !t.untainted
 	a, err := structured.NewAllocator(ctx, f, state(t.holders), j.classes, j.slicesFor(t.node), j.cache)
@@ -169,7 +183,7 @@ func (j *Judge) ask(ctx context.Context, t trial) ([]resourceapi.AllocationResul
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
 		return nil, nil
 	case err != nil && ctx.Err() != nil:
-		return nil, err
+		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", errUnjudgeable, err)
 	}

@@ -23,6 +23,8 @@ const (
 	// Refused: the scheduler refuses the claims on any node: a class that doesn't exist,
 	// a selector that fails.
 	Refused Cause = "Refused"
+	// TooLong: there are so many combinations of devices that the scheduler gives up.
+	TooLong Cause = "TooLong"
 	// Updating: slices of a pool are missing while they are being written.
 	Updating Cause = "Updating"
 	// NoMatch: no device matches a request.
@@ -96,17 +98,22 @@ func (j *Judge) where(ctx context.Context, nodes []*corev1.Node, t trial) ([]*co
 }
 
 // whyNever explains why the claims wouldn't fit either if nothing were in use or
-// tainted. The error is the scheduler's, if it refuses them.
+// tainted. The error is the allocator's, if it refuses them.
 func (j *Judge) whyNever(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, err error) (*Reason, error) {
-	switch {
-	case errors.Is(err, errUnjudgeable):
-		return refused(err), nil
-	case err != nil:
+	if err != nil {
 		return nil, err
 	}
 	if r := j.updating(nodes); r != nil {
 		return r, nil
 	}
+	if r, err := j.whyAlone(ctx, nodes, claims); r != nil || err != nil {
+		return r, err
+	}
+	return j.whyTogether(ctx, nodes, claims)
+}
+
+// whyAlone explains why a request can't be met even alone; nil if all can.
+func (j *Judge) whyAlone(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
 			if r, err := j.whyRequest(ctx, nodes, c, i); r != nil || err != nil {
@@ -114,7 +121,33 @@ func (j *Judge) whyNever(ctx context.Context, nodes []*corev1.Node, claims []*re
 			}
 		}
 	}
-	return j.whyTogether(ctx, nodes, claims)
+	return nil, nil //nolint:nilnil // each can be met
+}
+
+// whyRefused explains an error of the allocator. Where the scheduler gives up, a request
+// that can't be met even alone is a better reason, if it is found within the same time.
+func (j *Judge) whyRefused(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, err error) (*Reason, error) {
+	switch {
+	case errors.Is(err, errTooLong):
+		soon, cancel := context.WithTimeout(ctx, j.within)
+		defer cancel()
+		if r, failed := j.whyAlone(soon, nodes, claims); failed == nil && r != nil {
+			return r, nil
+		}
+		return tooLong(err), ctx.Err()
+	case errors.Is(err, errUnjudgeable):
+		return refused(err), nil
+	}
+	return nil, err
+}
+
+func tooLong(err error) *Reason {
+	text := strings.TrimPrefix(err.Error(), errUnjudgeable.Error()+": ")
+	return &Reason{
+		Cause:  TooLong,
+		Text:   fmt.Sprintf("The scheduler finds no devices for it within %s, and gives up: %s.", filterTimeout, text),
+		Change: "Ask for fewer devices in one pod, or for the largest ones first, or name them by narrower selectors; the scheduler tries again, but finds them only if there are fewer combinations.",
+	}
 }
 
 func refused(err error) *Reason {
