@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,16 +8,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/view"
@@ -34,15 +28,18 @@ by DeviceTaintRules: one for the node, or one for each device of the GPU, becaus
 can't select a GPU with its partitions and shares. GPU is an index, a UUID or the name of
 its device.
 
-The rules are made with the effect None first, which does nothing. The command lists the
-pods that would be evicted, and asks. After a yes the effect is NoExecute; after a no the
-rules are deleted. Pods whose claims tolerate the taint ` + drainKey + ` for ever
-stay. Devices that a SharingPolicy brings later have no rule: drain again.
+The command lists the pods that would be evicted, and asks. Only after a yes it makes the
+rules, with the effect NoExecute; after anything else, Ctrl-C too, nothing has changed.
+Pods whose claims tolerate the taint ` + drainKey + ` for ever stay. Devices that a
+SharingPolicy brings later have no rule: drain again.
 
---dry-run prints the rules and the pods, and changes nothing. --undo deletes the rules.
+--dry-run prints the rules and the pods, and changes nothing. The rules are printed with
+the effect None, with which they would change nothing either, except for Kubernetes 1.34
+and older, which don't have it. --undo deletes the rules.
 
-It takes the verbs create, get, update, list and delete on devicetaintrules. Kubernetes 1.37
-has them; older versions need the feature gate DRADeviceTaintRules.`,
+It takes the verbs create, update, list and delete on devicetaintrules. Kubernetes 1.37
+has them; older versions need a feature gate, DRADeviceTaintRules from 1.35 on and before
+that DRADeviceTaints.`,
 		Example: `  kubectl gpu drain node-3/0 --dry-run
   kubectl gpu drain node-3/0
   kubectl gpu drain node-3 --yes
@@ -84,13 +81,15 @@ func (o *options) drain(ctx context.Context, target string, how drainFlags) erro
 	if err := o.check(how); err != nil {
 		return err
 	}
-	d, err := o.newDrain(ctx, target)
+	d, err := o.newDrainer(ctx, target)
 	switch {
 	case err != nil:
 		return err
 	case how.undo:
 		return d.undo(ctx)
-	case how.dryRun:
+	}
+	defer d.tell(o.ErrOut)
+	if how.dryRun {
 		return d.show()
 	}
 	return d.run(ctx, how.yes)
@@ -124,8 +123,8 @@ func (o *options) gpuNames(ctx context.Context) []string {
 	return out
 }
 
-// drain is a GPU, or a node, to be drained.
-type drain struct {
+// drainer drains a GPU, or a node.
+type drainer struct {
 	*reader
 	options *options
 
@@ -144,30 +143,23 @@ type eviction struct {
 	Device string `json:"device"`
 }
 
-func (o *options) newDrain(ctx context.Context, target string) (*drain, error) {
+func (o *options) newDrainer(ctx context.Context, target string) (*drainer, error) {
 	r, err := o.reader()
 	if err != nil {
 		return nil, err
 	}
-	d := &drain{reader: r, options: o, target: target}
+	d := &drainer{reader: r, options: o, target: target}
 	if d.objects, d.all, err = r.objects(ctx, o.currentNamespace()); err != nil {
 		return nil, err
 	}
-	_, err = r.resources.DeviceTaintRules().List(ctx, metav1.ListOptions{Limit: 1})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, errors.New("the API server has no DeviceTaintRules: Kubernetes has them from 1.37 on, and before that with the feature gate DRADeviceTaintRules and " +
-			"its version of resource.k8s.io in --runtime-config. Instead, cordon the node (kubectl cordon), so that no new pods come, and delete the pods that kubectl gpu get lists for the GPU")
-	case apierrors.IsForbidden(err):
-		return nil, fmt.Errorf("you may not list devicetaintrules.resource.k8s.io: ask for the verbs create, get, update, list and delete on them (%w)", err)
-	case err != nil:
-		return nil, fmt.Errorf("list devicetaintrules.resource.k8s.io: %w", err)
+	if err := d.checkRules(ctx); err != nil {
+		return nil, err
 	}
 	return d, d.find(build(d.objects, d.all))
 }
 
 // find looks up the node and the GPU.
-func (d *drain) find(c view.Cluster) error {
+func (d *drainer) find(c view.Cluster) error {
 	node, name, one := strings.Cut(d.target, "/")
 	i := slices.IndexFunc(c.Nodes, func(n view.Node) bool { return n.Name == node })
 	if i < 0 {
@@ -187,49 +179,12 @@ func (d *drain) find(c view.Cluster) error {
 }
 
 // concerns reports whether a device of the node is to be drained.
-func (d *drain) concerns(device string) bool {
+func (d *drainer) concerns(device string) bool {
 	return d.gpu == nil || string(gpu.DeviceName(device).Whole()) == d.gpu.Device
 }
 
-// rules are those to make, by name.
-func (d *drain) rules(effect resourceapi.DeviceTaintEffect) []resourceapi.DeviceTaintRule {
-	rule := func(device string) resourceapi.DeviceTaintRule {
-		r := resourceapi.DeviceTaintRule{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceTaintRule"}}
-		r.Name, r.Labels = strings.TrimSuffix("drain-"+d.node+"-"+device, "-"), map[string]string{drainKey: ""}
-		driver, pool := gpu.DriverName, d.node
-		r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: &driver, Pool: &pool}
-		if device != "" {
-			r.Spec.DeviceSelector.Device = &device
-		}
-		r.Spec.Taint = resourceapi.DeviceTaint{Key: drainKey, Effect: effect}
-		return r
-	}
-	if d.gpu == nil {
-		return []resourceapi.DeviceTaintRule{rule("")}
-	}
-	names := []string{d.gpu.Device}
-	for i := range d.objects.Slices {
-		if s := &d.objects.Slices[i].Spec; s.Pool.Name == d.node {
-			for k := range s.Devices {
-				names = append(names, s.Devices[k].Name)
-			}
-		}
-	}
-	for _, u := range d.gpu.Uses {
-		names = append(names, u.Device)
-	}
-	slices.Sort(names)
-	var out []resourceapi.DeviceTaintRule
-	for _, name := range slices.Compact(names) {
-		if d.concerns(name) {
-			out = append(out, rule(name))
-		}
-	}
-	return out
-}
-
 // evictions are the pods that NoExecute evicts, and those whose claims tolerate it.
-func (d *drain) evictions() (gone, stay []eviction) {
+func (d *drainer) evictions() (gone, stay []eviction) {
 	taint := resourceapi.DeviceTaint{Key: drainKey, Effect: resourceapi.DeviceTaintEffectNoExecute}
 	gone, stay = []eviction{}, []eviction{}
 	for i := range d.objects.Claims {
@@ -268,42 +223,8 @@ func toleratesForEver(all []resourceapi.DeviceToleration, taint resourceapi.Devi
 	})
 }
 
-// plan is the output of --dry-run -o json.
-type plan struct {
-	Rules   []resourceapi.DeviceTaintRule `json:"rules"`
-	Evicted []eviction                    `json:"evicted"`
-	Stay    []eviction                    `json:"stay"`
-}
-
-// show prints the rules, with the pods as comments, so that kubectl apply takes it.
-func (d *drain) show() error {
-	defer d.tell(d.options.ErrOut)
-	p := plan{Rules: d.rules(resourceapi.DeviceTaintEffectNone)}
-	p.Evicted, p.Stay = d.evictions()
-	if d.options.output != "" {
-		return write(d.options.Out, d.options.output, p)
-	}
-	for i := range p.Rules {
-		raw, err := yaml.Marshal(manifest(&p.Rules[i]))
-		if err != nil {
-			return fmt.Errorf("write YAML: %w", err)
-		}
-		fmt.Fprintf(d.options.Out, "---\n%s", raw)
-	}
-	d.list("# ", p.Evicted, p.Stay)
-	return nil
-}
-
-// manifest is a rule without fields that only a server sets.
-func manifest(r *resourceapi.DeviceTaintRule) any {
-	return map[string]any{
-		"apiVersion": r.APIVersion, "kind": r.Kind, "metadata": map[string]any{"name": r.Name, "labels": r.Labels},
-		"spec": map[string]any{"deviceSelector": r.Spec.DeviceSelector, "taint": map[string]any{"key": r.Spec.Taint.Key, "effect": r.Spec.Taint.Effect}},
-	}
-}
-
 // list prints the pods that go and stay.
-func (d *drain) list(prefix string, gone, stay []eviction) {
+func (d *drainer) list(prefix string, gone, stay []eviction) {
 	unsure := ""
 	if !d.all {
 		unsure = " of the claims that you may list"
@@ -319,149 +240,4 @@ func (d *drain) list(prefix string, gone, stay []eviction) {
 	for _, e := range stay {
 		fmt.Fprintf(d.options.Out, "%sStays, because its claim tolerates the taint: %s (claim %s, %s)\n", prefix, e.Pod, e.Claim, e.Device)
 	}
-}
-
-// run makes the rules, asks, and sets their effect, or deletes them. Rules that are
-// there from before stay.
-func (d *drain) run(ctx context.Context, yes bool) error {
-	defer d.tell(d.options.ErrOut)
-	made, err := d.create(ctx)
-	if err != nil {
-		return errors.Join(err, d.delete(ctx, made))
-	}
-	fmt.Fprintf(d.options.Out, "%s made with the effect None: nothing has changed yet.\n", count(len(made), "DeviceTaintRule"))
-	gone, stay := d.evictions()
-	d.list("", gone, stay)
-	if !yes {
-		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(gone), "pod"))
-		if said := answer(ctx, d.options.In); said != "y" && said != "yes" {
-			if err := d.delete(ctx, made); err != nil {
-				return err
-			}
-			fmt.Fprintln(d.options.Out, "These rules are deleted; nothing was changed.")
-			return errNo
-		}
-	}
-	if err := d.enforce(ctx); err != nil {
-		return fmt.Errorf("%w; some of the rules may be in force: try again, or undo it with kubectl gpu drain %s --undo", err, d.target)
-	}
-	fmt.Fprintf(d.options.Out, "New claims don't get %s any more, and its pods are being evicted. kubectl gpu map %s shows what is left.\nUndo it with: kubectl gpu drain %s --undo\n", d.target, d.node, d.target)
-	return nil
-}
-
-// answer reads a line; it is empty if the context ends first.
-func answer(ctx context.Context, in io.Reader) string {
-	said := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(in).ReadString('\n') // no answer is a no
-		said <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case a := <-said:
-		return a
-	case <-ctx.Done():
-		return ""
-	}
-}
-
-// create creates the rules that aren't there, with the effect None, and returns their
-// names.
-func (d *drain) create(ctx context.Context) (made []string, err error) {
-	rules := d.rules(resourceapi.DeviceTaintEffectNone)
-	for i := range rules {
-		_, err := d.resources.DeviceTaintRules().Create(ctx, &rules[i], metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			continue
-		}
-		if err != nil {
-			return made, d.failed("create", rules[i].Name, err)
-		}
-		made = append(made, rules[i].Name)
-	}
-	return made, nil
-}
-
-// enforce sets the effect of the rules. Kubernetes writes their status meanwhile.
-func (d *drain) enforce(ctx context.Context) error {
-	all, err := d.there(ctx)
-	if err != nil {
-		return err
-	}
-	client := d.resources.DeviceTaintRules()
-	for i := range all {
-		rule := &all[i]
-		err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-			rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-			_, err := client.Update(ctx, rule, metav1.UpdateOptions{})
-			if !apierrors.IsConflict(err) {
-				return err
-			}
-			now, failed := client.Get(ctx, rule.Name, metav1.GetOptions{})
-			if failed != nil {
-				return failed
-			}
-			rule = now
-			return err
-		})
-		if err != nil {
-			return d.failed("update", rule.Name, err)
-		}
-	}
-	return nil
-}
-
-// there are the rules for the target that drain has made, now or earlier.
-func (d *drain) there(ctx context.Context) ([]resourceapi.DeviceTaintRule, error) {
-	all, err := list(ctx, func(ctx context.Context, l metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
-		l.LabelSelector = drainKey
-		return d.resources.DeviceTaintRules().List(ctx, l)
-	}, func(l *resourceapi.DeviceTaintRuleList) []resourceapi.DeviceTaintRule { return l.Items })
-	if err != nil {
-		return nil, fmt.Errorf("list devicetaintrules.resource.k8s.io: %w", err)
-	}
-	return slices.DeleteFunc(all, func(r resourceapi.DeviceTaintRule) bool {
-		s := r.Spec.DeviceSelector
-		return s == nil || s.Pool == nil || *s.Pool != d.node || (s.Device == nil) != (d.gpu == nil) || s.Device != nil && !d.concerns(*s.Device)
-	}), nil
-}
-
-// deleteWithin bounds the deletion, which goes on after an interrupt.
-const deleteWithin = 20 * time.Second
-
-func (d *drain) delete(ctx context.Context, names []string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteWithin)
-	defer cancel()
-	for _, name := range names {
-		err := d.resources.DeviceTaintRules().Delete(ctx, name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return d.failed("delete", name, err)
-		}
-	}
-	return nil
-}
-
-func (d *drain) failed(verb, name string, err error) error {
-	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("you may not %s devicetaintrules.resource.k8s.io: ask for the verbs create, get, update, list and delete on them (%w)", verb, err)
-	}
-	return fmt.Errorf("%s DeviceTaintRule %s: %w", verb, name, err)
-}
-
-func (d *drain) undo(ctx context.Context) error {
-	all, err := d.there(ctx)
-	if err != nil {
-		return err
-	}
-	if len(all) == 0 {
-		return fmt.Errorf("no rules of kubectl gpu drain are there for %s: kubectl get devicetaintrules -l %s lists all", d.target, drainKey)
-	}
-	var names []string
-	for i := range all {
-		names = append(names, all[i].Name)
-	}
-	if err := d.delete(ctx, names); err != nil {
-		return err
-	}
-	fmt.Fprintf(d.options.Out, "%s deleted: new claims can get %s again, unless something else keeps them off it.\n", count(len(names), "DeviceTaintRule"), d.target)
-	return nil
 }

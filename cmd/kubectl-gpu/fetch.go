@@ -30,6 +30,7 @@ type reader struct {
 	config    *rest.Config
 	kube      kubernetes.Interface
 	resources *draclient.Client
+	rules     *ruleClient
 	// notes are sentences about what couldn't be read, and unread the names of these resources.
 	notes, unread []string
 }
@@ -45,7 +46,9 @@ func (o *options) reader() (*reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	return &reader{config: cfg, kube: kube, resources: draclient.New(kube)}, nil
+	resources := draclient.New(kube)
+	rules := &ruleClient{current: resources.DeviceTaintRules(), alpha: kube.ResourceV1alpha3().DeviceTaintRules()}
+	return &reader{config: cfg, kube: kube, resources: resources, rules: rules}, nil
 }
 
 // list reads all objects of a kind, page by page.
@@ -98,7 +101,7 @@ func (r *reader) slices(ctx context.Context, driver string) ([]resourceapi.Resou
 // taintRules are those that the API server serves: up to Kubernetes 1.36 it has none by
 // default.
 func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule, error) {
-	out, err := list(ctx, r.resources.DeviceTaintRules().List, func(l *resourceapi.DeviceTaintRuleList) []resourceapi.DeviceTaintRule { return l.Items })
+	out, err := list(ctx, r.rules.List, func(l *resourceapi.DeviceTaintRuleList) []resourceapi.DeviceTaintRule { return l.Items })
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -176,7 +176,7 @@ func (r *reader) webResources() (web.Resources, error) {
 			Name: "resourceclaims.resource.k8s.io", Example: &resourceapi.ResourceClaim{}, Namespaced: true,
 			Missing: "who has which device, and what else fits, isn't known",
 		}),
-		TaintRules: read("", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.resources.DeviceTaintRules() }, web.Resource{
+		TaintRules: read("", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.rules }, web.Resource{
 			Name: "devicetaintrules.resource.k8s.io", Example: &resourceapi.DeviceTaintRule{},
 			Missing: "taints that such rules add to devices are ignored",
 		}),

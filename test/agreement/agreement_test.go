@@ -211,9 +211,10 @@ func (c *check) ask(t *testing.T, into any, args ...string) {
 	}
 }
 
-// patience is for how long the scheduler may say of a pod that fits that it doesn't: it
-// may not have seen the end of claims yet, and tries again after at most ten seconds.
-const patience = 30 * time.Second
+// patience is for how long the scheduler may say nothing of a pod, because it tries
+// combinations of devices for ten seconds a node, or that a pod doesn't fit that does,
+// because it hasn't seen the end of claims yet and tries again after ten seconds.
+const patience = 2 * time.Minute
 
 // decision returns the node on which the scheduler places the pod; empty if it leaves
 // the pod pending.

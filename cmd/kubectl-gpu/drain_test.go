@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+)
+
+// drainRule is one of drain's for a device, or for "" one of the node.
+func drainRule(name, device string) resourceapi.DeviceTaintRule {
+	pool := "node"
+	r := resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{drainKey: ""}}}
+	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
+	if device != "" {
+		r.Spec.DeviceSelector.Device = &device
+	}
+	r.Spec.Taint = resourceapi.DeviceTaint{Key: drainKey, Effect: resourceapi.DeviceTaintEffectNone}
+	return r
+}
+
+// TestDrain: a drain without questions makes the rules of one GPU that are missing, sets
+// the effect of those that have another one and, undone, deletes them; those of other
+// GPUs, of other drivers and of admins stay. The same on a server that has v1alpha3 only.
+func TestDrain(t *testing.T) {
+	for name, path := range map[string]string{"v1": resources, "v1alpha3": "/apis/resource.k8s.io/v1alpha3/"} {
+		t.Run(name, func(t *testing.T) {
+			s := cluster(t)
+			taint(s)
+			admins := s.items[resources+"devicetaintrules"][0]
+			delete(s.items, resources+"devicetaintrules")
+			s.items[path+"devicetaintrules"] = []any{admins}
+			run(t, s, screen{}, "", "drain", "node/0", "--yes")
+			if made := s.written; len(made) == 0 || slices.ContainsFunc(made, func(w string) bool { return w != "POST "+path+"devicetaintrules" }) {
+				t.Errorf("written: %v", made)
+			}
+			other := drainRule("other-driver", "gpu-00000001")
+			other.Spec.DeviceSelector.Driver = new("gpu.example.com")
+			forced := drainRule("forced", "gpu-00000001-mig-1g10gb-1")
+			forced.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+			s.items[path+"devicetaintrules"] = []any{
+				drainRule("mine", "gpu-00000001-mig-1g10gb-0"), drainRule("whole", "gpu-00000001"), forced, drainRule("other", "gpu-00000002"), drainRule("node", ""), other, admins,
+			}
+			s.written = nil
+			run(t, s, screen{}, "", "drain", "node/0", "--yes")
+			updated := slices.DeleteFunc(s.written, func(w string) bool { return !strings.HasPrefix(w, http.MethodPut) })
+			s.written = nil
+			run(t, s, screen{}, "", "drain", "node/0", "--undo")
+			rules := path + "devicetaintrules/"
+			if diff := cmp.Diff([]string{"PUT " + rules + "mine", "PUT " + rules + "whole"}, updated); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff([]string{"DELETE " + rules + "mine", "DELETE " + rules + "whole", "DELETE " + rules + "forced"}, s.written); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't.
+func TestDrainAsks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer  string
+		changed bool
+	}{"interrupted": {}, "no": {answer: "n\n"}, "empty": {answer: "\n"}, "yes": {answer: "y\n", changed: true}} {
+		t.Run(name, func(t *testing.T) {
+			s := cluster(t)
+			taint(s)
+			api := httptest.NewServer(s)
+			defer api.Close()
+			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+			if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, interrupt := context.WithCancel(t.Context())
+			in, terminal := io.Pipe()
+			defer terminal.Close()
+			out := &prompt{then: func() {
+				if tc.answer == "" {
+					interrupt()
+				} else {
+					go func() { _, _ = io.WriteString(terminal, tc.answer) }()
+				}
+			}}
+			o := &options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, flags: genericclioptions.NewConfigFlags(true)}
+			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &kubeconfig
+			d, err := o.newDrainer(ctx, "node/0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.run(ctx, false); errors.Is(err, errNo) == tc.changed || (len(s.written) > 0) != tc.changed {
+				t.Errorf("error %v, written %v", err, s.written)
+			}
+			if said := strings.Contains(out.String(), "Nothing was changed."); said == tc.changed {
+				t.Errorf("%s", out)
+			}
+		})
+	}
+}
+
+// prompt calls then when a question is asked.
+type prompt struct {
+	bytes.Buffer
+
+	then func()
+}
+
+// Write implements io.Writer.
+func (p *prompt) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("[y/N]")) {
+		p.then()
+	}
+	return p.Buffer.Write(b)
+}

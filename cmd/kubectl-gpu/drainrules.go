@@ -1,0 +1,310 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// checkRules returns an error if there are no DeviceTaintRules, or the user may not list
+// them.
+func (d *drainer) checkRules(ctx context.Context) error {
+	_, err := d.rules.List(ctx, metav1.ListOptions{Limit: 1})
+	if apierrors.IsNotFound(err) {
+		return errors.New("the API server has no DeviceTaintRules: Kubernetes has them from 1.37 on, and before that with the feature gate DRADeviceTaintRules (1.33 and 1.34: DRADeviceTaints) and " +
+			"its version of resource.k8s.io in --runtime-config. Instead, cordon the node (kubectl cordon), so that no new pods come, and delete the pods that kubectl gpu get lists for the GPU")
+	}
+	return d.failed("list", "devicetaintrules.resource.k8s.io", err)
+}
+
+// failed returns an error of a request, with the rights to ask for.
+func (d *drainer) failed(verb, object string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("you may not %s devicetaintrules.resource.k8s.io: ask for the verbs create, update, list and delete on them (%w)", verb, err)
+	}
+	return fmt.Errorf("%s %s: %w", verb, object, err)
+}
+
+// ruleFor is the rule for a device of the node, or for "" the one for the whole node.
+func (d *drainer) ruleFor(device string) resourceapi.DeviceTaintRule {
+	r := resourceapi.DeviceTaintRule{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: ruleKind}}
+	r.Name, r.Labels = strings.TrimSuffix("drain-"+d.node+"-"+device, "-"), map[string]string{drainKey: ""}
+	driver, pool := gpu.DriverName, d.node
+	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: &driver, Pool: &pool}
+	if device != "" {
+		r.Spec.DeviceSelector.Device = &device
+	}
+	r.Spec.Taint = resourceapi.DeviceTaint{Key: drainKey, Effect: resourceapi.DeviceTaintEffectNoExecute}
+	return r
+}
+
+// wanted are the rules that drain the target, by name.
+func (d *drainer) wanted() []resourceapi.DeviceTaintRule {
+	if d.gpu == nil {
+		return []resourceapi.DeviceTaintRule{d.ruleFor("")}
+	}
+	names := []string{d.gpu.Device}
+	for i := range d.objects.Slices {
+		if s := &d.objects.Slices[i].Spec; s.Pool.Name == d.node {
+			for k := range s.Devices {
+				names = append(names, s.Devices[k].Name)
+			}
+		}
+	}
+	for _, u := range d.gpu.Uses {
+		names = append(names, u.Device)
+	}
+	slices.Sort(names)
+	var out []resourceapi.DeviceTaintRule
+	for _, name := range slices.Compact(names) {
+		if d.concerns(name) {
+			out = append(out, d.ruleFor(name))
+		}
+	}
+	return out
+}
+
+// own reports whether drain has made a rule for the target, now or earlier.
+func (d *drainer) own(r *resourceapi.DeviceTaintRule) bool {
+	s := r.Spec.DeviceSelector
+	_, labelled := r.Labels[drainKey]
+	switch {
+	case !labelled || r.Spec.Taint.Key != drainKey || s == nil || s.Driver != nil && *s.Driver != gpu.DriverName || s.Pool == nil || *s.Pool != d.node:
+		return false
+	case d.gpu == nil:
+		return s.Device == nil
+	}
+	return s.Device != nil && d.concerns(*s.Device)
+}
+
+// ruleChanges are the differences between the rules that are there and those that drain
+// the target.
+type ruleChanges struct {
+	// missing rules are to be made, and idle ones, without the effect NoExecute, to be
+	// changed. inForce are the names of the others.
+	missing, idle []resourceapi.DeviceTaintRule
+	inForce       []string
+}
+
+// changes compares the rules. Rules of somebody else's with the names of drain's are an
+// error.
+func (d *drainer) changes() (ruleChanges, error) {
+	var out ruleChanges
+	there := make(map[string]*resourceapi.DeviceTaintRule)
+	for i := range d.objects.TaintRules {
+		r := &d.objects.TaintRules[i]
+		there[r.Name] = r
+		switch {
+		case !d.own(r):
+		case r.Spec.Taint.Effect == resourceapi.DeviceTaintEffectNoExecute:
+			out.inForce = append(out.inForce, r.Name)
+		default:
+			out.idle = append(out.idle, *r)
+		}
+	}
+	for _, r := range d.wanted() {
+		switch found := there[r.Name]; {
+		case found == nil:
+			out.missing = append(out.missing, r)
+		case !d.own(found):
+			return out, fmt.Errorf("there is a DeviceTaintRule %s that isn't drain's: it hasn't the label %s, or another selector or taint. Delete it, or make it again under another name (kubectl get devicetaintrule %s -o yaml)",
+				r.Name, drainKey, r.Name)
+		}
+	}
+	return out, nil
+}
+
+// dryRunPlan is the output of --dry-run -o json.
+type dryRunPlan struct {
+	// Rules that would be made.
+	Rules []resourceapi.DeviceTaintRule `json:"rules"`
+	// InForce are the names of rules that are there.
+	InForce []string   `json:"inForce,omitempty"`
+	Evicted []eviction `json:"evicted"`
+	Stay    []eviction `json:"stay"`
+}
+
+// show prints the rules, with the pods as comments, so that kubectl apply takes it.
+func (d *drainer) show() error {
+	c, err := d.changes()
+	if err != nil {
+		return err
+	}
+	p := dryRunPlan{Rules: slices.Concat(c.missing, c.idle), InForce: c.inForce}
+	effect := d.harmless()
+	for i := range p.Rules {
+		p.Rules[i].Spec.Taint.Effect = effect
+	}
+	p.Evicted, p.Stay = d.evictions()
+	if d.options.output != "" {
+		return write(d.options.Out, d.options.output, p)
+	}
+	apiVersion := d.rules.APIVersion(d.kube.Discovery())
+	for i := range p.Rules {
+		raw, err := yaml.Marshal(manifest(apiVersion, &p.Rules[i]))
+		if err != nil {
+			return fmt.Errorf("write YAML: %w", err)
+		}
+		fmt.Fprintf(d.options.Out, "---\n%s", raw)
+	}
+	switch {
+	case len(p.Rules) == 0:
+		fmt.Fprintf(d.options.Out, "# Nothing is left to do: %s in force.\n", isOrAre(len(c.inForce), "DeviceTaintRule"))
+	case effect == resourceapi.DeviceTaintEffectNone:
+		fmt.Fprintf(d.options.Out, "# Nothing was changed, and with the effect None these rules change nothing.\n# kubectl gpu drain %s asks, and makes them with the effect NoExecute.\n", d.target)
+	default:
+		fmt.Fprintln(d.options.Out, "# Nothing was changed. This server doesn't know the effect None: if these rules are applied, they evict pods.")
+	}
+	d.list("# ", p.Evicted, p.Stay)
+	return nil
+}
+
+// isOrAre is "1 rule is" or "2 rules are".
+func isOrAre(n int, what string) string {
+	if n == 1 {
+		return count(n, what) + " is"
+	}
+	return count(n, what) + " are"
+}
+
+// harmless is the effect None where the server has it, from Kubernetes 1.35 on.
+func (d *drainer) harmless() resourceapi.DeviceTaintEffect {
+	v, err := d.kube.Discovery().ServerVersion()
+	if err != nil {
+		return resourceapi.DeviceTaintEffectNone // the server answers; a newer one has it
+	}
+	parsed, err := utilversion.ParseGeneric(v.GitVersion)
+	if err == nil && parsed.LessThan(utilversion.MajorMinor(1, 35)) {
+		return resourceapi.DeviceTaintEffectNoExecute
+	}
+	return resourceapi.DeviceTaintEffectNone
+}
+
+// manifest is a rule without fields that only a server sets.
+func manifest(apiVersion string, r *resourceapi.DeviceTaintRule) any {
+	return map[string]any{
+		"apiVersion": apiVersion, "kind": ruleKind, "metadata": map[string]any{"name": r.Name, "labels": r.Labels},
+		"spec": map[string]any{"deviceSelector": r.Spec.DeviceSelector, "taint": map[string]any{"key": r.Spec.Taint.Key, "effect": r.Spec.Taint.Effect}},
+	}
+}
+
+// run asks, and makes the rules.
+func (d *drainer) run(ctx context.Context, yes bool) error {
+	c, err := d.changes()
+	if err != nil {
+		return err
+	}
+	gone, stay := d.evictions()
+	if len(c.missing)+len(c.idle) == 0 {
+		fmt.Fprintf(d.options.Out, "%s is drained already: %s in force.\n", d.target, isOrAre(len(c.inForce), "DeviceTaintRule"))
+		for _, e := range slices.Concat(gone, stay) {
+			fmt.Fprintf(d.options.Out, "Still there: %s (claim %s, %s)\n", e.Pod, e.Claim, e.Device)
+		}
+		return nil
+	}
+	d.list("", gone, stay)
+	if err := d.make(ctx, c, metav1.DryRunAll); err != nil {
+		return err // before anybody is asked
+	}
+	if !yes {
+		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(gone), "pod"))
+		if said := answer(ctx, d.options.In); said != "y" && said != "yes" {
+			fmt.Fprintln(d.options.Out, "\nNothing was changed.")
+			return errNo
+		}
+	}
+	if err := d.make(ctx, c); err != nil {
+		return fmt.Errorf("%w; some of the rules may be in force: try again, or undo it with kubectl gpu drain %s --undo", err, d.target)
+	}
+	fmt.Fprintf(d.options.Out, "%s in force: new claims don't get %s any more, and its pods are being evicted.\nkubectl gpu map %s shows what is left.\nUndo it with: kubectl gpu drain %s --undo\n",
+		isOrAre(len(c.missing)+len(c.idle)+len(c.inForce), "DeviceTaintRule"), d.target, d.node, d.target)
+	return nil
+}
+
+// answer reads a line; it is empty if the context ends first.
+func answer(ctx context.Context, in io.Reader) string {
+	said := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(in).ReadString('\n') // no answer is a no
+		said <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-said:
+		return a
+	case <-ctx.Done():
+		return ""
+	}
+}
+
+// make carries the changes out, or only tries to with metav1.DryRunAll.
+func (d *drainer) make(ctx context.Context, c ruleChanges, dryRun ...string) error {
+	for i := range c.missing {
+		r := c.missing[i].DeepCopy()
+		_, err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
+		if apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("somebody has made DeviceTaintRule %s at this moment: drain again (%w)", r.Name, err)
+		}
+		if err != nil {
+			return d.failed("create", "DeviceTaintRule "+r.Name, err)
+		}
+	}
+	for i := range c.idle {
+		if err := d.enforce(ctx, c.idle[i].DeepCopy(), dryRun); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enforce sets the effect of a rule. Kubernetes writes its status meanwhile.
+func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule, dryRun []string) error {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+		_, err := d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		now, failed := d.rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + rule.Name})
+		if failed == nil && len(now.Items) == 1 {
+			rule = &now.Items[0]
+		}
+		return errors.Join(failed, err)
+	})
+	return d.failed("update", "DeviceTaintRule "+rule.Name, err)
+}
+
+// undo deletes the rules that drain has made for the target.
+func (d *drainer) undo(ctx context.Context) error {
+	n := 0
+	for i := range d.objects.TaintRules {
+		r := &d.objects.TaintRules[i]
+		if !d.own(r) {
+			continue
+		}
+		n++
+		if err := d.rules.Delete(ctx, r.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return d.failed("delete", "DeviceTaintRule "+r.Name, err)
+		}
+	}
+	if n == 0 {
+		return fmt.Errorf("no rules of kubectl gpu drain are there for %s: kubectl get devicetaintrules -l %s lists all", d.target, drainKey)
+	}
+	fmt.Fprintf(d.options.Out, "%s deleted: new claims can get %s again, unless something else keeps them off it.\n", count(n, "DeviceTaintRule"), d.target)
+	return nil
+}
