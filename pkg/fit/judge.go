@@ -73,7 +73,7 @@ func NewJudge(o Objects) *Judge {
 		byNode: make(map[string][]*resourceapi.ResourceSlice), byPool: make(map[pool][]*resourceapi.ResourceClaim),
 		cache: cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}), within: filterTimeout, classes: make(classes, len(o.Classes)),
 	}
-	all := WithTaintRules(o.Slices, o.TaintRules)
+	all := separate(WithTaintRules(o.Slices, o.TaintRules))
 	for i := range all {
 		s := &all[i]
 		if s.Spec.NodeName == nil {
