@@ -4,7 +4,8 @@
 //	make release VERSION=0.2.0
 //
 // In _output/release/VERSION it writes the image for all platforms as one OCI
-// archive, the chart, an SBOM for each platform, the changelog since the last
+// archive, the chart, an SBOM for each platform, archives of kubectl-gpu for
+// people's machines with krew's manifest of them, the changelog since the last
 // tag, and checksums of these. It publishes nothing. The same commit gives the
 // same bytes, in any directory: see docs/release.md.
 package main
@@ -96,6 +97,9 @@ func release(ctx context.Context, s source, log io.Writer) (err error) {
 	}
 	fmt.Fprintln(log, "packing the chart (Helm is built first if the cache has none: some minutes)")
 	if err := writeChart(ctx, s, dir, log); err != nil {
+		return err
+	}
+	if err := writePlugin(ctx, s, dir, log); err != nil {
 		return err
 	}
 	if err := writeChangelog(ctx, s, index.Digest, filepath.Join(dir, "CHANGELOG.md")); err != nil {

@@ -166,6 +166,37 @@ func TestChartIsReproducible(t *testing.T) {
 	}
 }
 
+// TestPlugin: an archive has the program and the license and depends on nothing else, and
+// krew's manifest has the checksums of all archives.
+func TestPlugin(t *testing.T) {
+	dir := t.TempDir()
+	at := time.Unix(1795348800, 0)
+	files := []packed{{"LICENSE", 0o644, []byte("text")}, {"kubectl-gpu", 0o755, []byte("program")}}
+	for _, p := range clientPlatforms() {
+		if err := writeArchive(filepath.Join(dir, p.archive("1.2.3")), at, files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command("tar", "--utc", "-tvzf", filepath.Join(dir, "kubectl-gpu-1.2.3-linux-amd64.tar.gz")).Output()
+	const want = "-rw-r--r-- 0/0               4 2026-11-22 12:00 LICENSE\n-rwxr-xr-x 0/0               7 2026-11-22 12:00 kubectl-gpu\n"
+	if err != nil || string(out) != want {
+		t.Errorf("tar: %v\n%s", err, out)
+	}
+	if err := writeManifest("1.2.3", dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeChecksums(dir); err != nil {
+		t.Fatal(err)
+	}
+	manifest := read(t, filepath.Join(dir, "tessera.yaml"))
+	for line := range strings.Lines(read(t, filepath.Join(dir, "SHA256SUMS"))) {
+		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		if name != "tessera.yaml" && (!strings.Contains(manifest, "sha256: "+sum+"\n") || !strings.Contains(manifest, "/v1.2.3/"+name+"\n")) {
+			t.Errorf("krew's manifest lacks %s with checksum %s", name, sum)
+		}
+	}
+}
+
 func write(t *testing.T, dir, name, content string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
