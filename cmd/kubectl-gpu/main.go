@@ -4,11 +4,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -27,7 +31,8 @@ var (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	streams := genericclioptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	as := calledAs(os.Args[0])
+	streams := genericclioptions.IOStreams{In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: naming{os.Stderr, as}}
 	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
 	stop()
 	switch {
@@ -36,9 +41,40 @@ func main() {
 	case errors.Is(err, errWarnings):
 		os.Exit(3)
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "kubectl gpu:", err)
+		fmt.Fprintln(streams.ErrOut, defaultName+":", err)
 		os.Exit(2)
 	}
+}
+
+// defaultName is how the texts of this program call it.
+const defaultName = "kubectl gpu"
+
+// calledAs returns how the user calls the program: kubectl runs the file kubectl-NAME,
+// which krew makes with another name.
+func calledAs(program string) string {
+	name := strings.TrimSuffix(filepath.Base(program), ".exe")
+	if as, ok := strings.CutPrefix(name, "kubectl-"); ok {
+		return "kubectl " + strings.ReplaceAll(as, "_", "-")
+	}
+	return defaultName
+}
+
+// naming writes texts in which the program is called as the user calls it.
+type naming struct {
+	io.Writer
+
+	as string
+}
+
+// Write implements io.Writer. A text that is written in parts has the name in one of them.
+func (n naming) Write(p []byte) (int, error) {
+	if n.as == defaultName {
+		return n.Writer.Write(p)
+	}
+	if _, err := n.Writer.Write(bytes.ReplaceAll(p, []byte(defaultName), []byte(n.as))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // screen is where output goes.
@@ -86,7 +122,7 @@ only drain changes something. What you may not read is named, and the rest is sh
   kubectl gpu drain node-3/0 --dry-run
   kubectl gpu web                  # the map as a page in the browser`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
-		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: defaultName},
 	}
 	cmd.SetOut(streams.Out)
 	cmd.SetErr(streams.ErrOut)
