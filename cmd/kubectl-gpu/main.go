@@ -120,6 +120,7 @@ only drain changes something. What you may not read is named, and the rest is sh
   kubectl gpu doctor               # what is wrong on any node
   kubectl gpu policy shares        # what a SharingPolicy does
   kubectl gpu drain node-3/0 --dry-run
+  kubectl gpu template node-3      # the ResourceSlices of a new node like it, for autoscalers
   kubectl gpu web                  # the map as a page in the browser`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: defaultName},
@@ -127,7 +128,7 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(streams.Out)
 	cmd.SetErr(streams.ErrOut)
 	o.flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), webCommand(o))
+	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
 	return cmd
 }
 

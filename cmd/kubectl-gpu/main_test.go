@@ -219,11 +219,15 @@ func TestOutput(t *testing.T) {
 		"policy-dry-run-claims": {in: shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *server) {
 			s.forbidden = []string{resources + "resourceclaims", resources + "namespaces/default/resourceclaims"}
 		}},
-		"top":           {args: []string{"top"}, change: busy},
-		"top-namespace": {args: []string{"top", "-n", "team"}, change: busy},
-		"top-json":      {args: []string{"top", "-o", "json", "-n", "lab"}, change: busy},
-		"top-forbidden": {args: []string{"top"}, change: func(s *server) { busy(s); s.forbidden = []string{metricsPath} }},
-		"top-silent":    {args: []string{"top"}, change: func(s *server) { busy(s); s.metrics = nil }},
+		"template-no-node":   {args: []string{"template", "nodes"}},
+		"template-two":       {args: []string{"template", "node", "-f", "-"}},
+		"template-misspelt":  {in: strings.Replace(machine, "gpus", "gpu", 1), args: []string{"template", "-f", "-"}},
+		"template-forbidden": {args: []string{"template", "node"}, change: func(s *server) { s.forbidden = []string{own + "sharingpolicies"} }},
+		"top":                {args: []string{"top"}, change: busy},
+		"top-namespace":      {args: []string{"top", "-n", "team"}, change: busy},
+		"top-json":           {args: []string{"top", "-o", "json", "-n", "lab"}, change: busy},
+		"top-forbidden":      {args: []string{"top"}, change: func(s *server) { busy(s); s.forbidden = []string{metricsPath} }},
+		"top-silent":         {args: []string{"top"}, change: func(s *server) { busy(s); s.metrics = nil }},
 		"top-no-tessera": {args: []string{"top"}, change: func(s *server) {
 			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}}
 		}},
@@ -257,6 +261,8 @@ func TestOutput(t *testing.T) {
 		})
 	}
 }
+
+const machine = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: GPUInventory, metadata: {name: a}, status: {gpus: []}}`
 
 // taint has an admin's rule keep claims off all devices of the node.
 func taint(s *server) {

@@ -299,7 +299,7 @@ func (p *tab) logTimes(browser string) {
 	p.t.Logf("%s: 5,000 GPUs are drawn %.0f ms after the request for the page, everything about them is there after %.0f ms", browser, at("outline"), at("everything"))
 }
 
-// TestOutline: what the page draws before it has everything stays when it does.
+// TestOutline: the picture of the outline stays when everything has come.
 func TestOutline(t *testing.T) {
 	c := made(t, webtest.Many)
 	held := make(chan struct{})

@@ -79,7 +79,7 @@ func (b *board) put(cluster json.RawMessage, nodes map[string]nodeJSON, read boo
 	})
 }
 
-// outline is what the map of the whole cluster is drawn from.
+// outline has the data that the map of the whole cluster is drawn from.
 type outline struct {
 	Cluster json.RawMessage   `json:"cluster"`
 	Nodes   []json.RawMessage `json:"nodes"`

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+)
+
+// templateOptions say which node the template is of.
+type templateOptions struct {
+	node, file, policy, name, driver string
+	labels                           map[string]string
+}
+
+func templateCommand(o *options) *cobra.Command {
+	var t templateOptions
+	cmd := &cobra.Command{
+		Use:   "template (NODE | -f GPUINVENTORY)",
+		Short: "Print the ResourceSlices that a new node like another one will publish",
+		Long: `Print the ResourceSlices that a node will publish in this cluster if it has the GPUs
+of an existing node, or of a GPUInventory in a file: for node templates of autoscalers,
+and for nodes without machines, such as KWOK's.
+
+The decisions are the controller's own, with the cluster's SharingPolicies and what its
+API server stores. Conditions of the GPUs, and claims that have devices of policies from
+before, are left out: a new node has neither. A new node's GPUs have other UUIDs, and so
+its devices other names and UUID attributes.`,
+		Example: `  kubectl gpu template gpu-node-7
+  kubectl gpu template gpu-node-7 --driver-version 590.44.01 --policy half.yaml
+
+  # of a machine that the cluster doesn't have now
+  kubectl get gpuinventory gpu-node-7 -o yaml > 8xh100.yaml
+  kubectl gpu template -f 8xh100.yaml --labels pool=training
+
+  # for a node of KWOK
+  kubectl gpu template gpu-node-7 --name kwok-0 | kubectl apply -f -`,
+		Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return completeNames(cmd.Context(), o, (*reader).inventories), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			if (len(args) == 1) == (t.file != "") {
+				return errors.New("name either a node or, with -f, a file with a GPUInventory")
+			}
+			if len(args) == 1 {
+				t.node = args[0]
+			}
+			return o.template(cmd.Context(), t)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&t.file, "filename", "f", "", "file with a GPUInventory, - for stdin")
+	f.StringVar(&t.name, "name", "", "name of the new node; without it, that of the GPUInventory")
+	f.StringToStringVar(&t.labels, "labels", nil, "labels of the new node, by which policies select it; without them, those of NODE")
+	f.StringVar(&t.driver, "driver-version", "", "NVIDIA's driver on the new node; without it, that of the GPUInventory")
+	f.StringVar(&t.policy, "policy", "", "file with a SharingPolicy to add to the cluster's, or to replace the one of its name")
+	o.addOutput(cmd, "yaml or json")
+	return cmd
+}
+
+// template prints what a new node will publish.
+func (o *options) template(ctx context.Context, t templateOptions) error {
+	r, err := o.reader()
+	if err != nil {
+		return err
+	}
+	policies, err := r.policies(ctx)
+	if err != nil {
+		return err
+	}
+	inv, err := o.machine(ctx, r, &t)
+	if err != nil {
+		return err
+	}
+	if len(r.notes) > 0 {
+		return fmt.Errorf("without these nobody can say what the node will publish:\n%s", strings.Join(r.notes, "\n"))
+	}
+	defer r.tell(o.ErrOut)
+	if policies, err = o.withFile(ctx, r, t.policy, policies); err != nil {
+		return err
+	}
+	var in planning
+	if in.after, err = rules(ctx, policies, ""); err != nil {
+		return err
+	}
+	if in.server, err = r.abilities(ctx); err != nil {
+		return err
+	}
+	node := newNode(inv, t)
+	offered := in.offers(node, labels.Set(t.labels), in.after, nil)
+	for _, g := range node.GPUs {
+		for policy, err := range offered.verdicts[g.UUID].Failed {
+			r.notes = append(r.notes, fmt.Sprintf("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err))
+		}
+	}
+	pool := publish.Pool(metav1.OwnerReference{Name: node.Name}, offered.all, in.server.Counters)
+	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(pool))
+}
+
+// withFile returns the policies with that of a file, which replaces the one of its name.
+func (o *options) withFile(ctx context.Context, r *reader, file string, policies []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
+	if file == "" {
+		return policies, nil
+	}
+	p, err := readPolicy(file, o.In)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.checkPolicy(ctx, p, policies); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return append(slices.DeleteFunc(policies, func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p), nil
+}
+
+// machine reads the GPUInventory to go by, and sets the labels to those of its node
+// where none are given.
+func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
+	if t.file != "" {
+		return readInventory(t.file, o.In)
+	}
+	inventories, err := r.inventories(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(inventories, func(inv v1alpha1.GPUInventory) bool { return inv.Name == t.node })
+	if i < 0 {
+		if len(r.notes) > 0 {
+			return nil, errors.New(strings.Join(r.notes, "\n"))
+		}
+		return nil, fmt.Errorf("there is no GPUInventory %s: kubectl get gpuinventories lists the nodes with GPUs", t.node)
+	}
+	if t.labels != nil {
+		return &inventories[i], nil
+	}
+	nodes, err := r.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for k := range nodes {
+		if nodes[k].Name == t.node {
+			t.labels = maps.Clone(nodes[k].Labels)
+		}
+	}
+	if _, ok := t.labels[corev1.LabelHostname]; ok && t.name != "" {
+		t.labels[corev1.LabelHostname] = t.name
+	}
+	return &inventories[i], nil
+}
+
+// readInventory reads the GPUInventory of a file.
+func readInventory(file string, in io.Reader) (*v1alpha1.GPUInventory, error) {
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	raw, err := io.ReadAll(io.LimitReader(in, maxFile))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	inv := new(v1alpha1.GPUInventory)
+	if err := sigsyaml.UnmarshalStrict(raw, inv); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if inv.Kind != "GPUInventory" || inv.APIVersion != v1alpha1.GroupVersion.String() {
+		return nil, fmt.Errorf("%s has apiVersion %q and kind %q: want one GPUInventory of %s, as kubectl get gpuinventory NODE -o yaml prints it",
+			file, inv.APIVersion, inv.Kind, v1alpha1.GroupVersion)
+	}
+	if len(inv.Status.GPUs) == 0 {
+		return nil, fmt.Errorf("%s: the GPUInventory has no GPUs in its status", file)
+	}
+	return inv, nil
+}
+
+// newNode is a new node with the GPUs of the inventory: all in order, and none divided.
+func newNode(inv *v1alpha1.GPUInventory, t templateOptions) gpu.Node {
+	n := inventory.Node(inv)
+	if t.name != "" {
+		n.Name = t.name
+	}
+	if t.driver != "" {
+		n.DriverVersion = t.driver
+	}
+	for i := range n.GPUs {
+		n.GPUs[i].Conditions = nil
+		if m := n.GPUs[i].MIG; m != nil {
+			m.Instances = nil
+		}
+	}
+	return n
+}
+
+// objectList is a list that kubectl apply takes.
+type objectList struct {
+	metav1.TypeMeta `json:",inline"`
+	Items           []resourceapi.ResourceSlice `json:"items"`
+}
+
+// sliceList returns the slices of a pool that is published for the first time, without
+// the owner and the label by which the controller knows its own.
+func sliceList(pool []resourceapi.ResourceSlice) objectList {
+	out := objectList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []resourceapi.ResourceSlice{}}
+	for _, s := range pool {
+		s.TypeMeta = metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"}
+		s.ObjectMeta = metav1.ObjectMeta{Name: s.Name}
+		s.Spec.Pool.Generation = 1
+		out.Items = append(out.Items, s)
+	}
+	return out
+}

@@ -1,0 +1,114 @@
+//go:build integration
+
+package control_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	stdslices "slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+)
+
+// newMachine is a node of eight simulated H100s in the pool "training". Machines differ
+// in the UUIDs of their GPUs.
+func newMachine(t *testing.T, machine int) *node {
+	t.Helper()
+	n := newNode(t, 0)
+	facts, err := offertest.Node("h100-80gb", 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts.Name = n.name
+	for i := range facts.GPUs {
+		facts.GPUs[i].UUID = gpu.UUID(fmt.Sprintf("GPU-%06d%02d-0000-0000-0000-000000000000", machine, i))
+		facts.GPUs[i].PCI = gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 16+i))
+		facts.GPUs[i].PCIeRoot = fmt.Sprintf("pci0000:%02x", i/2)
+	}
+	n.facts = facts
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+	change(t, object, func() { object.Labels = map[string]string{"pool": "training"} })
+	return n
+}
+
+// asOf rewrites the UUIDs of a machine's GPUs, and the names that follow from them, to
+// those of another.
+func asOf(t *testing.T, v any, from, to int) string {
+	t.Helper()
+	raw, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(string(raw), fmt.Sprintf("-%06d", from), fmt.Sprintf("-%06d", to))
+}
+
+// TestTemplate: kubectl gpu template prints of one node what the controller publishes
+// for another with the same GPUs.
+func TestTemplate(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "kubectl-gpu")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kubectl-gpu").CombinedOutput(); err != nil {
+		t.Fatalf("build kubectl-gpu: %v\n%s", err, out)
+	}
+	startController(t)
+	p := newPolicy(t, v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(4))}})
+	p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "training"}}
+	p.Spec.GPUSelector = `device.attributes["gpu.nvidia.com"].index < 2`
+	if err := api.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the policy is accepted", func() bool {
+		err := api.Get(t.Context(), client.ObjectKeyFromObject(p), p)
+		return err == nil && p.Status.Accepted != nil
+	})
+
+	old := newMachine(t, 1)
+	old.facts.GPUs[3].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95"}}
+	old.report(t)
+	old.startPlugin(t)
+	old.waitForPool(t, 8)
+	fresh := newMachine(t, 2)
+	fresh.facts.DriverVersion = "590.44.01"
+	cmd := exec.CommandContext(t.Context(), program, "template", old.name, "--name", fresh.name, "--driver-version", "590.44.01", "-o", "json", "--kubeconfig", kubeconfig)
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed struct{ Items []resourceapi.ResourceSlice }
+	if err := json.Unmarshal(out, &printed); err != nil {
+		t.Fatal(err)
+	}
+
+	byName := func(a, b resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) }
+	stdslices.SortFunc(printed.Items, byName)
+
+	fresh.report(t)
+	fresh.startPlugin(t)
+	published := fresh.waitForPool(t, 8)
+	stdslices.SortFunc(published, byName)
+	if len(printed.Items) != len(published) {
+		t.Fatalf("%d slices were printed, %d published", len(printed.Items), len(published))
+	}
+	for i := range published {
+		want, got := published[i], printed.Items[i]
+		if want.Name != got.Name {
+			t.Errorf("slice %d is %s, was printed as %s", i, want.Name, got.Name)
+		}
+		if diff := gocmp.Diff(asOf(t, want.Spec, 2, 2), asOf(t, got.Spec, 1, 2)); diff != "" {
+			t.Errorf("slice %s (-published +printed):\n%s", want.Name, diff)
+		}
+	}
+}
