@@ -69,7 +69,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 // offerKey is what devices are counted by.
 type offerKey struct{ kind, policy string }
 
-// recordOffer replaces what a node offered by what it offers now. A policy that no GPU is
+// recordOffer replaces an earlier offer of a node by the current one. A policy that no GPU is
 // under any more loses its series.
 func (m *metrics) recordOffer(before, now nodeAccount) {
 	if m == nil || maps.Equal(before.offered, now.offered) {

@@ -18,8 +18,8 @@ import (
 const example = "../../demo/autoscaling/"
 
 // TestScaling runs demo/autoscaling with the real HorizontalPodAutoscaler controller and
-// the real prometheus-adapter. The load is that of a service: what it has to do is
-// divided among its replicas.
+// the real prometheus-adapter. The load is that of a service: its work is divided
+// among its replicas.
 func TestScaling(t *testing.T) {
 	c := up(t, "prometheus-scaling", "2xl40s")
 	c.startAdapter(t)

@@ -125,7 +125,7 @@ func TestBlockedGPU(t *testing.T) {
 	})
 }
 
-// TestHangsUnasked lets a GPU hang while nobody asks: what it said before is too old.
+// TestHangsUnasked lets a GPU hang while nobody asks: its reading from before is too old.
 func TestHangsUnasked(t *testing.T) {
 	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
 		if got := len(r.Scrape()); got != 2 {
