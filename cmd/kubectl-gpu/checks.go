@@ -17,6 +17,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/view"
 )
 
+// documents is where users can open the project's documents.
+const documents = "https://github.com/tessera-dra/tessera/blob/main/docs/"
+
 // severity of a finding. They are those of `kubelet-plugin doctor`, and one more.
 type severity string
 
@@ -47,9 +50,9 @@ type finding struct {
 type patient struct {
 	view.Objects
 
-	// programs are Tessera's own pods, known: they could be listed.
-	programs []corev1.Pod
-	known    bool
+	// tesseraPods are Tessera's own, known: they could be listed.
+	tesseraPods []corev1.Pod
+	known       bool
 }
 
 // examine returns the findings, the worst first.
@@ -61,8 +64,8 @@ func (p *patient) examine() []finding {
 	for i := range p.Policies {
 		out = append(out, examinePolicy(&p.Policies[i])...)
 	}
-	for i := range p.programs {
-		out = append(out, examineProgram(&p.programs[i])...)
+	for i := range p.tesseraPods {
+		out = append(out, examinePod(&p.tesseraPods[i])...)
 	}
 	out = append(out, p.claims()...)
 	sortFindings(out)
@@ -129,7 +132,7 @@ func examineAllocations(inv *v1alpha1.GPUInventory) []finding {
 		Level: level, Check: "double-allocation", Subject: d.Refused.Device,
 		What: fmt.Sprintf("The devices of claims %s/%s and %s/%s %s allocated from the same silicon; the first one isn't prepared.",
 			d.Refused.Namespace, d.Refused.Name, d.Holder.Namespace, d.Holder.Name, verb),
-		Do: "Upgrade the scheduler (docs/allocators.md). Delete the pod of the first claim: a new one gets another device.",
+		Do: "Upgrade the scheduler (" + documents + "allocators.md). Delete the pod of the first claim: a new one gets another device.",
 	}}
 }
 
@@ -148,7 +151,7 @@ func examineGPUs(inv *v1alpha1.GPUInventory) []finding {
 			}
 			out = append(out, finding{
 				Level: level, Check: "gpu-condition", Subject: fmt.Sprintf("GPU %d", g.Index), What: what,
-				Do: "docs/health.md says what follows from the condition, and how it ends.",
+				Do: "See what follows from the condition, and how it ends: " + documents + "health.md",
 			})
 		}
 	}
@@ -204,8 +207,8 @@ func examinePolicy(s *v1alpha1.SharingPolicy) []finding {
 	return out
 }
 
-// examineProgram looks at one of Tessera's pods.
-func examineProgram(p *corev1.Pod) []finding {
+// examinePod looks at one of Tessera's pods.
+func examinePod(p *corev1.Pod) []finding {
 	if p.Status.Phase == corev1.PodSucceeded || p.DeletionTimestamp != nil {
 		return nil
 	}
@@ -236,9 +239,9 @@ func (p *patient) claims() []finding {
 	for i := range p.Inventories {
 		reported.Insert(p.Inventories[i].Name)
 	}
-	for i := range p.programs {
-		if p.programs[i].Labels[componentLabel] == nodeComponent {
-			served.Insert(p.programs[i].Spec.NodeName)
+	for i := range p.tesseraPods {
+		if p.tesseraPods[i].Labels[componentLabel] == nodeComponent {
+			served.Insert(p.tesseraPods[i].Spec.NodeName)
 		}
 	}
 	for node := range reported.Difference(served) {

@@ -22,7 +22,7 @@ import (
 
 // Labels of Tessera's own pods, as the chart sets them.
 const (
-	programs       = "app.kubernetes.io/name=tessera"
+	nameLabel      = "app.kubernetes.io/name=tessera"
 	componentLabel = "app.kubernetes.io/component"
 	nodeComponent  = "node"
 )
@@ -84,20 +84,20 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	if p.Objects, _, err = r.objects(ctx, o.currentNamespace()); err != nil {
 		return err
 	}
-	p.programs, err = r.programs(ctx)
+	p.tesseraPods, err = r.tesseraPods(ctx)
 	p.known = err == nil
 	if err := r.forgive(err, "pods", "whether Tessera's own pods are ready isn't known"); err != nil {
 		return err
 	}
-	if len(p.Inventories) == 0 && len(p.programs) == 0 && !slices.ContainsFunc(r.notes, func(n string) bool { return strings.HasPrefix(n, "You may not") }) {
-		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there (docs/howto.md)")
+	if len(p.Inventories) == 0 && len(p.tesseraPods) == 0 && !slices.ContainsFunc(r.notes, func(n string) bool { return strings.HasPrefix(n, "You may not") }) {
+		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
 	}
 	if !p.known && slices.Contains(r.unread, "gpuinventories.gpu.tessera.dev") {
 		return fmt.Errorf("nothing could be looked at:\n%s", strings.Join(r.notes, "\n"))
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {
-		found, asked := o.examineNodes(ctx, r, p.programs)
+		found, asked := r.examineNodes(ctx, p.tesseraPods, o.execDoctor(r))
 		d.Findings, d.Examined = append(d.Findings, found...), asked
 		sortFindings(d.Findings)
 	}
@@ -167,10 +167,10 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// programs are Tessera's own pods.
-func (r *reader) programs(ctx context.Context) ([]corev1.Pod, error) {
+// tesseraPods are Tessera's own.
+func (r *reader) tesseraPods(ctx context.Context) ([]corev1.Pod, error) {
 	return list(ctx, func(ctx context.Context, l metav1.ListOptions) (*corev1.PodList, error) {
-		l.LabelSelector = programs
+		l.LabelSelector = nameLabel
 		return r.kube.CoreV1().Pods("").List(ctx, l)
 	}, func(l *corev1.PodList) []corev1.Pod { return l.Items })
 }
@@ -186,55 +186,77 @@ type report struct {
 // maxExamined is how many plugins are asked at a time.
 const maxExamined = 16
 
-// examineNodes runs the doctors of the plugins, and counts those that answered. Plugins
-// that don't are noted.
-func (o *options) examineNodes(ctx context.Context, r *reader, programs []corev1.Pod) (out []finding, asked int) {
-	found := make([][]finding, len(programs))
-	errs := make([]error, len(programs))
+// atATime calls ask with each number below n, some at a time, and returns the errors by
+// number.
+func atATime(n int, ask func(i int) error) []error {
+	errs := make([]error, n)
 	group := new(errgroup.Group)
 	group.SetLimit(maxExamined)
-	for i := range programs {
-		p := &programs[i]
-		if p.Labels[componentLabel] != nodeComponent || p.Status.Phase != corev1.PodRunning {
-			continue
-		}
-		asked++
+	for i := range n {
 		group.Go(func() error {
-			found[i], errs[i] = o.examineNode(ctx, r, p)
+			errs[i] = ask(i)
 			return nil
 		})
 	}
-	_ = group.Wait() // the errors are by pod
+	_ = group.Wait() // they are in errs
+	return errs
+}
+
+// plugins are those of the pods that are running plugins.
+func plugins(pods []corev1.Pod) []corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
+		return p.Labels[componentLabel] != nodeComponent || p.Status.Phase != corev1.PodRunning
+	})
+}
+
+// pluginDoctor runs the doctor in a plugin's pod.
+type pluginDoctor func(ctx context.Context, pod *corev1.Pod, stdout, stderr io.Writer) error
+
+// examineNodes runs the doctors of the plugins, and counts those that answered. Plugins
+// that don't are noted.
+func (r *reader) examineNodes(ctx context.Context, pods []corev1.Pod, run pluginDoctor) (out []finding, asked int) {
+	pods = plugins(pods)
+	found := make([][]finding, len(pods))
+	errs := atATime(len(pods), func(i int) (err error) {
+		found[i], err = examineNode(ctx, &pods[i], run)
+		return err
+	})
 	for i, err := range errs {
 		out = append(out, found[i]...)
-		if err == nil {
-			continue
+		switch {
+		case err == nil:
+			asked++
+		case apierrors.IsForbidden(err):
+			r.notes = append(r.notes, fmt.Sprintf("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", pods[i].Namespace))
+		default:
+			r.notes = append(r.notes, fmt.Sprintf("The plugin of %s didn't answer: %v.", pods[i].Spec.NodeName, err))
 		}
-		asked--
-		if apierrors.IsForbidden(err) {
-			r.notes = append(r.notes, fmt.Sprintf("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", programs[i].Namespace))
-			continue
-		}
-		r.notes = append(r.notes, fmt.Sprintf("The plugin of %s didn't answer: %v.", programs[i].Spec.NodeName, err))
 	}
 	return out, asked
 }
 
-// examineNode runs the doctor of one plugin.
-func (o *options) examineNode(ctx context.Context, r *reader, p *corev1.Pod) ([]finding, error) {
-	cfg, err := o.flags.ToRESTConfig()
-	if err != nil {
-		return nil, err
+// execDoctor is the pluginDoctor that uses pods/exec.
+func (o *options) execDoctor(r *reader) pluginDoctor {
+	return func(ctx context.Context, p *corev1.Pod, stdout, stderr io.Writer) error {
+		cfg, err := o.flags.ToRESTConfig()
+		if err != nil {
+			return err
+		}
+		request := r.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
+			Container: "kubelet-plugin", Command: []string{"kubelet-plugin", "doctor", "-o", "json"}, Stdout: true, Stderr: true,
+		}, scheme.ParameterCodec)
+		executor, err := remotecommand.NewWebSocketExecutor(cfg, "GET", request.URL().String())
+		if err != nil {
+			return err
+		}
+		return executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: stdout, Stderr: stderr})
 	}
-	request := r.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
-		Container: "kubelet-plugin", Command: []string{"kubelet-plugin", "doctor", "-o", "json"}, Stdout: true, Stderr: true,
-	}, scheme.ParameterCodec)
-	executor, err := remotecommand.NewWebSocketExecutor(cfg, "GET", request.URL().String())
-	if err != nil {
-		return nil, err
-	}
+}
+
+// examineNode runs the doctor of one plugin. It exits with an error if it finds trouble.
+func examineNode(ctx context.Context, p *corev1.Pod, run pluginDoctor) ([]finding, error) {
 	var stdout, stderr bytes.Buffer
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &limited{&stdout}, Stderr: &limited{&stderr}})
+	err := run(ctx, p, &limited{&stdout}, &limited{&stderr})
 	var answer report
 	if decoded := json.Unmarshal(stdout.Bytes(), &answer); decoded != nil {
 		if err == nil {

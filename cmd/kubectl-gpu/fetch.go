@@ -244,6 +244,6 @@ func (r *reader) noteVersion() {
 	}
 	minor := strings.Join(strings.SplitN(strings.TrimPrefix(v.GitVersion, "v"), ".", 3)[:2], ".")
 	if minor != allocatorVersion {
-		r.notes = append(r.notes, fmt.Sprintf("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (docs/allocators.md).", allocatorVersion, minor))
+		r.notes = append(r.notes, fmt.Sprintf("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%sallocators.md).", allocatorVersion, minor, documents))
 	}
 }

@@ -94,11 +94,8 @@ func askProfile(name string) ([]question, error) {
 		return nil, fmt.Errorf("%q is no MIG profile, such as 1g.10gb or 3g.40gb; for a claim of your own, use -f FILE", name)
 	}
 	expression := fmt.Sprintf(`device.attributes["%s"].?profile.orValue("") == %q`, gpu.DriverName, name)
-	return []question{{Name: "partition " + name, claims: one("mig."+classDomain, expression, nil)}}, nil
+	return []question{{Name: "partition " + name, claims: one(gpu.ClassMIG, expression, nil)}}, nil
 }
-
-// classDomain ends the names of the chart's DeviceClasses but that of whole GPUs.
-const classDomain = "nvidia.com"
 
 func askMemory(amount string) ([]question, error) {
 	q, err := resource.ParseQuantity(amount)
@@ -108,9 +105,9 @@ func askMemory(amount string) ([]question, error) {
 	enough := fmt.Sprintf(`device.capacity["%s"].memory.compareTo(quantity(%q)) >= 0`, gpu.DriverName, q.String())
 	share := map[resourceapi.QualifiedName]resource.Quantity{gpu.MemoryCapacity: q}
 	return []question{
-		{Name: "MPS share of " + q.String(), claims: one("mps.gpu."+classDomain, "", share)},
-		{Name: "partition of at least " + q.String(), claims: one("mig."+classDomain, enough, nil)},
-		{Name: "whole GPU of at least " + q.String(), claims: one("gpu."+classDomain, enough, nil)},
+		{Name: "MPS share of " + q.String(), claims: one(gpu.ClassMPS, "", share)},
+		{Name: "partition of at least " + q.String(), claims: one(gpu.ClassMIG, enough, nil)},
+		{Name: "whole GPU of at least " + q.String(), claims: one(gpu.ClassGPU, enough, nil)},
 	}, nil
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// planning has the facts that a forecast follows from.
-type planning struct {
+// planFacts are those that a forecast follows from.
+type planFacts struct {
 	nodes         []corev1.Node
 	inventories   []v1alpha1.GPUInventory
 	claims        []resourceapi.ResourceClaim
@@ -53,10 +53,10 @@ type gpuForecast struct {
 	// Before and After are the policies that have it; empty: none.
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
-	// Come and Go are the devices that would be offered, and no longer be offered, once
-	// the claims that have leftovers have ended.
-	Come []kindCount `json:"come,omitempty"`
-	Go   []kindCount `json:"go,omitempty"`
+	// Added and Removed are the devices that would be offered, and no longer be offered,
+	// once the claims that have leftovers have ended.
+	Added   []kindCount `json:"added,omitempty"`
+	Removed []kindCount `json:"removed,omitempty"`
 	// Leftovers are devices that stay until their claims end, and that no other claim
 	// gets.
 	Leftovers []leftoverDevice `json:"leftovers,omitempty"`
@@ -73,8 +73,8 @@ type leftoverDevice struct {
 	Claims []string `json:"claims"`
 }
 
-// forecast compares the offers with and without the policy.
-func (p planning) forecast(name string) forecast {
+// predict compares the offers with and without the policy.
+func (p planFacts) predict(name string) forecast {
 	out := forecast{Policy: name, Lost: make(map[string]int), Nodes: []nodeForecast{}}
 	byNode := make(map[string]labels.Set, len(p.nodes))
 	for i := range p.nodes {
@@ -100,21 +100,21 @@ func (p planning) forecast(name string) forecast {
 	return out
 }
 
-// offers are the verdicts on a node's GPUs, and the devices that follow from them.
-type offers struct {
+// nodeOffer has the verdicts on a node's GPUs, and the devices that follow from them.
+type nodeOffer struct {
 	verdicts map[gpu.UUID]policy.Verdict
 	all      []offer.GPU
 }
 
-func (o offers) of(uuid gpu.UUID) offer.GPU {
+func (o nodeOffer) of(uuid gpu.UUID) offer.GPU {
 	if i := slices.IndexFunc(o.all, func(g offer.GPU) bool { return g.UUID == uuid }); i >= 0 {
 		return o.all[i]
 	}
 	return offer.GPU{}
 }
 
-func (p planning) offers(n gpu.Node, set labels.Set, policies []policy.Policy, allocated []gpu.DeviceName) offers {
-	out := offers{verdicts: make(map[gpu.UUID]policy.Verdict)}
+func (p planFacts) decide(n gpu.Node, set labels.Set, policies []policy.Policy, allocated []gpu.DeviceName) nodeOffer {
+	out := nodeOffer{verdicts: make(map[gpu.UUID]policy.Verdict)}
 	plans := make(map[gpu.UUID]v1alpha1.Plan)
 	for _, g := range n.GPUs {
 		v := policy.Decide(policies, set, offer.Whole(n, g))
@@ -125,12 +125,12 @@ func (p planning) offers(n gpu.Node, set labels.Set, policies []policy.Policy, a
 }
 
 // node forecasts the GPUs of a node that the policy has, had, or changes otherwise.
-func (p planning) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, lost map[string]int) []gpuForecast {
+func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, lost map[string]int) []gpuForecast {
 	n := inventory.Node(inv)
 	holders := p.holders(inv.Name)
 	allocated := slices.Collect(maps.Keys(holders))
-	before, after := p.offers(n, set, p.before, allocated), p.offers(n, set, p.after, allocated)
-	finally := p.offers(n, set, p.after, nil)
+	before, after := p.decide(n, set, p.before, allocated), p.decide(n, set, p.after, allocated)
+	finally := p.decide(n, set, p.after, nil)
 	var out []gpuForecast
 	for _, g := range n.GPUs {
 		was, is, offered := before.verdicts[g.UUID], after.verdicts[g.UUID], after.of(g.UUID)
@@ -146,7 +146,7 @@ func (p planning) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, 
 		case was.Policy != name:
 			continue
 		}
-		f.Come, f.Go = differences(kinds(before.of(g.UUID)), kinds(finally.of(g.UUID)))
+		f.Added, f.Removed = differences(kinds(before.of(g.UUID)), kinds(finally.of(g.UUID)))
 		for _, d := range offered.Leftover {
 			f.Leftovers = append(f.Leftovers, leftoverDevice{Device: string(d), Claims: holders[d]})
 		}
@@ -173,7 +173,7 @@ func problems(o offer.GPU, all []offer.GPU, n gpu.Node) []string {
 }
 
 // holders are the claims that have each of the node's devices.
-func (p planning) holders(node string) map[gpu.DeviceName][]string {
+func (p planFacts) holders(node string) map[gpu.DeviceName][]string {
 	out := make(map[gpu.DeviceName][]string)
 	for i := range p.claims {
 		c := &p.claims[i]
@@ -226,7 +226,7 @@ func kindOf(d *resourceapi.Device) string {
 }
 
 // differences are the kinds of which there are more, and of which there are fewer.
-func differences(before, after []kindCount) (come, gone []kindCount) {
+func differences(before, after []kindCount) (added, removed []kindCount) {
 	more := func(all, other []kindCount) []kindCount {
 		var out []kindCount
 		for _, c := range all {
@@ -323,9 +323,9 @@ func (g gpuForecast) text() string {
 			fmt.Fprintf(&out, "    %s %s\n", sign, strings.Join(parts, ", "))
 		}
 	}
-	line("+", g.Come)
-	line("-", g.Go)
-	if len(g.Come)+len(g.Go) == 0 {
+	line("+", g.Added)
+	line("-", g.Removed)
+	if len(g.Added)+len(g.Removed) == 0 {
 		fmt.Fprintln(&out, "    the same devices as now")
 	}
 	if len(g.Leftovers) > 0 {

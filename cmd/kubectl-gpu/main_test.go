@@ -227,7 +227,13 @@ func TestOutput(t *testing.T) {
 		"top-namespace":      {args: []string{"top", "-n", "team"}, change: busy},
 		"top-json":           {args: []string{"top", "-o", "json", "-n", "lab"}, change: busy},
 		"top-forbidden":      {args: []string{"top"}, change: func(s *server) { busy(s); s.forbidden = []string{metricsPath} }},
-		"top-silent":         {args: []string{"top"}, change: func(s *server) { busy(s); s.metrics = nil }},
+		"top-authenticated": {args: []string{"top"}, change: func(s *server) {
+			busy(s)
+			s.metrics = nil
+			plugin := s.items["/api/v1/pods"][0].(corev1.Pod)
+			plugin.Spec.Containers[0].Args = []string{"--metrics-authentication"}
+		}},
+		"top-silent": {args: []string{"top"}, change: func(s *server) { busy(s); s.metrics = nil }},
 		"top-no-tessera": {args: []string{"top"}, change: func(s *server) {
 			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}}
 		}},

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,7 +12,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -58,8 +58,8 @@ func (m metrics) sum(name string, of having) *float64 {
 	return out
 }
 
-// load returns the metrics with the prefix.
-func (m metrics) load(prefix string, of having) load {
+// measured returns the load by the metrics with the prefix.
+func (m metrics) measured(prefix string, of having) load {
 	out := load{Utilization: m.sum(prefix+"_utilization_ratio", of)}
 	if used := m.sum(prefix+"_memory_used_bytes", of); used != nil {
 		n := int64(*used)
@@ -88,37 +88,38 @@ func readMetrics(raw []byte) (metrics, error) {
 const (
 	// answerWithin is how long a plugin may take.
 	answerWithin = 10 * time.Second
+	// authenticated is the plugins' flag.
+	authenticated = "--metrics-authentication"
 	// metricsPort is the name of the plugins' port.
 	metricsPort = "metrics"
 )
 
+// errAuthenticated is of a plugin that gives metrics to bearers of a token only.
+var errAuthenticated = errors.New("metrics take a token")
+
 // measure reads the metrics of the plugins of the nodes. Those that can't be read are
 // noted.
 func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metrics, error) {
-	programs, err := r.programs(ctx)
-	if err := r.forgive(err, "pods", "without Tessera's own pods nothing can be measured"); err != nil || programs == nil {
+	pods, err := r.tesseraPods(ctx)
+	if err := r.forgive(err, "pods", "without Tessera's own pods nothing can be measured"); err != nil || pods == nil {
 		return nil, err
 	}
 	byNode := make(map[string]*corev1.Pod)
-	for i := range programs {
-		if p := &programs[i]; p.Labels[componentLabel] == nodeComponent && p.Status.Phase == corev1.PodRunning {
-			byNode[p.Spec.NodeName] = p
-		}
+	for _, p := range plugins(pods) {
+		byNode[p.Spec.NodeName] = &p
 	}
-	found, errs := make([]metrics, len(c.Nodes)), make([]error, len(c.Nodes))
-	group := new(errgroup.Group)
-	group.SetLimit(maxExamined)
-	for i, n := range c.Nodes {
-		group.Go(func() error {
-			found[i], errs[i] = r.metricsOf(ctx, byNode[n.Name])
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are by node
+	found := make([]metrics, len(c.Nodes))
+	errs := atATime(len(c.Nodes), func(i int) (err error) {
+		found[i], err = r.metricsOf(ctx, byNode[c.Nodes[i].Name])
+		return err
+	})
 	out := make(map[string]metrics, len(c.Nodes))
 	for i, n := range c.Nodes {
 		out[n.Name] = found[i]
 		switch err := errs[i]; {
+		case errors.Is(err, errAuthenticated):
+			r.notes = append(r.notes, "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
+				"because a pod could misuse it. Ask the Prometheus that collects them ("+documents+"metrics.md), or turn metrics.authentication off and restrict who can reach the pods.")
 		case apierrors.IsForbidden(err):
 			r.notes = append(r.notes, fmt.Sprintf("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace))
 		case err != nil:
@@ -139,6 +140,9 @@ func (r *reader) metricsOf(ctx context.Context, p *corev1.Pod) (metrics, error) 
 		i := slices.IndexFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == metricsPort })
 		if i < 0 {
 			continue
+		}
+		if slices.ContainsFunc(c.Args, func(a string) bool { return a == authenticated || a == authenticated+"=true" }) {
+			return nil, errAuthenticated
 		}
 		raw, err := r.kube.CoreV1().Pods(p.Namespace).ProxyGet("http", p.Name, strconv.Itoa(int(c.Ports[i].ContainerPort)), "metrics", nil).DoRaw(ctx)
 		if apierrors.IsForbidden(err) {

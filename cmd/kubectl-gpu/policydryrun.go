@@ -69,7 +69,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	in, before, err := r.planning(ctx, o.currentNamespace())
+	in, before, err := r.readFacts(ctx, o.currentNamespace())
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if in.after, err = rules(ctx, after, p.Name); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	f := in.forecast(p.Name)
+	f := in.predict(p.Name)
 	f.Plan = planText(p.Spec.Plan)
 	if slices.ContainsFunc(in.inventories, func(i v1alpha1.GPUInventory) bool {
 		return i.Status.DoubleAllocation != nil && i.Status.DoubleAllocation.Confirmed
@@ -101,9 +101,9 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	return nil
 }
 
-// planning reads the facts that a forecast follows from, and the policies. It fails if the user may
+// readFacts reads the facts that a forecast follows from, and the policies. It fails if the user may
 // not read it all: an answer without would be wrong.
-func (r *reader) planning(ctx context.Context, namespace string) (in planning, policies []v1alpha1.SharingPolicy, err error) {
+func (r *reader) readFacts(ctx context.Context, namespace string) (in planFacts, policies []v1alpha1.SharingPolicy, err error) {
 	if in.nodes, err = r.nodes(ctx); err != nil {
 		return in, nil, err
 	}

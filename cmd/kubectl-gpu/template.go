@@ -103,7 +103,7 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	if policies, err = o.withFile(ctx, r, t.policy, policies); err != nil {
 		return err
 	}
-	var in planning
+	var in planFacts
 	if in.after, err = rules(ctx, policies, ""); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		return err
 	}
 	node := newNode(inv, t)
-	offered := in.offers(node, labels.Set(t.labels), in.after, nil)
+	offered := in.decide(node, labels.Set(t.labels), in.after, nil)
 	for _, g := range node.GPUs {
 		for policy, err := range offered.verdicts[g.UUID].Failed {
 			r.notes = append(r.notes, fmt.Sprintf("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err))

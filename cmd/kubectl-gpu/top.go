@@ -110,7 +110,7 @@ func (o *options) top(ctx context.Context, nodes []string) error {
 func loadOf(n view.Node, m metrics, namespace string) topNode {
 	out := topNode{Name: n.Name, GPUs: []topGPU{}}
 	for _, g := range n.GPUs {
-		t := topGPU{Index: g.Index, UUID: g.UUID, Model: g.Model, MemoryBytes: g.MemoryBytes, load: m.load("tessera_gpu", having{"uuid": g.UUID}), Uses: []topUse{}}
+		t := topGPU{Index: g.Index, UUID: g.UUID, Model: g.Model, MemoryBytes: g.MemoryBytes, load: m.measured("tessera_gpu", having{"uuid": g.UUID}), Uses: []topUse{}}
 		for _, u := range g.Uses {
 			if namespace == "" || u.Claim.Namespace == namespace {
 				t.Uses = append(t.Uses, usesOf(u, t.load, m)...)
@@ -132,16 +132,16 @@ func usesOf(u view.Use, whole load, m metrics) []topUse {
 		if uuid == "" {
 			return []topUse{{u, load{}}}
 		}
-		return []topUse{{u, m.load("tessera_partition", having{"uuid": uuid})}}
+		return []topUse{{u, m.measured("tessera_partition", having{"uuid": uuid})}}
 	case len(u.Pods) < 2:
-		return []topUse{{u, m.load("tessera_share", of)}}
+		return []topUse{{u, m.measured("tessera_share", of)}}
 	}
 	var out []topUse
 	for _, p := range u.Pods {
 		one := u
 		one.Pods = []view.Pod{p}
 		of["pod"] = p.Name
-		out = append(out, topUse{one, m.load("tessera_share", of)})
+		out = append(out, topUse{one, m.measured("tessera_share", of)})
 	}
 	return out
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -157,17 +156,9 @@ func waitsFor(claim *resourceapi.ResourceClaim) (class, kind string) {
 // typeOfClass returns the type of the devices of one of the chart's DeviceClasses; empty for
 // another class.
 func typeOfClass(name string) string {
-	switch name {
-	case gpu.DriverName:
-		return gpu.TypeGPU
-	case "mig.nvidia.com":
-		return gpu.TypeMIG
-	}
-	prefix, ok := strings.CutSuffix(name, "."+gpu.DriverName)
-	if ok && (prefix == gpu.TypeMPS || prefix == gpu.TypeTimeSlice) {
-		return prefix
-	}
-	return ""
+	return map[string]string{
+		gpu.ClassGPU: gpu.TypeGPU, gpu.ClassMIG: gpu.TypeMIG, gpu.ClassMPS: gpu.TypeMPS, gpu.ClassTimeSlice: gpu.TypeTimeSlice,
+	}[name]
 }
 
 // countedSlices counts the writes that succeed.

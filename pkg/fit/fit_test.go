@@ -310,7 +310,7 @@ func TestSentences(t *testing.T) {
 		}},
 		"taint": {sick, exactly("gpu"), fit.Reason{
 			Text:   "Of 2 devices that match, 2 have taints that the claim doesn't tolerate: gpu.nvidia.com/unhealthy=ResetRequired:NoSchedule on a.",
-			Change: "Repair the devices (docs/health.md), or tolerate the taints in the claim's request.",
+			Change: "Repair the devices, or tolerate the taints in the claim's request.",
 		}},
 		"no choice": {one(plans()[0]), eitherOr(exactly("mig"), exactly("timeslice")), fit.Reason{
 			Text: `DeviceClass mig of request r/first selects none of the nodes' 2 devices: its selector device.attributes["gpu.nvidia.com"].type == "mig" is never true; type is gpu (2 devices). ` +
@@ -319,7 +319,7 @@ func TestSentences(t *testing.T) {
 		}},
 		"second choice tainted": {sick, eitherOr(exactly("mps"), exactly("gpu")), fit.Reason{
 			Text:   "Of 2 devices that match, 2 have taints that the claim doesn't tolerate: gpu.nvidia.com/unhealthy=ResetRequired:NoSchedule on a.",
-			Change: "Repair the devices (docs/health.md), or tolerate the taints in the claim's request.",
+			Change: "Repair the devices, or tolerate the taints in the claim's request.",
 		}},
 		"capacity": {one(plans()[4]), exactly("mps", memory("200Gi")), fit.Reason{
 			Text:   "Request r asks for 200Gi of capacity memory, which none of the 2 devices that match has: memory is 78Gi (2 devices).",

@@ -277,7 +277,7 @@ func (j *Judge) whyTainted(ctx context.Context, nodes []*corev1.Node, claims []*
 	return &Reason{
 		Cause:  Tainted,
 		Text:   fmt.Sprintf("Of %s that match, %d have taints that the claim doesn't tolerate: %s.", count(len(matched), "device"), len(tainted), strings.Join(taints, "; ")),
-		Change: "Repair the devices (docs/health.md), or tolerate the taints in the claim's request.",
+		Change: "Repair the devices, or tolerate the taints in the claim's request.",
 	}
 }
 

@@ -33,6 +33,17 @@ const (
 	TypeTimeSlice = "timeslice"
 )
 
+// DeviceClasses of the chart.
+const (
+	ClassGPU       = "gpu.nvidia.com"
+	ClassMIG       = "mig.nvidia.com"
+	ClassMPS       = "mps.gpu.nvidia.com"
+	ClassTimeSlice = "timeslice.gpu.nvidia.com"
+)
+
+// ResourceDomain is that of the extended resources that the chart's classes have.
+const ResourceDomain = "nvidia.com"
+
 // Type returns the attribute type of a new device of that name.
 func (n DeviceName) Type() string {
 	switch {

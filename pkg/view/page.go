@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -231,7 +232,7 @@ func wants(p *corev1.Pod) []string {
 	}
 	for _, c := range p.Spec.Containers {
 		for name := range c.Resources.Requests {
-			if group, _, _ := strings.Cut(string(name), "/"); group == "nvidia.com" || group == "deviceclass.resource.kubernetes.io" {
+			if strings.HasPrefix(string(name), gpu.ResourceDomain+"/") || strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix) {
 				out = append(out, string(name))
 			}
 		}
