@@ -112,6 +112,8 @@ func (c *Cluster) apiserverArgs() []string {
 		fmt.Sprintf("--secure-port=%d", apiserverPort),
 		"--advertise-address=" + c.plan.apiserverAddress().String(),
 		"--service-cluster-ip-range=" + serviceCIDR,
+		// Nothing serves cluster IPs: webhooks are called at the addresses of their pods.
+		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
