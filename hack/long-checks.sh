@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus scaling browser agreement kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -30,6 +30,9 @@ prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip Tes
 
 # scaling also needs prometheus-adapter, which is built first.
 scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestScaling ./test/monitoring; }
+
+# kueue is a module of its own, which is built first.
+kueue() { "${GO:-go}" test -tags kueue -count 1 -timeout 20m ./test/kueue; }
 
 release() { deployments/release/twice.sh; }
 

@@ -25,7 +25,7 @@ type counter struct {
 type counters []counter
 
 // memoryCounter is the counter that says how much memory a claim for a device gets, in
-// bytes. Quota systems charge it (ADR 56), so where there are counters, all devices
+// bytes. Quota systems charge it (docs/kueue.md), so where there are counters, all devices
 // take of it. The whole GPU takes all, so that no other counter has to keep it apart from
 // its parts. Where nothing has to be kept apart there is none: it would keep admin access
 // off devices in use.

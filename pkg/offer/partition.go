@@ -11,8 +11,8 @@ import (
 // describePartition describes a MIG partition. Only one that others made has a
 // UUID: that of a partition that is created on demand is known when a claim has it.
 //
-// A GPU has many of them, and all schedulers and API servers keep each: what is told of
-// the GPU is what manifests select partitions by (ADR 55).
+// A GPU has many of them, and all schedulers and API servers keep each: of the GPU's
+// attributes they have only those by which manifests select partitions (ADR 55).
 func describePartition(g gpu.GPU, p part, name gpu.DeviceName) resourceapi.Device {
 	a := make(attributes)
 	a.product(g)

@@ -72,7 +72,7 @@ func (a attributes) model(n gpu.Node, g gpu.GPU) {
 	a.version("cudaDriverVersion", n.CUDADriverVersion)
 }
 
-// product sets what manifests choose a product by.
+// product sets the attributes by which manifests choose a product.
 func (a attributes) product(g gpu.GPU) {
 	a.string("productName", g.Model.ProductName)
 	a.string("architecture", g.Model.Architecture)

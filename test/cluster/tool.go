@@ -7,10 +7,14 @@ import (
 	"path/filepath"
 )
 
+// KueueModule is the directory of the module that pins Kueue, relative to the repository's
+// root.
+const KueueModule = "test/cluster/kueue"
+
 // tools are programs that no cluster is made of. They are built when a test asks for
 // them.
 func tools() []unit {
-	const prometheus, adapter = "test/cluster/prometheus", "test/cluster/prometheus-adapter"
+	const prometheus, adapter, kueue = "test/cluster/prometheus", "test/cluster/prometheus-adapter", KueueModule
 	const repository = "github.com/prometheus/prometheus/cmd/"
 	return []unit{
 		{
@@ -25,6 +29,12 @@ func tools() []unit {
 			files: map[string]string{"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
 			flags: []string{strip},
 			note:  "about 3 minutes on 2 cores",
+		},
+		{
+			name: "kueue", dir: kueue, sources: []string{kueue},
+			files: map[string]string{"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+			flags: []string{strip},
+			note:  "about 4 minutes on 2 cores",
 		},
 	}
 }
