@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/mem"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -31,7 +33,9 @@ type PodResources struct {
 // DialPodResources returns a client of the kubelet that listens on the socket. It
 // connects with the first call, and again when the kubelet has restarted.
 func DialPodResources(socket, driver string) (*PodResources, error) {
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// The default pool rounds an answer about a few hundred pods up to a buffer of 1 MiB.
+		experimental.WithBufferPool(mem.NopBufferPool{}))
 	if err != nil {
 		return nil, fmt.Errorf("use the kubelet's PodResources API at %s: %w", socket, err)
 	}
