@@ -138,17 +138,14 @@ func bar(g view.GPU, width int) string {
 	if !g.Offered {
 		out = []rune(strings.Repeat(" ", width))
 	}
-	at := func(p view.Placement) (int, int) {
-		all := max(1, g.MemorySlices)
-		return p.Start * width / all, (p.Start + p.Size) * width / all
-	}
 	for _, x := range g.Instances {
-		from, to := at(x.Placement)
+		all := max(1, g.MemorySlices)
+		from, to := x.Placement.Start*width/all, (x.Placement.Start+x.Placement.Size)*width/all
 		for i := from; i < min(to, width); i++ {
 			out[i] = 'x'
 		}
 	}
-	for _, s := range segments(g, width, at) {
+	for _, s := range segments(g, width) {
 		copy(out[s.from:], []rune(box(s.labels, s.to-s.from)))
 	}
 	return string(out)
@@ -160,32 +157,24 @@ type segment struct {
 	labels   []string
 }
 
-// segments places the uses that keep others off. Shares of one partition are one
-// segment; equal shares of a GPU lie side by side, shares by size by their sizes.
-func segments(g view.GPU, width int, at func(view.Placement) (int, int)) []segment {
+// segments are those of the model, in characters. Several uses can have one: shares that
+// are narrower than a character, for example.
+func segments(g view.GPU, width int) []segment {
+	page := view.Page(view.Node{GPUs: []view.GPU{g}}, "").GPUs[0]
 	var out []segment
-	used := int64(0)
-	for _, u := range g.Uses {
-		if u.AdminAccess {
+	at := func(fraction float64) int { return int(fraction*float64(width) + 1e-6) } // fractions are rounded
+	for _, s := range page.Segments {
+		from := min(at(s.Start), width-1)
+		to := min(max(at(s.Start+s.Size), from+1), width)
+		var labels []string
+		for _, i := range s.Uses {
+			labels = append(labels, label(g.Uses[i]))
+		}
+		if k := slices.IndexFunc(out, func(o segment) bool { return o.from == from && o.to == to }); k >= 0 {
+			out[k].labels = append(out[k].labels, labels...)
 			continue
 		}
-		from, to := 0, width
-		switch {
-		case u.Placement != nil:
-			from, to = at(*u.Placement)
-		case u.Count > 0:
-			from, to = u.Number*width/u.Count, (u.Number+1)*width/u.Count
-		case u.Type == gpu.TypeMPS && g.MemoryBytes > 0:
-			from = int(used * int64(width) / g.MemoryBytes)
-			used += u.MemoryBytes
-			to = int(used * int64(width) / g.MemoryBytes)
-		}
-		from, to = min(from, width-1), min(max(to, from+1), width)
-		if k := slices.IndexFunc(out, func(s segment) bool { return s.from == from && s.to == to }); k >= 0 {
-			out[k].labels = append(out[k].labels, label(u))
-			continue
-		}
-		out = append(out, segment{from, to, []string{label(u)}})
+		out = append(out, segment{from, to, labels})
 	}
 	return out
 }
