@@ -97,7 +97,7 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		return err
 	}
 	if len(r.notes) > 0 {
-		return fmt.Errorf("without these nobody can say what the node will publish:\n%s", strings.Join(r.notes, "\n"))
+		return r.unsayable()
 	}
 	defer r.tell(o.ErrOut)
 	if policies, err = o.withFile(ctx, r, t.policy, policies); err != nil {
@@ -119,6 +119,11 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	}
 	pool := publish.Pool(metav1.OwnerReference{Name: node.Name}, offered.all, in.server.Counters)
 	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(pool))
+}
+
+// unsayable is the error of a template that some objects are missing for.
+func (r *reader) unsayable() error {
+	return fmt.Errorf("without these nobody can say what the node will publish:\n%s", strings.Join(r.notes, "\n"))
 }
 
 // withFile returns the policies with that of a file, which replaces the one of its name.
@@ -149,7 +154,7 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	i := slices.IndexFunc(inventories, func(inv v1alpha1.GPUInventory) bool { return inv.Name == t.node })
 	if i < 0 {
 		if len(r.notes) > 0 {
-			return nil, errors.New(strings.Join(r.notes, "\n"))
+			return nil, r.unsayable()
 		}
 		return nil, fmt.Errorf("there is no GPUInventory %s: kubectl get gpuinventories lists the nodes with GPUs", t.node)
 	}

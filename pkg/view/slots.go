@@ -43,6 +43,8 @@ const (
 	// SlotBlocked: no claim has it, and none gets it: the GPU has a condition or a taint,
 	// or isn't offered.
 	SlotBlocked SlotState = "blocked"
+	// SlotUnknown: no claim that can be seen has it, and not all claims can be seen.
+	SlotUnknown SlotState = "unknown"
 )
 
 // Slots lists the slots of the node's GPUs, in the order of their places. Uses with
@@ -112,8 +114,11 @@ func (g *PageGPU) taken() []placed {
 // between lists the ranges that are left.
 func (g *PageGPU) between(taken []placed) []placed {
 	state := SlotFree
-	if g.State == StateBlocked || g.State == StateWithheld {
+	switch g.State { //nolint:exhaustive // in the other states the rest is free
+	case StateBlocked, StateWithheld:
 		state = SlotBlocked
+	case StateUnknown:
+		state = SlotUnknown
 	}
 	loose := slices.ContainsFunc(taken, func(p placed) bool {
 		return p.Use != nil && p.Use.Type != gpu.TypeGPU && p.Placement == nil

@@ -37,7 +37,8 @@ func TestSlots(t *testing.T) {
 		"by others": {gpu: view.GPU{Offered: true, Fits: room, Instances: []view.Instance{others}}, want: []view.Slot{
 			free(at(0, 2), 20), {State: view.SlotForeign, Placement: at(2, 2), Instance: &others, MemoryBytes: 20 * gib}, free(at(4, 4), 40),
 		}},
-		"broken": {gpu: view.GPU{Conditions: []view.Condition{{Type: "ResetRequired"}}}, want: []view.Slot{{State: view.SlotBlocked, Placement: at(0, 8), MemoryBytes: 80 * gib}}},
+		"claims can't be listed": {gpu: view.GPU{Offered: true}, want: []view.Slot{{State: view.SlotUnknown, Placement: at(0, 8), MemoryBytes: 80 * gib}}},
+		"broken":                 {gpu: view.GPU{Conditions: []view.Condition{{Type: "ResetRequired"}}}, want: []view.Slot{{State: view.SlotBlocked, Placement: at(0, 8), MemoryBytes: 80 * gib}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.gpu.MemorySlices, tc.gpu.MemoryBytes = 8, 80*gib
