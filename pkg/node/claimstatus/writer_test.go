@@ -70,12 +70,6 @@ func (s *server) patch(w http.ResponseWriter, r *http.Request) {
 	s.answer(w)
 }
 
-func (s *server) writes() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.written)
-}
-
 func (s *server) answer(w http.ResponseWriter) {
 	c := s.claim.DeepCopy()
 	c.APIVersion, c.Kind = "resource.k8s.io/"+s.version, "ResourceClaim"
@@ -267,8 +261,8 @@ func TestServerWithoutTheField(t *testing.T) {
 			clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 			w := startAt(t, s, clock)
 			w.Enqueue(ref("uid-1"), partition())
-			for writes := 0; writes == 0; <-time.After(time.Millisecond) {
-				writes = s.writes()
+			for w.notStoredUntil.Load() == 0 { // until the answer to the first write has been read
+				<-time.After(time.Millisecond)
 			}
 			w.Enqueue(ref("uid-1"), partition())
 			s.mu.Lock()
