@@ -133,12 +133,23 @@ func (op operation) steps(t *testing.T) []string {
 		if err := op.do(t, n, p, c); err != nil {
 			t.Fatal(err)
 		}
-		// Steps in the background run at a different time each time.
-		steps = slices.DeleteFunc(p.ran(t)[starting:], func(s string) bool { return strings.HasPrefix(s, "recover.") })
+		steps = inForeground(p.ran(t)[starting:])
 	}
 	p.kill()
 	op.mustHave(t, steps)
 	return slices.DeleteFunc(steps, func(s string) bool { return !strings.HasPrefix(s, op.only) })
+}
+
+// inForeground leaves out the steps of the background, which run at a different time each
+// time. The background also ensures a daemon when it is the first to see that a claim needs
+// other limits: the operation's own call is the second then.
+func inForeground(steps []string) []string {
+	ensured := false
+	return slices.DeleteFunc(steps, func(s string) bool {
+		again := ensured && strings.HasPrefix(s, "sharing.ensured")
+		ensured = ensured || strings.HasPrefix(s, "sharing.ensured")
+		return again || strings.HasPrefix(s, "recover.")
+	})
 }
 
 func (op operation) mustHave(t *testing.T, steps []string) {
