@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/cobra"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
@@ -50,6 +51,11 @@ Any number may run: the holder of the Lease tessera-controller works, the others
 		}
 		if c.REST, err = control.RESTConfig(kubeconfig); err != nil {
 			return err
+		}
+		// Near the container's limit the garbage collector runs more often, where otherwise
+		// the kernel would end the container.
+		if _, err := memlimit.Set(); err != nil {
+			klog.Background().Error(err, "The garbage collector doesn't know the container's memory limit")
 		}
 		return control.Run(klog.NewContext(cmd.Context(), klog.Background()), c)
 	}
