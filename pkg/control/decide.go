@@ -31,8 +31,11 @@ type decision struct {
 type nodeAccount struct {
 	facts decisionFacts
 	// pool is the fingerprint of the slices that say so; empty for none.
-	pool string
-	gpus []gpuAccount
+	pool     string
+	settings []v1alpha1.GPUSpec
+	// tainted: a device has a taint.
+	tainted bool
+	gpus    []gpuAccount
 	// offered counts the devices.
 	offered map[offerKey]int
 	// withheld are the node's GPUs that new claims don't get, or only in part.
@@ -98,6 +101,14 @@ type decisionInput struct {
 	claims   []allocation
 }
 
+// commonInput is the part of a decisionInput that all nodes have.
+type commonInput struct {
+	version  string // of the rules
+	policies []policy.Policy
+	able     publish.Abilities
+	distrust distrust
+}
+
 // decide computes what a node offers. It depends on its arguments alone.
 func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	n := inventory.Node(inv)
@@ -113,6 +124,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
 		for _, device := range g.Devices {
 			d.account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
+			d.account.tainted = d.account.tainted || len(device.Taints) > 0
 		}
 	}
 	d.settings = settingsFor(n, d.gpus, verdicts, inv)
@@ -122,7 +134,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		})
 	}
 	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
-	d.account.pool = fingerprint(d.pool)
+	d.account.pool, d.account.settings = fingerprint(d.pool), d.settings
 	return d
 }
 

@@ -92,10 +92,11 @@ func TestDoubleAllocation(t *testing.T) {
 				!strings.Contains(e, second+tc.holder+" to claim ns/a of pod runs") || !strings.Contains(e, second+tc.refused+" to claim ns/b of pod waits") {
 				t.Errorf("event %q", e)
 			}
-			account, err := s.nodes.planner.accountOf(t.Context(), s.inventory())
+			d, err := s.nodes.planner.forNode(t.Context(), s.inventory())
 			if err != nil {
 				t.Fatal(err)
 			}
+			account := d.account
 			told := strings.Join(account.problems(), " ")
 			for _, want := range []string{"on node n it allocated the same part of a GPU to two claims", "of pod waits", "kubectl patch gpuinventory n "} {
 				if !strings.Contains(told, want) || !account.gpus[0].unsafe {

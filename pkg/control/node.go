@@ -99,6 +99,9 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	if !publishable(inv) {
 		return n.converge(ctx, r.Name, inv, nil)
 	}
+	if settled, err := n.settled(ctx, inv); settled || err != nil {
+		return reconcile.Result{}, err
+	}
 	want, settings, err := n.desired(ctx, inv)
 	if err == nil {
 		err = n.judgeDoubleAllocation(ctx, inv)
@@ -113,6 +116,20 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 		return reconcile.Result{}, err
 	}
 	return n.converge(ctx, r.Name, inv, want)
+}
+
+// settled reports whether nothing has changed since the last decision on a node, and all
+// that follows from it is done. Every write of ours leads to an event, so that most events
+// are of such nodes. Taints are looked at again with each claim.
+func (n *nodeReconciler) settled(ctx context.Context, inv *v1alpha1.GPUInventory) (bool, error) {
+	last, unchanged := n.planner.unchanged(ctx, inv)
+	if !unchanged || last.tainted || inv.Status.DoubleAllocation != nil || inv.Status.HasForeignSlices() ||
+		!equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
+		return false, nil
+	}
+	cached, err := n.slices.Cached(inv.Name)
+	return err == nil && len(cached.Foreign) == 0 && last.pool != "" && publish.Fingerprint(cached.Ours) == last.pool &&
+		n.planner.isPublished(inv.Name), err
 }
 
 // converge replaces the slices of a node if the cached ones aren't those that it

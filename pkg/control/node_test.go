@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -38,6 +40,26 @@ func TestNothingIsWrittenWhenNothingChanged(t *testing.T) {
 	}
 	if s.store.writes != before || s.inventory().ResourceVersion != version {
 		t.Errorf("%d writes of slices, inventory at version %s, was %s", s.store.writes-before, s.inventory().ResourceVersion, version)
+	}
+}
+
+func TestChangedSlicesAreReplaced(t *testing.T) {
+	for name, change := range map[string]func(*resourceapi.ResourceSlice){
+		"owner":  func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil },
+		"device": func(s *resourceapi.ResourceSlice) { s.Spec.Devices = s.Spec.Devices[1:] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.published()
+			s.mustReconcile()
+			want := s.store.slices[0].DeepCopy()
+			change(s.store.slices[0])
+			s.mustReconcile()
+			want.Spec.Pool.Generation++
+			if diff := cmp.Diff(want, s.store.slices[0]); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -119,6 +120,13 @@ func (p *planner) recordPublished(node string, is bool, at time.Time) (since tim
 	return at
 }
 
+func (p *planner) isPublished(node string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, is := p.published[node]
+	return is
+}
+
 func (p *planner) notifyPolicies() {
 	select {
 	case p.policyEvents <- event.GenericEvent{}:
@@ -128,19 +136,34 @@ func (p *planner) notifyPolicies() {
 
 // accountOf returns the account of forNode, for statuses. Where nothing has changed
 // since the last decision on the node, it is the one of that decision.
-func (p *planner) accountOf(ctx context.Context, inv *v1alpha1.GPUInventory) (nodeAccount, error) {
-	in, err := p.collectInput(ctx, inv)
+func (p *planner) accountOf(ctx context.Context, common commonInput, inv *v1alpha1.GPUInventory) (nodeAccount, error) {
+	in, err := p.nodeInput(ctx, common, inv)
 	if err != nil {
 		return nodeAccount{}, err
 	}
-	p.mu.Lock()
-	last, ok := p.last[inv.Name]
-	p.mu.Unlock()
-	if ok && last.facts == in.facts {
+	if last, ok := p.lastAccount(inv.Name); ok && last.facts == in.facts {
 		return last, nil
 	}
 	d, err := p.forNode(ctx, inv)
 	return d.account, err
+}
+
+// unchanged reports whether the last decision on a node is still right, and returns its
+// account. Where that can't be found out, it isn't.
+func (p *planner) unchanged(ctx context.Context, inv *v1alpha1.GPUInventory) (nodeAccount, bool) {
+	last, ok := p.lastAccount(inv.Name)
+	if !ok {
+		return last, false
+	}
+	in, err := p.collectInput(ctx, inv)
+	return last, err == nil && last.facts == in.facts
+}
+
+func (p *planner) lastAccount(node string) (nodeAccount, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, ok := p.last[node]
+	return last, ok
 }
 
 // forget a node that is gone.
@@ -161,37 +184,59 @@ func (p *planner) dependsOnClaims(node string) bool {
 	return len(p.last[node].leftovers()) > 0 || len(p.last[node].withheld) > 0
 }
 
+// collectInput returns everything that a decision on a node depends on, besides the
+// inventory.
 func (p *planner) collectInput(ctx context.Context, inv *v1alpha1.GPUInventory) (decisionInput, error) {
-	var in decisionInput
-	var err error
-	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
-		return in, err
+	common, err := p.commonInput(ctx)
+	if err != nil {
+		return decisionInput{}, err
 	}
+	return p.nodeInput(ctx, common, inv)
+}
+
+// commonInput returns the part of the input that all nodes have.
+func (p *planner) commonInput(ctx context.Context) (commonInput, error) {
+	var in commonInput
 	rules, err := p.book.load(ctx)
 	if err != nil {
 		return in, err
 	}
-	in.policies = rules.policies(ctx)
+	in.version, in.policies = rules.version, rules.policies(ctx)
+	if in.able, err = p.server.abilities(ctx); err != nil {
+		return in, err
+	}
+	in.distrust, err = p.judgeScheduler(ctx, in.able)
+	return in, err
+}
+
+// nodeInput returns the input of one node.
+func (p *planner) nodeInput(ctx context.Context, common commonInput, inv *v1alpha1.GPUInventory) (decisionInput, error) {
+	in := decisionInput{policies: common.policies}
+	var err error
+	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
+		return in, err
+	}
 	if in.claims, err = p.claims.in(inv.Name); err != nil {
 		return in, err
 	}
-	if in.facts.able, err = p.server.abilities(ctx); err != nil {
-		return in, err
+	in.facts = decisionFacts{
+		inventory: string(inv.UID) + " " + inv.ResourceVersion, labels: hash(in.labels.String()), rules: common.version,
+		claims: hash(fmt.Sprint(in.claims)), able: common.able, distrust: common.distrust,
 	}
-	if in.facts.distrust, err = p.judgeScheduler(ctx, in.facts.able); err != nil {
-		return in, err
-	}
-	in.facts.inventory = string(inv.UID) + " " + inv.ResourceVersion
-	in.facts.labels = in.labels.String()
-	in.facts.rules = rules.version
-	in.facts.claims = fmt.Sprint(in.claims)
 	return in, nil
 }
 
+// hash stands for a text of which only changes matter.
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return string(sum[:])
+}
+
+// labels returns a node's labels, which are shared with the cache: don't change them.
 func (p *planner) labels(ctx context.Context, node string) (labels.Set, error) {
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(nodeKind())
-	err := p.client.Get(ctx, types.NamespacedName{Name: node}, object)
+	err := p.client.Get(ctx, types.NamespacedName{Name: node}, object, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, errNodeUnknown

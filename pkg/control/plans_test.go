@@ -1,6 +1,8 @@
 package control
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
@@ -223,6 +226,37 @@ func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 	s.mustReconcile()
 	if got := s.inventory().Spec; len(got.GPUs) > 0 || got.PublishRequest != 1 {
 		t.Errorf("spec is %+v", got)
+	}
+}
+
+// Slices that are right don't hide that the settings are missing.
+func TestSettingsAreWrittenAfterAFailure(t *testing.T) {
+	s := newFixture(t)
+	s.cuttable()
+	s.published()
+	s.mustReconcile()
+	plan := partitioned()
+	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
+	watching, ok := s.api.(client.WithWatch)
+	if !ok {
+		t.Fatal("the client can't be intercepted")
+	}
+	full := errors.New("the server is full")
+	s.nodes.client = interceptor.NewClient(watching, interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return full
+		},
+	})
+	s.sharing("p", plan)
+	for range 2 {
+		if err := s.reconcile(); !errors.Is(err, full) {
+			t.Fatalf("got %v, want %v", err, full)
+		}
+	}
+	s.nodes.client = s.api
+	s.mustReconcile()
+	if got := s.inventory().Spec.GPUs; len(got) != 2 || got[0].KeepWarm.Duration != time.Minute {
+		t.Errorf("spec.gpus is %+v", got)
 	}
 }
 

@@ -8,12 +8,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -25,6 +27,7 @@ import (
 // nodes at once, because the verdict on each GPU depends on all policies; there
 // is one request for everything.
 type policyReconciler struct {
+	clock   clock.PassiveClock
 	client  client.Client
 	planner *planner
 	slices  interface {
@@ -32,10 +35,24 @@ type policyReconciler struct {
 	}
 	// warn writes an event about a policy.
 	warn func(s *v1alpha1.SharingPolicy, reason, message string)
+	// next is when to judge again at the earliest.
+	next time.Time
 }
 
+// After a judgement, the next one waits for judgePause times the time that it took, and
+// maxJudgePause at most: it looks at all nodes, and each change of one is a reason for it.
+const (
+	judgePause    = 10
+	maxJudgePause = 5 * time.Second
+)
+
 // Reconcile writes the statuses that changed.
-func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	begun := p.clock.Now()
+	if left := p.next.Sub(begun); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	defer func() { p.next = p.clock.Now().Add(min(judgePause*p.clock.Since(begun), maxJudgePause)) }()
 	var list v1alpha1.SharingPolicyList
 	if err := p.client.List(ctx, &list); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list SharingPolicies: %w", err)
@@ -64,7 +81,7 @@ func (p policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (r
 }
 
 // write stores a status that changed.
-func (p policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
+func (p *policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
 	if o == nil {
 		return nil // came while we looked; an event for it is on its way
 	}
@@ -104,15 +121,19 @@ type judgedNode struct {
 }
 
 // judgedNodes returns all nodes, sorted by name.
-func (p policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error) {
+func (p *policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error) {
 	var inventories v1alpha1.GPUInventoryList
 	if err := p.client.List(ctx, &inventories, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list GPUInventories: %w", err)
 	}
+	common, err := p.planner.commonInput(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var out []judgedNode
 	for i := range inventories.Items {
 		inv := &inventories.Items[i]
-		a, err := p.planner.accountOf(ctx, inv)
+		a, err := p.planner.accountOf(ctx, common, inv)
 		switch {
 		case errors.Is(err, errNodeUnknown):
 			continue

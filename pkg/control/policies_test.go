@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -39,7 +40,7 @@ type fleet struct {
 	claims   fakeClaims
 	server   *fakeServer
 	kinds    *fakeKinds
-	policies policyReconciler
+	policies *policyReconciler
 	// hidden are nodes whose slices aren't there.
 	hidden []string
 	// warnings are the events.
@@ -72,7 +73,7 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 
 // restart makes the controller forget.
 func (f *fleet) restart() {
-	f.policies = policyReconciler{client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, warn: f.warn}
+	f.policies = &policyReconciler{clock: testingclock.NewFakePassiveClock(time.Unix(1000, 0)), client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, warn: f.warn}
 }
 
 func (f *fleet) warn(s *v1alpha1.SharingPolicy, reason, message string) {

@@ -331,7 +331,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 // change.
 func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *apiServer) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   policyReconciler{mgr.GetClient(), n.planner, n.slices, warner(mgr)},
+		Reconciler:   &policyReconciler{clock: n.clock, client: mgr.GetClient(), planner: n.planner, slices: n.slices, warn: warner(mgr)},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {

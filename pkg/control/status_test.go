@@ -45,6 +45,32 @@ func TestStatusIsWrittenAfterAConflict(t *testing.T) {
 	}
 }
 
+// A server that answers late, as while it is upgraded, doesn't delay the next judgement
+// by a multiple of that.
+func TestStatusIsWrittenSoonAfterASlowAnswer(t *testing.T) {
+	f := newFleet(t, publish.SplitCounters, append(nodeWith("a", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	now := testingclock.NewFakeClock(time.Unix(1000, 0))
+	f.policies.clock = now
+	api, ok := f.api.(client.WithWatch)
+	if !ok {
+		t.Fatal("the client can't be intercepted")
+	}
+	f.policies.client = interceptor.NewClient(api, interceptor.Funcs{
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
+			now.Step(30 * time.Second)
+			return errors.New("no answer")
+		},
+	})
+	if _, err := f.policies.Reconcile(t.Context(), reconcile.Request{}); err == nil {
+		t.Fatal("no error")
+	}
+	f.policies.client = f.api
+	now.Step(5 * time.Second)
+	if status := f.statuses(t)["p"]; status.GPUs != 1 {
+		t.Errorf("got %+v", status)
+	}
+}
+
 // What can't be carried out is told once in an event; that nodes aren't published
 // yet isn't told.
 func TestProblemsAreToldInEvents(t *testing.T) {

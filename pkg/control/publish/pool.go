@@ -254,9 +254,9 @@ func digest(spec resourceapi.ResourceSliceSpec) string {
 	return string(sum[:])
 }
 
-// Fingerprint identifies what a node's slices say, generation apart: those that
-// Pool returns and those that Write made of them have the same. It is empty for
-// slices of different generations, and for none.
+// Fingerprint identifies what a node's slices say, with their owners, generation apart:
+// those that Pool returns and those that Write made of them have the same. It is empty
+// for slices of different generations, and for none.
 func Fingerprint(all []*resourceapi.ResourceSlice) string {
 	var lines []string
 	for _, s := range all {
@@ -267,7 +267,7 @@ func Fingerprint(all []*resourceapi.ResourceSlice) string {
 		if !trimmed {
 			sum = digest(s.Spec)
 		}
-		lines = append(lines, s.Name+" "+sum)
+		lines = append(lines, s.Name+" "+sum+" "+(&metav1.ObjectMeta{OwnerReferences: s.OwnerReferences}).String())
 	}
 	if lines == nil {
 		return ""

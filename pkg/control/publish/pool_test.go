@@ -29,7 +29,7 @@ func gpus(n int) []offer.GPU {
 }
 
 func owner(node string) metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: "1"}
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: "1", Controller: new(true)}
 }
 
 // stored is a pool as a server has it.
@@ -203,6 +203,9 @@ func TestEqual(t *testing.T) {
 			}
 			if got := Equal(tc.current, want); got != tc.want {
 				t.Errorf("from the cache: got %v, want %v", got, tc.want)
+			}
+			if got := Fingerprint(tc.current) == Fingerprint(stored(want, 7)); got != tc.want {
+				t.Errorf("fingerprints are equal: %v, want %v", got, tc.want)
 			}
 		})
 	}
