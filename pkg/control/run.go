@@ -240,12 +240,9 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		return nil, err
 	}
 	mgr, err := ctrl.NewManager(clientConfig(c.REST), manager.Options{
-		Scheme: scheme,
-		Logger: logger,
-		Cache: cache.Options{
-			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject:         map[client.Object]cache.ByObject{nodeMetadata(): {Transform: trimNode}},
-		},
+		Scheme:                        scheme,
+		Logger:                        logger,
+		Cache:                         cache.Options{DefaultTransform: new(sharedParts).trim},
 		LeaderElection:                c.LeaderElect,
 		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       c.Namespace,
@@ -393,18 +390,6 @@ func addNodeLabels(mgr manager.Manager) error {
 		}
 	}
 	return nil
-}
-
-// trimNode leaves of a Node's metadata what the controller reads: most nodes of a cluster
-// may have no GPUs.
-func trimNode(obj any) (any, error) {
-	node, ok := obj.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return obj, nil
-	}
-	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: node.Labels,
-	}}, nil
 }
 
 func nodeMetadata() client.Object {

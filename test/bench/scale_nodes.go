@@ -111,7 +111,7 @@ func (h *hollowNodes) each(ctx context.Context, from, to int, f func(context.Con
 
 // create makes a node as its plugin reports it once the kubelet has registered it.
 func (h *hollowNodes) create(ctx context.Context, name string) error {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: hollowLabels(name)}}
 	if err := h.api.Create(ctx, node); err != nil {
 		return fmt.Errorf("create Node %s: %w", name, err)
 	}
@@ -133,6 +133,17 @@ func (h *hollowNodes) create(ctx context.Context, name string) error {
 		return fmt.Errorf("write the status of GPUInventory %s: %w", name, err)
 	}
 	return nil
+}
+
+// hollowLabels are as many labels as nodes with GPUs have with Node Feature Discovery,
+// GPU Feature Discovery and a cloud provider. One is the node's own.
+func hollowLabels(name string) map[string]string {
+	const features = 60
+	out := map[string]string{"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "topology.kubernetes.io/zone": "zone-a"}
+	for i := range features {
+		out[fmt.Sprintf("feature.node.kubernetes.io/cpu-cpuid.FEATURE%02d", i)] = "true"
+	}
+	return out
 }
 
 // delete deletes a node and, in place of the garbage collector, its inventory.

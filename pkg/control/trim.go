@@ -1,0 +1,85 @@
+package control
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+)
+
+// The caches hold every node of the cluster: of each they keep what is read, and of what
+// many nodes have alike one copy.
+
+// maxShared bounds each table of a sharedParts: values of labels that every node has for
+// itself, such as its name, fill it.
+const maxShared = 1 << 14
+
+// sharedParts has one copy of each string in Nodes' labels, and of each list of MIG
+// profiles, which are the larger part of an inventory. The zero value is ready.
+type sharedParts struct {
+	mu       sync.Mutex
+	strings  map[string]string
+	profiles map[string][]v1alpha1.MIGProfile // by their JSON
+}
+
+// trim leaves of an object what the controller reads.
+func (p *sharedParts) trim(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *metav1.PartialObjectMetadata:
+		return p.trimNode(o), nil
+	case *v1alpha1.GPUInventory:
+		return p.trimInventory(o)
+	}
+	return cache.TransformStripManagedFields()(obj)
+}
+
+// trimNode leaves of a Node's metadata what the controller reads: most nodes of a cluster
+// may have no GPUs, and all have about the same labels.
+func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	labels := make(map[string]string, len(node.Labels))
+	for key, value := range node.Labels {
+		labels[oneCopy(&p.strings, key, key)] = oneCopy(&p.strings, value, value)
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: labels,
+	}}
+}
+
+// trimInventory makes the GPUs of an inventory share their lists of MIG profiles with
+// others of their model. Whoever reads the cache gets a copy, or changes nothing.
+func (p *sharedParts) trimInventory(inv *v1alpha1.GPUInventory) (*v1alpha1.GPUInventory, error) {
+	inv.ManagedFields = nil
+	for i := range inv.Status.GPUs {
+		mig := inv.Status.GPUs[i].MIG
+		if mig == nil || len(mig.Profiles) == 0 {
+			continue
+		}
+		key, err := json.Marshal(mig.Profiles)
+		if err != nil {
+			return nil, fmt.Errorf("read the MIG profiles of GPUInventory %s: %w", inv.Name, err)
+		}
+		p.mu.Lock()
+		mig.Profiles = oneCopy(&p.profiles, string(key), mig.Profiles)
+		p.mu.Unlock()
+	}
+	return inv, nil
+}
+
+// oneCopy returns the value that came first with this key. A full table starts again, so
+// that later values share less.
+func oneCopy[V any](table *map[string]V, key string, value V) V {
+	if known, ok := (*table)[key]; ok {
+		return known
+	}
+	if *table == nil || len(*table) >= maxShared {
+		*table = make(map[string]V)
+	}
+	(*table)[key] = value
+	return value
+}

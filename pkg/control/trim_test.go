@@ -1,0 +1,47 @@
+package control
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+)
+
+// GPUs of a model have the same profiles, and GPUs of another have their own.
+func TestInventoriesShareMIGProfiles(t *testing.T) {
+	p := &sharedParts{}
+	trimmed := func(gpus ...v1alpha1.GPU) []v1alpha1.GPU {
+		inv := &v1alpha1.GPUInventory{Status: v1alpha1.GPUInventoryStatus{GPUs: gpus}}
+		want := inv.DeepCopy()
+		obj, err := p.trim(inv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(any(want), obj); diff != "" {
+			t.Errorf("another inventory (-want +got):\n%s", diff)
+		}
+		return inv.Status.GPUs
+	}
+	other := h100(1)
+	other.MIG.Profiles[0].MaxInstances--
+	a, b := trimmed(h100(0), other, l4(2)), trimmed(h100(0))
+	if &a[0].MIG.Profiles[0] != &b[0].MIG.Profiles[0] || &a[0].MIG.Profiles[0] == &a[1].MIG.Profiles[0] {
+		t.Error("equal profiles aren't shared, or others are")
+	}
+}
+
+func TestTrimNode(t *testing.T) {
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: "n", UID: "u", ResourceVersion: "3", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"large": "x"},
+	}}
+	got, err := new(sharedParts).trim(node.DeepCopy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Annotations = nil
+	if diff := cmp.Diff(any(node), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
