@@ -132,8 +132,8 @@ func (d *drainer) changes() (ruleChanges, error) {
 
 // dryRunPlan is the output of --dry-run -o json.
 type dryRunPlan struct {
-	// Rules that would be made.
-	Rules []resourceapi.DeviceTaintRule `json:"rules"`
+	// Rules that would be made, as manifests of the server's version.
+	Rules []any `json:"rules"`
 	// InForce are the names of rules that are there.
 	InForce []string   `json:"inForce,omitempty"`
 	Evicted []eviction `json:"evicted"`
@@ -146,18 +146,21 @@ func (d *drainer) show() error {
 	if err != nil {
 		return err
 	}
-	p := dryRunPlan{Rules: slices.Concat(c.missing, c.idle), InForce: c.inForce}
-	effect := d.harmless()
-	for i := range p.Rules {
-		p.Rules[i].Spec.Taint.Effect = effect
+	p := dryRunPlan{Rules: []any{}, InForce: c.inForce}
+	effect, apiVersion := d.harmless(), d.rules.APIVersion(d.kube.Discovery())
+	for _, r := range slices.Concat(c.missing, c.idle) {
+		r.Spec.Taint.Effect = effect
+		p.Rules = append(p.Rules, manifest(apiVersion, &r))
 	}
 	p.Evicted, p.Stay = d.evictions()
+	if len(p.Rules) > 0 && effect != resourceapi.DeviceTaintEffectNone {
+		fmt.Fprintln(d.options.ErrOut, "Warning: this server doesn't know the effect None: if these rules are applied, they evict pods.")
+	}
 	if d.options.output != "" {
 		return write(d.options.Out, d.options.output, p)
 	}
-	apiVersion := d.rules.APIVersion(d.kube.Discovery())
-	for i := range p.Rules {
-		raw, err := yaml.Marshal(manifest(apiVersion, &p.Rules[i]))
+	for _, r := range p.Rules {
+		raw, err := yaml.Marshal(r)
 		if err != nil {
 			return fmt.Errorf("write YAML: %w", err)
 		}
@@ -169,7 +172,7 @@ func (d *drainer) show() error {
 	case effect == resourceapi.DeviceTaintEffectNone:
 		fmt.Fprintf(d.options.Out, "# Nothing was changed, and with the effect None these rules change nothing.\n# kubectl gpu drain %s asks, and makes them with the effect NoExecute.\n", d.target)
 	default:
-		fmt.Fprintln(d.options.Out, "# Nothing was changed. This server doesn't know the effect None: if these rules are applied, they evict pods.")
+		fmt.Fprintln(d.options.Out, "# Nothing was changed.")
 	}
 	d.list("# ", p.Evicted, p.Stay)
 	return nil

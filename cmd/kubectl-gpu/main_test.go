@@ -251,6 +251,10 @@ func TestOutput(t *testing.T) {
 			s.minor = "34"
 			s.items["/apis/resource.k8s.io/v1alpha3/devicetaintrules"] = []any{}
 		}},
+		"drain-dry-run-json-1.34": {args: []string{"drain", "node", "--dry-run", "-o", "json"}, change: func(s *server) {
+			s.minor = "34"
+			s.items["/apis/resource.k8s.io/v1alpha3/devicetaintrules"] = []any{}
+		}},
 		"drain-dry-run":   {args: []string{"drain", "node/1", "--dry-run"}, change: taint},
 		"drain-node":      {args: []string{"drain", "node", "--dry-run"}, change: taint},
 		"drain-no-rules":  {args: []string{"drain", "node/1", "--dry-run"}},
