@@ -1,13 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -16,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/test/cluster"
-	"github.com/tessera-dra/tessera/test/manifest"
 )
 
 const about = `Run real Kubernetes clusters on this machine: etcd, API server, controller
@@ -228,40 +224,6 @@ func printStatus(w io.Writer, c *cluster.Cluster) {
 	}
 }
 
-func (s *settings) kubeconfig() *cobra.Command {
-	return &cobra.Command{
-		Use: "kubeconfig", Args: cobra.NoArgs,
-		Short: "Print the path of the administrator's kubeconfig",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), c.KubeconfigPath())
-			return nil
-		},
-	}
-}
-
-func (s *settings) binary() *cobra.Command {
-	return &cobra.Command{
-		Use: "binary NAME", Args: cobra.ExactArgs(1),
-		Short: "Print the path of one of the cluster's programs (kubectl, helm, ctr …)",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			path := c.Binary(args[0])
-			if _, err := os.Stat(path); err != nil {
-				return fmt.Errorf("find the program %s: %w", args[0], err)
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), path)
-			return nil
-		},
-	}
-}
-
 func (s *settings) gates() *cobra.Command {
 	return &cobra.Command{
 		Use: "gates", Args: cobra.NoArgs,
@@ -273,97 +235,6 @@ func (s *settings) gates() *cobra.Command {
 			}
 			for _, gate := range c.Gates() {
 				fmt.Fprintln(cmd.OutOrStdout(), gate)
-			}
-			return nil
-		},
-	}
-}
-
-func (s *settings) convert() *cobra.Command {
-	return &cobra.Command{
-		Use: "convert FILE...", Args: cobra.MinimumNArgs(1),
-		Short: "Print manifests of resource.k8s.io/v1 in the version that the cluster serves",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			for _, file := range args {
-				data, err := os.ReadFile(file)
-				if err == nil {
-					data, err = manifest.Convert(data, manifest.Version(c.Kubernetes()))
-				}
-				if err != nil {
-					return fmt.Errorf("convert %s: %w", file, err)
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s\n---\n", data)
-			}
-			return nil
-		},
-	}
-}
-
-func (s *settings) logs() *cobra.Command {
-	return &cobra.Command{
-		Use: "logs [COMPONENT]", Args: cobra.MaximumNArgs(1),
-		Short: "Print a component's logs of all machines, or name the log files",
-		Example: `  localcluster logs
-  localcluster logs kubelet`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			return printLogs(cmd.OutOrStdout(), c, args)
-		},
-	}
-}
-
-func printLogs(w io.Writer, c *cluster.Cluster, args []string) error {
-	found := false
-	for _, machine := range c.Machines() {
-		component := "*"
-		if len(args) > 0 {
-			component = args[0]
-		}
-		paths, err := filepath.Glob(c.LogPath(machine, component))
-		if err != nil {
-			return fmt.Errorf("find the logs of %s: %w", component, err)
-		}
-		for _, path := range paths {
-			found = true
-			if len(args) == 0 {
-				fmt.Fprintln(w, path)
-				continue
-			}
-			data, err := os.ReadFile(path)
-			if err != nil {
-				return fmt.Errorf("read a log: %w", err)
-			}
-			fmt.Fprintf(w, "==> %s <==\n%s", path, data)
-		}
-	}
-	if !found {
-		return fmt.Errorf("no logs of component %v: localcluster logs lists the log files", args)
-	}
-	return nil
-}
-
-func (s *settings) loadImage() *cobra.Command {
-	return &cobra.Command{
-		Use: "load-image ARCHIVE...", Args: cobra.MinimumNArgs(1),
-		Short: "Import image archives into every node",
-		Long:  "Import image archives (docker save, or an OCI layout as tar) into every node.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			for _, archive := range args {
-				fmt.Fprintf(cmd.ErrOrStderr(), "loading %s\n", archive)
-				if err := c.LoadImage(cmd.Context(), archive); err != nil {
-					return err
-				}
 			}
 			return nil
 		},
@@ -399,78 +270,4 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 	s.kubernetesFlag(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "", "also copy the binaries to this directory")
 	return cmd
-}
-
-func (s *settings) exec() *cobra.Command {
-	return &cobra.Command{
-		Use: "exec MACHINE -- COMMAND [ARGUMENT...]", Args: cobra.MinimumNArgs(2),
-		Short: "Run a command inside a machine's namespaces",
-		Example: `  localcluster exec node-0 -- crictl ps
-  localcluster exec node-0 -- ls /var/lib/kubelet/plugins_registry
-  localcluster exec control-plane -- sh`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			stdio := cluster.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
-			err = c.Run(cmd.Context(), args[0], stdio, args[1:]...)
-			var failed *exec.ExitError
-			if errors.As(err, &failed) && failed.ExitCode() > 0 {
-				return machineError(failed.ExitCode())
-			}
-			return err
-		},
-	}
-}
-
-func (s *settings) power() *cobra.Command {
-	return &cobra.Command{
-		Use: "reboot MACHINE", Args: cobra.ExactArgs(1),
-		Short: "Kill a machine with everything in it and switch it on again",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			if err := c.PowerOff(cmd.Context(), args[0]); err != nil {
-				return err
-			}
-			return c.PowerOn(cmd.Context())
-		},
-	}
-}
-
-func (s *settings) component() *cobra.Command {
-	actions := map[string]func(context.Context, *cluster.Cluster, string, string) error{
-		"kill": func(_ context.Context, c *cluster.Cluster, machine, component string) error {
-			return c.Kill(machine, component)
-		},
-		"stop": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
-			return c.Stop(ctx, machine, component)
-		},
-		"start": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
-			return c.Start(ctx, machine, component)
-		},
-		"restart": func(ctx context.Context, c *cluster.Cluster, machine, component string) error {
-			return c.Restart(ctx, machine, component)
-		},
-	}
-	return &cobra.Command{
-		Use: "component kill|stop|start|restart MACHINE COMPONENT", Args: cobra.ExactArgs(3),
-		Short: "Kill, stop, start or restart a component of a machine",
-		Example: `  localcluster component kill node-0 kubelet
-  localcluster component stop control-plane kube-scheduler`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			action := actions[args[0]]
-			if action == nil {
-				return errors.New("want kill, stop, start or restart")
-			}
-			c, err := s.open()
-			if err != nil {
-				return err
-			}
-			return action(cmd.Context(), c, args[1], args[2])
-		},
-	}
 }

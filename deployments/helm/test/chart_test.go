@@ -4,26 +4,16 @@
 package test
 
 import (
-	"bytes"
 	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
 
@@ -168,92 +158,6 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// Without Node Feature Discovery there is no label to go by, and a driver that
-// runs nowhere by default says nothing; with it, nodes without a GPU are spared
-// privileged pods.
-func TestWhichNodes(t *testing.T) {
-	const seen, nvidia = "feature.node.kubernetes.io/kernel-version.full", "nvidia.com/gpu.present"
-	byDefault := map[string]bool{"": true, seen: false, nvidia: true, seen + " " + nvidia: true}
-	for _, device := range []string{"pci-10de", "pci-0300_10de", "pci-0302_10de"} {
-		byDefault[seen+" feature.node.kubernetes.io/"+device+".present"] = true
-	}
-	byDefault[seen+" feature.node.kubernetes.io/pci-0300_1002.present"] = false
-	own := "node.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
-	for name, c := range map[string]struct {
-		set  string
-		want map[string]bool
-	}{
-		"by default":           {"node.logVerbosity=2", byDefault},
-		"an affinity of yours": {own + ".key=gpus," + own + ".operator=Exists", map[string]bool{"": false, "gpus": true, nvidia: false}},
-		"no affinity":          {"node.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", map[string]bool{"": true, seen: true}},
-		"simulated GPUs":       {"simulator.enabled=true", map[string]bool{"": true, seen: true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out, all, err := template(t, "--set", c.set)
-			if err != nil {
-				t.Fatalf("helm template: %v\n%s", err, all)
-			}
-			for _, set := range daemonSets(t, out) {
-				for node, want := range c.want {
-					nodeLabels := labels.Set{}
-					for l := range strings.FieldsSeq(node) {
-						nodeLabels[l] = "true"
-					}
-					if got := runsOn(t, set.Spec.Template.Spec.Affinity, nodeLabels); got != want {
-						t.Errorf("%s on a node with the labels %q: %t, want %t", set.Name, node, got, want)
-					}
-				}
-			}
-		})
-	}
-}
-
-// daemonSets finds the DaemonSets in what Helm rendered.
-func daemonSets(t *testing.T, rendered string) []appsv1.DaemonSet {
-	t.Helper()
-	var sets []appsv1.DaemonSet
-	for doc := range strings.SplitSeq(rendered, "\n---\n") {
-		if !strings.Contains(doc, "\nkind: DaemonSet\n") {
-			continue
-		}
-		var set appsv1.DaemonSet
-		if err := yaml.UnmarshalStrict([]byte(doc), &set); err != nil {
-			t.Fatal(err)
-		}
-		sets = append(sets, set)
-	}
-	if len(sets) < 2 {
-		t.Fatalf("%d DaemonSets, want at least those of plugin and supervisor", len(sets))
-	}
-	return sets
-}
-
-// runsOn judges the required node affinity as the DaemonSet controller does: one
-// term must match with all of its expressions.
-func runsOn(t *testing.T, affinity *corev1.Affinity, node labels.Set) bool {
-	t.Helper()
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return true
-	}
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		all := labels.NewSelector()
-		for _, e := range term.MatchExpressions {
-			operator := map[corev1.NodeSelectorOperator]selection.Operator{
-				corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
-			}[e.Operator]
-			requirement, err := labels.NewRequirement(e.Key, operator, e.Values)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = all.Add(*requirement)
-		}
-		if all.Matches(node) {
-			return true
-		}
-	}
-	return false
-}
-
 // With metrics off nothing listens for them, and probes go on.
 func TestMetricsOff(t *testing.T) {
 	out, all, err := template(t, "--set=metrics.enabled=false,metrics.service.enabled=true",
@@ -292,43 +196,6 @@ func TestEveryKubernetes(t *testing.T) {
 		}
 		if diff := cmp.Diff(newest, out); diff != "" {
 			t.Errorf("the manifest for %s isn't the one for 1.37:\n%s", version, diff)
-		}
-	}
-}
-
-// TestWithoutDRA checks which flags a refused install names. (TestRefusedWithoutDRA
-// asks a real server.)
-func TestWithoutDRA(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "tessera")
-	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
-		t.Fatal(err)
-	}
-	// Without a server Helm claims all versions of the API, so that the chart is made to
-	// look for another one.
-	file := filepath.Join(dir, "templates/_kubernetes.tpl")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(`Has "resource.k8s.io`), []byte(`Has "none.example.com`)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	const gates = "--feature-gates=DynamicResourceAllocation=true on kube-apiserver, kube-controller-manager, kube-scheduler and every kubelet"
-	for version, want := range map[string][]string{
-		"1.31.4":  {gates, "--runtime-config=resource.k8s.io/v1alpha3=true on kube-apiserver", "managed for you"},
-		"1.32.13": {gates, "--runtime-config=resource.k8s.io/v1beta1=true on kube-apiserver", "managed for you"},
-		"1.33.13": {gates, "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true on kube-apiserver", "managed for you"},
-		"1.34.4":  {"on by default in this version: remove DynamicResourceAllocation=false"},
-		"1.37.1":  {"on by default in this version: remove DynamicResourceAllocation=false"},
-	} {
-		_, all, err := helm(t, "template", "tessera", dir, "--kube-version="+version, "--set=image.repository=registry.example.com/tessera")
-		for _, text := range append(want, "Dynamic Resource Allocation is off: this cluster (Kubernetes v"+version+")") {
-			if err == nil {
-				t.Fatalf("Kubernetes %s: the chart was rendered", version)
-			}
-			if !strings.Contains(all, text) {
-				t.Errorf("Kubernetes %s: no %q in:\n%s", version, text, all)
-			}
 		}
 	}
 }
@@ -372,65 +239,6 @@ func TestLeftOut(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The controller must be able to read what the chart writes for it.
-func TestDeviceClasses(t *testing.T) {
-	ours := []string{"gpu.nvidia.com", "mig.nvidia.com", "mps.gpu.nvidia.com", "timeslice.gpu.nvidia.com"}
-	for name, c := range map[string]struct {
-		args []string
-		want []string
-		// resources are the extended resource names, in the same order.
-		resources []string
-	}{
-		"default":     {nil, ours, []string{"nvidia.com/gpu", "", "", ""}},
-		"none":        {[]string{"--set=deviceClasses.install=false"}, nil, nil},
-		"no resource": {[]string{"--set=deviceClasses.extendedResourceName="}, ours, []string{"", "", "", ""}},
-		"extra": {
-			[]string{"--values=testdata/everything.values.yaml"},
-			append(slices.Clone(ours), "mig-1g.10gb.gpu.example.com", "slow.gpu.example.com"),
-			[]string{"nvidia.com/gpu", "", "", "", "nvidia.com/mig-1g.10gb", ""},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var names, resources []string
-			for _, class := range renderedClasses(t, c.args...).Classes {
-				names = append(names, class.Name)
-				resources = append(resources, ptr.Deref(class.Spec.ExtendedResourceName, ""))
-				for _, s := range class.Spec.Selectors {
-					result := cel.GetCompiler(cel.Features{}).CompileCELExpression(s.CEL.Expression, cel.Options{})
-					if result.Error != nil {
-						t.Errorf("%s: %v", class.Name, result.Error)
-					}
-				}
-			}
-			if !slices.Equal(names, c.want) || !slices.Equal(resources, c.resources) {
-				t.Errorf("classes %q with the resources %q, want %q and %q", names, resources, c.want, c.resources)
-			}
-		})
-	}
-}
-
-// renderedClasses reads the chart's file of DeviceClasses as the controller does.
-func renderedClasses(t *testing.T, args ...string) *classes.Wanted {
-	t.Helper()
-	out, all, err := template(t, append(args, "--show-only=templates/controller/deviceclasses.yaml")...)
-	if err != nil {
-		t.Fatalf("helm template: %v\n%s", err, all)
-	}
-	config := &corev1.ConfigMap{}
-	if err := yaml.UnmarshalStrict([]byte(out), config); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "device-classes.yaml")
-	if err := os.WriteFile(file, []byte(config.Data["device-classes.yaml"]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wanted, err := classes.Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return wanted
 }
 
 // Besides the plugin, which tells what processes use of GPUs, only the supervisor may see the

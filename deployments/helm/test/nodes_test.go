@@ -1,0 +1,98 @@
+package test
+
+import (
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"sigs.k8s.io/yaml"
+)
+
+// Without Node Feature Discovery there is no label to go by, and a driver that
+// runs nowhere by default says nothing; with it, nodes without a GPU are spared
+// privileged pods.
+func TestWhichNodes(t *testing.T) {
+	const seen, nvidia = "feature.node.kubernetes.io/kernel-version.full", "nvidia.com/gpu.present"
+	byDefault := map[string]bool{"": true, seen: false, nvidia: true, seen + " " + nvidia: true}
+	for _, device := range []string{"pci-10de", "pci-0300_10de", "pci-0302_10de"} {
+		byDefault[seen+" feature.node.kubernetes.io/"+device+".present"] = true
+	}
+	byDefault[seen+" feature.node.kubernetes.io/pci-0300_1002.present"] = false
+	own := "node.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
+	for name, c := range map[string]struct {
+		set  string
+		want map[string]bool
+	}{
+		"by default":           {"node.logVerbosity=2", byDefault},
+		"an affinity of yours": {own + ".key=gpus," + own + ".operator=Exists", map[string]bool{"": false, "gpus": true, nvidia: false}},
+		"no affinity":          {"node.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", map[string]bool{"": true, seen: true}},
+		"simulated GPUs":       {"simulator.enabled=true", map[string]bool{"": true, seen: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, all, err := template(t, "--set", c.set)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			for _, set := range daemonSets(t, out) {
+				for node, want := range c.want {
+					nodeLabels := labels.Set{}
+					for l := range strings.FieldsSeq(node) {
+						nodeLabels[l] = "true"
+					}
+					if got := runsOn(t, set.Spec.Template.Spec.Affinity, nodeLabels); got != want {
+						t.Errorf("%s on a node with the labels %q: %t, want %t", set.Name, node, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// daemonSets finds the DaemonSets in what Helm rendered.
+func daemonSets(t *testing.T, rendered string) []appsv1.DaemonSet {
+	t.Helper()
+	var sets []appsv1.DaemonSet
+	for doc := range strings.SplitSeq(rendered, "\n---\n") {
+		if !strings.Contains(doc, "\nkind: DaemonSet\n") {
+			continue
+		}
+		var set appsv1.DaemonSet
+		if err := yaml.UnmarshalStrict([]byte(doc), &set); err != nil {
+			t.Fatal(err)
+		}
+		sets = append(sets, set)
+	}
+	if len(sets) < 2 {
+		t.Fatalf("%d DaemonSets, want at least those of plugin and supervisor", len(sets))
+	}
+	return sets
+}
+
+// runsOn judges the required node affinity as the DaemonSet controller does: one
+// term must match with all of its expressions.
+func runsOn(t *testing.T, affinity *corev1.Affinity, node labels.Set) bool {
+	t.Helper()
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return true
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		all := labels.NewSelector()
+		for _, e := range term.MatchExpressions {
+			operator := map[corev1.NodeSelectorOperator]selection.Operator{
+				corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+			}[e.Operator]
+			requirement, err := labels.NewRequirement(e.Key, operator, e.Values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = all.Add(*requirement)
+		}
+		if all.Matches(node) {
+			return true
+		}
+	}
+	return false
+}
