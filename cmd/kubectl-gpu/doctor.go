@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 )
@@ -76,7 +75,7 @@ be found out.`,
 }
 
 func (o *options) doctor(ctx context.Context, exec bool) error {
-	r, err := o.reader()
+	r, err := o.reader("doctor")
 	if err != nil {
 		return err
 	}
@@ -84,16 +83,16 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	if p.Objects, _, err = r.objects(ctx, o.currentNamespace()); err != nil {
 		return err
 	}
-	p.tesseraPods, err = r.tesseraPods(ctx)
-	p.known = err == nil
-	if err := r.forgive(err, "pods", "whether Tessera's own pods are ready isn't known"); err != nil {
+	if p.tesseraPods, err = r.tesseraPods(ctx); err != nil {
 		return err
 	}
-	if len(p.Inventories) == 0 && len(p.tesseraPods) == 0 && !slices.ContainsFunc(r.notes, func(n string) bool { return strings.HasPrefix(n, "You may not") }) {
+	p.known = !r.lacksAny(podsName)
+	installed := len(p.Inventories)+len(p.tesseraPods) > 0
+	switch {
+	case !installed && p.known && (r.absent(inventoriesName) || !r.lacksAny(inventoriesName)):
 		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
-	}
-	if !p.known && slices.Contains(r.unread, "gpuinventories.gpu.tessera.dev") {
-		return fmt.Errorf("nothing could be looked at:\n%s", strings.Join(r.notes, "\n"))
+	case !p.known && r.lacksAny(inventoriesName):
+		return r.unsayable("what is wrong", podsName, inventoriesName)
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {
@@ -101,7 +100,7 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 		d.Findings, d.Examined = append(d.Findings, found...), asked
 		sortFindings(d.Findings)
 	}
-	d.Unknown = slices.Compact(r.notes)
+	d.Unknown = r.notes
 	if o.output == "" {
 		o.writeDiagnosis(d)
 		return d.verdict()
@@ -167,14 +166,6 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// tesseraPods are Tessera's own.
-func (r *reader) tesseraPods(ctx context.Context) ([]corev1.Pod, error) {
-	return list(ctx, func(ctx context.Context, l metav1.ListOptions) (*corev1.PodList, error) {
-		l.LabelSelector = nameLabel
-		return r.kube.CoreV1().Pods("").List(ctx, l)
-	}, func(l *corev1.PodList) []corev1.Pod { return l.Items })
-}
-
 // report is the output of kubelet-plugin doctor -o json.
 type report struct {
 	Findings []struct {
@@ -227,9 +218,9 @@ func (r *reader) examineNodes(ctx context.Context, pods []corev1.Pod, run plugin
 		case err == nil:
 			asked++
 		case apierrors.IsForbidden(err):
-			r.notes = append(r.notes, fmt.Sprintf("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", pods[i].Namespace))
+			r.note("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", pods[i].Namespace)
 		default:
-			r.notes = append(r.notes, fmt.Sprintf("The plugin of %s didn't answer: %v.", pods[i].Spec.NodeName, err))
+			r.note("The plugin of %s didn't answer: %v.", pods[i].Spec.NodeName, err)
 		}
 	}
 	return out, asked

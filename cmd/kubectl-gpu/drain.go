@@ -105,7 +105,7 @@ func isTerminal(in io.Reader) bool {
 
 // gpuNames are the arguments for a shell to complete.
 func (o *options) gpuNames(ctx context.Context) []string {
-	r, err := o.reader()
+	r, err := o.reader("")
 	if err != nil {
 		return nil
 	}
@@ -144,7 +144,7 @@ type eviction struct {
 }
 
 func (o *options) newDrainer(ctx context.Context, target string) (*drainer, error) {
-	r, err := o.reader()
+	r, err := o.reader("drain")
 	if err != nil {
 		return nil, err
 	}

@@ -259,7 +259,7 @@ func answer(ctx context.Context, in io.Reader) string {
 func (d *drainer) make(ctx context.Context, c ruleChanges, dryRun ...string) error {
 	for i := range c.missing {
 		r := c.missing[i].DeepCopy()
-		_, err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
+		err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
 		if apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("somebody has made DeviceTaintRule %s at this moment: drain again (%w)", r.Name, err)
 		}
@@ -279,7 +279,7 @@ func (d *drainer) make(ctx context.Context, c ruleChanges, dryRun ...string) err
 func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule, dryRun []string) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-		_, err := d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun})
+		err := d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun})
 		if !apierrors.IsConflict(err) {
 			return err
 		}

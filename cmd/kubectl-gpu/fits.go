@@ -130,7 +130,6 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 // answer without would be wrong.
 func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.Objects, error) {
 	var o fit.Objects
-	var all bool
 	var err error
 	if o.Slices, err = r.slices(ctx, ""); err != nil {
 		return nil, o, err
@@ -138,11 +137,11 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 	if o.Classes, err = r.classes(ctx); err != nil {
 		return nil, o, err
 	}
-	if o.Claims, all, err = r.claims(ctx, namespace); err != nil {
+	if o.Claims, _, err = r.claims(ctx, namespace); err != nil {
 		return nil, o, err
 	}
-	if len(r.notes) > 0 || !all {
-		return nil, o, fmt.Errorf("without these nobody can say what fits:\n%s", strings.Join(r.notes, "\n"))
+	if err := r.unsayable("what fits", slicesName, classesName, claimsName); err != nil {
+		return nil, o, err
 	}
 	if len(o.Slices) == 0 {
 		return nil, o, errors.New("no driver publishes ResourceSlices in this cluster: is Tessera installed, and does kubectl gpu map show GPUs?")
@@ -158,7 +157,7 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 
 // fits answers the questions.
 func (o *options) fits(ctx context.Context, asked []question, limit int) error {
-	r, err := o.reader()
+	r, err := o.reader("fits")
 	if err != nil {
 		return err
 	}

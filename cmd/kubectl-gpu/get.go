@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -40,23 +41,38 @@ func (o *options) show(forms []string, draw func(view.Cluster) error) func(*cobr
 		if err := oneOf(o.output, append([]string{""}, forms...)...); err != nil {
 			return err
 		}
-		r, err := o.reader()
-		if err != nil {
-			return err
+		whole := o.output == "json" || o.output == "yaml"
+		command := cmd.Name()
+		if whole {
+			command = modelCommand
 		}
-		c, err := r.model(cmd.Context(), o.currentNamespace(), o.output != "")
+		r, c, err := o.state(cmd.Context(), command, nodes, o.namespace())
 		if err != nil {
 			return err
 		}
 		defer r.tell(o.ErrOut)
-		if c, err = only(c, nodes, o.namespace()); err != nil {
-			return err
-		}
-		if o.output == "json" || o.output == "yaml" {
+		if whole {
 			return write(o.Out, o.output, c)
 		}
 		return draw(c)
 	}
+}
+
+// state reads the model of the named nodes, or of all, for a command: only GPUs that the
+// namespace uses if there is one. The reader has notes to tell.
+func (o *options) state(ctx context.Context, command string, nodes []string, namespace string) (*reader, view.Cluster, error) {
+	r, err := o.reader(command)
+	if err != nil {
+		return nil, view.Cluster{}, err
+	}
+	c, err := r.model(ctx, o.currentNamespace(), o.output != "")
+	if err != nil {
+		return nil, c, err
+	}
+	if c, err = only(c, nodes, namespace); err != nil {
+		r.tell(o.ErrOut)
+	}
+	return r, c, err
 }
 
 // currentNamespace is that of -n, or of the kubeconfig's context.

@@ -70,6 +70,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(http.StatusOK, map[string]string{"major": "1", "gitVersion": "v1." + s.minor + ".1"})
 	case !ok:
 		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+	case strings.HasPrefix(r.URL.Path, "/apis/resource.k8s.io/v1alpha3/"):
+		reply(http.StatusOK, map[string]any{"apiVersion": "resource.k8s.io/v1alpha3", "kind": "DeviceTaintRuleList", "metadata": map[string]string{}, "items": items})
 	case len(items) > 1 && r.URL.Query().Get("limit") != "" && r.URL.Query().Get("continue") == "":
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{"continue": "rest"}, "items": items[:1]})
 	case r.URL.Query().Get("continue") != "":
@@ -186,18 +188,19 @@ func TestOutput(t *testing.T) {
 			s.forbidden = []string{resources + "resourceclaims", resources + "devicetaintrules", own + "gpuinventories"}
 			s.items[resources+"namespaces/team/resourceclaims"] = s.items[resources+"resourceclaims"][:1]
 		}},
-		"map-taint-rule":  {screen: screen{width: 80}, args: []string{"map"}, change: taint},
-		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: taint},
-		"slots":           {args: []string{"slots"}},
-		"slots-namespace": {args: []string{"slots", "-n", "team", "-o", "json"}},
-		"get":             {args: []string{"get"}},
-		"fits":            {args: []string{"fits", "3g.40gb"}},
-		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},
-		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},
-		"fits-misspelt":   {in: misspelt, args: []string{"fits", "-f", "-"}},
-		"fits-forbidden":  {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
-		"doctor":          {args: []string{"doctor"}, change: ill},
-		"doctor-healthy":  {args: []string{"doctor"}, change: healthy},
+		"map-taint-rule":      {screen: screen{width: 80}, args: []string{"map"}, change: taint},
+		"map-taint-rule-1.34": {screen: screen{width: 80}, args: []string{"map"}, change: oldTaint},
+		"fits-taint-rule":     {args: []string{"fits", "3g.40gb"}, change: taint},
+		"slots":               {args: []string{"slots"}},
+		"slots-namespace":     {args: []string{"slots", "-n", "team", "-o", "json"}},
+		"get":                 {args: []string{"get"}},
+		"fits":                {args: []string{"fits", "3g.40gb"}},
+		"fits-memory":         {args: []string{"fits", "--memory", "20Gi"}},
+		"fits-file":           {in: old, args: []string{"fits", "-f", "-"}},
+		"fits-misspelt":       {in: misspelt, args: []string{"fits", "-f", "-"}},
+		"fits-forbidden":      {args: []string{"fits", "3g.40gb"}, change: func(s *server) { s.forbidden = []string{resources + "deviceclasses"} }},
+		"doctor":              {args: []string{"doctor"}, change: ill},
+		"doctor-healthy":      {args: []string{"doctor"}, change: healthy},
 		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *server) {
 			healthy(s)
 			s.forbidden = []string{"/api/v1/pods", own + "sharingpolicies"}
@@ -317,6 +320,29 @@ func TestPages(t *testing.T) {
 	run(t, s, screen{width: 80}, "", "map")
 	if s.pages < 2 {
 		t.Errorf("%d further pages were asked for, want those of slices and claims", s.pages)
+	}
+}
+
+// TestTemplateLabels: a template says that policies may select the new node by labels that
+// nobody has said: also where the node of the inventory is gone.
+func TestTemplateLabels(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*server)
+		args   []string
+		noted  bool
+	}{
+		"node gone":             {func(s *server) { shared(s); s.items["/api/v1/nodes"] = []any{} }, nil, true},
+		"node gone, labels":     {func(s *server) { shared(s); s.items["/api/v1/nodes"] = []any{} }, []string{"--labels", "pool=shared"}, false},
+		"no policy with labels": {func(s *server) { s.items["/api/v1/nodes"] = []any{} }, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := cluster(t)
+			tc.change(s)
+			out := run(t, s, screen{}, "", append([]string{"template", "node"}, tc.args...)...)
+			if !strings.Contains(out, "kind: ResourceSlice") || strings.Contains(out, "note: No labels of the new node are known") != tc.noted {
+				t.Error(out)
+			}
+		})
 	}
 }
 

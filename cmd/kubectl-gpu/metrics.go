@@ -101,7 +101,7 @@ var errAuthenticated = errors.New("metrics take a token")
 // noted.
 func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metrics, error) {
 	pods, err := r.tesseraPods(ctx)
-	if err := r.forgive(err, "pods", "without Tessera's own pods nothing can be measured"); err != nil || pods == nil {
+	if err != nil || r.lacksAny(podsName) {
 		return nil, err
 	}
 	byNode := make(map[string]*corev1.Pod)
@@ -118,12 +118,12 @@ func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metric
 		out[n.Name] = found[i]
 		switch err := errs[i]; {
 		case errors.Is(err, errAuthenticated):
-			r.notes = append(r.notes, "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
+			r.note("%s", "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
 				"because a pod could misuse it. Ask the Prometheus that collects them ("+documents+"metrics.md), or turn metrics.authentication off and restrict who can reach the pods.")
 		case apierrors.IsForbidden(err):
-			r.notes = append(r.notes, fmt.Sprintf("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace))
+			r.note("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace)
 		case err != nil:
-			r.notes = append(r.notes, fmt.Sprintf("Nothing is known of the load of %s: %v.", n.Name, err))
+			r.note("Nothing is known of the load of %s: %v.", n.Name, err)
 		}
 	}
 	return out, nil

@@ -90,7 +90,7 @@ func completeNames[T any, P interface {
 	*T
 	metav1.Object
 }](ctx context.Context, o *options, list func(*reader, context.Context) ([]T, error)) []string {
-	r, err := o.reader()
+	r, err := o.reader("")
 	if err != nil {
 		return nil
 	}
@@ -105,16 +105,16 @@ func completeNames[T any, P interface {
 	return out
 }
 
-// policiesName is the full name of the resource.
-const policiesName = "sharingpolicies.gpu.tessera.dev"
-
 func (o *options) policy(ctx context.Context, names []string) error {
-	r, err := o.reader()
+	r, err := o.reader("policy")
 	if err != nil {
 		return err
 	}
 	objects, all, err := r.objects(ctx, o.currentNamespace())
 	if err != nil {
+		return err
+	}
+	if err := r.unsayable("what a SharingPolicy does", policiesName); err != nil {
 		return err
 	}
 	defer r.tell(o.ErrOut)
@@ -124,26 +124,23 @@ func (o *options) policy(ctx context.Context, names []string) error {
 		p := &objects.Policies[i]
 		out = append(out, policyView{Name: p.Name, Plan: planText(p.Spec.Plan), Spec: p.Spec, Status: p.Status, Devices: devicesUnder(c, p.Name)})
 	}
-	unread := slices.Contains(r.unread, policiesName)
 	if len(names) > 0 {
-		return o.onePolicy(out, names[0], unread)
+		return o.onePolicy(out, names[0])
 	}
 	switch {
 	case o.output != "":
 		return write(o.Out, o.output, out)
 	case len(out) > 0:
 		return policyTable(o.Out, out)
-	case !unread:
+	default:
 		fmt.Fprintln(o.Out, "There are no SharingPolicies: GPUs are offered whole, and in MIG partitions where they can be divided.")
 	}
 	return nil
 }
 
-func (o *options) onePolicy(all []policyView, name string, unread bool) error {
+func (o *options) onePolicy(all []policyView, name string) error {
 	i := slices.IndexFunc(all, func(p policyView) bool { return p.Name == name })
 	switch {
-	case i < 0 && unread:
-		return fmt.Errorf("SharingPolicy %s can't be read", name)
 	case i < 0:
 		return fmt.Errorf("there is no SharingPolicy %s; kubectl gpu policy lists all", name)
 	case o.output != "":
@@ -248,9 +245,12 @@ func (p policyView) describe(out io.Writer) error {
 	return w.Flush()
 }
 
+// allNodes is the text of a selector that selects all nodes.
+const allNodes = "all"
+
 func selectorText(s *metav1.LabelSelector) string {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
-		return "all"
+		return allNodes
 	}
 	return metav1.FormatLabelSelector(s)
 }

@@ -8,12 +8,10 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/json"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -65,7 +63,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	r, err := o.reader()
+	r, err := o.reader("policy")
 	if err != nil {
 		return err
 	}
@@ -73,14 +71,14 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.checkPolicy(ctx, p, before); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	after, err := r.withPolicy(ctx, file, p, before)
+	if err != nil {
+		return err
 	}
 	if in.server, err = r.abilities(ctx); err != nil {
 		return err
 	}
 	defer r.tell(o.ErrOut)
-	after := append(slices.DeleteFunc(slices.Clone(before), func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p)
 	if in.before, err = rules(ctx, before, ""); err != nil {
 		return err
 	}
@@ -92,7 +90,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if slices.ContainsFunc(in.inventories, func(i v1alpha1.GPUInventory) bool {
 		return i.Status.DoubleAllocation != nil && i.Status.DoubleAllocation.Confirmed
 	}) {
-		r.notes = append(r.notes, "Silicon was allocated twice (kubectl gpu doctor): the controller offers less than this until that is resolved.")
+		r.note("Silicon was allocated twice (kubectl gpu doctor): the controller offers less than this until that is resolved.")
 	}
 	if o.output != "" {
 		return write(o.Out, o.output, f)
@@ -113,14 +111,10 @@ func (r *reader) readFacts(ctx context.Context, namespace string) (in planFacts,
 	if policies, err = r.policies(ctx); err != nil {
 		return in, nil, err
 	}
-	var all bool
-	if in.claims, all, err = r.claims(ctx, namespace); err != nil {
+	if in.claims, _, err = r.claims(ctx, namespace); err != nil {
 		return in, nil, err
 	}
-	if len(r.notes) > 0 || !all {
-		return in, nil, fmt.Errorf("without these nobody can say what the policy would do:\n%s", strings.Join(r.notes, "\n"))
-	}
-	return in, policies, nil
+	return in, policies, r.unsayable("what the policy would do", nodesName, inventoriesName, policiesName, claimsName)
 }
 
 // rules are the policies as the controller takes them: refused ones in their last
@@ -143,17 +137,24 @@ func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]po
 	return out, nil
 }
 
+// withPolicy returns the policies with that of a file, which replaces the one of its name.
+// The API server checks it.
+func (r *reader) withPolicy(ctx context.Context, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
+	if err := r.checkPolicy(ctx, p, all); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return append(slices.DeleteFunc(slices.Clone(all), func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p), nil
+}
+
 // checkPolicy has the API server check the policy, which isn't stored, and sets the
 // defaults. If the policy is there already, its age stays.
 func (r *reader) checkPolicy(ctx context.Context, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
 	p.Spec.SetDefaults()
 	p.CreationTimestamp, p.Status = metav1.Now(), v1alpha1.SharingPolicyStatus{}
-	verb, request, path := "create", (*rest.Request)(nil), ownPath("sharingpolicies")
+	verb, request := "create", r.own.Post()
 	if i := slices.IndexFunc(before, func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }); i >= 0 {
 		p.UID, p.ResourceVersion, p.CreationTimestamp = before[i].UID, before[i].ResourceVersion, before[i].CreationTimestamp
-		verb, request = "update", r.kube.CoreV1().RESTClient().Put().AbsPath(path, p.Name)
-	} else {
-		request = r.kube.CoreV1().RESTClient().Post().AbsPath(path)
+		verb, request = "update", r.own.Put().Name(p.Name)
 	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
 	if err != nil {
@@ -164,10 +165,10 @@ func (r *reader) checkPolicy(ctx context.Context, p *v1alpha1.SharingPolicy, bef
 	if err != nil {
 		return fmt.Errorf("write the policy: %w", err)
 	}
-	err = request.Param("dryRun", metav1.DryRunAll).Param("fieldValidation", metav1.FieldValidationStrict).
+	err = request.Resource("sharingpolicies").Param("dryRun", metav1.DryRunAll).Param("fieldValidation", metav1.FieldValidationStrict).
 		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx).Error()
 	if apierrors.IsForbidden(err) {
-		r.notes = append(r.notes, fmt.Sprintf("You may not %s sharingpolicies.gpu.tessera.dev: the API server's own checks of the file are missing. Ask for the verb %s on them.", verb, verb))
+		r.note("You may not %s %s: the API server's own checks of the file are missing. Ask for the verb %s on them.", verb, policiesName, verb)
 		return nil
 	}
 	return err
@@ -195,7 +196,7 @@ func (r *reader) abilities(ctx context.Context) (publish.Abilities, error) {
 			}
 		}
 	}
-	r.notes = append(r.notes, "You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. "+
+	r.note("You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. " +
 		"Ask for the verb create on them.")
 	return able, err
 }

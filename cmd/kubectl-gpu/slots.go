@@ -64,18 +64,11 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 	if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	r, err := o.reader()
-	if err != nil {
-		return err
-	}
-	c, err := r.model(ctx, o.currentNamespace(), false)
+	r, c, err := o.state(ctx, "slots", nodes, "")
 	if err != nil {
 		return err
 	}
 	defer r.tell(o.ErrOut)
-	if c, err = only(c, nodes, ""); err != nil {
-		return err
-	}
 	out := []view.Slot{}
 	for _, n := range c.Nodes {
 		page := view.Page(n, "")
@@ -149,17 +142,12 @@ const (
 )
 
 func (o *options) watchSlots(ctx context.Context, nodes []string) error {
-	r, err := o.reader()
+	r, err := o.reader("slots")
 	if err != nil {
 		return err
 	}
-	resources, err := r.webResources()
-	if err != nil {
-		return err
-	}
-	source, err := web.NewSource(web.Resources{
-		Slices: resources.Slices, Claims: resources.Claims, Inventories: resources.Inventories, TaintRules: resources.TaintRules,
-	}, web.SourceOptions{Namespace: o.currentNamespace()})
+	all := r.webResources()
+	source, err := web.NewSource(web.Resources{Slices: all.Slices, Claims: all.Claims, Inventories: all.Inventories, TaintRules: all.TaintRules}, web.SourceOptions{Namespace: o.currentNamespace()})
 	if err != nil {
 		return err
 	}

@@ -12,19 +12,20 @@ import (
 	resourcev1beta2 "k8s.io/api/resource/v1beta2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	resourcev1client "k8s.io/client-go/kubernetes/typed/resource/v1"
-	resourcev1alpha3client "k8s.io/client-go/kubernetes/typed/resource/v1alpha3"
 )
 
 // ruleClient reads and writes DeviceTaintRules in the version that the server has. Up
-// to Kubernetes 1.35 that is v1alpha3, with the same fields; Kubernetes 1.33 and 1.34
-// also select devices by class and by expressions, which are ignored here. The first
-// call has to be List.
+// to Kubernetes 1.35 that is v1alpha3, with the same fields and, in 1.33 and 1.34, two
+// more selectors (see ignored). The first call has to be List.
 type ruleClient struct {
 	current resourcev1client.DeviceTaintRuleInterface
-	alpha   resourcev1alpha3client.DeviceTaintRuleInterface
+	// alpha is dynamic because the types have lost the two selectors.
+	alpha dynamic.ResourceInterface
 	// old: the server has only v1alpha3.
 	old atomic.Bool
 }
@@ -54,11 +55,14 @@ func (c *ruleClient) List(ctx context.Context, o metav1.ListOptions) (*resourcea
 	if !apierrors.IsNotFound(err) {
 		return out, err
 	}
-	older, failed := c.alpha.List(ctx, o)
-	if failed != nil {
-		return nil, failed
+	older, err := c.alpha.List(ctx, o)
+	if err != nil {
+		return nil, err
 	}
 	c.old.Store(true)
+	for i := range older.Items {
+		ignore(&older.Items[i])
+	}
 	return convert[resourceapi.DeviceTaintRuleList](older)
 }
 
@@ -72,7 +76,8 @@ func (c *ruleClient) Watch(ctx context.Context, o metav1.ListOptions) (watch.Int
 		return nil, err
 	}
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-		if r, ok := e.Object.(*resourcev1alpha3.DeviceTaintRule); ok {
+		if r, ok := e.Object.(*unstructured.Unstructured); ok && e.Type != watch.Error {
+			ignore(r)
 			converted, err := convert[resourceapi.DeviceTaintRule](r)
 			if err != nil {
 				return e, false
@@ -83,24 +88,56 @@ func (c *ruleClient) Watch(ctx context.Context, o metav1.ListOptions) (watch.Int
 	}), nil
 }
 
-// Create creates a rule.
-func (c *ruleClient) Create(ctx context.Context, r *resourceapi.DeviceTaintRule, o metav1.CreateOptions) (*resourceapi.DeviceTaintRule, error) {
-	if !c.old.Load() {
-		return c.current.Create(ctx, r, o)
+// ignoredSelector marks, in this program only, rules that ignore has changed.
+const ignoredSelector = "gpu.tessera.dev/ignored-selector"
+
+// ignore has a rule select nothing if it selects devices by class or expressions, which
+// only Kubernetes 1.33 and 1.34 know. Without these selectors it would select too many.
+func ignore(rule *unstructured.Unstructured) {
+	for _, name := range []string{"deviceClassName", "selectors"} {
+		if _, found, _ := unstructured.NestedFieldNoCopy(rule.Object, "spec", "deviceSelector", name); found {
+			unstructured.RemoveNestedField(rule.Object, "spec", "deviceSelector")
+			rule.SetAnnotations(map[string]string{ignoredSelector: ""})
+		}
 	}
-	return viaAlpha(r, func(r *resourcev1alpha3.DeviceTaintRule) (*resourcev1alpha3.DeviceTaintRule, error) {
-		return c.alpha.Create(ctx, r, o)
-	})
+}
+
+// ignoredRule is a note on a rule that ignore has changed; empty: it hasn't.
+func ignoredRule(obj any) string {
+	r, ok := obj.(*resourceapi.DeviceTaintRule)
+	if !ok {
+		return ""
+	}
+	if _, ok := r.Annotations[ignoredSelector]; !ok {
+		return ""
+	}
+	return fmt.Sprintf("DeviceTaintRule %s is ignored here: it selects devices by class or expressions, which only Kubernetes 1.33 and 1.34 know.", r.Name)
+}
+
+// Create creates a rule.
+func (c *ruleClient) Create(ctx context.Context, r *resourceapi.DeviceTaintRule, o metav1.CreateOptions) error {
+	if !c.old.Load() {
+		_, err := c.current.Create(ctx, r, o)
+		return err
+	}
+	older, err := toAlpha(r)
+	if err == nil {
+		_, err = c.alpha.Create(ctx, older, o)
+	}
+	return err
 }
 
 // Update replaces a rule.
-func (c *ruleClient) Update(ctx context.Context, r *resourceapi.DeviceTaintRule, o metav1.UpdateOptions) (*resourceapi.DeviceTaintRule, error) {
+func (c *ruleClient) Update(ctx context.Context, r *resourceapi.DeviceTaintRule, o metav1.UpdateOptions) error {
 	if !c.old.Load() {
-		return c.current.Update(ctx, r, o)
+		_, err := c.current.Update(ctx, r, o)
+		return err
 	}
-	return viaAlpha(r, func(r *resourcev1alpha3.DeviceTaintRule) (*resourcev1alpha3.DeviceTaintRule, error) {
-		return c.alpha.Update(ctx, r, o)
-	})
+	older, err := toAlpha(r)
+	if err == nil {
+		_, err = c.alpha.Update(ctx, older, o)
+	}
+	return err
 }
 
 // Delete deletes a rule.
@@ -111,16 +148,10 @@ func (c *ruleClient) Delete(ctx context.Context, name string, o metav1.DeleteOpt
 	return c.alpha.Delete(ctx, name, o)
 }
 
-func viaAlpha(r *resourceapi.DeviceTaintRule, call func(*resourcev1alpha3.DeviceTaintRule) (*resourcev1alpha3.DeviceTaintRule, error)) (*resourceapi.DeviceTaintRule, error) {
-	older, err := convert[resourcev1alpha3.DeviceTaintRule](r)
-	if err != nil {
-		return nil, err
-	}
-	older.TypeMeta = metav1.TypeMeta{}
-	if older, err = call(older); err != nil {
-		return nil, err
-	}
-	return convert[resourceapi.DeviceTaintRule](older)
+func toAlpha(r *resourceapi.DeviceTaintRule) (*unstructured.Unstructured, error) {
+	r = r.DeepCopy()
+	r.TypeMeta = metav1.TypeMeta{APIVersion: resourcev1alpha3.SchemeGroupVersion.String(), Kind: ruleKind}
+	return convert[unstructured.Unstructured](r)
 }
 
 // convert copies the fields that have the same names in JSON.

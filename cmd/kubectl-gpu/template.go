@@ -84,7 +84,7 @@ its devices other names and UUID attributes.`,
 
 // template prints what a new node will publish.
 func (o *options) template(ctx context.Context, t templateOptions) error {
-	r, err := o.reader()
+	r, err := o.reader("template")
 	if err != nil {
 		return err
 	}
@@ -92,17 +92,24 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := r.unsayable(templateAnswer, policiesName); err != nil {
+		return err
+	}
 	inv, err := o.machine(ctx, r, &t)
 	if err != nil {
 		return err
 	}
-	if len(r.notes) > 0 {
-		return r.unsayable()
-	}
 	defer r.tell(o.ErrOut)
-	if policies, err = o.withFile(ctx, r, t.policy, policies); err != nil {
-		return err
+	if t.policy != "" {
+		p, err := readPolicy(t.policy, o.In)
+		if err != nil {
+			return err
+		}
+		if policies, err = r.withPolicy(ctx, t.policy, p, policies); err != nil {
+			return err
+		}
 	}
+	r.noteLabels(t, policies)
 	var in planFacts
 	if in.after, err = rules(ctx, policies, ""); err != nil {
 		return err
@@ -114,31 +121,11 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	offered := in.decide(node, labels.Set(t.labels), in.after, nil)
 	for _, g := range node.GPUs {
 		for policy, err := range offered.verdicts[g.UUID].Failed {
-			r.notes = append(r.notes, fmt.Sprintf("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err))
+			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
 		}
 	}
 	pool := publish.Pool(metav1.OwnerReference{Name: node.Name}, offered.all, in.server.Counters)
 	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(pool))
-}
-
-// unsayable is the error of a template that some objects are missing for.
-func (r *reader) unsayable() error {
-	return fmt.Errorf("without these nobody can say what the node will publish:\n%s", strings.Join(r.notes, "\n"))
-}
-
-// withFile returns the policies with that of a file, which replaces the one of its name.
-func (o *options) withFile(ctx context.Context, r *reader, file string, policies []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
-	if file == "" {
-		return policies, nil
-	}
-	p, err := readPolicy(file, o.In)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.checkPolicy(ctx, p, policies); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return append(slices.DeleteFunc(policies, func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p), nil
 }
 
 // machine reads the GPUInventory to go by, and sets the labels to those of its node
@@ -151,11 +138,11 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	if err != nil {
 		return nil, err
 	}
+	if err := r.unsayable(templateAnswer, inventoriesName); err != nil {
+		return nil, err
+	}
 	i := slices.IndexFunc(inventories, func(inv v1alpha1.GPUInventory) bool { return inv.Name == t.node })
 	if i < 0 {
-		if len(r.notes) > 0 {
-			return nil, r.unsayable()
-		}
 		return nil, fmt.Errorf("there is no GPUInventory %s: kubectl get gpuinventories lists the nodes with GPUs", t.node)
 	}
 	if t.labels != nil {
@@ -173,7 +160,24 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	if _, ok := t.labels[corev1.LabelHostname]; ok && t.name != "" {
 		t.labels[corev1.LabelHostname] = t.name
 	}
-	return &inventories[i], nil
+	return &inventories[i], r.unsayable(templateAnswer, nodesName)
+}
+
+// templateAnswer completes "nobody can say".
+const templateAnswer = "what the node will publish"
+
+// noteLabels notes which policies would need labels that nobody has said.
+func (r *reader) noteLabels(t templateOptions, policies []v1alpha1.SharingPolicy) {
+	var names []string
+	for i := range policies {
+		if selectorText(policies[i].Spec.NodeSelector) != allNodes {
+			names = append(names, policies[i].Name)
+		}
+	}
+	if len(t.labels) > 0 || len(names) == 0 {
+		return
+	}
+	r.note("No labels of the new node are known, and these SharingPolicies select nodes by labels: %s. Say the labels with --labels.", strings.Join(names, ", "))
 }
 
 // readInventory reads the GPUInventory of a file.

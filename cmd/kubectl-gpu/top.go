@@ -76,18 +76,11 @@ each pod has a row.`,
 }
 
 func (o *options) top(ctx context.Context, nodes []string) error {
-	r, err := o.reader()
-	if err != nil {
-		return err
-	}
-	c, err := r.model(ctx, o.currentNamespace(), false)
+	r, c, err := o.state(ctx, "top", nodes, o.namespace())
 	if err != nil {
 		return err
 	}
 	defer r.tell(o.ErrOut)
-	if c, err = only(c, nodes, o.namespace()); err != nil {
-		return err
-	}
 	measured, err := r.measure(ctx, c)
 	if err != nil {
 		return err

@@ -12,18 +12,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/rest"
 
-	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/view"
 )
 
@@ -63,15 +55,11 @@ models of their GPUs.`,
 }
 
 func (o *options) web(ctx context.Context, port int, open bool, labels []string) error {
-	r, err := o.reader()
+	r, err := o.reader("web")
 	if err != nil {
 		return err
 	}
-	resources, err := r.webResources()
-	if err != nil {
-		return err
-	}
-	source, err := web.NewSource(resources, web.SourceOptions{Cluster: o.clusterName(), Namespace: o.currentNamespace(), PoolLabels: labels})
+	source, err := web.NewSource(r.webResources(), web.SourceOptions{Cluster: o.clusterName(), Namespace: o.currentNamespace(), PoolLabels: labels})
 	if err != nil {
 		return err
 	}
@@ -144,7 +132,7 @@ func openBrowser(ctx context.Context, url string) error {
 
 // explainNow says why a pod waits, with a fresh look at the cluster.
 func (o *options) explainNow(ctx context.Context, namespace, name string) (explanation, error) {
-	r, err := o.reader()
+	r, err := o.reader("why")
 	if err != nil {
 		return explanation{}, err
 	}
@@ -158,94 +146,4 @@ func (o *options) explainNow(ctx context.Context, namespace, name string) (expla
 		return explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
 	return r.explain(ctx, pod)
-}
-
-// webResources are those that the page is made of.
-func (r *reader) webResources() (web.Resources, error) {
-	own, err := r.own()
-	if err != nil {
-		return web.Resources{}, err
-	}
-	return web.Resources{
-		Slices: read(ofDriver, func(string) lister[*resourceapi.ResourceSliceList] { return r.resources.ResourceSlices() }, web.Resource{
-			Name: "resourceslices.resource.k8s.io", Example: &resourceapi.ResourceSlice{},
-			Missing: "which devices are offered, and what else fits, isn't known",
-			Absent:  "The API server doesn't serve resource.k8s.io: Dynamic Resource Allocation is off, or Kubernetes is older than 1.31.",
-		}),
-		Claims: read("", func(ns string) lister[*resourceapi.ResourceClaimList] { return r.resources.ResourceClaims(ns) }, web.Resource{
-			Name: "resourceclaims.resource.k8s.io", Example: &resourceapi.ResourceClaim{}, Namespaced: true,
-			Missing: "who has which device, and what else fits, isn't known",
-		}),
-		TaintRules: read("", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.rules }, web.Resource{
-			Name: "devicetaintrules.resource.k8s.io", Example: &resourceapi.DeviceTaintRule{},
-			Missing: "taints that such rules add to devices are ignored",
-		}),
-		Inventories: ownResource(own, "gpuinventories", &v1alpha1.GPUInventory{}, &v1alpha1.GPUInventoryList{}, "conditions of GPUs and problems of nodes aren't shown"),
-		Policies:    ownResource(own, "sharingpolicies", &v1alpha1.SharingPolicy{}, &v1alpha1.SharingPolicyList{}, "the policies of GPUs aren't shown"),
-		Nodes: read("", func(string) lister[*corev1.NodeList] { return r.kube.CoreV1().Nodes() }, web.Resource{
-			Name: "nodes", Example: &corev1.Node{}, Missing: "nodes are grouped by the models of their GPUs, not by their pools",
-		}),
-		PendingPods: read(pending, func(ns string) lister[*corev1.PodList] { return r.kube.CoreV1().Pods(ns) }, web.Resource{
-			Name: "pods", Example: &corev1.Pod{}, Namespaced: true, Missing: "which pods wait isn't known",
-		}),
-	}, nil
-}
-
-// lister is a client of one kind of objects.
-type lister[L kruntime.Object] interface {
-	List(ctx context.Context, o metav1.ListOptions) (L, error)
-	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
-}
-
-// read has a client list and watch the resource's objects that the field selector means.
-func read[L kruntime.Object](selector string, client func(namespace string) lister[L], r web.Resource) web.Resource {
-	r.List = func(ctx context.Context, namespace string, o metav1.ListOptions) (kruntime.Object, error) {
-		o.FieldSelector = selector
-		return client(namespace).List(ctx, o)
-	}
-	r.Watch = func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error) {
-		o.FieldSelector = selector
-		return client(namespace).Watch(ctx, o)
-	}
-	return r
-}
-
-const (
-	ofDriver = resourceapi.ResourceSliceSelectorDriver + "=" + gpu.DriverName
-	pending  = "status.phase=" + string(corev1.PodPending)
-)
-
-// own is a client of Tessera's own kinds.
-func (r *reader) own() (rest.Interface, error) {
-	scheme := kruntime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
-	}
-	cfg := rest.CopyConfig(r.config)
-	cfg.GroupVersion, cfg.APIPath = &v1alpha1.GroupVersion, "/apis"
-	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	client, err := rest.RESTClientFor(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
-	}
-	return client, nil
-}
-
-func ownResource(client rest.Interface, plural string, example, list kruntime.Object, missing string) web.Resource {
-	get := func(o metav1.ListOptions) *rest.Request {
-		return client.Get().Resource(plural).VersionedParams(&o, metav1.ParameterCodec)
-	}
-	name := plural + "." + v1alpha1.GroupVersion.Group
-	return web.Resource{
-		Name: name, Example: example, Missing: missing,
-		Absent: fmt.Sprintf("The cluster has no %s: %s. Is Tessera installed there?", name, missing),
-		List: func(ctx context.Context, _ string, o metav1.ListOptions) (kruntime.Object, error) {
-			into := list.DeepCopyObject()
-			return into, get(o).Do(ctx).Into(into)
-		},
-		Watch: func(ctx context.Context, _ string, o metav1.ListOptions) (watch.Interface, error) {
-			o.Watch = true
-			return get(o).Watch(ctx)
-		},
-	}
 }

@@ -54,7 +54,7 @@ in another, what would change it. The scheduler's own allocator judges.`,
 
 // pendingPods are the names for a shell to complete.
 func (o *options) pendingPods(ctx context.Context) []string {
-	r, err := o.reader()
+	r, err := o.reader("")
 	if err != nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (o *options) pendingPods(ctx context.Context) []string {
 }
 
 func (o *options) why(ctx context.Context, name string) error {
-	r, err := o.reader()
+	r, err := o.reader("why")
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 	}
 	if answer.Reason != nil {
 		if len(refused) > 0 {
-			r.notes = append(r.notes, "Not looked at: "+strings.Join(refused, "; ")+".")
+			r.note("Not looked at: %s.", strings.Join(refused, "; "))
 		}
 		return explanation{Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, Reason: answer.Reason}, nil
 	}

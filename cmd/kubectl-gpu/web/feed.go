@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,11 +31,15 @@ type Resource struct {
 	Absent string
 	// Namespaced: who may not list the objects of all namespaces may list those of one.
 	Namespaced bool
-	List       func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error)
-	Watch      func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
+	// Ignored, if it isn't nil, returns a sentence on an object that counts for nothing;
+	// empty: it counts.
+	Ignored func(obj any) string
+	List    func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error)
+	Watch   func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// Note is a sentence on objects that can't be read, or not as they change.
+// Note is a sentence on objects that can't be read, or not as they change, or that are
+// ignored.
 type Note struct {
 	Resource string `json:"resource"`
 	// Verb that the user lacks; empty where that isn't the reason.
@@ -178,7 +183,8 @@ func (f *feed) complete() bool {
 	return f.list == nil && !f.narrow || apierrors.IsNotFound(f.list)
 }
 
-// note names the objects or rights that are missing; false if none are.
+// note names the objects or rights that are missing, or objects that are ignored; false
+// if there are none.
 func (f *feed) note() (Note, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,13 +201,17 @@ func (f *feed) note() (Note, bool) {
 		n.Resource, n.Text = f.failed(f.list)
 	case f.narrow:
 		n.Verb = "list"
-		n.Text = fmt.Sprintf("You may not list %s of all namespaces: only those of namespace %s are known; beyond them, %s. Ask for the verbs list and watch on them in all namespaces.",
+		n.Text = fmt.Sprintf("You may list %s only in namespace %s: beyond that, %s. Ask for the verbs list and watch on them in all namespaces.",
 			f.Name, f.fallback, f.Missing)
 	case apierrors.IsForbidden(f.watch):
 		n.Verb = "watch"
 		n.Text = fmt.Sprintf("You may not watch %s: they are read again about once a minute. Ask for the verb watch on them.", f.Name)
 	case f.watch != nil:
 		n.Resource, n.Text = f.failed(f.watch)
+	case f.Ignored != nil:
+		for _, obj := range f.informer.GetIndexer().List() {
+			n.Text = strings.TrimSpace(n.Text + " " + f.Ignored(obj))
+		}
 	}
 	return n, n.Text != ""
 }

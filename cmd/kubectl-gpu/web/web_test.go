@@ -303,6 +303,23 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestIgnored: the page names an object that counts for nothing as long as it is there.
+func TestIgnored(t *testing.T) {
+	c, err := webtest.Mixed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := open(t, serve(t, c))
+	page.until(t, "the page", func() bool { return page.all })
+	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "ignored"}}
+	c.TaintRules.Add(rule)
+	page.until(t, "the note", func() bool {
+		return cmp.Equal(page.Cluster.Notes, []web.Note{{Resource: "devicetaintrules", Text: "The rule is ignored."}})
+	})
+	c.TaintRules.Delete(rule.DeepCopy())
+	page.until(t, "no note", func() bool { return len(page.Cluster.Notes) == 0 })
+}
+
 // TestRightsCome: objects that become readable are shown.
 func TestRightsCome(t *testing.T) {
 	c, err := webtest.Mixed()

@@ -104,10 +104,18 @@ func (c *Cluster) Resources() web.Resources {
 		Claims:      of("resourceclaims", c.Claims, web.Resource{Example: &resourceapi.ResourceClaim{}, Namespaced: true}),
 		Inventories: of("gpuinventories", c.Inventories, web.Resource{Example: &v1alpha1.GPUInventory{}}),
 		Policies:    of("sharingpolicies", c.Policies, web.Resource{Example: &v1alpha1.SharingPolicy{}}),
-		TaintRules:  of("devicetaintrules", c.TaintRules, web.Resource{Example: &resourceapi.DeviceTaintRule{}}),
+		TaintRules:  of("devicetaintrules", c.TaintRules, web.Resource{Example: &resourceapi.DeviceTaintRule{}, Ignored: ignored}),
 		Nodes:       of("nodes", c.Nodes, web.Resource{Example: &corev1.Node{}}),
 		PendingPods: of("pods", c.Pods, web.Resource{Example: &corev1.Pod{}, Namespaced: true}),
 	}
+}
+
+// ignored is a sentence on a rule with that name.
+func ignored(obj any) string {
+	if r, ok := obj.(*resourceapi.DeviceTaintRule); ok && r.Name == "ignored" {
+		return "The rule is ignored."
+	}
+	return ""
 }
 
 // Objects are those that the model is made of.

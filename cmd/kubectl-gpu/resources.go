@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// Field selectors.
+const (
+	ofDriver = resourceapi.ResourceSliceSelectorDriver + "=" + gpu.DriverName
+	pending  = "status.phase=" + string(corev1.PodPending)
+)
+
+// noDRA completes "The".
+const noDRA = "API server doesn't serve resource.k8s.io: Dynamic Resource Allocation is off, or Kubernetes is older than 1.31"
+
+// webResources are those that the page is made of.
+func (r *reader) webResources() web.Resources {
+	return web.Resources{
+		Slices: r.sliceResource(ofDriver), Claims: r.claimResource(), TaintRules: r.ruleResource(), Inventories: r.inventoryResource(),
+		Policies: r.policyResource(), Nodes: r.nodeResource(), PendingPods: r.podResource(pending),
+	}
+}
+
+func (r *reader) sliceResource(selector string) web.Resource {
+	return served(r, selector, func(string) lister[*resourceapi.ResourceSliceList] { return r.resources.ResourceSlices() }, web.Resource{
+		Name: slicesName, Example: &resourceapi.ResourceSlice{},
+		Absent: "The " + noDRA + ".",
+	})
+}
+
+func (r *reader) claimResource() web.Resource {
+	return served(r, "", func(ns string) lister[*resourceapi.ResourceClaimList] { return r.resources.ResourceClaims(ns) },
+		web.Resource{Name: claimsName, Example: &resourceapi.ResourceClaim{}, Namespaced: true})
+}
+
+func (r *reader) classResource() web.Resource {
+	return served(r, "", func(string) lister[*resourceapi.DeviceClassList] { return r.resources.DeviceClasses() },
+		web.Resource{Name: classesName, Example: &resourceapi.DeviceClass{}})
+}
+
+func (r *reader) ruleResource() web.Resource {
+	return served(r, "", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.rules },
+		web.Resource{Name: rulesName, Example: &resourceapi.DeviceTaintRule{}, Ignored: ignoredRule})
+}
+
+func (r *reader) nodeResource() web.Resource {
+	return served(r, "", func(string) lister[*corev1.NodeList] { return r.kube.CoreV1().Nodes() }, web.Resource{Name: nodesName, Example: &corev1.Node{}})
+}
+
+func (r *reader) podResource(selector string) web.Resource {
+	return served(r, selector, func(ns string) lister[*corev1.PodList] { return r.kube.CoreV1().Pods(ns) },
+		web.Resource{Name: podsName, Example: &corev1.Pod{}, Namespaced: true})
+}
+
+func (r *reader) inventoryResource() web.Resource {
+	client := gentype.NewClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList]("gpuinventories", r.own, metav1.ParameterCodec, "",
+		func() *v1alpha1.GPUInventory { return new(v1alpha1.GPUInventory) }, func() *v1alpha1.GPUInventoryList { return new(v1alpha1.GPUInventoryList) })
+	return ownResource(r, inventoriesName, client, &v1alpha1.GPUInventory{})
+}
+
+func (r *reader) policyResource() web.Resource {
+	client := gentype.NewClientWithList[*v1alpha1.SharingPolicy, *v1alpha1.SharingPolicyList]("sharingpolicies", r.own, metav1.ParameterCodec, "",
+		func() *v1alpha1.SharingPolicy { return new(v1alpha1.SharingPolicy) }, func() *v1alpha1.SharingPolicyList { return new(v1alpha1.SharingPolicyList) })
+	return ownResource(r, policiesName, client, &v1alpha1.SharingPolicy{})
+}
+
+func ownResource[L runtime.Object](r *reader, name string, client lister[L], example runtime.Object) web.Resource {
+	absent := fmt.Sprintf("The cluster has no %s: %s. Is Tessera installed there?", name, r.lack(name))
+	return served(r, "", func(string) lister[L] { return client }, web.Resource{Name: name, Example: example, Absent: absent})
+}
+
+// lister is a client of one kind of objects.
+type lister[L runtime.Object] interface {
+	List(ctx context.Context, o metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
+}
+
+// served has a client list and watch the objects that the field selector means.
+func served[L runtime.Object](r *reader, selector string, client func(namespace string) lister[L], out web.Resource) web.Resource {
+	out.Missing = r.lack(out.Name)
+	out.List = func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = selector
+		return client(namespace).List(ctx, o)
+	}
+	out.Watch = func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = selector
+		return client(namespace).Watch(ctx, o)
+	}
+	return out
+}
+
+// ownClient is a client of Tessera's own kinds.
+func ownClient(cfg *rest.Config) (rest.Interface, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.GroupVersion, cfg.APIPath = &v1alpha1.GroupVersion, "/apis"
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(cfg)
+}
