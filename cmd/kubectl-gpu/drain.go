@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -127,6 +128,7 @@ func (o *options) gpuNames(ctx context.Context) []string {
 type drainer struct {
 	*reader
 	options *options
+	in      *bufio.Reader
 
 	target string
 	node   string
@@ -148,14 +150,23 @@ func (o *options) newDrainer(ctx context.Context, target string) (*drainer, erro
 	if err != nil {
 		return nil, err
 	}
-	d := &drainer{reader: r, options: o, target: target}
-	if d.objects, d.all, err = r.objects(ctx, o.currentNamespace()); err != nil {
-		return nil, err
+	d := &drainer{reader: r, options: o, target: target, in: bufio.NewReader(o.In)}
+	return d, d.read(ctx)
+}
+
+// read reads the cluster, and finds the target.
+func (d *drainer) read(ctx context.Context) (err error) {
+	d.notes, d.unread, d.gpu = nil, nil, nil
+	if d.objects, d.all, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
+		return err
 	}
 	if err := d.checkRules(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return d, d.find(build(d.objects, d.all))
+	if err := d.unsayable("which devices there are to drain", slicesName); err != nil {
+		return err
+	}
+	return d.find(build(d.objects, d.all))
 }
 
 // find looks up the node and the GPU.

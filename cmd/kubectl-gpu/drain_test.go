@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -69,12 +68,31 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't.
+// TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't, unless
+// something else would be done by then: that is asked about again.
 func TestDrainAsks(t *testing.T) {
+	pod := func(s *server) {
+		s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], claim("team", "late-gpu", "late-0", "gpu-00000001-mig-1g10gb-1"))
+	}
+	rule := func(s *server) {
+		s.items[resources+"devicetaintrules"] = append(s.items[resources+"devicetaintrules"], drainRule("drain-node-gpu-00000001", "gpu-00000001"))
+	}
+	gone := func(s *server) { s.items[resources+"resourceslices"], s.items[own+"gpuinventories"] = nil, nil }
 	for name, tc := range map[string]struct {
-		answer  string
-		changed bool
-	}{"interrupted": {}, "no": {answer: "n\n"}, "empty": {answer: "\n"}, "yes": {answer: "y\n", changed: true}} {
+		// answers to the questions; without one the user interrupts.
+		answers []string
+		// meanwhile is what happens while the first question is asked.
+		meanwhile func(*server)
+		changed   bool
+		says      string
+	}{
+		"interrupted": {says: "Nothing was changed."}, "no": {answers: []string{"n"}, says: "Nothing was changed."}, "empty": {answers: []string{""}, says: "Nothing was changed."},
+		"yes":                {answers: []string{"y"}, changed: true, says: " in force: new claims"},
+		"pod comes, then no": {answers: []string{"y", "n"}, meanwhile: pod, says: "team/late-0 (claim late-gpu"},
+		"pod comes":          {answers: []string{"y", "y"}, meanwhile: pod, changed: true, says: "team/late-0 (claim late-gpu"},
+		"rule comes":         {answers: []string{"y", "n"}, meanwhile: rule, says: "Nothing was changed: something else has happened meanwhile."},
+		"GPU goes":           {answers: []string{"y"}, meanwhile: gone},
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := cluster(t)
 			taint(s)
@@ -87,12 +105,16 @@ func TestDrainAsks(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
 			in, terminal := io.Pipe()
 			defer terminal.Close()
+			asked := 0
 			out := &prompt{then: func() {
-				if tc.answer == "" {
+				if asked++; asked > len(tc.answers) {
 					interrupt()
-				} else {
-					go func() { _, _ = io.WriteString(terminal, tc.answer) }()
+					return
 				}
+				if asked == 1 && tc.meanwhile != nil {
+					tc.meanwhile(s)
+				}
+				go func() { _, _ = io.WriteString(terminal, tc.answers[asked-1]+"\n") }()
 			}}
 			o := &options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, flags: genericclioptions.NewConfigFlags(true)}
 			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &kubeconfig
@@ -100,10 +122,10 @@ func TestDrainAsks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := d.run(ctx, false); errors.Is(err, errNo) == tc.changed || (len(s.written) > 0) != tc.changed {
-				t.Errorf("error %v, written %v", err, s.written)
+			if err := d.run(ctx, false); (err == nil) != tc.changed || (len(s.written) > 0) != tc.changed || asked < len(tc.answers) {
+				t.Errorf("%d questions, error %v, written %v", asked, err, s.written)
 			}
-			if said := strings.Contains(out.String(), "Nothing was changed."); said == tc.changed {
+			if !strings.Contains(out.String(), tc.says) {
 				t.Errorf("%s", out)
 			}
 		})

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -142,17 +140,16 @@ type dryRunPlan struct {
 
 // show prints the rules, with the pods as comments, so that kubectl apply takes it.
 func (d *drainer) show() error {
-	c, err := d.changes()
+	c, err := d.plan()
 	if err != nil {
 		return err
 	}
-	p := dryRunPlan{Rules: []any{}, InForce: c.inForce}
+	p := dryRunPlan{Evicted: c.gone, Stay: c.stay, Rules: []any{}, InForce: c.inForce}
 	effect, apiVersion := d.harmless(), d.rules.APIVersion(d.kube.Discovery())
 	for _, r := range slices.Concat(c.missing, c.idle) {
 		r.Spec.Taint.Effect = effect
 		p.Rules = append(p.Rules, manifest(apiVersion, &r))
 	}
-	p.Evicted, p.Stay = d.evictions()
 	if len(p.Rules) > 0 && effect != resourceapi.DeviceTaintEffectNone {
 		fmt.Fprintln(d.options.ErrOut, "Warning: this server doesn't know the effect None: if these rules are applied, they evict pods.")
 	}
@@ -207,44 +204,82 @@ func manifest(apiVersion string, r *resourceapi.DeviceTaintRule) any {
 	}
 }
 
-// run asks, and makes the rules.
+// drainPlan is what a drain does.
+type drainPlan struct {
+	ruleChanges
+	gone, stay []eviction
+}
+
+func (d *drainer) plan() (p drainPlan, err error) {
+	p.ruleChanges, err = d.changes()
+	p.gone, p.stay = d.evictions()
+	return p, err
+}
+
+// same reports whether two plans would do the same.
+func (p drainPlan) same(q drainPlan) bool {
+	byName := func(a, b resourceapi.DeviceTaintRule) bool { return a.Name == b.Name }
+	return slices.EqualFunc(p.missing, q.missing, byName) && slices.EqualFunc(p.idle, q.idle, byName) && slices.Equal(p.gone, q.gone) && slices.Equal(p.stay, q.stay)
+}
+
+// run asks, and makes the rules: those of a plan that somebody said yes to and that is
+// the same after that.
 func (d *drainer) run(ctx context.Context, yes bool) error {
-	c, err := d.changes()
-	if err != nil {
-		return err
-	}
-	gone, stay := d.evictions()
-	if len(c.missing)+len(c.idle) == 0 {
-		fmt.Fprintf(d.options.Out, "%s is drained already: %s in force.\n", d.target, isOrAre(len(c.inForce), "DeviceTaintRule"))
-		for _, e := range slices.Concat(gone, stay) {
-			fmt.Fprintf(d.options.Out, "Still there: %s (claim %s, %s)\n", e.Pod, e.Claim, e.Device)
+	p, err := d.plan()
+	for agreed := false; err == nil; {
+		if len(p.missing)+len(p.idle) == 0 {
+			d.already(p)
+			return nil
 		}
-		return nil
-	}
-	d.list("", gone, stay)
-	if err := d.make(ctx, c, metav1.DryRunAll); err != nil {
-		return err // before anybody is asked
-	}
-	if !yes {
-		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(gone), "pod"))
-		if said := answer(ctx, d.options.In); said != "y" && said != "yes" {
+		if agreed {
+			return d.carryOut(ctx, p)
+		}
+		d.list("", p.gone, p.stay)
+		if err := d.make(ctx, p.ruleChanges, metav1.DryRunAll); err != nil {
+			return err // before anybody is asked
+		}
+		if yes {
+			return d.carryOut(ctx, p)
+		}
+		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(p.gone), "pod"))
+		if said := d.answer(ctx); said != "y" && said != "yes" {
 			fmt.Fprintln(d.options.Out, "\nNothing was changed.")
 			return errNo
 		}
+		before := p
+		if err = d.read(ctx); err == nil {
+			p, err = d.plan()
+		}
+		if agreed = before.same(p); !agreed && err == nil {
+			fmt.Fprintln(d.options.Out, "Nothing was changed: something else has happened meanwhile.")
+		}
 	}
-	if err := d.make(ctx, c); err != nil {
+	return err
+}
+
+// already says that there is nothing to do.
+func (d *drainer) already(p drainPlan) {
+	fmt.Fprintf(d.options.Out, "%s is drained already: %s in force.\n", d.target, isOrAre(len(p.inForce), "DeviceTaintRule"))
+	for _, e := range slices.Concat(p.gone, p.stay) {
+		fmt.Fprintf(d.options.Out, "Still there: %s (claim %s, %s)\n", e.Pod, e.Claim, e.Device)
+	}
+}
+
+// carryOut makes the rules.
+func (d *drainer) carryOut(ctx context.Context, p drainPlan) error {
+	if err := d.make(ctx, p.ruleChanges); err != nil {
 		return fmt.Errorf("%w; some of the rules may be in force: try again, or undo it with kubectl gpu drain %s --undo", err, d.target)
 	}
 	fmt.Fprintf(d.options.Out, "%s in force: new claims don't get %s any more, and its pods are being evicted.\nkubectl gpu map %s shows what is left.\nUndo it with: kubectl gpu drain %s --undo\n",
-		isOrAre(len(c.missing)+len(c.idle)+len(c.inForce), "DeviceTaintRule"), d.target, d.node, d.target)
+		isOrAre(len(p.missing)+len(p.idle)+len(p.inForce), "DeviceTaintRule"), d.target, d.node, d.target)
 	return nil
 }
 
 // answer reads a line; it is empty if the context ends first.
-func answer(ctx context.Context, in io.Reader) string {
+func (d *drainer) answer(ctx context.Context) string {
 	said := make(chan string, 1)
 	go func() {
-		line, _ := bufio.NewReader(in).ReadString('\n') // no answer is a no
+		line, _ := d.in.ReadString('\n') // no answer is a no
 		said <- strings.ToLower(strings.TrimSpace(line))
 	}()
 	select {
