@@ -96,8 +96,7 @@ type GPUInventoryStatus struct {
 	Models string `json:"models,omitempty"`
 	// gpus of the node, by index.
 	// +optional
-	// +listType=map
-	// +listMapKey=uuid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=128
 	GPUs []GPU `json:"gpus,omitempty"`
 	// conditions of the node's GPUs as a whole. Ready: the plugin has a driver
