@@ -33,8 +33,8 @@ type nodeAccount struct {
 	// pool is the fingerprint of the slices that say so; empty for none.
 	pool     string
 	settings []v1alpha1.GPUSpec
-	// tainted: a device has a taint.
-	tainted bool
+	// blocked are the pool's devices whose taints keep new claims off them.
+	blocked []blockedDevice
 	gpus    []gpuAccount
 	// offered counts the devices.
 	offered map[offerKey]int
@@ -124,7 +124,6 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
 		for _, device := range g.Devices {
 			d.account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
-			d.account.tainted = d.account.tainted || len(device.Taints) > 0
 		}
 	}
 	d.settings = settingsFor(n, d.gpus, verdicts, inv)
@@ -134,7 +133,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 		})
 	}
 	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
-	d.account.pool, d.account.settings = fingerprint(d.pool), d.settings
+	d.account.pool, d.account.settings, d.account.blocked = fingerprint(d.pool), d.settings, blockedDevices(d.pool)
 	return d
 }
 

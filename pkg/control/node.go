@@ -99,8 +99,8 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	if !publishable(inv) {
 		return n.converge(ctx, r.Name, inv, nil)
 	}
-	if settled, err := n.settled(ctx, inv); settled || err != nil {
-		return reconcile.Result{}, err
+	if settled, left, err := n.settled(ctx, inv); settled || err != nil {
+		return reconcile.Result{RequeueAfter: left}, err
 	}
 	want, settings, err := n.desired(ctx, inv)
 	if err == nil {
@@ -119,17 +119,30 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 }
 
 // settled reports whether nothing has changed since the last decision on a node, and all
-// that follows from it is done. Every write of ours leads to an event, so that most events
-// are of such nodes. Taints are looked at again with each claim.
-func (n *nodeReconciler) settled(ctx context.Context, inv *v1alpha1.GPUInventory) (bool, error) {
+// that follows from it is done, or waits for the plugin's answer, for so long at most.
+// Every write of ours leads to an event, so that most events are of such nodes. Taints are
+// looked at again with each claim.
+func (n *nodeReconciler) settled(ctx context.Context, inv *v1alpha1.GPUInventory) (settled bool, wait time.Duration, err error) {
 	last, unchanged := n.planner.unchanged(ctx, inv)
-	if !unchanged || last.tainted || inv.Status.DoubleAllocation != nil || inv.Status.HasForeignSlices() ||
+	if !unchanged || inv.Status.DoubleAllocation != nil || inv.Status.HasForeignSlices() ||
 		!equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
-		return false, nil
+		return false, 0, nil
+	}
+	if wait := n.untilAnswered(inv); wait > 0 {
+		return true, wait, nil
 	}
 	cached, err := n.slices.Cached(inv.Name)
-	return err == nil && len(cached.Foreign) == 0 && last.pool != "" && publish.Fingerprint(cached.Ours) == last.pool &&
-		n.planner.isPublished(inv.Name), err
+	if err != nil {
+		return false, 0, err
+	}
+	if last.pool == "" {
+		return len(cached.Ours) == 0, 0, nil
+	}
+	since, published := n.planner.isPublished(inv.Name)
+	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool {
+		return false, 0, nil
+	}
+	return true, 0, n.checkIgnoredTaints(ctx, inv, last.blocked, since)
 }
 
 // converge replaces the slices of a node if the cached ones aren't those that it
@@ -149,7 +162,7 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 		n.failures.forget(node)
 	}
 	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
-		return reconcile.Result{}, n.checkIgnoredTaints(ctx, inv, want, since)
+		return reconcile.Result{}, n.checkIgnoredTaints(ctx, inv, blockedDevices(want), since)
 	}
 	return n.convergeLive(ctx, node, inv, want)
 }
@@ -265,25 +278,25 @@ func (n *nodeReconciler) write(ctx context.Context, node string, current publish
 // raisePublishRequest raises the number of the node's publishRequest, unless one is under way. One that isn't
 // answered in time makes the inventory say so.
 func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
-	now := n.clock.Now()
 	if r, ok := n.underWay(inv); ok {
-		if left := answerWithin - now.Sub(r.raised); left > 0 {
+		if left := n.untilAnswered(inv); left > 0 {
 			return reconcile.Result{RequeueAfter: left}, nil
 		}
 		return reconcile.Result{}, n.setSilent(ctx, inv, r.number)
 	}
-	number := max(inv.Spec.PublishRequest, inv.Status.PublishResponse) + 1
-	raised := inv.DeepCopy()
-	raised.Spec.PublishRequest = number
+	now, number := n.clock.Now(), max(inv.Spec.PublishRequest, inv.Status.PublishResponse)+1
 	// Only on what the cache showed: the number may have been used since, by the
 	// controller before this one.
-	err := n.client.Patch(ctx, raised, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
+	patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q},"spec":{"publishRequest":%d}}`, inv.ResourceVersion, number)
+	asked := inventoryMetadata(inv.Name)
+	err := n.client.Patch(ctx, asked, client.RawPatch(types.MergePatchType, patch))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return reconcile.Result{}, nil // gone or changed since; an event for it is on its way
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
+	n.planner.keepDecision(inv, asked.ResourceVersion)
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -320,6 +333,24 @@ func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInve
 	}
 	klog.FromContext(ctx).Info("Wrote a condition of the node's inventory", "condition", c.Type, "status", c.Status, "reason", c.Reason)
 	return nil
+}
+
+// inventoryMetadata stands for an inventory where the server's answer to a write needs no
+// more: the rest is large.
+func inventoryMetadata(node string) *metav1.PartialObjectMetadata {
+	inv := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	inv.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("GPUInventory"))
+	return inv
+}
+
+// untilAnswered returns how much longer to wait for the answer to the request under way.
+// It is 0 or less if there is nothing to wait for.
+func (n *nodeReconciler) untilAnswered(inv *v1alpha1.GPUInventory) time.Duration {
+	r, ok := n.underWay(inv)
+	if !ok || inv.Status.PublishResponse >= r.number {
+		return 0
+	}
+	return r.raised.Add(answerWithin).Sub(n.clock.Now())
 }
 
 // answered reports whether the plugin has answered the request under way.

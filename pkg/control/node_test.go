@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 func TestNothingIsPublishedUnasked(t *testing.T) {
@@ -320,4 +322,47 @@ func TestNewFactsNeedNoAnswer(t *testing.T) {
 		t.Error("the pool is not complete")
 	}
 	s.mustHaveAsked(0) // the inventory was created again
+}
+
+// TestNothingIsDecidedAgain checks that events which change nothing lead to no decision.
+func TestNothingIsDecidedAgain(t *testing.T) {
+	sick := func(inv *v1alpha1.GPUInventory) {
+		inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4")}
+		inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), LastTransitionTime: new(metav1.Unix(900, 0))}}
+	}
+	for name, tc := range map[string]struct {
+		report   func(*v1alpha1.GPUInventory)
+		taints   bool
+		answered bool
+		slices   int
+	}{
+		"published":             {answered: true, slices: 1},
+		"published with taints": {report: sick, taints: true, answered: true, slices: 1},
+		"nothing to publish":    {report: sick, answered: true},
+		"waiting for an answer": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.server.taints = tc.taints
+			if tc.report != nil {
+				s.report(tc.report)
+			}
+			s.mustReconcile()
+			if tc.answered {
+				s.pluginAnswers()
+				s.mustReconcile()
+			}
+			s.mustHave(tc.slices)
+			s.mustReconcile()
+			// Each decision has a map of its own.
+			decision := func() uintptr { return reflect.ValueOf(s.nodes.planner.last["n"].offered).Pointer() }
+			before := decision()
+			for range 2 {
+				s.mustReconcile()
+			}
+			if decision() != before {
+				t.Error("the node's offer was decided again")
+			}
+		})
+	}
 }

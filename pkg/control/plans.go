@@ -120,11 +120,11 @@ func (p *planner) recordPublished(node string, is bool, at time.Time) (since tim
 	return at
 }
 
-func (p *planner) isPublished(node string) bool {
+func (p *planner) isPublished(node string) (since time.Time, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, is := p.published[node]
-	return is
+	since, is = p.published[node]
+	return since, is
 }
 
 func (p *planner) notifyPolicies() {
@@ -157,6 +157,21 @@ func (p *planner) unchanged(ctx context.Context, inv *v1alpha1.GPUInventory) (no
 	}
 	in, err := p.collectInput(ctx, inv)
 	return last, err == nil && last.facts == in.facts
+}
+
+// keepDecision makes the last decision on a node, if it was made of inv, count for the
+// next version of the inventory, which differs in nothing that decisions follow from.
+func (p *planner) keepDecision(inv *v1alpha1.GPUInventory, next string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last := p.last[inv.Name]; last.facts.inventory == versionOf(inv.UID, inv.ResourceVersion) {
+		last.facts.inventory = versionOf(inv.UID, next)
+		p.last[inv.Name] = last
+	}
+}
+
+func versionOf(inventory types.UID, resourceVersion string) string {
+	return string(inventory) + " " + resourceVersion
 }
 
 func (p *planner) lastAccount(node string) (nodeAccount, bool) {
@@ -220,7 +235,7 @@ func (p *planner) nodeInput(ctx context.Context, common commonInput, inv *v1alph
 		return in, err
 	}
 	in.facts = decisionFacts{
-		inventory: string(inv.UID) + " " + inv.ResourceVersion, labels: hash(in.labels.String()), rules: common.version,
+		inventory: versionOf(inv.UID, inv.ResourceVersion), labels: hash(in.labels.String()), rules: common.version,
 		claims: hash(fmt.Sprint(in.claims)), able: common.able, distrust: common.distrust,
 	}
 	return in, nil

@@ -30,6 +30,24 @@ const (
 	maxClockSkew = 5 * time.Minute
 )
 
+// blockedDevice is a device with the taints that keep new claims off it.
+type blockedDevice struct {
+	name   string
+	taints []resourceapi.DeviceTaint
+}
+
+func blockedDevices(pool []resourceapi.ResourceSlice) []blockedDevice {
+	var out []blockedDevice
+	for _, s := range pool {
+		for _, d := range s.Spec.Devices {
+			if taints := offer.BlockingTaints(d); len(taints) > 0 {
+				out = append(out, blockedDevice{name: d.Name, taints: taints})
+			}
+		}
+	}
+	return out
+}
+
 // ignoredTaint is a device that a claim was allocated although it doesn't tolerate the
 // device's taint.
 type ignoredTaint struct {
@@ -38,18 +56,18 @@ type ignoredTaint struct {
 }
 
 // checkIgnoredTaints withdraws blocked devices instead of tainting them if a scheduler
-// ignores the taints of the node's pool, which has been published since a time. Only claims
+// ignores the taints of the node's devices, which have been published since a time. Only claims
 // that were created after that are evidence: of others it isn't known when they were
 // allocated.
-func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUInventory, pool []resourceapi.ResourceSlice, since time.Time) error {
-	if len(pool) == 0 {
+func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUInventory, blocked []blockedDevice, since time.Time) error {
+	if len(blocked) == 0 {
 		return nil
 	}
 	claims, err := n.planner.claims.createdAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
 	if err != nil {
 		return err
 	}
-	ignored, ok := findIgnoredTaint(inv.Name, pool, claims)
+	ignored, ok := findIgnoredTaint(inv.Name, blocked, claims)
 	if !ok || !n.planner.server.distrustTaints() {
 		return nil
 	}
@@ -64,20 +82,18 @@ func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.G
 	return nil
 }
 
-// findIgnoredTaint returns the first device of a node's pool that a claim was allocated
+// findIgnoredTaint returns the first of a node's blocked devices that a claim was allocated
 // although it doesn't tolerate one of the device's taints.
-func findIgnoredTaint(node string, pool []resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
+func findIgnoredTaint(node string, blocked []blockedDevice, claims []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
 	var all []ignoredTaint
-	for _, s := range pool {
-		for _, d := range s.Spec.Devices {
-			for _, t := range offer.BlockingTaints(d) {
-				for _, c := range claims {
-					tolerates := func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }
-					if slices.ContainsFunc(results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {
-						return r.Pool == node && r.Device == d.Name && !slices.ContainsFunc(r.Tolerations, tolerates)
-					}) {
-						all = append(all, ignoredTaint{device: d.Name, claim: c.Namespace + "/" + c.Name, taint: t})
-					}
+	for _, d := range blocked {
+		for _, t := range d.taints {
+			for _, c := range claims {
+				tolerates := func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }
+				if slices.ContainsFunc(results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {
+					return r.Pool == node && r.Device == d.name && !slices.ContainsFunc(r.Tolerations, tolerates)
+				}) {
+					all = append(all, ignoredTaint{device: d.name, claim: c.Namespace + "/" + c.Name, taint: t})
 				}
 			}
 		}
