@@ -64,12 +64,6 @@ type Config struct {
 }
 
 const (
-	leaseName = "tessera-controller"
-	// A controller that ends gives its lease back and the next takes over at
-	// once; these say how soon one that died is replaced.
-	leaseDuration = 10 * time.Second
-	renewDeadline = 7 * time.Second
-	retryPeriod   = 2 * time.Second
 	// parallelNodes bounds how many nodes are reconciled at once.
 	parallelNodes = 8
 	// Retries come soon and maxRetryDelay is short, because the GPUs of a pool
@@ -239,19 +233,22 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
+	lock, err := newLock(c)
+	if err != nil {
+		return nil, err
+	}
 	mgr, err := ctrl.NewManager(clientConfig(c.REST), manager.Options{
-		Scheme:                        scheme,
-		Logger:                        logger,
-		Cache:                         cache.Options{DefaultTransform: new(sharedParts).trim},
-		LeaderElection:                c.LeaderElect,
-		LeaderElectionID:              leaseName,
-		LeaderElectionNamespace:       c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 new(leaseDuration),
-		RenewDeadline:                 new(renewDeadline),
-		RetryPeriod:                   new(retryPeriod),
-		Metrics:                       metricsOptions(c),
-		HealthProbeBindAddress:        c.HealthAddress,
+		Scheme:                              scheme,
+		Logger:                              logger,
+		Cache:                               cache.Options{DefaultTransform: new(sharedParts).trim},
+		LeaderElection:                      c.LeaderElect,
+		LeaderElectionResourceLockInterface: lock,
+		LeaderElectionReleaseOnCancel:       true,
+		LeaseDuration:                       new(leaseDuration),
+		RenewDeadline:                       new(renewDeadline),
+		RetryPeriod:                         new(retryPeriod),
+		Metrics:                             metricsOptions(c),
+		HealthProbeBindAddress:              c.HealthAddress,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up the controller: %w", err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -64,6 +65,15 @@ func TestRestartWritesNothing(t *testing.T) {
 	somethingElseHappens(t)
 	if diff := cmp.Diff(before, versions(n.pool(t), n.inventory(t))); diff != "" {
 		t.Errorf("written on restart (-before +after):\n%s", diff)
+	}
+	var events corev1.EventList
+	if err := api.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		if e.InvolvedObject.Kind == "Lease" {
+			t.Errorf("the event %q was written", e.Message)
+		}
 	}
 }
 
