@@ -41,6 +41,8 @@ type policyReconciler struct {
 
 // After a judgement, the next one waits for judgePause times the time that it took, and
 // maxJudgePause at most: it looks at all nodes, and each change of one is a reason for it.
+// So it does after a failure, in place of the queue's own delays, which grow longer than a
+// status should be late once it can be written.
 const (
 	judgePause    = 10
 	maxJudgePause = 5 * time.Second

@@ -30,7 +30,9 @@ type sharedParts struct {
 func (p *sharedParts) trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *metav1.PartialObjectMetadata:
-		return p.trimNode(o), nil
+		if o.GroupVersionKind() == nodeKind() {
+			return p.trimNode(o), nil
+		}
 	case *v1alpha1.GPUInventory:
 		return p.trimInventory(o)
 	}

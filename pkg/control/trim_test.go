@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
@@ -32,16 +33,24 @@ func TestInventoriesShareMIGProfiles(t *testing.T) {
 	}
 }
 
-func TestTrimNode(t *testing.T) {
-	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+// TestTrimMetadata checks that of metadata that the caches hold, that of Nodes is trimmed.
+func TestTrimMetadata(t *testing.T) {
+	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Name: "n", UID: "u", ResourceVersion: "3", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"large": "x"},
 	}}
-	got, err := new(sharedParts).trim(node.DeepCopy())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := object.DeepCopy()
+	pod.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "Pod"})
+	object.SetGroupVersionKind(nodeKind())
+	node := object.DeepCopy()
 	node.Annotations = nil
-	if diff := cmp.Diff(any(node), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	for _, want := range []*metav1.PartialObjectMetadata{node, pod} {
+		object.SetGroupVersionKind(want.GroupVersionKind())
+		got, err := new(sharedParts).trim(object.DeepCopy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(any(want), got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", want.Kind, diff)
+		}
 	}
 }
