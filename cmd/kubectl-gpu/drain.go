@@ -83,13 +83,15 @@ func (o *options) drain(ctx context.Context, target string, how drainFlags) erro
 		return err
 	}
 	d, err := o.newDrainer(ctx, target)
+	if d != nil {
+		defer d.tell(o.ErrOut)
+	}
 	switch {
 	case err != nil:
 		return err
 	case how.undo:
 		return d.undo(ctx)
 	}
-	defer d.tell(o.ErrOut)
 	if how.dryRun {
 		return d.show()
 	}

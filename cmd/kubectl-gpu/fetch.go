@@ -137,7 +137,7 @@ func (r *reader) claims(ctx context.Context, namespace string) (out []resourceap
 	}
 	r.lacking(unread{
 		resource: from.Name, reason: fmt.Sprintf("You may list %s only in namespace %s", from.Name, namespace), but: "beyond that, ",
-		do: "Ask for the verb list on them in all namespaces.",
+		do: inAllNamespaces,
 	})
 	return out, false, nil
 }

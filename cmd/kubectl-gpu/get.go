@@ -26,6 +26,10 @@ func getCommand(o *options) *cobra.Command {
   kubectl gpu get -n team -o wide
   kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
 		RunE: o.show([]string{"wide", "json", "yaml"}, func(c view.Cluster) error {
+			if len(c.Nodes) == 0 {
+				fmt.Fprintln(o.Out, nothingSeen)
+				return nil
+			}
 			return table(o.Out, c, o.output == "wide")
 		}),
 	}
@@ -33,6 +37,9 @@ func getCommand(o *options) *cobra.Command {
 	o.addOutput(cmd, "wide, json or yaml")
 	return cmd
 }
+
+// nothingSeen is printed instead of an empty table or map.
+const nothingSeen = "No GPUs can be seen."
 
 // show returns the run of a command that shows the model of the named nodes, or of all:
 // as JSON or YAML, or in another form by draw.

@@ -78,6 +78,9 @@ func (r *reader) forgive(err error, resource string) error {
 		return nil
 	case apierrors.IsForbidden(err):
 		u.reason, u.do = fmt.Sprintf("You may not list %s", resource), "Ask for the verb list on them."
+		if resource == podsName || resource == claimsName {
+			u.do = inAllNamespaces
+		}
 	case apierrors.IsNotFound(err):
 		u.reason, u.do, u.absent = fmt.Sprintf("The cluster has no %s", resource), "Is Tessera installed there?", true
 	default:
@@ -86,6 +89,8 @@ func (r *reader) forgive(err error, resource string) error {
 	r.lacking(u)
 	return nil
 }
+
+const inAllNamespaces = "Ask for the verb list on them in all namespaces."
 
 // lacking remembers, and notes, that a resource can't be read.
 func (r *reader) lacking(u unread) {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,7 +39,7 @@ type server struct {
 	// metrics by path.
 	metrics map[string]string
 	// pages counts requests with a continue token.
-	pages int
+	pages atomic.Int32
 	// written are the requests that change something.
 	written []string
 	// minor version of Kubernetes.
@@ -75,7 +76,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case len(items) > 1 && r.URL.Query().Get("limit") != "" && r.URL.Query().Get("continue") == "":
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{"continue": "rest"}, "items": items[:1]})
 	case r.URL.Query().Get("continue") != "":
-		s.pages++
+		s.pages.Add(1)
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items[1:]})
 	default:
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items})
@@ -88,6 +89,10 @@ func (s *server) write(w http.ResponseWriter, r *http.Request, reply func(int, a
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if strings.Contains(r.URL.Path, "/v1alpha3/") && bytes.Contains(body, []byte(`"status"`)) {
+		http.Error(w, `unknown field "status"`, http.StatusBadRequest)
 		return
 	}
 	var object any = map[string]any{} // of a request without a body
@@ -318,8 +323,8 @@ func TestColours(t *testing.T) {
 func TestPages(t *testing.T) {
 	s := cluster(t)
 	run(t, s, screen{width: 80}, "", "map")
-	if s.pages < 2 {
-		t.Errorf("%d further pages were asked for, want those of slices and claims", s.pages)
+	if n := s.pages.Load(); n < 2 {
+		t.Errorf("%d further pages were asked for, want those of slices and claims", n)
 	}
 }
 

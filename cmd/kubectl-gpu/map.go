@@ -75,7 +75,7 @@ type drawing struct {
 
 func (d drawing) cluster(c view.Cluster) {
 	if len(c.Nodes) == 0 {
-		fmt.Fprintln(d.w, "No GPUs can be seen.")
+		fmt.Fprintln(d.w, nothingSeen)
 	}
 	for i, n := range c.Nodes {
 		if i > 0 {

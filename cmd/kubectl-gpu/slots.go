@@ -78,7 +78,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 	case o.output != "":
 		return write(o.Out, o.output, out)
 	case len(out) == 0:
-		fmt.Fprintln(o.Out, "No GPUs can be seen.")
+		fmt.Fprintln(o.Out, nothingSeen)
 		return nil
 	}
 	w := tabwriter.NewWriter(o.Out, 0, 8, 2, ' ', 0)
@@ -160,7 +160,7 @@ func (o *options) watchSlots(ctx context.Context, nodes []string) error {
 
 // follow prints the slots of the source and their changes until the context ends.
 func (o *options) follow(ctx context.Context, source *web.Source, nodes []string) error {
-	w := slotWatch{options: o, nodes: nodes, known: make(map[string][]view.Slot), told: make(map[string]bool)}
+	w := slotWatch{options: o, nodes: nodes, known: make(map[string][]view.Slot)}
 	err := source.Follow(ctx, w.update)
 	if errors.Is(err, context.Canceled) {
 		return nil // the user's way to end it
@@ -176,14 +176,15 @@ type slotWatch struct {
 	// known are the slots by node; they are printed once all can be known.
 	known  map[string][]view.Slot
 	listed bool
-	// told are the notes that have been printed since they came up.
-	told map[string]bool
+	notes  notePrinter
 	// widths of the columns so far.
 	widths []int
 }
 
 func (w *slotWatch) update(u web.Update) error {
-	w.notes(u.Cluster)
+	if u.Cluster != nil {
+		w.notes.print(w.ErrOut, u.Cluster.Notes)
+	}
 	var events []slotEvent
 	for i := range u.Nodes {
 		n := &u.Nodes[i]
@@ -208,19 +209,18 @@ func (w *slotWatch) update(u web.Update) error {
 	return w.print(events)
 }
 
-// notes prints each sentence about objects that can't be read when it comes up.
-func (w *slotWatch) notes(c *web.Cluster) {
-	if c == nil {
-		return
-	}
+// notePrinter prints each note when it comes up.
+type notePrinter struct{ printed map[string]bool }
+
+func (p *notePrinter) print(out io.Writer, notes []web.Note) {
 	now := make(map[string]bool)
-	for _, n := range c.Notes {
-		if !w.told[n.Text] {
-			fmt.Fprintln(w.ErrOut, "note: "+n.Text)
+	for _, n := range notes {
+		if !p.printed[n.Text] {
+			fmt.Fprintln(out, "note: "+n.Text)
 		}
 		now[n.Text] = true
 	}
-	w.told = now
+	p.printed = now
 }
 
 // list prints all slots.

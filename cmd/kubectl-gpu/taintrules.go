@@ -151,7 +151,11 @@ func (c *ruleClient) Delete(ctx context.Context, name string, o metav1.DeleteOpt
 func toAlpha(r *resourceapi.DeviceTaintRule) (*unstructured.Unstructured, error) {
 	r = r.DeepCopy()
 	r.TypeMeta = metav1.TypeMeta{APIVersion: resourcev1alpha3.SchemeGroupVersion.String(), Kind: ruleKind}
-	return convert[unstructured.Unstructured](r)
+	out, err := convert[unstructured.Unstructured](r)
+	if err == nil {
+		delete(out.Object, "status") // which these versions don't know
+	}
+	return out, err
 }
 
 // convert copies the fields that have the same names in JSON.

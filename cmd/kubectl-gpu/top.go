@@ -93,7 +93,7 @@ func (o *options) top(ctx context.Context, nodes []string) error {
 		return write(o.Out, o.output, out)
 	}
 	if len(out) == 0 {
-		fmt.Fprintln(o.Out, "No GPUs can be seen.")
+		fmt.Fprintln(o.Out, nothingSeen)
 		return nil
 	}
 	return writeTop(o.Out, out)

@@ -1,15 +1,59 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"io"
 	"io/fs"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
+
+// TestWebTells: the terminal names rights that are missing, as the page does.
+func TestWebTells(t *testing.T) {
+	s := cluster(t)
+	s.forbidden = []string{"/api/v1/pods", "/api/v1/namespaces/default/pods"}
+	api := httptest.NewServer(s)
+	defer api.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, interrupt := context.WithTimeout(t.Context(), time.Minute)
+	defer interrupt()
+	const want = "note: You may not list pods: which pods wait isn't known. Ask for the verbs list and watch on them.\n"
+	told := &waiting{text: want, then: interrupt}
+	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, screen{})
+	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubeconfig})
+	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.String(), want) != 1 {
+		t.Errorf("%v: %s", err, told)
+	}
+}
+
+// waiting calls then when a text is written.
+type waiting struct {
+	bytes.Buffer
+
+	text string
+	then func()
+}
+
+// Write implements io.Writer.
+func (w *waiting) Write(b []byte) (int, error) {
+	n, err := w.Buffer.Write(b)
+	if strings.Contains(w.String(), w.text) {
+		w.then()
+	}
+	return n, err
+}
 
 // TestBrowserIsWaitedFor: a browser that has ended leaves no process behind.
 func TestBrowserIsWaitedFor(t *testing.T) {
