@@ -21,14 +21,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// denied waits until act is forbidden with these words: a policy takes effect a
-// moment after it is there.
+// denied waits until act is forbidden with these words, or a field of it is: a policy
+// takes effect a moment after it is there.
 func denied(t *testing.T, want string, act func(context.Context) error) {
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		last = act(ctx)
-		return apierrors.IsForbidden(last) && strings.Contains(last.Error(), want), nil
+		return (apierrors.IsForbidden(last) || apierrors.IsInvalid(last)) && strings.Contains(last.Error(), want), nil
 	})
 	if err != nil {
 		t.Errorf("got %v, want it forbidden with %q", last, want)
@@ -111,20 +111,20 @@ func controllerClasses(t *testing.T, s *server) {
 	}
 }
 
-// allocated creates a claim that has one device of node-a.
-func allocated(t *testing.T, s *server) *resourceapi.ResourceClaim {
+// allocated creates a claim that has one device of a node.
+func allocated(t *testing.T, s *server, name, node string) *resourceapi.ResourceClaim {
 	t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim"}}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driver}}}
 	if err := s.admin.Create(t.Context(), claim); err != nil {
 		t.Fatal(err)
 	}
 	claim.Status.Allocation = &resourceapi.AllocationResult{
 		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
-			{Request: "gpu", Driver: driver, Pool: "node-a", Device: "gpu-0"},
+			{Request: "gpu", Driver: driver, Pool: node, Device: "gpu-0"},
 		}},
 		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"node-a"}}}},
+			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}},
 		}},
 	}
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "1"}}
@@ -135,7 +135,7 @@ func allocated(t *testing.T, s *server) *resourceapi.ResourceClaim {
 }
 
 func pluginStatuses(t *testing.T, s *server) {
-	ctx, claim := t.Context(), allocated(t, s)
+	ctx, claim := t.Context(), allocated(t, s, "claim", "node-a")
 	patch := func(c client.Client, status string) error {
 		return c.Status().Patch(ctx, claim.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status": `+status+`}`)))
 	}
@@ -162,9 +162,9 @@ func pluginInventories(t *testing.T, s *server) {
 	double := func(confirmed bool) map[string]any {
 		return map[string]any{"holder": one, "refused": one, "refusedAt": "2026-01-01T00:00:00Z", "confirmed": confirmed}
 	}
-	inv := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "node-a"}}}
+	inv := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "node-c"}}}
 	inv.SetGroupVersionKind(schema.GroupVersionKind{Group: "gpu.tessera.dev", Version: "v1alpha1", Kind: "GPUInventory"})
-	plugin := s.as(t, "node", "node-a")
+	plugin := s.as(t, "node", "node-c")
 	if err := plugin.Create(ctx, inv); err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +200,9 @@ func pluginInventories(t *testing.T, s *server) {
 	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(changed)) })
 	if err := write(reports(double(false))); err != nil {
 		t.Errorf("replace it: %v", err)
+	}
+	if err := s.admin.Delete(ctx, inv); err != nil {
+		t.Error(err)
 	}
 }
 

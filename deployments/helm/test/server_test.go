@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,9 @@ func startServer(t *testing.T, flags ...string) *server {
 	var env envtest.Environment
 	// From 1.36 on the server checks before admission who may change which part of
 	// a claim's status. Older ones leave it to the chart's policy.
-	env.ControlPlane.GetAPIServer().Configure().Append("feature-gates", "DRAResourceClaimGranularStatusAuthorization=false")
+	if !slices.ContainsFunc(flags, func(flag string) bool { return strings.HasPrefix(flag, "feature-gates=") }) {
+		env.ControlPlane.GetAPIServer().Configure().Append("feature-gates", "DRAResourceClaimGranularStatusAuthorization=false")
+	}
 	for _, flag := range flags {
 		name, value, _ := strings.Cut(flag, "=")
 		env.ControlPlane.GetAPIServer().Configure().Append(name, value)
@@ -112,7 +115,16 @@ func (s *server) install(t *testing.T, args ...string) {
 // that is not empty.
 func (s *server) as(t *testing.T, account, node string) client.Client {
 	t.Helper()
+	c, err := client.New(s.configAs(account, node), client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (s *server) configAs(account, node string) *rest.Config {
 	config := rest.CopyConfig(s.config)
+	config.QPS = -1
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:tessera:tessera-" + account,
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:tessera", "system:authenticated"},
@@ -120,11 +132,7 @@ func (s *server) as(t *testing.T, account, node string) client.Client {
 	if node != "" {
 		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
 	}
-	c, err := client.New(config, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return config
 }
 
 // TestServer is one test because a server takes seconds to start.
@@ -133,11 +141,16 @@ func TestServer(t *testing.T) {
 	t.Run("every object is accepted", func(t *testing.T) { acceptsAll(t, s) })
 	t.Run("CRDs are kept", func(t *testing.T) { keepsCRDs(t, s) })
 	s.install(t)
+	populate(t, s)
+	t.Run("a node's token changes nothing of others", func(t *testing.T) { nodeToken(t, s) })
 	t.Run("the controller writes its driver's slices", func(t *testing.T) { controllerSlices(t, s) })
 	t.Run("the controller writes its own classes", func(t *testing.T) { controllerClasses(t, s) })
 	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
 	t.Run("the plugin confirms no double allocation", func(t *testing.T) { pluginInventories(t, s) })
+	t.Run("a tenant gets no admin access and nothing of others", func(t *testing.T) { tenant(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
+	s.install(t, "--set=controller.nodeLabels.enabled=true")
+	t.Run("the controller's token changes nothing of others", func(t *testing.T) { controllerToken(t, s) })
 	t.Run("a failed removal of labels is repeated", func(t *testing.T) { repeatsLabelRemoval(t, s) })
 }
 
