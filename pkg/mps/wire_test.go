@@ -1,12 +1,17 @@
 package mps_test
 
 import (
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
 )
 
 func TestStateSurvivesTheWire(t *testing.T) {
@@ -50,4 +55,60 @@ func TestValidate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzDaemonFromWire reads what a program that reached the supervisor's socket could
+// send. The name of a daemon that is valid is one of a directory, and nothing else, and
+// a device is one word of a list.
+func FuzzDaemonFromWire(f *testing.F) {
+	for _, d := range []mps.Daemon{
+		{},
+		{Name: "gpu-980fb007", Devices: []gpu.UUID{"GPU-1", "GPU-2"}, ThreadPercentage: 25, MemoryMiB: []int64{3072, 0}},
+		{Name: "../../etc", Devices: []gpu.UUID{"GPU-1,GPU-2"}, MemoryMiB: []int64{-1}},
+	} {
+		data, err := proto.Marshal(mps.ToWire(d))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var message mpspb.Daemon
+		if proto.Unmarshal(data, &message) != nil {
+			return
+		}
+		d := mps.FromWire(&message)
+		if d.Validate() != nil {
+			return
+		}
+		if filepath.Base(d.Name) != d.Name || !filepath.IsLocal(d.Name) {
+			t.Errorf("daemon %q", d.Name)
+		}
+		for _, uuid := range d.Devices {
+			if strings.ContainsAny(string(uuid), ", \n=") {
+				t.Errorf("device %q", uuid)
+			}
+		}
+		if diff := cmp.Diff(d, mps.FromWire(mps.ToWire(d)), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("(-sent +received):\n%s", diff)
+		}
+	})
+}
+
+// FuzzReportFromWire reads what another version of the supervisor could answer.
+func FuzzReportFromWire(f *testing.F) {
+	data, err := proto.Marshal(mps.ReportToWire(mps.Report{Revision: 7, Daemons: []mps.State{{Daemon: mps.Daemon{Name: "a"}, Phase: mps.Running, PID: 7}}}))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var message mpspb.States
+		if proto.Unmarshal(data, &message) != nil {
+			return
+		}
+		if report := mps.ReportFromWire(&message); len(report.Daemons) != len(message.GetStates()) {
+			t.Errorf("%d daemons of %d", len(report.Daemons), len(message.GetStates()))
+		}
+	})
 }

@@ -116,6 +116,44 @@ func TestPrivateMemory(t *testing.T) {
 // Files that clients write to the daemon's /dev/shm don't fill the host's /run.
 // The file system stays when the daemon or the supervisor is restarted, and is
 // removed with the daemon.
+// TestLinksOfClientsAreNotFollowed has a client leave links in the /dev/shm that it
+// shares with the daemon. Neither the next daemon's start nor the end removes what they
+// lead to.
+func TestLinksOfClientsAreNotFollowed(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	first := n.ensure(one("a"))
+	host := t.TempDir()
+	kept := filepath.Join(host, "kept")
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	links := func() {
+		t.Helper()
+		shm := n.at("a").shm()
+		deep := filepath.Join(shm, "a", "b")
+		if err := errors.Join(os.MkdirAll(deep, 0o777), os.Symlink(host, filepath.Join(shm, "directory")),
+			os.Symlink(kept, filepath.Join(deep, "file")), os.Symlink(host, filepath.Join(deep, "directory"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links()
+	if err := unix.Kill(first.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until(func(all []mps.State) bool { return all[0].Phase == mps.Running && all[0].Restarts == 1 })
+	links()
+	if _, err := n.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(string(n.at("a"))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the daemon's directory is still there: %v", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("a file of the host was removed: %v", err)
+	}
+}
+
 func TestSharedMemoryIsBounded(t *testing.T) {
 	n := newNode(t)
 	n.start("")

@@ -108,6 +108,37 @@ func TestContainerOfAShare(t *testing.T) {
 	}
 }
 
+// TestMountsAreOnlyTheDriversAndTheClaims checks that nothing is mounted into containers
+// but read-only files of the driver, and the directories of the claim's own daemon.
+func TestMountsAreOnlyTheDriversAndTheClaims(t *testing.T) {
+	s, driver, dir := shared(t)
+	pipe := daemonDir(t, "gpu/pipe")
+	ids, err := s.Write("claim-1", given(t, driver, gpu.Prepared{
+		Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4}, MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: pipe}},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	for _, of := range ids {
+		for _, m := range inject(t, dir, of).Mounts {
+			if !slices.Contains(m.Options, "ro") || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") {
+				t.Errorf("%s at %s: %v", m.Source, m.Destination, m.Options)
+			}
+			if m.Source == pipe {
+				continue
+			}
+			files++
+			if !strings.HasPrefix(m.Source, driver.Root+"/") {
+				t.Errorf("%s isn't the driver's, which is at %s", m.Source, driver.Root)
+			}
+		}
+	}
+	if files < 5 {
+		t.Errorf("only %d files of the driver", files)
+	}
+}
+
 func TestDaemonsDirectoryIsMissing(t *testing.T) {
 	s, driver, _ := shared(t)
 	there := daemonDir(t, "gpu/pipe")

@@ -109,9 +109,9 @@ func field(path string, data []byte, name string) (int64, error) {
 }
 
 func number(path, text string) (int64, error) {
-	n, err := strconv.ParseInt(text, 10, 32)
+	n, err := strconv.ParseUint(text, 10, 31)
 	if err != nil {
 		return 0, fmt.Errorf("%s of the host: %w", path, err)
 	}
-	return n, nil
+	return int64(n), nil
 }

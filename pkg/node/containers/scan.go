@@ -57,7 +57,8 @@ func (c *Containers) process(pid int, file string) string {
 	return c.path(filepath.Join("/proc", strconv.Itoa(pid), file))
 }
 
-// parseMounts finds marks in a mountinfo file.
+// parseMounts finds marks in a mountinfo file. A container can have other mounts at such
+// paths.
 func parseMounts(mountinfo string, pid int) []mount {
 	var mounts []mount
 	for line := range strings.Lines(mountinfo) {
@@ -65,7 +66,7 @@ func parseMounts(mountinfo string, pid int) []mount {
 		if len(fields) < 5 {
 			continue
 		}
-		if uid, ok := strings.CutPrefix(fields[4], MountDir+"/"); ok {
+		if uid, ok := strings.CutPrefix(fields[4], MountDir+"/"); ok && uidPattern.MatchString(uid) {
 			mounts = append(mounts, mount{claimUID: uid, deleted: strings.HasSuffix(fields[3], "//deleted"), pid: pid})
 		}
 	}

@@ -50,7 +50,7 @@ func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration
 	}
 	reason := oneLine(out)
 	if m := refusal.FindStringSubmatch(out); m != nil {
-		reason = m[1]
+		reason = oneLine(m[1])
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -72,7 +72,7 @@ var refusal = regexp.MustCompile(`(?m)^\s*GPU \S+: (\S.*?)\s*$`)
 // oneLine returns a program's output on one line, shortened, for an error.
 func oneLine(out string) string {
 	const most = 400
-	s := strings.Join(strings.Fields(out), " ")
+	s := strings.Join(strings.Fields(strings.ToValidUTF8(out, "�")), " ")
 	if len(s) > most {
 		s = strings.ToValidUTF8(s[:most], "") + "…"
 	}

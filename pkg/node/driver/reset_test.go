@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -111,4 +112,19 @@ func TestResetIsExplained(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// FuzzReset reads any text as nvidia-smi's about a reset. It is never taken for a reset
+// that was done, and its report is one line, as a condition's message has it.
+func FuzzReset(f *testing.F) {
+	f.Add("The following GPUs could not be reset:\n  GPU 00000000:C1:00.0: In use by another client\n\n1 device is currently being used.\n")
+	f.Add("GPU 00000000:C1:00.0: Not Supported\n")
+	f.Add("\xff\n")
+	f.Fuzz(func(t *testing.T, out string) {
+		refused := errors.New("exit status 1")
+		err := reset(t.Context(), func(context.Context, ...string) (string, error) { return out, refused }, "GPU-1", time.Minute)
+		if err == nil || strings.ContainsAny(err.Error(), "\n\r") || !utf8.ValidString(err.Error()) {
+			t.Errorf("%q", err)
+		}
+	})
 }
