@@ -72,6 +72,9 @@ check_scripts() {
 # which takes a few minutes the first time.
 check_chart() { go test -count 1 ./deployments/helm/...; }
 
+# check_image builds the image and lists what it has.
+check_image() { go test -count 1 -tags image -run TestImage ./deployments/container/contents; }
+
 # check_words keeps out what is only true on one person's machine, and a TODO
 # that names no issue.
 check_words() {
@@ -114,7 +117,7 @@ check_links() {
 }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits format generate modules chart lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits format generate modules chart image lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do
