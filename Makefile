@@ -81,6 +81,10 @@ chart: prepare ## Check the Helm chart: helm lint --strict, and what it renders
 lint: prepare $(TOOLS_STAMP) ## Run the linters only
 	hack/verify.sh format lint logcheck
 
+.PHONY: govulncheck
+govulncheck: prepare $(TOOLS_STAMP) ## Ask the Go vulnerability database about the code that is reached; needs the network
+	CGO_ENABLED=1 $(TOOLS)/govulncheck ./...
+
 .PHONY: format
 format: $(TOOLS_STAMP) ## Format the Go files
 	$(TOOLS)/golangci-lint fmt
