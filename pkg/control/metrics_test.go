@@ -136,23 +136,51 @@ func TestOffersOfPolicies(t *testing.T) {
 	}
 }
 
-// TestObjectMetrics has a policy of each kind, and nodes of which some have no slices.
+// TestObjectMetrics has a policy of each kind, and nodes with a pool, without the one that
+// they should have, and without one in order.
 func TestObjectMetrics(t *testing.T) {
 	applied, waits, fresh := sharing("applied", v1alpha1.SharingPolicySpec{}), sharing("waits", v1alpha1.SharingPolicySpec{}), sharing("new", v1alpha1.SharingPolicySpec{})
 	applied.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied}}
 	waits.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting}}
 	objects := []client.Object{applied, waits, fresh}
 	objects = slices.Concat(objects, nodeWith("a", "", h100(0)), nodeWith("b", "", h100(0)), nodeWith("without-gpus", ""))
+	withoutPool := map[string]func(*v1alpha1.GPUInventory){
+		"deleted": func(inv *v1alpha1.GPUInventory) {
+			inv.DeletionTimestamp, inv.Finalizers = new(metav1.Now()), []string{"example.com/test"}
+		},
+		"unregistered": func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil },
+		"conflicting": func(inv *v1alpha1.GPUInventory) {
+			inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue}}
+		},
+		"lost": func(inv *v1alpha1.GPUInventory) {
+			inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.Lost)}}
+		},
+	}
+	hidden := []string{"b"}
+	for name, change := range withoutPool {
+		added := nodeWith(name, "", h100(0))
+		change(added[1].(*v1alpha1.GPUInventory))
+		objects, hidden = append(objects, added...), append(hidden, name)
+	}
 	f := newFleet(t, publish.NoCounters, objects...)
-	f.hidden = []string{"b"}
+	f.hidden = hidden
+	var inventories v1alpha1.GPUInventoryList
+	if err := f.api.List(t.Context(), &inventories); err != nil {
+		t.Fatal(err)
+	}
+	for i := range inventories.Items {
+		if _, err := f.policies.planner.forNode(t.Context(), &inventories.Items[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
 	r := prometheus.NewRegistry()
-	r.MustRegister(newObjectMetrics(f.api, f))
+	r.MustRegister(newObjectMetrics(f.api, f, f.policies.planner))
 	const want = `
 # HELP tessera_policy_applied Whether the SharingPolicy's condition Applied is true, with its reason.
 # TYPE tessera_policy_applied gauge
 tessera_policy_applied{policy="applied",reason="Applied"} 1
 tessera_policy_applied{policy="waits",reason="Waiting"} 0
-# HELP tessera_pool_published Whether a node whose plugin has reported GPUs has a complete pool of ResourceSlices.
+# HELP tessera_pool_published Whether a node that should have a pool of ResourceSlices has a complete one.
 # TYPE tessera_pool_published gauge
 tessera_pool_published{node="a"} 1
 tessera_pool_published{node="b"} 0

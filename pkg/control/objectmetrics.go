@@ -22,6 +22,7 @@ const scrapeTimeout = time.Second
 type objectMetrics struct {
 	cache              client.Reader
 	slices             cachedSlices
+	planner            *planner
 	applied, published *prometheus.Desc
 }
 
@@ -29,13 +30,13 @@ type cachedSlices interface {
 	Cached(node string) (publish.Found, error)
 }
 
-func newObjectMetrics(cache client.Reader, slices cachedSlices) *objectMetrics {
+func newObjectMetrics(cache client.Reader, slices cachedSlices, p *planner) *objectMetrics {
 	return &objectMetrics{
-		cache: cache, slices: slices,
+		cache: cache, slices: slices, planner: p,
 		applied: prometheus.NewDesc("tessera_policy_applied",
 			"Whether the SharingPolicy's condition Applied is true, with its reason.", []string{"policy", "reason"}, nil),
 		published: prometheus.NewDesc("tessera_pool_published",
-			"Whether a node whose plugin has reported GPUs has a complete pool of ResourceSlices.", []string{"node"}, nil),
+			"Whether a node that should have a pool of ResourceSlices has a complete one.", []string{"node"}, nil),
 	}
 }
 
@@ -66,10 +67,19 @@ func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
 	for i := range inventories.Items {
 		inv := &inventories.Items[i]
 		found, err := m.slices.Cached(inv.Name)
-		if err == nil && len(inv.Status.GPUs) > 0 {
+		if err == nil && m.wantsPool(inv) {
 			to <- gauge(m.published, publish.Complete(found.Ours), inv.Name)
 		}
 	}
+}
+
+// wantsPool reports whether a node should have a pool. As long as nothing could be decided
+// about a node with GPUs, it should.
+func (m *objectMetrics) wantsPool(inv *v1alpha1.GPUInventory) bool {
+	if last, decided := m.planner.lastAccount(inv.Name); decided && last.pool == "" {
+		return false
+	}
+	return publishable(inv) && len(inv.Status.GPUs) > 0
 }
 
 // gauge is 1 for true and 0 for false.

@@ -194,7 +194,7 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	planner := newPlanner(mgr.GetClient(), c, s, kinds)
 	planner.metrics = counted
 	slices := countedSlices{p, counted.writes}
-	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices)); err != nil {
+	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices, planner)); err != nil {
 		return fmt.Errorf("register metrics of policies and pools: %w", err)
 	}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{})
