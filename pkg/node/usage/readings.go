@@ -49,6 +49,8 @@ type Readings struct {
 	underway map[gpu.UUID]bool
 	asked    time.Time
 	wake     chan struct{}
+	// first is closed when scrapes after a pause needn't wait for readings any more.
+	first chan struct{}
 	// attributes has the GPUs whose driver was seen to tell the utilization of MPS clients.
 	attributes map[gpu.UUID]bool
 }
@@ -111,35 +113,41 @@ func (r *Readings) awake() bool {
 
 // Scrape returns the last reading of each GPU whose last reading succeeded, and keeps the
 // GPUs being read for awakeFor. If there was no scrape for longer, it drops the readings
-// from before, and waits up to firstWithin for new ones.
+// from before; this scrape, and those that come meanwhile, wait up to firstWithin for new
+// ones.
 func (r *Readings) Scrape() map[gpu.UUID]Reading {
-	if asleep := r.recordScrape(); asleep {
+	first, asleep := r.recordScrape()
+	if asleep {
 		select {
 		case r.wake <- struct{}{}:
 		default:
 		}
 		timer := time.NewTimer(firstWithin)
-		defer timer.Stop()
 		select {
 		case <-r.read():
 		case <-timer.C:
 		}
+		timer.Stop()
+		close(first)
 	}
+	<-first
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.latest)
 }
 
-// recordScrape reports whether the GPUs weren't being read.
-func (r *Readings) recordScrape() (asleep bool) {
+// recordScrape reports whether the GPUs weren't being read, and returns the channel that
+// scrapes wait for. The caller closes it if they weren't.
+func (r *Readings) recordScrape() (first chan struct{}, asleep bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
 	if asleep = now.Sub(r.asked) >= awakeFor; asleep {
 		clear(r.latest)
+		r.first = make(chan struct{})
 	}
 	r.asked = now
-	return asleep
+	return r.first, asleep
 }
 
 // read begins to read the GPUs that aren't being read. The channel is closed when they

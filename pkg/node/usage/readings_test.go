@@ -143,6 +143,30 @@ func TestHangsUnasked(t *testing.T) {
 	})
 }
 
+// TestTwoScrapersAfterPause has a second scraper come while the first waits for the first
+// readings: it gets them too.
+func TestTwoScrapersAfterPause(t *testing.T) {
+	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+		time.Sleep(time.Hour + readEvery/2)
+		begun := make(chan error)
+		d.mu.Lock()
+		d.blocks[divided], d.blocks[shared] = begun, begun
+		d.mu.Unlock()
+		got := make(chan int, 2)
+		for range 2 {
+			go func() { got <- len(r.Scrape()) }()
+			synctest.Wait()
+		}
+		begun <- nil
+		begun <- nil
+		for range 2 {
+			if n := <-got; n != 2 {
+				t.Errorf("a scrape got %d GPUs, want both", n)
+			}
+		}
+	})
+}
+
 // slowDriver is one whose calls take a moment.
 type slowDriver struct {
 	begun    chan bool
