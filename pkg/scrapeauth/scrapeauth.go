@@ -61,7 +61,11 @@ type guard struct {
 
 	mu sync.Mutex
 	// known has tokens with a path, and addresses, so that strangers can't use up the
-	// requests of a caller that was allowed, and whose token is renewed.
+	// requests of a caller that was allowed, and whose token is renewed. Strangers at the
+	// caller's own address (behind the same NAT or proxy) can: whether a token is good isn't
+	// known before the API server was asked, so counting failures only would change nothing.
+	// Then a renewed token is refused until one of its scrapes finds room; the one before
+	// goes on to pass until it expires.
 	known map[caller]*acquaintance
 }
 
