@@ -1,12 +1,13 @@
 // Package files replaces and removes files. If the process dies, a path has the old
-// file or the new one, complete. It syncs nothing; a caller whose file must survive a
-// power loss does.
+// file or the new one, complete. Only MakeDir and SyncDir sync something; a caller whose
+// file must survive a power loss syncs the file and, with SyncDir, its name.
 package files
 
 import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,4 +40,33 @@ func RemoveIfEmpty(dir string) error {
 		return err
 	}
 	return nil
+}
+
+// MakeDir makes a directory, and those above it that are missing. When it returns nil,
+// their names survive a power loss, also if an earlier process has made the directory
+// and was killed.
+func MakeDir(dir string, mode os.FileMode) error {
+	parent := filepath.Dir(dir)
+	err := os.Mkdir(dir, mode)
+	if errors.Is(err, fs.ErrNotExist) && parent != dir {
+		if err := MakeDir(parent, mode); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, mode)
+	}
+	if err != nil {
+		if info, statErr := os.Stat(dir); statErr != nil || !info.IsDir() {
+			return err
+		}
+	}
+	return SyncDir(parent)
+}
+
+// SyncDir makes the names in a directory survive a power loss.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }

@@ -57,7 +57,7 @@ func Lock(ctx context.Context, path string) (*Dir, error) {
 }
 
 func openLock(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := files.MakeDir(dir, 0o755); err != nil {
 		return nil, err
 	}
 	return os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)

@@ -57,7 +57,7 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	if step == nil {
 		step = func(string) {}
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := files.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's directory: %w", err)
 	}
 	d, err := os.Open(dir)

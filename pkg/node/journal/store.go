@@ -107,13 +107,10 @@ func (s *store[R]) makeDir() error {
 	if s.len() > 0 {
 		return nil
 	}
-	if err := os.Mkdir(s.dir, 0o700); err != nil {
-		if errors.Is(err, os.ErrExist) {
-			return nil
-		}
+	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	return s.syncDir(filepath.Dir(s.dir))
+	return s.syncDir(filepath.Dir(s.dir)) // also where an earlier process was killed before it did
 }
 
 // put writes the record and removes the renamed files of its key. See
@@ -234,11 +231,7 @@ func (s *store[R]) syncDir(dir string) error {
 	if !s.sync {
 		return nil
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return files.SyncDir(dir)
 }
 
 // explain adds to an error what to do about it.

@@ -1,0 +1,265 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/files/filestest"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
+)
+
+// computer is the machine below a plugin whose disk is the test's: GPUs that forget at
+// a reboot, and a supervisor of MPS daemons.
+type computer struct {
+	host    driverroot.Host
+	root    driverroot.Root
+	machine *nvmlsim.Machine
+	hw      *nvmltest.Simulated
+	daemons *nodetest.Daemons
+	boots   int
+	// disk is mounted at dir, as programs and as the host see it. The plugin has its own and
+	// the CDI directory there.
+	disk *filestest.Disk
+	dir  string
+}
+
+// newComputer returns the installed driver's computer, freshly booted. Tests that use it
+// must not run at the same time.
+func newComputer(t *testing.T) *computer {
+	t.Helper()
+	c := &computer{host: driverroot.NewHost(installed.Host)}
+	var err error
+	if c.root, err = driverroot.Find(c.host, ""); err != nil {
+		t.Fatal(err)
+	}
+	if c.machine, err = installed.Hardware(); err != nil {
+		t.Fatal(err)
+	}
+	c.hw = nvmltest.OpenSimulated(c.machine)
+	outside, err := os.MkdirTemp("", "disk") //nolint:usetesting // the name is the host's, too
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.dir = filepath.Join(outside, "d")
+	for _, dir := range []string{c.dir, "/proc", "/sys/fs/cgroup"} { // no container runs there
+		if err := os.MkdirAll(c.host.Path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink(c.host.Path(c.dir), c.dir)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.reboot(t)
+		if err := errors.Join(c.hw.Close(), c.machine.Close(), os.RemoveAll(outside), os.RemoveAll(c.host.Path(outside))); err != nil {
+			t.Error(err)
+		}
+	})
+	c.disk = filestest.New(t, c.host.Path(c.dir), nil)
+	c.reboot(t)
+	return c
+}
+
+// reboot ends everything that isn't on a disk.
+func (c *computer) reboot(t *testing.T) {
+	t.Helper()
+	c.boots++
+	run := filepath.Join("/run/mps", t.Name())
+	c.daemons = nodetest.NewDaemons(c.host.Path("/"), filepath.Join(run, "d"))
+	if err := errors.Join(c.machine.Reboot(), os.RemoveAll(c.host.Path(run))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *computer) bootID() string { return fmt.Sprintf("boot-%d", c.boots) }
+func (c *computer) data() string   { return filepath.Join(c.dir, "data") }
+func (c *computer) cdi() string    { return filepath.Join(c.dir, "cdi") }
+
+func (c *computer) smi(_ context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	code := smi.Run(args, &out, func() (*nvmlsim.Machine, error) { return nvmlsim.Open(c.machine.StatePath()) })
+	if code != 0 {
+		return out.String(), fmt.Errorf("exit status %d", code)
+	}
+	return out.String(), nil
+}
+
+// onDisk is a plugin without a kubelet and an API server, whose files are on the
+// computer's disk.
+type onDisk struct {
+	*hardwareParts
+	ctx  context.Context
+	dir  *datadir.Dir
+	ends []func() error
+}
+
+// start does the steps of a start of the plugin up to its registration.
+func (c *computer) start() (_ *onDisk, err error) {
+	ctx := klog.NewContext(context.Background(), klog.Logger{}) // thousands of starts say the same
+	p := &onDisk{ctx: ctx, hardwareParts: &hardwareParts{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.end())
+		}
+	}()
+	if p.dir, err = datadir.Lock(ctx, c.data()); err != nil {
+		return p, err
+	}
+	p.ends = append(p.ends, p.dir.Close)
+	hook, err := p.dir.InstallHook("/bin/true")
+	if err != nil {
+		return p, err
+	}
+	if p.journal, err = journal.Open(p.dir.Journal(), nil); err != nil {
+		return p, err
+	}
+	p.ends = append(p.ends, p.journal.Close)
+	marks, err := containers.New(p.dir.Marks(), c.host.Path)
+	if err != nil {
+		return p, err
+	}
+	specs := cdi.New(cdi.Config{Dir: c.cdi(), HookPath: hook, Host: c.host, Mark: marks.Mark})
+	if err := errors.Join(p.dir.Check(specs), specs.Tidy(), marks.Recover()); err != nil {
+		return p, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- marks.Run(ctx) }()
+	p.ends = append(p.ends, func() error { cancel(); return <-ended })
+	if err := c.wire(p, specs, marks); err != nil {
+		return p, err
+	}
+	return p, errors.Join(p.sharing.Recover(p.ctx), p.partitions.Recover(p.ctx), p.preparer.Recover(p.ctx))
+}
+
+// wire builds the parts that have to do with hardware, and gives it to them.
+func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Containers) error {
+	claims, known := holding.NewClaims(p.journal), facts.New("node-0")
+	gpus, err := c.hw.GPUs()
+	if err != nil {
+		return err
+	}
+	version, err := c.hw.Driver()
+	if err != nil {
+		return err
+	}
+	if err := known.Found(gpu.Node{Name: "node-0", GPUs: gpus}); err != nil {
+		return err
+	}
+	minor := func(uuid gpu.UUID) error {
+		now, err := c.hw.GPUs()
+		for _, g := range now {
+			if g.UUID == uuid {
+				err = specs.SetMinor(uuid, g.Minor)
+			}
+		}
+		return err
+	}
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: c.bootID(), ModeSwitched: minor})
+	p.sharing = sharing.New(sharing.Config{
+		Journal: p.journal, Claims: claims, BootID: c.bootID(), Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
+	})
+	p.preparer = prepare.New(prepare.Config{
+		Journal: p.journal, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,
+		Holders: leaving{}, Driver: gpu.DriverName, Pool: "node-0", BootID: c.bootID(),
+	})
+	p.partitions.SetHardware(c.hw)
+	p.sharing.SetHardware(c.hw, c.smi)
+	p.sharing.SetTimeSlices(map[gpu.UUID]string{gpus[1].UUID: "Long"})
+	p.ends = append(p.ends, func() error {
+		p.sharing.SetHardware(nil, nil)
+		p.partitions.SetHardware(nil)
+		return nil
+	})
+	return specs.SetDriver(&cdi.Driver{
+		Version: version.Version, Root: c.root.Path, DevRoot: c.root.DevRoot, ProcRoot: c.root.ProcRoot, GPUs: gpus, Session: c.hw.Session,
+	})
+}
+
+// end ends the plugin as a crash does: nothing is tidied up.
+func (p *onDisk) end() error {
+	var errs []error
+	for len(p.ends) > 0 {
+		errs = append(errs, p.ends[len(p.ends)-1]())
+		p.ends = p.ends[:len(p.ends)-1]
+	}
+	return errors.Join(errs...)
+}
+
+// leaveHost ends everything that no claim needs.
+func (p *onDisk) leaveHost() error {
+	return errors.Join(p.sharing.LeaveHost(p.ctx), p.partitions.LeaveHost(p.ctx))
+}
+
+func (p *onDisk) prepare(c *resourceapi.ResourceClaim) error {
+	_, err := p.preparer.Prepare(p.ctx, c)
+	return err
+}
+
+func (p *onDisk) unprepare(c *resourceapi.ResourceClaim) error {
+	return p.preparer.Unprepare(p.ctx, kubeletplugin.NamespacedObject{UID: c.UID})
+}
+
+// names of the prepared claims.
+func (p *onDisk) names() map[string]bool {
+	names := map[string]bool{}
+	for _, r := range p.journal.All() {
+		names[r.ClaimUID] = true
+	}
+	return names
+}
+
+// unread are the files that the plugin has renamed.
+func (p *onDisk) unread() []string {
+	var paths []string
+	for _, u := range p.journal.Unreadable() {
+		paths = append(paths, u.Path)
+	}
+	for _, u := range append(append(p.journal.UnreadableGPUs(), p.journal.UnreadableSettings()...), p.journal.UnreadableHealth()...) {
+		paths = append(paths, u.Path)
+	}
+	return paths
+}
+
+// doctor returns the doctor's findings.
+func (c *computer) doctor(ctx context.Context) error {
+	r, err := doctor.Check(doctor.Node{
+		Journal: datadir.JournalOf(c.data()), CDI: c.cdi(), Host: hostFS{c.host}, BootID: c.bootID(), Hardware: c.hw,
+		Capabilities: filepath.Join(c.root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: c.daemons.Dir,
+		Sharing: sharingState{ctx: ctx, daemons: c.daemons, runDir: mps.RunDir(filepath.Join(c.daemons.Host, filepath.Dir(c.daemons.Dir))), session: c.hw.Session, smi: c.smi},
+	})
+	var found []string
+	for _, f := range r.Findings {
+		found = append(found, fmt.Sprintf("%s %s: %s", f.Level, f.Check, f.What))
+	}
+	if err == nil && found != nil {
+		err = fmt.Errorf("the doctor finds %s", strings.Join(found, "; "))
+	}
+	return err
+}
