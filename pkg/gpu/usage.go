@@ -20,12 +20,15 @@ type MemoryUsage struct {
 	Total, Used int64
 }
 
-// PartitionUsage says how much of the memory of a MIG device is used: of the memory of
-// its GPU instance, which compute instances share.
+// PartitionUsage says how much of a MIG device is used: of its GPU instance, which compute
+// instances share.
 type PartitionUsage struct {
 	UUID                             UUID
 	GPUInstanceID, ComputeInstanceID int
 	Memory                           MemoryUsage
+	// Utilization is the fraction of the time since the last reading in which any program
+	// ran on the instance. Drivers tell it from Hopper on.
+	Utilization *float64
 }
 
 // Process uses a GPU.

@@ -7,8 +7,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -86,6 +88,14 @@ func contract(t *testing.T, path string) {
 		}
 	}()
 	nvmltest.Contract(t, s)
+	t.Run("performance counters", func(t *testing.T) {
+		lib := gonvml.New(gonvml.WithLibraryPath(path)) // the session's, by itself
+		if ret := lib.Init(); ret != gonvml.SUCCESS {
+			t.Fatal(ret)
+		}
+		defer lib.Shutdown()
+		nvmltest.PerformanceCounters(t, lib)
+	})
 	t.Run("changes", func(t *testing.T) {
 		machine, err := nvmlsim.Open(filepath.Join(filepath.Dir(path), "../../..", nvmlsim.StateFile))
 		if errors.Is(err, nvmlsim.ErrNoState) {
@@ -122,7 +132,14 @@ func TestContractInProcess(t *testing.T) {
 
 // TestPartitionUsage checks what is told of a GPU in MIG mode.
 func TestPartitionUsage(t *testing.T) {
-	nvmltest.PartitionUsage(t, nvmltest.NewSimulated(t, "{gpus: [{model: h100-80gb, migEnabled: true}]}"))
+	for model, counters := range map[string]bool{"h100-80gb": true, "a100-40gb": false} {
+		t.Run(model, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := nvmltest.NewSimulated(t, "{gpus: [{model: "+model+", migEnabled: true}]}")
+				nvmltest.PartitionUsage(t, s.Machine, counters)
+			})
+		})
+	}
 }
 
 // machines returns one machine with two GPUs for every model, and a virtual

@@ -197,6 +197,10 @@ func (s *Session) destroyOn(handle gonvml.Device, object string, uuid gpu.UUID, 
 		return fmt.Errorf("%w: %s at %d:%d with %d compute instances, MIG device %q", ErrMismatch,
 			there.Profile, there.Placement.Start, there.Placement.Size, len(there.devices), there.UUID)
 	}
+	samples := s.gpmOf(uuid)
+	samples.mu.Lock()
+	defer samples.mu.Unlock()
+	samples.free(want.GPUInstanceID)
 	return there.destroy()
 }
 

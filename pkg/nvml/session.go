@@ -21,7 +21,8 @@ import (
 // affected. It stores the handles and identities of the GPUs it has seen, so
 // that a call for one GPU needs no other and a lost GPU can still be named;
 // their MIG profiles, which don't change while the driver is loaded; and their
-// NVLinks. It stores no other state of the hardware.
+// NVLinks; and a sample of the performance counters of each GPU instance, for
+// Usage. It stores no other state of the hardware.
 type Session struct {
 	lib     *library
 	has     map[string]bool  // which of the calls that older drivers don't have
@@ -38,6 +39,7 @@ type Session struct {
 	// handles has the handles of the identified GPUs, and indexes their indexes.
 	handles map[gpu.UUID]gonvml.Device
 	indexes map[int]gpu.UUID
+	gpm     map[gpu.UUID]*gpmSamples
 
 	watching sync.Mutex // held by WaitEvent
 	events   gonvml.EventSet
@@ -86,6 +88,7 @@ const (
 	callAddressingMode = "nvmlDeviceGetAddressingMode"
 	callLinkEnd        = "nvmlDeviceGetNvLinkRemoteDeviceType"
 	callSRAMErrors     = "nvmlDeviceGetSramEccErrorStatus"
+	callGPM            = "nvmlGpmMigSampleGet"
 )
 
 // initialize returns which of the calls above the library has.
@@ -96,7 +99,7 @@ func (l *library) initialize(name string) (has map[string]bool, err error) {
 		return nil, err
 	}
 	has = map[string]bool{}
-	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors} {
+	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors, callGPM} {
 		has[call] = l.Extensions().LookupSymbol(call) == nil
 	}
 	return has, nil
@@ -135,7 +138,7 @@ func (o *Opener) init(lib *library, name string) (*Session, error) {
 	}
 	return &Session{
 		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, dropped: map[gpu.UUID]bool{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, dropped: map[gpu.UUID]bool{},
 	}, nil
 }
 
@@ -155,7 +158,10 @@ func (s *Session) Close() error {
 		s.events.Free()
 		s.events = nil
 	}
-	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, s.lib.shutdown)
+	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, func() error {
+		s.freeSamples()
+		return s.lib.shutdown()
+	})
 }
 
 // Driver reads the driver's versions.

@@ -17,16 +17,17 @@ import (
 const memoryNotAvailable = math.MaxUint64
 
 // Usage reads how much of a GPU programs use; the utilization of processes is that of
-// the last time over. A value that the driver doesn't have stays unknown. Without root,
+// the last time over, and that of partitions of the time since the last call, which needs
+// calls at about that interval. A value that the driver doesn't have stays unknown. Without root,
 // the driver doesn't tell the processes of MIG devices. It returns ErrLost if the GPU
 // doesn't answer or isn't listed, and ErrNotResponding.
 func (s *Session) Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error) {
 	return onGPU(s, uuid, "read its usage", s.limits.read, func(handle gonvml.Device, object string) (gpu.Usage, error) {
-		return s.readUsage(handle, over, object)
+		return s.readUsage(handle, uuid, over, object)
 	})
 }
 
-func (s *Session) readUsage(handle gonvml.Device, over time.Duration, object string) (u gpu.Usage, err error) {
+func (s *Session) readUsage(handle gonvml.Device, uuid gpu.UUID, over time.Duration, object string) (u gpu.Usage, err error) {
 	if u.Memory, err = s.readMemory(handle, object); err != nil {
 		return gpu.Usage{}, err
 	}
@@ -40,7 +41,7 @@ func (s *Session) readUsage(handle gonvml.Device, over time.Duration, object str
 	if err = addUtilization(u.Processes, handle, time.Now().Add(-over), object); err != nil {
 		return gpu.Usage{}, err
 	}
-	u.Partitions, err = s.readPartitions(handle, object)
+	u.Partitions, err = s.readPartitions(handle, uuid, over, object)
 	return u, err
 }
 
@@ -134,8 +135,8 @@ func processUtilization(handle gonvml.Device, since uint64) (samples []gonvml.Pr
 	return samples, ret
 }
 
-// readPartitions reads the memory of each MIG device.
-func (s *Session) readPartitions(handle gonvml.Device, object string) ([]gpu.PartitionUsage, error) {
+// readPartitions reads the memory and the utilization of each MIG device.
+func (s *Session) readPartitions(handle gonvml.Device, uuid gpu.UUID, over time.Duration, object string) ([]gpu.PartitionUsage, error) {
 	current, _, ret := handle.GetMigMode()
 	if ret != gonvml.SUCCESS || current != gonvml.DEVICE_MIG_ENABLE {
 		return nil, nil //nolint:nilerr // a GPU that can't be divided, or isn't
@@ -144,6 +145,10 @@ func (s *Session) readPartitions(handle gonvml.Device, object string) ([]gpu.Par
 	if errors.Is(err, ErrNotSupported) { // the mode was switched off in the meantime, or a guest can't see instances
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	used, err := s.readInstanceUtilization(handle, uuid, devices, over, object)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +162,11 @@ func (s *Session) readPartitions(handle gonvml.Device, object string) ([]gpu.Par
 			if err != nil {
 				continue // destroyed in the meantime
 			}
-			all = append(all, gpu.PartitionUsage{UUID: d.uuid, GPUInstanceID: id, ComputeInstanceID: d.computeID, Memory: memory})
+			p := gpu.PartitionUsage{UUID: d.uuid, GPUInstanceID: id, ComputeInstanceID: d.computeID, Memory: memory}
+			if u, known := used[id]; known {
+				p.Utilization = &u
+			}
+			all = append(all, p)
 		}
 	}
 	slices.SortFunc(all, func(a, b gpu.PartitionUsage) int {

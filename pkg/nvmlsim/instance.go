@@ -302,10 +302,14 @@ func (i Instance) get(call string) (GPUInstance, error) {
 func (i Instance) Info() (GPUInstance, error) { return i.get("GpuInstanceGetInfo") }
 
 // Destroy destroys the instance. It returns InUse while it has compute
-// instances.
+// instances, and while this session has a sample of its performance counters
+// (assumed: monitors are known to hold instances).
 func (i Instance) Destroy() error {
 	if _, err := i.get("GpuInstanceDestroy"); err != nil {
 		return err
+	}
+	if i.g.m.gpm.sampled(i) {
+		return InUse
 	}
 	return i.g.changeMIG(func(st *State, s *GPUState) error {
 		found := i.find(s)

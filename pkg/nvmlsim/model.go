@@ -169,10 +169,11 @@ func (m *Model) BrandType() uint32 {
 	return 0
 }
 
-// NVML_DEVICE_ARCH_VOLTA and NVML_DEVICE_ARCH_AMPERE.
+// NVML_DEVICE_ARCH_VOLTA, NVML_DEVICE_ARCH_AMPERE and NVML_DEVICE_ARCH_HOPPER.
 const (
 	architectureVolta  = 5
 	architectureAmpere = 7
+	architectureHopper = 9
 )
 
 // ArchitectureType is nvmlDeviceArchitecture_t.
@@ -189,7 +190,7 @@ func (m *Model) ArchitectureType() uint32 {
 	case "Ada":
 		return 8
 	case "Hopper":
-		return 9
+		return architectureHopper
 	case "Blackwell":
 		return 10
 	}

@@ -42,6 +42,8 @@ type Machine struct {
 
 	initMu sync.Mutex
 	inits  int // calls of Init minus calls of Shutdown
+
+	gpm gpmSamples
 }
 
 // Open opens the machine with this state file and sees all its GPUs.

@@ -259,6 +259,39 @@ func (d device) GetProcessUtilization(since uint64) ([]gonvml.ProcessUtilization
 	return all, code(err)
 }
 
+func (l library) GpmSampleAlloc() (gonvml.GpmSample, gonvml.Return) {
+	s, err := l.m.NewGPMSample()
+	return gpmSample{s}, code(err)
+}
+
+func (library) GpmMetricsGet(get *gonvml.GpmMetricsGetType) gonvml.Return {
+	percent, err := get.Sample1.(gpmSample).s.GPMUtilization(get.Sample2.(gpmSample).s)
+	for i := range get.NumMetrics {
+		get.Metrics[i].NvmlReturn, get.Metrics[i].Value = uint32(gonvml.SUCCESS), percent
+	}
+	return code(err)
+}
+
+// gpmSample is a sample of performance counters.
+type gpmSample struct{ s *nvmlsim.GPMSample }
+
+func (x gpmSample) Free() gonvml.Return { return code(x.s.Free()) }
+
+func (x gpmSample) Get(d gonvml.Device) gonvml.Return { return code(x.s.Get(d.(device).g)) }
+
+func (x gpmSample) MigGet(d gonvml.Device, instance int) gonvml.Return {
+	return code(x.s.GetInstance(d.(device).g, uint32(instance)))
+}
+
+func (d device) GpmQueryDeviceSupport() (gonvml.GpmSupport, gonvml.Return) {
+	supported, err := d.g.GPMSupported()
+	return gonvml.GpmSupport{IsSupportedDevice: uint32(enabled(supported))}, code(err)
+}
+
+func (d device) GpmMigSampleGet(instance int, into gonvml.GpmSample) gonvml.Return {
+	return into.MigGet(d, instance)
+}
+
 func (d device) GetMigMode() (current, pending int, ret gonvml.Return) {
 	now, next, err := d.g.MIGMode()
 	return int(enabled(now)), int(enabled(next)), code(err)

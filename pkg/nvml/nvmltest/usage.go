@@ -111,39 +111,3 @@ func usageLost(t *testing.T, port Port, machine *nvmlsim.Machine, uuid gpu.UUID)
 		must(t, machine.ClearFaults())
 	}
 }
-
-// PartitionUsage checks what the port tells of a GPU in MIG mode: the memory of each MIG
-// device and its processes, and no utilization.
-func PartitionUsage(t *testing.T, s *Simulated) {
-	gpus, err := s.GPUs()
-	must(t, err)
-	profile := gpus[0].MIG.Profiles[0]
-	var made []gpu.Instance
-	for _, at := range profile.Placements[:2] {
-		i, err := s.CreateInstance(gpu.Partition{GPU: gpus[0].UUID, Profile: profile.Name, Placement: at})
-		must(t, err)
-		made = append(made, i)
-	}
-	const used = 100 << 20
-	must(t, s.Machine.AddProcess(0, nvmlsim.Process{
-		PID: 74, UsedMemory: used, Utilization: 50, MPSClient: true,
-		GPUInstance: uint32(made[0].GPUInstanceID), ComputeInstance: uint32(made[0].ComputeInstanceID),
-	}))
-	got, err := s.Usage(gpus[0].UUID, usageOver)
-	must(t, err)
-	want := gpu.Usage{
-		Memory: gpu.MemoryUsage{Total: gpus[0].MemoryBytes, Used: used},
-		Processes: []gpu.Process{{
-			PID: 74, MemoryBytes: new(int64(used)), MPSClient: true,
-			GPUInstanceID: &made[0].GPUInstanceID, ComputeInstanceID: &made[0].ComputeInstanceID,
-		}},
-		Partitions: []gpu.PartitionUsage{
-			{UUID: made[0].UUID, GPUInstanceID: made[0].GPUInstanceID, Memory: gpu.MemoryUsage{Total: profile.MemoryBytes, Used: used}},
-			{UUID: made[1].UUID, GPUInstanceID: made[1].GPUInstanceID, Memory: gpu.MemoryUsage{Total: profile.MemoryBytes}},
-		},
-	}
-	byInstance := cmpopts.SortSlices(func(a, b gpu.PartitionUsage) bool { return a.GPUInstanceID < b.GPUInstanceID })
-	if diff := cmp.Diff(want, got, byInstance); diff != "" {
-		t.Errorf("usage in MIG mode (-want +got):\n%s", diff)
-	}
-}

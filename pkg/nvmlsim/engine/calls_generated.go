@@ -233,6 +233,16 @@ func (s *session) calls() map[string]func(*frame) nvmlsim.Return {
 		"eventSetWaitV2": func(f *frame) nvmlsim.Return {
 			return s.eventSetWaitV2(value[handle](f, 0), memory[nvmlEventData](f, 1), value[uint32](f, 2))
 		},
+		"gpmMetricsGet": func(f *frame) nvmlsim.Return { return s.gpmMetricsGet(memory[nvmlGpmMetricsGet](f, 0)) },
+		"gpmMigSampleGet": func(f *frame) nvmlsim.Return {
+			return s.gpmMigSampleGet(value[handle](f, 0), value[uint32](f, 1), value[handle](f, 2))
+		},
+		"gpmQueryDeviceSupport": func(f *frame) nvmlsim.Return {
+			return s.gpmQueryDeviceSupport(value[handle](f, 0), memory[nvmlGpmSupport](f, 1))
+		},
+		"gpmSampleAlloc": func(f *frame) nvmlsim.Return { return s.gpmSampleAlloc(memory[handle](f, 0)) },
+		"gpmSampleFree":  func(f *frame) nvmlsim.Return { return s.gpmSampleFree(value[handle](f, 0)) },
+		"gpmSampleGet":   func(f *frame) nvmlsim.Return { return s.gpmSampleGet(value[handle](f, 0), value[handle](f, 1)) },
 		"gpuInstanceCreateComputeInstance": func(f *frame) nvmlsim.Return {
 			return s.gpuInstanceCreateComputeInstance(value[handle](f, 0), value[uint32](f, 1), memory[handle](f, 2))
 		},

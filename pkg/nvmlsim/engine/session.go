@@ -14,12 +14,15 @@ type session struct {
 	objects objects
 	mu      sync.Mutex
 	sets    [256]*nvmlsim.EventSet
+	// samples are the allocated ones, by slot; nextSample is the slot of the next one.
+	samples    map[int]*nvmlsim.GPMSample
+	nextSample int
 	// number makes the handles of objects and event sets differ between engines.
 	number uint64
 }
 
 func newSession(m *nvmlsim.Machine) *session {
-	s := &session{machine: m, gpus: make([]*nvmlsim.GPU, nvmlsim.MaxGPUs), number: rand.Uint64N(1 << numberBits)} //nolint:gosec // not a secret
+	s := &session{machine: m, gpus: make([]*nvmlsim.GPU, nvmlsim.MaxGPUs), number: rand.Uint64N(1 << numberBits), samples: map[int]*nvmlsim.GPMSample{}} //nolint:gosec // not a secret
 	for _, g := range m.GPUs() {
 		s.gpus[g.Position()] = g
 	}
@@ -27,7 +30,7 @@ func newSession(m *nvmlsim.Machine) *session {
 	return s
 }
 
-// handle refers to a GPU, an event set, or a MIG instance or device. Its value
+// handle refers to a GPU, an event set, a sample of GPM, or a MIG instance or device. Its value
 // is never a valid address, so it can't be confused with a foreign handle or a
 // pointer. From the highest bit it has 16 bits of tag, 4 of kind, 20 of the
 // engine's number, and 24 of slot. GPUs have the same handles in all engines.
@@ -41,6 +44,7 @@ const (
 	kindGPU    = 1
 	kindSet    = 2
 	kindObject = 3
+	kindSample = 4
 )
 
 func newHandle(kind, number uint64, slot int) handle {

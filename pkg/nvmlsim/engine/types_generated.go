@@ -107,6 +107,31 @@ type nvmlFieldValue struct {
 	NvmlReturn  uint32
 	Value       [8]byte
 }
+type nvmlGpmMetricMetricInfo struct {
+	ShortName uint64
+	LongName  uint64
+	Unit      uint64
+}
+type nvmlGpmMetric struct {
+	MetricId   uint32
+	NvmlReturn uint32
+	Value      float64
+	MetricInfo nvmlGpmMetricMetricInfo
+}
+type nvmlGpmMetricsGet struct {
+	Version    uint32
+	NumMetrics uint32
+	Sample1    nvmlGpmSample
+	Sample2    nvmlGpmSample
+	Metrics    [477]nvmlGpmMetric
+}
+type nvmlGpmSample struct {
+	Handle handle
+}
+type nvmlGpmSupport struct {
+	Version           uint32
+	IsSupportedDevice uint32
+}
 type nvmlGpuInstanceInfo struct {
 	Device    nvmlDevice
 	Id        uint32
@@ -242,6 +267,10 @@ const (
 	NVML_FI_DEV_REMAPPED_FAILURE                = 0x91
 	NVML_FI_DEV_REMAPPED_PENDING                = 0x90
 	NVML_FI_DEV_REMAPPED_UNC                    = 0x8f
+	NVML_GPM_METRICS_GET_VERSION                = 0x1
+	NVML_GPM_METRIC_GRAPHICS_UTIL               = 0x1
+	NVML_GPM_METRIC_SM_UTIL                     = 0x2
+	NVML_GPM_SUPPORT_VERSION                    = 0x1
 	NVML_MEMORY_ERROR_TYPE_UNCORRECTED          = 0x1
 	NVML_TEMPERATURE_GPU                        = 0x0
 	NVML_UUID_TYPE_ASCII                        = 0x1

@@ -129,7 +129,7 @@ func (h *header) goType(c string) string {
 		c = h.aliases[c]
 	}
 	switch c {
-	case "nvmlDevice_t", "nvmlEventSet_t", "nvmlGpuInstance_t", "nvmlComputeInstance_t":
+	case "nvmlDevice_t", "nvmlEventSet_t", "nvmlGpuInstance_t", "nvmlComputeInstance_t", "nvmlGpmSample_t":
 		return "handle"
 	case "unsigned int", "nvmlReturn_t":
 		return "uint32"
@@ -199,8 +199,8 @@ func (h *header) addStructs(names map[string]bool, c string) {
 	}
 }
 
-// godefs runs cgo -godefs. Handles, which C declares as pointers, become
-// numbers: Go must never take a caller's handle for a pointer.
+// godefs runs cgo -godefs. Handles and the caller's strings, which C declares as
+// pointers, become numbers: Go must never take what a caller wrote for a pointer.
 func godefs(in []byte) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "godefs")
 	if err != nil {
@@ -223,5 +223,6 @@ func godefs(in []byte) ([]byte, error) {
 	}
 	_, body, _ := strings.Cut(string(out), "package engine\n")
 	body = regexp.MustCompile(`(Handle\s+)\*\S+`).ReplaceAllString(body, "${1}handle")
+	body = regexp.MustCompile(`((?:Short|Long)Name\s+|Unit\s+)\*int8`).ReplaceAllString(body, "${1}uint64")
 	return format.Source([]byte(generated + "package engine\n" + body))
 }

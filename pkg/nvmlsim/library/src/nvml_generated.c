@@ -2632,23 +2632,29 @@ EXPORTED nvmlReturn_t nvmlGetVgpuVersion(nvmlVgpuVersion_t *supported, nvmlVgpuV
 
 EXPORTED nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metricsGet)
 {
-    (void)metricsGet;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        MEMORY(metricsGet, sizeof *metricsGet),
+    };
+    return forward("gpmMetricsGet", arguments, 1);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpuInstanceId, nvmlGpmSample_t gpmSample)
 {
-    (void)device;
-    (void)gpuInstanceId;
-    (void)gpmSample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        VALUE(gpuInstanceId),
+        HANDLE(gpmSample),
+    };
+    return forward("gpmMigSampleGet", arguments, 3);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *gpmSupport)
 {
-    (void)device;
-    (void)gpmSupport;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        MEMORY(gpmSupport, sizeof *gpmSupport),
+    };
+    return forward("gpmQueryDeviceSupport", arguments, 2);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsigned int *state)
@@ -2660,21 +2666,27 @@ EXPORTED nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsign
 
 EXPORTED nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *gpmSample)
 {
-    (void)gpmSample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        MEMORY(gpmSample, sizeof *gpmSample),
+    };
+    return forward("gpmSampleAlloc", arguments, 1);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t gpmSample)
 {
-    (void)gpmSample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(gpmSample),
+    };
+    return forward("gpmSampleFree", arguments, 1);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t gpmSample)
 {
-    (void)device;
-    (void)gpmSample;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        HANDLE(gpmSample),
+    };
+    return forward("gpmSampleGet", arguments, 2);
 }
 
 EXPORTED nvmlReturn_t nvmlGpmSetStreamingEnabled(nvmlDevice_t device, unsigned int state)
