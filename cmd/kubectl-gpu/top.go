@@ -51,8 +51,8 @@ and which fraction of the time it is busy, with the pods that have it.
 
 It reads the metrics of each node's plugin through the API server's proxy, with your
 rights: that takes the verb get on pods/proxy. Nothing is divided by guess: "-" stands
-where nothing is measured, such as the utilization of MIG partitions, which the driver
-doesn't tell. Nodes that don't answer are named.
+where nothing is measured, such as the utilization of MIG partitions on GPUs before
+Hopper. Nodes that don't answer are named.
 
 Of a GPU or partition that several pods have together, their use is one row; of shares,
 each pod has a row.`,

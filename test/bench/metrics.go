@@ -117,7 +117,7 @@ func (n *scrapedNode) partition(g gpu.GPU, number int) {
 	n.claim(h, gpu.Process{GPUInstanceID: &id, ComputeInstanceID: &compute})
 	u := n.usages[g.UUID]
 	u.Utilization = nil
-	u.Partitions = append(u.Partitions, gpu.PartitionUsage{UUID: uuid, GPUInstanceID: id, Memory: gpu.MemoryUsage{Total: 10 << 30, Used: 1 << 30}})
+	u.Partitions = append(u.Partitions, gpu.PartitionUsage{UUID: uuid, GPUInstanceID: id, Memory: gpu.MemoryUsage{Total: 10 << 30, Used: 1 << 30}, Utilization: new(0.5)})
 	n.usages[g.UUID] = u
 }
 

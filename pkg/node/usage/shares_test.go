@@ -28,7 +28,7 @@ func TestUsageOfGPUs(t *testing.T) {
 			shared: {Usage: gpu.Usage{Memory: gpu.MemoryUsage{Total: 80 * gib, Used: 20 * gib}, Utilization: new(0.75)}},
 			divided: {Usage: gpu.Usage{
 				Memory:     gpu.MemoryUsage{Total: 80 * gib, Used: 5 * gib},
-				Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9, Memory: gpu.MemoryUsage{Total: 10 * gib, Used: 5 * gib}}},
+				Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9, Memory: gpu.MemoryUsage{Total: 10 * gib, Used: 5 * gib}, Utilization: new(0.25)}},
 			}},
 		}
 	}
@@ -46,9 +46,12 @@ tessera_partition_memory_total_bytes{gpu_instance_id="9",parent_uuid="GPU-111111
 # HELP tessera_partition_memory_used_bytes Memory of the MIG device that programs use.
 # TYPE tessera_partition_memory_used_bytes gauge
 tessera_partition_memory_used_bytes{gpu_instance_id="9",parent_uuid="GPU-11111111-0000-0000-0000-000000000000",profile="1g.10gb",uuid="MIG-1"} 5.36870912e+09
+# HELP tessera_partition_utilization_ratio Fraction of the time since the reading before, about five seconds, in which any program ran on the MIG device's GPU instance. Drivers tell it from Hopper on.
+# TYPE tessera_partition_utilization_ratio gauge
+tessera_partition_utilization_ratio{gpu_instance_id="9",parent_uuid="GPU-11111111-0000-0000-0000-000000000000",profile="1g.10gb",uuid="MIG-1"} 0.25
 `
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "tessera_gpu_memory_used_bytes", "tessera_gpu_utilization_ratio",
-		"tessera_partition_memory_total_bytes", "tessera_partition_memory_used_bytes")
+		"tessera_partition_memory_total_bytes", "tessera_partition_memory_used_bytes", "tessera_partition_utilization_ratio")
 	if err != nil {
 		t.Error(err)
 	}
