@@ -32,8 +32,12 @@ func (p clientPlatform) archive(version string) string {
 
 const kubectlGPU = "kubectl-gpu"
 
+func (p clientPlatform) sbom(version string) string {
+	return fmt.Sprintf("kubectl-gpu-%s-%s-%s.cdx.json", version, p.os, p.architecture)
+}
+
 // writePlugin builds kubectl-gpu for all platforms, packs each with the license, and
-// writes krew's manifest of the archives.
+// writes an SBOM of each and krew's manifest of the archives.
 func writePlugin(ctx context.Context, s source, dir string, log io.Writer) error {
 	license, err := os.ReadFile(filepath.Join(s.root, "LICENSE"))
 	if err != nil {
@@ -41,37 +45,46 @@ func writePlugin(ctx context.Context, s source, dir string, log io.Writer) error
 	}
 	for _, p := range clientPlatforms() {
 		fmt.Fprintf(log, "building kubectl-gpu for %s/%s\n", p.os, p.architecture)
-		program, err := buildPlugin(ctx, s, p)
-		if err != nil {
-			return err
-		}
-		files := []packed{{"LICENSE", 0o644, license}, {kubectlGPU + p.suffix, 0o755, program}}
-		if err := writeArchive(filepath.Join(dir, p.archive(s.version)), s.time, files); err != nil {
+		if err := writeForPlatform(ctx, s, p, license, dir); err != nil {
 			return err
 		}
 	}
 	return writeManifest(s.version, dir)
 }
 
-// buildPlugin returns the program, built with the flags of the image's programs.
-func buildPlugin(ctx context.Context, s source, p clientPlatform) (program []byte, err error) {
+// writeForPlatform writes the archive of a platform, and its SBOM.
+func writeForPlatform(ctx context.Context, s source, p clientPlatform, license []byte, dir string) error {
 	scratch, err := os.MkdirTemp("", "kubectl-gpu-")
 	if err != nil {
-		return nil, fmt.Errorf("make the build directory: %w", err)
+		return fmt.Errorf("make the build directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(scratch) }()
-	file := filepath.Join(scratch, kubectlGPU)
+	name := kubectlGPU + p.suffix
+	file := filepath.Join(scratch, name)
+	if err := buildPlugin(ctx, s, p, file); err != nil {
+		return err
+	}
+	program, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the program: %w", err)
+	}
+	files := []packed{{"LICENSE", 0o644, license}, {name, 0o755, program}}
+	if err := writeArchive(filepath.Join(dir, p.archive(s.version)), s.time, files); err != nil {
+		return err
+	}
+	purl := fmt.Sprintf("pkg:generic/%s@%s?arch=%s&os=%s", kubectlGPU, s.version, p.architecture, p.os)
+	return writeProgramSBOM(s, name, file, purl, filepath.Join(dir, p.sbom(s.version)))
+}
+
+// buildPlugin builds the program with the flags of the image's programs.
+func buildPlugin(ctx context.Context, s source, p clientPlatform, file string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -X main.version="+s.version, "-o", file, "./cmd/"+kubectlGPU)
 	cmd.Dir = s.root
 	cmd.Env = append(os.Environ(), "GOOS="+p.os, "GOARCH="+p.architecture, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=-mod=readonly", "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build kubectl-gpu for %s/%s: %w\n%s", p.os, p.architecture, err, out)
+		return fmt.Errorf("build kubectl-gpu for %s/%s: %w\n%s", p.os, p.architecture, err, out)
 	}
-	program, err = os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("read the program: %w", err)
-	}
-	return program, nil
+	return nil
 }
 
 // packed is a file of an archive.

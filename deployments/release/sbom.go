@@ -34,6 +34,24 @@ func writeSBOM(ctx context.Context, s source, p image.Platform, digest, file str
 	if err != nil {
 		return err
 	}
+	return writeBOM(bom, file)
+}
+
+// writeProgramSBOM writes a CycloneDX document of a program in Go without C.
+func writeProgramSBOM(s source, name, program, purl, file string) error {
+	modules, err := goModules(program, s.version)
+	if err != nil {
+		return fmt.Errorf("read the modules of %s: %w", name, err)
+	}
+	root := cdx.Component{BOMRef: "program", Type: cdx.ComponentTypeApplication, Name: kubectlGPU, Version: s.version, PackageURL: purl}
+	bom, err := newBOM(s, root, []described{{path: name, source: program, madeOf: modules}})
+	if err != nil {
+		return err
+	}
+	return writeBOM(bom, file)
+}
+
+func writeBOM(bom *cdx.BOM, file string) error {
 	var text bytes.Buffer
 	// Tools are slow to learn a new version of the specification.
 	encoder := cdx.NewBOMEncoder(&text, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false)
@@ -53,25 +71,40 @@ func sbom(s source, p image.Platform, digest string, packages map[string]cdx.Com
 		BOMRef: "image", Type: cdx.ComponentTypeContainer, Name: "tessera", Version: s.version,
 		PackageURL: fmt.Sprintf("pkg:oci/tessera@%s?arch=%s&tag=%s", url.QueryEscape(digest), p.Architecture, s.version),
 	}
-	components := map[string]cdx.Component{}
-	needs := map[string][]string{}
+	var files []described
 	for _, entry := range p.Entries {
 		if entry.Source == "" {
 			continue
-		}
-		sum, err := checksum(entry.Source)
-		if err != nil {
-			return nil, err
-		}
-		c := cdx.Component{
-			BOMRef: entry.Path, Type: cdx.ComponentTypeFile, Name: entry.Path,
-			Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: sum}},
 		}
 		modules, err := modulesOf(entry, s.version, packages)
 		if err != nil {
 			return nil, err
 		}
-		for _, m := range modules {
+		files = append(files, described{entry.Path, entry.Source, modules})
+	}
+	return newBOM(s, root, files)
+}
+
+// described is a file, and what it was made of.
+type described struct {
+	path, source string
+	madeOf       []cdx.Component
+}
+
+// newBOM describes files that belong to root.
+func newBOM(s source, root cdx.Component, files []described) (*cdx.BOM, error) {
+	components := map[string]cdx.Component{}
+	needs := map[string][]string{}
+	for _, f := range files {
+		sum, err := checksum(f.source)
+		if err != nil {
+			return nil, err
+		}
+		c := cdx.Component{
+			BOMRef: f.path, Type: cdx.ComponentTypeFile, Name: f.path,
+			Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: sum}},
+		}
+		for _, m := range f.madeOf {
 			components[m.BOMRef] = m
 			needs[c.BOMRef] = append(needs[c.BOMRef], m.BOMRef)
 		}
@@ -100,7 +133,7 @@ func modulesOf(entry image.Entry, version string, packages map[string]cdx.Compon
 	if path.Dir(entry.Path) == "/usr/lib/tessera" { // in C, of this repository
 		return []cdx.Component{goModule("github.com/tessera-dra/tessera", version)}, nil
 	}
-	info, err := buildinfo.ReadFile(entry.Source)
+	modules, err := goModules(entry.Source, version)
 	if err != nil {
 		if path.Dir(entry.Path) == "/usr/bin" {
 			return nil, fmt.Errorf("read the modules of %s: %w", entry.Path, err)
@@ -110,6 +143,15 @@ func modulesOf(entry image.Entry, version string, packages map[string]cdx.Compon
 			c = packages[""]
 		}
 		return []cdx.Component{c}, nil
+	}
+	return modules, nil
+}
+
+// goModules returns the modules that the linker recorded in a program, and Go's own.
+func goModules(program, version string) ([]cdx.Component, error) {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return nil, err
 	}
 	modules := []cdx.Component{goModule("stdlib", strings.TrimPrefix(info.GoVersion, "go"))}
 	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {

@@ -67,6 +67,44 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
+// TestSBOMOfProgram describes this test as an archive's program.
+func TestSBOMOfProgram(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := t.TempDir() + "/sbom"
+	s := source{version: "0.2.0", time: time.Unix(1795348800, 0).UTC()}
+	if err := writeProgramSBOM(s, "kubectl-gpu.exe", program, "pkg:generic/kubectl-gpu@0.2.0?arch=amd64&os=windows", file); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer text.Close()
+	var bom cdx.BOM
+	if err := cdx.NewBOMDecoder(text, cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
+		t.Fatal(err)
+	}
+	sum, err := checksum(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]bool{}
+	for _, c := range *bom.Components {
+		has[c.Name] = true
+		if c.Name == "kubectl-gpu.exe" && (*c.Hashes)[0].Value != sum {
+			t.Errorf("checksum of the program: %+v", *c.Hashes)
+		}
+	}
+	for _, name := range []string{"kubectl-gpu.exe", "stdlib", "github.com/tessera-dra/tessera", "github.com/CycloneDX/cyclonedx-go"} {
+		if !has[name] {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
 func TestSBOMRefusesAProgramWithoutModules(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "script", "#!/bin/sh\n")
