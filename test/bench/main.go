@@ -130,6 +130,7 @@ func (b *bench) parts() []part {
 		{"schedule", b.schedule, false},
 		{"storm", b.storm, false},
 		{"scale", b.scale, false},
+		{"rollout", b.rollout, false},
 	}
 }
 
