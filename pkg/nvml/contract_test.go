@@ -31,7 +31,10 @@ func TestContract(t *testing.T) {
 	built := t.TempDir()
 	build(t, built)
 	for _, machine := range machines(t) {
-		t.Run(machine, func(t *testing.T) { again(t, install(t, built, machine)) })
+		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
+			again(t, install(t, built, machine))
+		})
 	}
 }
 
@@ -112,13 +115,18 @@ func contract(t *testing.T, path string) {
 			nvmltest.Events(t, s, machine)
 		}
 		nvmltest.ComputeModes(t, s, machine)
+		nvmltest.MIGPairs(t, s, machine)
 		nvmltest.MIGLifecycle(t, s, machine)
 	})
 }
 
+// TestContractInProcess runs the contract where the race detector sees it. What pairs of
+// partitions there can be is tested through the library alone: it takes long, and the
+// hardware is the same.
 func TestContractInProcess(t *testing.T) {
 	for _, machine := range machines(t) {
 		t.Run(machine, func(t *testing.T) {
+			t.Parallel()
 			s := nvmltest.NewSimulated(t, machine)
 			nvmltest.Contract(t, s)
 			nvmltest.NVLinks(t, s, s.Machine)

@@ -71,6 +71,26 @@ func MIGLifecycle(t *testing.T, port interface {
 	})
 }
 
+// MIGPairs tests on a simulated machine which two partitions its first GPU can have at
+// the same time. A model has up to a thousand pairs, so that this takes seconds.
+func MIGPairs(t *testing.T, port interface {
+	Port
+	MIGPort
+}, machine *nvmlsim.Machine,
+) {
+	gpus, err := port.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gpus[0].MIG == nil {
+		return
+	}
+	l := &life{port: port, mig: port, machine: machine, gpu: gpus[0]}
+	l.switchMode(t, true)
+	t.Run("all pairs", l.allPairs)
+	l.switchMode(t, false)
+}
+
 // lost checks that calls for a GPU that fell off the bus change nothing and
 // return ErrLost.
 func (l *life) lost(t *testing.T) {
@@ -88,7 +108,6 @@ func (l *life) lost(t *testing.T) {
 func (l *life) instances(t *testing.T) {
 	for name, check := range map[string]func(*testing.T){
 		"every placement":                l.everyPlacement,
-		"all pairs":                      l.allPairs,
 		"without compute instance":       l.withoutCompute,
 		"divided":                        l.divided,
 		"identity":                       l.identity,
