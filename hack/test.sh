@@ -16,7 +16,20 @@ logs=_output/test
 tests() { # LEVEL ARGS...
 	local level=$1
 	shift
-	"$go" test -json -count 1 "$@" | "$logs/testlog" "$logs/$level.json"
+	"${inMemory[@]}" "$go" test -json -count 1 "$@" | "$logs/testlog" "$logs/$level.json"
+}
+
+# memory has go test keep temporary files in memory, in a mount of its own that goes with
+# it: tests sync many small files, which takes half of some tests' time on a disk.
+inMemory=()
+memory() {
+	local dir
+	[[ $(id -u) -eq 0 ]] && unshare --mount true 2>/dev/null || return 0
+	dir=$(mktemp -d /tmp/t.XXX)
+	# shellcheck disable=SC2064 # this directory
+	trap "rmdir '$dir'" EXIT
+	# shellcheck disable=SC2016 # the arguments of that shell
+	inMemory=(unshare --mount sh -c 'mount -t tmpfs tmpfs "$0" && TMPDIR=$0 exec "$@"' "$dir")
 }
 
 # unit runs what needs no cluster; the race detector only where it can find
@@ -24,6 +37,7 @@ tests() { # LEVEL ARGS...
 # longest comes first, so that no processor waits for it in the end.
 unit() {
 	local race plain failed=0
+	memory
 	race=$(hack/concurrent.sh)
 	plain=$(hack/concurrent.sh not)
 	# shellcheck disable=SC2086 # several packages
@@ -36,6 +50,7 @@ unit() {
 # integration also counts the files that a prepare runs through: their number may only
 # go down.
 integration() {
+	memory
 	hack/prepare-files.sh && tests integration -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
 }
 
