@@ -17,6 +17,8 @@ LOCALCLUSTER := $(GO) run ./cmd/localcluster
 # How many states are played with each allocator, and the first seed.
 STATES ?= 10000
 SEED ?= 0
+# How long the soak runs.
+FOR ?= 1h
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 
@@ -120,6 +122,10 @@ matrix: prepare ## Run a story of every feature on every Kubernetes version, and
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)
+
+.PHONY: soak
+soak: cluster-build ## Have pods of all kinds come and go while something fails every few seconds, and look what is left over (FOR=1h SEED=0: a new one). Needs root
+	$(GO) run ./test/soak -for $(FOR) -seed $(SEED)
 
 .PHONY: bench
 bench: cluster-build ## Measure on a cluster of its own; one line a figure (about 11 minutes; BENCHFLAGS=-idle=0: without the idle ones)
