@@ -124,8 +124,9 @@ func (c *Containers) unlink(claimUID string) error {
 
 // AwaitEnd deletes the claim's mark, so that no further container can start with the
 // claim, and waits until no process is left of the containers that mounted it, nor of
-// the pods. If ctx ends first, the error names the remaining pods and processes; a
-// later call continues the wait.
+// the pods. If ctx ends first, the error names the remaining pods and processes, and
+// those that never became their container's program are killed; a later call continues
+// the wait.
 func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
 	if err := c.delete(claimUID); err != nil {
 		return err
@@ -137,7 +138,11 @@ func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubel
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	return fmt.Errorf("%w: %s", context.Cause(ctx), c.holders(claimUID, pods))
+	holders := c.holders(claimUID, pods)
+	if killed := c.killUnstarted(claimUID); len(killed) > 0 {
+		holders += fmt.Sprintf("; killed %d, which their runtime had made but never started", killed)
+	}
+	return fmt.Errorf("%w: %s", context.Cause(ctx), holders)
 }
 
 // delete unlinks the claim's mark, and watches it if it is still mounted.
