@@ -220,9 +220,14 @@ func (n *node) ask(name string, commands ...string) string {
 
 // controls lists the control daemons of a name that run.
 func (n *node) controls(name string) []int {
-	return slices.DeleteFunc(pidsOf(users(n.at(name).pipe())), func(pid int) bool {
+	pids := slices.DeleteFunc(pidsOf(users(n.at(name).pipe())), func(pid int) bool {
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
 		return !strings.Contains(string(cmdline), program+"\x00serve\x00") // not who gives it commands
+	})
+	// A child that a daemon has forked looks like it until it executes its own program.
+	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+		status, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "status"))
+		return slices.ContainsFunc(pids, func(parent int) bool { return strings.Contains(string(status), "\nPPid:\t"+itoa(parent)+"\n") })
 	})
 }
 

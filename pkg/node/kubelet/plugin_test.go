@@ -327,6 +327,24 @@ func TestAnotherDriverWasFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.awaitConflict(t, false)
+	answered := make(chan error, 1)
+	c := f.registration(t)
+	go func() {
+		_, err := c.GetInfo(t.Context(), &registerapi.InfoRequest{})
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case err := <-f.ended: // the other driver removed its sockets so late that they were the plugin's
+		if err == nil || !strings.Contains(err.Error(), "must be restarted") {
+			t.Fatalf("got %v, want an end that says why", err)
+		}
+		f.ended <- nil
+		f = run(t, f.root)
+	}
 	f.register(t)
 }
 
