@@ -42,38 +42,35 @@ type Collector struct {
 	cfg      Config
 	hardware hardwareDescs
 
-	allocation, memoryLimit, threadLimit, placements, fragmentation, health, readable *prometheus.Desc
+	allocation, memoryLimit, threadLimit, placements, fragmentation, health, readable *family
 }
 
 // New returns a Collector.
 func New(cfg Config) *Collector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
 	share := []string{"parent_uuid", "device", "share_id", "namespace", "claim"}
 	return &Collector{
 		cfg: cfg, hardware: newHardwareDescs(),
-		allocation: desc("tessera_allocation_info", "1 for each device that a claim has and each container that uses it. "+
+		allocation: newFamily("tessera_allocation_info", "1 for each device that a claim has and each container that uses it. "+
 			"uuid: of the GPU or MIG device; parent_uuid: of the GPU; container is empty where the kubelet doesn't say which containers use the claim.",
 			"node", "uuid", "parent_uuid", "gpu_instance_id", "type", "profile", "device", "share_id", "namespace", "claim", "pod", "container"),
-		memoryLimit: desc("tessera_share_memory_limit_bytes", "GPU memory that each process of a claim can have on an MPS share.", share...),
-		threadLimit: desc("tessera_share_thread_limit_ratio", "Fraction of the multiprocessors that each process of a claim can use on an MPS share.", share...),
-		placements: desc("tessera_placements_free", "MIG partitions of the profile that can still be created on the GPU at the same time, beside those that claims have; 0 while the GPU is blocked.",
+		memoryLimit: newFamily("tessera_share_memory_limit_bytes", "GPU memory that each process of a claim can have on an MPS share.", share...),
+		threadLimit: newFamily("tessera_share_thread_limit_ratio", "Fraction of the multiprocessors that each process of a claim can use on an MPS share.", share...),
+		placements: newFamily("tessera_placements_free", "MIG partitions of the profile that can still be created on the GPU at the same time, beside those that claims have; 0 while the GPU is blocked.",
 			"uuid", "profile"),
-		fragmentation: desc("tessera_gpu_fragmentation_ratio", "Fraction of the memory slices that MIG partitions can still have, and that the largest of them leaves over.", "uuid"),
-		health:        desc("tessera_gpu_health", "1 for each condition that the GPU has; condition is Healthy for a GPU that has none.", "uuid", "condition"),
-		readable: desc("tessera_pod_resources_readable", "Whether the kubelet's PodResources API answered. "+
+		fragmentation: newFamily("tessera_gpu_fragmentation_ratio", "Fraction of the memory slices that MIG partitions can still have, and that the largest of them leaves over.", "uuid"),
+		health:        newFamily("tessera_gpu_health", "1 for each condition that the GPU has; condition is Healthy for a GPU that has none.", "uuid", "condition"),
+		readable: newFamily("tessera_pod_resources_readable", "Whether the kubelet's PodResources API answered. "+
 			"If not, tessera_allocation_info has the pods that claims were prepared for, and no containers."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.allocation, c.memoryLimit, c.threadLimit, c.placements, c.fragmentation, c.health, c.readable} {
-		to <- d
+	for _, d := range []*family{c.allocation, c.memoryLimit, c.threadLimit, c.placements, c.fragmentation, c.health, c.readable} {
+		to <- d.Desc
 	}
 	for _, d := range c.hardware.all() {
-		to <- d
+		to <- d.Desc
 	}
 }
 
@@ -197,17 +194,17 @@ type scrape struct {
 }
 
 type series struct {
-	desc   *prometheus.Desc
+	of     *family
 	labels string
 }
 
-func (s scrape) gauge(desc *prometheus.Desc, value float64, labels ...string) {
-	key := series{desc, strings.Join(labels, "\xff")}
+func (s scrape) gauge(of *family, value float64, labels ...string) {
+	key := series{of, strings.Join(labels, "\xff")}
 	if s.sent[key] {
 		return
 	}
 	s.sent[key] = true
-	s.to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	s.to <- &gauge{of, value, labels}
 }
 
 func boolToFloat(is bool) float64 {

@@ -4,38 +4,33 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // hardwareDescs are the metrics of what the driver tells.
 type hardwareDescs struct {
-	gpuTotal, gpuUsed, gpuUtilization, partitionTotal, partitionUsed, partitionUtilization, shareUsed, shareLargest, shareUtilization *prometheus.Desc
+	gpuTotal, gpuUsed, gpuUtilization, partitionTotal, partitionUsed, partitionUtilization, shareUsed, shareLargest, shareUtilization *family
 }
 
 func newHardwareDescs() hardwareDescs {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
 	partition := []string{"uuid", "parent_uuid", "gpu_instance_id", "profile"}
 	share := []string{"parent_uuid", "device", "share_id", "namespace", "claim", "pod", "container"}
 	return hardwareDescs{
-		gpuTotal:             desc("tessera_gpu_memory_total_bytes", "Memory of the GPU.", "uuid"),
-		gpuUsed:              desc("tessera_gpu_memory_used_bytes", "Memory of the GPU that programs use, without what the driver reserves.", "uuid"),
-		gpuUtilization:       desc("tessera_gpu_utilization_ratio", "Fraction of the driver's last sample period in which any program ran on the GPU's multiprocessors. The driver doesn't tell it in MIG mode.", "uuid"),
-		partitionTotal:       desc("tessera_partition_memory_total_bytes", "Memory of the MIG device.", partition...),
-		partitionUsed:        desc("tessera_partition_memory_used_bytes", "Memory of the MIG device that programs use.", partition...),
-		partitionUtilization: desc("tessera_partition_utilization_ratio", "Fraction of the time since the reading before, about five seconds, in which any program ran on the MIG device's GPU instance. Drivers tell it from Hopper on.", partition...),
-		shareUsed:            desc("tessera_share_memory_used_bytes", "GPU memory that the container's processes use on a share, with their CUDA contexts, as the driver tells it of each process.", share...),
-		shareLargest:         desc("tessera_share_process_memory_max_bytes", "GPU memory of that of the container's processes on an MPS share which uses most. The share's limit is one of each process.", share...),
-		shareUtilization:     desc("tessera_share_utilization_ratio", "Fraction of the time in which the container's processes ran on the GPU's multiprocessors, as the driver tells it of each process.", share...),
+		gpuTotal:             newFamily("tessera_gpu_memory_total_bytes", "Memory of the GPU.", "uuid"),
+		gpuUsed:              newFamily("tessera_gpu_memory_used_bytes", "Memory of the GPU that programs use, without what the driver reserves.", "uuid"),
+		gpuUtilization:       newFamily("tessera_gpu_utilization_ratio", "Fraction of the driver's last sample period in which any program ran on the GPU's multiprocessors. The driver doesn't tell it in MIG mode.", "uuid"),
+		partitionTotal:       newFamily("tessera_partition_memory_total_bytes", "Memory of the MIG device.", partition...),
+		partitionUsed:        newFamily("tessera_partition_memory_used_bytes", "Memory of the MIG device that programs use.", partition...),
+		partitionUtilization: newFamily("tessera_partition_utilization_ratio", "Fraction of the time since the reading before, about five seconds, in which any program ran on the MIG device's GPU instance. Drivers tell it from Hopper on.", partition...),
+		shareUsed:            newFamily("tessera_share_memory_used_bytes", "GPU memory that the container's processes use on a share, with their CUDA contexts, as the driver tells it of each process.", share...),
+		shareLargest:         newFamily("tessera_share_process_memory_max_bytes", "GPU memory of that of the container's processes on an MPS share which uses most. The share's limit is one of each process.", share...),
+		shareUtilization:     newFamily("tessera_share_utilization_ratio", "Fraction of the time in which the container's processes ran on the GPU's multiprocessors, as the driver tells it of each process.", share...),
 	}
 }
 
-func (d hardwareDescs) all() []*prometheus.Desc {
-	return []*prometheus.Desc{d.gpuTotal, d.gpuUsed, d.gpuUtilization, d.partitionTotal, d.partitionUsed, d.partitionUtilization, d.shareUsed, d.shareLargest, d.shareUtilization}
+func (d hardwareDescs) all() []*family {
+	return []*family{d.gpuTotal, d.gpuUsed, d.gpuUtilization, d.partitionTotal, d.partitionUsed, d.partitionUtilization, d.shareUsed, d.shareLargest, d.shareUtilization}
 }
 
 // collectUsage has the usage of one GPU and its partitions.
