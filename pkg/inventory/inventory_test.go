@@ -31,6 +31,26 @@ func FuzzThereAndBack(f *testing.F) {
 	})
 }
 
+// FuzzStrings gives NVML's strings any bytes. What is stored of them stays as it is when
+// it is read and reported again: otherwise a plugin would write without end.
+func FuzzStrings(f *testing.F) {
+	f.Add("GPU-980fb007-d0f5-47e3-8d7f-b16b8b11bba9", "NVIDIA H100 80GB HBM3", "580.159.04", "00000000:C1:00.0", "3g.40gb")
+	f.Add("\xff", "\x00\n\u2028", "<&>", "\xc3\x28", "\ufeff")
+	f.Fuzz(func(t *testing.T, uuid, product, version, pci, profile string) {
+		n := gpu.Node{DriverVersion: version, CUDADriverVersion: version, GPUs: []gpu.GPU{{
+			UUID: gpu.UUID(uuid), PCI: gpu.PCIAddress(pci), PCIeRoot: pci, Model: gpu.Model{ProductName: product, Brand: product, Architecture: product, CUDAComputeCapability: version},
+			VirtualizationMode: product, AddressingMode: product, Fabric: &gpu.Fabric{ClusterUUID: uuid}, NVLink: &gpu.NVLink{Domain: uuid},
+			MIG:        &gpu.MIG{Profiles: []gpu.Profile{{Name: profile}}, Instances: []gpu.Instance{{UUID: gpu.UUID(uuid), Profile: profile}}},
+			Conditions: []gpu.Condition{{Type: gpu.Lost, Message: product}},
+		}}}
+		stored := throughJSON(t, n)
+		again := throughJSON(t, inventory.Node(stored))
+		if diff := cmp.Diff(stored, again); diff != "" {
+			t.Errorf("(-stored +reported again):\n%s", diff)
+		}
+	})
+}
+
 func TestFactsAreTheSameInAnyOrder(t *testing.T) {
 	n := randomNode(rand.New(rand.NewPCG(7, 0)))
 	for len(n.GPUs) < 3 {
