@@ -42,6 +42,9 @@ func plot(samples []sample, faults []event) ([]byte, error) {
 	for _, s := range samples {
 		end = max(end, s.at)
 	}
+	for _, f := range faults {
+		end = max(end, f.at)
+	}
 	groups := []struct {
 		title  string
 		series []string
