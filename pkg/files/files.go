@@ -43,8 +43,8 @@ func RemoveIfEmpty(dir string) error {
 }
 
 // MakeDir makes a directory, and those above it that are missing. When it returns nil,
-// their names survive a power loss, also if an earlier process has made the directory
-// and was killed.
+// the names of the directory and of those that this call made survive a power loss. The
+// name of a directory above it that an earlier process made isn't synced again.
 func MakeDir(dir string, mode os.FileMode) error {
 	parent := filepath.Dir(dir)
 	err := os.Mkdir(dir, mode)

@@ -60,12 +60,12 @@ type guard struct {
 	strangers flowcontrol.RateLimiter
 
 	mu sync.Mutex
-	// known has tokens with a path, and addresses, so that strangers can't use up the
-	// requests of a caller that was allowed, and whose token is renewed. Strangers at the
-	// caller's own address (behind the same NAT or proxy) can: whether a token is good isn't
-	// known before the API server was asked, so counting failures only would change nothing.
-	// Then a renewed token is refused until one of its scrapes finds room; the one before
-	// goes on to pass until it expires.
+	// known has callers that were allowed: tokens with a path, and their addresses. They
+	// have a rate limit of their own, so that unknown tokens from elsewhere can't keep out
+	// a caller whose token was renewed. Unknown tokens from the caller's own address (same
+	// NAT or proxy) can: then a renewed token gets 429 until one of its requests finds
+	// room, while the old token works until it expires. Counting only failures wouldn't
+	// help, because only the API server knows whether a token is valid.
 	known map[caller]*acquaintance
 }
 

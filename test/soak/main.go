@@ -124,7 +124,7 @@ func (r *soak) churn(ctx context.Context) {
 	beside.Wait()
 }
 
-// recovery is how long all may take to be as it must be when nothing fails any more.
+// recovery is how long the cluster may take to become clean after the last fault.
 const recovery = 5 * time.Minute
 
 // settle waits until nothing is left over.
@@ -138,7 +138,7 @@ func (r *soak) settle(ctx context.Context) error {
 		return last == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("left over %v after the end: %w", recovery, last)
+		return fmt.Errorf("not clean %v after the end: %w", recovery, last)
 	}
 	stuck := r.pods.stuck.Load()
 	if stuck > 0 {

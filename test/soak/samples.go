@@ -24,8 +24,7 @@ type sample struct {
 	values map[string]float64
 }
 
-// series are the columns of the data: what is read of a program at ":8081/metrics" or
-// counted.
+// The columns of the data: each of metrics for each of programs, and counts.
 var (
 	programs = []string{"plugin node-0", "plugin node-1", "controller"}
 	metrics  = map[string]string{"MiB": "process_resident_memory_bytes", "goroutines": "go_goroutines", "open files": "process_open_fds"}

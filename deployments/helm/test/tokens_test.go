@@ -317,16 +317,16 @@ func populate(t *testing.T, s *server) {
 	pod.Spec.Containers = []corev1.Container{{Name: "main", Image: "registry.example.com/main"}}
 	kubelet := pluginEvent("kubelet-a", "node-a")
 	kubelet.Source.Component, kubelet.ReportingController = "kubelet", "kubelet"
-	elected := pluginEvent("controller", "")
-	elected.InvolvedObject = corev1.ObjectReference{APIVersion: "gpu.tessera.dev/v1alpha1", Kind: "SharingPolicy", Name: "policy"}
-	elected.Source.Component, elected.ReportingController = "tessera-controller", "tessera-controller"
+	controllerEvent := pluginEvent("controller", "")
+	controllerEvent.InvolvedObject = corev1.ObjectReference{APIVersion: "gpu.tessera.dev/v1alpha1", Kind: "SharingPolicy", Name: "policy"}
+	controllerEvent.Source.Component, controllerEvent.ReportingController = "tessera-controller", "tessera-controller"
 	objects := []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}},
 		inventoryOf("node-a"), inventoryOf("node-b"), policy,
 		slice("slice-own", driver), slice("slice-theirs", "gpu.example.com"),
 		deviceClass("class-theirs"),
 		deviceClass("class-own", metav1.OwnerReference{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: "tessera-controller", UID: "1"}),
-		pluginEvent("plugin-a", "node-a"), pluginEvent("plugin-b", "node-b"), kubelet, elected,
+		pluginEvent("plugin-a", "node-a"), pluginEvent("plugin-b", "node-b"), kubelet, controllerEvent,
 		pod, &corev1.Secret{ObjectMeta: in("secret")}, &corev1.ConfigMap{ObjectMeta: in("config")}, &corev1.ServiceAccount{ObjectMeta: in("tenant")},
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: "node-b"}},
 	}

@@ -50,7 +50,7 @@ func New(t testing.TB, dir string, tree Tree) *Disk {
 		RootStableAttr:  &fs.StableAttr{Ino: d.root.number},
 	})
 	if err != nil {
-		t.Fatalf("mount a disk of the test: %v: this needs root and /dev/fuse", err)
+		t.Fatalf("mount the test's disk (needs root and /dev/fuse): %v", err)
 	}
 	t.Cleanup(func() {
 		if err := server.Unmount(); err != nil {

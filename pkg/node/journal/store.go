@@ -110,7 +110,7 @@ func (s *store[R]) makeDir() error {
 	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	return s.syncDir(filepath.Dir(s.dir)) // also where an earlier process was killed before it did
+	return s.syncDir(filepath.Dir(s.dir)) // also if the directory exists: its maker may have been killed before syncing
 }
 
 // put writes the record and removes the renamed files of its key. See
