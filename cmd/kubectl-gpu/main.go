@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/klog/v2"
 )
 
 // version is set by the linker.
@@ -31,6 +32,10 @@ var (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// Only errors: the client libraries also log each warning of the API server, such as of
+	// fields that an older one doesn't know, which the commands ask it about on purpose.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
 	as := calledAs(os.Args[0])
 	streams := genericclioptions.IOStreams{In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: naming{os.Stderr, as}}
 	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
