@@ -19,6 +19,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/machines"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -26,29 +27,37 @@ import (
 
 // templateOptions say which node the template is of.
 type templateOptions struct {
-	node, file, policy, name, driver string
-	labels                           map[string]string
+	node, file, machine, policy, name, driver string
+	labels                                    map[string]string
 }
 
 func templateCommand(o *options) *cobra.Command {
 	var t templateOptions
 	cmd := &cobra.Command{
-		Use:   "template (NODE | -f GPUINVENTORY)",
-		Short: "Print the ResourceSlices that a new node like another one will publish",
+		Use:   "template (NODE | -f GPUINVENTORY | --machine MACHINE)",
+		Short: "Print the ResourceSlices that a new node will publish",
 		Long: `Print the ResourceSlices that a node will publish in this cluster if it has the GPUs
-of an existing node, or of a GPUInventory in a file: for node templates of autoscalers,
-and for nodes without machines, such as KWOK's.
+of an existing node, of a GPUInventory in a file, or of a machine of known models: for
+node templates of autoscalers, and for nodes without machines, such as KWOK's.
 
 The decisions are the controller's own, with the cluster's SharingPolicies and what its
 API server stores. Conditions of the GPUs, and claims that have devices of policies from
 before, are left out: a new node has neither. A new node's GPUs have other UUIDs, and so
-its devices other names and UUID attributes.`,
+its devices other names and UUID attributes. Of a machine, these aren't known either and
+are left out: PCI addresses, PCIe roots, NUMA nodes, the version of CUDA, NVLinks that
+don't go through NVSwitches, and fabrics of several nodes. Its MIG mode is off, as after
+a driver's installation.
+
+Models: ` + strings.Join(machines.Models(), ", ") + `.`,
 		Example: `  kubectl gpu template gpu-node-7
   kubectl gpu template gpu-node-7 --driver-version 590.44.01 --policy half.yaml
 
   # of a machine that the cluster doesn't have now
   kubectl get gpuinventory gpu-node-7 -o yaml > 8xh100.yaml
   kubectl gpu template -f 8xh100.yaml --labels pool=training
+
+  # of a machine that the cluster never had
+  kubectl gpu template --machine 8xh100-80gb --driver-version 580.159.04 --name gpu-node-9
 
   # for a node of KWOK
   kubectl gpu template gpu-node-7 --name kwok-0 | kubectl apply -f -`,
@@ -63,23 +72,39 @@ its devices other names and UUID attributes.`,
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 				return err
 			}
-			if (len(args) == 1) == (t.file != "") {
-				return errors.New("name either a node or, with -f, a file with a GPUInventory")
-			}
-			if len(args) == 1 {
-				t.node = args[0]
+			t.node = strings.Join(args, "")
+			if err := t.check(); err != nil {
+				return err
 			}
 			return o.template(cmd.Context(), t)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&t.file, "filename", "f", "", "file with a GPUInventory, - for stdin")
-	f.StringVar(&t.name, "name", "", "name of the new node; without it, that of the GPUInventory")
+	f.StringVar(&t.machine, "machine", "", "GPUs such as 8xh100-80gb, or of several models 2xa100-80gb,4xl40s; with --driver-version")
+	f.StringVar(&t.name, "name", "", "name of the new node; without it, that of the GPUInventory, and of a machine new-node")
 	f.StringToStringVar(&t.labels, "labels", nil, "labels of the new node, by which policies select it; without them, those of NODE")
 	f.StringVar(&t.driver, "driver-version", "", "NVIDIA's driver on the new node; without it, that of the GPUInventory")
 	f.StringVar(&t.policy, "policy", "", "file with a SharingPolicy to add to the cluster's, or to replace the one of its name")
 	o.addOutput(cmd, "yaml or json")
 	return cmd
+}
+
+// check returns an error for arguments that don't go together.
+func (t templateOptions) check() error {
+	n := 0
+	for _, s := range []string{t.node, t.file, t.machine} {
+		if s != "" {
+			n++
+		}
+	}
+	switch {
+	case n != 1:
+		return errors.New("name a node, a file with a GPUInventory (-f) or a machine (--machine 8xh100-80gb), and only one of them")
+	case t.machine != "" && t.driver == "":
+		return errors.New("--machine needs --driver-version: devices have it as an attribute")
+	}
+	return nil
 }
 
 // template prints what a new node will publish.
@@ -131,8 +156,11 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 // machine reads the GPUInventory to go by, and sets the labels to those of its node
 // where none are given.
 func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
-	if t.file != "" {
+	switch {
+	case t.file != "":
 		return readInventory(t.file, o.In)
+	case t.machine != "":
+		return machines.Inventory(t.machine)
 	}
 	inventories, err := r.inventories(ctx)
 	if err != nil {

@@ -16,10 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
@@ -55,8 +57,29 @@ func asOf(t *testing.T, v any, from, to int) string {
 	return strings.ReplaceAll(string(raw), fmt.Sprintf("-%06d", from), fmt.Sprintf("-%06d", to))
 }
 
-// TestTemplate: kubectl gpu template prints of one node what the controller publishes
-// for another with the same GPUs.
+// printed runs kubectl gpu template with the arguments, and returns the slices by name.
+func printed(t *testing.T, program string, args ...string) []resourceapi.ResourceSlice {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, append([]string{"template", "-o", "json", "--kubeconfig", kubeconfig}, args...)...)
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct{ Items []resourceapi.ResourceSlice }
+	if err := json.Unmarshal(out, &list); err != nil {
+		t.Fatal(err)
+	}
+	return byName(list.Items)
+}
+
+func byName(all []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
+	stdslices.SortFunc(all, func(a, b resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// TestTemplate: kubectl gpu template prints of one node, and of a machine that was never
+// there, what the controller publishes for another node with the same GPUs.
 func TestTemplate(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "kubectl-gpu")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kubectl-gpu").CombinedOutput(); err != nil {
@@ -81,29 +104,15 @@ func TestTemplate(t *testing.T) {
 	old.waitForPool(t, 8)
 	fresh := newMachine(t, 2)
 	fresh.facts.DriverVersion = "590.44.01"
-	cmd := exec.CommandContext(t.Context(), program, "template", old.name, "--name", fresh.name, "--driver-version", "590.44.01", "-o", "json", "--kubeconfig", kubeconfig)
-	cmd.Stderr = t.Output()
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var printed struct{ Items []resourceapi.ResourceSlice }
-	if err := json.Unmarshal(out, &printed); err != nil {
-		t.Fatal(err)
-	}
-
-	byName := func(a, b resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) }
-	stdslices.SortFunc(printed.Items, byName)
-
+	out := printed(t, program, old.name, "--name", fresh.name, "--driver-version", "590.44.01")
 	fresh.report(t)
 	fresh.startPlugin(t)
-	published := fresh.waitForPool(t, 8)
-	stdslices.SortFunc(published, byName)
-	if len(printed.Items) != len(published) {
-		t.Fatalf("%d slices were printed, %d published", len(printed.Items), len(published))
+	published := byName(fresh.waitForPool(t, 8))
+	if len(out) != len(published) {
+		t.Fatalf("%d slices were printed, %d published", len(out), len(published))
 	}
 	for i := range published {
-		want, got := published[i], printed.Items[i]
+		want, got := published[i], out[i]
 		if want.Name != got.Name {
 			t.Errorf("slice %d is %s, was printed as %s", i, want.Name, got.Name)
 		}
@@ -111,4 +120,45 @@ func TestTemplate(t *testing.T) {
 			t.Errorf("slice %s (-published +printed):\n%s", want.Name, diff)
 		}
 	}
+
+	machine := newMachine(t, 3)
+	machine.facts.GPUs = simulatedGPUs(t, "8xh100-80gb")
+	out = printed(t, program, "--machine", "8xh100-80gb", "--name", machine.name, "--driver-version", machine.facts.DriverVersion, "--labels", "pool=training")
+	machine.report(t)
+	machine.startPlugin(t)
+	published = byName(machine.waitForPool(t, 8))
+	for _, s := range published {
+		for i := range s.Spec.Devices {
+			for _, unknown := range []resourceapi.QualifiedName{
+				"cudaDriverVersion", deviceattribute.StandardDeviceAttributePCIBusID, deviceattribute.StandardDeviceAttributePCIeRoot, deviceattribute.StandardDeviceAttributeNUMANode,
+			} {
+				delete(s.Spec.Devices[i].Attributes, unknown)
+			}
+		}
+	}
+	spec := func(s resourceapi.ResourceSlice) string { return asOf(t, s.Spec, 0, 0) }
+	if diff := gocmp.Diff(each(published, spec), each(out, spec)); diff != "" {
+		t.Errorf("of a machine (-published +printed):\n%s", diff)
+	}
+}
+
+func each[T, U any](all []T, f func(T) U) (out []U) {
+	for _, x := range all {
+		out = append(out, f(x))
+	}
+	return out
+}
+
+// simulatedGPUs are those that a plugin reads on the simulated machine, but with UUIDs as
+// kubectl gpu template makes them up.
+func simulatedGPUs(t *testing.T, machine string) []gpu.GPU {
+	t.Helper()
+	gpus, err := nvmltest.NewSimulated(t, machine).GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range gpus {
+		gpus[i].UUID = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i+1))
+	}
+	return gpus
 }

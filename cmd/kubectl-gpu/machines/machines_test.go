@@ -1,0 +1,57 @@
+package machines
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+var update = flag.Bool("update", false, "write the files again")
+
+// TestCatalogue: the files have all models of the simulator, as they are read from it.
+func TestCatalogue(t *testing.T) {
+	all, err := nvmlsim.Models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != len(Models()) {
+		t.Errorf("%d models have files, the simulator has %d", len(Models()), len(all))
+	}
+	for _, m := range all {
+		t.Run(m.ID, func(t *testing.T) {
+			gpus, err := nvmltest.NewSimulated(t, "2x"+m.ID).GPUs()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var s v1alpha1.GPUInventoryStatus
+			inventory.SetFacts(&s, gpu.Node{GPUs: gpus})
+			want, err := sigsyaml.Marshal(common(s.GPUs[0]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := m.ID + ".yaml"
+			if *update {
+				if err := os.WriteFile(file, want, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(want, got) {
+				t.Errorf("(-simulator +file; -update writes it):\n%s", cmp.Diff(string(want), string(got)))
+			}
+		})
+	}
+}
