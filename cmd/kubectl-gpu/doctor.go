@@ -86,13 +86,13 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	if p.tesseraPods, err = r.tesseraPods(ctx); err != nil {
 		return err
 	}
-	p.known = !r.lacksAny(podsName)
+	p.known = !r.anyUnread(podsName)
 	installed := len(p.Inventories)+len(p.tesseraPods) > 0
 	switch {
-	case !installed && p.known && (r.absent(inventoriesName) || !r.lacksAny(inventoriesName)):
+	case !installed && p.known && (r.notServed(inventoriesName) || !r.anyUnread(inventoriesName)):
 		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
-	case !p.known && r.lacksAny(inventoriesName):
-		return r.unsayable("what is wrong", podsName, inventoriesName)
+	case !p.known && r.anyUnread(inventoriesName):
+		return r.requireRead("what is wrong", podsName, inventoriesName)
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {

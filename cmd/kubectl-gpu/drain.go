@@ -84,7 +84,7 @@ func (o *options) drain(ctx context.Context, target string, how drainFlags) erro
 	}
 	d, err := o.newDrainer(ctx, target)
 	if d != nil {
-		defer d.tell(o.ErrOut)
+		defer d.printNotes(o.ErrOut)
 	}
 	switch {
 	case err != nil:
@@ -165,7 +165,7 @@ func (d *drainer) read(ctx context.Context) (err error) {
 	if err := d.checkRules(ctx); err != nil {
 		return err
 	}
-	if err := d.unsayable("which devices there are to drain", slicesName); err != nil {
+	if err := d.requireRead("which devices there are to drain", slicesName); err != nil {
 		return err
 	}
 	return d.find(build(d.objects, d.all))

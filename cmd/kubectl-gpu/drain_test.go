@@ -90,7 +90,7 @@ func TestDrainAsks(t *testing.T) {
 		"yes":                {answers: []string{"y"}, changed: true, says: " in force: new claims"},
 		"pod comes, then no": {answers: []string{"y", "n"}, meanwhile: pod, says: "team/late-0 (claim late-gpu"},
 		"pod comes":          {answers: []string{"y", "y"}, meanwhile: pod, changed: true, says: "team/late-0 (claim late-gpu"},
-		"rule comes":         {answers: []string{"y", "n"}, meanwhile: rule, says: "Nothing was changed: something else has happened meanwhile."},
+		"rule comes":         {answers: []string{"y", "n"}, meanwhile: rule, says: "Not done yet: the pods or DeviceTaintRules have changed since you were asked. This is the new plan:"},
 		"GPU goes":           {answers: []string{"y"}, meanwhile: gone},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -251,7 +251,7 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 			p, err = d.plan()
 		}
 		if agreed = before.same(p); !agreed && err == nil {
-			fmt.Fprintln(d.options.Out, "Nothing was changed: something else has happened meanwhile.")
+			fmt.Fprintln(d.options.Out, "Not done yet: the pods or DeviceTaintRules have changed since you were asked. This is the new plan:")
 		}
 	}
 	return err

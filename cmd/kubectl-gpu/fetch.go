@@ -95,7 +95,7 @@ func list[T any](ctx context.Context, from web.Resource, namespace string, o met
 // read reads the objects of a resource; none if it can't be read, which is noted.
 func read[T any](ctx context.Context, r *reader, from web.Resource) ([]T, error) {
 	out, err := list[T](ctx, from, "", metav1.ListOptions{})
-	return out, r.forgive(err, from.Name)
+	return out, r.tolerateUnread(err, from.Name)
 }
 
 // slices are those that the field selector means.
@@ -105,7 +105,7 @@ func (r *reader) slices(ctx context.Context, selector string) ([]resourceapi.Res
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("the %s (%w)", noDRA, err)
 	}
-	return out, r.forgive(err, from.Name)
+	return out, r.tolerateUnread(err, from.Name)
 }
 
 // taintRules are those that the API server serves: up to Kubernetes 1.36 it has none by
@@ -121,7 +121,7 @@ func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule,
 			r.note("%s", text)
 		}
 	}
-	return out, r.forgive(err, from.Name)
+	return out, r.tolerateUnread(err, from.Name)
 }
 
 // claims are those of all namespaces, or, if the user may not list them, of one. It
@@ -130,13 +130,13 @@ func (r *reader) claims(ctx context.Context, namespace string) (out []resourceap
 	from := r.claimResource()
 	out, err = list[resourceapi.ResourceClaim](ctx, from, "", metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) {
-		return out, err == nil, r.forgive(err, from.Name)
+		return out, err == nil, r.tolerateUnread(err, from.Name)
 	}
 	if out, err = list[resourceapi.ResourceClaim](ctx, from, namespace, metav1.ListOptions{}); err != nil {
-		return nil, false, r.forgive(err, from.Name)
+		return nil, false, r.tolerateUnread(err, from.Name)
 	}
-	r.lacking(unread{
-		resource: from.Name, reason: fmt.Sprintf("You may list %s only in namespace %s", from.Name, namespace), but: "beyond that, ",
+	r.addUnread(unread{
+		resource: from.Name, reason: fmt.Sprintf("You may list %s only in namespace %s", from.Name, namespace), but: "without those of other namespaces, ",
 		do: inAllNamespaces,
 	})
 	return out, false, nil
@@ -158,7 +158,7 @@ func (r *reader) pods(ctx context.Context) ([]corev1.Pod, error) {
 func (r *reader) tesseraPods(ctx context.Context) ([]corev1.Pod, error) {
 	from := r.podResource("")
 	out, err := list[corev1.Pod](ctx, from, "", metav1.ListOptions{LabelSelector: nameLabel})
-	return out, r.forgive(err, from.Name)
+	return out, r.tolerateUnread(err, from.Name)
 }
 
 // inventories and policies are of Tessera's own kinds.
@@ -223,8 +223,8 @@ func (r *reader) note(format string, args ...any) {
 	}
 }
 
-// tell writes the notes.
-func (r *reader) tell(w io.Writer) {
+// printNotes writes the notes.
+func (r *reader) printNotes(w io.Writer) {
 	for _, n := range r.notes {
 		fmt.Fprintln(w, "note: "+n)
 	}

@@ -140,7 +140,7 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 	if o.Claims, _, err = r.claims(ctx, namespace); err != nil {
 		return nil, o, err
 	}
-	if err := r.unsayable("what fits", slicesName, classesName, claimsName); err != nil {
+	if err := r.requireRead("what fits", slicesName, classesName, claimsName); err != nil {
 		return nil, o, err
 	}
 	if len(o.Slices) == 0 {
@@ -166,7 +166,7 @@ func (o *options) fits(ctx context.Context, asked []question, limit int) error {
 		return err
 	}
 	r.noteVersion()
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	count := 0
 	for i := range asked {
 		if asked[i].Answer, err = j.Fits(ctx, j.Nodes(), asked[i].claims, limit); err != nil {

@@ -57,7 +57,7 @@ func (o *options) show(forms []string, draw func(view.Cluster) error) func(*cobr
 		if err != nil {
 			return err
 		}
-		defer r.tell(o.ErrOut)
+		defer r.printNotes(o.ErrOut)
 		if whole {
 			return write(o.Out, o.output, c)
 		}
@@ -77,7 +77,7 @@ func (o *options) state(ctx context.Context, command string, nodes []string, nam
 		return nil, c, err
 	}
 	if c, err = only(c, nodes, namespace); err != nil {
-		r.tell(o.ErrOut)
+		r.printNotes(o.ErrOut)
 	}
 	return r, c, err
 }

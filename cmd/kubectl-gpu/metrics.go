@@ -101,7 +101,7 @@ var errAuthenticated = errors.New("metrics take a token")
 // noted.
 func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metrics, error) {
 	pods, err := r.tesseraPods(ctx)
-	if err != nil || r.lacksAny(podsName) {
+	if err != nil || r.anyUnread(podsName) {
 		return nil, err
 	}
 	byNode := make(map[string]*corev1.Pod)

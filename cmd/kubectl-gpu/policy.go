@@ -114,10 +114,10 @@ func (o *options) policy(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.unsayable("what a SharingPolicy does", policiesName); err != nil {
+	if err := r.requireRead("what a SharingPolicy does", policiesName); err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	c := build(objects, all)
 	out := []policyView{}
 	for i := range objects.Policies {

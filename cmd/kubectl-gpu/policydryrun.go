@@ -78,7 +78,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if in.server, err = r.abilities(ctx); err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	if in.before, err = rules(ctx, before, ""); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (r *reader) readFacts(ctx context.Context, namespace string) (in planFacts,
 	if in.claims, _, err = r.claims(ctx, namespace); err != nil {
 		return in, nil, err
 	}
-	return in, policies, r.unsayable("what the policy would do", nodesName, inventoriesName, policiesName, claimsName)
+	return in, policies, r.requireRead("what the policy would do", nodesName, inventoriesName, policiesName, claimsName)
 }
 
 // rules are the policies as the controller takes them: refused ones in their last

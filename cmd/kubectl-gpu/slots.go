@@ -68,7 +68,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 	if err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	out := []view.Slot{}
 	for _, n := range c.Nodes {
 		page := view.Page(n, "")

@@ -21,7 +21,7 @@ import (
 
 // ruleClient reads and writes DeviceTaintRules in the version that the server has. Up
 // to Kubernetes 1.35 that is v1alpha3, with the same fields and, in 1.33 and 1.34, two
-// more selectors (see ignored). The first call has to be List.
+// more selectors (see ignore). The first call has to be List.
 type ruleClient struct {
 	current resourcev1client.DeviceTaintRuleInterface
 	// alpha is dynamic because the types have lost the two selectors.
@@ -111,7 +111,7 @@ func ignoredRule(obj any) string {
 	if _, ok := r.Annotations[ignoredSelector]; !ok {
 		return ""
 	}
-	return fmt.Sprintf("DeviceTaintRule %s is ignored here: it selects devices by class or expressions, which only Kubernetes 1.33 and 1.34 know.", r.Name)
+	return fmt.Sprintf("DeviceTaintRule %s isn't evaluated by kubectl gpu, because it selects devices by class or CEL expression (Kubernetes 1.33 and 1.34 only). The cluster applies it: more devices may be tainted than are shown.", r.Name)
 }
 
 // Create creates a rule.

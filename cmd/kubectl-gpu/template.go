@@ -117,14 +117,14 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := r.unsayable(templateAnswer, policiesName); err != nil {
+	if err := r.requireRead(templateAnswer, policiesName); err != nil {
 		return err
 	}
 	inv, err := o.machine(ctx, r, &t)
 	if err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	if t.policy != "" {
 		p, err := readPolicy(t.policy, o.In)
 		if err != nil {
@@ -166,7 +166,7 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	if err := r.unsayable(templateAnswer, inventoriesName); err != nil {
+	if err := r.requireRead(templateAnswer, inventoriesName); err != nil {
 		return nil, err
 	}
 	i := slices.IndexFunc(inventories, func(inv v1alpha1.GPUInventory) bool { return inv.Name == t.node })
@@ -188,7 +188,7 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	if _, ok := t.labels[corev1.LabelHostname]; ok && t.name != "" {
 		t.labels[corev1.LabelHostname] = t.name
 	}
-	return &inventories[i], r.unsayable(templateAnswer, nodesName)
+	return &inventories[i], r.requireRead(templateAnswer, nodesName)
 }
 
 // templateAnswer completes "nobody can say".

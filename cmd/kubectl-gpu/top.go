@@ -80,7 +80,7 @@ func (o *options) top(ctx context.Context, nodes []string) error {
 	if err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	measured, err := r.measure(ctx, c)
 	if err != nil {
 		return err

@@ -88,7 +88,7 @@ func (o *options) why(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	defer r.tell(o.ErrOut)
+	defer r.printNotes(o.ErrOut)
 	out.Pod = namespace + "/" + name
 	if o.output != "" {
 		return write(o.Out, o.output, out)

@@ -201,7 +201,7 @@ func (f *feed) note() (Note, bool) {
 		n.Resource, n.Text = f.failed(f.list)
 	case f.narrow:
 		n.Verb = "list"
-		n.Text = fmt.Sprintf("You may list %s only in namespace %s: beyond that, %s. Ask for the verbs list and watch on them in all namespaces.",
+		n.Text = fmt.Sprintf("You may list %s only in namespace %s: without those of other namespaces, %s. Ask for the verbs list and watch on them in all namespaces.",
 			f.Name, f.fallback, f.Missing)
 	case apierrors.IsForbidden(f.watch):
 		n.Verb = "watch"

@@ -24,9 +24,9 @@ const (
 // modelCommand is any command that prints the model with -o.
 const modelCommand = "model"
 
-// lacks are the parts of the output of commands that are missing if a resource can't be
-// read. Where there is no entry nothing is missing, or the command fails (unsayable).
-func lacks() []struct{ resource, commands, part string } {
+// missingParts are the parts of the output of commands that are missing if a resource can't be
+// read. Where there is no entry nothing is missing, or the command fails (requireRead).
+func missingParts() []struct{ resource, commands, part string } {
 	return []struct{ resource, commands, part string }{
 		{slicesName, "map get model slots policy web", "which devices are offered, and what else fits, isn't known"},
 		{slicesName, "top", "the memory of partitions and shares isn't known"},
@@ -51,10 +51,10 @@ func lacks() []struct{ resource, commands, part string } {
 	}
 }
 
-// lack is the part of the command's output that is missing without a resource; empty:
+// missingPart is the part of the command's output that is missing without a resource; empty:
 // none is.
-func (r *reader) lack(resource string) string {
-	for _, l := range lacks() {
+func (r *reader) missingPart(resource string) string {
+	for _, l := range missingParts() {
 		if l.resource == resource && slices.Contains(strings.Fields(l.commands), r.command) {
 			return l.part
 		}
@@ -69,9 +69,9 @@ type unread struct {
 	absent bool
 }
 
-// forgive remembers, and notes, that a resource can't be read, if the reason is that the
+// tolerateUnread remembers, and notes, that a resource can't be read, if the reason is that the
 // user may not or that the cluster doesn't have it.
-func (r *reader) forgive(err error, resource string) error {
+func (r *reader) tolerateUnread(err error, resource string) error {
 	u := unread{resource: resource}
 	switch {
 	case err == nil:
@@ -86,37 +86,37 @@ func (r *reader) forgive(err error, resource string) error {
 	default:
 		return fmt.Errorf("list %s: %w", resource, err)
 	}
-	r.lacking(u)
+	r.addUnread(u)
 	return nil
 }
 
 const inAllNamespaces = "Ask for the verb list on them in all namespaces."
 
-// lacking remembers, and notes, that a resource can't be read.
-func (r *reader) lacking(u unread) {
+// addUnread remembers, and notes, that a resource can't be read.
+func (r *reader) addUnread(u unread) {
 	r.unread = append(r.unread, u)
-	if part := r.lack(u.resource); part != "" {
+	if part := r.missingPart(u.resource); part != "" {
 		r.note("%s: %s%s. %s", u.reason, u.but, part, u.do)
 	}
 }
 
-// lacksAny reports whether one of the resources can't be read.
-func (r *reader) lacksAny(resources ...string) bool {
+// anyUnread reports whether one of the resources can't be read.
+func (r *reader) anyUnread(resources ...string) bool {
 	return slices.ContainsFunc(r.unread, func(u unread) bool { return slices.Contains(resources, u.resource) })
 }
 
-// absent reports whether the cluster doesn't have the resource.
-func (r *reader) absent(resource string) bool {
+// notServed reports whether the cluster doesn't have the resource.
+func (r *reader) notServed(resource string) bool {
 	return slices.ContainsFunc(r.unread, func(u unread) bool { return u.resource == resource && u.absent })
 }
 
-// unsayable is an error if one of the resources can't be read, without which an answer
+// requireRead is an error if one of the resources can't be read, without which an answer
 // would be wrong.
-func (r *reader) unsayable(answer string, resources ...string) error {
-	if !r.lacksAny(resources...) {
+func (r *reader) requireRead(answer string, resources ...string) error {
+	if !r.anyUnread(resources...) {
 		return nil
 	}
-	lines := []string{fmt.Sprintf("without these nobody can say %s:", answer)}
+	lines := []string{fmt.Sprintf("can't say %s, because these couldn't be read:", answer)}
 	for _, u := range r.unread {
 		if slices.Contains(resources, u.resource) {
 			lines = append(lines, fmt.Sprintf("%s. %s", u.reason, u.do))
