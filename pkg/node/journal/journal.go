@@ -119,6 +119,10 @@ func (j *Journal) Held() []holding.Record {
 	return all
 }
 
+// IsDoubtful reports whether the claim's last Put or Delete failed in such a way that its
+// record may not be on disk as Get returns it. Another Put or Delete settles it.
+func (j *Journal) IsDoubtful(claimUID string) bool { return j.claims.isDoubtful(claimUID) }
+
 // Put writes the claim's record, in place of any it has. When it returns nil
 // the record is on disk. On an error the record before it, or none, is still
 // what holds, except where the error comes from the very last step, making

@@ -60,10 +60,13 @@ type store[R record] struct {
 	mu         sync.RWMutex
 	records    map[string]R
 	unreadable map[string]aside
+	// doubtful has the keys whose last write or removal failed on the way: the file may
+	// not be there, or not be the record in records.
+	doubtful map[string]bool
 }
 
 func newStore[R record](dir, kind, prefix string, sync bool, step func(string)) *store[R] {
-	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}}
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}, doubtful: map[string]bool{}}
 }
 
 func (s *store[R]) get(key string) (R, bool) {
@@ -130,6 +133,7 @@ func (s *store[R]) write(r R) error {
 	if err != nil {
 		return err
 	}
+	s.setDoubtful(r.Key(), true)
 	if err := s.replace(r.Key()+recordSuffix, data); err != nil {
 		return err
 	}
@@ -139,6 +143,7 @@ func (s *store[R]) write(r R) error {
 	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
+	s.setDoubtful(r.Key(), false)
 	s.step(s.prefix + "put.durable")
 	return s.clearAside(r.Key())
 }
@@ -186,6 +191,7 @@ func (s *store[R]) unlink(key string) error {
 	if _, ok := s.get(key); !ok && !s.isUnreadable(key) {
 		return nil
 	}
+	s.setDoubtful(key, true)
 	if err := files.RemoveIfThere(s.path(key + recordSuffix)); err != nil {
 		return err
 	}
@@ -200,7 +206,25 @@ func (s *store[R]) unlink(key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.records, key)
+	delete(s.doubtful, key)
 	return nil
+}
+
+func (s *store[R]) setDoubtful(key string, doubtful bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if doubtful {
+		s.doubtful[key] = true
+	} else {
+		delete(s.doubtful, key)
+	}
+}
+
+// isDoubtful reports whether the record may not be on disk as it is in memory.
+func (s *store[R]) isDoubtful(key string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.doubtful[key]
 }
 
 // clearAside removes the renamed files of the key.

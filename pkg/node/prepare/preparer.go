@@ -224,7 +224,8 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 	return want, before, nil
 }
 
-// addPods records pods that use the claim since it was prepared.
+// addPods records pods that use the claim since it was prepared. It also writes a record
+// again that may not be on disk.
 func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 	var more []holding.Pod
 	for _, pod := range pods {
@@ -232,7 +233,7 @@ func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 			more = append(more, pod)
 		}
 	}
-	if more == nil {
+	if more == nil && !p.cfg.Journal.IsDoubtful(r.ClaimUID) {
 		return nil
 	}
 	r.Pods = slices.Concat(r.Pods, more)
