@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -32,12 +33,9 @@ var (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// Only errors: the client libraries also log each warning of the API server, such as of
-	// fields that an older one doesn't know, which the commands ask it about on purpose.
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
 	as := calledAs(os.Args[0])
 	streams := genericclioptions.IOStreams{In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: naming{os.Stderr, as}}
+	klog.SetLogger(onlyErrors(streams.ErrOut))
 	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
 	stop()
 	switch {
@@ -49,6 +47,13 @@ func main() {
 		fmt.Fprintln(streams.ErrOut, defaultName+":", err)
 		os.Exit(2)
 	}
+}
+
+// onlyErrors logs errors, and nothing else: the client libraries also log each warning of
+// the API server, such as of fields that an older one doesn't know, which the commands ask
+// it about on purpose.
+func onlyErrors(w io.Writer) klog.Logger {
+	return funcr.New(func(_, args string) { fmt.Fprintln(w, args) }, funcr.Options{Verbosity: -1})
 }
 
 // defaultName is how the texts of this program call it.
