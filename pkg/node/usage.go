@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
-// newReadings returns the readings of the GPUs, without any.
+// newReadings returns readings that know no GPU yet.
 func (p *plugin) newReadings(host driverroot.Host) *usage.Readings {
 	// In a PID namespace of its own, the driver would tell no processes, or others than
 	// the host's /proc has.

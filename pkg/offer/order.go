@@ -119,8 +119,8 @@ func add(to, n []int) {
 	}
 }
 
-// left counts what can be made beside what was given away, by size, the largest
-// first.
+// left counts the partitions that can still be created beside the given ones, by size,
+// the largest first.
 func left(all, given []gpu.Placement) []int {
 	largest := 0
 	for _, p := range all {

@@ -17,7 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// destroy takes an instance away, as somebody with nvidia-smi would.
+// destroy destroys a GPU instance as an administrator would with nvidia-smi.
 func (n *node) destroy(t *testing.T, gpu int, start uint32) {
 	t.Helper()
 	err := n.hardware.ChangeGPU(gpu, func(g *nvmlsim.GPUState) error {
