@@ -1,11 +1,17 @@
 package node
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/tessera-dra/tessera/pkg/files/filestest"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
 )
 
 // TestPreparedOnAFullDisk checks that a claim that is answered as prepared has a record,
@@ -45,5 +51,61 @@ func TestPreparedOnAFullDisk(t *testing.T) {
 	}
 	if err := c.doctor(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRecordsOfOneDevice starts with a record that an earlier version couldn't read and
+// gave the device of to another claim. Both claims keep what they have, the doctor says
+// so, and when the pods of one are deleted, the other's partition stays.
+func TestRecordsOfOneDevice(t *testing.T) {
+	for _, first := range []string{"a", "b"} {
+		t.Run(first+" ends first", func(t *testing.T) {
+			c := newComputer(t)
+			device := kinds()[0].with[0]
+			claims := map[string]*resourceapi.ResourceClaim{"a": claimOf("a", device), "b": claimOf("b", device)}
+			record := filepath.Join(datadir.JournalOf(c.data()), claims["a"].Name+".json")
+			var data []byte
+			for _, session := range []func(*onDisk) error{
+				func(p *onDisk) (err error) {
+					err = p.prepare(claims["a"])
+					if err == nil {
+						data, err = os.ReadFile(record)
+					}
+					return errors.Join(err, os.Remove(record))
+				},
+				func(p *onDisk) error {
+					return errors.Join(p.prepare(claims["b"]), os.WriteFile(strings.TrimSuffix(record, ".json")+".corrupt", data, 0o600))
+				},
+				func(p *onDisk) error {
+					if names := p.names(); !names["a"] || !names["b"] || p.unread() != nil {
+						t.Errorf("prepared: %v, unreadable: %v", names, p.unread())
+					}
+					if err := c.doctor(p.ctx); err == nil || !strings.Contains(err.Error(), "two-holders") {
+						t.Errorf("got %v, want the doctor to find two holders", err)
+					}
+					if err := p.unprepare(claims[first]); err != nil {
+						t.Error(err)
+					}
+					delete(claims, first)
+					if err := c.doctor(p.ctx); err != nil {
+						t.Errorf("the other claim: %v", err)
+					}
+					for _, other := range claims {
+						if err := errors.Join(p.prepare(other), p.unprepare(other), p.leaveHost()); err != nil {
+							t.Error(err)
+						}
+					}
+					return c.doctor(p.ctx)
+				},
+			} {
+				p, err := c.start()
+				if err == nil {
+					err = session(p)
+				}
+				if err := errors.Join(err, p.end()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -8,19 +8,19 @@
 // mode or time slice isn't as it was found. Reads are served from memory; a claim's
 // record is on disk, data and name, when its write returns; a GPU's, of either
 // kind, needn't survive the machine. A file is written beside its place and
-// renamed, so that a crash leaves the old record or the new one. A file that can't
-// be read is renamed, never overwritten, and its claim or GPU stays in the list of
-// unreadable ones until another record replaces it or it is known that there is
-// none.
+// renamed, so that a crash leaves the old record or the new one. A damaged file is
+// renamed, never overwritten, and its claim or GPU stays in the list of unreadable
+// ones until another record replaces it or it is known that there is none. A file
+// that the disk fails to read isn't damaged: the journal isn't opened without it.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over the
 // bytes of the body. The body consists of types of pkg/node/holding: no
 // library's struct goes to disk. Fields may be added at any time: readers skip
-// what they don't know. The version is raised only when an older reader would
+// those they don't know. The version is raised only when an older reader would
 // do harm, and an older reader refuses to start on such a file.
 //
 // The journal knows nothing of Kubernetes objects, CDI or hardware. Only
 // pkg/node/prepare, which writes claims' records, pkg/node/partition, which
 // writes GPUs', pkg/node/sharing, which writes settings, pkg/node/doctor, which
-// looks from outside, and what wires the plugin import it.
+// looks from outside, and pkg/node import it.
 package journal

@@ -45,10 +45,11 @@ type Journal struct {
 	health   *store[holding.Health]
 }
 
-// Open reads the journal in dir, which it makes if it isn't there. Files that
-// can't be read are renamed (see Unreadable and UnreadableGPUs); they are no
-// error. A file of a newer version is: ErrNewerVersion. So is a journal that
-// another process has open. Temporary files of an interrupted write are
+// Open reads the journal in dir, which it makes if it isn't there. Damaged files
+// are renamed (see Unreadable and UnreadableGPUs); they are no error. A file that
+// the disk fails to read is, and stays as it is: the devices in it must not be
+// given to others. So is a file of a newer version, ErrNewerVersion, and a journal
+// that another process has open. Temporary files of an interrupted write are
 // removed.
 //
 // step, which may be nil, is called with the name of each step of a write
@@ -124,10 +125,10 @@ func (j *Journal) Held() []holding.Record {
 func (j *Journal) IsDoubtful(claimUID string) bool { return j.claims.isDoubtful(claimUID) }
 
 // Put writes the claim's record, in place of any it has. When it returns nil
-// the record is on disk. On an error the record before it, or none, is still
-// what holds, except where the error comes from the very last step, making
-// the new name durable: then Get returns the new record, and another Put or a
-// Delete settles it.
+// the record is on disk. On an error the record before it, or none, still
+// holds, except where the error comes from the last steps, making the new
+// name durable and removing a renamed file: then Get returns the new record, and
+// another Put or a Delete settles it.
 func (j *Journal) Put(r holding.Record) error {
 	r.Holdings, r.Pods, r.RefusedClaims = slices.Clone(r.Holdings), slices.Clone(r.Pods), slices.Clone(r.RefusedClaims)
 	return j.claims.put(r)
@@ -235,7 +236,7 @@ type UnreadableGPU struct {
 	GPU gpu.UUID
 	// Path where the file is now.
 	Path string
-	// Err says what is wrong with the file; nil never.
+	// Err is the damage; nil never.
 	Err error
 }
 
@@ -248,6 +249,6 @@ type Unreadable struct {
 	// Record has the parts of the file that could be read; its Holdings are empty if
 	// none could.
 	Record holding.Record
-	// Err says what is wrong with the file; nil never.
+	// Err is the damage; nil never.
 	Err error
 }

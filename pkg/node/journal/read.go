@@ -105,24 +105,19 @@ func (s *scanned[R]) add(dir, name string) error {
 			return nil
 		}
 	}
-	data, err := readFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // removed since the directory was listed
-	}
-	var r R
-	if err == nil {
-		r, err = decode[R](key, data)
-	}
+	f, err := readFile[R](path, key)
 	switch {
-	case errors.Is(err, ErrNewerVersion):
-		return fmt.Errorf("journal file %s: %w", path, err)
-	case err == nil && whole:
-		s.records = append(s.records, r)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // removed since the directory was listed
+	case err != nil:
+		return err
+	case f.damage == nil && whole:
+		s.records = append(s.records, f.record)
 		return nil
-	case err == nil:
-		err = errors.New("renamed at an earlier start because it was unreadable")
+	case f.damage == nil:
+		f.damage = errors.New("renamed by an earlier version of the plugin, which couldn't read it; the plugin takes it back when it starts")
 	}
-	s.unreadable[key] = aside{path: path, data: data, err: err}
+	s.unreadable[key] = aside{path: path, data: f.data, err: f.damage}
 	return nil
 }
 
@@ -137,7 +132,7 @@ func GPUFile(dir string, uuid gpu.UUID) string {
 	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)
 }
 
-// load takes in what is in the directory, which may be missing.
+// load takes in the directory, which may be missing.
 func (s *store[R]) load() error {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,21 +141,33 @@ func (s *store[R]) load() error {
 	if err != nil {
 		return fmt.Errorf("list the journal's directory: %w", err)
 	}
+	renamed := map[string]R{} // good records in files that were renamed
 	for _, e := range entries {
-		if err := s.loadEntry(e.Name()); err != nil {
+		if err := s.loadEntry(e.Name(), renamed); err != nil {
 			return err
 		}
 	}
-	return s.removeRewritten()
+	if err := s.takeBack(renamed); err != nil {
+		return err
+	}
+	if err := s.removeRewritten(); err != nil {
+		return err
+	}
+	// A process that was killed may not have synced its last change, and a claim that
+	// is prepared or unprepared again is answered without another one.
+	if err := s.syncDir(s.dir); err != nil {
+		return fmt.Errorf("sync the journal's directory: %w", err)
+	}
+	return nil
 }
 
 // loadEntry takes in one directory entry; other people's files are left alone.
-func (s *store[R]) loadEntry(name string) error {
+func (s *store[R]) loadEntry(name string, renamed map[string]R) error {
 	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
 		return s.loadRecord(key)
 	}
 	if key, ok := strings.CutSuffix(name, unreadableSuffix); ok {
-		s.loadUnreadable(key)
+		return s.loadUnreadable(key, renamed)
 	}
 	if strings.HasSuffix(name, tempSuffix) {
 		if err := files.RemoveIfThere(s.path(name)); err != nil {
@@ -172,39 +179,56 @@ func (s *store[R]) loadEntry(name string) error {
 
 func (s *store[R]) loadRecord(key string) error {
 	path := s.path(key + recordSuffix)
-	data, err := readFile(path)
-	if err == nil {
-		var r R
-		if r, err = decode[R](key, data); err == nil {
-			s.records[key] = r
-			return nil
-		}
+	f, err := readFile[R](path, key)
+	if err != nil {
+		return err
 	}
-	if !s.sync && isTorn(data) {
+	if f.damage == nil {
+		s.records[key] = f.record
+		return nil
+	}
+	if !s.sync && isTorn(f.data) {
 		return files.RemoveIfThere(path)
 	}
-	if errors.Is(err, ErrNewerVersion) {
-		return fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, err)
-	}
 	to := s.path(key + unreadableSuffix)
-	if renameErr := os.Rename(path, to); renameErr != nil {
-		err = errors.Join(err, renameErr)
+	if err := os.Rename(path, to); err != nil {
+		f.damage = errors.Join(f.damage, err)
 		to = path
 	}
-	s.unreadable[key] = aside{path: to, data: data, err: err}
+	s.unreadable[key] = aside{path: to, data: f.data, err: f.damage}
 	return nil
 }
 
-// loadUnreadable adds a file that was renamed at an earlier start.
-func (s *store[R]) loadUnreadable(key string) {
+// loadUnreadable adds a file that was renamed at an earlier start. If its record is good,
+// it adds that to renamed, too.
+func (s *store[R]) loadUnreadable(key string, renamed map[string]R) error {
 	path := s.path(key + unreadableSuffix)
-	data, err := readFile(path)
-	if err == nil {
-		if _, err = decode[R](key, data); err == nil {
-			err = errors.New("renamed at an earlier start because it was unreadable")
-		}
+	f, err := readFile[R](path, key)
+	if err != nil {
+		return err
 	}
-	s.unreadable[key] = aside{path: path, data: data, err: err}
+	if f.damage == nil {
+		renamed[key] = f.record
+	}
+	s.unreadable[key] = aside{path: path, data: f.data, err: f.damage}
+	return nil
+}
+
+// takeBack gives good records that were renamed their names back, unless there is a newer
+// file. Earlier versions renamed a file also when the disk failed to read it. The record
+// still holds: a Put or a Delete since then would have removed the renamed file.
+func (s *store[R]) takeBack(renamed map[string]R) error {
+	for key, r := range renamed {
+		if _, ok := s.records[key]; ok || s.unreadable[key].err != nil {
+			continue
+		}
+		if err := os.Rename(s.path(key+unreadableSuffix), s.path(key+recordSuffix)); err != nil {
+			return fmt.Errorf("take back the record of %s %s, which was renamed: %w", s.kind, key, err)
+		}
+		s.records[key] = r
+		delete(s.unreadable, key)
+	}
+	return nil
 }
 
 // removeRewritten removes renamed files of keys that have a good record again:
@@ -218,15 +242,40 @@ func (s *store[R]) removeRewritten() error {
 	return nil
 }
 
-func readFile(path string) ([]byte, error) {
+// file is the content of a record's file.
+type file[R record] struct {
+	record R
+	// data is nil if this isn't a regular file.
+	data []byte
+	// damage says why data isn't a record; nil if it is.
+	damage error
+}
+
+// readFile reads a record's file. An error says nothing about the content: the disk
+// failed, or the file is a newer version's.
+func readFile[R record](path, key string) (f file[R], err error) {
 	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+		return f, unread(path, err)
+	case !info.Mode().IsRegular() || info.Size() > maxFileSize:
+		f.damage = fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
+		return f, nil
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
-		return nil, fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
+	if f.data, err = os.ReadFile(path); err != nil {
+		return f, unread(path, err)
 	}
-	return os.ReadFile(path)
+	f.record, f.damage = decode[R](key, f.data)
+	if errors.Is(f.damage, ErrNewerVersion) {
+		return f, fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, f.damage)
+	}
+	return f, nil
+}
+
+// unread adds the consequences to an error of reading a file.
+func unread(path string, err error) error {
+	return fmt.Errorf("read journal file %s: %w: the plugin can't serve claims before it knows what the file says, and tries again; "+
+		"see the kernel's log; if the disk is broken, drain this node, and remove the file", path, err)
 }
 
 // isTorn reports whether a file that wasn't synced was cut off because the machine

@@ -60,8 +60,8 @@ type store[R record] struct {
 	mu         sync.RWMutex
 	records    map[string]R
 	unreadable map[string]aside
-	// doubtful has the keys whose last write or removal failed on the way: the file may
-	// not be there, or not be the record in records.
+	// doubtful has the keys whose last write or removal failed after it had begun to change
+	// the name: the file may not be there, or not be the record in records.
 	doubtful map[string]bool
 }
 
@@ -133,8 +133,7 @@ func (s *store[R]) write(r R) error {
 	if err != nil {
 		return err
 	}
-	s.setDoubtful(r.Key(), true)
-	if err := s.replace(r.Key()+recordSuffix, data); err != nil {
+	if err := s.replace(r.Key(), data); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -143,18 +142,28 @@ func (s *store[R]) write(r R) error {
 	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
-	s.setDoubtful(r.Key(), false)
 	s.step(s.prefix + "put.durable")
-	return s.clearAside(r.Key())
+	if err := s.clearAside(r.Key()); err != nil {
+		return err
+	}
+	s.setDoubtful(r.Key(), false)
+	return nil
 }
 
 // replace puts the data on disk beside the file's place, then moves it there.
-func (s *store[R]) replace(name string, data []byte) error {
+func (s *store[R]) replace(key string, data []byte) error {
+	name := key + recordSuffix
 	temp, err := os.CreateTemp(s.dir, name+".*"+tempSuffix)
 	if err != nil {
 		return err
 	}
-	err = files.Replace(s.path(name), temp, func(f *os.File) error { return s.fill(f, data) })
+	err = files.Replace(s.path(name), temp, func(f *os.File) error {
+		err := s.fill(f, data)
+		if err == nil {
+			s.setDoubtful(key, true)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -188,17 +197,18 @@ func (s *store[R]) remove(key string) error {
 // unlink keeps the record in memory until its removal is on disk, so that a
 // failed one can be tried again.
 func (s *store[R]) unlink(key string) error {
-	if _, ok := s.get(key); !ok && !s.isUnreadable(key) {
+	if _, ok := s.get(key); !ok && !s.isUnreadable(key) && !s.isDoubtful(key) {
 		return nil
 	}
 	s.setDoubtful(key, true)
+	// First, so that a kill doesn't leave it alone, as if it were the last record.
+	if err := s.clearAside(key); err != nil {
+		return err
+	}
 	if err := files.RemoveIfThere(s.path(key + recordSuffix)); err != nil {
 		return err
 	}
 	s.step(s.prefix + "delete.unlinked")
-	if err := s.clearAside(key); err != nil {
-		return err
-	}
 	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}

@@ -1,0 +1,241 @@
+package journal_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/files/filestest"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+)
+
+// newDisk returns a disk that has the files: their data by path.
+func newDisk(t *testing.T, files map[string]string) *filestest.Disk {
+	t.Helper()
+	tree := filestest.Tree{}
+	for path, data := range files {
+		for dir := filepath.Dir(path); dir != "."; dir = filepath.Dir(dir) {
+			tree[dir] = filestest.Entry{Mode: fs.ModeDir | 0o700}
+		}
+		tree[path] = filestest.Entry{Mode: 0o600, Data: data}
+	}
+	return filestest.New(t, t.TempDir(), tree)
+}
+
+// fails returns an error for the calls on the paths that begin with the prefix.
+func fails(errno syscall.Errno, call, prefix string) func(filestest.Op) syscall.Errno {
+	return func(op filestest.Op) syscall.Errno {
+		if op.Call == call && strings.HasPrefix(op.Path, prefix) {
+			return errno
+		}
+		return 0
+	}
+}
+
+// TestFileThatCannotBeRead checks that an error of the disk isn't taken for damage: the
+// journal isn't opened without the record, and has it when the disk works again.
+func TestFileThatCannotBeRead(t *testing.T) {
+	tree := map[string]string{
+		"a.json": envelope(t, 1, everything("a")), "gpus/" + string(gpu0) + ".json": envelope(t, 1, made(gpu0)),
+		"settings/" + string(gpu0) + ".json": envelope(t, 1, changed(gpu0)), "health/" + string(gpu0) + ".json": envelope(t, 1, holding.Health{GPU: gpu0}),
+		"b.corrupt": "damaged",
+	}
+	d := newDisk(t, tree)
+	for path := range tree {
+		for _, call := range []string{"open", "read"} {
+			d.Fail(fails(syscall.EIO, call, path))
+			j, err := journal.Open(d.Dir, nil)
+			if err == nil {
+				err = j.Close()
+			}
+			_, readErr := journal.Read(d.Dir)
+			for _, err := range []error{err, readErr} {
+				if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), path) {
+					t.Errorf("%s of %s fails: got %v, want EIO and the file's name", call, path, err)
+				}
+			}
+		}
+	}
+	d.Fail(nil)
+	j := open(t, d.Dir)
+	if j.Len() != 1 || len(j.GPUs()) != 1 || len(j.AllSettings()) != 1 || len(j.AllHealth()) != 1 || len(j.Unreadable()) != 1 {
+		t.Errorf("when the disk works again: %v, %v, %v, %v, unreadable %v", j.All(), j.GPUs(), j.AllSettings(), j.AllHealth(), j.Unreadable())
+	}
+	for path := range tree {
+		if _, err := os.Stat(filepath.Join(d.Dir, path)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGoodRecordIsTakenBack opens journals in which an earlier version has renamed good
+// files, because the disk returned an error when it read them.
+func TestGoodRecordIsTakenBack(t *testing.T) {
+	changedLater := everything("b")
+	changedLater.BootID = "later"
+	tree := map[string]string{
+		"a.corrupt": envelope(t, 1, everything("a")),
+		"b.corrupt": envelope(t, 1, everything("b")), "b.json": envelope(t, 1, changedLater),
+		"gpus/" + string(gpu0) + ".corrupt": envelope(t, 1, made(gpu0)), "settings/" + string(gpu0) + ".corrupt": envelope(t, 1, changed(gpu0)),
+	}
+	d := newDisk(t, tree)
+	if c, err := journal.Read(d.Dir); err != nil || len(c.Unreadable) != 2 || len(c.UnreadableGPUs) != 1 || len(c.UnreadableSettings) != 1 {
+		t.Errorf("read before: unreadable %v, %v, %v, %v", c.Unreadable, c.UnreadableGPUs, c.UnreadableSettings, err)
+	}
+	j := open(t, d.Dir)
+	if diff := cmp.Diff([]holding.Record{everything("a"), changedLater}, j.All()); diff != "" {
+		t.Errorf("claims (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]holding.GPURecord{made(gpu0)}, j.GPUs()); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]holding.Settings{changed(gpu0)}, j.AllSettings()); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	if u := len(j.Unreadable()) + len(j.UnreadableGPUs()) + len(j.UnreadableSettings()); u != 0 {
+		t.Errorf("still unreadable: %d", u)
+	}
+	left := d.Cut(filestest.Losses()[0])
+	if left["a.json"].Data != tree["a.corrupt"] || left["b.json"].Data != tree["b.json"] {
+		t.Errorf("after a power cut: %v", left)
+	}
+	if _, ok := left["b.corrupt"]; ok {
+		t.Error("the older record is still there after a power cut")
+	}
+}
+
+// TestRenamedRecordOfANewerVersion is of a file that must not be touched, as one with its
+// own name.
+func TestRenamedRecordOfANewerVersion(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "a.corrupt"), envelope(t, 2, everything("a")))
+	if _, err := journal.Open(dir, nil); !errors.Is(err, journal.ErrNewerVersion) {
+		t.Errorf("got %v, want ErrNewerVersion", err)
+	}
+}
+
+// killAt runs the function with a journal, and kills it after the step.
+func killAt(t *testing.T, dir, step string, do func(*journal.Journal)) {
+	t.Helper()
+	killed := false
+	j, err := journal.Open(dir, func(s string) {
+		if s == step {
+			killed = true
+			runtime.Goexit()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do(j)
+	}()
+	<-done
+	if err := j.Close(); err != nil || !killed {
+		t.Fatalf("killed at %s: %t, %v", step, killed, err)
+	}
+}
+
+// TestKilledBeforeTheDirectoryWasSynced checks that what a journal answers after a kill
+// survives a power loss, although the process that was killed hadn't synced it.
+func TestKilledBeforeTheDirectoryWasSynced(t *testing.T) {
+	t.Run("put", func(t *testing.T) {
+		d := newDisk(t, nil)
+		killAt(t, d.Dir, "journal.put.renamed", func(j *journal.Journal) { _ = j.Put(everything("a")) })
+		j := open(t, d.Dir)
+		if _, ok := j.Get("a"); !ok {
+			t.Fatal("the record isn't there after the kill")
+		}
+		if left := d.Cut(filestest.Losses()[0]); left["a.json"].Data == "" {
+			t.Errorf("the record is lost; left: %v", left)
+		}
+	})
+	t.Run("delete", func(t *testing.T) {
+		d := newDisk(t, map[string]string{"a.json": envelope(t, 1, everything("a"))})
+		killAt(t, d.Dir, "journal.delete.unlinked", func(j *journal.Journal) { _ = j.Delete("a") })
+		if err := open(t, d.Dir).Delete("a"); err != nil {
+			t.Fatal(err)
+		}
+		if left := d.Cut(filestest.Losses()[0]); len(left) > 0 {
+			t.Errorf("the record is back; left: %v", left)
+		}
+	})
+}
+
+// TestDoubtEnds checks after writes that failed that the next removal knows whether
+// something may be on disk.
+func TestDoubtEnds(t *testing.T) {
+	for call, want := range map[string]bool{"create": false, "write": false, "rename": true} {
+		t.Run(call, func(t *testing.T) {
+			d := newDisk(t, nil)
+			j := open(t, d.Dir)
+			d.Fail(fails(syscall.EIO, call, "a.json"))
+			if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {
+				t.Fatalf("put: %v", err)
+			}
+			if got := j.IsDoubtful("a"); got != want {
+				t.Errorf("doubtful after a failed %s: %t", call, got)
+			}
+			d.Fail(nil)
+			if err := j.Delete("a"); err != nil {
+				t.Fatal(err)
+			}
+			if j.IsDoubtful("a") {
+				t.Error("doubtful after the removal")
+			}
+		})
+	}
+}
+
+// TestDamagedFileThatStays writes a record again while its damaged file can't be removed.
+func TestDamagedFileThatStays(t *testing.T) {
+	d := newDisk(t, map[string]string{"a.corrupt": "damaged"})
+	j := open(t, d.Dir)
+	d.Fail(fails(syscall.EIO, "unlink", "a.corrupt"))
+	if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {
+		t.Errorf("put: %v", err)
+	}
+	d.Fail(nil)
+	if !j.IsDoubtful("a") {
+		t.Error("not to be written again")
+	}
+	put(t, j, everything("a"))
+	if j.IsDoubtful("a") || j.IsUnreadable("a") {
+		t.Error("still doubtful or unreadable")
+	}
+}
+
+// TestTemporaryFileOfABrokenDisk stays until the next start: neither the write nor the
+// removal succeeds.
+func TestTemporaryFileOfABrokenDisk(t *testing.T) {
+	d := newDisk(t, nil)
+	j := open(t, d.Dir)
+	d.Fail(func(op filestest.Op) syscall.Errno {
+		if op.Call == "write" || op.Call == "unlink" {
+			return syscall.EROFS
+		}
+		return 0
+	})
+	if err := j.Put(everything("a")); !errors.Is(err, syscall.EROFS) {
+		t.Errorf("put: %v", err)
+	}
+	d.Fail(nil)
+	put(t, j, everything("a"))
+	if got := files(t, d.Dir); len(got) != 2 {
+		t.Errorf("files: %v, want the record and the temporary file", got)
+	}
+	reopen(t, j, d.Dir)
+	if diff := cmp.Diff([]string{"a.json"}, files(t, d.Dir)); diff != "" {
+		t.Errorf("files after a start (-want +got):\n%s", diff)
+	}
+}
