@@ -127,6 +127,10 @@ fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer
 soak: cluster-build ## Have pods of all kinds come and go while something fails every few seconds, and look what is left over (FOR=1h SEED=0: a new one). Needs root
 	$(GO) run ./test/soak -for $(FOR) -seed $(SEED)
 
+.PHONY: reliability
+reliability: ## Write the counts of docs/reliability.md from the logs of the last make test
+	$(GO) run ./test/reliability _output/test/unit.json _output/test/integration.json
+
 .PHONY: bench
 bench: cluster-build ## Measure on a cluster of its own; one line a figure (about 11 minutes; BENCHFLAGS=-idle=0: without the idle ones)
 	$(GO) run ./test/bench $(BENCHFLAGS)

@@ -9,22 +9,32 @@ import (
 	"testing"
 )
 
-// TestSecurityTests checks that the tests which security.md names exist.
-func TestSecurityTests(t *testing.T) {
-	page, err := os.ReadFile("security.md")
+// TestNamedTests checks that the tests which pages name exist.
+func TestNamedTests(t *testing.T) {
+	for page, atLeast := range map[string]int{"security.md": 20, "reliability.md": 60} {
+		t.Run(page, func(t *testing.T) { checkNamed(t, page, atLeast) })
+	}
+}
+
+// named finds names of tests, as `pkg/node: TestName/of a subtest`.
+var named = regexp.MustCompile("`([a-z0-9/-]+): ((?:Test|Fuzz)\\w+)(?:/([^`]+))?`")
+
+func checkNamed(t *testing.T, file string, atLeast int) {
+	t.Helper()
+	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`([a-z0-9/]+): ((?:Test|Fuzz)\\w+)(?:/([^`]+))?`").FindAllStringSubmatch(string(page), -1)
-	if len(named) < 20 {
-		t.Fatalf("found only %d tests on the page", len(named))
+	all := named.FindAllStringSubmatch(string(page), -1)
+	if len(all) < atLeast {
+		t.Fatalf("found only %d tests on the page", len(all))
 	}
-	for _, m := range named {
+	for _, m := range all {
 		dir, name, sub := m[1], m[2], m[3]
 		want := []string{fmt.Sprintf("func %s(", name)}
 		if name == "TestStories" {
 			if _, err := os.Stat(filepath.Join("..", dir, "testdata", sub+".txtar")); err != nil {
-				t.Errorf("docs/security.md names the story %s: %v", sub, err)
+				t.Errorf("docs/%s names the story %s: %v", file, sub, err)
 			}
 		} else if sub != "" {
 			want = append(want, fmt.Sprintf("t.Run(%q", sub))
@@ -32,7 +42,7 @@ func TestSecurityTests(t *testing.T) {
 		source := testsOf(t, filepath.Join("..", dir))
 		for _, text := range want {
 			if !strings.Contains(source, text) {
-				t.Errorf("docs/security.md names %s, and no test in %s has %q: correct the page", m[0], dir, text)
+				t.Errorf("docs/%s names %s, and no test in %s has %q: correct the page", file, m[0], dir, text)
 			}
 		}
 	}
