@@ -117,7 +117,7 @@ func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule,
 		return nil, nil
 	}
 	for i := range out {
-		if text := ignoredRule(&out[i]); text != "" {
+		if text := whyIgnored(&out[i]); text != "" {
 			r.note("%s", text)
 		}
 	}

@@ -54,7 +54,7 @@ func (r *reader) classResource() web.Resource {
 
 func (r *reader) ruleResource() web.Resource {
 	return served(r, "", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.rules },
-		web.Resource{Name: rulesName, Example: &resourceapi.DeviceTaintRule{}, Ignored: ignoredRule})
+		web.Resource{Name: rulesName, Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored})
 }
 
 func (r *reader) nodeResource() web.Resource {

@@ -102,8 +102,8 @@ func ignore(rule *unstructured.Unstructured) {
 	}
 }
 
-// ignoredRule is a note on a rule that ignore has changed; empty: it hasn't.
-func ignoredRule(obj any) string {
+// whyIgnored returns a note on a rule that ignore has changed; empty: it hasn't.
+func whyIgnored(obj any) string {
 	r, ok := obj.(*resourceapi.DeviceTaintRule)
 	if !ok {
 		return ""

@@ -62,7 +62,7 @@ func (o *options) web(ctx context.Context, port int, open bool, labels []string)
 	var notes notePrinter
 	source, err := web.NewSource(r.webResources(), web.SourceOptions{
 		Cluster: o.clusterName(), Namespace: o.currentNamespace(), PoolLabels: labels,
-		Told: func(all []web.Note) { notes.print(o.ErrOut, all) },
+		OnNotes: func(all []web.Note) { notes.print(o.ErrOut, all) },
 	})
 	if err != nil {
 		return err

@@ -31,11 +31,11 @@ type Resource struct {
 	Absent string
 	// Namespaced: who may not list the objects of all namespaces may list those of one.
 	Namespaced bool
-	// Ignored, if it isn't nil, returns a sentence on an object that counts for nothing;
-	// empty: it counts.
-	Ignored func(obj any) string
-	List    func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error)
-	Watch   func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
+	// WhyIgnored, if it isn't nil, returns a sentence for the user on an object that is
+	// ignored; empty: it isn't.
+	WhyIgnored func(obj any) string
+	List       func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error)
+	Watch      func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
 // Note is a sentence on objects that can't be read, or not as they change, or that are
@@ -208,9 +208,9 @@ func (f *feed) note() (Note, bool) {
 		n.Text = fmt.Sprintf("You may not watch %s: they are read again about once a minute. Ask for the verb watch on them.", f.Name)
 	case f.watch != nil:
 		n.Resource, n.Text = f.failed(f.watch)
-	case f.Ignored != nil:
-		for _, obj := range f.informer.GetIndexer().List() {
-			n.Text = strings.TrimSpace(n.Text + " " + f.Ignored(obj))
+	case f.WhyIgnored != nil:
+		for _, obj := range sortByName(f.informer.GetIndexer().List()) {
+			n.Text = strings.TrimSpace(n.Text + " " + f.WhyIgnored(obj))
 		}
 	}
 	return n, n.Text != ""
@@ -253,14 +253,19 @@ func on[T any](f *feed, node string) []T {
 }
 
 func ordered[T any](objects []any) []T {
-	slices.SortFunc(objects, func(a, b any) int { return cmp.Compare(key(a), key(b)) })
 	out := make([]T, 0, len(objects))
-	for _, obj := range objects {
+	for _, obj := range sortByName(objects) {
 		if o, ok := obj.(*T); ok {
 			out = append(out, *o)
 		}
 	}
 	return out
+}
+
+// sortByName sorts objects, which caches list in any order.
+func sortByName(objects []any) []any {
+	slices.SortFunc(objects, func(a, b any) int { return cmp.Compare(key(a), key(b)) })
+	return objects
 }
 
 func key(obj any) string {

@@ -34,9 +34,9 @@ type SourceOptions struct {
 	Cluster string
 	// Namespace to read where the user may not read all namespaces.
 	Namespace string
-	// Told, if it isn't nil, is called with the notes of the page each time they may have
-	// changed, by one goroutine.
-	Told func([]Note)
+	// OnNotes, if it isn't nil, is called with the notes of the page each time they may
+	// have changed, by one goroutine.
+	OnNotes func([]Note)
 	// PoolLabels are labels of nodes that name their pools, the preferred first.
 	PoolLabels []string
 }
@@ -203,8 +203,8 @@ func (s *Source) derive(started bool) bool {
 		head.Waiting = view.Waiting(items[corev1.Pod](s.pods))
 		head.Policies = view.Policies(items[v1alpha1.SharingPolicy](s.policies))
 	}
-	if s.options.Told != nil {
-		s.options.Told(head.Notes)
+	if s.options.OnNotes != nil {
+		s.options.OnNotes(head.Notes)
 	}
 	read := len(head.Reading) == 0
 	s.board.put(encode(head), changed, read)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -303,7 +304,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestIgnored: the page names an object that counts for nothing as long as it is there.
+// TestIgnored: the page names objects that are ignored as long as they are there, always
+// in the same order.
 func TestIgnored(t *testing.T) {
 	c, err := webtest.Mixed()
 	if err != nil {
@@ -311,12 +313,19 @@ func TestIgnored(t *testing.T) {
 	}
 	page := open(t, serve(t, c))
 	page.until(t, "the page", func() bool { return page.all })
-	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "ignored"}}
-	c.TaintRules.Add(rule)
-	page.until(t, "the note", func() bool {
-		return cmp.Equal(page.Cluster.Notes, []web.Note{{Resource: "devicetaintrules", Text: "The rule is ignored."}})
+	var rules []*resourceapi.DeviceTaintRule
+	var sentences []string
+	for i := range 8 {
+		rules = append(rules, &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("ignored-%d", i)}})
+		sentences = append(sentences, fmt.Sprintf("Rule ignored-%d is ignored.", i))
+		c.TaintRules.Add(rules[i])
+	}
+	page.until(t, "the note with the rules in order", func() bool {
+		return cmp.Equal(page.Cluster.Notes, []web.Note{{Resource: "devicetaintrules", Text: strings.Join(sentences, " ")}})
 	})
-	c.TaintRules.Delete(rule.DeepCopy())
+	for _, r := range rules {
+		c.TaintRules.Delete(r.DeepCopy())
+	}
 	page.until(t, "no note", func() bool { return len(page.Cluster.Notes) == 0 })
 }
 

@@ -5,6 +5,7 @@ package webtest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,16 +105,16 @@ func (c *Cluster) Resources() web.Resources {
 		Claims:      of("resourceclaims", c.Claims, web.Resource{Example: &resourceapi.ResourceClaim{}, Namespaced: true}),
 		Inventories: of("gpuinventories", c.Inventories, web.Resource{Example: &v1alpha1.GPUInventory{}}),
 		Policies:    of("sharingpolicies", c.Policies, web.Resource{Example: &v1alpha1.SharingPolicy{}}),
-		TaintRules:  of("devicetaintrules", c.TaintRules, web.Resource{Example: &resourceapi.DeviceTaintRule{}, Ignored: ignored}),
+		TaintRules:  of("devicetaintrules", c.TaintRules, web.Resource{Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored}),
 		Nodes:       of("nodes", c.Nodes, web.Resource{Example: &corev1.Node{}}),
 		PendingPods: of("pods", c.Pods, web.Resource{Example: &corev1.Pod{}, Namespaced: true}),
 	}
 }
 
-// ignored is a sentence on a rule with that name.
-func ignored(obj any) string {
-	if r, ok := obj.(*resourceapi.DeviceTaintRule); ok && r.Name == "ignored" {
-		return "The rule is ignored."
+// whyIgnored is a sentence on a rule whose name begins with "ignored".
+func whyIgnored(obj any) string {
+	if r, ok := obj.(*resourceapi.DeviceTaintRule); ok && strings.HasPrefix(r.Name, "ignored") {
+		return "Rule " + r.Name + " is ignored."
 	}
 	return ""
 }
