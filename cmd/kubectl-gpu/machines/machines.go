@@ -48,9 +48,6 @@ func Inventory(machine string) (*v1alpha1.GPUInventory, error) {
 		if found[1] != "" {
 			count, _ = strconv.Atoi(found[1])
 		}
-		if count == 1 {
-			g.NVLink = nil // there is nobody to be linked with
-		}
 		for range count {
 			i := int32(len(inv.Status.GPUs))
 			g.UUID, g.Index, g.Minor = fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i+1), i, i
@@ -60,7 +57,22 @@ func Inventory(machine string) (*v1alpha1.GPUInventory, error) {
 	if n := len(inv.Status.GPUs); n > maxGPUs {
 		return nil, fmt.Errorf("machine %s: %d GPUs are more than %d", machine, n, maxGPUs)
 	}
+	unlinkSingle(inv.Status.GPUs)
 	return inv, nil
+}
+
+// unlinkSingle removes the NVLinks of GPUs without another one of their model in the
+// machine.
+func unlinkSingle(gpus []v1alpha1.GPU) {
+	count := make(map[string]int)
+	for _, g := range gpus {
+		count[g.ProductName]++
+	}
+	for i := range gpus {
+		if count[gpus[i].ProductName] == 1 {
+			gpus[i].NVLink = nil
+		}
+	}
 }
 
 // readGPU reads a GPU of the model.

@@ -18,6 +18,45 @@ import (
 
 var update = flag.Bool("update", false, "write the files again")
 
+// TestSameMachine: GPUs are linked in a machine with several of their model, however it
+// is written.
+func TestSameMachine(t *testing.T) {
+	for name, tc := range map[string]struct {
+		writings []string
+		linked   int
+	}{
+		"two":          {[]string{"2xh100-80gb", "1xh100-80gb,h100-80gb"}, 2},
+		"two models":   {[]string{"2xh100-80gb,h200,l4", "h100-80gb,1xh100-80gb,h200,l4"}, 2},
+		"alone":        {[]string{"h100-80gb", "1xh100-80gb"}, 0},
+		"not adjacent": {[]string{"h100-80gb,l4,h100-80gb"}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, machine := range tc.writings {
+				inv, err := Inventory(machine)
+				if err != nil {
+					t.Fatal(err)
+				}
+				linked := 0
+				for _, g := range inv.Status.GPUs {
+					if g.NVLink != nil {
+						linked++
+					}
+				}
+				if linked != tc.linked {
+					t.Errorf("%s: %d GPUs are linked, want %d", machine, linked, tc.linked)
+				}
+				first, err := Inventory(tc.writings[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(first, inv); diff != "" {
+					t.Errorf("(-%s +%s):\n%s", tc.writings[0], machine, diff)
+				}
+			}
+		})
+	}
+}
+
 // TestCatalogue: the files have all models of the simulator, as they are read from it.
 func TestCatalogue(t *testing.T) {
 	all, err := nvmlsim.Models()
