@@ -68,6 +68,49 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainConflict: a rule that has changed since drain read it is changed only if it is
+// still drain's own.
+func TestDrainConflict(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*resourceapi.DeviceTaintRule)
+		// deleted: there is no rule any more.
+		deleted bool
+		// says is in the output; a PUT follows the conflict where it is empty.
+		says string
+	}{
+		"new version":   {change: func(r *resourceapi.DeviceTaintRule) { r.ResourceVersion = "2" }},
+		"another label": {change: func(r *resourceapi.DeviceTaintRule) { r.Labels = nil }, says: "DeviceTaintRule whole is another one now: drain again"},
+		"another taint": {change: func(r *resourceapi.DeviceTaintRule) { r.Spec.Taint.Key = "example.com/x" }, says: "DeviceTaintRule whole is another one now: drain again"},
+		"another GPU":   {change: func(r *resourceapi.DeviceTaintRule) { r.Spec.DeviceSelector.Device = new("gpu-00000002") }, says: "DeviceTaintRule whole is another one now: drain again"},
+		"deleted":       {deleted: true, says: "DeviceTaintRule whole is gone: drain again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const path = resources + "devicetaintrules"
+			s := cluster(t)
+			rules := []any{drainRule("other", "gpu-00000002"), drainRule("whole", "gpu-00000001")}
+			s.items[path] = rules
+			conflicts := 0
+			s.conflict = func() bool {
+				conflicts++
+				// The first request is the dry run.
+				if conflicts == 2 && tc.deleted {
+					s.items[path] = rules[:1]
+				} else if conflicts == 2 {
+					r := drainRule("whole", "gpu-00000001")
+					tc.change(&r)
+					s.items[path] = []any{rules[0], r}
+				}
+				return conflicts == 2
+			}
+			out := run(t, s, screen{}, "", "drain", "node/0", "--yes")
+			put := slices.Contains(s.written, "PUT "+path+"/whole")
+			if put != (tc.says == "") || !strings.Contains(out, tc.says) {
+				t.Errorf("written %v; it says:\n%s", s.written, out)
+			}
+		})
+	}
+}
+
 // TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't, unless
 // something else would be done by then: that is asked about again.
 func TestDrainAsks(t *testing.T) {

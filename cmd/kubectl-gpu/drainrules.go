@@ -91,19 +91,20 @@ func (d *drainer) own(r *resourceapi.DeviceTaintRule) bool {
 	return s.Device != nil && d.concerns(*s.Device)
 }
 
-// ruleChanges are the differences between the rules that are there and those that drain
-// the target.
-type ruleChanges struct {
-	// missing rules are to be made, and idle ones, without the effect NoExecute, to be
-	// changed. inForce are the names of the others.
-	missing, idle []resourceapi.DeviceTaintRule
-	inForce       []string
+// drainPlan is what a drain does, by the rules and pods that were there.
+type drainPlan struct {
+	// create are the rules that are missing, and enforce those of drain's that are there
+	// without the effect NoExecute. inForce are the names of drain's others.
+	create, enforce []resourceapi.DeviceTaintRule
+	inForce         []string
+	// evicted are the pods that go, and stay those whose claims tolerate the taint.
+	evicted, stay []eviction
 }
 
-// changes compares the rules. Rules of somebody else's with the names of drain's are an
-// error.
-func (d *drainer) changes() (ruleChanges, error) {
-	var out ruleChanges
+// plan compares the rules that are there with those that drain the target. Rules of
+// somebody else's with the names of drain's are an error.
+func (d *drainer) plan() (drainPlan, error) {
+	var p drainPlan
 	there := make(map[string]*resourceapi.DeviceTaintRule)
 	for i := range d.objects.TaintRules {
 		r := &d.objects.TaintRules[i]
@@ -111,21 +112,32 @@ func (d *drainer) changes() (ruleChanges, error) {
 		switch {
 		case !d.own(r):
 		case r.Spec.Taint.Effect == resourceapi.DeviceTaintEffectNoExecute:
-			out.inForce = append(out.inForce, r.Name)
+			p.inForce = append(p.inForce, r.Name)
 		default:
-			out.idle = append(out.idle, *r)
+			p.enforce = append(p.enforce, *r)
 		}
 	}
 	for _, r := range d.wanted() {
 		switch found := there[r.Name]; {
 		case found == nil:
-			out.missing = append(out.missing, r)
+			p.create = append(p.create, r)
 		case !d.own(found):
-			return out, fmt.Errorf("there is a DeviceTaintRule %s that isn't drain's: it hasn't the label %s, or another selector or taint. Delete it, or make it again under another name (kubectl get devicetaintrule %s -o yaml)",
+			return p, fmt.Errorf("there is a DeviceTaintRule %s that isn't drain's: it hasn't the label %s, or another selector or taint. Delete it, or make it again under another name (kubectl get devicetaintrule %s -o yaml)",
 				r.Name, drainKey, r.Name)
 		}
 	}
-	return out, nil
+	p.evicted, p.stay = d.evictions()
+	return p, nil
+}
+
+// done reports whether all rules are in force.
+func (p drainPlan) done() bool { return len(p.create)+len(p.enforce) == 0 }
+
+// same reports whether two plans do the same.
+func (p drainPlan) same(q drainPlan) bool {
+	byName := func(a, b resourceapi.DeviceTaintRule) bool { return a.Name == b.Name }
+	return slices.EqualFunc(p.create, q.create, byName) && slices.EqualFunc(p.enforce, q.enforce, byName) &&
+		slices.Equal(p.evicted, q.evicted) && slices.Equal(p.stay, q.stay)
 }
 
 // dryRunPlan is the output of --dry-run -o json.
@@ -140,13 +152,13 @@ type dryRunPlan struct {
 
 // show prints the rules, with the pods as comments, so that kubectl apply takes it.
 func (d *drainer) show() error {
-	c, err := d.plan()
+	plan, err := d.plan()
 	if err != nil {
 		return err
 	}
-	p := dryRunPlan{Evicted: c.gone, Stay: c.stay, Rules: []any{}, InForce: c.inForce}
+	p := dryRunPlan{Evicted: plan.evicted, Stay: plan.stay, Rules: []any{}, InForce: plan.inForce}
 	effect, apiVersion := d.harmless(), d.rules.APIVersion(d.kube.Discovery())
-	for _, r := range slices.Concat(c.missing, c.idle) {
+	for _, r := range slices.Concat(plan.create, plan.enforce) {
 		r.Spec.Taint.Effect = effect
 		p.Rules = append(p.Rules, manifest(apiVersion, &r))
 	}
@@ -165,7 +177,7 @@ func (d *drainer) show() error {
 	}
 	switch {
 	case len(p.Rules) == 0:
-		fmt.Fprintf(d.options.Out, "# Nothing is left to do: %s in force.\n", isOrAre(len(c.inForce), "DeviceTaintRule"))
+		fmt.Fprintf(d.options.Out, "# Nothing is left to do: %s in force.\n", isOrAre(len(p.InForce), "DeviceTaintRule"))
 	case effect == resourceapi.DeviceTaintEffectNone:
 		fmt.Fprintf(d.options.Out, "# Nothing was changed, and with the effect None these rules change nothing.\n# kubectl gpu drain %s asks, and makes them with the effect NoExecute.\n", d.target)
 	default:
@@ -204,74 +216,59 @@ func manifest(apiVersion string, r *resourceapi.DeviceTaintRule) any {
 	}
 }
 
-// drainPlan is what a drain does.
-type drainPlan struct {
-	ruleChanges
-	gone, stay []eviction
-}
-
-func (d *drainer) plan() (p drainPlan, err error) {
-	p.ruleChanges, err = d.changes()
-	p.gone, p.stay = d.evictions()
-	return p, err
-}
-
-// same reports whether two plans would do the same.
-func (p drainPlan) same(q drainPlan) bool {
-	byName := func(a, b resourceapi.DeviceTaintRule) bool { return a.Name == b.Name }
-	return slices.EqualFunc(p.missing, q.missing, byName) && slices.EqualFunc(p.idle, q.idle, byName) && slices.Equal(p.gone, q.gone) && slices.Equal(p.stay, q.stay)
-}
-
-// run asks, and makes the rules: those of a plan that somebody said yes to and that is
-// the same after that.
+// run shows the plan, asks, and carries it out after a yes. It asks again if another plan
+// has come of the rules and pods since.
 func (d *drainer) run(ctx context.Context, yes bool) error {
 	p, err := d.plan()
-	for agreed := false; err == nil; {
-		if len(p.missing)+len(p.idle) == 0 {
-			d.already(p)
-			return nil
-		}
-		if agreed {
-			return d.carryOut(ctx, p)
-		}
-		d.list("", p.gone, p.stay)
-		if err := d.make(ctx, p.ruleChanges, metav1.DryRunAll); err != nil {
-			return err // before anybody is asked
+	if err != nil {
+		return err
+	}
+	for !p.done() {
+		d.list("", p.evicted, p.stay)
+		// Nobody is asked about what the server refuses.
+		if err := d.make(ctx, p, metav1.DryRunAll); err != nil {
+			return err
 		}
 		if yes {
 			return d.carryOut(ctx, p)
 		}
-		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(p.gone), "pod"))
+		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(p.evicted), "pod"))
 		if said := d.answer(ctx); said != "y" && said != "yes" {
 			fmt.Fprintln(d.options.Out, "\nNothing was changed.")
 			return errNo
 		}
-		before := p
-		if err = d.read(ctx); err == nil {
-			p, err = d.plan()
+		if err := d.read(ctx); err != nil {
+			return err
 		}
-		if agreed = before.same(p); !agreed && err == nil {
-			fmt.Fprintln(d.options.Out, "Not done yet: the pods or DeviceTaintRules have changed since you were asked. This is the new plan:")
+		now, err := d.plan()
+		if err != nil {
+			return err
 		}
+		if now.same(p) {
+			return d.carryOut(ctx, now)
+		}
+		fmt.Fprintln(d.options.Out, "Not done yet: the pods or DeviceTaintRules have changed since you were asked. This is the new plan:")
+		p = now
 	}
-	return err
+	d.already(p)
+	return nil
 }
 
 // already says that there is nothing to do.
 func (d *drainer) already(p drainPlan) {
 	fmt.Fprintf(d.options.Out, "%s is drained already: %s in force.\n", d.target, isOrAre(len(p.inForce), "DeviceTaintRule"))
-	for _, e := range slices.Concat(p.gone, p.stay) {
+	for _, e := range slices.Concat(p.evicted, p.stay) {
 		fmt.Fprintf(d.options.Out, "Still there: %s (claim %s, %s)\n", e.Pod, e.Claim, e.Device)
 	}
 }
 
 // carryOut makes the rules.
 func (d *drainer) carryOut(ctx context.Context, p drainPlan) error {
-	if err := d.make(ctx, p.ruleChanges); err != nil {
+	if err := d.make(ctx, p); err != nil {
 		return fmt.Errorf("%w; some of the rules may be in force: try again, or undo it with kubectl gpu drain %s --undo", err, d.target)
 	}
 	fmt.Fprintf(d.options.Out, "%s in force: new claims don't get %s any more, and its pods are being evicted.\nkubectl gpu map %s shows what is left.\nUndo it with: kubectl gpu drain %s --undo\n",
-		isOrAre(len(p.missing)+len(p.idle)+len(p.inForce), "DeviceTaintRule"), d.target, d.node, d.target)
+		isOrAre(len(p.create)+len(p.enforce)+len(p.inForce), "DeviceTaintRule"), d.target, d.node, d.target)
 	return nil
 }
 
@@ -290,10 +287,10 @@ func (d *drainer) answer(ctx context.Context) string {
 	}
 }
 
-// make carries the changes out, or only tries to with metav1.DryRunAll.
-func (d *drainer) make(ctx context.Context, c ruleChanges, dryRun ...string) error {
-	for i := range c.missing {
-		r := c.missing[i].DeepCopy()
+// make makes the rules, or only tries to with metav1.DryRunAll.
+func (d *drainer) make(ctx context.Context, p drainPlan, dryRun ...string) error {
+	for i := range p.create {
+		r := p.create[i].DeepCopy()
 		err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
 		if apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("somebody has made DeviceTaintRule %s at this moment: drain again (%w)", r.Name, err)
@@ -302,29 +299,36 @@ func (d *drainer) make(ctx context.Context, c ruleChanges, dryRun ...string) err
 			return d.failed("create", "DeviceTaintRule "+r.Name, err)
 		}
 	}
-	for i := range c.idle {
-		if err := d.enforce(ctx, c.idle[i].DeepCopy(), dryRun); err != nil {
+	for i := range p.enforce {
+		if err := d.enforce(ctx, p.enforce[i].DeepCopy(), dryRun); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// enforce sets the effect of a rule. Kubernetes writes its status meanwhile.
+// enforce sets the effect of a rule of drain's. Kubernetes writes its status meanwhile,
+// and anybody may change the rest: then it isn't drain's any more.
 func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule, dryRun []string) error {
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	object := "DeviceTaintRule " + rule.Name
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-		err := d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun})
+		err := d.failed("update", object, d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun}))
 		if !apierrors.IsConflict(err) {
 			return err
 		}
 		now, failed := d.rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + rule.Name})
-		if failed == nil && len(now.Items) == 1 {
-			rule = &now.Items[0]
+		switch {
+		case failed != nil:
+			return d.failed("list", object, failed)
+		case len(now.Items) == 0:
+			return fmt.Errorf("%s is gone: drain again", object)
+		case !d.own(&now.Items[0]):
+			return fmt.Errorf("%s is another one now: drain again", object)
 		}
-		return errors.Join(failed, err)
+		rule = &now.Items[0]
+		return err
 	})
-	return d.failed("update", "DeviceTaintRule "+rule.Name, err)
 }
 
 // undo deletes the rules that drain has made for the target.

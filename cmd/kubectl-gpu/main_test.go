@@ -42,6 +42,9 @@ type server struct {
 	pages atomic.Int32
 	// written are the requests that change something.
 	written []string
+	// conflict, if it isn't nil, is called with each request that replaces an object, and
+	// refuses it with a conflict.
+	conflict func() bool
 	// minor version of Kubernetes.
 	minor string
 }
@@ -64,7 +67,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	items, ok := s.items[r.URL.Path]
+	if name, found := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); found {
+		items = slices.DeleteFunc(slices.Clone(items), func(x any) bool { return x.(resourceapi.DeviceTaintRule).Name != name })
+	}
 	switch {
+	case r.Method == http.MethodPut && s.conflict != nil && s.conflict():
+		refuse(http.StatusConflict, metav1.StatusReasonConflict)
 	case r.Method != http.MethodGet:
 		s.write(w, r, reply)
 	case r.URL.Path == "/version":
