@@ -99,7 +99,7 @@ func equal(a, b *int) bool { return a == b || a != nil && b != nil && *a == *b }
 // addUtilization reads the utilization of the processes since a time. NVML has entries
 // only for processes that ran.
 func addUtilization(processes []gpu.Process, handle gonvml.Device, since time.Time, object string) error {
-	samples, ret := processUtilization(handle, uint64(since.UnixMicro()))
+	samples, ret := processUtilization(handle, uint64(since.UnixMicro())) //nolint:forbidigo // NVML stamps its samples with the time of day
 	if ret == gonvml.ERROR_NOT_FOUND {
 		ret = gonvml.SUCCESS
 	}

@@ -45,9 +45,9 @@ type Writer struct {
 	clock        clock.WithTicker
 
 	queue workqueue.TypedRateLimitingInterface[types.UID]
-	// notStoredUntil is when to try again after the server didn't store the field, in
-	// nanoseconds since 1970.
-	notStoredUntil atomic.Int64
+	// notStoredUntil is when to try again after the server didn't store the field; nil: it
+	// has stored it, or wasn't asked.
+	notStoredUntil atomic.Pointer[time.Time]
 	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
@@ -88,8 +88,15 @@ func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.D
 // notStoredYet returns how long statuses still wait after the server didn't store
 // one; at most 0 if they don't.
 func (w *Writer) notStoredYet() time.Duration {
-	return time.Duration(w.notStoredUntil.Load() - w.clock.Now().UnixNano())
+	until := w.notStoredUntil.Load()
+	if until == nil {
+		return 0
+	}
+	return until.Sub(w.clock.Now())
 }
+
+// distrust records that the server didn't store a status.
+func (w *Writer) distrust() { w.notStoredUntil.Store(new(w.clock.Now().Add(notStoredFor))) }
 
 // Run writes until ctx ends; it returns nil then.
 func (w *Writer) Run(ctx context.Context) error {
@@ -180,7 +187,7 @@ func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
 	}
 	err = w.apply(ctx, uid, t.claim, statuses)
 	if errors.Is(err, errNotStored) {
-		w.notStoredUntil.Store(w.clock.Now().Add(notStoredFor).UnixNano())
+		w.distrust()
 	}
 	return err
 }

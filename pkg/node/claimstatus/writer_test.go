@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"github.com/tessera-dra/tessera/pkg/clocktest"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -251,6 +252,20 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestServerWithoutTheFieldAndASetClock: statuses wait as long as they should, however the
+// clock is set meanwhile.
+func TestServerWithoutTheFieldAndASetClock(t *testing.T) {
+	for _, by := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
+		c := &clocktest.Clock{}
+		w := &Writer{clock: c}
+		w.distrust()
+		c.Set(by)
+		if got := w.notStoredYet(); got > notStoredFor || got < notStoredFor-time.Minute {
+			t.Errorf("the clock was set by %v: statuses wait for another %v, want %v", by, got, notStoredFor)
+		}
+	}
+}
+
 // TestServerWithoutTheField checks that one write shows that the server doesn't store
 // the field, and that claims which were prepared meanwhile get their status when it
 // does, unless they are gone.
@@ -261,7 +276,7 @@ func TestServerWithoutTheField(t *testing.T) {
 			clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 			w := startAt(t, s, clock)
 			w.Enqueue(ref("uid-1"), partition())
-			for w.notStoredUntil.Load() == 0 { // until the answer to the first write has been read
+			for w.notStoredUntil.Load() == nil { // until the answer to the first write has been read
 				<-time.After(time.Millisecond)
 			}
 			w.Enqueue(ref("uid-1"), partition())

@@ -130,7 +130,7 @@ func (f *Follower) Looked() <-chan struct{} { return f.first }
 
 // Stuck returns an error if Run has not made progress for longer than after.
 func (f *Follower) Stuck(after time.Duration) error {
-	if age := f.alive.age(); age > after {
+	if age := f.alive.age(time.Now()); age > after {
 		return fmt.Errorf("the look at the hardware has not ended for %s", age.Round(time.Second))
 	}
 	return nil
@@ -147,9 +147,9 @@ func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := f.follow(ctx, looked)
 		if c, ok := errors.AsType[*closed](err); ok {
-			f.alive.beat()
+			f.alive.beat(time.Now())
 			c.run(ctx, f.cfg.Host)
-			f.alive.beat()
+			f.alive.beat(time.Now())
 			continue
 		}
 		f.giveUp(ctx)
@@ -299,7 +299,7 @@ func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why
 
 // pause waits for a signal, the time, or the end of ctx.
 func (f *Follower) pause(ctx context.Context, d time.Duration) (woken bool) {
-	f.alive.beat()
-	defer f.alive.beat()
+	f.alive.beat(time.Now())
+	defer f.alive.beat(time.Now())
 	return f.cfg.Signals.await(ctx, d)
 }

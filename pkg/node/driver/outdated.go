@@ -64,6 +64,8 @@ func (i *instant) setIfLater(at time.Time) {
 	}
 }
 
+func (i *instant) set(at time.Time) { i.at.Store(&at) }
+
 func (i *instant) setIfNone(at time.Time) { i.at.CompareAndSwap(nil, &at) }
 
 func (i *instant) get() (_ time.Time, ok bool) { return valueOf(i.at.Load()) }

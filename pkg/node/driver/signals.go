@@ -76,15 +76,15 @@ func (s *Signals) await(ctx context.Context, d time.Duration) (woken bool) {
 }
 
 // heartbeat is the time at which a loop last made progress.
-type heartbeat struct{ last atomic.Int64 }
+type heartbeat struct{ last instant }
 
-func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
+func (h *heartbeat) beat(now time.Time) { h.last.set(now) }
 
 // age is the time since the last beat; none before the first.
-func (h *heartbeat) age() time.Duration {
-	last := h.last.Load()
-	if last == 0 {
+func (h *heartbeat) age(now time.Time) time.Duration {
+	last, ok := h.last.get()
+	if !ok {
 		return 0
 	}
-	return time.Since(time.Unix(0, last))
+	return now.Sub(last)
 }

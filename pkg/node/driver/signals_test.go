@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tessera-dra/tessera/pkg/clocktest"
 )
 
 // TestStuck: a probe notices that the look at the hardware doesn't end.
@@ -26,4 +28,16 @@ func TestStuck(t *testing.T) {
 			t.Errorf("after a look of more than %s: %v, want an error", after, err)
 		}
 	})
+}
+
+// TestHeartbeatOfASetClock: a clock that is set makes no loop look stuck, or alive.
+func TestHeartbeatOfASetClock(t *testing.T) {
+	for _, by := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
+		var h heartbeat
+		now := time.Now()
+		h.beat(now)
+		if got := h.age(clocktest.Jump(now.Add(time.Minute), by)); got != time.Minute {
+			t.Errorf("the clock was set by %v: the last beat was %v ago, want a minute", by, got)
+		}
+	}
 }
