@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -13,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -159,13 +159,15 @@ func findKinds(d discovery.ServerResourcesInterface) error {
 }
 
 // isUnreachable reports whether a request has failed as it does while a server is
-// being restarted.
+// being restarted, the network to it is broken, or its certificates or this program's token
+// are being renewed.
 func isUnreachable(err error) bool {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
-		return status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(err)
+		return status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(err) || apierrors.IsUnauthorized(err)
 	}
-	return utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err)
+	_, failed := errors.AsType[*url.Error](err) // no answer came
+	return failed
 }
 
 // RemoveNodeLabels removes from all Nodes what controllers with NodeLabels have
