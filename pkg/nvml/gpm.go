@@ -12,24 +12,25 @@ import (
 )
 
 const (
-	// gpmInterval is the least time between two samples of performance counters (nvml.h): an
+	// gpmMinInterval is the least time between two samples of performance counters (nvml.h): an
 	// H200 that is busy counts as idle between samples of the same moment.
-	gpmInterval = 100 * time.Millisecond
-	// gpmPeriods is how many times the asked time may lie between two samples.
-	gpmPeriods = 3
+	gpmMinInterval = 100 * time.Millisecond
+	// gpmMaxPeriods limits the time between two samples that are compared, in multiples of the
+	// time that the utilization is asked for.
+	gpmMaxPeriods = 3
 )
 
-// gpmSamples has a sample of the performance counters (GPM) of each GPU instance of a GPU,
-// by the instance's ID, for the next reading to compare with.
+// gpmSamples are the last samples of the performance counters (GPM) of a GPU's instances, by
+// the instance's ID. The next reading compares with them.
 type gpmSamples struct {
 	// mu is held while instances are sampled or destroyed, so that no instance is sampled
-	// while it is destroyed: a sample might hold it.
+	// while it is destroyed: a sample may keep the driver from destroying it.
 	mu  sync.Mutex
 	all map[int]gpmSample
 }
 
 type gpmSample struct {
-	device   gpu.UUID // of the instance's first MIG device: IDs are used again
+	device   gpu.UUID // the instance's first MIG device, because IDs are used again
 	at       time.Time
 	counters gonvml.GpmSample
 }
@@ -51,21 +52,38 @@ func (g *gpmSamples) free(instance int) {
 	}
 }
 
+// freeAll frees the samples of all instances; needs the lock.
+func (g *gpmSamples) freeAll() {
+	for instance := range g.all {
+		g.free(instance)
+	}
+}
+
+// EndUsage frees what Usage keeps in the driver for its next call. Call it when Usage won't be
+// called for a while. It doesn't wait for calls of Usage, which keep something again: call it
+// once more after they have returned.
+func (s *Session) EndUsage() {
+	for _, uuid := range s.identified() {
+		if g := s.gpmOf(uuid); g.mu.TryLock() {
+			g.freeAll()
+			g.mu.Unlock()
+		}
+	}
+}
+
 // freeSamples frees all samples of all GPUs.
 func (s *Session) freeSamples() {
 	for _, uuid := range s.identified() {
 		g := s.gpmOf(uuid)
 		g.mu.Lock()
-		for instance := range g.all {
-			g.free(instance)
-		}
+		g.freeAll()
 		g.mu.Unlock()
 	}
 }
 
-// readInstanceUtilization returns the utilization of GPU instances, by ID, between the
-// reading before and this one. It has none of an instance that wasn't read before, or too
-// long ago, and of GPUs before Hopper.
+// readInstanceUtilization returns the utilization of GPU instances, by ID, since the last
+// call. It has none of an instance that wasn't read then, or if that was too long ago, and
+// of GPUs before Hopper.
 func (s *Session) readInstanceUtilization(handle gonvml.Device, uuid gpu.UUID, devices map[int][]migDevice, over time.Duration, object string) (map[int]float64, error) {
 	read := map[int]float64{}
 	if !s.has[callGPM] {
@@ -83,8 +101,8 @@ func (s *Session) readInstanceUtilization(handle gonvml.Device, uuid gpu.UUID, d
 			g.free(instance)
 		}
 	}
-	for instance, some := range devices {
-		used, err := s.sampleInstance(handle, g, instance, some[0].uuid, over, object)
+	for instance, inside := range devices {
+		used, err := s.sampleInstance(handle, g, instance, inside[0].uuid, over, object)
 		if err != nil {
 			return nil, err
 		}
@@ -100,7 +118,7 @@ func (s *Session) readInstanceUtilization(handle gonvml.Device, uuid gpu.UUID, d
 func (s *Session) sampleInstance(handle gonvml.Device, g *gpmSamples, instance int, device gpu.UUID, over time.Duration, object string) (*float64, error) {
 	before, now := g.all[instance], gpmSample{device: device, at: time.Now()}
 	since := now.at.Sub(before.at)
-	if before.device == device && since < gpmInterval {
+	if before.device == device && since < gpmMinInterval {
 		return nil, nil //nolint:nilnil // nil is the documented value for "unknown"
 	}
 	var ret gonvml.Return
@@ -115,15 +133,15 @@ func (s *Session) sampleInstance(handle gonvml.Device, g *gpmSamples, instance i
 		g.free(instance)
 		g.all[instance] = now
 	}()
-	if before.device != device || since > gpmPeriods*over {
+	if before.device != device || since > gpmMaxPeriods*over {
 		return nil, nil //nolint:nilnil // as above
 	}
-	return s.compare(before.counters, now.counters, object)
+	return s.utilizationBetween(before.counters, now.counters, object)
 }
 
-// compare returns the fraction of the time between two samples in which any program ran,
-// which is NVML's meaning of a GPU's utilization, too.
-func (s *Session) compare(before, now gonvml.GpmSample, object string) (*float64, error) {
+// utilizationBetween returns the fraction of the time between two samples in which any
+// program ran, which is NVML's definition of a GPU's utilization, too.
+func (s *Session) utilizationBetween(before, now gonvml.GpmSample, object string) (*float64, error) {
 	get := gonvml.GpmMetricsGetType{NumMetrics: 1, Sample1: before, Sample2: now}
 	get.Metrics[0].MetricId = uint32(gonvml.GPM_METRIC_GRAPHICS_UTIL)
 	if ret := s.lib.GpmMetricsGet(&get); ret != gonvml.SUCCESS {
@@ -137,8 +155,8 @@ func (s *Session) compare(before, now gonvml.GpmSample, object string) (*float64
 	return &used, nil
 }
 
-// onlyLost returns an error if the GPU is lost, and nil for all else: utilization by
-// performance counters is something that GPUs may have.
+// onlyLost returns an error if the GPU is lost. All other failures mean that the GPU doesn't
+// have such counters.
 func onlyLost(ret gonvml.Return, call, object string) error {
 	if err := wrap(ret, call, object); errors.Is(err, ErrLost) {
 		return fmt.Errorf("read performance counters: %w", err)

@@ -122,6 +122,8 @@ func (n *scrapedNode) partition(g gpu.GPU, number int) {
 }
 
 // Usage implements usage.Reader.
+func (*scrapedNode) EndUsage() {}
+
 func (n *scrapedNode) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
 	return n.usages[uuid], nil
 }

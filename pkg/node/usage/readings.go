@@ -24,6 +24,8 @@ const (
 // that doesn't respond.
 type Reader interface {
 	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
+	// EndUsage frees what Usage keeps for its next call. It doesn't block.
+	EndUsage()
 }
 
 // User is the container that a process of the host is in.
@@ -100,6 +102,8 @@ func (r *Readings) Run(ctx context.Context) {
 		case <-ticker.C:
 			if r.awake() {
 				r.read()
+			} else {
+				r.endUsage()
 			}
 		}
 	}
@@ -109,6 +113,16 @@ func (r *Readings) awake() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return time.Since(r.asked) < awakeFor
+}
+
+// endUsage frees what readings keep in the driver. It is called again and again while nobody
+// asks, because a slow reading may end late.
+func (r *Readings) endUsage() {
+	r.using.RLock()
+	defer r.using.RUnlock()
+	if r.reader != nil {
+		r.reader.EndUsage()
+	}
 }
 
 // Scrape returns the last reading of each GPU whose last reading succeeded, and keeps the

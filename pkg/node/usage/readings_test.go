@@ -21,11 +21,25 @@ type driver struct {
 	mu     sync.Mutex
 	reads  map[gpu.UUID]int64
 	blocks map[gpu.UUID]chan error // calls for these GPUs return what comes there
+	kept   bool                    // something for the next call
+}
+
+func (d *driver) EndUsage() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kept = false
+}
+
+func (d *driver) keeps() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.kept
 }
 
 func (d *driver) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
 	d.mu.Lock()
 	d.reads[uuid]++
+	d.kept = true
 	u := gpu.Usage{Memory: gpu.MemoryUsage{Used: d.reads[uuid]}, Processes: []gpu.Process{{PID: 1}, {PID: 2}}}
 	blocked := d.blocks[uuid]
 	d.mu.Unlock()
@@ -81,9 +95,15 @@ func TestReadWhileAsked(t *testing.T) {
 		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 2, shared: 2}, number(r)); diff != "" {
 			t.Errorf("the next scrape (-want +got):\n%s", diff)
 		}
+		if !d.keeps() {
+			t.Error("nothing was kept for the next reading")
+		}
 		time.Sleep(time.Hour)
 		if n, most := d.count(shared), 2+int64(awakeFor/readEvery); n > most {
 			t.Errorf("a GPU was read %d times, want at most %d: nobody asked any more", n, most)
+		}
+		if d.keeps() {
+			t.Error("something is kept for a next reading, although nobody asks any more")
 		}
 		users := r.Scrape()[shared].Users
 		if diff := cmp.Diff(map[int]User{1: {PodUID: "1"}}, users); diff != "" {
@@ -172,6 +192,8 @@ type slowDriver struct {
 	begun    chan bool
 	returned atomic.Bool
 }
+
+func (*slowDriver) EndUsage() {}
 
 func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
 	d.begun <- true

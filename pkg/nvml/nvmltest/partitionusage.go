@@ -79,10 +79,46 @@ func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 			must(t, s.Machine.ClearFaults())
 		}
 	}
-	must(t, errors.Join(s.Machine.ClearFaults(), s.DestroyInstance(gpus[0].UUID, made[1])))
+	must(t, s.Machine.ClearFaults())
+	createWhileRead(t, s, gpu.Partition{GPU: gpus[0].UUID, Profile: profile.Name, Placement: profile.Placements[2]})
+	check("after an instance that wasn't completed", usageOver, nil, nil)
+	s.EndUsage()
+	if n := s.Machine.GPMSamples(); n != 0 {
+		t.Errorf("%d samples are allocated after the end of readings", n)
+	}
+	time.Sleep(usageOver)
+	check("readings begin again", usageOver, nil, nil)
+	must(t, s.DestroyInstance(gpus[0].UUID, made[1]))
 	must(t, s.Close())
 	if n := s.Machine.GPMSamples(); n != 0 {
 		t.Errorf("%d samples are allocated after the end of the session", n)
+	}
+}
+
+// createWhileRead has the creation of an instance fail at its last call, while the usage of
+// the instance is read. Nothing must be left of the instance.
+func createWhileRead(t *testing.T, s *Simulated, p gpu.Partition) {
+	t.Helper()
+	const slow = time.Second
+	must(t, s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMigDeviceHandleByIndex", GPU: 0, Code: nvmlsim.Unknown, DelayMS: int(slow.Milliseconds()), Count: 1}))
+	created := make(chan error)
+	go func() {
+		_, err := s.CreateInstance(p)
+		created <- err
+	}()
+	time.Sleep(slow / 2)
+	u, err := s.Usage(p.GPU, usageOver)
+	must(t, err)
+	if len(u.Partitions) != 3 {
+		t.Errorf("usage of %d partitions, want 3, with the one that is being created", len(u.Partitions))
+	}
+	if err := <-created; err == nil || errors.Is(err, nvml.ErrInUse) {
+		t.Errorf("got %v, want the driver's error alone", err)
+	}
+	m, err := s.MIG(p.GPU)
+	must(t, err)
+	if len(m.Instances) != 2 {
+		t.Errorf("instances: %v, want 2", m.Instances)
 	}
 }
 
