@@ -11,9 +11,10 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Op is a call that a program makes. Looking up a name isn't one.
+// Op is a system call on a file or directory of the disk. Lookups of names and attributes
+// aren't reported, and never fail.
 type Op struct {
-	// Call is that of the system: open, create, read, readdir, write, truncate, chmod,
+	// Call is one of open, open for writing, create, read, readdir, write, truncate, chmod,
 	// fsync, rename, unlink, mkdir, rmdir.
 	Call string
 	// Path is below the disk's directory; for a rename, the new one.
@@ -22,7 +23,8 @@ type Op struct {
 
 func (o Op) String() string { return o.Call + " " + o.Path }
 
-// Changes reports whether the call changes something, or makes it durable.
+// Changes reports whether the call changes something, makes it durable, or needs a disk
+// that can be changed.
 func (o Op) Changes() bool {
 	return o.Call != "open" && o.Call != "read" && o.Call != "readdir"
 }
@@ -31,11 +33,12 @@ func (o Op) Changes() bool {
 type Disk struct {
 	Dir string
 
-	mu     sync.Mutex
-	root   *inode
-	last   uint64 // number of the newest inode
-	before func(Op) syscall.Errno
-	after  func(Op, func(Loss) Tree)
+	mu       sync.Mutex
+	root     *inode
+	last     uint64 // number of the newest inode
+	fail     func(Op) syscall.Errno
+	failLate func(Op) syscall.Errno
+	watch    func(Op, func(Loss) Tree)
 }
 
 // New mounts a disk at a directory until the test ends. Everything in the tree is on
@@ -60,28 +63,37 @@ func New(t testing.TB, dir string, tree Tree) *Disk {
 	return d
 }
 
-// Reset has the tree on the disk, durably, and nothing else. No program may use the disk.
+// Reset replaces the contents of the disk by the tree, durably. No program may use the disk
+// meanwhile.
 func (d *Disk) Reset(tree Tree) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	root := d.load(".", tree)
-	d.root.names, d.root.since = root.names, root.since
+	d.root.names, d.root.unsynced = root.names, root.unsynced
 }
 
-// Fail has each call asked for an error first; 0 lets it go on. A write that fails
-// has written half of its data. nil ends that. fail must not use the disk.
+// Fail has each call return fail's error for it, unless that is 0, and do nothing, but that
+// a write writes half of its data. nil ends this. fail must not use the disk.
 func (d *Disk) Fail(fail func(Op) syscall.Errno) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.before = fail
+	d.fail = fail
 }
 
-// Watch has each call that changes something reported after it has succeeded; nil
-// ends that. cut is Cut at this moment. after must not use the disk.
-func (d *Disk) Watch(after func(op Op, cut func(Loss) Tree)) {
+// FailLate is Fail for calls that have all of their effect, and return an error
+// nevertheless.
+func (d *Disk) FailLate(fail func(Op) syscall.Errno) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.after = after
+	d.failLate = fail
+}
+
+// Watch has watch called after each call that succeeded and for which Changes is true; nil
+// ends this. cut is Cut at this moment. watch must not use the disk.
+func (d *Disk) Watch(watch func(op Op, cut func(Loss) Tree)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.watch = watch
 }
 
 // do runs one call; path is below the disk's directory.
@@ -89,16 +101,21 @@ func (d *Disk) do(call, path string, f func() syscall.Errno) syscall.Errno {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	op := Op{call, path}
-	if d.before != nil {
-		if errno := d.before(op); errno != 0 {
+	if d.fail != nil {
+		if errno := d.fail(op); errno != 0 {
 			return errno
 		}
 	}
-	errno := f()
-	if errno == 0 && d.after != nil && op.Changes() {
-		d.after(op, d.cut)
+	if errno := f(); errno != 0 {
+		return errno
 	}
-	return errno
+	if d.watch != nil && op.Changes() {
+		d.watch(op, d.cut)
+	}
+	if d.failLate != nil {
+		return d.failLate(op)
+	}
+	return 0
 }
 
 // inode is a file or a directory. The disk's lock guards its contents.
@@ -107,16 +124,16 @@ type inode struct {
 	disk   *Disk
 	number uint64
 	mode   uint32
-	// path is the last name that it had.
+	// path is below the disk's directory, also after the file was removed.
 	path string
 
-	// Of a file: its data, and its data when it was synced.
+	// A file has data now, and had synced when it was last synced.
 	data, synced []byte
 
-	// Of a directory: its names, and for each that has changed since the directory was
-	// synced all its values since then, oldest first; nil is none.
-	names map[string]*inode
-	since map[string][]*inode
+	// A directory has names now. unsynced has the names that have changed since it was last
+	// synced, with the inodes they have had since, the synced one first; nil is none.
+	names    map[string]*inode
+	unsynced map[string][]*inode
 }
 
 var (
@@ -139,17 +156,17 @@ func (d *Disk) newInode(path string, mode uint32) *inode {
 	d.last++
 	n := &inode{disk: d, number: d.last, mode: mode, path: path}
 	if mode&syscall.S_IFMT == syscall.S_IFDIR {
-		n.names, n.since = map[string]*inode{}, map[string][]*inode{}
+		n.names, n.unsynced = map[string]*inode{}, map[string][]*inode{}
 	}
 	return n
 }
 
-// set gives a name to an inode, or to none.
+// set gives the name in a directory to an inode, or to none.
 func (n *inode) set(name string, to *inode) {
-	if _, ok := n.since[name]; !ok {
-		n.since[name] = []*inode{n.names[name]}
+	if _, ok := n.unsynced[name]; !ok {
+		n.unsynced[name] = []*inode{n.names[name]}
 	}
-	n.since[name] = append(n.since[name], to)
+	n.unsynced[name] = append(n.unsynced[name], to)
 	if to == nil {
 		delete(n.names, name)
 		return
@@ -163,8 +180,8 @@ func (n *inode) attr(out *fuse.Attr) {
 	out.Ino, out.Mode, out.Nlink, out.Size = n.number, n.mode, 1, uint64(len(n.data))
 }
 
-// known returns the inode as the kernel is to know it.
-func (n *inode) known(ctx context.Context, child *inode) *fs.Inode {
+// announce tells the kernel of an inode below this one.
+func (n *inode) announce(ctx context.Context, child *inode) *fs.Inode {
 	return n.NewPersistentInode(ctx, child, fs.StableAttr{Mode: child.mode & syscall.S_IFMT, Ino: child.number})
 }
 
@@ -178,7 +195,7 @@ func (n *inode) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*f
 	}
 	child.attr(&out.Attr)
 	n.disk.mu.Unlock()
-	return n.known(ctx, child), 0
+	return n.announce(ctx, child), 0
 }
 
 // Getattr reads an inode's attributes.
@@ -245,7 +262,7 @@ func (n *inode) Create(ctx context.Context, name string, _ uint32, mode uint32, 
 	if errno != 0 {
 		return nil, nil, 0, errno
 	}
-	return n.known(ctx, child), nil, fuse.FOPEN_DIRECT_IO, 0
+	return n.announce(ctx, child), nil, fuse.FOPEN_DIRECT_IO, 0
 }
 
 // Read reads from a file.
@@ -262,11 +279,18 @@ func (n *inode) Read(_ context.Context, _ fs.FileHandle, dest []byte, off int64)
 
 // Write writes to a file.
 func (n *inode) Write(_ context.Context, _ fs.FileHandle, data []byte, off int64) (uint32, syscall.Errno) {
-	errno := n.disk.do("write", n.path, func() syscall.Errno { n.write(data, int(off)); return 0 })
-	if errno != 0 {
+	done := false
+	errno := n.disk.do("write", n.path, func() syscall.Errno {
+		n.write(data, int(off))
+		done = true
+		return 0
+	})
+	if errno != 0 && !done {
 		n.disk.mu.Lock()
 		defer n.disk.mu.Unlock()
 		n.write(data[:len(data)/2], int(off))
+	}
+	if errno != 0 {
 		return 0, errno
 	}
 	return uint32(len(data)), 0
@@ -284,7 +308,7 @@ func (n *inode) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return n.disk.do("fsync", n.path, func() syscall.Errno {
 		n.synced = append([]byte(nil), n.data...)
 		if n.isDir() {
-			clear(n.since)
+			clear(n.unsynced)
 		}
 		return 0
 	})
@@ -317,7 +341,7 @@ func (n *inode) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.E
 	if errno != 0 {
 		return nil, errno
 	}
-	return n.known(ctx, child), 0
+	return n.announce(ctx, child), 0
 }
 
 // Unlink removes a file's name.

@@ -140,3 +140,36 @@ func TestFail(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
+
+// TestFailLate checks that a call that fails late has had its effect.
+func TestFailLate(t *testing.T) {
+	d := filestest.New(t, t.TempDir(), nil)
+	file, renamed := filepath.Join(d.Dir, "file"), filepath.Join(d.Dir, "renamed")
+	late := func(call string) {
+		d.FailLate(func(op filestest.Op) syscall.Errno {
+			if op.Call == call {
+				return syscall.EIO
+			}
+			return 0
+		})
+	}
+	for _, tc := range []struct {
+		call string
+		do   func() error
+		path string
+		want string
+	}{
+		{"create", func() error { return os.WriteFile(file, []byte("data"), 0o600) }, file, ""},
+		{"write", func() error { return os.WriteFile(file, []byte("data"), 0o600) }, file, "data"},
+		{"rename", func() error { return os.Rename(file, renamed) }, renamed, "data"},
+	} {
+		late(tc.call)
+		if err := tc.do(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s: got %v", tc.call, err)
+		}
+		d.FailLate(nil)
+		if got, err := os.ReadFile(tc.path); string(got) != tc.want || err != nil {
+			t.Errorf("after %s failed late: %q, %v, want %q", tc.call, got, err, tc.want)
+		}
+	}
+}

@@ -119,8 +119,8 @@ func (d *Disk) cut(l Loss) Tree {
 func (n *inode) cut(path string, l Loss, into Tree) {
 	names := map[string]*inode{}
 	maps.Copy(names, n.names)
-	for _, name := range slices.Sorted(maps.Keys(n.since)) {
-		values := n.since[name]
+	for _, name := range slices.Sorted(maps.Keys(n.unsynced)) {
+		values := n.unsynced[name]
 		names[name] = values[l.pick(len(values))]
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {

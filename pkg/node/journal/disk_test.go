@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/files/filestest"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
@@ -237,5 +238,29 @@ func TestTemporaryFileOfABrokenDisk(t *testing.T) {
 	reopen(t, j, d.Dir)
 	if diff := cmp.Diff([]string{"a.json"}, files(t, d.Dir)); diff != "" {
 		t.Errorf("files after a start (-want +got):\n%s", diff)
+	}
+}
+
+// TestRecordThatMayBeOnDiskIsHeld has a rename fail that the disk has done: the next start
+// would find the record, so no other claim may get its devices.
+func TestRecordThatMayBeOnDiskIsHeld(t *testing.T) {
+	d := newDisk(t, nil)
+	j := open(t, d.Dir)
+	d.FailLate(fails(syscall.EIO, "rename", "a.json"))
+	if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {
+		t.Errorf("put: %v", err)
+	}
+	d.FailLate(nil)
+	if c, err := journal.Read(d.Dir); len(c.Claims) != 1 || err != nil {
+		t.Fatalf("on the disk: %v, %v, want the record", c.Claims, err)
+	}
+	if holders := holding.NewClaims(j).Holders(gpu.Whole{GPU: gpu0}, "b"); len(holders) != 1 {
+		t.Errorf("holders: %v, want the claim", holders)
+	}
+	if err := j.Delete("a"); err != nil {
+		t.Fatal(err)
+	}
+	if held := j.Held(); len(held) > 0 || len(files(t, d.Dir)) > 0 {
+		t.Errorf("after the removal: held %v, files %v", held, files(t, d.Dir))
 	}
 }

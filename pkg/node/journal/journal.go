@@ -105,19 +105,20 @@ func (j *Journal) Unreadable() []Unreadable {
 // IsUnreadable reports whether Unreadable has the claim.
 func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreadable(claimUID) }
 
-// Held returns all records there are, those made out in unreadable files
-// included where the claim has no other; in no order.
+// Held returns all records there are, in no order: of claims that have none, those
+// that a failed write may have left on disk, and those made out in unreadable files.
 func (j *Journal) Held() []holding.Record {
 	s := j.claims
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	all := slices.Collect(maps.Values(s.records))
+	all := maps.Clone(s.doubtful)
+	maps.Copy(all, s.records)
 	for uid, a := range s.unreadable {
-		if _, rewritten := s.records[uid]; !rewritten {
-			all = append(all, salvage(uid, a.data))
+		if _, rewritten := all[uid]; !rewritten {
+			all[uid] = salvage(uid, a.data)
 		}
 	}
-	return all
+	return slices.Collect(maps.Values(all))
 }
 
 // IsDoubtful reports whether the claim's last Put or Delete failed in such a way that its

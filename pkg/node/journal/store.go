@@ -60,13 +60,13 @@ type store[R record] struct {
 	mu         sync.RWMutex
 	records    map[string]R
 	unreadable map[string]aside
-	// doubtful has the keys whose last write or removal failed after it had begun to change
-	// the name: the file may not be there, or not be the record in records.
-	doubtful map[string]bool
+	// doubtful has the records of writes and removals that failed after they had begun to
+	// change the name: each may be on disk or not, whatever records has.
+	doubtful map[string]R
 }
 
 func newStore[R record](dir, kind, prefix string, sync bool, step func(string)) *store[R] {
-	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}, doubtful: map[string]bool{}}
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}, doubtful: map[string]R{}}
 }
 
 func (s *store[R]) get(key string) (R, bool) {
@@ -133,7 +133,7 @@ func (s *store[R]) write(r R) error {
 	if err != nil {
 		return err
 	}
-	if err := s.replace(r.Key(), data); err != nil {
+	if err := s.replace(r, data); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -146,13 +146,15 @@ func (s *store[R]) write(r R) error {
 	if err := s.clearAside(r.Key()); err != nil {
 		return err
 	}
-	s.setDoubtful(r.Key(), false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.doubtful, r.Key())
 	return nil
 }
 
 // replace puts the data on disk beside the file's place, then moves it there.
-func (s *store[R]) replace(key string, data []byte) error {
-	name := key + recordSuffix
+func (s *store[R]) replace(r R, data []byte) error {
+	name := r.Key() + recordSuffix
 	temp, err := os.CreateTemp(s.dir, name+".*"+tempSuffix)
 	if err != nil {
 		return err
@@ -160,7 +162,7 @@ func (s *store[R]) replace(key string, data []byte) error {
 	err = files.Replace(s.path(name), temp, func(f *os.File) error {
 		err := s.fill(f, data)
 		if err == nil {
-			s.setDoubtful(key, true)
+			s.setDoubtful(r)
 		}
 		return err
 	})
@@ -195,18 +197,20 @@ func (s *store[R]) remove(key string) error {
 }
 
 // unlink keeps the record in memory until its removal is on disk, so that a
-// failed one can be tried again.
+// failed one can be tried again. It removes the renamed file first: a kill must not
+// leave it alone, as if it were the last record.
 func (s *store[R]) unlink(key string) error {
-	if _, ok := s.get(key); !ok && !s.isUnreadable(key) && !s.isDoubtful(key) {
+	r, ok := s.get(key)
+	if !ok && !s.isUnreadable(key) && !s.isDoubtful(key) {
 		return nil
 	}
-	s.setDoubtful(key, true)
-	// First, so that a kill doesn't leave it alone, as if it were the last record.
-	if err := s.clearAside(key); err != nil {
-		return err
+	if ok {
+		s.setDoubtful(r)
 	}
-	if err := files.RemoveIfThere(s.path(key + recordSuffix)); err != nil {
-		return err
+	for _, name := range []string{key + unreadableSuffix, key + recordSuffix} {
+		if err := files.RemoveIfThere(s.path(name)); err != nil {
+			return err
+		}
 	}
 	s.step(s.prefix + "delete.unlinked")
 	if err := s.syncDir(s.dir); err != nil {
@@ -216,25 +220,23 @@ func (s *store[R]) unlink(key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.records, key)
+	delete(s.unreadable, key)
 	delete(s.doubtful, key)
 	return nil
 }
 
-func (s *store[R]) setDoubtful(key string, doubtful bool) {
+func (s *store[R]) setDoubtful(r R) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if doubtful {
-		s.doubtful[key] = true
-	} else {
-		delete(s.doubtful, key)
-	}
+	s.doubtful[r.Key()] = r
 }
 
 // isDoubtful reports whether the record may not be on disk as it is in memory.
 func (s *store[R]) isDoubtful(key string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.doubtful[key]
+	_, ok := s.doubtful[key]
+	return ok
 }
 
 // clearAside removes the renamed files of the key.
