@@ -36,7 +36,7 @@ const storyTime = 15 * time.Minute
 // they start first, so that no lane is left alone with one in the end.
 var longest = []string{
 	"handover-shared", "handover", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
-	"migrate-dra-driver", "rollout-stops", "slices-deleted", "mig-keep-warm", "mig-lost",
+	"migrate-dra-driver", "driver-upgrade", "rollout-stops", "slices-deleted", "mig-keep-warm", "mig-lost",
 }
 
 // queue returns the names of all stories in the order in which lanes take them.

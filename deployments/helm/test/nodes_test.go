@@ -21,6 +21,10 @@ func TestWhichNodes(t *testing.T) {
 		byDefault[seen+" feature.node.kubernetes.io/"+device+".present"] = true
 	}
 	byDefault[seen+" feature.node.kubernetes.io/pci-0300_1002.present"] = false
+	const pausing = "nvidia.com/gpu.deploy.dra-driver"
+	byDefault[pausing] = true
+	byDefault[pausing+"=paused-for-driver-upgrade"] = false
+	byDefault[nvidia+" "+pausing+"=paused-for-driver-upgrade"] = false
 	own := "node.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
 	for name, c := range map[string]struct {
 		set  string
@@ -29,7 +33,9 @@ func TestWhichNodes(t *testing.T) {
 		"by default":           {"node.logVerbosity=2", byDefault},
 		"an affinity of yours": {own + ".key=gpus," + own + ".operator=Exists", map[string]bool{"": false, "gpus": true, nvidia: false}},
 		"no affinity":          {"node.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", map[string]bool{"": true, seen: true}},
-		"simulated GPUs":       {"simulator.enabled=true", map[string]bool{"": true, seen: true}},
+		"simulated GPUs": {"simulator.enabled=true", map[string]bool{
+			"": true, seen: true, pausing: true, pausing + "=paused-for-driver-upgrade": false,
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, all, err := template(t, "--set", c.set)
@@ -37,10 +43,17 @@ func TestWhichNodes(t *testing.T) {
 				t.Fatalf("helm template: %v\n%s", err, all)
 			}
 			for _, set := range daemonSets(t, out) {
+				if strings.HasSuffix(set.Name, "-simulator") {
+					continue // the simulated driver runs on all nodes
+				}
 				for node, want := range c.want {
 					nodeLabels := labels.Set{}
 					for l := range strings.FieldsSeq(node) {
-						nodeLabels[l] = "true"
+						key, value, ok := strings.Cut(l, "=")
+						if !ok {
+							value = "true"
+						}
+						nodeLabels[key] = value
 					}
 					if got := runsOn(t, set.Spec.Template.Spec.Affinity, nodeLabels); got != want {
 						t.Errorf("%s on a node with the labels %q: %t, want %t", set.Name, node, got, want)
@@ -82,7 +95,8 @@ func runsOn(t *testing.T, affinity *corev1.Affinity, node labels.Set) bool {
 		all := labels.NewSelector()
 		for _, e := range term.MatchExpressions {
 			operator := map[corev1.NodeSelectorOperator]selection.Operator{
-				corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+				corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+				corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
 			}[e.Operator]
 			requirement, err := labels.NewRequirement(e.Key, operator, e.Values)
 			if err != nil {

@@ -60,6 +60,15 @@ type: OnDelete
 {{- end -}}
 
 {{/*
+Matches all nodes but those whose driver is being replaced: the GPU Operator's driver
+manager sets this value after it has evicted the pods with GPUs, waits until nothing uses
+the driver, and resets it when the next one is there. An admin may do the same.
+*/}}
+{{- define "tessera.driverStays" -}}
+- {key: nvidia.com/gpu.deploy.dra-driver, operator: NotIn, values: [paused-for-driver-upgrade]}
+{{- end -}}
+
+{{/*
 The affinity of pods that work with a node's GPUs. The chart's own leaves out nodes
 on which Node Feature Discovery looked and found no NVIDIA device, and no others: a
 cluster without it has no label to go by. Each term is one reason to run on a node.
@@ -67,24 +76,35 @@ cluster without it has no label to go by. Each term is one reason to run on a no
 {{- define "tessera.affinity" -}}
 {{- if .Values.node.affinity -}}
 {{- toYaml .Values.node.affinity -}}
-{{- else if not .Values.simulator.enabled -}}
+{{- else -}}
+{{- $stays := include "tessera.driverStays" . -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
+    {{- if .Values.simulator.enabled }}
+    - matchExpressions:
+      {{- $stays | nindent 6 }}
+    {{- else }}
     # Node Feature Discovery hasn't looked at the node.
     - matchExpressions:
       - {key: feature.node.kubernetes.io/kernel-version.full, operator: DoesNotExist}
+      {{- $stays | nindent 6 }}
     # It found an NVIDIA device: by vendor, as NVIDIA's own charts configure it, or by
     # class and vendor, its default (VGA controller, 3D controller).
     - matchExpressions:
       - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+      {{- $stays | nindent 6 }}
     - matchExpressions:
       - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+      {{- $stays | nindent 6 }}
     - matchExpressions:
       - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+      {{- $stays | nindent 6 }}
     # Somebody says so: GPU Operator, GPU Feature Discovery, an admin.
     - matchExpressions:
       - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+      {{- $stays | nindent 6 }}
+    {{- end }}
 {{- end -}}
 {{- end -}}
 
