@@ -45,6 +45,8 @@ type Options struct {
 	// Image is the archive of the image, as BuildImage returns it. Empty: build
 	// it from this checkout.
 	Image string
+	// Chart is the chart's directory. Empty: that of this checkout.
+	Chart string
 	// Bundle is a directory with everything prebuilt, as test/metal/bundle.sh
 	// makes it, for hosts without Go. Empty: build from this checkout.
 	Bundle string
@@ -102,7 +104,10 @@ func findParts(ctx context.Context, o Options) (parts, error) {
 	if err != nil {
 		return parts{}, err
 	}
-	p := parts{image: o.Image, chart: filepath.Join(root, "deployments/helm/tessera")}
+	p := parts{image: o.Image, chart: o.Chart}
+	if p.chart == "" {
+		p.chart = filepath.Join(root, "deployments/helm/tessera")
+	}
 	if p.image == "" {
 		p.image, err = BuildImage(ctx, o.Out)
 	}

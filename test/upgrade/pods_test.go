@@ -1,0 +1,249 @@
+//go:build versions
+
+package upgrade
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+// namespace of the pods.
+const namespace = "default"
+
+// templates are those of testdata/claims.yaml.
+func templates() []string { return []string{"whole", "partition", "share", "replica", "configured"} }
+
+// podWith makes a pod whose container has a claim of the template.
+func podWith(name, template string, command ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: ptr.To[int64](1),
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
+			Containers: []corev1.Container{{
+				Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+				Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
+			}},
+		},
+	}
+}
+
+// hold starts a pod for each template that must run on until the end: a program that
+// computes through an MPS daemon where there is one, and ends when it fails.
+func (u *upgrade) hold(t *testing.T) {
+	t.Helper()
+	for _, template := range templates() {
+		command := []string{"sleep", "infinity"}
+		if template == "share" || template == "configured" {
+			command = []string{"nvmlsim", "cuda", "--hold", "forever"}
+		}
+		u.create(t, podWith("held-"+template, template, command...))
+	}
+	for _, template := range templates() {
+		u.until(t, "^Running$", "get", "pod", "held-"+template, "-o", "jsonpath={.status.phase}")
+	}
+	u.held = u.heldNow(t)
+	if strings.Count(u.held, "daemon ") != 2 {
+		t.Fatalf("want the daemon of a share and one of a claim's own:\n%s", u.held)
+	}
+}
+
+// heldNow identifies the containers of the pods that are held, and the processes of
+// their daemons. Daemons of claims that come and go are left out.
+func (u *upgrade) heldNow(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	var claims []string
+	for _, template := range templates() {
+		p, err := u.Kube().CoreV1().Pods(namespace).Get(t.Context(), "held-"+template, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range p.Status.ContainerStatuses {
+			fmt.Fprintf(&b, "%s: %s, %d restarts, running %t\n", p.Name, s.ContainerID, s.RestartCount, s.State.Running != nil)
+		}
+		if template == "configured" {
+			claims = append(claims, u.kubectl(t, "get", "resourceclaim", *p.Status.ResourceClaimStatuses[0].ResourceClaimName, "-o", "jsonpath={.metadata.uid}"))
+		}
+	}
+	for _, name := range u.daemons(t) {
+		if strings.HasPrefix(name, "gpu-") || slices.Contains(claims, strings.TrimPrefix(name, "claim-")) {
+			record, err := u.Cluster.Exec(t.Context(), node, "cat", "/run/tessera/mps/d/"+name+"/daemon.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&b, "daemon %s: %s\n", name, processOf(record))
+		}
+	}
+	return b.String()
+}
+
+// daemons are the names of the MPS daemons.
+func (u *upgrade) daemons(t *testing.T) []string {
+	t.Helper()
+	out, err := u.Cluster.Exec(t.Context(), node, "ls", "/run/tessera/mps/d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(out))
+}
+
+// comings are pods that come and go all the time.
+type comings struct {
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu sync.Mutex
+	// ran has the pods that ended well, by template.
+	ran map[string][]lifetime
+	err error
+}
+
+// lifetime is the time of a pod from its creation until its container had ended.
+type lifetime struct {
+	began time.Time
+	took  time.Duration
+	// failures of prepares that the kubelet repeated.
+	failures int
+}
+
+// come starts pods of each template, one after the other.
+func (u *upgrade) come(t *testing.T) *comings {
+	ctx, stop := context.WithCancel(t.Context())
+	c := &comings{stop: stop, ran: map[string][]lifetime{}}
+	for _, template := range templates() {
+		c.done.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				life, err := u.live(ctx, podWith(fmt.Sprintf("%s-%d", template, i), template, "nvidia-smi", "-L"))
+				c.mu.Lock()
+				if err == nil {
+					c.ran[template] = append(c.ran[template], life)
+				} else if ctx.Err() == nil {
+					c.err = errors.Join(c.err, err)
+				}
+				c.mu.Unlock()
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	return c
+}
+
+// live creates a pod, waits until it has succeeded, and deletes it.
+func (u *upgrade) live(ctx context.Context, p *corev1.Pod) (lifetime, error) {
+	pods := u.Kube().CoreV1().Pods(namespace)
+	life := lifetime{began: time.Now()}
+	if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); err != nil {
+		return life, err
+	}
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		now, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		if now.Status.Phase == corev1.PodFailed {
+			return false, fmt.Errorf("it failed: %+v", now.Status)
+		}
+		return now.Status.Phase == corev1.PodSucceeded, nil
+	})
+	life.took = time.Since(life.began)
+	events := u.events(ctx, p.Name)
+	if err != nil {
+		return life, fmt.Errorf("pod %s: %w; events: %+v", p.Name, err, events)
+	}
+	for _, e := range events {
+		if e.Reason == "FailedPrepareDynamicResources" {
+			life.failures += int(max(e.Count, 1))
+		}
+	}
+	if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{}); err != nil {
+		return life, err
+	}
+	return life, wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		_, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	})
+}
+
+// events of a pod.
+func (u *upgrade) events(ctx context.Context, pod string) []corev1.Event {
+	list, err := u.Kube().CoreV1().Events(namespace).List(context.WithoutCancel(ctx), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+	if err != nil {
+		return []corev1.Event{{Message: err.Error()}}
+	}
+	return list.Items
+}
+
+// since returns the pods that were created after a time and have run.
+func (c *comings) since(at time.Time) (map[string][]lifetime, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := map[string][]lifetime{}
+	for template, lives := range c.ran {
+		for _, l := range lives {
+			if l.began.After(at) {
+				all[template] = append(all[template], l)
+			}
+		}
+	}
+	return all, c.err
+}
+
+// runAfter waits until a pod of each template that was created after the time has run.
+func (c *comings) runAfter(t *testing.T, at time.Time) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*patience, true, func(context.Context) (bool, error) {
+		all, err := c.since(at)
+		return len(all) == len(templates()), err
+	})
+	if err != nil {
+		all, _ := c.since(at)
+		t.Fatalf("pods that came after the step: %v ran: %v", slices.Sorted(maps.Keys(all)), err)
+	}
+}
+
+// report says how many pods ran since the time, how long the slowest took, and how many
+// prepares failed and were repeated.
+func (c *comings) report(at time.Time) string {
+	all, _ := c.since(at)
+	count, failures, slowest := 0, 0, time.Duration(0)
+	for _, lives := range all {
+		for _, l := range lives {
+			count++
+			failures += l.failures
+			slowest = max(slowest, l.took)
+		}
+	}
+	return fmt.Sprintf("%d pods ran, the slowest took %s, %d prepares were repeated", count, slowest.Round(100*time.Millisecond), failures)
+}
+
+// end stops new pods and waits for the last.
+func (c *comings) end() {
+	c.stop()
+	c.done.Wait()
+}
+
+func (u *upgrade) create(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	if _, err := u.Kube().CoreV1().Pods(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}

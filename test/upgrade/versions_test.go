@@ -1,0 +1,361 @@
+//go:build versions
+
+package upgrade
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+var (
+	from   = flag.String("from", "", "the commit that is upgraded from; default: the first one that works, and each tag")
+	rounds = flag.Int("rounds", len(orders()), "how many orders of the parts to try")
+	keep   = flag.Bool("keep", false, "leave the cluster up")
+)
+
+const (
+	// first is the first commit that had all kinds of claims.
+	first = "61c5dfd"
+	// patience is how long the cluster may take to do something.
+	patience = 2 * time.Minute
+	node     = "node-0"
+	// repository of the images; their tags are those of the charts.
+	repository = "localhost/tessera"
+	next       = "next"
+)
+
+// upgrade is a cluster between two versions.
+type upgrade struct {
+	*stack.Stack
+	// charts and manifests of the versions, by their tags.
+	charts    map[string]string
+	manifests map[string]map[part][]object
+	before    string // the tag of the earlier version
+	held      string // see heldNow
+	pods      *comings
+}
+
+// TestVersions upgrades from an earlier commit to this one and back: by Helm, and part by
+// part with each of them first and last.
+func TestVersions(t *testing.T) {
+	froms := []string{*from}
+	if *from == "" {
+		froms = append([]string{first}, strings.Fields(git(t, "tag", "--list", "v*"))...)
+	}
+	for _, from := range froms {
+		t.Run(from, func(t *testing.T) {
+			u := up(t, from)
+			u.apply(t, "testdata/claims.yaml")
+			u.apply(t, "testdata/policies.yaml")
+			u.hold(t)
+			u.pods = u.come(t)
+			defer u.pods.end()
+			u.pods.runAfter(t, time.Time{})
+			began := time.Now()
+			u.byHelm(t)
+			for _, order := range orders()[:*rounds] {
+				u.move(t, order, next)
+				u.move(t, order, u.before)
+			}
+			u.pods.end()
+			t.Logf("from %s to this version and back: %s", from, u.pods.report(began))
+			u.leave(t)
+		})
+	}
+}
+
+// git runs git in this checkout.
+func git(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "git", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// up brings a cluster up with the earlier version, and the images of both on its node.
+func up(t *testing.T, from string) *upgrade {
+	t.Helper()
+	work := t.TempDir()
+	source := filepath.Join(work, "source")
+	git(t, "worktree", "add", "--detach", source, from)
+	t.Cleanup(func() {
+		if out, err := exec.Command("git", "worktree", "remove", "--force", source).CombinedOutput(); err != nil {
+			t.Errorf("git worktree remove: %v: %s", err, out)
+		}
+	})
+	here := git(t, "rev-parse", "--show-toplevel")
+	u := &upgrade{before: from, manifests: map[string]map[part][]object{}, charts: map[string]string{
+		from: copyChart(t, source, filepath.Join(work, "before")), next: copyChart(t, here, filepath.Join(work, next)),
+	}}
+	images := []string{build(t, source, work, from), build(t, here, work, next)}
+	c, err := cluster.Up(t.Context(), cluster.Options{Name: "upgrades", Nodes: 1, Log: os.Stderr})
+	if c != nil && !*keep {
+		t.Cleanup(func() {
+			if err := c.Down(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.LoadImage(t.Context(), images[1]); err != nil {
+		t.Fatal(err)
+	}
+	u.simulate(t, c, filepath.Join(here, chartDir))
+	u.Stack, err = stack.Up(t.Context(), stack.Options{
+		Name: "upgrades", Machines: []string{machine}, Image: images[0], Chart: u.charts[from], Values: []string{"image.tag=" + from}, Out: os.Stderr,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.manifests[from] = u.manifest(t)
+	return u
+}
+
+const (
+	chartDir = "deployments/helm/tessera"
+	machine  = "8xh100-80gb"
+)
+
+// copyChart copies a version's chart, without the simulator: the hardware and its driver
+// stay as they are.
+func copyChart(t *testing.T, source, to string) string {
+	t.Helper()
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(source, chartDir))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(to, "templates/simulator")); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// build builds a version's image by its own code.
+func build(t *testing.T, source, work, tag string) (archive string) {
+	t.Helper()
+	archive = filepath.Join(work, tag+".tar")
+	cmd := exec.CommandContext(t.Context(), "go", "run", "./deployments/container/build", "-output", archive, "-image", repository+":"+tag)
+	cmd.Dir = source
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build the image of %s: %v: %s", tag, err, out)
+	}
+	return archive
+}
+
+// simulate installs the simulator of this version's chart.
+func (u *upgrade) simulate(t *testing.T, c *cluster.Cluster, chart string) {
+	t.Helper()
+	out, err := c.Command(t.Context(), "helm", "template", "tessera", chart, "--namespace", stack.Namespace,
+		"--set", "image.repository="+repository, "--set", "image.tag="+next, "--set", "simulator.enabled=true", "--set-literal", "simulator.machine="+machine).Output()
+	if err != nil {
+		t.Fatalf("render the simulator: %v", err)
+	}
+	var simulator bytes.Buffer
+	for document := range strings.SplitSeq(string(out), "\n---\n") {
+		if strings.Contains(document, "/templates/simulator/") {
+			simulator.WriteString("---\n" + document + "\n")
+		}
+	}
+	if out, err := c.Command(t.Context(), "kubectl", "create", "namespace", stack.Namespace).CombinedOutput(); err != nil {
+		t.Fatalf("create the namespace: %v: %s", err, out)
+	}
+	cmd := c.Command(t.Context(), "kubectl", "apply", "-f", "-")
+	cmd.Stdin = &simulator
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("install the simulator: %v: %s", err, out)
+	}
+}
+
+// manifest returns the objects of the installed release.
+func (u *upgrade) manifest(t *testing.T) map[part][]object {
+	t.Helper()
+	out, err := u.Command(t.Context(), "helm", "get", "manifest", "tessera", "--namespace", stack.Namespace).Output()
+	if err != nil {
+		t.Fatalf("helm get manifest: %v", err)
+	}
+	all, err := split(string(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range parts() {
+		if len(all[p]) == 0 && p != chart {
+			t.Fatalf("the release has no %s", p)
+		}
+	}
+	return all
+}
+
+// byHelm upgrades as an admin does, and rolls back.
+func (u *upgrade) byHelm(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	u.helm(t, "upgrade", "tessera", u.charts[next], "--reset-then-reuse-values", "--set", "image.tag="+next)
+	u.renewSupervisor(t)
+	u.check(t, "helm upgrade", began)
+	u.manifests[next] = u.manifest(t)
+	began = time.Now()
+	u.helm(t, "rollback", "tessera", "1", "--force-conflicts") // a chart that had DeviceClasses takes them back
+	u.renewSupervisor(t)
+	u.check(t, "helm rollback", began)
+}
+
+// helm waits as docs say: the default way waits for the supervisor too, whose pod an admin
+// deletes.
+func (u *upgrade) helm(t *testing.T, args ...string) {
+	t.Helper()
+	args = append(args, "--namespace", stack.Namespace, "--wait=legacy", "--timeout", "3m")
+	if out, err := u.Command(t.Context(), "helm", args...).CombinedOutput(); err != nil {
+		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// move replaces the parts by those of a version, one after the other.
+func (u *upgrade) move(t *testing.T, order []part, to string) {
+	t.Helper()
+	other := next
+	if to == next {
+		other = u.before
+	}
+	for i, p := range order {
+		began := time.Now()
+		u.replace(t, p, u.manifests[other][p], u.manifests[to][p])
+		u.check(t, fmt.Sprintf("%s to %s, %d. of %v", p, to, i+1, order), began)
+	}
+}
+
+// replace replaces a part's objects, as Helm does: those that the next version hasn't go
+// last.
+func (u *upgrade) replace(t *testing.T, p part, before, after []object) {
+	t.Helper()
+	var text strings.Builder
+	for _, o := range after {
+		text.WriteString("---\n" + o.text + "\n")
+	}
+	if len(after) > 0 {
+		cmd := u.Command(t.Context(), "kubectl", "apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", "-")
+		cmd.Stdin = strings.NewReader(text.String())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("replace the %s: %v: %s", p, err, out)
+		}
+	}
+	if ids := removed(before, after); len(ids) > 0 {
+		u.kubectl(t, append([]string{"delete", "-n", stack.Namespace, "--ignore-not-found"}, ids...)...)
+	}
+	switch p {
+	case controller:
+		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "deployment/tessera-controller", "--timeout=2m")
+	case plugin:
+		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "daemonset/tessera-node", "--timeout=2m")
+	case supervisor:
+		u.renewSupervisor(t)
+	case crds, chart:
+	}
+}
+
+// renewSupervisor deletes the supervisor's pod, as an admin does who wants a new one.
+func (u *upgrade) renewSupervisor(t *testing.T) {
+	t.Helper()
+	u.kubectl(t, "delete", "pods", "-n", stack.Namespace, "-l", "app.kubernetes.io/component=mps", "--wait=true")
+	u.until(t, "^1 1$", "get", "daemonset", "-n", stack.Namespace, "tessera-mps", "-o", "jsonpath={.status.updatedNumberScheduled} {.status.numberReady}")
+}
+
+// check checks what must hold after each step: pods with claims of all kinds start, the
+// pods and daemons that ran before run on, and the plugin can read its journal.
+func (u *upgrade) check(t *testing.T, step string, began time.Time) {
+	t.Helper()
+	took := time.Since(began)
+	u.pods.runAfter(t, time.Now())
+	t.Logf("%s took %s: %s", step, took.Round(100*time.Millisecond), u.pods.report(began))
+	if now := u.heldNow(t); now != u.held {
+		t.Fatalf("%s: the pods that are held were\n%sand are\n%s", step, u.held, now)
+	}
+	const unreadable = "find /var/lib/tessera /run/tessera -name '*.corrupt' 2>/dev/null; true" // files come and go
+	if out, err := u.Cluster.Exec(t.Context(), node, "sh", "-c", unreadable); err != nil || len(out) > 0 {
+		t.Fatalf("%s: files that couldn't be read: %s %v", step, out, err)
+	}
+	u.until(t, "", "exec", "-n", stack.Namespace, "daemonset/tessera-node", "--", "kubelet-plugin", "doctor")
+}
+
+// leave ends the pods that are held; nothing of any version may be left over.
+func (u *upgrade) leave(t *testing.T) {
+	t.Helper()
+	u.kubectl(t, "delete", "pods", "--all", "-n", namespace, "--wait=true", "--timeout=2m")
+	u.until(t, "", "exec", "-n", stack.Namespace, "daemonset/tessera-node", "--", "kubelet-plugin", "doctor", "--strict")
+	if all := u.daemons(t); len(all) > 0 {
+		t.Errorf("MPS daemons are left: %v", all)
+	}
+	out, err := u.Cluster.Exec(t.Context(), node, "find", "/var/lib/tessera", "-name", "*.json", "!", "-path", "*/health/*")
+	if err != nil || len(out) > 0 {
+		t.Errorf("journal records are left: %s %v", out, err)
+	}
+}
+
+// processOf reads the process out of the record of an MPS daemon.
+func processOf(record []byte) string {
+	var r struct {
+		Body struct {
+			PID   int
+			Start uint64
+		}
+	}
+	if err := json.Unmarshal(record, &r); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("process %d, started at %d", r.Body.PID, r.Body.Start)
+}
+
+func (u *upgrade) apply(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Apply(t.Context(), namespace, text); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+func (u *upgrade) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := u.Kubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// until repeats kubectl until it succeeds and prints what matches.
+func (u *upgrade) until(t *testing.T, pattern string, args ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	want := regexp.MustCompile(pattern)
+	for {
+		out, err := u.Kubectl(ctx, args...)
+		if err == nil && want.MatchString(strings.TrimSpace(out)) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			all, _ := u.Kubectl(context.WithoutCancel(ctx), "get", "pods", "-A", "-o", "wide")
+			t.Fatalf("kubectl %s: after %s: %s %v, want %s\n%s", strings.Join(args, " "), patience, out, err, pattern, all)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
