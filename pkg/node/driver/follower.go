@@ -147,9 +147,9 @@ func (f *Follower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := f.follow(ctx, looked)
 		if c, ok := errors.AsType[*closed](err); ok {
-			f.alive.beat(time.Now())
+			f.alive.beat()
 			c.run(ctx, f.cfg.Host)
-			f.alive.beat(time.Now())
+			f.alive.beat()
 			continue
 		}
 		f.giveUp(ctx)
@@ -299,7 +299,7 @@ func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why
 
 // pause waits for a signal, the time, or the end of ctx.
 func (f *Follower) pause(ctx context.Context, d time.Duration) (woken bool) {
-	f.alive.beat(time.Now())
-	defer f.alive.beat(time.Now())
+	f.alive.beat()
+	defer f.alive.beat()
 	return f.cfg.Signals.await(ctx, d)
 }

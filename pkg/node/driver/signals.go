@@ -78,7 +78,7 @@ func (s *Signals) await(ctx context.Context, d time.Duration) (woken bool) {
 // heartbeat is the time at which a loop last made progress.
 type heartbeat struct{ last instant }
 
-func (h *heartbeat) beat(now time.Time) { h.last.set(now) }
+func (h *heartbeat) beat() { h.last.set(time.Now()) }
 
 // age is the time since the last beat; none before the first.
 func (h *heartbeat) age(now time.Time) time.Duration {

@@ -19,7 +19,7 @@ func TestStuck(t *testing.T) {
 		}
 		for range 10 { // each pause between two looks is a sign of life
 			f.pause(t.Context(), rereadEvery)
-			if err := f.Stuck(after); err != nil {
+			if err := f.Stuck(0); err != nil {
 				t.Errorf("after a pause: %v", err)
 			}
 		}
@@ -35,7 +35,7 @@ func TestHeartbeatOfASetClock(t *testing.T) {
 	for _, by := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		var h heartbeat
 		now := time.Now()
-		h.beat(now)
+		h.last.set(now)
 		if got := h.age(clocktest.Jump(now.Add(time.Minute), by)); got != time.Minute {
 			t.Errorf("the clock was set by %v: the last beat was %v ago, want a minute", by, got)
 		}
