@@ -91,7 +91,7 @@ func scan[R record](dir string) (scanned[R], error) {
 	return s, nil
 }
 
-// add takes in one directory entry.
+// add reads one directory entry.
 func (s *scanned[R]) add(dir, name string) error {
 	path := filepath.Join(dir, name)
 	if strings.HasSuffix(name, tempSuffix) {
@@ -132,7 +132,7 @@ func GPUFile(dir string, uuid gpu.UUID) string {
 	return filepath.Join(dir, gpuDir, string(uuid)+recordSuffix)
 }
 
-// load takes in the directory, which may be missing.
+// load reads the directory, which may be missing.
 func (s *store[R]) load() error {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -161,7 +161,7 @@ func (s *store[R]) load() error {
 	return nil
 }
 
-// loadEntry takes in one directory entry; other people's files are left alone.
+// loadEntry reads one directory entry. It ignores files that the journal didn't write.
 func (s *store[R]) loadEntry(name string, renamed map[string]R) error {
 	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
 		return s.loadRecord(key)
@@ -257,13 +257,13 @@ func readFile[R record](path, key string) (f file[R], err error) {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
-		return f, unread(path, err)
+		return f, readError(path, err)
 	case !info.Mode().IsRegular() || info.Size() > maxFileSize:
 		f.damage = fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
 		return f, nil
 	}
 	if f.data, err = os.ReadFile(path); err != nil {
-		return f, unread(path, err)
+		return f, readError(path, err)
 	}
 	f.record, f.damage = decode[R](key, f.data)
 	if errors.Is(f.damage, ErrNewerVersion) {
@@ -272,10 +272,10 @@ func readFile[R record](path, key string) (f file[R], err error) {
 	return f, nil
 }
 
-// unread adds the consequences to an error of reading a file.
-func unread(path string, err error) error {
-	return fmt.Errorf("read journal file %s: %w: the plugin can't serve claims before it knows what the file says, and tries again; "+
-		"see the kernel's log; if the disk is broken, drain this node, and remove the file", path, err)
+// readError adds the consequences to an error of reading a file.
+func readError(path string, err error) error {
+	return fmt.Errorf("read journal file %s: %w: the plugin doesn't start without this file, and is restarted until it can be read; "+
+		"look for disk errors in the node's kernel log (dmesg); if they stay, drain the node and remove the file", path, err)
 }
 
 // isTorn reports whether a file that wasn't synced was cut off because the machine
