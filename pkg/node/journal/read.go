@@ -275,7 +275,7 @@ func readFile[R record](path, key string) (f file[R], err error) {
 // readError adds the consequences to an error of reading a file.
 func readError(path string, err error) error {
 	return fmt.Errorf("read journal file %s: %w: the plugin doesn't start without this file, and is restarted until it can be read; "+
-		"look for disk errors in the node's kernel log (dmesg); if they stay, drain the node and remove the file", path, err)
+		"look for disk errors in the node's kernel log (dmesg); before you remove the file, end the node's pods with claims", path, err)
 }
 
 // isTorn reports whether a file that wasn't synced was cut off because the machine
