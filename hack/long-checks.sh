@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss soak kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss races soak kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -43,6 +43,9 @@ agreement() { "${GO:-go}" test -tags agreement -count 1 -timeout 20m -v ./test/a
 
 # powerloss cuts the power with all kinds of devices, and loses names and data at random.
 powerloss() { "${GO:-go}" test -count 1 -timeout 60m -run 'TestPowerLoss' ./pkg/node -args -everything; }
+
+# races plays 10,000 operations, with the race detector.
+races() { "${GO:-go}" test -race -count 1 -timeout 20m -v -run TestRaces ./pkg/node -args -everything; }
 
 # soak is a tenth of an hour.
 soak() { "${GO:-go}" run ./test/soak -for 6m; }

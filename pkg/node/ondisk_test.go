@@ -34,8 +34,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
 )
 
-// computer is the machine below a plugin whose disk is the test's: GPUs that forget at
-// a reboot, and a supervisor of MPS daemons.
+// computer is the machine below a plugin: GPUs that forget at a reboot, a disk, and a
+// supervisor of MPS daemons.
 type computer struct {
 	host    driverroot.Host
 	root    driverroot.Root
@@ -43,15 +43,23 @@ type computer struct {
 	hw      *nvmltest.Simulated
 	daemons *nodetest.Daemons
 	boots   int
-	// disk is mounted at dir, as programs and as the host see it. The plugin has its own and
-	// the CDI directory there.
-	disk *filestest.Disk
+	// dir has the plugin's own and the CDI directory, at the same path for programs and for
+	// the host. disk, if the computer has one of the test's, is mounted there.
 	dir  string
+	disk *filestest.Disk
 }
 
-// newComputer returns the installed driver's computer, freshly booted. Tests that use it
-// must not run at the same time.
+// newComputer returns the installed driver's computer with a disk of the test's.
 func newComputer(t *testing.T) *computer {
+	t.Helper()
+	c := newDisklessComputer(t)
+	c.disk = filestest.New(t, c.host.Path(c.dir), nil)
+	return c
+}
+
+// newDisklessComputer returns the installed driver's computer, freshly booted. Tests that
+// use it must not run at the same time.
+func newDisklessComputer(t *testing.T) *computer {
 	t.Helper()
 	c := &computer{host: driverroot.NewHost(installed.Host)}
 	var err error
@@ -81,7 +89,6 @@ func newComputer(t *testing.T) *computer {
 			t.Error(err)
 		}
 	})
-	c.disk = filestest.New(t, c.host.Path(c.dir), nil)
 	c.reboot(t)
 	return c
 }

@@ -1,0 +1,285 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+)
+
+// allocate gives devices to claims that are to be prepared and have none, as the scheduler
+// does: from the drawn shape on, the first that no claim has whose pods stay. A forced
+// allocation is that of a scheduler that allocates the same twice.
+func (w *world) allocate(b batch) {
+	leaves := func(s *slot) bool {
+		return s.leaving || slices.ContainsFunc(b.Ops, func(o op) bool {
+			return (o.Kind == opUnprepare || o.Kind == opLeave) && slices.Contains(o.slots(), s.number)
+		})
+	}
+	given := map[*slot]bool{}
+	isFree := func(s *slot) bool { return !given[s] && (s.state == gone || leaves(s)) }
+	for _, o := range b.Ops {
+		for _, number := range o.slots() {
+			s := w.slots[number]
+			if o.Kind != opPrepare || s.state != gone || given[s] {
+				continue
+			}
+			given[s] = true
+			w.schedule(s, o, isFree)
+		}
+	}
+}
+
+// schedule gives the claim the first shape that is free, or the drawn one.
+func (w *world) schedule(s *slot, o op, isFree func(*slot) bool) {
+	for n := range shapes() {
+		w.give(s, shapes()[(o.Shape+n)%len(shapes())])
+		if o.Forced || !w.contends(s, isFree) {
+			return
+		}
+	}
+	w.give(s, shapes()[o.Shape])
+}
+
+func (w *world) give(s *slot, to shape) {
+	names, err := gpu.NewNames(w.gpus)
+	if err != nil {
+		w.broken("the GPUs have no names", "%v", err)
+		return
+	}
+	s.shape, s.claim, s.held = to, to.claimOf(s.name), nil
+	for _, name := range to.devices {
+		if _, admin := cutAdmin(name); admin {
+			continue
+		}
+		d, err := names.Device(name)
+		if err != nil {
+			w.broken("a device has no name", "%v", err)
+			return
+		}
+		s.held = append(s.held, d)
+	}
+}
+
+func (w *world) isServerAway() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Before(w.serverAway)
+}
+
+// kubeletWithin is the deadline of the kubelet's calls.
+const kubeletWithin = 45 * time.Second
+
+// prepare is a call of the kubelet; it returns the error of the first claim.
+func (w *world) prepare(o op) error {
+	slots := w.slotsOf(o)
+	start := time.Now()
+	unprepares := make([]int, len(slots))
+	w.update(func() {
+		for i, s := range slots {
+			s.leaving, unprepares[i] = false, s.unprepares
+		}
+	})
+	ctx, cancel := callContext(o)
+	defer cancel()
+	p := w.process()
+	errs := p.serve(ctx, slots, p.prepare)
+	for i, s := range slots {
+		w.answered(s, o, start, errs[i], func() { s.has = s.has || errs[i] == nil && unprepares[i] == s.unprepares })
+		if errs[i] == nil {
+			w.checkHas(s)
+		}
+	}
+	return errs[0]
+}
+
+// answered notes how a call ended for a claim.
+func (w *world) answered(s *slot, o op, start time.Time, err error, then func()) {
+	w.note("%s %s (%s): %v", o.Kind, s.name, s.shape.name, err)
+	w.update(func() {
+		s.calls = append(s.calls, kubeletCall{op: o, start: start, err: err})
+		w.outcomes[outcome(o, err)]++
+		then()
+	})
+}
+
+// slotsOf returns the claims of a call that were ever allocated.
+func (w *world) slotsOf(o op) []*slot {
+	var all []*slot
+	for _, n := range o.slots() {
+		if w.slots[n].claim != nil {
+			all = append(all, w.slots[n])
+		}
+	}
+	return all
+}
+
+// callContext has the deadline of the kubelet's calls, and is cancelled when the operation
+// says so.
+func callContext(o op) (context.Context, context.CancelFunc) {
+	within := kubeletWithin
+	if o.Kind == opPrepare && o.For > 0 {
+		within = o.For
+	}
+	return context.WithTimeout(context.Background(), within)
+}
+
+// unprepare is a call of the kubelet; it returns the error of the first claim. Containers
+// of the claims end before it, or later.
+func (w *world) unprepare(o op) error {
+	slots := w.slotsOf(o)
+	if len(slots) == 0 {
+		return nil
+	}
+	start := time.Now()
+	w.update(func() {
+		for _, s := range slots {
+			s.leaving, s.has = true, false
+			s.unprepares++
+		}
+	})
+	for _, s := range slots {
+		if o.For > 0 {
+			time.AfterFunc(o.For, func() { w.pods.stop(s.name) })
+		} else {
+			w.pods.stop(s.name)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), kubeletWithin)
+	defer cancel()
+	p := w.process()
+	errs := p.serve(ctx, slots, p.unprepare)
+	for i, s := range slots {
+		w.answered(s, o, start, errs[i], func() {})
+	}
+	return errs[0]
+}
+
+// outcome says in a word how a call ended.
+func outcome(o op, err error) string {
+	how := "succeeded"
+	switch {
+	case errors.Is(err, errUnanswered), errors.Is(err, errNotServed):
+		how = "unanswered"
+	case errors.Is(err, prepare.ErrHeld):
+		how = "waited in vain"
+	case err != nil:
+		how = "failed"
+	}
+	return string(o.Kind) + " " + how
+}
+
+// startContainer starts a container of a claim that the kubelet has prepared.
+func (w *world) startContainer(s *slot) {
+	w.mu.Lock()
+	has, before := s.has, s.unprepares
+	w.mu.Unlock()
+	if !has {
+		return
+	}
+	err := w.pods.start(s, w.spec(s.name))
+	w.mu.Lock()
+	still := s.has && s.unprepares == before
+	w.mu.Unlock()
+	if err != nil && still {
+		w.broken("a container of a prepared claim can't start", "%s (%s): %v", s.name, s.shape.name, err)
+	}
+}
+
+// look returns the API server's view of a claim.
+func (w *world) look(uid types.UID) prepare.Standing {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.slots {
+		if s.name == string(uid) && !s.leaving {
+			return prepare.Standing{Reason: "pod pod-" + s.name + " uses it"}
+		}
+	}
+	return prepare.Standing{AwaitsUnprepare: true, Reason: "no pod uses the claim any more"}
+}
+
+// judge checks that each failure has a reason.
+func (w *world) judge(b batch) {
+	for _, s := range w.slots {
+		slices.SortStableFunc(s.calls, func(a, b kubeletCall) int { return a.start.Compare(b.start) })
+	}
+	for _, o := range b.Ops {
+		switch o.Kind {
+		case opRestart, opKill, opReboot, opFail, opSlow, opAway, opDies, opServer:
+			return // these may be the reason of any failure
+		case opPrepare, opUnprepare, opLeave, opStart, opPolicy:
+		}
+	}
+	for _, s := range w.slots {
+		for _, c := range s.calls {
+			if c.err == nil {
+				continue
+			}
+			switch {
+			case c.op.Kind == opPrepare && c.op.For > 0:
+			case c.op.Kind == opPrepare && slices.ContainsFunc(s.calls, func(u kubeletCall) bool { return u.op.Kind == opUnprepare }):
+			case c.op.Kind == opPrepare && w.isContended(s):
+			case c.op.Kind == opUnprepare && slices.ContainsFunc(s.calls, func(u kubeletCall) bool { return u.op.Kind == opUnprepare && u.op.For > 30*time.Second }):
+			default:
+				w.broken("a call fails without a reason", "%s of %s (%s): %v", c.op.Kind, s.name, s.shape.name, c.err)
+			}
+		}
+	}
+}
+
+// isContended reports whether another claim may have, or may have had, the same devices.
+func (w *world) isContended(s *slot) bool {
+	return w.contends(s, func(o *slot) bool { return o.state == gone && len(o.calls) == 0 })
+}
+
+// contends reports whether the claim needs devices of others, except some.
+func (w *world) contends(s *slot, except func(*slot) bool) bool {
+	memory := s.takesMemory()
+	for _, o := range w.slots {
+		if o == s || o.claim == nil || except(o) {
+			continue
+		}
+		memory += o.takesMemory()
+		if s.conflicts(o) {
+			return true
+		}
+	}
+	return s.takesMemory() > 0 && memory > 70<<10
+}
+
+// settle has the kubelet retry failed calls, in a world without faults, and checks
+// everything.
+func (w *world) settle() {
+	for _, s := range w.slots {
+		if s.state != open {
+			continue
+		}
+		o := op{Kind: opUnprepare, Slot: s.number, With: s.number}
+		if !s.leaving {
+			o.Kind = opPrepare
+			if w.prepare(o) == nil {
+				s.state = prepared
+				continue
+			}
+			if !w.isContended(s) {
+				w.broken("a retried call fails without a reason", "prepare %s", s.name)
+			}
+			o.Kind = opUnprepare
+		}
+		if err := w.unprepare(o); err != nil {
+			w.broken("a retried call fails without a reason", "unprepare %s: %v", s.name, err)
+		}
+		s.state = gone
+	}
+	for _, s := range w.slots {
+		s.calls = nil
+	}
+	time.Sleep(150 * time.Second) // failures in the background are retried meanwhile
+	w.checkClaims()
+	w.examine(false)
+}

@@ -1,0 +1,370 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+)
+
+// process is one run of the plugin. All of its goroutines pass through pause when they
+// call something outside of it, and at each of its steps; there they stop for good once it
+// is dead.
+type process struct {
+	*hardwareParts
+	w      *world
+	bootID string
+	ctx    context.Context //nolint:containedctx // of the process
+	cancel context.CancelFunc
+	dead   chan struct{}
+	specs  *cdi.Specs
+	dir    *datadir.Dir
+	// session with the GPUs.
+	session *nvml.Session
+	// running are its loops and the kubelet's calls.
+	running sync.WaitGroup
+	// serving is closed when the kubelet may call.
+	serving chan struct{}
+
+	mu sync.Mutex
+	// ending: an operation ends the process.
+	ending bool
+	// open has the files that the kernel closes when the process ends.
+	open []io.Closer
+}
+
+// kill ends the process as SIGKILL does: its goroutines stop where they are.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.dead)
+	for _, c := range p.open {
+		if err := c.Close(); err != nil {
+			p.w.broken("a file can't be closed", "%v", err)
+		}
+	}
+}
+
+// own has the kernel close something when the process ends.
+func (p *process) own(c io.Closer) {
+	p.mu.Lock()
+	if !p.isDead() {
+		p.open = append(p.open, c)
+		p.mu.Unlock()
+		return
+	}
+	p.mu.Unlock()
+	_ = c.Close()
+	p.live()
+}
+
+func (p *process) isDead() bool {
+	select {
+	case <-p.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// markEnding reports whether no other operation ends the process.
+func (p *process) markEnding() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := !p.ending
+	p.ending = true
+	return first
+}
+
+func (p *process) isServing() bool {
+	select {
+	case <-p.serving:
+		return !p.isDead()
+	default:
+		return false
+	}
+}
+
+// newProcess returns a process that has not started.
+func (w *world) newProcess() *process {
+	p := &process{hardwareParts: &hardwareParts{nodeName: "node-0"}, w: w, bootID: w.c.bootID(), dead: make(chan struct{}), serving: make(chan struct{})}
+	p.ctx, p.cancel = context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+	return p
+}
+
+// start does the steps of a start of the plugin up to its registration.
+func (p *process) start() error {
+	p.pause("start", callMost)
+	c := p.w.c
+	var err error
+	if p.dir, err = datadir.Lock(p.ctx, c.data()); err != nil {
+		return err
+	}
+	p.own(p.dir)
+	hook, err := p.dir.InstallHook("/bin/true")
+	if err != nil {
+		return err
+	}
+	if p.journal, err = journal.Open(p.dir.Journal(), p.step); err != nil {
+		return err
+	}
+	p.own(p.journal)
+	if n := len(p.journal.Unreadable()) + len(p.journal.UnreadableGPUs()) + len(p.journal.UnreadableSettings()); n > 0 {
+		p.w.broken("a record can't be read", "%d records", n)
+	}
+	p.specs = cdi.New(cdi.Config{Dir: c.cdi(), HookPath: hook, Host: c.host, Mark: p.w.pods.mark})
+	if err := errors.Join(p.dir.Check(p.specs), p.specs.Tidy(), p.w.pods.recover()); err != nil {
+		return err
+	}
+	if err := p.wire(); err != nil {
+		return err
+	}
+	p.running.Go(func() { p.partitions.Run(p.ctx) })
+	p.running.Go(func() { p.sharing.Run(p.ctx) })
+	p.recover(p.ctx)
+	p.running.Go(p.mend)
+	p.pause("policy", callMost)
+	p.setPolicy(p.w.policyNow())
+	close(p.serving)
+	return nil
+}
+
+// wire builds the parts and gives them the hardware, as soon as that answers.
+func (p *process) wire() error {
+	c, claims, known := p.w.c, holding.NewClaims(p.journal), facts.New("node-0")
+	session, gpus := p.read()
+	p.session = session.Session // nothing closes it: a call may be under way when the process is killed
+	version, err := session.Driver()
+	if err != nil {
+		return err
+	}
+	if err := known.Found(gpu.Node{Name: "node-0", GPUs: gpus}); err != nil {
+		return err
+	}
+	minor := func(uuid gpu.UUID) error {
+		n, err := session.Minor(uuid)
+		if err != nil {
+			return err
+		}
+		return p.specs.SetMinor(uuid, n)
+	}
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: p.bootID, ModeSwitched: minor, Step: p.step})
+	p.sharing = sharing.New(sharing.Config{
+		Journal: p.journal, Claims: claims, BootID: p.bootID, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
+	})
+	p.preparer = prepare.New(prepare.Config{
+		Journal: p.journal, Claims: claims, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,
+		Partitions: p.partitions, Sharing: p.sharing, Holders: holdersOf{p},
+		Driver: gpu.DriverName, Pool: "node-0", BootID: p.bootID, Step: p.step,
+	})
+	p.partitions.SetHardware(hardware{session.Session, p})
+	p.sharing.SetHardware(hardware{session.Session, p}, p.smi)
+	return p.specs.SetDriver(&cdi.Driver{
+		Version: version.Version, Root: c.root.Path, DevRoot: c.root.DevRoot, ProcRoot: c.root.ProcRoot, GPUs: gpus, Session: session.Session,
+	})
+}
+
+// read reads the GPUs until all answer.
+func (p *process) read() (*nvmltest.Simulated, []gpu.GPU) {
+	for {
+		session, err := nvmltest.OpenSimulatedBy(nvml.NewOpener(), p.w.c.machine)
+		if err == nil {
+			gpus, err := session.GPUs()
+			sick := func(g gpu.GPU) bool { return len(g.Conditions) > 0 }
+			if err == nil && len(gpus) == len(installed.Machine.GPUs) && !slices.ContainsFunc(gpus, sick) {
+				return session, asWithoutMIG(gpus)
+			}
+			_ = session.Close()
+		}
+		p.pause("read again", time.Second)
+	}
+}
+
+// asWithoutMIG returns the GPUs as the plugin reports them: MIG modes that it has switched
+// don't show.
+func asWithoutMIG(gpus []gpu.GPU) []gpu.GPU {
+	for i := range gpus {
+		mig := *gpus[i].MIG
+		mig.Enabled, mig.Pending, mig.Switchable, mig.Instances = false, false, true, nil
+		gpus[i].MIG = &mig
+	}
+	return gpus
+}
+
+// mend restores prepared claims once a minute, as after each reading of the hardware. A
+// partition has to be missing twice in a row.
+func (p *process) mend() {
+	before := map[gpu.Partition]bool{}
+	for {
+		select {
+		case <-time.After(time.Minute):
+		case <-p.ctx.Done():
+			return
+		}
+		migs := map[gpu.UUID]gpu.MIG{}
+		for _, g := range installed.Machine.GPUs {
+			if mig, err := (hardware{p.session, p}).MIG(gpu.UUID(g.UUID)); err == nil {
+				migs[gpu.UUID(g.UUID)] = mig
+			}
+		}
+		lacking := map[gpu.Partition]bool{}
+		_ = p.Mend(p.ctx, func(d gpu.Partition) bool {
+			mig, ok := migs[d.GPU]
+			lacking[d] = ok && !slices.ContainsFunc(mig.Instances, func(i gpu.Instance) bool {
+				return i.UUID != "" && i.Profile == d.Profile && i.Placement == d.Placement
+			})
+			return lacking[d] && before[d]
+		})
+		before = maps.Clone(lacking)
+	}
+}
+
+// end ends the process as SIGTERM does: calls of the kubelet are interrupted, and without
+// prepared claims the host is left as it was.
+func (p *process) end() {
+	p.cancel()
+	ended := make(chan struct{})
+	go func() {
+		if countClaims(p.journal) == 0 {
+			p.restore(context.WithoutCancel(p.ctx))
+		}
+		p.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(stopWithin):
+	}
+	p.live()
+	if countClaims(p.journal) == 0 {
+		err := errors.Join(p.specs.RemoveCommon(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
+		if err != nil {
+			p.w.broken("the host can't be cleaned up", "%v", err)
+		}
+		p.dir.Remove()
+	}
+	p.kill()
+}
+
+// policy has the settings of SharingPolicies for the node.
+type policy struct {
+	keepWarm map[gpu.UUID]time.Duration
+	slices   map[gpu.UUID]string
+}
+
+// policyOf returns the n-th of eight policies; number 0 is that there is none.
+func policyOf(n int) policy {
+	all := policy{keepWarm: map[gpu.UUID]time.Duration{}, slices: map[gpu.UUID]string{}}
+	for i, g := range installed.Machine.GPUs {
+		if n&1 != 0 {
+			all.keepWarm[gpu.UUID(g.UUID)] = []time.Duration{3 * time.Second, time.Hour}[i]
+		}
+		if n&2 != 0 {
+			all.slices[gpu.UUID(g.UUID)] = []string{"Long", "Short"}[i]
+		}
+		if n&4 != 0 && i == 1 {
+			all.slices[gpu.UUID(g.UUID)] = "Medium"
+		}
+	}
+	return all
+}
+
+func (p *process) setPolicy(to policy) {
+	p.partitions.SetKeepWarm(to.keepWarm)
+	p.sharing.SetTimeSlices(to.slices)
+}
+
+// prepare is the kubelet's call for claims of one pod: the plugin's gRPC server announces
+// it, reads the claims from the API server, and prepares them at the same time.
+func (p *process) prepare(ctx context.Context, slots []*slot) []error {
+	var uids []types.UID
+	for _, s := range slots {
+		uids = append(uids, s.claim.UID)
+	}
+	ctx, done := p.preparer.Begin(ctx, uids...)
+	defer done()
+	return each(slots, func(s *slot) error {
+		p.pause("read "+s.claim.Name, 10*callMost)
+		if p.w.isServerAway() {
+			return errServerAway
+		}
+		_, err := p.preparer.Prepare(ctx, s.claim)
+		return err
+	})
+}
+
+func (p *process) unprepare(ctx context.Context, slots []*slot) []error {
+	return each(slots, func(s *slot) error {
+		return p.preparer.Unprepare(ctx, kubeletplugin.NamespacedObject{
+			NamespacedName: types.NamespacedName{Namespace: s.claim.Namespace, Name: s.claim.Name}, UID: s.claim.UID,
+		})
+	})
+}
+
+// each calls f for all slots at the same time.
+func each(slots []*slot, f func(*slot) error) []error {
+	errs := make([]error, len(slots))
+	var wg sync.WaitGroup
+	for i, s := range slots {
+		wg.Go(func() { errs[i] = f(s) })
+	}
+	wg.Wait()
+	return errs
+}
+
+var errServerAway = errors.New("the API server doesn't answer")
+
+// errNotServed is the kubelet's error while no plugin runs.
+var errNotServed = errors.New("the plugin doesn't run")
+
+// errUnanswered says that the call had no answer: it was cancelled, or the plugin ended.
+var errUnanswered = errors.New("no answer")
+
+// serve makes a call of the kubelet for claims. It returns when the call is answered or
+// cancelled, or the plugin has died; the plugin may go on with it.
+func (p *process) serve(ctx context.Context, slots []*slot, call func(context.Context, []*slot) []error) []error {
+	all := func(err error) []error { return slices.Repeat([]error{err}, len(slots)) }
+	if !p.isServing() || p.ctx.Err() != nil {
+		return all(errNotServed)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, klog.Logger{}))
+	stop := context.AfterFunc(p.ctx, cancel)
+	answered := make(chan []error, 1)
+	p.running.Go(func() {
+		defer stop()
+		defer cancel()
+		answered <- call(ctx, slots)
+	})
+	select {
+	case errs := <-answered:
+		return errs
+	case <-p.dead:
+	case <-ctx.Done():
+	}
+	select {
+	case errs := <-answered: // both were possible
+		return errs
+	default:
+		return all(fmt.Errorf("%w: %w", errUnanswered, context.Cause(ctx)))
+	}
+}
