@@ -99,7 +99,7 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	if !publishable(inv) {
 		return n.converge(ctx, r.Name, inv, nil)
 	}
-	if settled, left, err := n.settled(ctx, inv); settled || err != nil {
+	if done, left, err := n.upToDate(ctx, inv); done || err != nil {
 		return reconcile.Result{RequeueAfter: left}, err
 	}
 	want, settings, err := n.desired(ctx, inv)
@@ -118,11 +118,11 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	return n.converge(ctx, r.Name, inv, want)
 }
 
-// settled reports whether nothing has changed since the last decision on a node, and all
-// that follows from it is done, or waits for the plugin's answer, for so long at most.
-// Every write of ours leads to an event, so that most events are of such nodes. Taints are
-// looked at again with each claim.
-func (n *nodeReconciler) settled(ctx context.Context, inv *v1alpha1.GPUInventory) (settled bool, wait time.Duration, err error) {
+// upToDate reports whether nothing has changed since the last decision on a node, and all
+// that follows from the decision is done or, for at most the time wait, waits for the
+// plugin's answer. Most events are of such nodes, because every write of the controller
+// leads to one. It checks ignored taints, which depend on claims that decisions don't.
+func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventory) (done bool, wait time.Duration, err error) {
 	last, unchanged := n.planner.unchanged(ctx, inv)
 	if !unchanged || inv.Status.DoubleAllocation != nil || inv.Status.HasForeignSlices() ||
 		!equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
@@ -138,7 +138,7 @@ func (n *nodeReconciler) settled(ctx context.Context, inv *v1alpha1.GPUInventory
 	if last.pool == "" {
 		return len(cached.Ours) == 0, 0, nil
 	}
-	since, published := n.planner.isPublished(inv.Name)
+	since, published := n.planner.publishedSince(inv.Name)
 	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool {
 		return false, 0, nil
 	}
@@ -335,8 +335,8 @@ func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInve
 	return nil
 }
 
-// inventoryMetadata stands for an inventory where the server's answer to a write needs no
-// more: the rest is large.
+// inventoryMetadata names an inventory for a patch to which the server answers with the
+// metadata alone: the status is large, and nobody needs it.
 func inventoryMetadata(node string) *metav1.PartialObjectMetadata {
 	inv := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	inv.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("GPUInventory"))

@@ -171,7 +171,7 @@ func (l *nodeLabeler) Reconcile(ctx context.Context, r reconcile.Request) (recon
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	want := wantedLabels(inv)
-	if l.settled(node, want) {
+	if l.hasLabels(node, want) {
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{}, l.apply(ctx, node, want)
@@ -186,9 +186,9 @@ func wantedLabels(inv *v1alpha1.GPUInventory) labels.Set {
 	return nodeLabels(inventory.Node(inv))
 }
 
-// settled reports whether the node has all labels that it should have, apart
+// hasLabels reports whether the node has all labels that it should have, apart
 // from those that are somebody else's, and no other.
-func (l *nodeLabeler) settled(node *metav1.PartialObjectMetadata, want labels.Set) bool {
+func (l *nodeLabeler) hasLabels(node *metav1.PartialObjectMetadata, want labels.Set) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, key := range labelKeys() {

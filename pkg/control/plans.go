@@ -102,29 +102,31 @@ func (p *planner) recordAccount(node string, a nodeAccount) {
 	}
 }
 
-// recordPublished records whether a node's slices are as planned, and returns since when
-// they have been.
-func (p *planner) recordPublished(node string, is bool, at time.Time) (since time.Time) {
+// recordPublished records whether a node's slices are as planned now, and returns since
+// when they have been.
+func (p *planner) recordPublished(node string, published bool, now time.Time) (since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	since, was := p.published[node]
-	if was == is {
+	since, before := p.published[node]
+	if before == published {
 		return since
 	}
 	p.notifyPolicies()
-	if !is {
+	if !published {
 		delete(p.published, node)
 		return time.Time{}
 	}
-	p.published[node] = at
-	return at
+	p.published[node] = now
+	return now
 }
 
-func (p *planner) isPublished(node string) (since time.Time, is bool) {
+// publishedSince returns since when a node's slices have been as planned; false if they
+// aren't.
+func (p *planner) publishedSince(node string) (time.Time, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	since, is = p.published[node]
-	return since, is
+	since, ok := p.published[node]
+	return since, ok
 }
 
 func (p *planner) notifyPolicies() {
@@ -159,8 +161,9 @@ func (p *planner) unchanged(ctx context.Context, inv *v1alpha1.GPUInventory) (no
 	return last, err == nil && last.facts == in.facts
 }
 
-// keepDecision makes the last decision on a node, if it was made of inv, count for the
-// next version of the inventory, which differs in nothing that decisions follow from.
+// keepDecision has the last decision on a node, if it was made of this version of the
+// inventory, stand for the next one: the controller's own write, which changes nothing that
+// decisions depend on.
 func (p *planner) keepDecision(inv *v1alpha1.GPUInventory, next string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
