@@ -50,9 +50,9 @@ type finding struct {
 type patient struct {
 	view.Objects
 
-	// tesseraPods are Tessera's own, known: they could be listed.
-	tesseraPods []corev1.Pod
-	known       bool
+	// tesseraPods are Tessera's own, if they could be listed.
+	tesseraPods     []corev1.Pod
+	tesseraPodsRead bool
 }
 
 // examine returns the findings, the worst first.
@@ -245,7 +245,7 @@ func (p *patient) claims() []finding {
 		}
 	}
 	for node := range reported.Difference(served) {
-		if p.known {
+		if p.tesseraPodsRead {
 			out = append(out, finding{Level: trouble, Check: "no-plugin", Node: node, What: "The node has a GPUInventory and no plugin's pod.",
 				Do: "Look at the DaemonSet's node affinity and tolerations, and at taints of the node."})
 		}

@@ -75,7 +75,7 @@ be found out.`,
 }
 
 func (o *options) doctor(ctx context.Context, exec bool) error {
-	r, err := o.reader("doctor")
+	r, err := o.reader(forDoctor)
 	if err != nil {
 		return err
 	}
@@ -86,12 +86,14 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	if p.tesseraPods, err = r.tesseraPods(ctx); err != nil {
 		return err
 	}
-	p.known = !r.anyUnread(podsName)
-	installed := len(p.Inventories)+len(p.tesseraPods) > 0
+	p.tesseraPodsRead = !r.anyUnread(podsName)
+	inventoriesRead := !r.anyUnread(inventoriesName)
+	noPods := p.tesseraPodsRead && len(p.tesseraPods) == 0
+	noInventories := (inventoriesRead || r.notServed(inventoriesName)) && len(p.Inventories) == 0
 	switch {
-	case !installed && p.known && (r.notServed(inventoriesName) || !r.anyUnread(inventoriesName)):
+	case noPods && noInventories:
 		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
-	case !p.known && r.anyUnread(inventoriesName):
+	case !p.tesseraPodsRead && !inventoriesRead:
 		return r.requireRead("what is wrong", podsName, inventoriesName)
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}

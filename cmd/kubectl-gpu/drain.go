@@ -108,7 +108,7 @@ func isTerminal(in io.Reader) bool {
 
 // gpuNames are the arguments for a shell to complete.
 func (o *options) gpuNames(ctx context.Context) []string {
-	r, err := o.reader("")
+	r, err := o.reader(forCompletion)
 	if err != nil {
 		return nil
 	}
@@ -148,7 +148,7 @@ type eviction struct {
 }
 
 func (o *options) newDrainer(ctx context.Context, target string) (*drainer, error) {
-	r, err := o.reader("drain")
+	r, err := o.reader(forDrain)
 	if err != nil {
 		return nil, err
 	}

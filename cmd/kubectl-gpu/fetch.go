@@ -30,7 +30,7 @@ const pageSize = 500
 
 // reader reads objects of the cluster for a command.
 type reader struct {
-	command   string
+	purpose   purpose
 	kube      kubernetes.Interface
 	own       rest.Interface // of Tessera's own kinds
 	resources *draclient.Client
@@ -40,7 +40,7 @@ type reader struct {
 	unread []unread
 }
 
-func (o *options) reader(command string) (*reader, error) {
+func (o *options) reader(p purpose) (*reader, error) {
 	cfg, err := o.flags.ToRESTConfig()
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (o *options) reader(command string) (*reader, error) {
 	}
 	resources := draclient.New(kube)
 	rules := &ruleClient{current: resources.DeviceTaintRules(), alpha: alpha.Resource(resourcev1alpha3.SchemeGroupVersion.WithResource("devicetaintrules"))}
-	return &reader{command: command, kube: kube, own: own, resources: resources, rules: rules}, nil
+	return &reader{purpose: p, kube: kube, own: own, resources: resources, rules: rules}, nil
 }
 
 // list reads all objects of a resource, page by page.

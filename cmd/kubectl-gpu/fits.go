@@ -157,7 +157,7 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 
 // fits answers the questions.
 func (o *options) fits(ctx context.Context, asked []question, limit int) error {
-	r, err := o.reader("fits")
+	r, err := o.reader(forFits)
 	if err != nil {
 		return err
 	}

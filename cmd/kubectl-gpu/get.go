@@ -25,7 +25,7 @@ func getCommand(o *options) *cobra.Command {
 		Example: `  kubectl gpu get
   kubectl gpu get -n team -o wide
   kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
-		RunE: o.show([]string{"wide", "json", "yaml"}, func(c view.Cluster) error {
+		RunE: o.show(forGet, []string{"wide", "json", "yaml"}, func(c view.Cluster) error {
 			if len(c.Nodes) == 0 {
 				fmt.Fprintln(o.Out, nothingSeen)
 				return nil
@@ -43,17 +43,17 @@ const nothingSeen = "No GPUs can be seen."
 
 // show returns the run of a command that shows the model of the named nodes, or of all:
 // as JSON or YAML, or in another form by draw.
-func (o *options) show(forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
+func (o *options) show(drawn purpose, forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, nodes []string) error {
 		if err := oneOf(o.output, append([]string{""}, forms...)...); err != nil {
 			return err
 		}
 		whole := o.output == "json" || o.output == "yaml"
-		command := cmd.Name()
+		p := drawn
 		if whole {
-			command = modelCommand
+			p = forModel
 		}
-		r, c, err := o.state(cmd.Context(), command, nodes, o.namespace())
+		r, c, err := o.state(cmd.Context(), p, nodes, o.namespace())
 		if err != nil {
 			return err
 		}
@@ -65,10 +65,10 @@ func (o *options) show(forms []string, draw func(view.Cluster) error) func(*cobr
 	}
 }
 
-// state reads the model of the named nodes, or of all, for a command: only GPUs that the
+// state reads the model of the named nodes, or of all: only GPUs that the
 // namespace uses if there is one. The reader has notes to tell.
-func (o *options) state(ctx context.Context, command string, nodes []string, namespace string) (*reader, view.Cluster, error) {
-	r, err := o.reader(command)
+func (o *options) state(ctx context.Context, p purpose, nodes []string, namespace string) (*reader, view.Cluster, error) {
+	r, err := o.reader(p)
 	if err != nil {
 		return nil, view.Cluster{}, err
 	}

@@ -31,7 +31,7 @@ Conditions and taints of a GPU are below its row.`,
   kubectl gpu map node-3           # only this node
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
   kubectl gpu map -o json          # the model that the map is drawn from`,
-		RunE: o.show([]string{"json", "yaml"}, func(c view.Cluster) error {
+		RunE: o.show(forMap, []string{"json", "yaml"}, func(c view.Cluster) error {
 			drawing{w: o.Out, screen: o.screen}.cluster(c)
 			return nil
 		}),

@@ -90,7 +90,7 @@ func completeNames[T any, P interface {
 	*T
 	metav1.Object
 }](ctx context.Context, o *options, list func(*reader, context.Context) ([]T, error)) []string {
-	r, err := o.reader("")
+	r, err := o.reader(forCompletion)
 	if err != nil {
 		return nil
 	}
@@ -106,7 +106,7 @@ func completeNames[T any, P interface {
 }
 
 func (o *options) policy(ctx context.Context, names []string) error {
-	r, err := o.reader("policy")
+	r, err := o.reader(forPolicy)
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	r, err := o.reader("policy")
+	r, err := o.reader(forPolicy)
 	if err != nil {
 		return err
 	}

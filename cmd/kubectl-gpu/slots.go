@@ -64,7 +64,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 	if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	r, c, err := o.state(ctx, "slots", nodes, "")
+	r, c, err := o.state(ctx, forSlots, nodes, "")
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ const (
 )
 
 func (o *options) watchSlots(ctx context.Context, nodes []string) error {
-	r, err := o.reader("slots")
+	r, err := o.reader(forSlots)
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func (t templateOptions) check() error {
 
 // template prints what a new node will publish.
 func (o *options) template(ctx context.Context, t templateOptions) error {
-	r, err := o.reader("template")
+	r, err := o.reader(forTemplate)
 	if err != nil {
 		return err
 	}

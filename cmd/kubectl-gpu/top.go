@@ -76,7 +76,7 @@ each pod has a row.`,
 }
 
 func (o *options) top(ctx context.Context, nodes []string) error {
-	r, c, err := o.state(ctx, "top", nodes, o.namespace())
+	r, c, err := o.state(ctx, forTop, nodes, o.namespace())
 	if err != nil {
 		return err
 	}

@@ -21,42 +21,66 @@ const (
 	podsName        = "pods"
 )
 
-// modelCommand is any command that prints the model with -o.
-const modelCommand = "model"
+// purpose is the output that a reader reads for: that of a command, except for the
+// model, which map and get print with -o.
+type purpose string
 
-// missingParts are the parts of the output of commands that are missing if a resource can't be
-// read. Where there is no entry nothing is missing, or the command fails (requireRead).
-func missingParts() []struct{ resource, commands, part string } {
-	return []struct{ resource, commands, part string }{
-		{slicesName, "map get model slots policy web", "which devices are offered, and what else fits, isn't known"},
-		{slicesName, "top", "the memory of partitions and shares isn't known"},
-		{slicesName, "doctor", "whether nodes publish their devices isn't known"},
-		{claimsName, "map get model slots policy web", "who has which device, and what else fits, isn't known"},
-		{claimsName, "top", "who has which device isn't known"},
-		{claimsName, "drain", "which pods would be evicted isn't known"},
-		{claimsName, "doctor", "whether claims are left on nodes that are gone isn't known"},
-		{rulesName, "map model slots policy web fits why", "taints that such rules add to devices are ignored"},
-		{inventoriesName, "map get model web", "conditions of GPUs and problems of nodes aren't shown"},
-		{inventoriesName, "slots", "MIG instances that others made aren't shown"},
-		{inventoriesName, "top drain", "GPUs that aren't offered are unknown"},
-		{inventoriesName, "doctor", "conditions of GPUs and problems of nodes aren't known"},
-		{policiesName, "get model web", "the policies of GPUs aren't shown"},
-		{policiesName, "doctor", "whether policies are applied isn't known"},
-		{nodesName, "fits why", "labels and taints of nodes are ignored"},
-		{nodesName, "web", "nodes are grouped by the models of their GPUs, not by their pools"},
-		{podsName, "model", "the phases of pods aren't shown"},
-		{podsName, "top", "nothing can be measured"},
-		{podsName, "doctor", "whether Tessera's own pods are ready isn't known"},
-		{podsName, "web", "which pods wait isn't known"},
+const (
+	forMap        purpose = "map"
+	forGet        purpose = "get"
+	forModel      purpose = "model"
+	forSlots      purpose = "slots"
+	forPolicy     purpose = "policy"
+	forWeb        purpose = "web"
+	forTop        purpose = "top"
+	forDoctor     purpose = "doctor"
+	forDrain      purpose = "drain"
+	forFits       purpose = "fits"
+	forWhy        purpose = "why"
+	forTemplate   purpose = "template"
+	forCompletion purpose = "completion"
+)
+
+// missingPart is a part of outputs that is missing if a resource can't be read.
+type missingPart struct {
+	resource string
+	outputs  []purpose
+	part     string
+}
+
+// missingParts are those of all outputs. Where there is no entry nothing is missing, or the
+// command fails (requireRead).
+func missingParts() []missingPart {
+	return []missingPart{
+		{slicesName, []purpose{forMap, forGet, forModel, forSlots, forPolicy, forWeb}, "which devices are offered, and what else fits, isn't known"},
+		{slicesName, []purpose{forTop}, "the memory of partitions and shares isn't known"},
+		{slicesName, []purpose{forDoctor}, "whether nodes publish their devices isn't known"},
+		{claimsName, []purpose{forMap, forGet, forModel, forSlots, forPolicy, forWeb}, "who has which device, and what else fits, isn't known"},
+		{claimsName, []purpose{forTop}, "who has which device isn't known"},
+		{claimsName, []purpose{forDrain}, "which pods would be evicted isn't known"},
+		{claimsName, []purpose{forDoctor}, "whether claims are left on nodes that are gone isn't known"},
+		{rulesName, []purpose{forMap, forModel, forSlots, forPolicy, forWeb, forFits, forWhy}, "taints that such rules add to devices are ignored"},
+		{inventoriesName, []purpose{forMap, forGet, forModel, forWeb}, "conditions of GPUs and problems of nodes aren't shown"},
+		{inventoriesName, []purpose{forSlots}, "MIG instances that others made aren't shown"},
+		{inventoriesName, []purpose{forTop, forDrain}, "GPUs that aren't offered are unknown"},
+		{inventoriesName, []purpose{forDoctor}, "conditions of GPUs and problems of nodes aren't known"},
+		{policiesName, []purpose{forGet, forModel, forWeb}, "the policies of GPUs aren't shown"},
+		{policiesName, []purpose{forDoctor}, "whether policies are applied isn't known"},
+		{nodesName, []purpose{forFits, forWhy}, "labels and taints of nodes are ignored"},
+		{nodesName, []purpose{forWeb}, "nodes are grouped by the models of their GPUs, not by their pools"},
+		{podsName, []purpose{forModel}, "the phases of pods aren't shown"},
+		{podsName, []purpose{forTop}, "nothing can be measured"},
+		{podsName, []purpose{forDoctor}, "whether Tessera's own pods are ready isn't known"},
+		{podsName, []purpose{forWeb}, "which pods wait isn't known"},
 	}
 }
 
-// missingPart is the part of the command's output that is missing without a resource; empty:
+// missing is the part of the reader's output that is missing without a resource; empty:
 // none is.
-func (r *reader) missingPart(resource string) string {
-	for _, l := range missingParts() {
-		if l.resource == resource && slices.Contains(strings.Fields(l.commands), r.command) {
-			return l.part
+func (r *reader) missing(resource string) string {
+	for _, m := range missingParts() {
+		if m.resource == resource && slices.Contains(m.outputs, r.purpose) {
+			return m.part
 		}
 	}
 	return ""
@@ -95,7 +119,7 @@ const inAllNamespaces = "Ask for the verb list on them in all namespaces."
 // addUnread remembers, and notes, that a resource can't be read.
 func (r *reader) addUnread(u unread) {
 	r.unread = append(r.unread, u)
-	if part := r.missingPart(u.resource); part != "" {
+	if part := r.missing(u.resource); part != "" {
 		r.note("%s: %s%s. %s", u.reason, u.but, part, u.do)
 	}
 }

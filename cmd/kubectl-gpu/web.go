@@ -55,7 +55,7 @@ models of their GPUs.`,
 }
 
 func (o *options) web(ctx context.Context, port int, open bool, labels []string) error {
-	r, err := o.reader("web")
+	r, err := o.reader(forWeb)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func openBrowser(ctx context.Context, url string) error {
 
 // explainNow says why a pod waits, with a fresh look at the cluster.
 func (o *options) explainNow(ctx context.Context, namespace, name string) (explanation, error) {
-	r, err := o.reader("why")
+	r, err := o.reader(forWhy)
 	if err != nil {
 		return explanation{}, err
 	}

@@ -54,7 +54,7 @@ in another, what would change it. The scheduler's own allocator judges.`,
 
 // pendingPods are the names for a shell to complete.
 func (o *options) pendingPods(ctx context.Context) []string {
-	r, err := o.reader("")
+	r, err := o.reader(forCompletion)
 	if err != nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (o *options) pendingPods(ctx context.Context) []string {
 }
 
 func (o *options) why(ctx context.Context, name string) error {
-	r, err := o.reader("why")
+	r, err := o.reader(forWhy)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+)
+
+// TestMissingParts: each entry is about outputs that there are, and each output has one
+// sentence about a resource at most.
+func TestMissingParts(t *testing.T) {
+	known := []purpose{forModel}
+	for _, c := range command(genericclioptions.IOStreams{}, screen{}).Commands() {
+		known = append(known, purpose(c.Name()))
+	}
+	type entry struct {
+		resource string
+		output   purpose
+	}
+	seen := make(map[entry]bool)
+	for _, m := range missingParts() {
+		for _, output := range m.outputs {
+			e := entry{m.resource, output}
+			if !slices.Contains(known, output) {
+				t.Errorf("%v: there is no such command", e)
+			}
+			if seen[e] {
+				t.Errorf("%v: a second entry", e)
+			}
+			seen[e] = true
+		}
+	}
+}
