@@ -70,7 +70,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	r.churn(ctx)
 	say(out, "%d pods have run; waiting until all of it is gone", r.pods.ended.Load())
-	err = errors.Join(r.settle(ctx), r.flat())
+	err = errors.Join(r.awaitClean(ctx), r.checkGrowth())
 	return errors.Join(err, r.write(o.out))
 }
 
@@ -127,14 +127,14 @@ func (r *soak) churn(ctx context.Context) {
 // recovery is how long the cluster may take to become clean after the last fault.
 const recovery = 5 * time.Minute
 
-// settle waits until nothing is left over.
-func (r *soak) settle(ctx context.Context) error {
+// awaitClean waits until nothing is left over.
+func (r *soak) awaitClean(ctx context.Context) error {
 	if err := r.heal(ctx); err != nil {
 		return err
 	}
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 2*time.Second, recovery, true, func(ctx context.Context) (bool, error) {
-		last = r.clean(ctx)
+		last = r.checkClean(ctx)
 		return last == nil, nil
 	})
 	if err != nil {
@@ -148,9 +148,9 @@ func (r *soak) settle(ctx context.Context) error {
 	return nil
 }
 
-// clean checks that there are no pods and claims, that the doctor finds nothing on any
+// checkClean checks that there are no pods and claims, that the doctor finds nothing on any
 // node, and that the slices are there.
-func (r *soak) clean(ctx context.Context) error {
+func (r *soak) checkClean(ctx context.Context) error {
 	pods, err := r.pods.client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err

@@ -44,16 +44,16 @@ func (p *pods) run(ctx, during context.Context, seed uint64) {
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(seed, uint64(i)))
 			for n := 0; during.Err() == nil; n++ {
-				p.live(ctx, fmt.Sprintf("%s-%d-%d", template, i, n), template, random)
+				p.runOne(ctx, fmt.Sprintf("%s-%d-%d", template, i, n), template, random)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// live makes a pod, lets it run for a moment, deletes it, and waits until it is gone. Some
+// runOne makes a pod, lets it run for a moment, deletes it, and waits until it is gone. Some
 // are deleted before they run, and some by force.
-func (p *pods) live(ctx context.Context, name, template string, random *rand.Rand) {
+func (p *pods) runOne(ctx context.Context, name, template string, random *rand.Rand) {
 	early, force := random.IntN(10) == 0, random.IntN(10) == 0
 	grace := int64(1)
 	if force {
@@ -61,12 +61,12 @@ func (p *pods) live(ctx context.Context, name, template string, random *rand.Ran
 	}
 	pause := time.Duration(random.IntN(2000)) * time.Millisecond
 	pod := newPod(name, template)
-	p.insist(ctx, name, "be created", func(ctx context.Context) (bool, error) {
+	p.await(ctx, name, "be created", func(ctx context.Context) (bool, error) {
 		_, err := p.client.Create(ctx, pod, metav1.CreateOptions{})
 		return err == nil || apierrors.IsAlreadyExists(err), err
 	})
 	if !early {
-		p.insist(ctx, name, "run", func(ctx context.Context) (bool, error) {
+		p.await(ctx, name, "run", func(ctx context.Context) (bool, error) {
 			got, err := p.client.Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
@@ -75,21 +75,21 @@ func (p *pods) live(ctx context.Context, name, template string, random *rand.Ran
 		})
 	}
 	sleep(ctx, pause)
-	p.insist(ctx, name, "be deleted", func(ctx context.Context) (bool, error) {
+	p.await(ctx, name, "be deleted", func(ctx context.Context) (bool, error) {
 		err := p.client.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &grace})
 		return err == nil || apierrors.IsNotFound(err), err
 	})
-	p.insist(ctx, name, "be gone", func(ctx context.Context) (bool, error) {
+	p.await(ctx, name, "be gone", func(ctx context.Context) (bool, error) {
 		_, err := p.client.Get(ctx, name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), err
 	})
 	p.ended.Add(1)
 }
 
-// insist repeats a step of a pod's life until it is done. A pod that takes too long counts
-// as stuck, and its life goes on with the next step. An API server that is away has time to
+// await repeats a step until it is done. A pod for which that takes too long counts as
+// stuck, and goes on with the next step. An API server that is away has time to
 // come back.
-func (p *pods) insist(ctx context.Context, name, what string, step func(context.Context) (bool, error)) {
+func (p *pods) await(ctx context.Context, name, what string, step func(context.Context) (bool, error)) {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, patience, true, func(ctx context.Context) (done bool, _ error) {
 		done, last = step(ctx)

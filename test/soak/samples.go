@@ -131,9 +131,9 @@ func (r *soak) lines(ctx context.Context, node, script string) (int, error) {
 	return strings.Count(string(out), "\n"), err
 }
 
-// flat checks that the programs that were left alone are as large in the last quarter of
+// checkGrowth checks that the programs that were left alone are as large in the last quarter of
 // the time as in the second one.
-func (r *soak) flat() error {
+func (r *soak) checkGrowth() error {
 	var all []error
 	for _, p := range []string{"plugin node-1", "controller"} {
 		for what, more := range map[string]float64{"MiB": 6, "goroutines": 15, "open files": 10} {
