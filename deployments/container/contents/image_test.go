@@ -5,7 +5,6 @@ package contents
 import (
 	"archive/tar"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/tessera-dra/tessera/deployments/container/image"
+	"github.com/tessera-dra/tessera/deployments/container/image/imagetest"
 )
 
 // TestImage builds the image, and lists all that it has: no shell, nothing that
@@ -85,37 +85,22 @@ func listed(t *testing.T, archive string) []string {
 	if diff := cmp.Diff([]string{"PATH=/usr/bin"}, config.Config.Env); diff != "" || config.Config.Entrypoint != nil || config.Config.Cmd != nil {
 		t.Errorf("configuration %+v", config.Config)
 	}
-	layers, err := img.Layers()
-	if err != nil || len(layers) != 1 {
-		t.Fatalf("%d layers, error %v", len(layers), err)
-	}
-	content, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer content.Close()
 	library := regexp.MustCompile(`^(usr/)?lib(64)?(/[a-z0-9_]+-linux-gnu)?/(lib[a-z_]+\.so\.\d+|ld-linux)[^/]*$`)
 	var lines []string
-	for archive := tar.NewReader(content); ; {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			slices.Sort(lines)
-			return lines
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	imagetest.Each(t, img, func(h *tar.Header, _ io.Reader) {
 		if h.Uid != 0 || h.Gid != 0 {
 			t.Errorf("%s belongs to %d:%d", h.Name, h.Uid, h.Gid)
 		}
 		kind := map[byte]string{tar.TypeReg: "file", tar.TypeDir: "dir"}[h.Typeflag]
 		if h.Typeflag == tar.TypeDir && h.Mode == 0o755 {
-			continue // above what is listed
+			return // above what is listed
 		}
 		name := library.ReplaceAllString(filepath.Clean(h.Name), "LIB/$4")
 		if name == "LIB/ld-linux" {
 			name += ".so"
 		}
 		lines = append(lines, fmt.Sprintf("%s %o %s", kind, h.Mode, name))
-	}
+	})
+	slices.Sort(lines)
+	return lines
 }
