@@ -50,9 +50,7 @@ func TestWhichClaimsConcernANode(t *testing.T) {
 	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	for name, tc := range map[string]struct {
 		claim *resourceapi.ResourceClaim
 		want  int
@@ -103,9 +101,7 @@ func TestClaimsConcernASickNode(t *testing.T) {
 			if err := s.api.Create(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan, Health: tc.health})); err != nil {
 				t.Fatal(err)
 			}
-			s.mustReconcile()
-			s.pluginAnswers()
-			s.mustReconcile()
+			s.publish()
 			offered := s.store.slices[len(s.store.slices)-1].Spec.Devices[0].Name
 			if got := s.nodes.concerned(given("n", offered)); len(got) != tc.want {
 				t.Errorf("got %v, want %d", got, tc.want)

@@ -25,9 +25,7 @@ func counting(t *testing.T, plan v1alpha1.Plan, offered ...string) *fixture {
 	s.server.form, s.server.multiple, s.server.charged, s.server.version = publish.SplitCounters, true, true, "v1.36.3"
 	s.cuttable()
 	s.sharing("p", plan)
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	s.mustOffer(offered...)
 	return s
 }

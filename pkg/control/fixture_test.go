@@ -228,12 +228,18 @@ func (s *fixture) mustReconcile() {
 	}
 }
 
-// published brings the scene to its normal state.
-func (s *fixture) published() {
+// publish reconciles until the pool is written: the plugin is asked first, and answers.
+func (s *fixture) publish() {
 	s.t.Helper()
 	s.mustReconcile()
 	s.pluginAnswers()
 	s.mustReconcile()
+}
+
+// published brings the scene to its normal state.
+func (s *fixture) published() {
+	s.t.Helper()
+	s.publish()
 	s.mustHave(1)
 }
 

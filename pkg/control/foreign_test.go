@@ -65,9 +65,7 @@ func TestForeignSlicesThatCannotBeDeleted(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	s.store.stuck = nil
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	if c := s.condition(v1alpha1.ConditionConflicting); c.Status == metav1.ConditionTrue {
 		t.Errorf("got %+v", c)
 	}
@@ -129,9 +127,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 	// For an hour: tried again, at a pace that slows down.
 	for range 60 {
 		s.clock.Step(maxContest / 30)
-		s.mustReconcile()
-		s.pluginAnswers()
-		s.mustReconcile()
+		s.publish()
 	}
 	if n := s.store.writes - writes; n > 20 {
 		t.Errorf("%d writes in an hour", n)
@@ -149,9 +145,7 @@ func TestTwoDriversDoNotFight(t *testing.T) {
 	s.store.rewrites = false
 	for range 4 {
 		s.clock.Step(maxContest)
-		s.mustReconcile()
-		s.pluginAnswers()
-		s.mustReconcile()
+		s.publish()
 	}
 	s.mustHaveForeign(0)
 	if c := s.condition(v1alpha1.ConditionConflicting); c.Status != metav1.ConditionFalse {

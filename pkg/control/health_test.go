@@ -39,9 +39,7 @@ func TestHealthPolicy(t *testing.T) {
 			if err := s.api.Create(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
-			s.mustReconcile()
-			s.pluginAnswers()
-			s.mustReconcile()
+			s.publish()
 			s.mustTaint(" ")
 			since := metav1.NewTime(time.Unix(1000, 0))
 			sick := h100(0)
@@ -114,9 +112,7 @@ func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 				Layout: slices.Repeat([]string{"1g.10gb"}, 7), MPS: &v1alpha1.PartitionMPS{Shares: 10},
 			}})
 			s.claims["n"] = []allocation{{claimed, "ns/c"}}
-			s.mustReconcile()
-			s.pluginAnswers()
-			s.mustReconcile()
+			s.publish()
 			got := map[string]int{}
 			for _, slice := range s.store.slices {
 				for _, d := range slice.Spec.Devices {

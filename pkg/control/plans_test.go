@@ -73,9 +73,7 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.server.form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", partitioned("3g.40gb"))
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
 
 	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
@@ -124,9 +122,7 @@ func TestPlanFollowsTheFacts(t *testing.T) {
 	s := newFixture(t)
 	s.server.form = publish.SplitCounters
 	s.cuttable()
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	all := s.offered()
 	if len(all) < 1+7+2 {
 		t.Fatalf("without a policy %v is offered", all)

@@ -275,9 +275,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	}
 	s.store.broken = nil
 	s.clock.Step(maxRetryDelay)
-	s.mustReconcile()
-	s.pluginAnswers()
-	s.mustReconcile()
+	s.publish()
 	s.mustHave(2)
 }
 
