@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/test/apiserver"
 	"github.com/tessera-dra/tessera/test/cluster"
 )
 
@@ -47,22 +46,13 @@ func (b *bench) rollout(ctx context.Context) (err error) {
 	if b.real || b.bundle != "" {
 		return nil // needs the checkout, and says nothing about hardware
 	}
-	dir, err := os.MkdirTemp("", "bench-rollout-")
-	if err != nil {
-		return fmt.Errorf("make a directory: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := apiserver.Binaries(ctx, dir, os.Stderr); err != nil {
-		return err
-	}
-	env := &envtest.Environment{}
-	config, err := apiserver.Start(env, dir)
+	server, err := startServer(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, env.Stop()) }()
-	config = rest.CopyConfig(config)
-	config.QPS, config.ContentType = -1, runtime.ContentTypeProtobuf
+	defer func() { err = errors.Join(err, server.stop()) }()
+	config := rest.CopyConfig(server.config)
+	config.ContentType = runtime.ContentTypeProtobuf
 	r := &rolloutBench{bench: b}
 	if r.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -74,7 +64,7 @@ func (b *bench) rollout(ctx context.Context) (err error) {
 	if r.pods, err = playPods(ctx, &running, r.kube, b.scaleNodes); err != nil {
 		return err
 	}
-	stop, err := startControllerManager(env, dir)
+	stop, err := startControllerManager(server)
 	if err != nil {
 		return err
 	}
@@ -86,20 +76,12 @@ func (b *bench) rollout(ctx context.Context) (err error) {
 }
 
 // startControllerManager runs the DaemonSet controller.
-func startControllerManager(env *envtest.Environment, dir string) (stop func() error, err error) {
-	user, err := env.ControlPlane.AddUser(envtest.User{Name: "daemon-sets", Groups: []string{"system:masters"}}, nil)
+func startControllerManager(s *server) (stop func() error, err error) {
+	kubeconfig, err := s.kubeconfig(envtest.User{Name: "daemon-sets", Groups: []string{"system:masters"}})
 	if err != nil {
-		return nil, fmt.Errorf("make a user for the controller manager: %w", err)
-	}
-	text, err := user.KubeConfig()
-	if err != nil {
-		return nil, fmt.Errorf("make a kubeconfig for the controller manager: %w", err)
-	}
-	kubeconfig := filepath.Join(dir, "controller-manager.kubeconfig")
-	if err := os.WriteFile(kubeconfig, text, 0o600); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(filepath.Join(dir, "built", "kube-controller-manager"), "--kubeconfig="+kubeconfig,
+	cmd := exec.Command(filepath.Join(s.dir, "built", "kube-controller-manager"), "--kubeconfig="+kubeconfig,
 		"--controllers=daemonset-controller", "--leader-elect=false", "--secure-port=0", "--kube-api-qps=1000", "--kube-api-burst=1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

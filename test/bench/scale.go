@@ -25,22 +25,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/test/apiserver"
 )
 
-// scaleBench measures the controller's program with many hollow nodes, a real API
-// server and a real etcd, which doesn't sync its files.
+// scaleBench measures the controller's program with many hollow nodes.
 type scaleBench struct {
 	*bench
-	dir        string
-	env        *envtest.Environment
-	kube       kubernetes.Interface
-	nodes      *hollowNodes
-	pools      *poolWatch
-	program    string // file of the controller
-	kubeconfig string
-	running    *controllerProcess
-	drivers    int // how many driver versions were made up
+	*server
+
+	kube    kubernetes.Interface
+	nodes   *hollowNodes
+	pools   *poolWatch
+	program string // file of the controller
+	user    string // the controller's kubeconfig
+	running *controllerProcess
+	drivers int // how many driver versions were made up
 }
 
 // scale measures how the controller's work and memory grow with the number of nodes.
@@ -48,14 +46,13 @@ func (b *bench) scale(ctx context.Context) (err error) {
 	if b.real || b.bundle != "" {
 		return nil // needs the checkout, and says nothing about hardware
 	}
-	dir, err := os.MkdirTemp("", "bench-scale-")
-	if err != nil {
-		return fmt.Errorf("make a directory: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	ctrl.SetLogger(logr.Discard())
-	s := &scaleBench{bench: b, dir: dir, env: &envtest.Environment{CRDDirectoryPaths: []string{crds}, ErrorIfCRDPathMissing: true}}
-	defer func() { err = errors.Join(err, s.env.Stop()) }()
+	server, err := startServer(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.stop()) }()
+	s := &scaleBench{bench: b, server: server}
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, logr.Discard()))
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -67,30 +64,22 @@ func (b *bench) scale(ctx context.Context) (err error) {
 		s.firstPublication, s.bytes, s.changes, s.idleWrites, s.policyEdit, s.zone, s.claims, s.restart, s.leaderChange,
 	} {
 		if err := f(ctx); err != nil {
-			return fmt.Errorf("%w\n%s", err, tail(filepath.Join(dir, "controller.log")))
+			return fmt.Errorf("%w\n%s", err, tail(filepath.Join(s.dir, "controller.log")))
 		}
 	}
 	return s.running.stop(syscall.SIGTERM)
 }
 
-// begin starts the servers, builds the controller and makes the nodes.
-func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) error {
-	if err := apiserver.Binaries(ctx, s.dir, os.Stderr); err != nil {
-		return err
-	}
-	config, err := apiserver.Start(s.env, s.dir)
-	if err != nil {
-		return err
-	}
-	config.QPS = -1
-	if err := s.makeUser(ctx, config); err != nil {
+// begin builds the controller and makes the nodes.
+func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) (err error) {
+	if err := s.makeUser(ctx); err != nil {
 		return err
 	}
 	s.program = filepath.Join(s.dir, "controller")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", s.program, "./cmd/controller").CombinedOutput(); err != nil {
 		return fmt.Errorf("build the controller: %w: %s", err, out)
 	}
-	light := rest.CopyConfig(config)
+	light := rest.CopyConfig(s.config)
 	light.ContentType = runtime.ContentTypeProtobuf
 	if s.kube, err = kubernetes.NewForConfig(light); err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -99,7 +88,7 @@ func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) error {
 		return err
 	}
 	s.pools.timeout += time.Duration(s.scaleNodes) * timeoutPerNode
-	if s.nodes, err = newHollowNodes(ctx, running, config, s.scaleNodes); err != nil {
+	if s.nodes, err = newHollowNodes(ctx, running, s.config, s.scaleNodes); err != nil {
 		return err
 	}
 	s.progress("making %d nodes of %d GPUs each", s.nodes.n, migGPUs)
@@ -108,9 +97,9 @@ func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) error {
 
 // makeUser gives the controller a service account's name, so that the API server
 // doesn't exempt it from priority and fairness, and all rights.
-func (s *scaleBench) makeUser(ctx context.Context, config *rest.Config) error {
+func (s *scaleBench) makeUser(ctx context.Context) error {
 	const name = "system:serviceaccount:tessera:tessera-controller"
-	kube, err := kubernetes.NewForConfig(config)
+	kube, err := kubernetes.NewForConfig(s.config)
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
@@ -122,16 +111,8 @@ func (s *scaleBench) makeUser(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("give the controller its rights: %w", err)
 	}
-	user, err := s.env.ControlPlane.AddUser(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}}, nil)
-	if err != nil {
-		return fmt.Errorf("make a user for the controller: %w", err)
-	}
-	kubeconfig, err := user.KubeConfig()
-	if err != nil {
-		return fmt.Errorf("make a kubeconfig for the controller: %w", err)
-	}
-	s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
-	return os.WriteFile(s.kubeconfig, kubeconfig, 0o600)
+	s.user, err = s.kubeconfig(envtest.User{Name: name, Groups: []string{"system:serviceaccounts"}})
+	return err
 }
 
 // name of a figure, with the number of nodes.
@@ -158,7 +139,7 @@ func (s *scaleBench) awaitPools(ctx context.Context, nodes int, size int64) (tim
 // firstPublication starts the controller, where nothing is published.
 func (s *scaleBench) firstPublication(ctx context.Context) (err error) {
 	start := monotonic()
-	if s.running, err = startController(s.program, s.kubeconfig, s.dir); err != nil {
+	if s.running, err = startController(s.program, s.user, s.dir); err != nil {
 		return err
 	}
 	last, err := s.awaitPools(ctx, s.nodes.n, 0)
@@ -366,7 +347,7 @@ func (s *scaleBench) restart(ctx context.Context) (err error) {
 	}
 	err = s.writesOf(ctx, "controller_restart", func() error {
 		start := monotonic()
-		if s.running, err = startController(s.program, s.kubeconfig, s.dir); err != nil {
+		if s.running, err = startController(s.program, s.user, s.dir); err != nil {
 			return err
 		}
 		if err := errors.Join(s.running.awaitReady(ctx), s.running.awaitLeader(ctx)); err != nil {
@@ -384,7 +365,7 @@ func (s *scaleBench) restart(ctx context.Context) (err error) {
 
 // leaderChange kills the controller while another one waits for its Lease.
 func (s *scaleBench) leaderChange(ctx context.Context) error {
-	next, err := startController(s.program, s.kubeconfig, s.dir)
+	next, err := startController(s.program, s.user, s.dir)
 	if err != nil {
 		return err
 	}

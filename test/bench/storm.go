@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/tessera-dra/tessera/pkg/control"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -28,24 +26,21 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
-	"github.com/tessera-dra/tessera/test/apiserver"
 )
-
-// crds of the product, seen from the root of the checkout.
-const crds = "deployments/helm/tessera/files/crds"
 
 // storm measures what is written when all GPUs of many nodes fail at once: a real API
 // server, the controller's code, and of each node that of the plugin from the XID to
 // the report. There is no hardware and no kubelet.
-func (b *bench) storm(ctx context.Context) error {
+func (b *bench) storm(ctx context.Context) (err error) {
 	if b.real || b.bundle != "" {
 		return nil // needs the checkout, and says nothing about hardware
 	}
-	config, stop, err := startServer(ctx)
+	server, err := startServer(ctx)
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer func() { err = errors.Join(err, server.stop()) }()
+	config := server.config
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -109,24 +104,6 @@ func (b *bench) countWrites(ctx context.Context, figure string, w *sliceWatch, w
 		return fmt.Errorf("%d of %d slices were written", written, want)
 	}
 	return nil
-}
-
-// startServer starts an API server and etcd.
-func startServer(ctx context.Context) (config *rest.Config, stop func(), err error) {
-	dir, err := os.MkdirTemp("", "bench-storm-")
-	if err != nil {
-		return nil, nil, fmt.Errorf("start an API server: %w", err)
-	}
-	if err := apiserver.Binaries(ctx, dir, os.Stderr); err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	env := &envtest.Environment{CRDDirectoryPaths: []string{crds}, ErrorIfCRDPathMissing: true}
-	config, err = apiserver.Start(env, dir)
-	if err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	config.QPS = -1 // as the plugin's; the controller has limits of its own
-	return config, func() { _ = errors.Join(env.Stop(), os.RemoveAll(dir)) }, nil
 }
 
 // hollowNode is a Node object without a machine, and the part of its plugin that knows
