@@ -15,6 +15,7 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -46,14 +47,14 @@ type claimIndex struct {
 func newClaimIndex(client claimClient) (*claimIndex, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
 	informer := cache.NewSharedIndexInformer(
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		pages.ListerWatcher(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return all.List(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return all.Watch(ctx, o)
 			},
-		}, client),
+		}, client), trim),
 		&resourceapi.ResourceClaim{}, 0,
 		cache.Indexers{poolIndex: func(obj any) ([]string, error) {
 			var pools []string

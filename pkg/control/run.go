@@ -36,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
@@ -242,7 +243,7 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 	mgr, err := ctrl.NewManager(clientConfig(c.REST), manager.Options{
 		Scheme:                              scheme,
 		Logger:                              logger,
-		Cache:                               cache.Options{DefaultTransform: new(sharedParts).trim},
+		Cache:                               cacheOptions(),
 		LeaderElection:                      c.LeaderElect,
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true,
@@ -259,6 +260,17 @@ func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
 		return nil, fmt.Errorf("set up the probes: %w", err)
 	}
 	return mgr, nil
+}
+
+// cacheOptions keep the manager's caches small, also while they are filled.
+func cacheOptions() cache.Options {
+	trim := new(sharedParts).trim
+	return cache.Options{
+		DefaultTransform: trim,
+		NewInformer: func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+			return toolscache.NewSharedIndexInformer(pages.ListerWatcher(lw, trim), example, resync, indexers)
+		},
+	}
 }
 
 func metricsOptions(c Config) metricsserver.Options {

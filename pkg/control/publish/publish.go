@@ -17,6 +17,7 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -66,15 +67,21 @@ func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publis
 		client: client.ResourceSlices(), versions: discovery.ToServerVersionInterfaceWithContext(versions),
 		api: client.CurrentAPI, watches: make(chan struct{}, 1),
 	}
+	trimSlice := func(obj any) (any, error) {
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
+			trim(s)
+		}
+		return obj, nil
+	}
 	p.informer = cache.NewSharedIndexInformer(
-		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		pages.ListerWatcher(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return p.client.List(ctx, ofDriver(o))
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return p.watch(ctx, ofDriver(o))
 			},
-		}, client),
+		}, client), trimSlice),
 		&resourceapi.ResourceSlice{}, 0,
 		cache.Indexers{nodeIndex: func(obj any) ([]string, error) {
 			s, ok := obj.(*resourceapi.ResourceSlice)
@@ -83,13 +90,7 @@ func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publis
 			}
 			return []string{*s.Spec.NodeName}, nil
 		}})
-	err := p.informer.SetTransform(func(obj any) (any, error) {
-		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
-			trim(s)
-		}
-		return obj, nil
-	})
-	if err != nil {
+	if err := p.informer.SetTransform(trimSlice); err != nil {
 		return nil, fmt.Errorf("set up the ResourceSlice cache: %w", err)
 	}
 	return p, nil
