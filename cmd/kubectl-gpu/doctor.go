@@ -87,14 +87,8 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 		return err
 	}
 	p.tesseraPodsRead = !r.anyUnread(podsName)
-	inventoriesRead := !r.anyUnread(inventoriesName)
-	noPods := p.tesseraPodsRead && len(p.tesseraPods) == 0
-	noInventories := (inventoriesRead || r.notServed(inventoriesName)) && len(p.Inventories) == 0
-	switch {
-	case noPods && noInventories:
-		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
-	case !p.tesseraPodsRead && !inventoriesRead:
-		return r.requireRead("what is wrong", podsName, inventoriesName)
+	if err := r.canExamine(p); err != nil {
+		return err
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {
@@ -108,6 +102,21 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 		return d.verdict()
 	}
 	return cmp.Or(write(o.Out, o.output, d), d.verdict())
+}
+
+// canExamine returns an error if Tessera isn't installed, or if too little could be read to
+// tell.
+func (r *reader) canExamine(p *patient) error {
+	inventoriesRead := !r.anyUnread(inventoriesName)
+	noPods := p.tesseraPodsRead && len(p.tesseraPods) == 0
+	noInventories := (inventoriesRead || r.notServed(inventoriesName)) && len(p.Inventories) == 0
+	switch {
+	case noPods && noInventories:
+		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
+	case !p.tesseraPodsRead && !inventoriesRead:
+		return r.requireRead("what is wrong", podsName, inventoriesName)
+	}
+	return nil
 }
 
 // verdict is the error that makes the exit status.
