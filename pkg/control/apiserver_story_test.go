@@ -156,33 +156,51 @@ func (b *safeBuffer) String() string {
 // the test: by SIGTERM, without an error.
 func startController(t *testing.T, flags ...string) (stop func()) {
 	t.Helper()
-	log := &safeBuffer{}
-	controllerLog = log.String
-	cmd := exec.Command(program, append([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2"}, flags...)...)
-	cmd.Stdout, cmd.Stderr = io.Discard, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		t.Logf("the controller holds %s", residentMemory(cmd.Process.Pid))
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	p := launch(t, kubeconfig, flags...)
+	controllerLog = p.log.String
+	stop = sync.OnceFunc(func() {
+		t.Logf("the controller holds %s", residentMemory(p.cmd.Process.Pid))
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Errorf("stop the controller: %v", err)
 		}
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the controller ended with %v", err)
+		if <-p.ended; p.err != nil {
+			t.Errorf("the controller ended with %v", p.err)
 		}
-		if t.Failed() {
-			t.Logf("controller:\n%s", log.String())
-		}
-	}
+	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// process is a running controller.
+type process struct {
+	cmd   *exec.Cmd
+	log   *safeBuffer
+	ended chan struct{} // closed when it has ended
+	err   error         // how, after that
+}
+
+// launch starts the program. It ends with the test, and releases its Lease, unless it is
+// paused or hangs.
+func launch(t *testing.T, kubeconfig string, flags ...string) *process {
+	t.Helper()
+	p := &process{log: &safeBuffer{}, ended: make(chan struct{})}
+	p.cmd = exec.Command(program, append([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", "0", "-v", "2"}, flags...)...)
+	p.cmd.Stdout, p.cmd.Stderr = io.Discard, p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.err = p.cmd.Wait(); close(p.ended) }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		kill := time.AfterFunc(10*time.Second, func() { _ = p.cmd.Process.Kill() })
+		<-p.ended
+		kill.Stop()
+		if t.Failed() {
+			t.Logf("controller:\n%s", p.log)
+		}
+	})
+	return p
 }
 
 func residentMemory(pid int) string {

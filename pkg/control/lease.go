@@ -7,7 +7,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -19,10 +21,22 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// newLock returns the lock on the Lease by which one controller leads. Unlike the
-// manager's own it records no event: the Lease says who leads and since when, and a
+// newLock returns the lock on the Lease by which one controller leads, and the
+// configuration of a controller that writes only while it may lead. Unlike the
+// manager's own, the lock records no event: the Lease says who leads and since when, and a
 // controller that is started again writes nothing else.
-func newLock(c Config) (resourcelock.Interface, error) {
+func newLock(c Config) (Config, resourcelock.Interface, error) {
+	lock, err := newPlainLock(c)
+	if err != nil || !c.LeaderElect {
+		return c, lock, err
+	}
+	f := &fence{clock: clock.RealClock{}}
+	c.REST = rest.CopyConfig(c.REST)
+	c.REST.Wrap(f.transport)
+	return c, fencedLock{lock, f}, nil
+}
+
+func newPlainLock(c Config) (resourcelock.Interface, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("name this controller: %w", err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
@@ -85,6 +86,10 @@ func Run(ctx context.Context, c Config) error {
 	if c.LeaderElect && c.Namespace == "" {
 		return errors.New("the namespace of the Lease is unknown: give --namespace, or set POD_NAMESPACE")
 	}
+	c, lock, err := newLock(c)
+	if err != nil {
+		return err
+	}
 	clientset, err := newClientset(c.REST)
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -103,7 +108,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	mgr, err := newManager(c, logger)
+	mgr, err := newManager(c, lock, logger)
 	if err != nil {
 		return err
 	}
@@ -231,13 +236,9 @@ func newClientset(c *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c)
 }
 
-func newManager(c Config, logger logr.Logger) (manager.Manager, error) {
+func newManager(c Config, lock resourcelock.Interface, logger logr.Logger) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	lock, err := newLock(c)
-	if err != nil {
 		return nil, err
 	}
 	mgr, err := ctrl.NewManager(clientConfig(c.REST), manager.Options{

@@ -1,0 +1,112 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/clock"
+)
+
+// A controller that is stopped for a while (SIGSTOP, a virtual machine that is paused, a
+// node that swaps) goes on as the leader when it is woken: leader election gives up only
+// after renewDeadline, and until then it would publish what its old cache says over the
+// slices of the controller that has taken over.
+
+// writeWithin is how long after a renewal of the Lease the controller writes: as long as it
+// tries to renew it, and shorter than another controller waits.
+const writeWithin = renewDeadline + retryPeriod
+
+var errNotLeading = errors.New("nothing is written: this controller has not renewed its Lease for too long, and another may lead")
+
+// fence refuses to write once another controller may lead.
+type fence struct {
+	clock clock.PassiveClock
+
+	mu      sync.Mutex
+	renewed time.Time // when the last renewal that succeeded began; zero: not the holder
+}
+
+func (f *fence) set(renewed time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.renewed = renewed
+}
+
+// open reports whether no other controller can lead. The time that has passed is the longer
+// one of two: the monotonic clock doesn't count while a machine is suspended, and the other
+// may be set back.
+func (f *fence) open() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.clock.Now()
+	passed := max(now.Sub(f.renewed), now.Round(0).Sub(f.renewed.Round(0)))
+	return !f.renewed.IsZero() && passed < writeWithin
+}
+
+// fencedLock opens the fence when the Lease is acquired or renewed.
+type fencedLock struct {
+	resourcelock.Interface
+	fence *fence
+}
+
+// Create implements resourcelock.Interface.
+func (l fencedLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.record(r, func() error { return l.Interface.Create(ctx, r) })
+}
+
+// Update implements resourcelock.Interface.
+func (l fencedLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.record(r, func() error { return l.Interface.Update(ctx, r) })
+}
+
+func (l fencedLock) record(r resourcelock.LeaderElectionRecord, write func() error) error {
+	begun := l.fence.clock.Now()
+	if r.HolderIdentity == "" { // it is released
+		begun = time.Time{}
+		l.fence.set(begun)
+	}
+	err := write()
+	if err == nil {
+		l.fence.set(begun)
+	}
+	return err
+}
+
+// transport returns a transport that refuses requests that change objects of the cluster
+// while the fence is closed.
+func (f *fence) transport(next http.RoundTripper) http.RoundTripper {
+	return fencedTransport{f, next}
+}
+
+type fencedTransport struct {
+	fence *fence
+	next  http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t fencedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !changes(r) || t.fence.open() {
+		return t.next.RoundTrip(r)
+	}
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	return nil, errNotLeading
+}
+
+// WrappedRoundTripper lets client-go find the transport that it wraps.
+func (t fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// changes reports whether a request changes objects of the cluster. Reviews of the rights of
+// those who read metrics don't, and every replica has metrics.
+func changes(r *http.Request) bool {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions {
+		return false
+	}
+	return !strings.HasPrefix(r.URL.Path, "/apis/authentication.k8s.io/") && !strings.HasPrefix(r.URL.Path, "/apis/authorization.k8s.io/")
+}
