@@ -93,6 +93,8 @@ func (c *Cluster) apiserverDial() string {
 	return fmt.Sprintf("tcp://%s:%d", c.plan.apiserverAddress(), apiserverPort)
 }
 
+const unsafeNoSync = "--unsafe-no-fsync"
+
 func etcdArgs() []string {
 	return []string{
 		program("etcd"), "--name=etcd", "--data-dir=/var/lib/etcd/data",
@@ -100,7 +102,7 @@ func etcdArgs() []string {
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=etcd=http://127.0.0.1:2380",
 		// A test cluster does not have to survive a power cut.
-		"--unsafe-no-fsync",
+		unsafeNoSync,
 	}
 }
 

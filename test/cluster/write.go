@@ -49,12 +49,7 @@ func (c *Cluster) machineConfigDir(name string) string {
 
 func (c *Cluster) writeControlPlane(ca *authority) error {
 	dir := c.machineConfigDir(controlPlane)
-	names := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost", controlPlane}
-	server, err := ca.server("kube-apiserver", names, c.plan.apiserverAddresses()...)
-	if err != nil {
-		return err
-	}
-	if err := writeCredentials(dir, "apiserver", server); err != nil {
+	if err := c.writeServerCertificate(ca); err != nil {
 		return err
 	}
 	kubeletClient, err := ca.client("kube-apiserver-kubelet-client", "system:masters")
@@ -85,6 +80,16 @@ func (c *Cluster) writeControlPlane(ca *authority) error {
 		return err
 	}
 	return c.writeSpec(c.controlPlaneSpec())
+}
+
+// writeServerCertificate writes the certificate by which clients know the API server.
+func (c *Cluster) writeServerCertificate(ca *authority) error {
+	names := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost", controlPlane}
+	server, err := ca.server("kube-apiserver", names, c.plan.apiserverAddresses()...)
+	if err != nil {
+		return err
+	}
+	return writeCredentials(c.machineConfigDir(controlPlane), "apiserver", server)
 }
 
 // writeFrontProxy writes the API server's credentials for aggregated API servers.
