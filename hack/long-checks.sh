@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss races soak kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -49,6 +49,12 @@ races() { "${GO:-go}" test -race -count 1 -timeout 20m -v -run TestRaces ./pkg/n
 
 # soak is a tenth of an hour.
 soak() { "${GO:-go}" run ./test/soak -for 6m; }
+
+# faults runs the long stories: the API server away, a slow etcd, restarts, certificates.
+faults() {
+	"${GO:-go}" test -tags integration,faults -count 1 -timeout 10m -run TestSlowEtcd ./pkg/control
+	"${GO:-go}" test -tags e2e -count 1 -timeout 60m -v ./test/e2e -long -lanes 2
+}
 
 # kubernetes runs the stories of every feature on clusters of an older version, which
 # is built first.

@@ -26,6 +26,10 @@ import (
 //	smi NODE ARGS...                nvidia-smi of the node's driver, on the node
 //	nvmlsim NODE COMMAND [ARGS...]  do something to the node's simulated hardware
 //	crash NODE PROCESS              kill -9 every process of that name on the node, or on all
+//	component stop|start|restart MACHINE COMPONENT  of Kubernetes; see faults.go
+//	power off|on MACHINE            as a power cut does
+//	etcd DURATION                   each sync of a file of etcd takes that much longer
+//	certificates renew|announce|replace  of the API server; see faults.go
 //	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
 //	never DURATION REGEXP CMD...    fail if its output matches within the duration
 //	sees POD CONTAINER              exactly what its claims were allocated, nothing else
@@ -64,6 +68,10 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"distinct":     func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
 		"never":        func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
 		"deviceplugin": func(ts *testscript.TestScript, neg bool, args []string) { devicePlugin(ts, s, neg, args) },
+		"component":    func(ts *testscript.TestScript, neg bool, args []string) { component(ts, s, neg, args) },
+		"power":        func(ts *testscript.TestScript, neg bool, args []string) { power(ts, s, neg, args) },
+		"etcd":         func(ts *testscript.TestScript, neg bool, args []string) { etcd(ts, s, neg, args) },
+		"certificates": func(ts *testscript.TestScript, neg bool, args []string) { certificates(ts, s, neg, args) },
 		"namespace":    func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },
 	}
 }

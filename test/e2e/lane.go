@@ -25,28 +25,41 @@ var (
 	version   = flag.String("kubernetes", cluster.DefaultKubernetes, "the Kubernetes version of the clusters")
 	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
 	runtime   = flag.String("containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
+	long      = flag.Bool("long", false, "run the long stories of testdata/long instead")
 	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
 )
 
 // storyTime bounds a story, so that the clusters are removed before go test's own
 // limit ends the process.
-const storyTime = 15 * time.Minute
+const storyTime = 20 * time.Minute
 
-// longest lists the stories that take more than a minute, the longest first:
+// slowest lists the stories that take more than a minute, the longest first:
 // they start first, so that no lane is left alone with one in the end.
-var longest = []string{
+var slowest = []string{
 	"handover-shared", "handover", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
 	"migrate-dra-driver", "driver-upgrade", "rollout-stops", "slices-deleted", "mig-keep-warm", "mig-lost",
+}
+
+// storyFile is the file of a story.
+func storyFile(name string) string {
+	dir := "testdata"
+	if *long {
+		dir = "testdata/long"
+	}
+	return filepath.Join(dir, name+".txtar")
 }
 
 // queue returns the names of all stories in the order in which lanes take them.
 func queue(t *testing.T) <-chan string {
 	t.Helper()
-	files, err := filepath.Glob("testdata/*.txtar")
+	files, err := filepath.Glob(storyFile("*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest := []string{churnStory}
+	var rest, longest []string
+	if !*long {
+		rest, longest = []string{churnStory}, slowest
+	}
 	for _, file := range files {
 		rest = append(rest, strings.TrimSuffix(filepath.Base(file), ".txtar"))
 	}
@@ -102,7 +115,7 @@ func (l *lane) story(t *testing.T, name string) {
 		return
 	}
 	testscript.RunT(inLane{t}, testscript.Params{
-		Files:     []string{filepath.Join("testdata", name+".txtar")},
+		Files:     []string{storyFile(name)},
 		Deadline:  time.Now().Add(storyTime),
 		Setup:     func(env *testscript.Env) error { return setup(env, l.stack) },
 		Cmds:      commands(l.stack),

@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +25,7 @@ func needs(t *testing.T, story string) []string {
 	if story == churnStory {
 		return []string{"DRAPartitionableDevices"}
 	}
-	data, err := os.ReadFile(filepath.Join("testdata", story+".txtar"))
+	data, err := os.ReadFile(storyFile(story))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -163,6 +163,12 @@ func (s *Stack) Down(ctx context.Context) error { return s.Cluster.Down(ctx) }
 // Kube is an administrator's client.
 func (s *Stack) Kube() kubernetes.Interface { return s.kube }
 
+// Reconnect makes the administrator's client again, from a kubeconfig that has changed.
+func (s *Stack) Reconnect() (err error) {
+	s.kube, err = s.Cluster.Client()
+	return err
+}
+
 // Command is one of the cluster's programs (kubectl, helm), as administrator.
 func (s *Stack) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return s.Cluster.Command(ctx, name, args...)
