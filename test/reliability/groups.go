@@ -36,6 +36,16 @@ func groups() []group {
 			"Stopped after each step. Daemons and settings are those that the remaining claims need, and in the end as they were found.",
 		},
 		{
+			"The plugin's program", "test/crash", []string{"TestWhole", "TestPartitions", "TestShares", "TestReplicas", "TestReset"}, killed,
+			"The program is killed with SIGKILL after each step and started again, with a real API server and MPS supervisor. The " +
+				"doctor finds nothing, the kubelet's repeated call succeeds, the neighbour's claim is untouched, and nothing is left.",
+		},
+		{
+			"The MPS supervisor's program", "test/crash", []string{"TestSupervisorSteps"}, killed,
+			"The supervisor is killed after each step of the plugin's operation and started again. The same holds, and a daemon " +
+				"with clients runs on.",
+		},
+		{
 			"The MPS supervisor, in process", "pkg/mps/supervisor", []string{"TestKilledAtEveryStep"}, killed,
 			"The next supervisor adopts the daemon or removes what is left of it, and starts and stops daemons as asked.",
 		},
