@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade versions release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -24,10 +24,6 @@ fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" 
 allocators() { make allocators; }
 
 upgrade() { test/upgrade/run.sh 1.36 1.37; }
-
-# versions upgrades from the first working commit, and from each release, in two of five
-# orders of the parts.
-versions() { "${GO:-go}" test -tags versions -count 1 -timeout 60m -v ./test/upgrade -rounds 2; }
 
 # prometheus is a module of its own, which is built first.
 prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip TestScaling ./test/monitoring; }
@@ -54,10 +50,9 @@ races() { "${GO:-go}" test -race -count 1 -timeout 20m -v -run TestRaces ./pkg/n
 # soak is a tenth of an hour.
 soak() { "${GO:-go}" run ./test/soak -for 6m; }
 
-# faults runs the long stories: the API server away, a slow etcd, restarts, certificates.
+# faults takes the API server and its disk away from the controller.
 faults() {
-	"${GO:-go}" test -tags integration,faults -count 1 -timeout 10m -run TestSlowEtcd ./pkg/control
-	"${GO:-go}" test -tags e2e -count 1 -timeout 60m -v ./test/e2e -long -lanes 2
+	"${GO:-go}" test -tags integration,faults -count 1 -timeout 20m -run 'TestSlowEtcd|TestPausedLeader|TestPartitionedLeader' ./pkg/control
 }
 
 # kubernetes runs the stories of every feature on clusters of an older version, which
