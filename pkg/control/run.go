@@ -116,15 +116,21 @@ func Run(ctx context.Context, c Config) error {
 	if err := add(ctx, mgr, publisher, claims, server); err != nil {
 		return err
 	}
-	if err := addClasses(mgr, c.DeviceClasses, clientset.Discovery(), server); err != nil {
+	if err := addOptional(mgr, c, clientset.Discovery(), server); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+// addOptional makes the manager run what the configuration asks for.
+func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *apiServer) error {
+	if err := addClasses(mgr, c.DeviceClasses, d, s); err != nil {
 		return err
 	}
 	if c.NodeLabels {
-		if err := addNodeLabels(mgr); err != nil {
-			return err
-		}
+		return addNodeLabels(mgr)
 	}
-	return mgr.Start(ctx)
+	return nil
 }
 
 // waitForAPI waits until the API server can be reached and serves the custom
