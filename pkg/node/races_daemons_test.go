@@ -146,7 +146,7 @@ func (s *supervisor) start(d mps.State) (mps.State, error) {
 	return d, nil
 }
 
-// startServer starts the server of a daemon, as soon as the compute mode lets it.
+// startServer starts the server of a daemon, as soon as the compute mode and faults let it.
 func (s *supervisor) startServer(d mps.State) {
 	for serves := false; !serves; {
 		time.Sleep(s.pace("server starts", time.Second))
@@ -160,12 +160,14 @@ func (s *supervisor) startServer(d mps.State) {
 					return
 				}
 			}
-			now.ServerPID, now.Revision, serves = d.PID+1, s.revision, true
+			now.ServerPID, now.Revision = d.PID+1, s.revision
 			for _, uuid := range d.Devices {
-				if err := s.c.use(uuid, now.ServerPID); err != nil {
-					s.wrong("the server of MPS daemon %s: %v", d.Name, err)
+				if err := s.c.use(uuid, now.ServerPID); err != nil { // a fault of the hardware meets it, too
+					s.unuse(now)
+					return
 				}
 			}
+			serves = true
 			s.all[d.Name] = now
 		})
 	}

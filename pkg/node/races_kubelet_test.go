@@ -39,7 +39,8 @@ func (w *world) allocate(b batch) {
 func (w *world) schedule(s *slot, o op, isFree func(*slot) bool) {
 	for n := range shapes() {
 		w.give(s, shapes()[(o.Shape+n)%len(shapes())])
-		if o.Forced || !w.contends(s, isFree) {
+		fits := len(s.held) > 0 && !w.contends(s, isFree) // admin access always does
+		if o.Forced || fits {
 			return
 		}
 	}

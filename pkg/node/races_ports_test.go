@@ -30,7 +30,7 @@ func (p *process) pause(key string, most time.Duration) {
 }
 
 const (
-	stepMost = 5 * time.Millisecond
+	stepMost = 50 * time.Millisecond
 	callMost = 100 * time.Millisecond
 )
 

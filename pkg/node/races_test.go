@@ -44,6 +44,7 @@ func TestRaces(t *testing.T) {
 	}
 	const checks = "100000" // until there are enough operations
 	setUnlessGiven(t, "rapid.checks", checks)
+	setUnlessGiven(t, "rapid.shrinktime", "3m")
 	setUnlessGiven(t, "rapid.seed", strconv.FormatUint(rand.Uint64()>>1, 10))
 	t.Logf("-rapid.seed=%s", flag.Lookup("rapid.seed").Value)
 	histories, operations, failed, outcomes := 0, 0, false, map[string]int{}
@@ -222,7 +223,7 @@ func drawnHistories() *rapid.Generator[history] {
 		return batch{Ops: rapid.SliceOfN(drawnOps(spread), 1, 8).Draw(t, "ops"), Settle: rapid.SampledFrom([]bool{true, true, false}).Draw(t, "settle")}
 	})
 	return rapid.Custom(func(t *rapid.T) history {
-		return history{Batches: rapid.SliceOfN(batches, 1, 25).Draw(t, "batches"), Pace: rapid.Uint64().Draw(t, "pace")}
+		return history{Batches: rapid.SliceOfN(batches, 1, 15).Draw(t, "batches"), Pace: rapid.Uint64().Draw(t, "pace")}
 	})
 }
 
@@ -237,7 +238,7 @@ func drawnOps(spread int) *rapid.Generator[op] {
 		case opPrepare:
 			drawClaims(t, &o)
 			o.Shape = rapid.IntRange(0, len(shapes())-1).Draw(t, "shape")
-			o.Forced, o.For = rapid.IntRange(0, 7).Draw(t, "forced") == 1, oneIn(t, 5, millis(1, 20_000))
+			o.Forced, o.For = rapid.IntRange(0, 3).Draw(t, "forced") == 1, oneIn(t, 5, millis(1, 20_000))
 		case opUnprepare:
 			drawClaims(t, &o)
 			o.For = oneIn(t, 4, millis(1, 60_000))
