@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -25,16 +26,16 @@ func TestPreparedOnAFullDisk(t *testing.T) {
 	}
 	defer func() { _ = p.end() }()
 	claim := claimOf("a", kinds()[0].with...)
-	failed := 0
+	var failed atomic.Int32 // the disk is asked by threads of its own
 	c.disk.Fail(func(op filestest.Op) syscall.Errno {
 		if op.Call == "fsync" && strings.HasSuffix(op.Path, "/claims") {
-			failed++
+			failed.Add(1)
 			return syscall.ENOSPC
 		}
 		return 0
 	})
-	if err := p.prepare(claim); err == nil || failed < 2 {
-		t.Fatalf("got %v after %d calls, want a failed write and a failed removal", err, failed)
+	if err := p.prepare(claim); err == nil || failed.Load() < 2 {
+		t.Fatalf("got %v after %d calls, want a failed write and a failed removal", err, failed.Load())
 	}
 	c.disk.Fail(nil)
 	if err := p.prepare(claim); err != nil {
