@@ -41,13 +41,13 @@ func fails(errno syscall.Errno, call, prefix string) func(filestest.Op) syscall.
 	}
 }
 
-// TestFileThatCannotBeRead checks that an error of the disk isn't taken for damage: the
+// TestFileThatCannotBeRead checks that an error of the disk isn't taken for an unreadable file: the
 // journal isn't opened without the record, and has it when the disk works again.
 func TestFileThatCannotBeRead(t *testing.T) {
 	tree := map[string]string{
 		"a.json": envelope(t, 1, everything("a")), "gpus/" + string(gpu0) + ".json": envelope(t, 1, made(gpu0)),
 		"settings/" + string(gpu0) + ".json": envelope(t, 1, changed(gpu0)), "health/" + string(gpu0) + ".json": envelope(t, 1, holding.Health{GPU: gpu0}),
-		"b.corrupt": "damaged",
+		"b.corrupt": "no record",
 	}
 	d := newDisk(t, tree)
 	for path := range tree {
@@ -77,39 +77,17 @@ func TestFileThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestGoodRecordIsTakenBack opens journals in which an earlier version has renamed good
-// files, because the disk returned an error when it read them.
-func TestGoodRecordIsTakenBack(t *testing.T) {
-	changedLater := everything("b")
-	changedLater.BootID = "later"
-	tree := map[string]string{
-		"a.corrupt": envelope(t, 1, everything("a")),
-		"b.corrupt": envelope(t, 1, everything("b")), "b.json": envelope(t, 1, changedLater),
-		"gpus/" + string(gpu0) + ".corrupt": envelope(t, 1, made(gpu0)), "settings/" + string(gpu0) + ".corrupt": envelope(t, 1, changed(gpu0)),
+// TestRenamedFileStaysUnreadable: a renamed file isn't taken for a record, whatever it has
+// in it; the devices that it names are held.
+func TestRenamedFileStaysUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "a.corrupt"), envelope(t, 1, everything("a")))
+	j := open(t, dir)
+	if u := j.Unreadable(); j.Len() != 0 || len(u) != 1 || u[0].Err == nil || len(j.Held()) != 1 {
+		t.Errorf("records %v, unreadable %v, held %v", j.All(), u, j.Held())
 	}
-	d := newDisk(t, tree)
-	if c, err := journal.Read(d.Dir); err != nil || len(c.Unreadable) != 2 || len(c.UnreadableGPUs) != 1 || len(c.UnreadableSettings) != 1 {
-		t.Errorf("read before: unreadable %v, %v, %v, %v", c.Unreadable, c.UnreadableGPUs, c.UnreadableSettings, err)
-	}
-	j := open(t, d.Dir)
-	if diff := cmp.Diff([]holding.Record{everything("a"), changedLater}, j.All()); diff != "" {
-		t.Errorf("claims (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]holding.GPURecord{made(gpu0)}, j.GPUs()); diff != "" {
-		t.Errorf("GPUs (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]holding.Settings{changed(gpu0)}, j.AllSettings()); diff != "" {
-		t.Errorf("settings (-want +got):\n%s", diff)
-	}
-	if u := len(j.Unreadable()) + len(j.UnreadableGPUs()) + len(j.UnreadableSettings()); u != 0 {
-		t.Errorf("still unreadable: %d", u)
-	}
-	left := d.Cut(filestest.Losses()[0])
-	if left["a.json"].Data != tree["a.corrupt"] || left["b.json"].Data != tree["b.json"] {
-		t.Errorf("after a power cut: %v", left)
-	}
-	if _, ok := left["b.corrupt"]; ok {
-		t.Error("the older record is still there after a power cut")
+	if c, err := journal.Read(dir); err != nil || len(c.Claims) != 0 || len(c.Unreadable) != 1 {
+		t.Errorf("read: records %v, unreadable %v, %v", c.Claims, c.Unreadable, err)
 	}
 }
 
@@ -198,9 +176,9 @@ func TestDoubtEnds(t *testing.T) {
 	}
 }
 
-// TestDamagedFileThatStays writes a record again while its damaged file can't be removed.
-func TestDamagedFileThatStays(t *testing.T) {
-	d := newDisk(t, map[string]string{"a.corrupt": "damaged"})
+// TestRenamedFileThatStays writes a record again while its renamed file can't be removed.
+func TestRenamedFileThatStays(t *testing.T) {
+	d := newDisk(t, map[string]string{"a.corrupt": "no record"})
 	j := open(t, d.Dir)
 	d.Fail(fails(syscall.EIO, "unlink", "a.corrupt"))
 	if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {

@@ -8,10 +8,12 @@
 // mode or time slice isn't as it was found. Reads are served from memory; a claim's
 // record is on disk, data and name, when its write returns; a GPU's, of either
 // kind, needn't survive the machine. A file is written beside its place and
-// renamed, so that a crash leaves the old record or the new one. A damaged file is
-// renamed, never overwritten, and its claim or GPU stays in the list of unreadable
-// ones until another record replaces it or it is known that there is none. A file
-// that the disk fails to read isn't damaged: the journal isn't opened without it.
+// renamed, so that a crash leaves the old record or the new one.
+//
+// A file is unreadable if its content isn't a record. Open renames it, and its claim
+// or GPU stays in the list of unreadable ones until another record replaces it or it
+// is known that there is none. A file that the disk fails to read isn't unreadable:
+// the journal isn't opened without it.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over the
 // bytes of the body. The body consists of types of pkg/node/holding: no

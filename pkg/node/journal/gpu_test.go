@@ -83,8 +83,8 @@ func TestOldFormatsOfGPURecords(t *testing.T) {
 	}
 }
 
-func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
-	damaged := strings.Replace(envelope(t, 1, made(gpu0)), "3g.71gb", "4g.71gb", 1)
+func TestUnreadableGPURecordIsRenamedUntilReplaced(t *testing.T) {
+	unreadable := strings.Replace(envelope(t, 1, made(gpu0)), "3g.71gb", "4g.71gb", 1)
 	for name, settle := range map[string]func(*journal.Journal) error{
 		"written again": func(j *journal.Journal) error { return j.PutGPU(made(gpu0)) },
 		"deleted":       func(j *journal.Journal) error { return j.DeleteGPU(gpu0) },
@@ -95,13 +95,13 @@ func TestDamagedGPURecordIsPutAsideUntilSettled(t *testing.T) {
 			if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			writeFile(t, path+".json", damaged)
+			writeFile(t, path+".json", unreadable)
 			writeFile(t, path+".json.1.tmp", "half")
 			j := open(t, dir)
 			putGPU(t, j, made(gpu1))
 			j = reopen(t, j, dir) // the renamed files are still known
 			if got := j.UnreadableGPUs(); len(got) != 1 || got[0].GPU != gpu0 || got[0].Err == nil || got[0].Path != path+".corrupt" {
-				t.Fatalf("unreadable: got %v, want the damaged one", got)
+				t.Fatalf("unreadable: got %v, want the one", got)
 			}
 			if diff := cmp.Diff([]holding.GPURecord{made(gpu1)}, j.GPUs()); diff != "" {
 				t.Errorf("the other record (-want +got):\n%s", diff)

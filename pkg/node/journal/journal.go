@@ -45,9 +45,9 @@ type Journal struct {
 	health   *store[holding.Health]
 }
 
-// Open reads the journal in dir, which it makes if it isn't there. Damaged files
+// Open reads the journal in dir, which it makes if it isn't there. Unreadable files
 // are renamed (see Unreadable and UnreadableGPUs); they are no error. A file that
-// the disk fails to read is, and stays as it is: the devices in it must not be
+// the disk fails to read is one, and stays as it is: the devices in it must not be
 // given to others. So is a file of a newer version, ErrNewerVersion, and a journal
 // that another process has open. Temporary files of an interrupted write are
 // removed.
@@ -92,30 +92,22 @@ func (j *Journal) Len() int { return j.claims.len() }
 
 // Unreadable returns the renamed files of claims without a Put or a Delete
 // since, ordered by claim UID.
-func (j *Journal) Unreadable() []Unreadable {
-	asides := j.claims.asides()
-	list := make([]Unreadable, 0, len(asides))
-	for _, uid := range slices.Sorted(maps.Keys(asides)) {
-		a := asides[uid]
-		list = append(list, Unreadable{ClaimUID: uid, Path: a.path, Record: salvage(uid, a.data), Err: a.err})
-	}
-	return list
-}
+func (j *Journal) Unreadable() []Unreadable { return unreadableClaims(j.claims.allUnreadable()) }
 
 // IsUnreadable reports whether Unreadable has the claim.
 func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreadable(claimUID) }
 
 // Held returns all records there are, in no order: of claims that have none, those
-// that a failed write may have left on disk, and those made out in unreadable files.
+// that a failed write may have left on disk, and those read from unreadable files.
 func (j *Journal) Held() []holding.Record {
 	s := j.claims
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	all := maps.Clone(s.doubtful)
 	maps.Copy(all, s.records)
-	for uid, a := range s.unreadable {
+	for uid, f := range s.unreadable {
 		if _, rewritten := all[uid]; !rewritten {
-			all[uid] = salvage(uid, a.data)
+			all[uid] = salvage(uid, f.data)
 		}
 	}
 	return slices.Collect(maps.Values(all))
@@ -135,7 +127,7 @@ func (j *Journal) Put(r holding.Record) error {
 	return j.claims.put(r)
 }
 
-// Delete removes the claim's record and its renamed files. When it returns nil
+// Delete removes the claim's record and its renamed file. When it returns nil
 // the removal is on disk; nil also when there is no record.
 func (j *Journal) Delete(claimUID string) error { return j.claims.remove(claimUID) }
 
@@ -148,17 +140,7 @@ func (j *Journal) GPUs() []holding.GPURecord { return j.gpus.all() }
 // UnreadableGPUs returns the renamed records of GPUs without a PutGPU or a
 // DeleteGPU since, ordered by UUID. The partitions in such a record may still
 // exist.
-func (j *Journal) UnreadableGPUs() []UnreadableGPU {
-	return unreadableGPUs(j.gpus.asides())
-}
-
-func unreadableGPUs(asides map[string]aside) []UnreadableGPU {
-	list := make([]UnreadableGPU, 0, len(asides))
-	for _, uuid := range slices.Sorted(maps.Keys(asides)) {
-		list = append(list, UnreadableGPU{GPU: gpu.UUID(uuid), Path: asides[uuid].path, Err: asides[uuid].err})
-	}
-	return list
-}
+func (j *Journal) UnreadableGPUs() []UnreadableGPU { return unreadableGPUs(j.gpus.allUnreadable()) }
 
 // PutGPU writes the GPU's record, all or nothing; as Put, but that it survives
 // the end of the process only, not that of the machine: then the recorded
@@ -171,7 +153,7 @@ func (j *Journal) PutGPU(r holding.GPURecord) error {
 	return j.gpus.put(r)
 }
 
-// DeleteGPU removes the GPU's record and its renamed files; as Delete.
+// DeleteGPU removes the GPU's record and its renamed file; as Delete.
 func (j *Journal) DeleteGPU(uuid gpu.UUID) error { return j.gpus.remove(string(uuid)) }
 
 // Settings returns what is remembered of the GPU's settings. A GPU whose settings
@@ -185,7 +167,9 @@ func (j *Journal) AllSettings() []holding.Settings { return j.settings.all() }
 
 // UnreadableSettings returns the renamed settings without a PutSettings or a
 // DeleteSettings since, ordered by UUID.
-func (j *Journal) UnreadableSettings() []UnreadableGPU { return unreadableGPUs(j.settings.asides()) }
+func (j *Journal) UnreadableSettings() []UnreadableGPU {
+	return unreadableGPUs(j.settings.allUnreadable())
+}
 
 // PutSettings writes the GPU's settings; as PutGPU.
 func (j *Journal) PutSettings(s holding.Settings) error {
@@ -195,7 +179,7 @@ func (j *Journal) PutSettings(s holding.Settings) error {
 	return j.settings.put(s)
 }
 
-// DeleteSettings removes the GPU's settings and their renamed files; as Delete.
+// DeleteSettings removes the GPU's settings and their renamed file; as Delete.
 func (j *Journal) DeleteSettings(uuid gpu.UUID) error { return j.settings.remove(string(uuid)) }
 
 // AllHealth returns the states of sick GPUs, ordered by UUID. A GPU with which nothing
@@ -204,7 +188,7 @@ func (j *Journal) AllHealth() []holding.Health { return j.health.all() }
 
 // UnreadableHealth returns the renamed records without a PutHealth or a DeleteHealth
 // since, ordered by UUID.
-func (j *Journal) UnreadableHealth() []UnreadableGPU { return unreadableGPUs(j.health.asides()) }
+func (j *Journal) UnreadableHealth() []UnreadableGPU { return unreadableGPUs(j.health.allUnreadable()) }
 
 // PutHealth writes the record of the GPU's health; as Put.
 func (j *Journal) PutHealth(h holding.Health) error {
@@ -237,8 +221,16 @@ type UnreadableGPU struct {
 	GPU gpu.UUID
 	// Path where the file is now.
 	Path string
-	// Err is the damage; nil never.
+	// Err says why the file is unreadable; nil never.
 	Err error
+}
+
+func unreadableGPUs[R record](unreadable map[string]file[R]) []UnreadableGPU {
+	list := make([]UnreadableGPU, 0, len(unreadable))
+	for _, uuid := range slices.Sorted(maps.Keys(unreadable)) {
+		list = append(list, UnreadableGPU{GPU: gpu.UUID(uuid), Path: unreadable[uuid].path, Err: unreadable[uuid].err})
+	}
+	return list
 }
 
 // Unreadable is a claim's unreadable file, which was renamed.
@@ -250,6 +242,15 @@ type Unreadable struct {
 	// Record has the parts of the file that could be read; its Holdings are empty if
 	// none could.
 	Record holding.Record
-	// Err is the damage; nil never.
+	// Err says why the file is unreadable; nil never.
 	Err error
+}
+
+func unreadableClaims(unreadable map[string]file[holding.Record]) []Unreadable {
+	list := make([]Unreadable, 0, len(unreadable))
+	for _, uid := range slices.Sorted(maps.Keys(unreadable)) {
+		f := unreadable[uid]
+		list = append(list, Unreadable{ClaimUID: uid, Path: f.path, Record: salvage(uid, f.data), Err: f.err})
+	}
+	return list
 }

@@ -138,7 +138,7 @@ func envelope(t testing.TB, version int, body any) string {
 	return fmt.Sprintf(`{"version":%d,"crc32":%d,"body":%s}`, version, crc32.ChecksumIEEE(b), b)
 }
 
-func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
+func TestUnreadableFileIsRenamedAndNamesWhatItCan(t *testing.T) {
 	whole := envelope(t, 1, everything("bad"))
 	for name, tc := range map[string]struct {
 		content string
@@ -149,7 +149,7 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 		"checksum":               {strings.Replace(whole, "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
 		"cut off after a device": {cutBefore(t, whole, `,{"device"`), withoutLast(everything("bad"))},
 		"another claim's":        {envelope(t, 1, everything("other")), withoutShare(everything("bad"))},
-		"newer, but damaged":     {strings.Replace(envelope(t, 9, everything("bad")), "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
+		"newer, but unreadable":  {strings.Replace(envelope(t, 9, everything("bad")), "main/big", "main/bug", 1), withRequest(everything("bad"), "main/bug")},
 		"no format":              {envelope(t, 0, everything("bad")), withoutShare(everything("bad"))},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,14 +158,14 @@ func TestDamagedFileIsPutAsideAndNamesWhatItCan(t *testing.T) {
 			j := open(t, dir)
 			put(t, j, everything("good"))
 			j = reopen(t, j, dir) // the renamed files are still known
-			aside := j.Unreadable()
-			if len(aside) != 1 || aside[0].Err == nil {
-				t.Fatalf("unreadable: got %v, want one with an error", aside)
+			unreadable := j.Unreadable()
+			if len(unreadable) != 1 || unreadable[0].Err == nil {
+				t.Fatalf("unreadable: got %v, want one with an error", unreadable)
 			}
-			if diff := cmp.Diff(tc.want, aside[0].Record); diff != "" {
+			if diff := cmp.Diff(tc.want, unreadable[0].Record); diff != "" {
 				t.Errorf("made out (-want +got):\n%s", diff)
 			}
-			if got, err := os.ReadFile(aside[0].Path); err != nil || string(got) != tc.content {
+			if got, err := os.ReadFile(unreadable[0].Path); err != nil || string(got) != tc.content {
 				t.Errorf("renamed file: got %q, %v, want it unchanged", got, err)
 			}
 			if diff := cmp.Diff([]holding.Record{everything("good")}, j.All()); diff != "" {
@@ -206,8 +206,8 @@ func TestUnreadableClaimHoldsUntilItIsSettled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			damaged := strings.Replace(envelope(t, 1, everything("bad")), "main/big", "main/bug", 1)
-			writeFile(t, filepath.Join(dir, "bad.json"), damaged)
+			unreadable := strings.Replace(envelope(t, 1, everything("bad")), "main/big", "main/bug", 1)
+			writeFile(t, filepath.Join(dir, "bad.json"), unreadable)
 			j := open(t, dir)
 			if got := holding.NewClaims(j).Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
 				t.Errorf("holders before: got %v, want the unreadable claim", got)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,27 +56,23 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
-	c := Contents{
+	return Contents{
 		Claims: claims.records, GPUs: gpus.records, Settings: settings.records,
-		UnreadableGPUs: unreadableGPUs(gpus.unreadable), UnreadableSettings: unreadableGPUs(settings.unreadable),
-		Temporary: slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
-	}
-	for _, uid := range slices.Sorted(maps.Keys(claims.unreadable)) {
-		a := claims.unreadable[uid]
-		c.Unreadable = append(c.Unreadable, Unreadable{ClaimUID: uid, Path: a.path, Record: salvage(uid, a.data), Err: a.err})
-	}
-	return c, nil
+		Unreadable: unreadableClaims(claims.unreadable), UnreadableGPUs: unreadableGPUs(gpus.unreadable),
+		UnreadableSettings: unreadableGPUs(settings.unreadable),
+		Temporary:          slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
+	}, nil
 }
 
 // scanned is the content of one directory.
 type scanned[R record] struct {
 	records    []R
-	unreadable map[string]aside
+	unreadable map[string]file[R]
 	temporary  []string
 }
 
 func scan[R record](dir string) (scanned[R], error) {
-	s := scanned[R]{unreadable: map[string]aside{}}
+	s := scanned[R]{unreadable: map[string]file[R]{}}
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("list the journal's directory: %w", err)
@@ -98,26 +93,23 @@ func (s *scanned[R]) add(dir, name string) error {
 		s.temporary = append(s.temporary, path)
 		return nil
 	}
-	key, whole := strings.CutSuffix(name, recordSuffix)
-	if !whole {
-		var put bool
-		if key, put = strings.CutSuffix(name, unreadableSuffix); !put {
+	key, isRecord := strings.CutSuffix(name, recordSuffix)
+	if !isRecord {
+		var isRenamed bool
+		if key, isRenamed = strings.CutSuffix(name, unreadableSuffix); !isRenamed {
 			return nil
 		}
 	}
 	f, err := readFile[R](path, key)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil // removed since the directory was listed
+	case errors.Is(err, fs.ErrNotExist): // removed since the directory was listed
 	case err != nil:
 		return err
-	case f.damage == nil && whole:
+	case f.err == nil:
 		s.records = append(s.records, f.record)
-		return nil
-	case f.damage == nil:
-		f.damage = errors.New("renamed by an earlier version of the plugin, which couldn't read it; the plugin takes it back when it starts")
+	default:
+		s.unreadable[key] = f
 	}
-	s.unreadable[key] = aside{path: path, data: f.data, err: f.damage}
 	return nil
 }
 
@@ -141,14 +133,10 @@ func (s *store[R]) load() error {
 	if err != nil {
 		return fmt.Errorf("list the journal's directory: %w", err)
 	}
-	renamed := map[string]R{} // good records in files that were renamed
 	for _, e := range entries {
-		if err := s.loadEntry(e.Name(), renamed); err != nil {
+		if err := s.loadEntry(e.Name()); err != nil {
 			return err
 		}
-	}
-	if err := s.takeBack(renamed); err != nil {
-		return err
 	}
 	if err := s.removeRewritten(); err != nil {
 		return err
@@ -162,12 +150,12 @@ func (s *store[R]) load() error {
 }
 
 // loadEntry reads one directory entry. It ignores files that the journal didn't write.
-func (s *store[R]) loadEntry(name string, renamed map[string]R) error {
+func (s *store[R]) loadEntry(name string) error {
 	if key, ok := strings.CutSuffix(name, recordSuffix); ok {
 		return s.loadRecord(key)
 	}
 	if key, ok := strings.CutSuffix(name, unreadableSuffix); ok {
-		return s.loadUnreadable(key, renamed)
+		return s.loadRenamed(key)
 	}
 	if strings.HasSuffix(name, tempSuffix) {
 		if err := files.RemoveIfThere(s.path(name)); err != nil {
@@ -183,91 +171,78 @@ func (s *store[R]) loadRecord(key string) error {
 	if err != nil {
 		return err
 	}
-	if f.damage == nil {
+	if f.err == nil {
 		s.records[key] = f.record
 		return nil
 	}
 	if !s.sync && isTorn(f.data) {
 		return files.RemoveIfThere(path)
 	}
-	to := s.path(key + unreadableSuffix)
-	if err := os.Rename(path, to); err != nil {
-		f.damage = errors.Join(f.damage, err)
-		to = path
+	f.path = s.path(key + unreadableSuffix)
+	if err := os.Rename(path, f.path); err != nil {
+		f.err = errors.Join(f.err, err)
+		f.path = path
 	}
-	s.unreadable[key] = aside{path: to, data: f.data, err: f.damage}
+	s.unreadable[key] = f
 	return nil
 }
 
-// loadUnreadable adds a file that was renamed at an earlier start. If its record is good,
-// it adds that to renamed, too.
-func (s *store[R]) loadUnreadable(key string, renamed map[string]R) error {
-	path := s.path(key + unreadableSuffix)
-	f, err := readFile[R](path, key)
+// loadRenamed adds a file that was renamed at an earlier start.
+func (s *store[R]) loadRenamed(key string) error {
+	f, err := readFile[R](s.path(key+unreadableSuffix), key)
 	if err != nil {
 		return err
 	}
-	if f.damage == nil {
-		renamed[key] = f.record
-	}
-	s.unreadable[key] = aside{path: path, data: f.data, err: f.damage}
+	s.unreadable[key] = f
 	return nil
 }
 
-// takeBack gives good records that were renamed their names back, unless there is a newer
-// file. Earlier versions renamed a file also when the disk failed to read it. The record
-// still holds: a Put or a Delete since then would have removed the renamed file.
-func (s *store[R]) takeBack(renamed map[string]R) error {
-	for key, r := range renamed {
-		if _, ok := s.records[key]; ok || s.unreadable[key].err != nil {
-			continue
-		}
-		if err := os.Rename(s.path(key+unreadableSuffix), s.path(key+recordSuffix)); err != nil {
-			return fmt.Errorf("take back the record of %s %s, which was renamed: %w", s.kind, key, err)
-		}
-		s.records[key] = r
-		delete(s.unreadable, key)
-	}
-	return nil
-}
-
-// removeRewritten removes renamed files of keys that have a good record again:
-// a crash came between the two steps of a put.
+// removeRewritten removes renamed files of keys that have a record again: a crash came
+// between the two steps of a put.
 func (s *store[R]) removeRewritten() error {
 	for key := range s.records {
-		if err := s.clearAside(key); err != nil {
-			return fmt.Errorf("remove the old unreadable file of %s %s: %w", s.kind, key, err)
+		if err := s.removeRenamed(key); err != nil {
+			return fmt.Errorf("remove the renamed file of %s %s: %w", s.kind, key, err)
 		}
 	}
 	return nil
 }
 
-// file is the content of a record's file.
+// file is a record's file as it was read.
 type file[R record] struct {
+	path   string
 	record R
 	// data is nil if this isn't a regular file.
 	data []byte
-	// damage says why data isn't a record; nil if it is.
-	damage error
+	// err says why the file is unreadable: why data isn't a record. It is nil if the file
+	// has one.
+	err error
 }
+
+// errRenamed is the error of a renamed file that looks like a record by now.
+var errRenamed = errors.New("it was unreadable when an earlier start renamed it")
 
 // readFile reads a record's file. An error says nothing about the content: the disk
 // failed, or the file is a newer version's.
-func readFile[R record](path, key string) (f file[R], err error) {
+func readFile[R record](path, key string) (file[R], error) {
+	f := file[R]{path: path}
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
 		return f, readError(path, err)
 	case !info.Mode().IsRegular() || info.Size() > maxFileSize:
-		f.damage = fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
+		f.err = fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxFileSize)
 		return f, nil
 	}
 	if f.data, err = os.ReadFile(path); err != nil {
 		return f, readError(path, err)
 	}
-	f.record, f.damage = decode[R](key, f.data)
-	if errors.Is(f.damage, ErrNewerVersion) {
-		return f, fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, f.damage)
+	f.record, f.err = decode[R](key, f.data)
+	if errors.Is(f.err, ErrNewerVersion) {
+		return f, fmt.Errorf("journal file %s: %w: install that version of the plugin again, or drain this node and remove the file", path, f.err)
+	}
+	if f.err == nil && strings.HasSuffix(path, unreadableSuffix) {
+		f.err = errRenamed
 	}
 	return f, nil
 }
@@ -285,13 +260,13 @@ func isTorn(data []byte) bool {
 	return data != nil && (len(data) == 0 || bytes.IndexByte(data, 0) >= 0)
 }
 
-// claimPattern and holdingPattern find in a damaged file what encode wrote.
+// claimPattern and holdingPattern find in an unreadable file what encode wrote.
 var claimPattern = regexp.MustCompile(`"namespace":"([^"]{1,63})","name":"([^"]{1,253})","bootID":"([^"]{0,64})"`)
 
 var holdingPattern = regexp.MustCompile(`"device":"([^"]{1,63})","gpu":"(GPU-[0-9a-fA-F-]{36})"(?:,"request":"([^"]{0,127})"(,"admin":true)?)?`)
 
-// salvage makes out what it can in a claim's damaged file: the claim's name, its boot
-// and its holdings are each there or empty. A holding that is cut off
+// salvage reads as much as it can of a claim's unreadable file: the claim's name, its
+// boot and its holdings are each there or empty. A holding that is cut off
 // before it says whether it is an admin's counts as one that holds its device.
 func salvage(claimUID string, data []byte) holding.Record {
 	r := holding.Record{ClaimUID: claimUID}

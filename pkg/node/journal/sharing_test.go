@@ -100,7 +100,7 @@ func TestSettingsSurviveAReopen(t *testing.T) {
 		t.Errorf("got %v, %v", s, ok)
 	}
 	if u := j.UnreadableSettings(); len(u) != 1 || u[0].GPU != gpu1 {
-		t.Errorf("unreadable: got %v, want the damaged one", u)
+		t.Errorf("unreadable: got %v, want the one", u)
 	}
 	c, err := journal.Read(dir)
 	if err != nil || len(c.Settings) != 1 || len(c.UnreadableSettings) != 1 {

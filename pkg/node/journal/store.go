@@ -37,14 +37,6 @@ type record interface {
 	Key() string
 }
 
-// aside is an unreadable file that was renamed.
-type aside struct {
-	path string
-	// data is its content, as far as it could be read.
-	data []byte
-	err  error
-}
-
 // store is the records of one kind: a directory with a file for each.
 type store[R record] struct {
 	dir string
@@ -59,14 +51,14 @@ type store[R record] struct {
 
 	mu         sync.RWMutex
 	records    map[string]R
-	unreadable map[string]aside
+	unreadable map[string]file[R]
 	// doubtful has the records of writes and removals that failed after they had begun to
 	// change the name: each may be on disk or not, whatever records has.
 	doubtful map[string]R
 }
 
 func newStore[R record](dir, kind, prefix string, sync bool, step func(string)) *store[R] {
-	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]aside{}, doubtful: map[string]R{}}
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]file[R]{}, doubtful: map[string]R{}}
 }
 
 func (s *store[R]) get(key string) (R, bool) {
@@ -89,15 +81,14 @@ func (s *store[R]) len() int {
 	return len(s.records)
 }
 
-// asides returns a copy of the list of renamed files that aren't settled, by
-// key.
-func (s *store[R]) asides() map[string]aside {
+// allUnreadable returns a copy of the unreadable files, by key.
+func (s *store[R]) allUnreadable() map[string]file[R] {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return maps.Clone(s.unreadable)
 }
 
-// isUnreadable reports whether asides has the key.
+// isUnreadable reports whether allUnreadable has the key.
 func (s *store[R]) isUnreadable(key string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -116,8 +107,7 @@ func (s *store[R]) makeDir() error {
 	return s.syncDir(filepath.Dir(s.dir)) // also if the directory exists: its maker may have been killed before syncing
 }
 
-// put writes the record and removes the renamed files of its key. See
-// Journal.Put.
+// put writes the record and removes the renamed file of its key. See Journal.Put.
 func (s *store[R]) put(r R) error {
 	if err := s.write(r); err != nil {
 		return fmt.Errorf("write the journal record of %s %s in %s: %w", s.kind, r.Key(), s.dir, explain(err))
@@ -143,7 +133,7 @@ func (s *store[R]) write(r R) error {
 		return err
 	}
 	s.step(s.prefix + "put.durable")
-	if err := s.clearAside(r.Key()); err != nil {
+	if err := s.removeRenamed(r.Key()); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -187,8 +177,7 @@ func (s *store[R]) fill(f *os.File, data []byte) error {
 	return err
 }
 
-// remove removes the record and the renamed files of the key. See
-// Journal.Delete.
+// remove removes the record and the renamed file of the key. See Journal.Delete.
 func (s *store[R]) remove(key string) error {
 	if err := s.unlink(key); err != nil {
 		return fmt.Errorf("remove the journal record of %s %s in %s: %w", s.kind, key, s.dir, explain(err))
@@ -239,8 +228,8 @@ func (s *store[R]) isDoubtful(key string) bool {
 	return ok
 }
 
-// clearAside removes the renamed files of the key.
-func (s *store[R]) clearAside(key string) error {
+// removeRenamed removes the renamed file of the key.
+func (s *store[R]) removeRenamed(key string) error {
 	if !s.isUnreadable(key) {
 		return nil
 	}
@@ -314,7 +303,7 @@ func encode[R record](r R) ([]byte, error) {
 }
 
 // decode reads the bytes of the file named by key. ErrNewerVersion comes only
-// from a file that is whole: damage never looks like a newer version.
+// from a file whose checksum is right: an unreadable file never looks like a newer version's.
 func decode[R record](key string, data []byte) (R, error) {
 	var none, r R
 	body, err := open(data)
