@@ -41,8 +41,9 @@ browser() { test/browser/run.sh; }
 # agreement compares kubectl gpu with the running scheduler over 300 pods.
 agreement() { "${GO:-go}" test -tags agreement -count 1 -timeout 20m -v ./test/agreement; }
 
-# powerloss cuts the power with all kinds of devices, and loses names and data at random.
-powerloss() { "${GO:-go}" test -count 1 -timeout 60m -run 'TestPowerLoss' ./pkg/node -args -everything; }
+# powerloss cuts the power with all kinds of devices, and loses names and data at random. It
+# makes the disk fail with all kinds of devices, too.
+powerloss() { "${GO:-go}" test -count 1 -timeout 60m -run 'TestPowerLoss|TestDiskFaults' ./pkg/node -args -everything; }
 
 # races plays 10,000 operations, with the race detector.
 races() { "${GO:-go}" test -race -count 1 -timeout 20m -v -run TestRaces ./pkg/node -args -everything; }

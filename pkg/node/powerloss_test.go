@@ -24,6 +24,8 @@ type change struct {
 	// claims that have to be prepared afterwards; those that also were before have
 	// to be so at any time.
 	after []*resourceapi.ResourceClaim
+	// fresh: no plugin was on the node before.
+	fresh bool
 }
 
 // kind is the devices of the claim in an operation; near are another claim's meanwhile.
@@ -48,7 +50,10 @@ func kinds() []kind {
 func changes(kinds []kind) []change {
 	var all []change
 	for _, kind := range kinds {
+		type claims = []*resourceapi.ResourceClaim
 		a, b := claimOf("a", kind.with...), claimOf("b", kind.near...)
+		prepare := func(_ *computer, p *onDisk) error { return p.prepare(a) }
+		unprepare := func(_ *computer, p *onDisk) error { return p.unprepare(a) }
 		restart := func(c *computer, p *onDisk) error {
 			if err := p.end(); err != nil {
 				return err
@@ -57,11 +62,11 @@ func changes(kinds []kind) []change {
 			return errors.Join(err, again.end())
 		}
 		for _, c := range []change{
-			{"prepare", []*resourceapi.ResourceClaim{b}, func(_ *computer, p *onDisk) error { return p.prepare(a) }, []*resourceapi.ResourceClaim{a, b}},
-			{"unprepare", []*resourceapi.ResourceClaim{a, b}, func(_ *computer, p *onDisk) error { return p.unprepare(a) }, []*resourceapi.ResourceClaim{b}},
-			{"first prepare", nil, func(_ *computer, p *onDisk) error { return p.prepare(a) }, []*resourceapi.ResourceClaim{a}},
-			{"last unprepare", []*resourceapi.ResourceClaim{a}, func(_ *computer, p *onDisk) error { return p.unprepare(a) }, nil},
-			{"restart", []*resourceapi.ResourceClaim{a, b}, restart, []*resourceapi.ResourceClaim{a, b}},
+			{name: "prepare", before: claims{b}, do: prepare, after: claims{a, b}},
+			{name: "unprepare", before: claims{a, b}, do: unprepare, after: claims{b}},
+			{name: "first prepare", do: prepare, after: claims{a}},
+			{name: "last unprepare", before: claims{a}, do: unprepare},
+			{name: "restart", before: claims{a, b}, do: restart, after: claims{a, b}},
 		} {
 			c.name = kind.name + ": " + c.name
 			all = append(all, c)
@@ -161,51 +166,51 @@ func TestPowerLoss(t *testing.T) {
 // checkRemains starts the computer again after a power cut.
 func (c *computer) checkRemains(t *testing.T, one change, r remains) {
 	t.Helper()
-	failed := func(format string, args ...any) {
-		t.Helper()
-		t.Errorf("after "+r.when+": "+format, args...)
-	}
 	c.reboot(t)
 	c.disk.Reset(r.tree)
+	if err := c.checkStart(one.claims(), r.must); err != nil {
+		t.Errorf("after %s: %v", r.when, err)
+	}
+}
+
+// checkStart starts the plugin after a fault that is over, and ends all claims. must says of
+// claims whether they are prepared; of others it is open.
+func (c *computer) checkStart(claims []*resourceapi.ResourceClaim, must map[string]bool) (err error) {
 	p, err := c.start()
 	if err != nil {
-		failed("start: %v", err)
-		return
+		return fmt.Errorf("start: %w", err)
 	}
-	defer func() {
-		if err := p.end(); err != nil {
-			t.Error(err)
+	defer func() { err = errors.Join(err, p.end()) }()
+	var errs []error
+	check := func(what string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
-	}()
+	}
 	if paths := p.unread(); paths != nil {
-		failed("unreadable: %v", paths)
+		errs = append(errs, fmt.Errorf("unreadable: %v", paths))
 	}
-	if err := c.doctor(p.ctx); err != nil {
-		failed("started: %v", err)
-	}
+	check("started", c.doctor(p.ctx))
 	prepared := p.names()
-	for name, want := range r.must {
+	for name, want := range must {
 		if prepared[name] != want {
-			failed("claim %s is prepared: %t, was answered: %t", name, prepared[name], want)
+			errs = append(errs, fmt.Errorf("claim %s is prepared: %t, was answered: %t", name, prepared[name], want))
 		}
 	}
-	for _, claim := range one.claims() {
-		if err := p.prepare(claim); err != nil { // as the kubelet does for pods that stay
-			failed("prepare %s again: %v", claim.Name, err)
+	for _, claim := range claims {
+		if prepared[claim.Name] {
+			check("double allocation", p.refuses(claim))
 		}
 	}
-	if err := c.doctor(p.ctx); err != nil {
-		failed("all prepared again: %v", err)
+	for _, claim := range claims { // as the kubelet does for pods that stay
+		check("prepare "+claim.Name+" again", p.prepare(claim))
 	}
-	for _, claim := range one.claims() {
-		if err := p.unprepare(claim); err != nil {
-			failed("unprepare %s: %v", claim.Name, err)
-		}
+	check("all prepared again", c.doctor(p.ctx))
+	for _, claim := range claims {
+		check("unprepare "+claim.Name, p.unprepare(claim))
 	}
-	if err := p.leaveHost(); err != nil {
-		failed("leave the host: %v", err)
-	}
-	if err := c.doctor(p.ctx); err != nil {
-		failed("nothing prepared: %v", err)
-	}
+	check("leave the host", p.leaveHost())
+	check("nothing prepared", c.doctor(p.ctx))
+	check("files", c.checkFiles())
+	return errors.Join(errs...)
 }

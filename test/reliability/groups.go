@@ -54,6 +54,13 @@ func groups() []group {
 			"The power is cut after each call that changes or syncs a file; a case is a state of the disk after that. What the " +
 				"kubelet was answered is true when the node is up again, and no record is unreadable.",
 		},
+		{
+			"The node's disk fails", "pkg/node", []string{"TestDiskFaults"}, func(name string) string { return name },
+			"Each call of an operation fails in turn: it alone, with or without having its effect; it and all that need space; it " +
+				"and all that change something; a write of which half is on disk when the node goes down. The kubelet repeats its " +
+				"call on the disk that works again, or the plugin starts again before: a claim whose prepare was answered is " +
+				"prepared, its devices aren't prepared for another, and no file is left.",
+		},
 	}
 }
 

@@ -103,6 +103,9 @@ func RandomLoss(r *rand.Rand) Loss {
 	}}
 }
 
+// Contents returns what programs see on the disk, synced or not.
+func (d *Disk) Contents() Tree { return d.Cut(Loss{"nothing", newest, newData}) }
+
 // Cut returns the contents of the disk after a power cut at this moment.
 func (d *Disk) Cut(l Loss) Tree {
 	d.mu.Lock()
