@@ -19,9 +19,9 @@ import (
 )
 
 // checkHas checks that no other claim has the claim's devices.
-func (w *world) checkHas(s *slot) {
+func (w *world) checkHas(s *modelClaim) {
 	w.mu.Lock()
-	others := slices.DeleteFunc(slices.Clone(w.slots), func(o *slot) bool {
+	others := slices.DeleteFunc(slices.Clone(w.claims), func(o *modelClaim) bool {
 		return o == s || o.claim == nil || !o.has && !w.pods.isRunning(o.name)
 	})
 	has, memory := s.has, s.takesMemory()
@@ -53,14 +53,14 @@ func (w *world) watch() {
 		case <-w.over:
 			return
 		}
-		for _, s := range w.slots {
+		for _, s := range w.claims {
 			w.mu.Lock()
 			has, before := s.has, s.unprepares
 			w.mu.Unlock()
 			if !has {
 				continue
 			}
-			err := w.lacks(s)
+			err := w.missingPart(s)
 			w.mu.Lock()
 			still := s.has && s.unprepares == before
 			w.mu.Unlock()
@@ -71,8 +71,8 @@ func (w *world) watch() {
 	}
 }
 
-// lacks is an error that names a missing part of a prepared claim.
-func (w *world) lacks(s *slot) error {
+// missingPart returns an error that names a missing part of a prepared claim.
+func (w *world) missingPart(s *modelClaim) error {
 	for _, path := range []string{w.spec(s.name), w.pods.path(s.name), filepath.Join(datadir.JournalOf(w.c.data()), s.name+".json")} {
 		if _, err := os.Stat(path); err != nil {
 			return err
@@ -102,7 +102,7 @@ func (w *world) checkClaims() {
 	for _, r := range is.Claims {
 		recorded[r.ClaimUID] = true
 	}
-	for _, s := range w.slots {
+	for _, s := range w.claims {
 		_, specErr := os.Stat(w.spec(s.name))
 		switch want := s.state == prepared; {
 		case recorded[s.name] != want && want:
@@ -136,18 +136,18 @@ func (w *world) examine(strict bool) {
 	}
 }
 
-// leave unprepares all claims and checks that nothing is left.
-func (w *world) leave() {
+// tearDown unprepares all claims and checks that nothing is left.
+func (w *world) tearDown() {
 	w.note("the end")
 	w.update(func() { w.to = policyOf(0) })
 	w.process().setPolicy(w.policyNow())
 	var wg sync.WaitGroup
-	for i := range w.slots {
+	for i := range w.claims {
 		wg.Go(func() {
-			if err := w.unprepare(op{Kind: opUnprepare, Slot: i, With: i}); err != nil {
-				w.broken("a retried call fails without a reason", "unprepare %s: %v", w.slots[i].name, err)
+			if err := w.unprepare(op{Kind: opUnprepare, Claim: i, With: i}); err != nil {
+				w.broken("a retried call fails without a reason", "unprepare %s: %v", w.claims[i].name, err)
 			}
-			w.slots[i].state = gone
+			w.claims[i].state = gone
 		})
 	}
 	if !w.await("the last unprepare", wg.Wait) {

@@ -16,38 +16,38 @@ import (
 // does: from the drawn shape on, the first that no claim has whose pods stay. A forced
 // allocation is that of a scheduler that allocates the same twice.
 func (w *world) allocate(b batch) {
-	leaves := func(s *slot) bool {
-		return s.leaving || slices.ContainsFunc(b.Ops, func(o op) bool {
-			return (o.Kind == opUnprepare || o.Kind == opLeave) && slices.Contains(o.slots(), s.number)
+	becomesUnused := func(s *modelClaim) bool {
+		return s.unused || slices.ContainsFunc(b.Ops, func(o op) bool {
+			return (o.Kind == opUnprepare || o.Kind == opDeletePods) && slices.Contains(o.claims(), s.number)
 		})
 	}
-	given := map[*slot]bool{}
-	isFree := func(s *slot) bool { return !given[s] && (s.state == gone || leaves(s)) }
+	assigned := map[*modelClaim]bool{}
+	isFree := func(s *modelClaim) bool { return !assigned[s] && (s.state == gone || becomesUnused(s)) }
 	for _, o := range b.Ops {
-		for _, number := range o.slots() {
-			s := w.slots[number]
-			if o.Kind != opPrepare || s.state != gone || given[s] {
+		for _, number := range o.claims() {
+			s := w.claims[number]
+			if o.Kind != opPrepare || s.state != gone || assigned[s] {
 				continue
 			}
-			given[s] = true
+			assigned[s] = true
 			w.schedule(s, o, isFree)
 		}
 	}
 }
 
 // schedule gives the claim the first shape that is free, or the drawn one.
-func (w *world) schedule(s *slot, o op, isFree func(*slot) bool) {
+func (w *world) schedule(s *modelClaim, o op, isFree func(*modelClaim) bool) {
 	for n := range shapes() {
-		w.give(s, shapes()[(o.Shape+n)%len(shapes())])
+		w.assign(s, shapes()[(o.Shape+n)%len(shapes())])
 		fits := len(s.held) > 0 && !w.contends(s, isFree) // admin access always does
 		if o.Forced || fits {
 			return
 		}
 	}
-	w.give(s, shapes()[o.Shape])
+	w.assign(s, shapes()[o.Shape])
 }
 
-func (w *world) give(s *slot, to shape) {
+func (w *world) assign(s *modelClaim, to shape) {
 	names, err := gpu.NewNames(w.gpus)
 	if err != nil {
 		w.broken("the GPUs have no names", "%v", err)
@@ -78,19 +78,19 @@ const kubeletWithin = 45 * time.Second
 
 // prepare is a call of the kubelet; it returns the error of the first claim.
 func (w *world) prepare(o op) error {
-	slots := w.slotsOf(o)
+	claims := w.claimsOf(o)
 	start := time.Now()
-	unprepares := make([]int, len(slots))
+	unprepares := make([]int, len(claims))
 	w.update(func() {
-		for i, s := range slots {
-			s.leaving, unprepares[i] = false, s.unprepares
+		for i, s := range claims {
+			s.unused, unprepares[i] = false, s.unprepares
 		}
 	})
 	ctx, cancel := callContext(o)
 	defer cancel()
 	p := w.process()
-	errs := p.serve(ctx, slots, p.prepare)
-	for i, s := range slots {
+	errs := p.serve(ctx, claims, p.prepare)
+	for i, s := range claims {
 		w.answered(s, o, start, errs[i], func() { s.has = s.has || errs[i] == nil && unprepares[i] == s.unprepares })
 		if errs[i] == nil {
 			w.checkHas(s)
@@ -100,7 +100,7 @@ func (w *world) prepare(o op) error {
 }
 
 // answered notes how a call ended for a claim.
-func (w *world) answered(s *slot, o op, start time.Time, err error, then func()) {
+func (w *world) answered(s *modelClaim, o op, start time.Time, err error, then func()) {
 	w.note("%s %s (%s): %v", o.Kind, s.name, s.shape.name, err)
 	w.update(func() {
 		s.calls = append(s.calls, kubeletCall{op: o, start: start, err: err})
@@ -109,12 +109,12 @@ func (w *world) answered(s *slot, o op, start time.Time, err error, then func())
 	})
 }
 
-// slotsOf returns the claims of a call that were ever allocated.
-func (w *world) slotsOf(o op) []*slot {
-	var all []*slot
-	for _, n := range o.slots() {
-		if w.slots[n].claim != nil {
-			all = append(all, w.slots[n])
+// claimsOf returns the claims of a call that were ever allocated.
+func (w *world) claimsOf(o op) []*modelClaim {
+	var all []*modelClaim
+	for _, n := range o.claims() {
+		if w.claims[n].claim != nil {
+			all = append(all, w.claims[n])
 		}
 	}
 	return all
@@ -133,18 +133,18 @@ func callContext(o op) (context.Context, context.CancelFunc) {
 // unprepare is a call of the kubelet; it returns the error of the first claim. Containers
 // of the claims end before it, or later.
 func (w *world) unprepare(o op) error {
-	slots := w.slotsOf(o)
-	if len(slots) == 0 {
+	claims := w.claimsOf(o)
+	if len(claims) == 0 {
 		return nil
 	}
 	start := time.Now()
 	w.update(func() {
-		for _, s := range slots {
-			s.leaving, s.has = true, false
+		for _, s := range claims {
+			s.unused, s.has = true, false
 			s.unprepares++
 		}
 	})
-	for _, s := range slots {
+	for _, s := range claims {
 		if o.For > 0 {
 			time.AfterFunc(o.For, func() { w.pods.stop(s.name) })
 		} else {
@@ -154,8 +154,8 @@ func (w *world) unprepare(o op) error {
 	ctx, cancel := context.WithTimeout(context.Background(), kubeletWithin)
 	defer cancel()
 	p := w.process()
-	errs := p.serve(ctx, slots, p.unprepare)
-	for i, s := range slots {
+	errs := p.serve(ctx, claims, p.unprepare)
+	for i, s := range claims {
 		w.answered(s, o, start, errs[i], func() {})
 	}
 	return errs[0]
@@ -176,7 +176,7 @@ func outcome(o op, err error) string {
 }
 
 // startContainer starts a container of a claim that the kubelet has prepared.
-func (w *world) startContainer(s *slot) {
+func (w *world) startContainer(s *modelClaim) {
 	w.mu.Lock()
 	has, before := s.has, s.unprepares
 	w.mu.Unlock()
@@ -196,27 +196,27 @@ func (w *world) startContainer(s *slot) {
 func (w *world) look(uid types.UID) prepare.Standing {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range w.slots {
-		if s.name == string(uid) && !s.leaving {
+	for _, s := range w.claims {
+		if s.name == string(uid) && !s.unused {
 			return prepare.Standing{Reason: "pod pod-" + s.name + " uses it"}
 		}
 	}
 	return prepare.Standing{AwaitsUnprepare: true, Reason: "no pod uses the claim any more"}
 }
 
-// judge checks that each failure has a reason.
-func (w *world) judge(b batch) {
-	for _, s := range w.slots {
+// checkFailures checks that each failure has a reason.
+func (w *world) checkFailures(b batch) {
+	for _, s := range w.claims {
 		slices.SortStableFunc(s.calls, func(a, b kubeletCall) int { return a.start.Compare(b.start) })
 	}
 	for _, o := range b.Ops {
 		switch o.Kind {
 		case opRestart, opKill, opReboot, opFail, opSlow, opAway, opDies, opServer:
 			return // these may be the reason of any failure
-		case opPrepare, opUnprepare, opLeave, opStart, opPolicy:
+		case opPrepare, opUnprepare, opDeletePods, opStart, opPolicy:
 		}
 	}
-	for _, s := range w.slots {
+	for _, s := range w.claims {
 		for _, c := range s.calls {
 			if c.err == nil {
 				continue
@@ -234,14 +234,14 @@ func (w *world) judge(b batch) {
 }
 
 // isContended reports whether another claim may have, or may have had, the same devices.
-func (w *world) isContended(s *slot) bool {
-	return w.contends(s, func(o *slot) bool { return o.state == gone && len(o.calls) == 0 })
+func (w *world) isContended(s *modelClaim) bool {
+	return w.contends(s, func(o *modelClaim) bool { return o.state == gone && len(o.calls) == 0 })
 }
 
 // contends reports whether the claim needs devices of others, except some.
-func (w *world) contends(s *slot, except func(*slot) bool) bool {
+func (w *world) contends(s *modelClaim, except func(*modelClaim) bool) bool {
 	memory := s.takesMemory()
-	for _, o := range w.slots {
+	for _, o := range w.claims {
 		if o == s || o.claim == nil || except(o) {
 			continue
 		}
@@ -256,12 +256,12 @@ func (w *world) contends(s *slot, except func(*slot) bool) bool {
 // settle has the kubelet retry failed calls, in a world without faults, and checks
 // everything.
 func (w *world) settle() {
-	for _, s := range w.slots {
-		if s.state != open {
+	for _, s := range w.claims {
+		if s.state != uncertain {
 			continue
 		}
-		o := op{Kind: opUnprepare, Slot: s.number, With: s.number}
-		if !s.leaving {
+		o := op{Kind: opUnprepare, Claim: s.number, With: s.number}
+		if !s.unused {
 			o.Kind = opPrepare
 			if w.prepare(o) == nil {
 				s.state = prepared
@@ -277,7 +277,7 @@ func (w *world) settle() {
 		}
 		s.state = gone
 	}
-	for _, s := range w.slots {
+	for _, s := range w.claims {
 		s.calls = nil
 	}
 	time.Sleep(150 * time.Second) // failures in the background are retried meanwhile

@@ -89,18 +89,18 @@ func cutAdmin(d gpu.DeviceName) (of gpu.DeviceName, admin bool) {
 	return d, false
 }
 
-// standing is the state of a claim that the kubelet may rely on.
-type standing string
+// claimState is the state of a claim that the kubelet may rely on.
+type claimState string
 
 const (
-	gone     standing = "unprepared"
-	prepared standing = "prepared"
-	// open: the last call had no answer, or an error.
-	open standing = "open"
+	gone     claimState = "unprepared"
+	prepared claimState = "prepared"
+	// uncertain: the last call had no answer, or an error.
+	uncertain claimState = "uncertain"
 )
 
-// slot is a claim.
-type slot struct {
+// modelClaim is a claim as the model knows it.
+type modelClaim struct {
 	number int
 	// name is the claim's name and UID.
 	name  string
@@ -108,9 +108,9 @@ type slot struct {
 	shape shape
 	// held are the devices that it keeps from others.
 	held  []gpu.Device
-	state standing
-	// leaving: no pod uses it, says the API server.
-	leaving bool
+	state claimState
+	// unused: no pod uses it, says the API server.
+	unused bool
 	// has: the last prepare was answered, and nothing has begun to take it back.
 	has bool
 	// unprepares counts the unprepares that have begun.
@@ -129,14 +129,14 @@ func (c kubeletCall) is(k kindOfOp, ok bool) bool { return c.op.Kind == k && (c.
 
 // conflicts reports whether two claims can't be prepared at the same time, except for lack
 // of memory.
-func (s *slot) conflicts(with *slot) bool {
+func (s *modelClaim) conflicts(with *modelClaim) bool {
 	return slices.ContainsFunc(s.held, func(d gpu.Device) bool {
 		return slices.ContainsFunc(with.held, func(e gpu.Device) bool { return gpu.Conflict(d, e) })
 	})
 }
 
 // takesMemory is how many MiB it takes of GPU 0.
-func (s *slot) takesMemory() int64 {
+func (s *modelClaim) takesMemory() int64 {
 	if s.claim == nil || s.shape.memory == "" {
 		return 0
 	}
@@ -144,10 +144,10 @@ func (s *slot) takesMemory() int64 {
 	return q.Value() >> 20
 }
 
-// after returns the standing after the calls of a batch, which are in the
+// after returns the state after the calls of a batch, which are in the
 // order of their starts. An unprepare prevails over prepares that began before it, and a
 // prepare that begins later comes after it.
-func (s *slot) after() standing {
+func (s *modelClaim) after() claimState {
 	state := s.state
 	for _, c := range s.calls {
 		switch {
@@ -157,7 +157,7 @@ func (s *slot) after() standing {
 			state = gone
 		case c.op.Kind == opPrepare && state == prepared, c.op.Kind == opReboot && state == gone: // it stays so
 		default:
-			state = open
+			state = uncertain
 		}
 	}
 	return state
@@ -220,7 +220,7 @@ func (p *pods) awaitEnd(ctx context.Context, uid string) error {
 }
 
 // start starts a container with the claim's devices, as a runtime does by the CDI spec.
-func (p *pods) start(s *slot, spec string) error {
+func (p *pods) start(s *modelClaim, spec string) error {
 	for _, file := range []string{spec, p.path(string(s.claim.UID))} {
 		if _, err := os.Stat(file); err != nil {
 			return err

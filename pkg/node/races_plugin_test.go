@@ -49,8 +49,8 @@ type process struct {
 	mu sync.Mutex
 	// ending: an operation ends the process.
 	ending bool
-	// open has the files that the kernel closes when the process ends.
-	open []io.Closer
+	// closers are the files that the kernel closes when the process ends.
+	closers []io.Closer
 }
 
 // kill ends the process as SIGKILL does: its goroutines stop where they are.
@@ -58,18 +58,18 @@ func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	close(p.dead)
-	for _, c := range p.open {
+	for _, c := range p.closers {
 		if err := c.Close(); err != nil {
 			p.w.broken("a file can't be closed", "%v", err)
 		}
 	}
 }
 
-// own has the kernel close something when the process ends.
-func (p *process) own(c io.Closer) {
+// closeAtEnd closes something when the process ends, as the kernel does.
+func (p *process) closeAtEnd(c io.Closer) {
 	p.mu.Lock()
 	if !p.isDead() {
-		p.open = append(p.open, c)
+		p.closers = append(p.closers, c)
 		p.mu.Unlock()
 		return
 	}
@@ -120,7 +120,7 @@ func (p *process) start() error {
 	if p.dir, err = datadir.Lock(p.ctx, c.data()); err != nil {
 		return err
 	}
-	p.own(p.dir)
+	p.closeAtEnd(p.dir)
 	hook, err := p.dir.InstallHook("/bin/true")
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (p *process) start() error {
 	if p.journal, err = journal.Open(p.dir.Journal(), p.step); err != nil {
 		return err
 	}
-	p.own(p.journal)
+	p.closeAtEnd(p.journal)
 	if n := len(p.journal.Unreadable()) + len(p.journal.UnreadableGPUs()) + len(p.journal.UnreadableSettings()); n > 0 {
 		p.w.broken("a record can't be read", "%d records", n)
 	}
@@ -296,14 +296,14 @@ func (p *process) setPolicy(to policy) {
 
 // prepare is the kubelet's call for claims of one pod: the plugin's gRPC server announces
 // it, reads the claims from the API server, and prepares them at the same time.
-func (p *process) prepare(ctx context.Context, slots []*slot) []error {
+func (p *process) prepare(ctx context.Context, claims []*modelClaim) []error {
 	var uids []types.UID
-	for _, s := range slots {
+	for _, s := range claims {
 		uids = append(uids, s.claim.UID)
 	}
 	ctx, done := p.preparer.Begin(ctx, uids...)
 	defer done()
-	return each(slots, func(s *slot) error {
+	return each(claims, func(s *modelClaim) error {
 		p.pause("read "+s.claim.Name, 10*callMost)
 		if p.w.isServerAway() {
 			return errServerAway
@@ -313,19 +313,19 @@ func (p *process) prepare(ctx context.Context, slots []*slot) []error {
 	})
 }
 
-func (p *process) unprepare(ctx context.Context, slots []*slot) []error {
-	return each(slots, func(s *slot) error {
+func (p *process) unprepare(ctx context.Context, claims []*modelClaim) []error {
+	return each(claims, func(s *modelClaim) error {
 		return p.preparer.Unprepare(ctx, kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: s.claim.Namespace, Name: s.claim.Name}, UID: s.claim.UID,
 		})
 	})
 }
 
-// each calls f for all slots at the same time.
-func each(slots []*slot, f func(*slot) error) []error {
-	errs := make([]error, len(slots))
+// each calls f for all claims at the same time.
+func each(claims []*modelClaim, f func(*modelClaim) error) []error {
+	errs := make([]error, len(claims))
 	var wg sync.WaitGroup
-	for i, s := range slots {
+	for i, s := range claims {
 		wg.Go(func() { errs[i] = f(s) })
 	}
 	wg.Wait()
@@ -342,8 +342,8 @@ var errUnanswered = errors.New("no answer")
 
 // serve makes a call of the kubelet for claims. It returns when the call is answered or
 // cancelled, or the plugin has died; the plugin may go on with it.
-func (p *process) serve(ctx context.Context, slots []*slot, call func(context.Context, []*slot) []error) []error {
-	all := func(err error) []error { return slices.Repeat([]error{err}, len(slots)) }
+func (p *process) serve(ctx context.Context, claims []*modelClaim, call func(context.Context, []*modelClaim) []error) []error {
+	all := func(err error) []error { return slices.Repeat([]error{err}, len(claims)) }
 	if !p.isServing() || p.ctx.Err() != nil {
 		return all(errNotServed)
 	}
@@ -353,7 +353,7 @@ func (p *process) serve(ctx context.Context, slots []*slot, call func(context.Co
 	p.running.Go(func() {
 		defer stop()
 		defer cancel()
-		answered <- call(ctx, slots)
+		answered <- call(ctx, claims)
 	})
 	select {
 	case errs := <-answered:

@@ -127,26 +127,26 @@ type batch struct {
 type kindOfOp string
 
 const (
-	opPrepare   kindOfOp = "prepare"
-	opUnprepare kindOfOp = "unprepare"
-	opLeave     kindOfOp = "delete the pods of"
-	opStart     kindOfOp = "start a container of"
-	opRestart   kindOfOp = "restart the plugin"
-	opKill      kindOfOp = "kill the plugin"
-	opFail      kindOfOp = "hardware fails"
-	opSlow      kindOfOp = "hardware is slow"
-	opAway      kindOfOp = "the MPS supervisor is away"
-	opDies      kindOfOp = "MPS daemons die"
-	opPolicy    kindOfOp = "policy"
-	opServer    kindOfOp = "the API server is away"
-	opReboot    kindOfOp = "the node reboots"
+	opPrepare    kindOfOp = "prepare"
+	opUnprepare  kindOfOp = "unprepare"
+	opDeletePods kindOfOp = "delete the pods of"
+	opStart      kindOfOp = "start a container of"
+	opRestart    kindOfOp = "restart the plugin"
+	opKill       kindOfOp = "kill the plugin"
+	opFail       kindOfOp = "hardware fails"
+	opSlow       kindOfOp = "hardware is slow"
+	opAway       kindOfOp = "the MPS supervisor is away"
+	opDies       kindOfOp = "MPS daemons die"
+	opPolicy     kindOfOp = "policy"
+	opServer     kindOfOp = "the API server is away"
+	opReboot     kindOfOp = "the node reboots"
 )
 
 // op is one operation. Fields that its kind doesn't need are ignored.
 type op struct {
-	Kind kindOfOp
-	Slot int
-	// With is another claim of the same pod, in the same call; the Slot where there is none.
+	Kind  kindOfOp
+	Claim int
+	// With is another claim of the same pod, in the same call; Claim where there is none.
 	With int
 	// Shape is the allocation of a claim that has none, or the first to be considered
 	// unless it is Forced.
@@ -182,8 +182,8 @@ func (o op) short() string {
 		if o.For > 0 {
 			text += fmt.Sprintf(", its container ends %s later", o.For)
 		}
-	case opLeave, opStart:
-		text += fmt.Sprintf(" c%d", o.Slot)
+	case opDeletePods, opStart:
+		text += fmt.Sprintf(" c%d", o.Claim)
 	case opFail:
 		text += fmt.Sprintf(": %s of GPU %d answers %v, %d times", o.Call, o.GPU, o.Code, o.Count)
 	case opSlow:
@@ -198,22 +198,22 @@ func (o op) short() string {
 
 // names of the claims.
 func (o op) names() string {
-	if o.With != o.Slot {
-		return fmt.Sprintf("c%d and c%d", o.Slot, o.With)
+	if o.With != o.Claim {
+		return fmt.Sprintf("c%d and c%d", o.Claim, o.With)
 	}
-	return fmt.Sprintf("c%d", o.Slot)
+	return fmt.Sprintf("c%d", o.Claim)
 }
 
-// slots of the claims.
-func (o op) slots() []int {
-	if o.With != o.Slot {
-		return []int{o.Slot, o.With}
+// claims returns the numbers of the claims.
+func (o op) claims() []int {
+	if o.With != o.Claim {
+		return []int{o.Claim, o.With}
 	}
-	return []int{o.Slot}
+	return []int{o.Claim}
 }
 
-// claims is how many claims there are.
-const claims = 6
+// claimCount is how many claims there are.
+const claimCount = 6
 
 // drawnHistories draws a history.
 func drawnHistories() *rapid.Generator[history] {
@@ -230,7 +230,7 @@ func drawnHistories() *rapid.Generator[history] {
 // drawnOps draws an operation that starts within that many milliseconds.
 func drawnOps(spread int) *rapid.Generator[op] {
 	// Histories are shortened towards the first.
-	kinds := weighted([]kindOfOp{opPrepare, opUnprepare, opStart, opLeave, opPolicy, opSlow, opFail, opDies, opAway, opServer, opRestart, opKill, opReboot},
+	kinds := weighted([]kindOfOp{opPrepare, opUnprepare, opStart, opDeletePods, opPolicy, opSlow, opFail, opDies, opAway, opServer, opRestart, opKill, opReboot},
 		[]int{20, 14, 6, 2, 2, 2, 4, 2, 2, 1, 2, 2, 1})
 	return rapid.Custom(func(t *rapid.T) op {
 		o := op{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), At: millis(0, spread).Draw(t, "at")}
@@ -242,8 +242,8 @@ func drawnOps(spread int) *rapid.Generator[op] {
 		case opUnprepare:
 			drawClaims(t, &o)
 			o.For = oneIn(t, 4, millis(1, 60_000))
-		case opLeave, opStart:
-			o.Slot = slotOf(t)
+		case opDeletePods, opStart:
+			o.Claim = drawClaim(t)
 		case opFail:
 			drawFault(t, &o, failingCalls())
 			o.Code = rapid.SampledFrom([]nvmlsim.Return{nvmlsim.Unknown, nvmlsim.InUse, nvmlsim.InsufficientResources, nvmlsim.Timeout}).Draw(t, "code")
@@ -259,13 +259,13 @@ func drawnOps(spread int) *rapid.Generator[op] {
 	})
 }
 
-func slotOf(t *rapid.T) int { return rapid.IntRange(0, claims-1).Draw(t, "claim") }
+func drawClaim(t *rapid.T) int { return rapid.IntRange(0, claimCount-1).Draw(t, "claim") }
 
 // drawClaims draws one claim, or two of a pod.
 func drawClaims(t *rapid.T, o *op) {
-	o.Slot = slotOf(t)
-	if o.With = o.Slot; rapid.IntRange(0, 5).Draw(t, "two") == 1 {
-		o.With = slotOf(t)
+	o.Claim = drawClaim(t)
+	if o.With = o.Claim; rapid.IntRange(0, 5).Draw(t, "two") == 1 {
+		o.With = drawClaim(t)
 	}
 }
 

@@ -16,13 +16,13 @@ import (
 
 // world is a node while a history is played, in a bubble of testing/synctest.
 type world struct {
-	c     *computer
-	seed  uint64
-	began time.Time
-	sup   *supervisor
-	pods  *pods
-	slots []*slot
-	gpus  []gpu.GPU
+	c      *computer
+	seed   uint64
+	began  time.Time
+	sup    *supervisor
+	pods   *pods
+	claims []*modelClaim
+	gpus   []gpu.GPU
 	// over is closed in the end.
 	over chan struct{}
 
@@ -52,8 +52,8 @@ func play(c *computer, h history, outcomes map[string]int) (broken string, trace
 		},
 	}
 	w.pods = &pods{dir: filepath.Join(c.data(), "containers"), c: c, running: map[string]chan struct{}{}, pid: map[string]int{}}
-	for n := range claims {
-		w.slots = append(w.slots, &slot{number: n, name: fmt.Sprintf("c%d", n), state: gone})
+	for n := range claimCount {
+		w.claims = append(w.claims, &modelClaim{number: n, name: fmt.Sprintf("c%d", n), state: gone})
 	}
 	err := errors.Join(c.machine.ClearFaults(), c.machine.Reboot(), os.RemoveAll(c.data()), os.RemoveAll(c.cdi()), os.RemoveAll(c.host.Path(run)))
 	if err == nil {
@@ -71,7 +71,7 @@ func play(c *computer, h history, outcomes map[string]int) (broken string, trace
 		}
 	}
 	if w.rule == "" {
-		w.leave()
+		w.tearDown()
 	}
 	w.stop()
 	return w.rule, w.trace
@@ -79,7 +79,7 @@ func play(c *computer, h history, outcomes map[string]int) (broken string, trace
 
 // stop ends all goroutines.
 func (w *world) stop() {
-	for _, s := range w.slots {
+	for _, s := range w.claims {
 		w.pods.stop(s.name)
 	}
 	w.sup.setAway(false)
@@ -203,8 +203,8 @@ func (w *world) play(b batch) {
 	}
 	w.sup.setAway(false)
 	time.Sleep(time.Minute) // calls that the kubelet has cancelled end, and containers do
-	w.judge(b)
-	for _, s := range w.slots {
+	w.checkFailures(b)
+	for _, s := range w.claims {
 		s.state, s.calls = s.after(), nil
 	}
 	if b.Settle && w.rule == "" {
@@ -220,10 +220,10 @@ func (w *world) do(o op) {
 		_ = w.prepare(o)
 	case opUnprepare:
 		_ = w.unprepare(o)
-	case opLeave:
-		w.update(func() { w.slots[o.Slot].leaving = true })
+	case opDeletePods:
+		w.update(func() { w.claims[o.Claim].unused = true })
 	case opStart:
-		w.startContainer(w.slots[o.Slot])
+		w.startContainer(w.claims[o.Claim])
 	case opRestart, opKill, opReboot:
 		w.restart(o)
 	case opServer:
@@ -279,7 +279,7 @@ func (w *world) restart(o op) {
 // reboot ends everything that isn't on a disk. The kubelet knows nothing of its claims then.
 func (w *world) reboot() {
 	w.c.boots++
-	for _, s := range w.slots {
+	for _, s := range w.claims {
 		w.pods.stop(s.name)
 		w.update(func() {
 			s.has = false
