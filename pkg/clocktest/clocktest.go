@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Jump returns t as it would have been read if the clock had been set by whole seconds
+// Shift returns t as it would have been read if the clock had been set by whole seconds
 // before. t must be from time.Now.
-func Jump(t time.Time, by time.Duration) time.Time {
+func Shift(t time.Time, by time.Duration) time.Time {
 	// The first word has seconds above 30 bits of nanoseconds, the second one the monotonic
 	// reading; see the type's definition.
 	*(*uint64)(unsafe.Pointer(&t)) += uint64(by/time.Second) << 30
@@ -26,11 +26,11 @@ type Clock struct {
 	by atomic.Int64
 }
 
-// Set sets the clock by whole seconds, forwards or backwards.
-func (c *Clock) Set(by time.Duration) { c.by.Add(int64(by)) }
+// Shift sets the clock forwards or backwards by whole seconds.
+func (c *Clock) Shift(by time.Duration) { c.by.Add(int64(by)) }
 
 // Now implements clock.PassiveClock.
-func (c *Clock) Now() time.Time { return Jump(c.RealClock.Now(), time.Duration(c.by.Load())) }
+func (c *Clock) Now() time.Time { return Shift(c.RealClock.Now(), time.Duration(c.by.Load())) }
 
 // Since implements clock.PassiveClock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }

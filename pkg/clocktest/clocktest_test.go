@@ -7,10 +7,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/clocktest"
 )
 
-func TestJump(t *testing.T) {
+func TestShift(t *testing.T) {
 	now := time.Now()
 	for _, by := range []time.Duration{0, time.Second, 3 * time.Hour, -time.Second, -3 * time.Hour} {
-		set := clocktest.Jump(now, by)
+		set := clocktest.Shift(now, by)
 		if got := set.Sub(now); got != 0 {
 			t.Errorf("%v: %v later, want 0", by, got)
 		}

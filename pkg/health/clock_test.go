@@ -22,7 +22,7 @@ func TestSetClock(t *testing.T) {
 					for i, vitals := range []*gpu.Vitals{asks, silent, silent} {
 						at := now.Add(time.Duration(i) * 4 * time.Second)
 						if i >= set {
-							at = clocktest.Jump(at, by)
+							at = clocktest.Shift(at, by)
 						}
 						if restarted && i == 1 {
 							s = reloaded(t, s)

@@ -82,12 +82,12 @@ func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.D
 	w.mu.Lock()
 	w.pending[claim.UID] = told{claim: claim.NamespacedName, devices: devices}
 	w.mu.Unlock()
-	w.queue.AddAfter(claim.UID, w.notStoredYet())
+	w.queue.AddAfter(claim.UID, w.retryIn())
 }
 
-// notStoredYet returns how long statuses still wait after the server didn't store
-// one; at most 0 if they don't.
-func (w *Writer) notStoredYet() time.Duration {
+// retryIn returns how long writes are paused after the server didn't store a status; at
+// most 0 if they aren't.
+func (w *Writer) retryIn() time.Duration {
 	until := w.notStoredUntil.Load()
 	if until == nil {
 		return 0
@@ -95,8 +95,8 @@ func (w *Writer) notStoredYet() time.Duration {
 	return until.Sub(w.clock.Now())
 }
 
-// distrust records that the server didn't store a status.
-func (w *Writer) distrust() { w.notStoredUntil.Store(new(w.clock.Now().Add(notStoredFor))) }
+// pauseWrites pauses writes because the server didn't store a status.
+func (w *Writer) pauseWrites() { w.notStoredUntil.Store(new(w.clock.Now().Add(notStoredFor))) }
 
 // Run writes until ctx ends; it returns nil then.
 func (w *Writer) Run(ctx context.Context) error {
@@ -141,14 +141,14 @@ func (w *Writer) next(ctx context.Context) bool {
 	}
 	if errors.Is(err, errNotStored) {
 		w.queue.Forget(uid)
-		w.queue.AddAfter(uid, w.notStoredYet())
+		w.queue.AddAfter(uid, w.retryIn())
 		return true
 	}
 	w.finished(uid, t)
 	return true
 }
 
-// finished removes the claim's wanted content, unless Tell has replaced it:
+// finished removes the claim's wanted content, unless Enqueue has replaced it:
 // then it is in the queue again.
 func (w *Writer) finished(uid types.UID, t told) {
 	w.queue.Forget(uid)
@@ -182,12 +182,12 @@ func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
 	if len(statuses) == 0 || tells(claim, statuses) {
 		return nil
 	}
-	if w.notStoredYet() > 0 {
+	if w.retryIn() > 0 {
 		return errNotStored // one status in notStoredFor is enough to ask the server
 	}
 	err = w.apply(ctx, uid, t.claim, statuses)
 	if errors.Is(err, errNotStored) {
-		w.distrust()
+		w.pauseWrites()
 	}
 	return err
 }

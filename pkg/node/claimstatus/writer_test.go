@@ -258,9 +258,9 @@ func TestServerWithoutTheFieldAndASetClock(t *testing.T) {
 	for _, by := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		c := &clocktest.Clock{}
 		w := &Writer{clock: c}
-		w.distrust()
-		c.Set(by)
-		if got := w.notStoredYet(); got > notStoredFor || got < notStoredFor-time.Minute {
+		w.pauseWrites()
+		c.Shift(by)
+		if got := w.retryIn(); got > notStoredFor || got < notStoredFor-time.Minute {
 			t.Errorf("the clock was set by %v: statuses wait for another %v, want %v", by, got, notStoredFor)
 		}
 	}

@@ -36,7 +36,7 @@ func TestHeartbeatOfASetClock(t *testing.T) {
 		var h heartbeat
 		now := time.Now()
 		h.last.set(now)
-		if got := h.age(clocktest.Jump(now.Add(time.Minute), by)); got != time.Minute {
+		if got := h.age(clocktest.Shift(now.Add(time.Minute), by)); got != time.Minute {
 			t.Errorf("the clock was set by %v: the last beat was %v ago, want a minute", by, got)
 		}
 	}
