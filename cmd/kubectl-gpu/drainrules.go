@@ -130,8 +130,8 @@ func (d *drainer) plan() (drainPlan, error) {
 	return p, nil
 }
 
-// done reports whether all rules are in force.
-func (p drainPlan) done() bool { return len(p.create)+len(p.enforce) == 0 }
+// rulesInForce reports whether all rules are in force.
+func (p drainPlan) rulesInForce() bool { return len(p.create)+len(p.enforce) == 0 }
 
 // same reports whether two plans do the same.
 func (p drainPlan) same(q drainPlan) bool {
@@ -223,10 +223,10 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 	if err != nil {
 		return err
 	}
-	for !p.done() {
+	for !p.rulesInForce() {
 		d.list("", p.evicted, p.stay)
 		// Nobody is asked about what the server refuses.
-		if err := d.make(ctx, p, metav1.DryRunAll); err != nil {
+		if err := d.writeRules(ctx, p, metav1.DryRunAll); err != nil {
 			return err
 		}
 		if yes {
@@ -264,7 +264,7 @@ func (d *drainer) already(p drainPlan) {
 
 // carryOut makes the rules.
 func (d *drainer) carryOut(ctx context.Context, p drainPlan) error {
-	if err := d.make(ctx, p); err != nil {
+	if err := d.writeRules(ctx, p); err != nil {
 		return fmt.Errorf("%w; some of the rules may be in force: try again, or undo it with kubectl gpu drain %s --undo", err, d.target)
 	}
 	fmt.Fprintf(d.options.Out, "%s in force: new claims don't get %s any more, and its pods are being evicted.\nkubectl gpu map %s shows what is left.\nUndo it with: kubectl gpu drain %s --undo\n",
@@ -287,8 +287,8 @@ func (d *drainer) answer(ctx context.Context) string {
 	}
 }
 
-// make makes the rules, or only tries to with metav1.DryRunAll.
-func (d *drainer) make(ctx context.Context, p drainPlan, dryRun ...string) error {
+// writeRules creates and updates the rules, or only tries to with metav1.DryRunAll.
+func (d *drainer) writeRules(ctx context.Context, p drainPlan, dryRun ...string) error {
 	for i := range p.create {
 		r := p.create[i].DeepCopy()
 		err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})

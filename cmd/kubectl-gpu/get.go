@@ -43,13 +43,13 @@ const nothingSeen = "No GPUs can be seen."
 
 // show returns the run of a command that shows the model of the named nodes, or of all:
 // as JSON or YAML, or in another form by draw.
-func (o *options) show(drawn purpose, forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
+func (o *options) show(forText purpose, forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, nodes []string) error {
 		if err := oneOf(o.output, append([]string{""}, forms...)...); err != nil {
 			return err
 		}
 		whole := o.output == "json" || o.output == "yaml"
-		p := drawn
+		p := forText
 		if whole {
 			p = forModel
 		}

@@ -21,8 +21,8 @@ const (
 	podsName        = "pods"
 )
 
-// purpose is the output that a reader reads for: that of a command, except for the
-// model, which map and get print with -o.
+// purpose is the reason why a reader reads: the command, except for the model, which map
+// and get print with -o.
 type purpose string
 
 const (
@@ -41,14 +41,15 @@ const (
 	forCompletion purpose = "completion"
 )
 
-// missingPart is a part of outputs that is missing if a resource can't be read.
+// missingPart is the part of an output that is missing, for some purposes, if a resource
+// can't be read.
 type missingPart struct {
 	resource string
-	outputs  []purpose
+	purposes []purpose
 	part     string
 }
 
-// missingParts are those of all outputs. Where there is no entry nothing is missing, or the
+// missingParts are those of all purposes. Where there is no entry nothing is missing, or the
 // command fails (requireRead).
 func missingParts() []missingPart {
 	return []missingPart{
@@ -79,7 +80,7 @@ func missingParts() []missingPart {
 // none is.
 func (r *reader) missing(resource string) string {
 	for _, m := range missingParts() {
-		if m.resource == resource && slices.Contains(m.outputs, r.purpose) {
+		if m.resource == resource && slices.Contains(m.purposes, r.purpose) {
 			return m.part
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
-// TestMissingParts: each entry is about outputs that there are, and each output has one
+// TestMissingParts: each entry is for purposes that there are, and each purpose has one
 // sentence about a resource at most.
 func TestMissingParts(t *testing.T) {
 	known := []purpose{forModel}
@@ -16,13 +16,13 @@ func TestMissingParts(t *testing.T) {
 	}
 	type entry struct {
 		resource string
-		output   purpose
+		purpose  purpose
 	}
 	seen := make(map[entry]bool)
 	for _, m := range missingParts() {
-		for _, output := range m.outputs {
-			e := entry{m.resource, output}
-			if !slices.Contains(known, output) {
+		for _, p := range m.purposes {
+			e := entry{m.resource, p}
+			if !slices.Contains(known, p) {
 				t.Errorf("%v: there is no such command", e)
 			}
 			if seen[e] {
