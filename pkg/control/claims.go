@@ -47,7 +47,7 @@ type claimIndex struct {
 func newClaimIndex(client claimClient) (*claimIndex, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
 	informer := cache.NewSharedIndexInformer(
-		pages.ListerWatcher(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		pages.Paged(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return all.List(ctx, o)
 			},

@@ -23,7 +23,10 @@ const writeWithin = renewDeadline + retryPeriod
 
 var errNotLeading = errors.New("nothing is written: this controller has not renewed its Lease for too long, and another may lead")
 
-// fence refuses to write once another controller may lead.
+// fence refuses to write once another controller may lead. It can't stop a request that was
+// sent before: one that is in flight when the leader is cut off or paused may still be
+// carried out afterwards. Most requests name a resource version or a UID, by which the API
+// server refuses them if another leader has changed the object since.
 type fence struct {
 	clock clock.PassiveClock
 
@@ -37,10 +40,10 @@ func (f *fence) set(renewed time.Time) {
 	f.renewed = renewed
 }
 
-// open reports whether no other controller can lead. The time that has passed is the longer
+// mayWrite reports whether no other controller can lead. The time that has passed is the longer
 // one of two: the monotonic clock doesn't count while a machine is suspended, and the other
 // may be set back.
-func (f *fence) open() bool {
+func (f *fence) mayWrite() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.clock.Now()
@@ -48,7 +51,7 @@ func (f *fence) open() bool {
 	return !f.renewed.IsZero() && passed < writeWithin
 }
 
-// fencedLock opens the fence when the Lease is acquired or renewed.
+// fencedLock tells the fence when the Lease was acquired or renewed.
 type fencedLock struct {
 	resourcelock.Interface
 	fence *fence
@@ -78,7 +81,7 @@ func (l fencedLock) record(r resourcelock.LeaderElectionRecord, write func() err
 }
 
 // transport returns a transport that refuses requests that change objects of the cluster
-// while the fence is closed.
+// while the controller may not write.
 func (f *fence) transport(next http.RoundTripper) http.RoundTripper {
 	return fencedTransport{f, next}
 }
@@ -90,7 +93,7 @@ type fencedTransport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t fencedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !changes(r) || t.fence.open() {
+	if !changes(r) || t.fence.mayWrite() {
 		return t.next.RoundTrip(r)
 	}
 	if r.Body != nil {

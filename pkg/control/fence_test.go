@@ -36,8 +36,8 @@ func TestFence(t *testing.T) {
 		refused  = errors.New("refused")
 	)
 	for name, tc := range map[string]struct {
-		do   func(lock resourcelock.Interface, l *fakeLock, c *testingclock.FakeClock)
-		open bool
+		do       func(lock resourcelock.Interface, l *fakeLock, c *testingclock.FakeClock)
+		mayWrite bool
 	}{
 		"never held": {func(resourcelock.Interface, *fakeLock, *testingclock.FakeClock) {}, false},
 		"created": {func(lock resourcelock.Interface, _ *fakeLock, _ *testingclock.FakeClock) {
@@ -87,8 +87,8 @@ func TestFence(t *testing.T) {
 			c, l := testingclock.NewFakeClock(time.Unix(1000, 0)), &fakeLock{}
 			f := &fence{clock: c}
 			tc.do(fencedLock{l, f}, l, c)
-			if got := f.open(); got != tc.open {
-				t.Errorf("open: %t, want %t", got, tc.open)
+			if got := f.mayWrite(); got != tc.mayWrite {
+				t.Errorf("may write: %t, want %t", got, tc.mayWrite)
 			}
 		})
 	}
@@ -110,14 +110,14 @@ func (l *slowLock) Update(ctx context.Context, r resourcelock.LeaderElectionReco
 func TestFenceOfASetClock(t *testing.T) {
 	for name, tc := range map[string]struct {
 		by, later time.Duration
-		open      bool
+		mayWrite  bool
 	}{
 		"forwards":                   {by: 3 * time.Hour},
-		"back":                       {by: -3 * time.Hour, open: true},
+		"back":                       {by: -3 * time.Hour, mayWrite: true},
 		"back, and paused":           {by: -3 * time.Hour, later: time.Minute},
 		"the machine was suspended":  {by: time.Minute},
-		"forwards by a few seconds":  {by: retryPeriod, open: true},
-		"back by a few seconds":      {by: -retryPeriod, later: retryPeriod, open: true},
+		"forwards by a few seconds":  {by: retryPeriod, mayWrite: true},
+		"back by a few seconds":      {by: -retryPeriod, later: retryPeriod, mayWrite: true},
 		"back by a minute, and long": {by: -time.Minute, later: writeWithin},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,14 +128,14 @@ func TestFenceOfASetClock(t *testing.T) {
 			if err := lock.Update(t.Context(), held); err != nil {
 				t.Fatal(err)
 			}
-			c.SetTime(clocktest.Jump(now.Add(tc.later), tc.by))
-			if got := lock.fence.open(); got != tc.open {
-				t.Errorf("open: %t, want %t", got, tc.open)
+			c.SetTime(clocktest.Shift(now.Add(tc.later), tc.by))
+			if got := lock.fence.mayWrite(); got != tc.mayWrite {
+				t.Errorf("may write: %t, want %t", got, tc.mayWrite)
 			}
 			if err := lock.Update(t.Context(), held); err != nil {
 				t.Fatal(err)
 			}
-			if !lock.fence.open() {
+			if !lock.fence.mayWrite() {
 				t.Error("closed after the next renewal")
 			}
 		})

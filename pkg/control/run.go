@@ -145,10 +145,10 @@ func waitForAPI(ctx context.Context, d discovery.ServerResourcesInterface) (stri
 			err = findKinds(d)
 		}
 		early := errors.Is(err, errNotServed) && time.Since(begun) < waitForKinds
-		if err == nil || !early && !isUnreachable(err) {
+		if err == nil || !early && !isTransient(err) {
 			return version, err
 		}
-		logger.Info("Waiting for the API server", "err", err)
+		logger.Info("Waiting for the API server; if this doesn't end, check the server, the network to it, its certificate and this controller's token", "err", err)
 		select {
 		case <-ctx.Done():
 			return "", ctx.Err()
@@ -170,10 +170,10 @@ func findKinds(d discovery.ServerResourcesInterface) error {
 	return err
 }
 
-// isUnreachable reports whether a request has failed as it does while a server is
-// being restarted, the network to it is broken, or its certificates or this program's token
-// are being renewed.
-func isUnreachable(err error) bool {
+// isTransient reports whether a request may succeed later without a change of this program:
+// its error is one that comes while a server is being restarted, the network to it is broken,
+// or its certificates or this program's token are being renewed.
+func isTransient(err error) bool {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		return status.Status().Code >= http.StatusInternalServerError || apierrors.IsTooManyRequests(err) || apierrors.IsUnauthorized(err)
@@ -275,7 +275,7 @@ func cacheOptions() cache.Options {
 	return cache.Options{
 		DefaultTransform: trim,
 		NewInformer: func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-			return toolscache.NewSharedIndexInformer(pages.ListerWatcher(lw, trim), example, resync, indexers)
+			return toolscache.NewSharedIndexInformer(pages.Paged(lw, trim), example, resync, indexers)
 		},
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// TestUnreachable: which failures a controller that starts waits for. After others it ends,
+// TestTransient: which failures a controller that starts waits for. After others it ends,
 // and the kubelet starts it again after up to five minutes.
-func TestUnreachable(t *testing.T) {
+func TestTransient(t *testing.T) {
 	request := func(err error) error {
 		return &url.Error{Op: "Get", URL: "https://10.96.0.1/apis", Err: err}
 	}
@@ -46,7 +46,7 @@ func TestUnreachable(t *testing.T) {
 		"an answer of another kind": {errors.New("no such version"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := isUnreachable(fmt.Errorf("ask the API server: %w", tc.err)); got != tc.want {
+			if got := isTransient(fmt.Errorf("ask the API server: %w", tc.err)); got != tc.want {
 				t.Errorf("got %t, want %t", got, tc.want)
 			}
 		})

@@ -18,11 +18,11 @@ import (
 // size of a page. In memory, a slice is up to 180 KiB before it is trimmed.
 const size = 100
 
-// ListerWatcher lists from etcd in pages where the informer sets a limit, as it does when
+// Paged returns a ListerWatcher that lists from etcd in pages where the informer sets a limit, as it does when
 // it starts, and trims each page before it reads the next. Such a list has the newest
 // objects: with a limit, a resource version would mean those of that time, which a server
 // may have forgotten. A list without a limit stays whole, and as old as the informer allows.
-func ListerWatcher(of cache.ListerWatcher, trim cache.TransformFunc) cache.ListerWatcher {
+func Paged(of cache.ListerWatcher, trim cache.TransformFunc) cache.ListerWatcher {
 	server := cache.ToListerWatcherWithContext(of)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

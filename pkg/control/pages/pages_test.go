@@ -65,7 +65,7 @@ func TestPages(t *testing.T) {
 		}
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: obj.(*corev1.ConfigMap).Name}}, nil
 	}
-	informer := cache.NewSharedIndexInformer(ListerWatcher(&cache.ListWatch{
+	informer := cache.NewSharedIndexInformer(Paged(&cache.ListWatch{
 		ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return s.list(o), nil },
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			if o.SendInitialEvents != nil {

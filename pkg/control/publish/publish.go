@@ -74,7 +74,7 @@ func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publis
 		return obj, nil
 	}
 	p.informer = cache.NewSharedIndexInformer(
-		pages.ListerWatcher(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		pages.Paged(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return p.client.List(ctx, ofDriver(o))
 			},
