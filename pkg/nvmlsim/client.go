@@ -37,6 +37,18 @@ func (m *Machine) Shutdown() error {
 	return m.lockGPUs(unix.F_UNLCK)
 }
 
+// detach ends the session as a client of its GPUs. Closing the state file doesn't: it
+// stays open, and locked, as long as its header is mapped.
+func (m *Machine) detach() error {
+	m.initMu.Lock()
+	defer m.initMu.Unlock()
+	if m.inits == 0 {
+		return nil
+	}
+	m.inits = 0
+	return m.lockGPUs(unix.F_UNLCK)
+}
+
 func (m *Machine) lockGPUs(kind int16) error {
 	if m.store == nil {
 		return nil
@@ -44,7 +56,7 @@ func (m *Machine) lockGPUs(kind int16) error {
 	for _, g := range m.gpus {
 		lock := unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: clientBytes + int64(g.pos), Len: 1}
 		if err := unix.FcntlFlock(m.store.file.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
-			return fmt.Errorf("open GPU %d: lock %s: %w", g.pos, m.store.Path(), err)
+			return fmt.Errorf("lock or unlock GPU %d in %s: %w", g.pos, m.store.Path(), err)
 		}
 	}
 	return nil

@@ -74,7 +74,6 @@ func TestResetNeedsAnIdleGPU(t *testing.T) {
 	check(t, m.Init())
 	other, err := nvmlsim.Open(m.StatePath())
 	check(t, err)
-	defer other.Close()
 	g := m.GPUs()[0]
 	check(t, g.ResetIdle())
 	check(t, other.Init())
@@ -87,6 +86,9 @@ func TestResetNeedsAnIdleGPU(t *testing.T) {
 	if err := other.Shutdown(); err != nvmlsim.Uninitialized {
 		t.Errorf("shut down too often: %v", err)
 	}
+	check(t, g.ResetIdle())
+	check(t, other.Init())
+	check(t, other.Close())
 	check(t, g.ResetIdle())
 	check(t, m.AddProcess(0, nvmlsim.Process{PID: 7, GPUInstance: nvmlsim.NoInstance, ComputeInstance: nvmlsim.NoInstance}))
 	if err := g.ResetIdle(); err != nvmlsim.InUse {

@@ -202,7 +202,7 @@ func (m *Machine) Close() error {
 	if m.store == nil {
 		return nil
 	}
-	return m.store.Close()
+	return errors.Join(m.detach(), m.store.Close())
 }
 
 // Description returns the description of the machine, including GPUs that
