@@ -45,7 +45,7 @@ that DRADeviceTaints.`,
   kubectl gpu drain node-3/0
   kubectl gpu drain node-3 --yes
   kubectl gpu drain node-3/0 --undo`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("NODE/GPU or NODE"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp

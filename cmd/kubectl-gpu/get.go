@@ -98,6 +98,16 @@ func oneOf(output string, forms ...string) error {
 	return fmt.Errorf("-o %s: want one of %s", output, strings.TrimPrefix(strings.Join(forms, ", "), ", "))
 }
 
+// exactly wants one argument, which the text describes.
+func exactly(text string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("%s wants %s; kubectl gpu %s --help has examples", cmd.Name(), text, cmd.Name())
+		}
+		return nil
+	}
+}
+
 // write prints v as JSON or YAML.
 func write(w io.Writer, form string, v any) error {
 	if form == "yaml" {

@@ -197,6 +197,10 @@ func TestOutput(t *testing.T) {
 			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}}
 		}},
 		"map-no-dra": {screen: screen{width: 80}, args: []string{"map"}, change: func(s *server) { s.items = nil }},
+		"why-no-pod": {args: []string{"why"}},
+		"map-no-claims": {screen: screen{width: 80}, args: []string{"map"}, change: func(s *server) {
+			s.forbidden = []string{resources + "resourceclaims", resources + "namespaces/default/resourceclaims"}
+		}},
 		"map-forbidden": {screen: screen{width: 80}, args: []string{"map", "-n", "team"}, change: func(s *server) {
 			s.forbidden = []string{resources + "resourceclaims", resources + "devicetaintrules", own + "gpuinventories"}
 			s.items[resources+"namespaces/team/resourceclaims"] = s.items[resources+"resourceclaims"][:1]

@@ -24,6 +24,7 @@ it, and how many more claims of each kind the scheduler would find room for.
   [train    ]  a whole GPU, a MIG partition at its place, or a share, and its pod;
                (name) is a claim that no pod uses, +2 that two more share the place
   ..........   free memory
+  ??????????   memory of which it isn't known who has it, if anybody
   xxxxxxxxxx   a MIG instance that others than Tessera made
 
 Conditions and taints of a GPU are below its row.`,
@@ -134,10 +135,14 @@ func (d drawing) gpu(g view.GPU) {
 
 // bar draws the memory of a GPU.
 func bar(g view.GPU, width int) string {
-	out := []rune(strings.Repeat(".", width))
-	if !g.Offered {
-		out = []rune(strings.Repeat(" ", width))
+	empty := "."
+	switch {
+	case !g.Offered:
+		empty = " "
+	case g.Fits == nil:
+		empty = "?"
 	}
+	out := []rune(strings.Repeat(empty, width))
 	for _, x := range g.Instances {
 		all := max(1, g.MemorySlices)
 		from, to := x.Placement.Start*width/all, (x.Placement.Start+x.Placement.Size)*width/all

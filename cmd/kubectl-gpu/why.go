@@ -34,7 +34,7 @@ values they have; a taint; a counter or a capacity that other claims have used u
 in another, what would change it. The scheduler's own allocator judges.`,
 		Example: `  kubectl gpu why train-0
   kubectl gpu why train-0 -n team -o json`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("the name of a pod"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
