@@ -295,17 +295,12 @@ func (o *draft) isListed(d gpu.Device) bool {
 
 // describeAll puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
-func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names) GPU {
+func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, names *gpu.Names, a *arrangement) GPU {
 	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Unsafe: o.unsafe, WithoutWhole: o.withoutWhole}
-	parts := inOrder(o.mig, o.parts)
-	var counters counters
+	parts, counters := inThatOrder(o.parts, a.order), a.counters
 	last := len(parts)
-	switch {
-	case !o.server.Counters || o.frozen:
-	case len(o.slots) > 0:
+	if o.server.Counters && !o.frozen && len(o.slots) > 0 {
 		counters, last = o.countSlots(), len(o.slots)
-	default:
-		counters = o.count(parts)
 	}
 	out.Counters = counters.set(name)
 	add := func(d resourceapi.Device, at int, leftover bool) {

@@ -130,6 +130,7 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	names := nameAll(n.GPUs)
 	claimed := byGPU(names, allocated)
 	var out []GPU
+	var arranged *arrangement
 	for _, g := range n.GPUs {
 		name, why := usable(names, g)
 		if why != "" && (name == "" || g.Model.ProductName == "") {
@@ -137,7 +138,8 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 		}
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
 		o.keepAllocated(names, claimed[g.UUID])
-		described := o.describeAll(n, name, names)
+		arranged = o.arrange(arranged)
+		described := o.describeAll(n, name, names, arranged)
 		described.Withheld = reasons(g.Conditions, func(c gpu.Condition) bool {
 			return slices.ContainsFunc(described.Devices, func(d resourceapi.Device) bool { return c.BlocksDevice(gpu.DeviceName(d.Name)) })
 		})

@@ -15,16 +15,33 @@ import (
 // with more instances comes first; the placements of one profile are ordered to
 // keep the largest free areas. An existing instance comes first among equal
 // ones, because it needs no further room.
-func inOrder(m gpu.MIG, parts []part) []part {
+func inOrder(m gpu.MIG, parts []part) []part { return inThatOrder(parts, order(m, parts)) }
+
+// order returns the positions of the partitions that inOrder sorts.
+func order(m gpu.MIG, parts []part) []int {
 	rank := ranks(parts)
 	nvml := func(p part) int {
 		return slices.IndexFunc(m.Profiles, func(q gpu.Profile) bool { return q.Name == p.Profile })
 	}
-	return slices.SortedFunc(slices.Values(parts), func(a, b part) int {
+	positions := make([]int, len(parts))
+	for i := range positions {
+		positions[i] = i
+	}
+	slices.SortFunc(positions, func(x, y int) int {
+		a, b := parts[x], parts[y]
 		return cmp.Or(cmp.Compare(a.Placement.Size, b.Placement.Size), cmp.Compare(b.profile.MaxInstances, a.profile.MaxInstances),
 			cmp.Compare(nvml(a), nvml(b)), falseFirst(!a.exists, !b.exists), cmp.Compare(rank[a.Partition], rank[b.Partition]),
 			falseFirst(a.shared, b.shared))
 	})
+	return positions
+}
+
+func inThatOrder(parts []part, positions []int) []part {
+	out := make([]part, len(positions))
+	for i, at := range positions {
+		out[i] = parts[at]
+	}
+	return out
 }
 
 // falseFirst compares two booleans.
