@@ -170,7 +170,9 @@ func newFixture(t *testing.T) *fixture {
 func (s *fixture) restart() {
 	form := newAPIServer(s.server)
 	form.clock = s.clock
-	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims, form, s.kinds), s.kinds, s.clock)
+	leads := make(chan struct{})
+	close(leads)
+	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims, form, s.kinds), s.kinds, s.clock, leads)
 }
 
 // report replaces the node's inventory with a changed one.

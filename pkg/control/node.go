@@ -56,6 +56,8 @@ type nodeReconciler struct {
 	// events, which may be nil, records events.
 	events events.EventRecorder
 
+	registrations *registrations
+
 	mu              sync.Mutex
 	publishRequests map[string]publishRequest
 	// evicted is when foreign slices of a node were last deleted.
@@ -74,9 +76,11 @@ type publishRequest struct {
 // publishRequest, at most. It watches its inventory: usual are milliseconds.
 const answerWithin = 30 * time.Second
 
-func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.PassiveClock) *nodeReconciler {
+// newNodeReconciler returns a reconciler of a controller that leads once the channel is closed.
+func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.PassiveClock, leads <-chan struct{}) *nodeReconciler {
 	return &nodeReconciler{
-		client: api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,
+		registrations: newRegistrations(c, leads),
+		client:        api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,
 		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
 		contests:        newPauses(c, firstContest, maxContest),
 		publishRequests: make(map[string]publishRequest), evicted: make(map[string]time.Time),
@@ -245,9 +249,9 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 		return reconcile.Result{}, nil
 	case !alone && n.cameBack(inv.Name):
 		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))
-	case alone && publish.Complete(current.Ours) || n.answered(inv):
-		// An answer is valid for one attempt: if this one fails, the plugin may be
-		// gone at the next.
+	case alone && publish.Complete(current.Ours) || n.lives(inv, current):
+		// An answer, or a registration, is valid for one attempt: if this one fails, the
+		// plugin may be gone at the next.
 		n.forget(inv.Name)
 		if err := n.evict(ctx, inv.Name, current.Foreign); err != nil {
 			return reconcile.Result{}, err
@@ -353,6 +357,12 @@ func (n *nodeReconciler) untilAnswered(inv *v1alpha1.GPUInventory) time.Duration
 	return r.raised.Add(answerWithin).Sub(n.clock.Now())
 }
 
+// lives reports whether the plugin is known to live: it has answered the request under
+// way, or was just registered for the first time where nothing is published.
+func (n *nodeReconciler) lives(inv *v1alpha1.GPUInventory, current publish.Found) bool {
+	return n.answered(inv) || len(current.Ours) == 0 && len(current.Foreign) == 0 && n.registrations.justNow(inv)
+}
+
 // answered reports whether the plugin has answered the request under way.
 func (n *nodeReconciler) answered(inv *v1alpha1.GPUInventory) bool {
 	r, ok := n.underWay(inv)
@@ -373,13 +383,16 @@ func (n *nodeReconciler) forgetNode(node string) {
 	n.planner.forget(node)
 	n.failures.forget(node)
 	n.contests.forget(node)
+	n.registrations.forget(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.publishRequests, node)
 	delete(n.evicted, node)
 }
 
+// forget an answer, or a registration.
 func (n *nodeReconciler) forget(node string) {
+	n.registrations.forget(node)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.publishRequests, node)

@@ -165,6 +165,7 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	}
 	s.store.broken = errors.New("the server is full")
 	s.nodes.failures.begin("n")
+	s.nodes.registrations.first["n"] = registration{}
 	if len(s.nodes.evicted) == 0 || s.nodes.contests.left("n") == 0 {
 		t.Fatal("the node isn't contested")
 	}
@@ -173,7 +174,7 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	}
 	s.mustReconcile()
 	n := s.nodes
-	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.last) + len(n.failures.last) + len(n.planner.last) + len(n.planner.published); left > 0 {
+	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.last) + len(n.failures.last) + len(n.registrations.first) + len(n.planner.last) + len(n.planner.published); left > 0 {
 		t.Errorf("%d entries are left", left)
 	}
 }

@@ -211,7 +211,7 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices, planner)); err != nil {
 		return fmt.Errorf("register metrics of policies and pools: %w", err)
 	}
-	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{})
+	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{}, mgr.Elected())
 	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {
 		return fmt.Errorf("index GPUInventories: %w", err)
@@ -326,7 +326,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 	}
 	all := allNodes(mgr.GetClient())
 	for _, source := range []source.Source{
-		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
+		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &inventoryEvents{registrations: n.registrations}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, all, doubleAllocationChanged()),

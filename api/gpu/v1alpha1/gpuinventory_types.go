@@ -29,10 +29,11 @@ type GPUInventory struct {
 // GPUInventorySpec is the controller's side of the conversation.
 type GPUInventorySpec struct {
 	// publishRequest is raised by the controller before it publishes this node's
-	// ResourceSlices for the first time, when they were deleted by somebody else (the
-	// kubelet does so when it starts, and when the plugin's socket is gone for about
-	// 30 s), and before it deletes the slices of another driver. The slices are
-	// written once status.publishResponse has caught up: only a living plugin that is
+	// ResourceSlices for the first time (unless it saw the first registeredAt being
+	// written just before), when they were deleted by somebody else (the kubelet
+	// does so when it starts, and when the plugin's socket is gone for about 30 s),
+	// and before it deletes the slices of another driver. The slices are written
+	// once status.publishResponse has caught up: only a living plugin that is
 	// registered with its kubelet can answer.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
