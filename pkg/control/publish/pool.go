@@ -3,6 +3,7 @@ package publish
 import (
 	"crypto/sha256"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"strings"
@@ -225,21 +226,43 @@ func same(have, want *resourceapi.ResourceSlice) bool {
 // Annotations of a trimmed slice, with keys that no server stores.
 const (
 	digestKey  = "digest of what was trimmed"
-	devicesKey = "names of the devices, each between two spaces"
+	devicesKey = "hashes of the devices' names"
 )
 
-// trim removes the large parts of a slice, and keeps its identity and its
-// devices' names. The cache holds every slice of the cluster.
+// trim removes the large parts of a slice, and keeps its identity and what tells its
+// devices by their names. The cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
 	}
-	var names strings.Builder
+	hashes := make([]byte, 0, len(s.Spec.Devices)*hashSize)
 	for _, d := range s.Spec.Devices {
-		names.WriteString(" " + d.Name)
+		hashes = append(hashes, nameHash(d.Name)...)
 	}
-	s.Annotations = map[string]string{digestKey: digest(s.Spec), devicesKey: names.String() + " "}
+	s.Annotations = map[string]string{digestKey: digest(s.Spec), devicesKey: string(hashes)}
 	s.ManagedFields, s.Spec.SharedCounters, s.Spec.Devices = nil, nil, nil
+}
+
+// hashSize is the length of a nameHash: that two of the thousands of names in a cluster
+// have the same one isn't to be expected.
+const hashSize = 8
+
+// nameHash stands for a device's name, at a third of its length.
+func nameHash(name string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return string(h.Sum(nil))
+}
+
+// offers reports whether a trimmed slice has a device.
+func offers(trimmed *resourceapi.ResourceSlice, name string) bool {
+	hash, all := nameHash(name), trimmed.Annotations[devicesKey]
+	for ; len(all) >= hashSize; all = all[hashSize:] {
+		if all[:hashSize] == hash {
+			return true
+		}
+	}
+	return false
 }
 
 // digest of a spec, its generation apart. Specs that differ in nothing but empty

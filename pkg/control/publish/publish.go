@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -138,9 +137,7 @@ func (p *Publisher) Offers(node string, device gpu.DeviceName) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(cached.Ours, func(s *resourceapi.ResourceSlice) bool {
-		return strings.Contains(s.Annotations[devicesKey], " "+string(device)+" ")
-	})
+	return slices.ContainsFunc(cached.Ours, func(s *resourceapi.ResourceSlice) bool { return offers(s, string(device)) })
 }
 
 // Live returns a node's slices as the server has them now.
