@@ -15,13 +15,14 @@ import (
 
 	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -61,7 +62,7 @@ func (b *bench) scale(ctx context.Context) (err error) {
 		return err
 	}
 	for _, f := range []func(context.Context) error{
-		s.firstPublication, s.bytes, s.changes, s.idleWrites, s.policyEdit, s.zone, s.claims, s.restart, s.leaderChange,
+		s.firstPublication, s.bytes, s.changes, s.idleWrites, s.policyEdit, s.zone, s.claims, s.restart, s.leaderChange, s.republication,
 	} {
 		if err := f(ctx); err != nil {
 			return fmt.Errorf("%w\n%s", err, tail(filepath.Join(s.dir, "controller.log")))
@@ -136,22 +137,29 @@ func (s *scaleBench) awaitPools(ctx context.Context, nodes int, size int64) (tim
 	return last, nil
 }
 
-// firstPublication starts the controller, where nothing is published.
+// firstPublication starts the controller, where nothing is published, and then registers
+// the plugins, as when a release is installed.
 func (s *scaleBench) firstPublication(ctx context.Context) (err error) {
 	start := monotonic()
 	if s.running, err = startController(s.program, s.user, s.dir); err != nil {
 		return err
 	}
-	last, err := s.awaitPools(ctx, s.nodes.n, 0)
+	if err := s.running.awaitLeader(ctx); err != nil {
+		return err
+	}
+	err = s.processorTimeOf(ctx, "first_publication", func() error {
+		if err := s.nodes.each(ctx, 0, s.nodes.n, s.nodes.register); err != nil {
+			return err
+		}
+		last, err := s.awaitPools(ctx, s.nodes.n, 0)
+		if err == nil {
+			s.figure(s.sized("first_publication", "s"), (last - start).Seconds())
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	s.figure(s.sized("first_publication", "s"), (last - start).Seconds())
-	used, err := s.running.processorTime(ctx)
-	if err != nil {
-		return err
-	}
-	s.figure(s.sized("first_publication_cpu", "s"), used.Seconds())
 	return s.memory(ctx, "controller")
 }
 
@@ -216,10 +224,9 @@ func (s *scaleBench) change(ctx context.Context, node string) (time.Duration, er
 // returns how long it took until they were published again.
 func (s *scaleBench) recover(ctx context.Context, node string) (time.Duration, error) {
 	start := monotonic()
-	for _, name := range s.pools.names(node) {
-		if err := s.kube.ResourceV1().ResourceSlices().Delete(ctx, name, metav1.DeleteOptions{}); client.IgnoreNotFound(err) != nil {
-			return 0, fmt.Errorf("delete ResourceSlice %s: %w", name, err)
-		}
+	selector := fields.Set{resourcev1.ResourceSliceSelectorNodeName: node, resourcev1.ResourceSliceSelectorDriver: driver}.String()
+	if err := s.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector}); err != nil {
+		return 0, fmt.Errorf("delete the ResourceSlices of %s: %w", node, err)
 	}
 	gone := false
 	err := s.pools.await(ctx, func(p *seenPools) bool {
@@ -330,14 +337,16 @@ func (s *scaleBench) zone(ctx context.Context) error {
 	}
 	s.figure(fmt.Sprintf("zone_of_%d_lost_s", lost), (last - start).Seconds())
 	start = monotonic()
-	if err := s.nodes.each(ctx, 0, lost, s.nodes.create); err != nil {
+	return s.processorTimeOf(ctx, fmt.Sprintf("zone_of_%d_back", lost), func() error {
+		if err := s.nodes.each(ctx, 0, lost, s.nodes.join); err != nil {
+			return err
+		}
+		last, err := s.awaitPools(ctx, s.nodes.n, 0)
+		if err == nil {
+			s.figure(fmt.Sprintf("zone_of_%d_back_s", lost), (last - start).Seconds())
+		}
 		return err
-	}
-	if last, err = s.awaitPools(ctx, s.nodes.n, 0); err != nil {
-		return err
-	}
-	s.figure(fmt.Sprintf("zone_of_%d_back_s", lost), (last - start).Seconds())
-	return nil
+	})
 }
 
 // restart ends the controller and starts it again.
@@ -382,6 +391,34 @@ func (s *scaleBench) leaderChange(ctx context.Context) error {
 	}
 	s.figure(s.sized("leader_change", "s"), took.Seconds())
 	return s.memory(ctx, "controller_after_leader_change")
+}
+
+// republication starts the controller where all slices are gone, and the plugins were
+// registered before: it asks each of them.
+func (s *scaleBench) republication(ctx context.Context) (err error) {
+	if err := s.running.stop(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := s.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("delete all ResourceSlices: %w", err)
+	}
+	if err := s.pools.await(ctx, func(p *seenPools) bool { return p.published() == 0 }); err != nil {
+		return fmt.Errorf("wait for the end of all pools: %w", err)
+	}
+	start := monotonic()
+	if s.running, err = startController(s.program, s.user, s.dir); err != nil {
+		return err
+	}
+	if err := s.running.awaitLeader(ctx); err != nil {
+		return err
+	}
+	return s.processorTimeOf(ctx, "republication", func() error {
+		last, err := s.awaitPools(ctx, s.nodes.n, 0)
+		if err == nil {
+			s.figure(s.sized("republication", "s"), (last - start).Seconds())
+		}
+		return err
+	})
 }
 
 func tail(file string) []byte {

@@ -109,7 +109,24 @@ func (h *hollowNodes) each(ctx context.Context, from, to int, f func(context.Con
 	return group.Wait()
 }
 
-// create makes a node as its plugin reports it once the kubelet has registered it.
+// join makes a node, and registers its plugin.
+func (h *hollowNodes) join(ctx context.Context, name string) error {
+	if err := h.create(ctx, name); err != nil {
+		return err
+	}
+	return h.register(ctx, name)
+}
+
+// register reports that the kubelet has registered the node's plugin.
+func (h *hollowNodes) register(ctx context.Context, name string) error {
+	now, err := metav1.NowMicro().MarshalJSON()
+	if err != nil {
+		return fmt.Errorf("register the plugin of %s: %w", name, err)
+	}
+	return h.patchStatus(ctx, name, fmt.Sprintf(`{"status":{"registeredAt":%s}}`, now))
+}
+
+// create makes a node as its plugin reports it before the kubelet registers it.
 func (h *hollowNodes) create(ctx context.Context, name string) error {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: hollowLabels(name)}}
 	if err := h.api.Create(ctx, node); err != nil {
@@ -128,7 +145,7 @@ func (h *hollowNodes) create(ctx context.Context, name string) error {
 		there.GPUs[g].UUID = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012s", g+1, name[len(name)-4:]))
 	}
 	inventory.SetFacts(&inv.Status, there)
-	inv.Status.RegisteredAt, inv.Status.PluginVersion, inv.Status.BootID = new(metav1.NowMicro()), "bench", "boot"
+	inv.Status.PluginVersion, inv.Status.BootID = "bench", "boot"
 	if err := h.api.Status().Update(ctx, inv); err != nil {
 		return fmt.Errorf("write the status of GPUInventory %s: %w", name, err)
 	}

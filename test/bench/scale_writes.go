@@ -34,11 +34,7 @@ func (s *scaleBench) writesOf(ctx context.Context, name string, f func() error) 
 // apiWrites returns the number of requests that wrote something, dry runs aside, as the API server
 // counts them.
 func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
-	text, err := s.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("read the API server's metrics: %w", err)
-	}
-	families, err := parseMetrics(bytes.NewReader(text))
+	families, err := s.serverMetrics(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -51,6 +47,46 @@ func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
 		}
 	}
 	return n, nil
+}
+
+func (s *scaleBench) serverMetrics(ctx context.Context) (map[string]*dto.MetricFamily, error) {
+	text, err := s.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's metrics: %w", err)
+	}
+	return parseMetrics(bytes.NewReader(text))
+}
+
+// processorTimes returns what the API server and the controller have used since their
+// starts, in seconds.
+func (s *scaleBench) processorTimes(ctx context.Context) (server, controller float64, err error) {
+	families, err := s.serverMetrics(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, m := range families["process_cpu_seconds_total"].GetMetric() {
+		server = m.GetCounter().GetValue()
+	}
+	controller, err = s.running.metric(ctx, "process_cpu_seconds_total")
+	return server, controller, err
+}
+
+// processorTimeOf prints what the API server and the running controller use while f runs.
+func (s *scaleBench) processorTimeOf(ctx context.Context, name string, f func() error) error {
+	server, controller, err := s.processorTimes(ctx)
+	if err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	server2, controller2, err := s.processorTimes(ctx)
+	if err != nil {
+		return err
+	}
+	s.figure(s.sized(name+"_server_cpu", "s"), server2-server)
+	s.figure(s.sized(name+"_cpu", "s"), controller2-controller)
+	return nil
 }
 
 func label(m *dto.Metric, name string) string {
