@@ -106,7 +106,9 @@ func (u *upgrade) daemons(t *testing.T) []string {
 
 // comings are pods that come and go all the time.
 type comings struct {
-	stop context.CancelFunc
+	cancel context.CancelFunc
+	// last is closed when no further pod is to come.
+	last chan struct{}
 	done sync.WaitGroup
 
 	mu sync.Mutex
@@ -123,28 +125,42 @@ type lifetime struct {
 	failures int
 }
 
-// come starts pods of each template, one after the other.
+// come starts pods of each template, one after the other, until one fails.
 func (u *upgrade) come(t *testing.T) *comings {
-	ctx, stop := context.WithCancel(t.Context())
-	c := &comings{stop: stop, ran: map[string][]lifetime{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &comings{cancel: cancel, last: make(chan struct{}), ran: map[string][]lifetime{}}
 	for _, template := range templates() {
 		c.done.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
+			for i := 0; !c.isLast(); i++ {
 				life, err := u.live(ctx, podWith(fmt.Sprintf("%s-%d", template, i), template, "nvidia-smi", "-L"))
-				c.mu.Lock()
-				if err == nil {
-					c.ran[template] = append(c.ran[template], life)
-				} else if ctx.Err() == nil {
-					c.err = errors.Join(c.err, err)
-				}
-				c.mu.Unlock()
-				if err != nil {
+				if !c.add(template, life, err) {
 					return
 				}
 			}
 		})
 	}
 	return c
+}
+
+func (c *comings) isLast() bool {
+	select {
+	case <-c.last:
+		return true
+	default:
+		return false
+	}
+}
+
+// add records a pod, and reports whether it ended well.
+func (c *comings) add(template string, life lifetime, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.err = errors.Join(c.err, err)
+		return false
+	}
+	c.ran[template] = append(c.ran[template], life)
+	return true
 }
 
 // live creates a pod, waits until it has succeeded, and deletes it.
@@ -235,9 +251,16 @@ func (c *comings) report(at time.Time) string {
 	return fmt.Sprintf("%d pods ran, the slowest took %s, %d prepares were repeated", count, slowest.Round(100*time.Millisecond), failures)
 }
 
-// end stops new pods and waits for the last.
-func (c *comings) end() {
-	c.stop()
+// end waits until the last pods have ended, and returns all errors of pods.
+func (c *comings) end() error {
+	close(c.last)
+	c.done.Wait()
+	return c.err
+}
+
+// abort ends the pods' goroutines without waiting for their pods.
+func (c *comings) abort() {
+	c.cancel()
 	c.done.Wait()
 }
 

@@ -62,7 +62,7 @@ func TestVersions(t *testing.T) {
 			u.apply(t, "testdata/policies.yaml")
 			u.hold(t)
 			u.pods = u.come(t)
-			defer u.pods.end()
+			defer u.pods.abort()
 			u.pods.runAfter(t, time.Time{})
 			began := time.Now()
 			u.byHelm(t)
@@ -70,7 +70,9 @@ func TestVersions(t *testing.T) {
 				u.move(t, order, next)
 				u.move(t, order, u.before)
 			}
-			u.pods.end()
+			if err := u.pods.end(); err != nil {
+				t.Error(err)
+			}
 			t.Logf("from %s to this version and back: %s", from, u.pods.report(began))
 			u.leave(t)
 		})
@@ -347,14 +349,15 @@ func (u *upgrade) until(t *testing.T, pattern string, args ...string) {
 	defer cancel()
 	want := regexp.MustCompile(pattern)
 	for {
-		out, err := u.Kubectl(ctx, args...)
+		out, err := u.Kubectl(t.Context(), args...)
 		if err == nil && want.MatchString(strings.TrimSpace(out)) {
 			return
 		}
 		select {
 		case <-ctx.Done():
-			all, _ := u.Kubectl(context.WithoutCancel(ctx), "get", "pods", "-A", "-o", "wide")
-			t.Fatalf("kubectl %s: after %s: %s %v, want %s\n%s", strings.Join(args, " "), patience, out, err, pattern, all)
+			pods, _ := u.Kubectl(t.Context(), "get", "daemonsets,pods", "-A", "-o", "wide")
+			events, _ := u.Kubectl(t.Context(), "get", "events", "-A", "--sort-by=.lastTimestamp")
+			t.Fatalf("kubectl %s: after %s: %s %v, want %s\n%s\n%s", strings.Join(args, " "), patience, out, err, pattern, pods, events)
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
