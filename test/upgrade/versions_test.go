@@ -27,8 +27,9 @@ var (
 )
 
 const (
-	// first is the first commit that had all kinds of claims.
-	first = "61c5dfd"
+	// first is the first commit whose supervisor can end the MPS daemons of this one: it
+	// unmounts their /dev/shm.
+	first = "c44f8ab"
 	// patience is how long the cluster may take to do something.
 	patience = 2 * time.Minute
 	node     = "node-0"
