@@ -26,6 +26,7 @@ var (
 	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
 	runtime   = flag.String("containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
 	long      = flag.Bool("long", false, "run the long stories of testdata/long instead")
+	away      = flag.Duration("away", time.Minute, "how long the API server is away in the story api-server-away")
 	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
 )
 
