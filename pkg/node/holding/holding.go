@@ -4,10 +4,12 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
 )
 
 // Record says that one claim holds these devices: from before the first effect of
@@ -243,3 +245,152 @@ func IsOwnDaemon(name string) bool { return strings.HasPrefix(name, claimDaemonP
 // SharedDaemonName returns the name of the MPS daemon of the device that is
 // shared, derived from the share's name; empty if the device is not a share.
 func (g Holding) SharedDaemonName() string { return string(g.Device.SharedDevice()) }
+
+// GPURecord has what was made on one GPU for claims: the partitions created on it,
+// from before the first effect until after the last is undone. The claims'
+// records show which partitions are in use.
+type GPURecord struct {
+	GPU gpu.UUID `json:"gpu"`
+	// BootID of the boot in which it was written. In any other the hardware has
+	// forgotten all of it.
+	BootID string `json:"bootID"`
+	// ModeSwitched says that MIG mode was switched on, or was about to be.
+	ModeSwitched bool            `json:"modeSwitched,omitempty"`
+	Partitions   []MadePartition `json:"partitions,omitempty"`
+}
+
+// Key returns the UUID that names the record.
+func (r GPURecord) Key() string { return string(r.GPU) }
+
+// MadePartition is a partition that was made, or was about to be.
+type MadePartition struct {
+	Partition
+	// Made is nil from the intent until the instance's ids are known. When the intent
+	// was written, nothing was at that placement.
+	Made *MadeInstance `json:"made,omitempty"`
+}
+
+// MadeInstance is how the hardware numbers an instance. Ids are used again for
+// later instances, and so is the UUID.
+type MadeInstance struct {
+	GPUInstanceID int `json:"gpuInstanceID"`
+	// ComputeInstanceID is gpu.NoComputeInstance where only the GPU instance was
+	// made and couldn't be undone.
+	ComputeInstanceID int      `json:"computeInstanceID"`
+	UUID              gpu.UUID `json:"uuid,omitempty"`
+}
+
+// Settings has a GPU's original settings while Tessera has changed them: from before
+// the first change until after the last is restored.
+type Settings struct {
+	GPU gpu.UUID `json:"gpu"`
+	// BootID of the boot in which it was written. In any other the driver has
+	// forgotten what was set.
+	BootID string `json:"bootID"`
+	// ComputeModeBefore is the original compute mode, as pkg/nvml spells it; empty if
+	// Tessera didn't change it.
+	ComputeModeBefore string `json:"computeModeBefore,omitempty"`
+	// Closed is set from before Tessera sets PROHIBITED, because the GPU's MPS daemon is
+	// down, until after it sets another mode.
+	Closed bool `json:"closed,omitempty"`
+	// OpenedByOthers is set while another program has reset the mode to DEFAULT although
+	// claims need another. Tessera then leaves it, also when MPS servers are replaced.
+	OpenedByOthers bool `json:"openedByOthers,omitempty"`
+	// TimeSliceBefore is the original interval; empty if Tessera didn't change it.
+	TimeSliceBefore string `json:"timeSliceBefore,omitempty"`
+}
+
+// Key returns the UUID that names the settings.
+func (s Settings) Key() string { return string(s.GPU) }
+
+// Health has the state of a GPU with which something is wrong, or was until an admin
+// ended it.
+type Health struct {
+	GPU   gpu.UUID     `json:"gpu"`
+	State health.State `json:"state"`
+}
+
+// Key returns the UUID that names the record.
+func (h Health) Key() string { return string(h.GPU) }
+
+// Records are the stored records of claims (*journal.Journal).
+type Records interface {
+	// Get returns the claim's record.
+	Get(claimUID string) (Record, bool)
+	// IsUnreadable reports whether the claim has a record that can't be read.
+	IsUnreadable(claimUID string) bool
+	// Held returns the records of all claims, with what is known of those that can't
+	// be read; in no order.
+	Held() []Record
+}
+
+// Claims answers which claims hold a device. It also knows which of them are being
+// unprepared: that is true of this process only and isn't stored, so that after a
+// crash each claim is as it was before. Its methods may be called concurrently.
+type Claims struct {
+	records Records
+	// unpreparing are the claims whose unprepare has begun, leaving those of them
+	// that no container uses any more, by UID.
+	unpreparing, leaving sync.Map
+}
+
+// NewClaims returns the claims that have records, none of them being unprepared.
+func NewClaims(records Records) *Claims { return &Claims{records: records} }
+
+// Holders returns the records of other claims that keep the device from being
+// prepared, with what could be read of unreadable ones; in no order.
+func (c *Claims) Holders(d gpu.Device, exceptClaimUID string) []Record {
+	var holders []Record
+	for _, r := range c.records.Held() {
+		if r.ClaimUID != exceptClaimUID && r.Holds(d) {
+			holders = append(holders, r)
+		}
+	}
+	return holders
+}
+
+// SetUnpreparing says that the claim's unprepare has begun. Its containers may
+// still run, so InUse counts it.
+func (c *Claims) SetUnpreparing(claimUID string) { c.unpreparing.Store(claimUID, true) }
+
+// IsUnpreparing reports whether the claim's unprepare has begun.
+func (c *Claims) IsUnpreparing(claimUID string) bool {
+	_, ok := c.unpreparing.Load(claimUID)
+	return ok
+}
+
+// SetLeaving says that no container uses the claim any more: its record stays
+// until its devices are released, but InUse doesn't count it. It follows
+// SetUnpreparing.
+func (c *Claims) SetLeaving(claimUID string) { c.leaving.Store(claimUID, true) }
+
+// Reset clears SetUnpreparing and SetLeaving: the claim was prepared again, or its
+// record was deleted.
+func (c *Claims) Reset(claimUID string) {
+	c.leaving.Delete(claimUID)
+	c.unpreparing.Delete(claimUID)
+}
+
+// IsLeaving reports whether SetLeaving was called and Reset wasn't since.
+func (c *Claims) IsLeaving(claimUID string) bool {
+	_, ok := c.leaving.Load(claimUID)
+	return ok
+}
+
+// IsStaying reports whether the claim has a record, readable or not, and isn't
+// leaving.
+func (c *Claims) IsStaying(claimUID string) bool {
+	if c.IsLeaving(claimUID) {
+		return false
+	}
+	// It may be gone since: the record is deleted before Reset is called.
+	_, ok := c.records.Get(claimUID)
+	return ok || c.records.IsUnreadable(claimUID)
+}
+
+// InUse reports whether a claim that isn't leaving holds the GPU or partition, or a
+// share or replica of it. Callers call SetLeaving first, so of several claims that
+// leave at the same time the last to ask gets false.
+func (c *Claims) InUse(base gpu.Device) bool {
+	return slices.ContainsFunc(c.records.Held(), func(r Record) bool { return r.Holds(base) && c.IsStaying(r.ClaimUID) })
+}
