@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -106,6 +108,113 @@ func readVirtualization(handle gonvml.Device) string {
 		return "host-vsga"
 	default:
 		return ""
+	}
+}
+
+// profilesOf lists the MIG profiles of a GPU, in NVML's order. They are read
+// only once, because that takes about fifty calls.
+func (s *Session) profilesOf(handle gonvml.Device, uuid gpu.UUID, object string) ([]gpu.Profile, error) {
+	if known, ok := s.profiles.Load(uuid); ok {
+		return slices.Clone(known.([]gpu.Profile)), nil
+	}
+	memory, ret := handle.GetMemoryInfo()
+	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
+		return nil, err
+	}
+	var all []gpu.Profile
+	for i := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
+		p, err := readProfile(s.devices, handle, i, memory.Total)
+		if errors.Is(err, ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("MIG profile %d %s: %w", i, object, err)
+		}
+		all = append(all, p)
+	}
+	s.profiles.Store(uuid, all)
+	return slices.Clone(all), nil
+}
+
+func readProfile(lib device.Interface, handle gonvml.Device, enum int, totalBytes uint64) (gpu.Profile, error) {
+	info, ret := handle.GetGpuInstanceProfileInfo(enum)
+	if ret == gonvml.ERROR_INVALID_ARGUMENT {
+		ret = gonvml.ERROR_NOT_SUPPORTED // an enum newer than the driver
+	}
+	if err := wrap(ret, "nvmlDeviceGetGpuInstanceProfileInfo", ""); err != nil {
+		return gpu.Profile{}, err
+	}
+	placements, ret := handle.GetGpuInstancePossiblePlacements(&info)
+	if err := wrap(ret, "nvmlDeviceGetGpuInstancePossiblePlacements", ""); err != nil {
+		return gpu.Profile{}, err
+	}
+	name, err := profileName(lib, handle, enum, info, totalBytes)
+	if err != nil {
+		return gpu.Profile{}, err
+	}
+	p := gpu.Profile{
+		Name:         name,
+		ID:           int(info.Id),
+		MaxInstances: int(info.InstanceCount),
+		MemoryBytes:  int64(info.MemorySizeMB) << 20,
+		Engines: gpu.Engines{
+			Multiprocessors: int(info.MultiprocessorCount),
+			CopyEngines:     int(info.CopyEngineCount),
+			Decoders:        int(info.DecoderCount),
+			Encoders:        int(info.EncoderCount),
+			JPEGEngines:     int(info.JpegCount),
+			OFAEngines:      int(info.OfaCount),
+		},
+	}
+	for _, pl := range placements {
+		p.Placements = append(p.Placements, gpu.Placement{Start: int(pl.Start), Size: int(pl.Size)})
+	}
+	return p, nil
+}
+
+// profileName returns NVML's name of the profile, or, with drivers too old to
+// have it, the name that go-nvlib derives.
+func profileName(lib device.Interface, handle gonvml.Device, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
+	h := handle.GetGpuInstanceProfileInfoV(enum)
+	if h == (gonvml.GpuInstanceProfileInfoHandler{}) {
+		return derivedName(lib, enum, info, totalBytes)
+	}
+	if v2, ret := h.V2(); ret == gonvml.SUCCESS {
+		if name := strings.TrimPrefix(cString(v2.Name[:]), "MIG "); name != "" {
+			return name, nil
+		}
+	}
+	return derivedName(lib, enum, info, totalBytes)
+}
+
+func derivedName(lib device.Interface, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
+	ci := computeProfile(enum)
+	p, err := lib.NewMigProfile(enum, ci, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, totalBytes)
+	if err != nil {
+		return "", fmt.Errorf("name MIG profile %d: %w (%w)", enum, ErrNotSupported, err)
+	}
+	return p.String(), nil
+}
+
+// computeProfile returns the compute instance profile that takes a whole GPU
+// instance of the given profile: the one with the same number of slices.
+func computeProfile(enum int) int {
+	switch enum {
+	case gonvml.GPU_INSTANCE_PROFILE_2_SLICE, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX,
+		gonvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME, gonvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_2_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_3_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_3_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_4_SLICE, gonvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_4_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_6_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_6_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_7_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_7_SLICE
+	case gonvml.GPU_INSTANCE_PROFILE_8_SLICE:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_8_SLICE
+	default:
+		return gonvml.COMPUTE_INSTANCE_PROFILE_1_SLICE
 	}
 }
 
