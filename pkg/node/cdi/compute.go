@@ -1,18 +1,11 @@
 package cdi
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
-	"golang.org/x/sys/unix"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -123,124 +116,6 @@ func (s *Specs) set(d *Driver, edits *computed) {
 	s.driver, s.edits = d, edits
 }
 
-func (s *Specs) get() (*Driver, *computed) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.driver, s.edits
-}
-
-func (s *Specs) writeCommon(edits *computed) error {
-	return writeFile(filepath.Join(s.cfg.Dir, commonFile), edits.file)
-}
-
-// current returns edits whose nodes and files for the devices all exist on the
-// host. If some are stale or missing, it computes the edits once more: device
-// nodes appear late on a fresh node, and a reloaded driver has different ones.
-func (s *Specs) current(devices map[gpu.DeviceName]gpu.Prepared) (*Driver, *computed, error) {
-	driver, edits := s.get()
-	if driver == nil {
-		return nil, nil, ErrNoDriver
-	}
-	if edits != nil && edits.check(s.cfg.Host, driver, devices) == nil {
-		return driver, edits, nil
-	}
-	s.computing.Lock()
-	defer s.computing.Unlock()
-	if d, now := s.get(); d != nil && now == edits { // no other goroutine has computed them in the meantime
-		if err := s.compute(d); err != nil {
-			return nil, nil, err
-		}
-	}
-	driver, edits = s.get()
-	if driver == nil || edits == nil {
-		return nil, nil, ErrNoDriver
-	}
-	return driver, edits, edits.check(s.cfg.Host, driver, devices)
-}
-
-// check returns an error if a path in the edits isn't on the host.
-func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
-	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
-		return err
-	}
-	for _, name := range sortedNames(devices) {
-		if err := c.checkDevice(h, d, devices[name].Device); err != nil {
-			return fmt.Errorf("device %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// checkDevice returns an error if a path in a device's edits isn't on the host.
-// The paths of partitions are read when their edits are computed.
-func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
-	dev, ok := c.devices[of.Parent()]
-	if !ok {
-		return fmt.Errorf("the driver lists no GPU %s now", of.Parent())
-	}
-	if dev.err != nil {
-		return dev.err
-	}
-	edits := dev.edits
-	switch of.(type) {
-	case gpu.Partition, gpu.Share:
-		edits = dev.parent()
-	case gpu.Whole, gpu.Replica:
-	}
-	return checkEdits(h, d, &edits, dev.node)
-}
-
-// checkEdits returns an error if a required node isn't in the edits, or if the
-// edits differ from the host.
-func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...string) error {
-	for _, path := range required {
-		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
-			return missingNode(filepath.Join(d.DevRoot, path))
-		}
-	}
-	for _, n := range edits.DeviceNodes {
-		if err := checkNode(h, n); err != nil {
-			return err
-		}
-	}
-	for _, m := range edits.Mounts {
-		if _, err := os.Lstat(h.Path(m.HostPath)); err != nil {
-			return fmt.Errorf("driver file %s no longer exists on the host: %w", m.HostPath, err)
-		}
-	}
-	return nil
-}
-
-func checkNode(h Host, n *specs.DeviceNode) error {
-	path := n.HostPath
-	if path == "" {
-		path = n.Path
-	}
-	var st unix.Stat_t
-	err := unix.Stat(h.Path(path), &st)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return missingNode(path)
-	case err != nil:
-		return fmt.Errorf("device node %s: %w", path, err)
-	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
-		return fmt.Errorf("%s is not a character device", path)
-	case int64(unix.Major(st.Rdev)) != n.Major || int64(unix.Minor(st.Rdev)) != n.Minor:
-		return fmt.Errorf("device node %s is %d:%d now, was %d:%d", path,
-			unix.Major(st.Rdev), unix.Minor(st.Rdev), n.Major, n.Minor)
-	}
-	return nil
-}
-
-// missingNode returns an error that says how to create the node.
-func missingNode(path string) error {
-	how := "nvidia-modprobe -c0, or nvidia-smi, creates it"
-	if strings.Contains(path, "uvm") {
-		how = "nvidia-modprobe -u -c0 loads the module and creates it"
-	}
-	return fmt.Errorf("device node %s doesn't exist on the host: the driver may not be fully loaded yet (%s); the claim is prepared when the node exists", path, how)
-}
-
 func compute(cfg Config, d *Driver) (*computed, error) {
 	c := &computed{devices: make(map[gpu.UUID]device, len(d.GPUs))}
 	err := cfg.Host.Do(func() error {
@@ -325,8 +200,4 @@ func relocate(spec *specs.Spec, driverRoot string) error {
 		root.WithTargetRoot("/"),
 		root.WithRelativeTo("container"),
 	).Transform(spec)
-}
-
-func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
-	return slices.Sorted(maps.Keys(devices))
 }

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -113,6 +115,124 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 	return ids, nil
 }
 
+// current returns edits whose nodes and files for the devices all exist on the
+// host. If some are stale or missing, it computes the edits once more: device
+// nodes appear late on a fresh node, and a reloaded driver has different ones.
+func (s *Specs) current(devices map[gpu.DeviceName]gpu.Prepared) (*Driver, *computed, error) {
+	driver, edits := s.get()
+	if driver == nil {
+		return nil, nil, ErrNoDriver
+	}
+	if edits != nil && edits.check(s.cfg.Host, driver, devices) == nil {
+		return driver, edits, nil
+	}
+	s.computing.Lock()
+	defer s.computing.Unlock()
+	if d, now := s.get(); d != nil && now == edits { // no other goroutine has computed them in the meantime
+		if err := s.compute(d); err != nil {
+			return nil, nil, err
+		}
+	}
+	driver, edits = s.get()
+	if driver == nil || edits == nil {
+		return nil, nil, ErrNoDriver
+	}
+	return driver, edits, edits.check(s.cfg.Host, driver, devices)
+}
+
+func (s *Specs) get() (*Driver, *computed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.driver, s.edits
+}
+
+func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
+	return slices.Sorted(maps.Keys(devices))
+}
+
+// check returns an error if a path in the edits isn't on the host.
+func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
+	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
+		return err
+	}
+	for _, name := range sortedNames(devices) {
+		if err := c.checkDevice(h, d, devices[name].Device); err != nil {
+			return fmt.Errorf("device %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// checkDevice returns an error if a path in a device's edits isn't on the host.
+// The paths of partitions are read when their edits are computed.
+func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
+	dev, ok := c.devices[of.Parent()]
+	if !ok {
+		return fmt.Errorf("the driver lists no GPU %s now", of.Parent())
+	}
+	if dev.err != nil {
+		return dev.err
+	}
+	edits := dev.edits
+	switch of.(type) {
+	case gpu.Partition, gpu.Share:
+		edits = dev.parent()
+	case gpu.Whole, gpu.Replica:
+	}
+	return checkEdits(h, d, &edits, dev.node)
+}
+
+// checkEdits returns an error if a required node isn't in the edits, or if the
+// edits differ from the host.
+func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...string) error {
+	for _, path := range required {
+		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
+			return missingNode(filepath.Join(d.DevRoot, path))
+		}
+	}
+	for _, n := range edits.DeviceNodes {
+		if err := checkNode(h, n); err != nil {
+			return err
+		}
+	}
+	for _, m := range edits.Mounts {
+		if _, err := os.Lstat(h.Path(m.HostPath)); err != nil {
+			return fmt.Errorf("driver file %s no longer exists on the host: %w", m.HostPath, err)
+		}
+	}
+	return nil
+}
+
+func checkNode(h Host, n *specs.DeviceNode) error {
+	path := n.HostPath
+	if path == "" {
+		path = n.Path
+	}
+	var st unix.Stat_t
+	err := unix.Stat(h.Path(path), &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return missingNode(path)
+	case err != nil:
+		return fmt.Errorf("device node %s: %w", path, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
+		return fmt.Errorf("%s is not a character device", path)
+	case int64(unix.Major(st.Rdev)) != n.Major || int64(unix.Minor(st.Rdev)) != n.Minor:
+		return fmt.Errorf("device node %s is %d:%d now, was %d:%d", path,
+			unix.Major(st.Rdev), unix.Minor(st.Rdev), n.Major, n.Minor)
+	}
+	return nil
+}
+
+// missingNode returns an error that says how to create the node.
+func missingNode(path string) error {
+	how := "nvidia-modprobe -c0, or nvidia-smi, creates it"
+	if strings.Contains(path, "uvm") {
+		how = "nvidia-modprobe -u -c0 loads the module and creates it"
+	}
+	return fmt.Errorf("device node %s doesn't exist on the host: the driver may not be fully loaded yet (%s); the claim is prepared when the node exists", path, how)
+}
+
 // markEdits returns the edits that mount the claim's mark, once in each
 // container with any of the claim's devices.
 func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
@@ -166,79 +286,12 @@ func (d *device) parent() specs.ContainerEdits {
 	}
 }
 
-// Remove deletes the claim's specification. It succeeds if there is none.
-func (s *Specs) Remove(claimUID string) error {
-	if err := parser.ValidateDeviceName(claimUID); err != nil {
-		return fmt.Errorf("remove CDI specification of claim %q: %w", claimUID, err)
-	}
-	return removeFile(s.claimPath(claimUID))
-}
-
-// Claims lists the UIDs of the claims that have a specification on disk.
-func (s *Specs) Claims() ([]string, error) {
-	entries, err := os.ReadDir(s.cfg.Dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list CDI specifications: %w", err)
-	}
-	var claims []string
-	for _, e := range entries {
-		uid, isClaim := strings.CutPrefix(e.Name(), claimPrefix)
-		uid, isSpec := strings.CutSuffix(uid, suffix)
-		if isClaim && isSpec {
-			claims = append(claims, uid)
-		}
-	}
-	return claims, nil
-}
-
-// Tidy removes temporary files of interrupted writes. It is for the start,
-// while nothing is written.
-func (s *Specs) Tidy() error {
-	left, err := filepath.Glob(filepath.Join(s.cfg.Dir, gpu.CDIVendor+"-*"+tempSuffix))
-	if err != nil {
-		return fmt.Errorf("list temporary CDI files: %w", err)
-	}
-	for _, path := range left {
-		err = errors.Join(err, removeFile(path))
-	}
-	return err
-}
-
-// RemoveCommon deletes the common specification, for a host that this driver
-// leaves. Containers that use it can't be restarted afterwards.
-func (s *Specs) RemoveCommon() error {
-	return removeFile(filepath.Join(s.cfg.Dir, commonFile))
-}
-
 func (s *Specs) claimPath(claimUID string) string {
 	return filepath.Join(s.cfg.Dir, claimPrefix+claimUID+suffix)
 }
 
-func removeFile(path string) error {
-	if err := files.RemoveIfThere(path); err != nil {
-		return fmt.Errorf("remove CDI specification: %w", err)
-	}
-	return nil
-}
-
-// HookInUse returns the path of the hook program in the common specification on
-// disk, "" where there is none or it names no hook.
-func (s *Specs) HookInUse() (string, error) {
-	data, err := os.ReadFile(filepath.Join(s.cfg.Dir, commonFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("read the common CDI specification: %w", err)
-	}
-	var spec specs.Spec
-	if err := json.Unmarshal(data, &spec); err != nil {
-		return "", nil //nolint:nilerr // it will be written again
-	}
-	for _, h := range spec.ContainerEdits.Hooks {
-		return h.Path, nil
-	}
-	return "", nil
+func (s *Specs) writeCommon(edits *computed) error {
+	return writeFile(filepath.Join(s.cfg.Dir, commonFile), edits.file)
 }
 
 // encode sets the lowest version that has all used fields, so that older
