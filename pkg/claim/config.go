@@ -3,7 +3,6 @@ package claim
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -200,26 +199,3 @@ func permanent(source resourceapi.AllocationConfigSource, err error) error {
 // devices of the claim have: an ErrPermanent that names the place of the
 // configuration.
 func (m *MPS) Refuse(err error) error { return permanent(m.Source, err) }
-
-// sameMPS reports whether the two ask for the same.
-func sameMPS(a, b *MPS) bool {
-	return a.ThreadPercentage == b.ThreadPercentage && a.MemoryMiB == b.MemoryMiB && maps.Equal(a.PerDevice, b.PerDevice)
-}
-
-// checkOneDaemon refuses MPS by configuration where one daemon can't serve all
-// devices of the claim that have it.
-func checkOneDaemon(grants []Grant) error {
-	own := slices.DeleteFunc(slices.Clone(grants), func(g Grant) bool { return g.MPS == nil || g.Device.IsShare() })
-	for _, g := range own[min(1, len(own)):] {
-		first := own[0]
-		if first.Device.IsPartition() || g.Device.IsPartition() {
-			return fmt.Errorf("%w: strategy MPS for %s and for %s: an MPS daemon reaches one MIG device or several whole GPUs, and a claim has one daemon: use a claim for each",
-				ErrPermanent, first.Device, g.Device)
-		}
-		if !sameMPS(first.MPS, g.MPS) {
-			return fmt.Errorf("%w: requests %q and %q have different configurations for MPS, and a claim has one MPS daemon for all its GPUs: use two claims, or one configuration with defaultPerDevicePinnedMemoryLimit",
-				ErrPermanent, first.Request, g.Request)
-		}
-	}
-	return nil
-}

@@ -11,50 +11,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// Placed is a grant with the node's device for it.
-type Placed struct {
-	Grant
-	// Of is the device for the claim: the granted device, or the whole GPU instead
-	// of a share that has all of it.
-	Of gpu.Device
-	// GPU has the facts of the device's GPU.
-	GPU gpu.GPU
-	// Limits of the claim's processes on the device, as clients of an MPS daemon; nil
-	// where there is none. SetLimits sets it.
-	Limits *gpu.Limits
-}
-
-// Place returns the grant with the device that the node has under its name, and the
-// facts of the device's GPU.
-func Place(g Grant, device gpu.Device, facts gpu.GPU) Placed {
-	return Placed{Grant: g, Of: wholeIfAll(g, device, facts), GPU: facts}
-}
-
-// wholeIfAll replaces a share that has all of a GPU with the whole GPU, because no
-// other claim can share it.
-func wholeIfAll(g Grant, device gpu.Device, facts gpu.GPU) gpu.Device {
-	share, ok := device.(gpu.Share)
-	if !ok || share.Count > 0 || g.Consumed.ThreadPercentage != 100 {
-		return device
-	}
-	whole, ok := share.Of.(gpu.Whole)
-	if !ok {
-		return device
-	}
-	if all, err := gpu.ShareableMiB(facts, whole); err != nil || g.Consumed.MemoryMiB != all {
-		return device
-	}
-	return whole
-}
-
-// base is the silicon that the grant is of, alone or together with others.
-func (p Placed) base() gpu.Device { return gpu.Base(p.Of) }
-
-func (p Placed) isShare() bool {
-	_, ok := p.Of.(gpu.Share)
-	return ok
-}
-
 // mainRequest is the request that a container can name: without the alternative
 // that was chosen.
 func (p Placed) mainRequest() string { return resourceclaim.BaseRequestRef(p.Request) }
@@ -99,7 +55,8 @@ func checkContainers(all []Placed) error {
 // SetLimits sets the limits of all grants of a claim that have MPS. It is
 // ErrPermanent if no container could use what a request was given, or a
 // configuration asks for more than there is. The shares of one request on one daemon
-// are added up: a container has them all, and is one client.
+// are added up: a container has them all, and is one client. A claim in which no grant
+// UsesMPS needs no call.
 func SetLimits(all []Placed) error {
 	if err := checkContainers(all); err != nil {
 		return err
@@ -108,7 +65,7 @@ func SetLimits(all []Placed) error {
 		return err
 	}
 	for i, p := range all {
-		if p.Admin || (!p.isShare() && p.MPS == nil) {
+		if !p.UsesMPS() {
 			continue
 		}
 		l, err := limitsOf(all, i)

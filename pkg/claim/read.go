@@ -3,6 +3,7 @@ package claim
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -76,10 +77,12 @@ func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error
 }
 
 // grantOf reads one result.
-func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (Grant, error) {
-	config, err := configFor(allocation, driver, result)
-	if err != nil {
-		return Grant{}, err
+func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (_ Grant, err error) {
+	var config effective
+	if len(allocation.Config) > 0 {
+		if config, err = configFor(allocation, driver, result); err != nil {
+			return Grant{}, err
+		}
 	}
 	g := Grant{
 		Request: result.Request,
@@ -99,6 +102,53 @@ func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, resul
 	}
 	return g, nil
 }
+
+// Placed is a grant with the node's device for it.
+type Placed struct {
+	Grant
+	// Of is the device for the claim: the granted device, or the whole GPU instead
+	// of a share that has all of it.
+	Of gpu.Device
+	// GPU has the facts of the device's GPU.
+	GPU gpu.GPU
+	// Limits of the claim's processes on the device, as clients of an MPS daemon; nil
+	// where there is none. SetLimits sets it.
+	Limits *gpu.Limits
+}
+
+// Place returns the grant with the device that the node has under its name, and the
+// facts of the device's GPU.
+func Place(g Grant, device gpu.Device, facts gpu.GPU) Placed {
+	return Placed{Grant: g, Of: wholeIfAll(g, device, facts), GPU: facts}
+}
+
+// wholeIfAll replaces a share that has all of a GPU with the whole GPU, because no
+// other claim can share it.
+func wholeIfAll(g Grant, device gpu.Device, facts gpu.GPU) gpu.Device {
+	share, ok := device.(gpu.Share)
+	if !ok || share.Count > 0 || g.Consumed.ThreadPercentage != 100 {
+		return device
+	}
+	whole, ok := share.Of.(gpu.Whole)
+	if !ok {
+		return device
+	}
+	if all, err := gpu.ShareableMiB(facts, whole); err != nil || g.Consumed.MemoryMiB != all {
+		return device
+	}
+	return whole
+}
+
+// base is the silicon that the grant is of, alone or together with others.
+func (p Placed) base() gpu.Device { return gpu.Base(p.Of) }
+
+func (p Placed) isShare() bool {
+	_, ok := p.Of.(gpu.Share)
+	return ok
+}
+
+// UsesMPS reports whether the claim's processes are clients of an MPS daemon on the device.
+func (p Placed) UsesMPS() bool { return !p.Admin && (p.isShare() || p.MPS != nil) }
 
 // consumed reads the allocated amount of a share with multiple allocations.
 // SetLimits refuses a share that needs an amount and has none.
@@ -134,6 +184,29 @@ func checkTwice(grants []Grant) error {
 				g.Device, first.Request, g.Request, ErrPermanent)
 		}
 		seen[g.Device] = g
+	}
+	return nil
+}
+
+// sameMPS reports whether the two ask for the same.
+func sameMPS(a, b *MPS) bool {
+	return a.ThreadPercentage == b.ThreadPercentage && a.MemoryMiB == b.MemoryMiB && maps.Equal(a.PerDevice, b.PerDevice)
+}
+
+// checkOneDaemon refuses MPS by configuration where one daemon can't serve all
+// devices of the claim that have it.
+func checkOneDaemon(grants []Grant) error {
+	own := slices.DeleteFunc(slices.Clone(grants), func(g Grant) bool { return g.MPS == nil || g.Device.IsShare() })
+	for _, g := range own[min(1, len(own)):] {
+		first := own[0]
+		if first.Device.IsPartition() || g.Device.IsPartition() {
+			return fmt.Errorf("%w: strategy MPS for %s and for %s: an MPS daemon reaches one MIG device or several whole GPUs, and a claim has one daemon: use a claim for each",
+				ErrPermanent, first.Device, g.Device)
+		}
+		if !sameMPS(first.MPS, g.MPS) {
+			return fmt.Errorf("%w: requests %q and %q have different configurations for MPS, and a claim has one MPS daemon for all its GPUs: use two claims, or one configuration with defaultPerDevicePinnedMemoryLimit",
+				ErrPermanent, first.Request, g.Request)
+		}
 	}
 	return nil
 }
