@@ -1,18 +1,13 @@
 package partition
 
 import (
-	"context"
-	"errors"
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/tessera-dra/tessera/pkg/node/journal"
-	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// metrics are what is counted.
+// metrics are what is counted; visit.go observes them.
 type metrics struct {
 	hardware, own *prometheus.HistogramVec
 }
@@ -40,31 +35,5 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 			Help:    "Time of an operation on a GPU's partitions less what the hardware took and less the wait for another operation on the GPU, by operation: make, find, release, whole, sweep, recover, leave; and result: as of the hardware, and stopped.",
 			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .5, 1},
 		}, []string{"op", "result"}),
-	}
-}
-
-func (m *metrics) called(op string, took time.Duration, err error) {
-	m.hardware.WithLabelValues(op, result(err)).Observe(took.Seconds())
-}
-
-func (m *metrics) visited(op string, own time.Duration, err error) {
-	m.own.WithLabelValues(op, result(err)).Observe(own.Seconds())
-}
-
-// result is the label of an outcome.
-func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "stopped"
-	case errors.Is(err, nvml.ErrInUse):
-		return "in_use"
-	case errors.Is(err, nvml.ErrInsufficientResources):
-		return "no_room"
-	case errors.Is(err, nvml.ErrLost):
-		return "lost"
-	default:
-		return "error"
 	}
 }

@@ -3,7 +3,6 @@ package partition
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -63,51 +62,6 @@ func (v *visit) lookForRelease(ctx context.Context) error {
 		return gpu.ErrNoDriver
 	}
 	return v.look(ctx)
-}
-
-func (v *visit) whole(ctx context.Context) error {
-	defer v.plan()
-	err := v.readForClaim(ctx)
-	if errors.Is(err, nvml.ErrNotSupported) {
-		return nil // a GPU without MIG is always whole
-	}
-	if err != nil {
-		return err
-	}
-	if !v.mig.Enabled {
-		return v.save()
-	}
-	if err := v.readable(); err != nil {
-		return err
-	}
-	if err := v.mayBeWhole(); err != nil {
-		return err
-	}
-	for _, o := range slices.Clone(v.ours) {
-		if err := v.destroy(ctx, o); err != nil {
-			return errors.Join(fmt.Errorf("make room: %w", err), v.save())
-		}
-	}
-	if err := v.switchMode(ctx, false); err != nil {
-		return errors.Join(err, v.save())
-	}
-	return v.save()
-}
-
-// mayBeWhole is an error where others, or claims, keep the GPU in MIG mode.
-func (v *visit) mayBeWhole() error {
-	for _, o := range v.ours {
-		if holder := v.m.holder(o.Partition); holder != "" && o.whole() {
-			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
-		}
-	}
-	if len(v.others) > 0 {
-		return fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid)
-	}
-	if !v.switched {
-		return fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid)
-	}
-	return nil
 }
 
 // tidy destroys incomplete partitions, and those idle for longer than the

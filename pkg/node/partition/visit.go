@@ -55,6 +55,38 @@ func (m *Manager) withGPU(ctx context.Context, op string, uuid gpu.UUID, do func
 	})
 }
 
+// plan has Run come back when something of ours is due to go.
+func (v *visit) plan() {
+	for _, o := range v.ours {
+		v.planOwn(o)
+	}
+	switch {
+	case !v.switched || len(v.ours) > 0:
+		v.m.notEmpty(v.uuid)
+	case len(v.others) > 0: // the mode stays on for their sake
+		v.planIn(retryLast)
+	default:
+		v.planIn(modeLinger - v.m.emptyFor(v.uuid))
+	}
+}
+
+// planOwn is plan for one of our partitions; a claim's partition is planned
+// when the claim releases it.
+func (v *visit) planOwn(o own) {
+	keep := v.m.keep(v.uuid)
+	switch {
+	case o.instance == nil:
+	case v.m.holder(o.Partition) == "":
+		v.planIn(keep - v.m.idleFor(o.Partition))
+	case v.m.isIdle(o.Partition): // given up, and the claim's record is about to go
+		v.planIn(max(keep-v.m.idleFor(o.Partition), retryFirst))
+	case len(v.m.cfg.Journal.Unreadable()) > 0: // whose claims give up what their names tell, and that may not be all
+		v.planIn(retryLast)
+	}
+}
+
+func (v *visit) planIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Add(wait)) }
+
 // look reads the hardware and divides the instances into ours and others'. A
 // record of another boot is ignored.
 func (v *visit) look(ctx context.Context) error {
@@ -186,6 +218,52 @@ func equal(a, b holding.GPURecord) bool {
 	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)
 }
 
+// whole makes the GPU usable as a whole; see Manager.ClearMIG.
+func (v *visit) whole(ctx context.Context) error {
+	defer v.plan()
+	err := v.readForClaim(ctx)
+	if errors.Is(err, nvml.ErrNotSupported) {
+		return nil // a GPU without MIG is always whole
+	}
+	if err != nil {
+		return err
+	}
+	if !v.mig.Enabled {
+		return v.save()
+	}
+	if err := v.readable(); err != nil {
+		return err
+	}
+	if err := v.mayBeWhole(); err != nil {
+		return err
+	}
+	for _, o := range slices.Clone(v.ours) {
+		if err := v.destroy(ctx, o); err != nil {
+			return errors.Join(fmt.Errorf("make room: %w", err), v.save())
+		}
+	}
+	if err := v.switchMode(ctx, false); err != nil {
+		return errors.Join(err, v.save())
+	}
+	return v.save()
+}
+
+// mayBeWhole is an error where others, or claims, keep the GPU in MIG mode.
+func (v *visit) mayBeWhole() error {
+	for _, o := range v.ours {
+		if holder := v.m.holder(o.Partition); holder != "" && o.whole() {
+			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
+		}
+	}
+	if len(v.others) > 0 {
+		return fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid)
+	}
+	if !v.switched {
+		return fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid)
+	}
+	return nil
+}
+
 // readable is an error where the GPU's record can't be read.
 func (v *visit) readable() error {
 	if what := v.unreadable(); what != "" {
@@ -296,4 +374,32 @@ func (v *visit) call(ctx context.Context, op string, do func() error, about ...a
 		klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "duration", took, "err", err)...)
 	}
 	return err
+}
+
+// called observes an operation on the hardware.
+func (m *metrics) called(op string, took time.Duration, err error) {
+	m.hardware.WithLabelValues(op, result(err)).Observe(took.Seconds())
+}
+
+// visited observes a visit: the time that was not spent in the hardware.
+func (m *metrics) visited(op string, own time.Duration, err error) {
+	m.own.WithLabelValues(op, result(err)).Observe(own.Seconds())
+}
+
+// result is the label of an outcome.
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "success"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "stopped"
+	case errors.Is(err, nvml.ErrInUse):
+		return "in_use"
+	case errors.Is(err, nvml.ErrInsufficientResources):
+		return "no_room"
+	case errors.Is(err, nvml.ErrLost):
+		return "lost"
+	default:
+		return "error"
+	}
 }
