@@ -3,6 +3,7 @@ package sharing
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -280,50 +281,6 @@ func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepar
 	}
 }
 
-// Leave takes down everything that no claim needs on the GPUs of a record that is
-// leaving (holding.Claims.SetLeaving). When it returns nil, no process of an MPS daemon
-// that only leaving claims had is left on their partitions. Of one on whole GPUs
-// the end has begun; Run puts the compute mode back after it, and Join and
-// AwaitDaemonEnds wait for it. Idempotent. A setting that can't be put back now is put
-// back later.
-func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
-	groups := m.groups(r)
-	if len(r.Holdings) == 0 { // it can't be read
-		groups = nil
-		for uuid := range m.unsettledGPUs() {
-			groups = append(groups, []gpu.UUID{uuid})
-		}
-	}
-	errs := make([]error, len(groups))
-	var wg sync.WaitGroup
-	for i, uuids := range groups {
-		wg.Go(func() {
-			errs[i] = m.withGPUs(ctx, uuids, func(v *visit) error { return v.leave(ctx, r) })
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// AwaitDaemonEnds returns when no daemon is on the GPU as a whole any more that no claim
-// needs.
-func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
-	if err := m.knowRemains(ctx, uuid); err != nil {
-		return err
-	}
-	p := m.planNow()
-	m.mu.Lock()
-	var ending bool
-	for name, s := range m.found {
-		ending = ending || !p.wants(name) && slices.Contains(s.Devices, uuid)
-	}
-	m.mu.Unlock()
-	if !ending {
-		return nil
-	}
-	return m.withGPUs(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.stopUnwanted(ctx) })
-}
-
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
@@ -355,6 +312,12 @@ func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 	for _, u := range m.cfg.Journal.UnreadableSettings() {
 		uuids[u.GPU] = true
 	}
+	m.mu.Lock()
+	daemons := len(m.found)
+	m.mu.Unlock()
+	if daemons == 0 {
+		return uuids
+	}
 	p := m.planNow()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -378,4 +341,55 @@ func (m *Manager) gpusOf(d mps.Daemon) []gpu.UUID {
 		}
 	}
 	return uuids
+}
+
+// knowRemains finds out, once, whether an earlier plugin has left a daemon on the GPU
+// that no claim needs. The supervisor is asked only if it has left the directory of
+// one.
+func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
+	m.mu.Lock()
+	listed := m.listed
+	m.mu.Unlock()
+	if listed {
+		return nil
+	}
+	remains, err := m.cfg.Remains()
+	if err == nil && len(remains) == 0 {
+		return nil
+	}
+	p := m.planNow()
+	unwanted := func(d mps.Daemon) bool { return !p.wants(d.Name) && m.mayBeOn(d, uuid) }
+	if err == nil && !slices.ContainsFunc(remains, unwanted) {
+		return nil
+	}
+	if err := m.list(ctx); err != nil && !m.nothingRemains(err) {
+		return fmt.Errorf("an MPS daemon that no claim needs may still be on GPU %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// mayBeOn reports whether the daemon, of whose directory this is known, may be on the
+// GPU. Only the name of a shared device says which GPU it is of.
+func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
+	if !holding.IsOwnDaemon(d.Name) {
+		return gpu.DeviceName(d.Name).MayBeOf(uuid)
+	}
+	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
+	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
+}
+
+// gpuOf returns the GPU that a daemon's device is or is of, empty for a MIG device that
+// the journal doesn't have.
+func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
+	if device.IsWhole() {
+		return device
+	}
+	for _, r := range m.cfg.Journal.GPUs() {
+		for _, p := range r.Partitions {
+			if p.Made != nil && p.Made.UUID == device {
+				return r.GPU
+			}
+		}
+	}
+	return ""
 }

@@ -1,18 +1,13 @@
 package sharing
 
 import (
-	"context"
-	"errors"
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// metrics has the metrics that a Manager observes.
+// metrics has the metrics that a Manager observes, in Manager.call.
 type metrics struct {
 	calls *prometheus.HistogramVec
 }
@@ -51,28 +46,4 @@ func (m *Manager) count(is func(mps.State) bool) int {
 		}
 	}
 	return n
-}
-
-// call does one thing outside and measures it.
-func (m *Manager) call(op string, do func() error) error {
-	start := time.Now()
-	err := do()
-	m.metrics.calls.WithLabelValues(op, result(err)).Observe(time.Since(start).Seconds())
-	return err
-}
-
-// result is the label of an outcome.
-func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "stopped"
-	case errors.Is(err, mps.ErrUnavailable):
-		return "unavailable"
-	case errors.Is(err, errNoTimeSlices), errors.Is(err, nvml.ErrNotSupported):
-		return "unsupported"
-	default:
-		return "error"
-	}
 }

@@ -204,52 +204,90 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 	return nil
 }
 
-// knowRemains finds out, once, whether an earlier plugin has left a daemon on the GPU
-// that no claim needs. The supervisor is asked only if it has left the directory of
-// one.
-func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
+// server is the process id of the MPS server that has the whole GPU, as the
+// supervisor says; 0 where none is known.
+func (m *Manager) server(uuid gpu.UUID) int {
 	m.mu.Lock()
-	listed := m.listed
-	m.mu.Unlock()
-	if listed {
-		return nil
-	}
-	p := m.planNow()
-	remains, err := m.cfg.Remains()
-	unwanted := func(d mps.Daemon) bool { return !p.wants(d.Name) && m.mayBeOn(d, uuid) }
-	if err == nil && !slices.ContainsFunc(remains, unwanted) {
-		return nil
-	}
-	if err := m.list(ctx); err != nil && !m.nothingRemains(err) {
-		return fmt.Errorf("an MPS daemon that no claim needs may still be on GPU %s: %w", uuid, err)
-	}
-	return nil
-}
-
-// mayBeOn reports whether the daemon, of whose directory this is known, may be on the
-// GPU. Only the name of a shared device says which GPU it is of.
-func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
-	if !holding.IsOwnDaemon(d.Name) {
-		return gpu.DeviceName(d.Name).MayBeOf(uuid)
-	}
-	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
-	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
-}
-
-// gpuOf returns the GPU that a daemon's device is or is of, empty for a MIG device that
-// the journal doesn't have.
-func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
-	if device.IsWhole() {
-		return device
-	}
-	for _, r := range m.cfg.Journal.GPUs() {
-		for _, p := range r.Partitions {
-			if p.Made != nil && p.Made.UUID == device {
-				return r.GPU
-			}
+	defer m.mu.Unlock()
+	for _, s := range m.found {
+		if s.Phase == mps.Running && slices.Contains(s.Devices, uuid) {
+			return s.ServerPID
 		}
 	}
-	return ""
+	return 0
+}
+
+// sawMode notes that the GPU's compute mode was the one that claims need while it had
+// this MPS server.
+func (m *Manager) sawMode(uuid gpu.UUID, server int) {
+	m.mu.Lock()
+	m.modeSeen[uuid] = server
+	m.mu.Unlock()
+	m.setOthersMode(uuid, "")
+}
+
+// servedAll reports whether the GPU has had the same MPS server since its compute
+// mode was seen to be right, and has it now. Then it was not reset, which takes the
+// mode away and needs the server to be gone.
+func (m *Manager) servedAll(uuid gpu.UUID) bool {
+	now := m.server(uuid)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.current && now != 0 && m.modeSeen[uuid] == now
+}
+
+// setOthersMode records the compute mode that another program has set; empty if
+// none has.
+func (m *Manager) setOthersMode(uuid gpu.UUID, message string) {
+	m.mu.Lock()
+	same := m.othersMode[uuid] == message
+	m.mu.Unlock()
+	if same {
+		return
+	}
+	m.change(func() {
+		delete(m.othersMode, uuid)
+		if message != "" {
+			m.othersMode[uuid] = message
+		}
+	})
+}
+
+// applyTimeSlice applies the interval that claims need. Default means that no claim
+// needs an interval: leave it, or restore the original value.
+func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
+	want, known := v.interval(uuid)
+	s := v.settings(uuid)
+	switch {
+	case !known || want == "" && s.TimeSliceBefore == "":
+		return nil
+	case want == "" && v.plan.mayUse(uuid): // a claim whose record can't be read
+		return nil
+	case want == "":
+		return v.restoreTimeSlice(ctx, uuid)
+	default:
+		err := v.setSlice(ctx, uuid, want)
+		v.m.setUnsupported(uuid, err)
+		return err
+	}
+}
+
+// interval returns the interval that claims need of the GPU, "" for the default;
+// known is false before policies have been read.
+func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
+	want = v.plan.timeSlices[uuid]
+	if want == "" && v.plan.replicas[uuid] {
+		v.m.mu.Lock()
+		defer v.m.mu.Unlock()
+		if v.m.intervals == nil {
+			return "", false
+		}
+		want = v.m.intervals[uuid]
+	}
+	if want == gpu.DefaultTimeSlice {
+		want = ""
+	}
+	return want, true
 }
 
 // knowDaemons finds out, once, which daemons there are.

@@ -32,43 +32,6 @@ func intervalNumber(interval string) (int, bool) {
 	}
 }
 
-// applyTimeSlice applies the interval that claims need. Default means that no claim
-// needs an interval: leave it, or restore the original value.
-func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
-	want, known := v.interval(uuid)
-	s := v.settings(uuid)
-	switch {
-	case !known || want == "" && s.TimeSliceBefore == "":
-		return nil
-	case want == "" && v.plan.mayUse(uuid): // a claim whose record can't be read
-		return nil
-	case want == "":
-		return v.restoreTimeSlice(ctx, uuid)
-	default:
-		err := v.setSlice(ctx, uuid, want)
-		v.m.setUnsupported(uuid, err)
-		return err
-	}
-}
-
-// interval returns the interval that claims need of the GPU, "" for the default;
-// known is false before policies have been read.
-func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
-	want = v.plan.timeSlices[uuid]
-	if want == "" && v.plan.replicas[uuid] {
-		v.m.mu.Lock()
-		defer v.m.mu.Unlock()
-		if v.m.intervals == nil {
-			return "", false
-		}
-		want = v.m.intervals[uuid]
-	}
-	if want == gpu.DefaultTimeSlice {
-		want = ""
-	}
-	return want, true
-}
-
 // setUnsupported records whether the GPU's interval can be set, by the result of
 // setting it. Other errors change nothing.
 func (m *Manager) setUnsupported(uuid gpu.UUID, err error) {

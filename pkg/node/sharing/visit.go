@@ -13,6 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // callWithin bounds one call of the supervisor or of a driver's program.
@@ -85,49 +86,6 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 	return errors.Join(errs...)
 }
 
-// leave takes down what only leaving claims had. Limits that can't be widened and
-// settings that can't be restored now are retried later; a failure to stop a daemon
-// is an error.
-func (v *visit) leave(ctx context.Context, r holding.Record) error {
-	names := v.daemonsOf(r)
-	ending, err := v.beginStopUnwanted(ctx, names)
-	if err != nil {
-		return err
-	}
-	if ending { // the mode is put back after the daemon's end
-		for _, uuid := range v.uuids {
-			v.m.worker.At(uuid, time.Now())
-		}
-		return nil
-	}
-	err = v.applySettings(ctx)
-	for _, name := range names {
-		if v.plan.daemons[name] != nil {
-			err = errors.Join(err, v.adjust(ctx, name))
-		}
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Can't apply what the remaining claims need to a GPU, retrying", "gpu", v.uuids[0])
-		for _, uuid := range v.uuids {
-			v.m.worker.Failed(uuid)
-		}
-	}
-	return nil
-}
-
-// daemonsOf returns the daemons of a record that may run on the GPUs.
-func (v *visit) daemonsOf(r holding.Record) []string {
-	var names []string
-	for _, g := range r.Holdings {
-		name := r.Daemon(g)
-		old := r.BootID != "" && r.BootID != v.m.cfg.BootID // "": it can't be read
-		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
-			names = append(names, name) // those of another boot are gone
-		}
-	}
-	return names
-}
-
 // tidy applies what claims need: settings, and daemons whose devices are known.
 func (v *visit) tidy(ctx context.Context) error {
 	if err := v.applyPlan(ctx); err != nil {
@@ -166,25 +124,6 @@ func (v *visit) stopUnwanted(ctx context.Context) error {
 	}
 	v.replan(names)
 	return errors.Join(errs...)
-}
-
-// beginStopUnwanted stops the unwanted daemons on partitions, because the partitions
-// may be destroyed next. It only begins to stop those on whole GPUs: the next claim
-// of such a GPU waits for their end. ending reports whether one still runs.
-func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending bool, err error) {
-	names = v.unwanted(names)
-	var errs []error
-	for _, name := range names {
-		if v.m.isOnPartition(name) {
-			errs = append(errs, v.m.stop(ctx, name))
-			continue
-		}
-		ended, err := v.m.beginStop(ctx, name, v.uuids)
-		ending = ending || !ended
-		errs = append(errs, err)
-	}
-	v.replan(names)
-	return ending, errors.Join(errs...)
 }
 
 // replan plans again after daemons were to be stopped: a claim may have come since the
@@ -278,46 +217,6 @@ func (m *Manager) stop(ctx context.Context, name string) error {
 	return nil
 }
 
-// isOnPartition reports whether a daemon runs, or may run, on a MIG partition.
-func (m *Manager) isOnPartition(name string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.found[name]
-	return !ok || len(s.Devices) == 0 || !s.Devices[0].IsWhole()
-}
-
-// beginStop begins to stop a daemon on whole GPUs, unless a claim needs it by now.
-// ended reports whether it has ended already.
-func (m *Manager) beginStop(ctx context.Context, name string, on []gpu.UUID) (ended bool, err error) {
-	unlock, err := m.daemonLocks.Lock(ctx, name)
-	if err != nil {
-		return false, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
-	}
-	defer unlock()
-	if p := m.planNow(); p.wants(name) {
-		return true, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	var revision mps.Revision
-	err = m.call("beginStop", func() (err error) {
-		ended, revision, err = m.cfg.Daemons.BeginStop(ctx, name)
-		return err
-	})
-	if err != nil && !m.nothingRemains(err, name) {
-		return false, err
-	}
-	if ended = ended || err != nil; ended {
-		m.sawGone(name, revision)
-		m.cfg.Step("sharing.stopped")
-		return true, nil
-	}
-	m.sawEnding(name, revision, on)
-	m.cfg.Step("sharing.stopBegun")
-	klog.FromContext(ctx).V(2).Info("MPS daemon is being stopped", "daemon", name)
-	return false, nil
-}
-
 // nothingRemains reports whether the supervisor doesn't answer, and there is no
 // directory of the daemons, or of any daemon if none is named: then none runs.
 func (m *Manager) nothingRemains(err error, daemons ...string) bool {
@@ -359,4 +258,28 @@ func (m *Manager) daemon(name string) (mps.Daemon, error) {
 		d.MemoryMiB = w.bounds
 	}
 	return d, nil
+}
+
+// call does one thing outside and measures it.
+func (m *Manager) call(op string, do func() error) error {
+	start := time.Now()
+	err := do()
+	m.metrics.calls.WithLabelValues(op, result(err)).Observe(time.Since(start).Seconds())
+	return err
+}
+
+// result is the label of an outcome.
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "success"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "stopped"
+	case errors.Is(err, mps.ErrUnavailable):
+		return "unavailable"
+	case errors.Is(err, errNoTimeSlices), errors.Is(err, nvml.ErrNotSupported):
+		return "unsupported"
+	default:
+		return "error"
+	}
 }
