@@ -167,19 +167,6 @@ func clientOf(r holding.Record, g holding.Holding, dirs gpu.MPSDirs) (*gpu.MPSCl
 	return c, nil
 }
 
-// leaveShared stops the daemons and restores the settings that no remaining claim
-// needs. For a claim whose record can't be read these are unknown.
-func (p *Preparer) leaveShared(ctx context.Context, r holding.Record) error {
-	if !r.Shares() && !p.cfg.Journal.IsUnreadable(r.ClaimUID) {
-		return nil
-	}
-	if err := p.cfg.Sharing.Leave(ctx, r); err != nil {
-		return fmt.Errorf("stop what the claim shared: %w", err)
-	}
-	p.cfg.Step("unprepare.left")
-	return nil
-}
-
 // byGPU returns each device once, by GPU; on a GPU those that are held
 // come first, because an administrator may look at what the same claim holds.
 func byGPU(holdings []holding.Holding) map[gpu.UUID][]holding.Holding {
@@ -194,55 +181,4 @@ func byGPU(holdings []holding.Holding) map[gpu.UUID][]holding.Holding {
 		}
 	}
 	return devices
-}
-
-// release gives up the partitions that the claim holds, but for those that another
-// claim has a share of: different GPUs at once, one GPU in order. A failure of one
-// doesn't stop the others; errors name the partition.
-func (p *Preparer) release(ctx context.Context, r holding.Record) error {
-	var mu sync.Mutex
-	var errs []error
-	var wg sync.WaitGroup
-	for _, partitions := range heldPartitions(r) {
-		wg.Go(func() {
-			for _, d := range partitions {
-				if err := p.releaseOne(ctx, r, d); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-				}
-				p.cfg.Step("unprepare.released")
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
-	if p.cfg.Claims.InUse(d) {
-		return nil
-	}
-	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
-	if slices.ContainsFunc(r.Holdings, shared) {
-		// Another claim with a share of the partition may be leaving too; the MPS daemon
-		// has to stop before the partition is destroyed.
-		if err := p.leaveShared(ctx, r); err != nil {
-			return err
-		}
-	}
-	return p.cfg.Partitions.Release(ctx, d)
-}
-
-// heldPartitions returns the partitions that the record holds, or holds shares
-// of, by GPU.
-func heldPartitions(r holding.Record) map[gpu.UUID][]gpu.Partition {
-	partitions := map[gpu.UUID][]gpu.Partition{}
-	for _, d := range held(r) {
-		part, ok := gpu.Base(d).(gpu.Partition)
-		if ok && !slices.Contains(partitions[part.GPU], part) {
-			partitions[part.GPU] = append(partitions[part.GPU], part)
-		}
-	}
-	return partitions
 }

@@ -1,47 +1,16 @@
 package prepare
 
 import (
-	"context"
-	"errors"
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// metrics are what is counted.
+// metrics are what is counted; preparer.go observes them.
 type metrics struct {
 	prepare, unprepare *prometheus.HistogramVec
 	failures           *prometheus.CounterVec
-}
-
-// step is a part of a prepare, as a reason why one failed.
-type step string
-
-const (
-	stepState    step = "state"
-	stepHardware step = "hardware"
-	stepSharing  step = "sharing"
-	stepCDI      step = "cdi"
-)
-
-// stepError is an error with the step that failed.
-type stepError struct {
-	error
-	step step
-}
-
-func (e stepError) Unwrap() error { return e.error }
-
-// failedAt returns the error with the step; nil for nil.
-func failedAt(s step, err error) error {
-	if err == nil {
-		return nil
-	}
-	return stepError{err, s}
 }
 
 func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
@@ -76,33 +45,4 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 			Buckets: buckets,
 		}, []string{"result"}),
 	}
-}
-
-func (m *metrics) prepared(start time.Time, err error) {
-	m.prepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
-	if err != nil {
-		m.failures.WithLabelValues(result(err)).Inc()
-	}
-}
-
-func (m *metrics) unprepared(start time.Time, err error) {
-	m.unprepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
-}
-
-// result is the label of an outcome: success, or the reason of a failure.
-func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case errors.Is(err, ErrHeld):
-		return "held"
-	case errors.Is(err, claim.ErrPermanent):
-		return "refused"
-	case errors.Is(err, errUnprepared), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "stopped"
-	}
-	if e, ok := errors.AsType[stepError](err); ok {
-		return string(e.step)
-	}
-	return "other"
 }

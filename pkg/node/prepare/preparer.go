@@ -119,22 +119,6 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	return devices, err
 }
 
-// Unprepare releases the claim's devices. When it returns nil, no record and no CDI
-// spec of the claim is left, and its partitions are destroyed, kept warm, or used by
-// other claims. A claim without a record succeeds.
-// Before anything is released, it waits until no process is left of any pod that
-// used the claim, until shortly before the context's deadline; then it fails, the
-// record stays, and a warning names the pods. It doesn't wait for processes of a
-// claim whose GPUs are all lost: these may never end, and no other claim gets the
-// GPUs. Prepares of the claim that began before are stopped, and leave nothing
-// behind.
-func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	start := time.Now()
-	err := p.unprepare(ctx, c)
-	p.metrics.unprepared(start, err)
-	return err
-}
-
 // Conditions returns what the journal knows to be wrong with GPUs: a GPU named
 // in an unreadable record is StateUnreadable until the kubelet has prepared
 // or unprepared that record's claim.
@@ -270,78 +254,11 @@ func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]g
 	}
 }
 
-// undo undoes a first prepare. Results of an earlier prepare of the claim stay:
-// a container may be using them. It works even if the call's context has ended.
-func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause error) error {
-	if before {
-		return cause
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
-	defer cancel()
-	return errors.Join(cause, p.withdraw(ctx, claimUID, noContainers))
-}
-
-// undoWithin bounds the undoing of a prepare whose time may be over.
-const undoWithin = 30 * time.Second
-
-// withdraw removes the spec and the mark. When await has returned nil, it removes
-// daemons and settings that no other claim needs, releases the partitions, and then
-// drops the record.
-func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Record) error) error {
-	p.cfg.Claims.SetUnpreparing(claimUID)
-	if err := p.cfg.CDI.Remove(claimUID); err != nil {
-		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
-	}
-	p.cfg.Step("unprepare.removed")
-	r := p.recordOf(claimUID)
-	if err := await(r); err != nil {
-		return err
-	}
-	p.cfg.Claims.SetLeaving(claimUID) // not before: its containers need what they share
-	if err := p.cfg.Containers.Forget(claimUID); err != nil {
-		return err
-	}
-	p.cfg.Step("unprepare.unmarked")
-	if err := p.leaveShared(ctx, r); err != nil {
-		return err
-	}
-	if err := p.release(ctx, r); err != nil {
-		return err
-	}
-	return p.drop(claimUID)
-}
-
-// noContainers is the await function for claims that no container can have.
-func noContainers(holding.Record) error { return nil }
-
-// drop removes the record.
-func (p *Preparer) drop(claimUID string) error {
-	unreadable := len(p.cfg.Journal.Unreadable())
-	if err := p.cfg.Journal.Delete(claimUID); err != nil {
-		return err
-	}
-	p.cfg.Claims.Reset(claimUID)
-	p.releases.wakeAll()
-	p.notifyRead(unreadable)
-	p.cfg.Step("unprepare.forgotten")
-	return nil
-}
-
 // notifyRead reports that an unreadable record was resolved.
 func (p *Preparer) notifyRead(unreadableBefore int) {
 	if len(p.cfg.Journal.Unreadable()) != unreadableBefore {
 		p.cfg.ConditionsChanged()
 	}
-}
-
-func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	p.calls.stop(c.UID)
-	unlock, err := p.claimLocks.Lock(ctx, string(c.UID))
-	if err != nil {
-		return fmt.Errorf("wait for another operation on the claim: %w", err)
-	}
-	defer unlock()
-	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
 }
 
 // results returns the answer to the kubelet.
@@ -384,8 +301,10 @@ func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant)
 		}
 		placed = append(placed, claim.Place(g, device, facts))
 	}
-	if err := claim.SetLimits(placed); err != nil {
-		return r, err
+	if slices.ContainsFunc(placed, claim.Placed.UsesMPS) {
+		if err := claim.SetLimits(placed); err != nil {
+			return r, err
+		}
 	}
 	for _, grant := range placed {
 		h := holding.New(grant.Device, grant.Of)
@@ -409,29 +328,57 @@ func reservedFor(c *resourceapi.ResourceClaim) []holding.Pod {
 	return pods
 }
 
-// recordOf returns the claim's record. Of an unreadable record it rebuilds each
-// holding from the device's name. The limits are unknown: a share has an empty MPS,
-// every other holding none.
-func (p *Preparer) recordOf(claimUID string) holding.Record {
-	if r, ok := p.cfg.Journal.Get(claimUID); ok {
-		return r
+// step is a part of a prepare, as a reason why one failed.
+type step string
+
+const (
+	stepState    step = "state"
+	stepHardware step = "hardware"
+	stepSharing  step = "sharing"
+	stepCDI      step = "cdi"
+)
+
+// stepError is an error with the step that failed.
+type stepError struct {
+	error
+	step step
+}
+
+func (e stepError) Unwrap() error { return e.error }
+
+// failedAt returns the error with the step; nil for nil.
+func failedAt(s step, err error) error {
+	if err == nil {
+		return nil
 	}
-	for _, u := range p.cfg.Journal.Unreadable() {
-		if u.ClaimUID != claimUID {
-			continue
-		}
-		r := u.Record
-		r.Holdings = slices.Clone(r.Holdings)
-		for i, g := range r.Holdings {
-			if d, _, err := p.cfg.Inventory.Device(g.Device); err == nil {
-				r.Holdings[i] = holding.New(g.Device, d)
-				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
-				if r.Holdings[i].Share != nil {
-					r.Holdings[i].MPS = &holding.MPS{} // which every share has
-				}
-			}
-		}
-		return r
+	return stepError{err, s}
+}
+
+func (m *metrics) prepared(start time.Time, err error) {
+	m.prepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
+	if err != nil {
+		m.failures.WithLabelValues(result(err)).Inc()
 	}
-	return holding.Record{ClaimUID: claimUID}
+}
+
+func (m *metrics) unprepared(start time.Time, err error) {
+	m.unprepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
+}
+
+// result is the label of an outcome: success, or the reason of a failure.
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "success"
+	case errors.Is(err, ErrHeld):
+		return "held"
+	case errors.Is(err, claim.ErrPermanent):
+		return "refused"
+	case errors.Is(err, errUnprepared), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "stopped"
+	}
+	if e, ok := errors.AsType[stepError](err); ok {
+		return string(e.step)
+	}
+	return "other"
 }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -30,66 +28,6 @@ const (
 // ErrHeld says that another claim holds a device.
 var ErrHeld = errors.New("device held by another claim")
 
-// lockWhenFree waits until no other claim holds any of the devices and there is memory for
-// the claim's shares, and locks the claim and its GPUs. It returns one function that
-// unlocks the claim and one that unlocks the GPUs.
-func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
-	gpus := want.GPUs() // with admin access, too: they may be reset now
-	w := newWait(ctx)
-	w.want = want
-	defer w.cancel()
-	for {
-		released := p.releases.next()
-		unlock, err := p.claimLocks.Lock(ctx, want.ClaimUID)
-		if err != nil {
-			return nil, nil, fmt.Errorf("wait for another operation on the claim: %w", err)
-		}
-		unlockGPUs, err := p.gpuLocks.Lock(ctx, gpus...)
-		if err != nil {
-			unlock()
-			return nil, nil, fmt.Errorf("wait for another operation on the claim's GPUs%s: %w", p.excludedOf(gpus), err)
-		}
-		holders := p.holders(want)
-		short := p.findShortage(want)
-		if len(holders) == 0 && short == nil {
-			return unlock, unlockGPUs, nil
-		}
-		unlockGPUs()
-		unlock()
-		if len(holders) > 0 {
-			err = p.waitForHolders(ctx, w, holders, released)
-		} else {
-			err = p.waitForMemory(ctx, w, short, released)
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-	}
-}
-
-// held returns the devices that the record holds.
-func held(r holding.Record) []gpu.Device {
-	var devices []gpu.Device
-	for _, g := range r.Holdings {
-		if !g.Admin {
-			devices = append(devices, g.DeviceHeld())
-		}
-	}
-	return devices
-}
-
-// holders returns the other claims that hold what the claim is to hold,
-// ordered by claim UID.
-func (p *Preparer) holders(want holding.Record) []holding.Record {
-	var holders []holding.Record
-	for _, d := range held(want) {
-		holders = append(holders, p.cfg.Claims.Holders(d, want.ClaimUID)...)
-	}
-	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
-	slices.SortFunc(holders, byUID)
-	return slices.CompactFunc(holders, func(a, b holding.Record) bool { return a.ClaimUID == b.ClaimUID })
-}
-
 // wait is the state of one call's wait for devices.
 type wait struct {
 	want      holding.Record
@@ -99,8 +37,8 @@ type wait struct {
 	standings map[string]Standing // by claim UID, as far as they are known
 }
 
-func newWait(ctx context.Context) *wait {
-	w := &wait{start: time.Now(), standings: map[string]Standing{}}
+func newWait(ctx context.Context, want holding.Record) *wait {
+	w := &wait{want: want, start: time.Now(), standings: map[string]Standing{}}
 	w.ctx, w.cancel = withMargin(ctx)
 	return w
 }
@@ -225,47 +163,6 @@ func describeHoldings(holdings []holding.Holding) string {
 	return strings.Join(slices.Compact(names), ", ")
 }
 
-// shortage is of memory: the MPS shares of a GPU, or of a partition, would have more
-// together than there is.
-type shortage struct {
-	// of is the shared device.
-	of gpu.Device
-	// wanted by the claim, taken by the sharers, and there, in MiB.
-	wanted, taken, there int64
-	// sharers are the other claims with shares of it, ordered by claim UID.
-	sharers []holding.Record
-}
-
-// findShortage returns the first device without enough memory for the claim's shares; nil
-// if all have enough. The scheduler counts the same, so memory is missing only where
-// claims are allocated faster than others are unprepared, or where facts have
-// changed since.
-func (p *Preparer) findShortage(want holding.Record) *shortage {
-	if have, again := p.cfg.Journal.Get(want.ClaimUID); again && have.BootID == p.cfg.BootID {
-		return nil // its devices are already recorded
-	}
-	for _, g := range want.Holdings {
-		if g.Admin || g.Share == nil {
-			continue
-		}
-		s := shortage{of: g.Base(), wanted: want.SharedMiB(g.Base())}
-		for _, r := range p.cfg.Journal.All() {
-			if mib := r.SharedMiB(s.of); mib > 0 && r.ClaimUID != want.ClaimUID {
-				s.taken += mib
-				s.sharers = append(s.sharers, r)
-			}
-		}
-		_, facts, err := p.cfg.Inventory.Device(g.Device)
-		if err != nil {
-			continue // the devices were found before; a change since then fails later
-		}
-		if s.there, err = gpu.ShareableMiB(facts, s.of); err == nil && s.wanted+s.taken > s.there {
-			return &s
-		}
-	}
-	return nil
-}
-
 // waitForMemory returns nil when it is worth looking again whether there is enough
 // memory by now. It returns an error at once if none of the sharers is on its way out,
 // or the claim couldn't have as much if they all were, and when the time is up.
@@ -302,26 +199,4 @@ func (s *shortage) refuse() error {
 	}
 	return fmt.Errorf("%w: the claim's MPS shares of GPU %s have %dMi of memory, and of the %dMi there is for shares %dMi are taken (%s): delete one of those claims' pods, or delete this pod so that its claim is allocated again",
 		ErrHeld, s.of.Parent(), s.wanted, s.there, s.taken, strings.Join(have, ", "))
-}
-
-// broadcast wakes all waiting goroutines at once.
-type broadcast struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
-
-func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
-
-// next is closed at the next wakeAll.
-func (b *broadcast) next() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.ch
-}
-
-func (b *broadcast) wakeAll() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.ch)
-	b.ch = make(chan struct{})
 }

@@ -1,0 +1,234 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// lockWhenFree waits until no other claim holds any of the devices and there is memory for
+// the claim's shares, and locks the claim and its GPUs. It returns one function that
+// unlocks the claim and one that unlocks the GPUs.
+func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unlock, unlockGPUs func(), _ error) {
+	gpus := want.GPUs() // with admin access, too: they may be reset now
+	var w *wait         // from the first wait on
+	defer func() {
+		if w != nil {
+			w.cancel()
+		}
+	}()
+	for {
+		released := p.releases.next()
+		unlock, err := p.claimLocks.Lock(ctx, want.ClaimUID)
+		if err != nil {
+			return nil, nil, fmt.Errorf("wait for another operation on the claim: %w", err)
+		}
+		unlockGPUs, err := p.gpuLocks.Lock(ctx, gpus...)
+		if err != nil {
+			unlock()
+			return nil, nil, fmt.Errorf("wait for another operation on the claim's GPUs%s: %w", p.excludedOf(gpus), err)
+		}
+		holders := p.holders(want)
+		short := p.findShortage(want)
+		if len(holders) == 0 && short == nil {
+			return unlock, unlockGPUs, nil
+		}
+		unlockGPUs()
+		unlock()
+		if w == nil {
+			w = newWait(ctx, want)
+		}
+		if len(holders) > 0 {
+			err = p.waitForHolders(ctx, w, holders, released)
+		} else {
+			err = p.waitForMemory(ctx, w, short, released)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// held returns the devices that the record holds.
+func held(r holding.Record) []gpu.Device {
+	var devices []gpu.Device
+	for _, g := range r.Holdings {
+		if !g.Admin {
+			devices = append(devices, g.DeviceHeld())
+		}
+	}
+	return devices
+}
+
+// holders returns the other claims that hold what the claim is to hold,
+// ordered by claim UID.
+func (p *Preparer) holders(want holding.Record) []holding.Record {
+	var holders []holding.Record
+	for _, d := range held(want) {
+		holders = append(holders, p.cfg.Claims.Holders(d, want.ClaimUID)...)
+	}
+	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
+	slices.SortFunc(holders, byUID)
+	return slices.CompactFunc(holders, func(a, b holding.Record) bool { return a.ClaimUID == b.ClaimUID })
+}
+
+// shortage is of memory: the MPS shares of a GPU, or of a partition, would have more
+// together than there is.
+type shortage struct {
+	// of is the shared device.
+	of gpu.Device
+	// wanted by the claim, taken by the sharers, and there, in MiB.
+	wanted, taken, there int64
+	// sharers are the other claims with shares of it, ordered by claim UID.
+	sharers []holding.Record
+}
+
+// findShortage returns the first device without enough memory for the claim's shares; nil
+// if all have enough. The scheduler counts the same, so memory is missing only where
+// claims are allocated faster than others are unprepared, or where facts have
+// changed since.
+func (p *Preparer) findShortage(want holding.Record) *shortage {
+	if have, again := p.cfg.Journal.Get(want.ClaimUID); again && have.BootID == p.cfg.BootID {
+		return nil // its devices are already recorded
+	}
+	for _, g := range want.Holdings {
+		if g.Admin || g.Share == nil {
+			continue
+		}
+		s := shortage{of: g.Base(), wanted: want.SharedMiB(g.Base())}
+		for _, r := range p.cfg.Journal.All() {
+			if mib := r.SharedMiB(s.of); mib > 0 && r.ClaimUID != want.ClaimUID {
+				s.taken += mib
+				s.sharers = append(s.sharers, r)
+			}
+		}
+		_, facts, err := p.cfg.Inventory.Device(g.Device)
+		if err != nil {
+			continue // the devices were found before; a change since then fails later
+		}
+		if s.there, err = gpu.ShareableMiB(facts, s.of); err == nil && s.wanted+s.taken > s.there {
+			return &s
+		}
+	}
+	return nil
+}
+
+// broadcast wakes all waiting goroutines at once.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
+
+// next is closed at the next wakeAll.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ch
+}
+
+func (b *broadcast) wakeAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.ch)
+	b.ch = make(chan struct{})
+}
+
+// errUnprepared stops a prepare that an unprepare has overtaken.
+var errUnprepared = errors.New("the claim was unprepared while it was being prepared")
+
+// calls are the prepares that have arrived and not returned, by claim, so that
+// an unprepare can stop those that began before it. Nothing is remembered
+// beyond that: a claim may be prepared again after its unprepare.
+type calls struct {
+	mu      sync.Mutex
+	byClaim map[types.UID]map[*call]bool
+}
+
+// call is one prepare of one claim; calls.mu guards it.
+type call struct {
+	stopped bool
+	// cancel ends the contexts that were made for the call.
+	cancel []context.CancelCauseFunc
+}
+
+// callsKey is the context's key for the calls that begin has registered.
+type callsKey struct{}
+
+func newCalls() *calls { return &calls{byClaim: map[types.UID]map[*call]bool{}} }
+
+// begin registers a call for each claim; done takes them out again.
+func (c *calls) begin(ctx context.Context, uids []types.UID) (_ context.Context, done func()) {
+	begun := make(map[types.UID]*call, len(uids))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, uid := range uids {
+		begun[uid] = &call{}
+		if c.byClaim[uid] == nil {
+			c.byClaim[uid] = map[*call]bool{}
+		}
+		c.byClaim[uid][begun[uid]] = true
+	}
+	return context.WithValue(ctx, callsKey{}, begun), func() { c.end(begun) }
+}
+
+func (c *calls) end(begun map[types.UID]*call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for uid, one := range begun {
+		delete(c.byClaim[uid], one)
+		if len(c.byClaim[uid]) == 0 {
+			delete(c.byClaim, uid)
+		}
+	}
+}
+
+// join returns a context that ends when the claim's call is stopped: the call
+// that was begun with this context, or else a new one.
+func (c *calls) join(ctx context.Context, uid types.UID) (_ context.Context, done func()) {
+	end := func() {}
+	begun, _ := ctx.Value(callsKey{}).(map[types.UID]*call)
+	if begun[uid] == nil {
+		ctx, end = c.begin(ctx, []types.UID{uid})
+		begun, _ = ctx.Value(callsKey{}).(map[types.UID]*call)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	c.attach(begun[uid], cancel)
+	return ctx, func() {
+		cancel(nil)
+		end()
+	}
+}
+
+// attach has the call's stop, which may have come already, end a context.
+func (c *calls) attach(one *call, cancel context.CancelCauseFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if one.stopped {
+		cancel(errUnprepared)
+	}
+	one.cancel = append(one.cancel, cancel)
+}
+
+// stop stops the calls of the claim that have begun; their contexts have ended
+// when it returns.
+func (c *calls) stop(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for one := range c.byClaim[uid] {
+		one.stopped = true
+		for _, cancel := range one.cancel {
+			cancel(errUnprepared)
+		}
+	}
+	delete(c.byClaim, uid)
+}

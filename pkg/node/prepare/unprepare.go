@@ -1,0 +1,239 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// Unprepare releases the claim's devices. When it returns nil, no record and no CDI
+// spec of the claim is left, and its partitions are destroyed, kept warm, or used by
+// other claims. A claim without a record succeeds.
+// Before anything is released, it waits until no process is left of any pod that
+// used the claim, until shortly before the context's deadline; then it fails, the
+// record stays, and a warning names the pods. It doesn't wait for processes of a
+// claim whose GPUs are all lost: these may never end, and no other claim gets the
+// GPUs. Prepares of the claim that began before are stopped, and leave nothing
+// behind.
+func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	start := time.Now()
+	err := p.unprepare(ctx, c)
+	p.metrics.unprepared(start, err)
+	return err
+}
+
+func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	p.calls.stop(c.UID)
+	unlock, err := p.claimLocks.Lock(ctx, string(c.UID))
+	if err != nil {
+		return fmt.Errorf("wait for another operation on the claim: %w", err)
+	}
+	defer unlock()
+	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
+}
+
+// withdraw removes the spec and the mark. When await has returned nil, it removes
+// daemons and settings that no other claim needs, releases the partitions, and then
+// drops the record.
+func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Record) error) error {
+	p.cfg.Claims.SetUnpreparing(claimUID)
+	if err := p.cfg.CDI.Remove(claimUID); err != nil {
+		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
+	}
+	p.cfg.Step("unprepare.removed")
+	r := p.recordOf(claimUID)
+	if err := await(r); err != nil {
+		return err
+	}
+	p.cfg.Claims.SetLeaving(claimUID) // not before: its containers need what they share
+	if err := p.cfg.Containers.Forget(claimUID); err != nil {
+		return err
+	}
+	p.cfg.Step("unprepare.unmarked")
+	if err := p.leaveShared(ctx, r); err != nil {
+		return err
+	}
+	if err := p.release(ctx, r); err != nil {
+		return err
+	}
+	return p.drop(claimUID)
+}
+
+// noContainers is the await function for claims that no container can have.
+func noContainers(holding.Record) error { return nil }
+
+// drop removes the record.
+func (p *Preparer) drop(claimUID string) error {
+	unreadable := len(p.cfg.Journal.Unreadable())
+	if err := p.cfg.Journal.Delete(claimUID); err != nil {
+		return err
+	}
+	p.cfg.Claims.Reset(claimUID)
+	p.releases.wakeAll()
+	p.notifyRead(unreadable)
+	p.cfg.Step("unprepare.forgotten")
+	return nil
+}
+
+// undo undoes a first prepare. Results of an earlier prepare of the claim stay:
+// a container may be using them. It works even if the call's context has ended.
+func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause error) error {
+	if before {
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWithin)
+	defer cancel()
+	return errors.Join(cause, p.withdraw(ctx, claimUID, noContainers))
+}
+
+// undoWithin bounds the undoing of a prepare whose time may be over.
+const undoWithin = 30 * time.Second
+
+// recordOf returns the claim's record. Of an unreadable record it rebuilds each
+// holding from the device's name. The limits are unknown: a share has an empty MPS,
+// every other holding none.
+func (p *Preparer) recordOf(claimUID string) holding.Record {
+	if r, ok := p.cfg.Journal.Get(claimUID); ok {
+		return r
+	}
+	for _, u := range p.cfg.Journal.Unreadable() {
+		if u.ClaimUID != claimUID {
+			continue
+		}
+		r := u.Record
+		r.Holdings = slices.Clone(r.Holdings)
+		for i, g := range r.Holdings {
+			if d, _, err := p.cfg.Inventory.Device(g.Device); err == nil {
+				r.Holdings[i] = holding.New(g.Device, d)
+				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
+				if r.Holdings[i].Share != nil {
+					r.Holdings[i].MPS = &holding.MPS{} // which every share has
+				}
+			}
+		}
+		return r
+	}
+	return holding.Record{ClaimUID: claimUID}
+}
+
+// leaveShared stops the daemons and restores the settings that no remaining claim
+// needs. For a claim whose record can't be read these are unknown.
+func (p *Preparer) leaveShared(ctx context.Context, r holding.Record) error {
+	if !r.Shares() && !p.cfg.Journal.IsUnreadable(r.ClaimUID) {
+		return nil
+	}
+	if err := p.cfg.Sharing.Leave(ctx, r); err != nil {
+		return fmt.Errorf("stop what the claim shared: %w", err)
+	}
+	p.cfg.Step("unprepare.left")
+	return nil
+}
+
+// release gives up the partitions that the claim holds, but for those that another
+// claim has a share of: different GPUs at once, one GPU in order. A failure of one
+// doesn't stop the others; errors name the partition.
+func (p *Preparer) release(ctx context.Context, r holding.Record) error {
+	var mu sync.Mutex
+	var errs []error
+	var wg sync.WaitGroup
+	for _, partitions := range heldPartitions(r) {
+		wg.Go(func() {
+			for _, d := range partitions {
+				if err := p.releaseOne(ctx, r, d); err != nil {
+					mu.Lock()
+					errs = append(errs, err)
+					mu.Unlock()
+				}
+				p.cfg.Step("unprepare.released")
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
+	if p.cfg.Claims.InUse(d) {
+		return nil
+	}
+	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
+	if slices.ContainsFunc(r.Holdings, shared) {
+		// Another claim with a share of the partition may be leaving too; the MPS daemon
+		// has to stop before the partition is destroyed.
+		if err := p.leaveShared(ctx, r); err != nil {
+			return err
+		}
+	}
+	return p.cfg.Partitions.Release(ctx, d)
+}
+
+// heldPartitions returns the partitions that the record holds, or holds shares
+// of, by GPU.
+func heldPartitions(r holding.Record) map[gpu.UUID][]gpu.Partition {
+	partitions := map[gpu.UUID][]gpu.Partition{}
+	for _, d := range held(r) {
+		part, ok := gpu.Base(d).(gpu.Partition)
+		if ok && !slices.Contains(partitions[part.GPU], part) {
+			partitions[part.GPU] = append(partitions[part.GPU], part)
+		}
+	}
+	return partitions
+}
+
+// reasonInUse is the reason of the warning that a claim can't be unprepared yet.
+const reasonInUse = "DevicesStillInUse"
+
+// awaitContainers waits until no process is left of any pod that used the claim. No lock but
+// the claim's is held meanwhile.
+func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
+	_, recorded := p.cfg.Journal.Get(r.ClaimUID)
+	switch {
+	case !recorded && !p.cfg.Journal.IsUnreadable(r.ClaimUID):
+		return nil
+	case recorded && (len(held(r)) == 0 || r.BootID != p.cfg.BootID): // admin access holds nothing, and no container survives a boot
+		return nil
+	case p.allLost(r):
+		klog.FromContext(ctx).Info("Not waiting for the end of the claim's containers: its GPUs are lost", "gpus", r.GPUs())
+		return nil
+	}
+	waiting, cancel := withMargin(ctx)
+	defer cancel()
+	err := p.cfg.Containers.AwaitEnd(waiting, r.ClaimUID, podsOf(r))
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeHoldings(r.Holdings), err)
+	p.cfg.Warn(c, reasonInUse, err.Error())
+	return err
+}
+
+// allLost reports whether all GPUs are lost that the record holds something of.
+func (p *Preparer) allLost(r holding.Record) bool {
+	return len(held(r)) > 0 && !slices.ContainsFunc(r.Holdings, func(g holding.Holding) bool { return !g.Admin && !p.isLost(g.Device) })
+}
+
+func (p *Preparer) isLost(name gpu.DeviceName) bool {
+	_, facts, _ := p.cfg.Inventory.Device(name) // the error explains the problem
+	return slices.ContainsFunc(facts.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
+}
+
+// podsOf are the pods that the record names.
+func podsOf(r holding.Record) []kubeletplugin.NamespacedObject {
+	pods := make([]kubeletplugin.NamespacedObject, 0, len(r.Pods))
+	for _, pod := range r.Pods {
+		pods = append(pods, kubeletplugin.NamespacedObject{
+			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: pod.Name}, UID: types.UID(pod.UID),
+		})
+	}
+	return pods
+}
