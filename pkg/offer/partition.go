@@ -8,13 +8,16 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
+// partitionAttributes is how many a partition on a host has, usually.
+const partitionAttributes = 12
+
 // describePartition describes a MIG partition. Only one that others made has a
 // UUID: that of a partition that is created on demand is known when a claim has it.
 //
 // A GPU has many of them, and all schedulers and API servers keep each: of the GPU's
 // attributes they have only those by which manifests select partitions (ADR 55).
 func describePartition(g gpu.GPU, p part, name gpu.DeviceName) resourceapi.Device {
-	a := make(attributes)
+	a := make(attributes, partitionAttributes)
 	a.product(g)
 	a.numbers(g)
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
