@@ -31,9 +31,15 @@ type sliceStore struct {
 	writes   int
 	broken   error // the error of Write, after half of its work
 	stuck    error // the error of Delete, which then deletes nothing
+	// stale, if there is one, is what the cache has.
+	stale *publish.Found
+	lists int
 }
 
 func (s *sliceStore) Cached(string) (publish.Found, error) {
+	if s.stale != nil {
+		return *s.stale, nil
+	}
 	return publish.Found{Ours: s.slices, Foreign: s.foreign}, nil
 }
 
@@ -44,6 +50,7 @@ func (s *sliceStore) Offers(_ string, device gpu.DeviceName) bool {
 }
 
 func (s *sliceStore) Live(context.Context, string) (publish.Found, error) {
+	s.lists++
 	return publish.Found{Ours: slices.Clone(s.slices), Foreign: slices.Clone(s.foreign)}, nil
 }
 

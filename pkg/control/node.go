@@ -62,6 +62,8 @@ type nodeReconciler struct {
 	publishRequests map[string]publishRequest
 	// evicted is when foreign slices of a node were last deleted.
 	evicted map[string]time.Time
+	// unseen has the nodes whose slices were written, and haven't been seen in the cache.
+	unseen map[string]bool
 }
 
 // publishRequest is a number that was raised in an inventory's spec.publishRequest and
@@ -84,6 +86,7 @@ func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, 
 		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
 		contests:        newPauses(c, firstContest, maxContest),
 		publishRequests: make(map[string]publishRequest), evicted: make(map[string]time.Time),
+		unseen: make(map[string]bool),
 	}
 }
 
@@ -146,6 +149,7 @@ func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventor
 	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool {
 		return false, 0, nil
 	}
+	n.recordSeen(inv.Name)
 	return true, 0, n.checkIgnoredTaints(ctx, inv, last.blocked, since)
 }
 
@@ -166,22 +170,40 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 		n.failures.forget(node)
 	}
 	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
+		n.recordSeen(node)
 		return reconcile.Result{}, n.checkIgnoredTaints(ctx, inv, blockedDevices(want), since)
 	}
-	return n.convergeLive(ctx, node, inv, want)
-}
-
-// convergeLive reads the slices from the API server and replaces them, unless that
-// failed just now.
-func (n *nodeReconciler) convergeLive(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
 	if left := n.failures.left(node); len(want) > 0 && left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
-	current, err := n.slices.Live(ctx, node)
+	current, err := n.current(ctx, node, cached)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	return n.replaceSlices(ctx, inv, current, want)
+}
+
+// current returns the node's slices as the API server has them. It doesn't ask for them
+// where there are none in the cache, nor any of our own on their way there: while others
+// write, the server takes up to 100 ms for a list, until its cache is as new as etcd. If
+// there are some, it refuses to create them again.
+func (n *nodeReconciler) current(ctx context.Context, node string, cached publish.Found) (publish.Found, error) {
+	n.mu.Lock()
+	unseen := n.unseen[node]
+	n.mu.Unlock()
+	if len(cached.Ours) == 0 && len(cached.Foreign) == 0 && !unseen {
+		return cached, nil
+	}
+	return n.slices.Live(ctx, node)
+}
+
+// recordSeen records that the cache has the slices that the node should have, or none where
+// it should have none. An answer that was asked for before has no meaning then.
+func (n *nodeReconciler) recordSeen(node string) {
+	n.forget(node)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.unseen, node)
 }
 
 // untilReported returns how much longer to wait for the status of an inventory that
@@ -268,6 +290,9 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 
 // write publishes, and keeps count of failures.
 func (n *nodeReconciler) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
+	n.mu.Lock()
+	n.unseen[node] = true
+	n.mu.Unlock()
 	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
 		n.failures.begin(node)
 		if publish.Doubtful(err) {
@@ -388,6 +413,7 @@ func (n *nodeReconciler) forgetNode(node string) {
 	defer n.mu.Unlock()
 	delete(n.publishRequests, node)
 	delete(n.evicted, node)
+	delete(n.unseen, node)
 }
 
 // forget an answer, or a registration.

@@ -1,0 +1,76 @@
+package control
+
+import (
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+// TestNoListWithoutSlices checks that a node without slices in the cache is asked and
+// published without a list, which takes the server long while others write.
+func TestNoListWithoutSlices(t *testing.T) {
+	s := newFixture(t)
+	s.published()
+	s.mustReconcile()
+	s.store.slices = nil // by the kubelet
+	s.publish()
+	s.mustHave(1)
+	if s.store.lists != 0 {
+		t.Errorf("the slices were listed %d times", s.store.lists)
+	}
+}
+
+// TestCacheWithoutOwnWrite checks that slices that were just written aren't taken for
+// deleted ones.
+func TestCacheWithoutOwnWrite(t *testing.T) {
+	s := newFixture(t)
+	s.store.stale = &publish.Found{}
+	s.published()
+	before := s.store.writes
+	s.mustReconcile()
+	s.mustHaveAsked(1)
+	if s.store.writes != before || s.store.lists != 1 {
+		t.Errorf("%d more writes of slices and %d lists, want one list", s.store.writes-before, s.store.lists)
+	}
+	s.store.stale = nil
+	s.mustReconcile()
+	s.store.slices = nil
+	s.mustReconcile()
+	s.mustHaveAsked(2)
+}
+
+// TestNeedlessAnswerIsNotUsedLater has a controller take over whose cache lacks what its
+// predecessor published last: it asks, and the answer must not serve for a later deletion.
+func TestNeedlessAnswerIsNotUsedLater(t *testing.T) {
+	s := newFixture(t)
+	s.published()
+	s.restart()
+	s.store.stale = &publish.Found{}
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.store.stale = nil
+	s.mustReconcile()
+	s.mustHaveAsked(2)
+
+	s.store.slices = nil // by the kubelet; the plugin may be gone
+	s.mustReconcile()
+	s.mustHave(0)
+	s.mustHaveAsked(3)
+	s.publishAfterAnswer()
+}
+
+// TestSlicesThatTheCacheLacked checks that slices which the server has and the cache lacked
+// at the first attempt are replaced at the next, once the plugin has answered again.
+func TestSlicesThatTheCacheLacked(t *testing.T) {
+	s := newFixture(t)
+	s.mustReconcile()
+	s.pluginAnswers()
+	s.store.stale = &publish.Found{}
+	s.mustBeFull() // the server: it is there already
+	s.clock.Step(maxRetryDelay)
+	s.mustReconcile()
+	if s.store.lists != 1 {
+		t.Errorf("the slices were listed %d times, want once", s.store.lists)
+	}
+	s.publishAfterAnswer()
+}
