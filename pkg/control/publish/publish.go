@@ -116,7 +116,7 @@ func (p *Publisher) Informer() cache.SharedIndexInformer { return p.informer }
 
 // Cached returns a node's slices as the cache has them: without devices and counters,
 // with a digest of these that Equal compares. Offers knows their devices' names. They
-// are shared: don't change them. The cache lags behind: act on Live only.
+// are shared: don't change them. The cache lags behind: replace what Live returns.
 func (p *Publisher) Cached(node string) (Found, error) {
 	var out Found
 	objs, err := p.informer.GetIndexer().ByIndex(nodeIndex, node)
