@@ -20,6 +20,9 @@ import (
 type Config struct {
 	// NodeName of the Node the plugin runs on.
 	NodeName string
+	// PodUID of the plugin's pod. With it, a plugin takes over from a running one, where
+	// the kubelet is 1.33 or later.
+	PodUID string
 	// Kubeconfig to reach the API server with; empty in a cluster.
 	Kubeconfig string
 	// HostRoot is the path at which the host's file system is mounted.
@@ -56,6 +59,7 @@ const (
 // AddFlags registers the flags with their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of the Node this plugin runs on (default: the environment's NODE_NAME)")
+	fs.StringVar(&c.PodUID, "pod-uid", os.Getenv("POD_UID"), "UID of this plugin's pod, to take over from a running plugin without a gap (default: the environment's POD_UID)")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "file with the API server's address and credentials (default: those of the pod)")
 	fs.StringVar(&c.HostRoot, "host-root", "/", "where the host's file system is mounted")
 	fs.StringVar(&c.DriverRoot, "driver-root", "", "directory on the host with the NVIDIA driver (default: searched)")

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
@@ -53,8 +54,8 @@ func healthHandler(is checks) http.Handler {
 
 // serveMetrics answers until ctx ends, over TLS and only to those who may ask if that is
 // configured.
-func (p *plugin) serveMetrics(ctx context.Context) error {
-	handler := metricsHandler(p.metrics)
+func (p *program) serveMetrics(ctx context.Context) error {
+	handler := metricsHandler(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return p.stage.Load().metrics.Gather() }))
 	var secure *tls.Config
 	if p.cfg.MetricsAuthentication {
 		var err error
@@ -64,6 +65,14 @@ func (p *plugin) serveMetrics(ctx context.Context) error {
 		handler = scrapeauth.Handler(p.client, handler)
 	}
 	return serve(ctx, "--metrics-address", p.cfg.MetricsAddress, secure, handler)
+}
+
+// serveHealth answers until ctx ends.
+func (p *program) serveHealth(ctx context.Context) error {
+	return serve(ctx, "--health-address", p.cfg.HealthAddress, nil, healthHandler(checks{
+		healthy: func() error { return p.stage.Load().healthy() },
+		ready:   func() error { return p.stage.Load().ready() },
+	}))
 }
 
 // serve answers on address, which the flag of that name gave, until ctx ends, over TLS if

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -28,6 +29,8 @@ type hardwareParts struct {
 	// healthOf returns what health needs of the hardware.
 	healthOf func(driver.Hardware) *healthmonitor.Hardware
 	readings *usage.Readings
+	// handsOver: another plugin takes the hardware as it is.
+	handsOver atomic.Bool
 }
 
 // Arrived gives the parts the hardware, and makes the node agree with the journal.
@@ -52,10 +55,10 @@ func (p *hardwareParts) Suspend() {
 	p.readings.SetHardware(nil)
 }
 
-// BeforeClose takes the hardware from the parts, and restores it before if the plugin ends
-// and nothing is prepared.
+// BeforeClose takes the hardware from the parts, and restores it before if the plugin
+// ends, no other takes over, and nothing is prepared.
 func (p *hardwareParts) BeforeClose(ctx context.Context, pluginEnds bool) {
-	if pluginEnds && countClaims(p.journal) == 0 {
+	if pluginEnds && !p.handsOver.Load() && countClaims(p.journal) == 0 {
 		p.restore(ctx)
 	}
 	p.sharing.SetHardware(nil, nil) // after what is in progress

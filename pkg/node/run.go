@@ -54,30 +54,10 @@ const firstLookWithin = 45 * time.Second
 // released, so that the next plugin can start.
 const stopWithin = 25 * time.Second
 
-// Run runs the plugin. It returns when ctx ends, or with an error after which
-// it can't continue; a missing driver or API server isn't one.
-func Run(ctx context.Context, cfg Config) error {
-	api, err := cfg.restConfig()
-	if err != nil {
-		return err
-	}
-	dir, err := datadir.Lock(ctx, cfg.DataDir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	p, err := newPlugin(cfg, dir, api)
-	if err != nil {
-		return err
-	}
-	defer p.journal.Close()
-	err = p.run(ctx)
-	return errors.Join(err, p.cleanUp(ctx))
-}
-
 // plugin is the parts, wired.
 type plugin struct {
 	cfg        Config
+	tenure     tenure
 	dir        *datadir.Dir
 	client     kubernetes.Interface
 	journal    *journal.Journal
@@ -99,18 +79,17 @@ type plugin struct {
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
 	registered atomic.Bool
+	// onHandedOver is called when another plugin has taken over.
+	onHandedOver func()
 }
 
-func newPlugin(cfg Config, dir *datadir.Dir, api *rest.Config) (_ *plugin, err error) {
-	p := &plugin{cfg: cfg, dir: dir, metrics: newRegistry()}
+func newPlugin(cfg Config, api *rest.Config, client kubernetes.Interface, t tenure) (_ *plugin, err error) {
+	p := &plugin{cfg: cfg, tenure: t, dir: t.dir, client: client, metrics: newRegistry(), onHandedOver: func() {}}
 	bootID, err := bootid.Read()
 	if err != nil {
 		return nil, err
 	}
-	if p.client, err = kubernetes.NewForConfig(api); err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
-	}
-	hook, err := dir.InstallHook(cfg.CDIHook)
+	hook, err := p.dir.InstallHook(cfg.CDIHook)
 	if err != nil {
 		return nil, err
 	}
@@ -170,12 +149,13 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	}
 	p.driver = driver.New(driver.Config{
 		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
-		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(),
+		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Loaded: p.tenure.loaded, Step: failpoint.Step(),
 	})
 	p.resets.driver = p.driver
 	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
-		Driver: gpu.DriverName, Root: cfg.KubeletRoot, Client: p.client, Claims: p.preparer, Health: devices.report,
+		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.tenure.podUID, DataDir: cfg.DataDir,
+		Client: p.client, Claims: p.preparer, Health: devices.report,
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return p.registerUsage(host)
@@ -224,8 +204,42 @@ func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
 	return nil
 }
 
-// run runs the parts until ctx ends or one can't go on.
+// run runs the plugin until ctx ends or a part can't go on. If another plugin takes
+// over, it passes the kubelet's calls on to that one, and returns errTakenBack when
+// that one has ended.
 func (p *plugin) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	stopped := make(chan struct{})
+	group.Go(func() error {
+		defer close(stopped)
+		return p.work(working)
+	})
+	group.Go(func() error {
+		if err := p.mayRegister(working); err != nil {
+			return nil //nolint:nilerr // the context's end: nothing to register any more
+		}
+		return p.kubelet.Run(ctx)
+	})
+	group.Go(func() error { return p.isRegisteredInTime(working) })
+	group.Go(func() error {
+		return p.handOver(ctx, func(ctx context.Context) error {
+			stop()
+			select {
+			case <-stopped:
+				return nil
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the plugin's parts to end: %w", ctx.Err())
+			}
+		})
+	})
+	return endWithin(ctx, stopWithin, group.Wait)
+}
+
+// work runs the parts that use the journal and the hardware until ctx ends or one can't
+// go on.
+func (p *plugin) work(ctx context.Context) error {
 	if err := p.specs.Tidy(); err != nil {
 		klog.FromContext(ctx).Error(err, "Temporary files stay in the CDI directory", "node", p.cfg.NodeName)
 	}
@@ -235,12 +249,6 @@ func (p *plugin) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.containers.Run(ctx) })
 	group.Go(func() error { return p.warnings.run(ctx) })
-	group.Go(func() error {
-		return p.serveMetrics(ctx)
-	})
-	group.Go(func() error {
-		return serve(ctx, "--health-address", p.cfg.HealthAddress, nil, healthHandler(checks{healthy: p.healthy, ready: p.ready}))
-	})
 	group.Go(func() error { return p.driver.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
@@ -249,13 +257,7 @@ func (p *plugin) run(ctx context.Context) error {
 	group.Go(func() error { p.endings.run(ctx); return nil })
 	group.Go(func() error { p.readings.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
-	group.Go(func() error {
-		if err := p.mayRegister(ctx); err != nil {
-			return nil //nolint:nilerr // the context's end: nothing to register any more
-		}
-		return p.kubelet.Run(ctx)
-	})
-	return endWithin(ctx, stopWithin, group.Wait)
+	return group.Wait()
 }
 
 // endWithin returns the result of wait, or an error if wait has not returned that
@@ -289,11 +291,13 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	soon, cancel := context.WithTimeout(ctx, firstReportWithin)
-	defer cancel()
-	if err := p.reporter.WaitReported(soon); err != nil && ctx.Err() == nil {
-		logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
-		return nil
+	if !p.tenure.tookOver { // or the plugin before has reported, and passes on calls now
+		soon, cancel := context.WithTimeout(ctx, firstReportWithin)
+		defer cancel()
+		if err := p.reporter.WaitReported(soon); err != nil && ctx.Err() == nil {
+			logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
+			return nil
+		}
 	}
 	if conflict := p.facts.Conflict(); conflict != "" {
 		logger.Info("Not registering with the kubelet until the other driver is gone", "node", p.cfg.NodeName, "conflict", conflict)

@@ -82,7 +82,11 @@ func newNode(t *testing.T, machine ...string) *node {
 		}
 	}
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
-	if _, err := shared.api.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+	if object, err = shared.api.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	object.Status.NodeInfo.KubeletVersion = "v1.37.1"
+	if _, err := shared.api.CoreV1().Nodes().UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return n

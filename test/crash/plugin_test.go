@@ -19,7 +19,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -32,19 +34,26 @@ type plugin struct {
 	log   string
 	steps string        // file with the steps it has come to
 	done  chan struct{} // closed when it is dead
+	pod   types.UID     // empty: it can't take over from another, nor hand over
 	dra   drapbv1.DRAPluginClient
 }
 
 // start starts a plugin that dies after the step, or never if it is empty.
 func (n *node) start(t *testing.T, step string) *plugin {
 	t.Helper()
+	return n.startPod(t, "", step)
+}
+
+// startPod is start for a plugin of a pod with that UID.
+func (n *node) startPod(t *testing.T, pod types.UID, step string) *plugin {
+	t.Helper()
 	out, err := os.CreateTemp(t.TempDir(), "log")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plugin{log: out.Name(), steps: out.Name() + ".steps", done: make(chan struct{})}
+	p := &plugin{log: out.Name(), steps: out.Name() + ".steps", done: make(chan struct{}), pod: pod}
 	p.cmd = n.command("--node-name", n.name, "--kubeconfig", n.kubeconfig,
-		"--kubelet-root", n.kubelet, "--cdi-hook", "/bin/true", "--metrics-address", "", "-v", "4")
+		"--pod-uid", string(pod), "--kubelet-root", n.kubelet, "--cdi-hook", "/bin/true", "--metrics-address", "", "-v", "4")
 	p.cmd.Env = append(os.Environ(), failpoint.Variable+"="+step, failpoint.RecordVariable+"="+p.steps)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	if err := p.cmd.Start(); err != nil {
@@ -160,7 +169,11 @@ func (n *node) register(t *testing.T, p *plugin) {
 		case <-ctx.Done():
 		}
 	}()
-	c := registerapi.NewRegistrationClient(dial(t, filepath.Join(n.kubelet, "plugins_registry", driver+"-reg.sock")))
+	registry, name := filepath.Join(n.kubelet, "plugins_registry"), driver+"-reg.sock"
+	if p.pod != "" {
+		name = kubeletplugin.RollingUpdateRegistrarSocketFile(registry, driver, p.pod)
+	}
+	c := registerapi.NewRegistrationClient(dial(t, filepath.Join(registry, name)))
 	info, err := c.GetInfo(ctx, &registerapi.InfoRequest{})
 	if err == nil {
 		_, err = c.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})

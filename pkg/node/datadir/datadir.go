@@ -21,6 +21,7 @@ const (
 	marksDir   = "containers"
 	hookFile   = "bin/nvidia-cdi-hook"
 	hookTemp   = hookFile + ".tmp" // while it is installed
+	socketFile = "handover.sock"   // of the plugin that has locked the directory
 )
 
 // lockPoll is how often the data directory's lock is tried.
@@ -36,24 +37,55 @@ type Dir struct {
 // still be finishing. It makes the directory if it isn't there. The lock ends with
 // Close or the process.
 func Lock(ctx context.Context, path string) (*Dir, error) {
-	for {
-		f, err := openLock(path)
-		if err != nil {
-			return nil, fmt.Errorf("--data-dir: %w", err)
+	for waited := false; ; waited = true {
+		d, locked, err := TryLock(path)
+		if locked || err != nil {
+			return d, err
 		}
-		if err := lock(ctx, f); err != nil {
-			return nil, errors.Join(err, f.Close())
+		if !waited {
+			klog.FromContext(ctx).Info("Another plugin uses the data directory, waiting for it to end", "path", path)
 		}
-		// The plugin before may have taken the file away when it left.
-		mine, err := f.Stat()
-		now, nowErr := os.Stat(f.Name())
-		if err == nil && nowErr == nil && os.SameFile(mine, now) {
-			return &Dir{path: path, lock: f}, nil
-		}
-		if err := f.Close(); err != nil {
-			return nil, fmt.Errorf("--data-dir: %w", err)
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
+}
+
+// TryLock is Lock without waiting: locked is false while another plugin uses the
+// directory.
+func TryLock(path string) (_ *Dir, locked bool, err error) {
+	f, err := openLock(path)
+	if err != nil {
+		return nil, false, fmt.Errorf("--data-dir: %w", err)
+	}
+	locked, err = lock(f)
+	if locked && err == nil {
+		return &Dir{path: path, lock: f}, true, nil
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, false, fmt.Errorf("--data-dir: %w", err)
+	}
+	return nil, false, nil
+}
+
+// lock returns false while another plugin has the lock, and if the plugin before has
+// removed the file when it left: the next one to open is another.
+func lock(f *os.File) (bool, error) {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	mine, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Stat(f.Name())
+	return err == nil && os.SameFile(mine, now), nil
 }
 
 func openLock(dir string) (*os.File, error) {
@@ -63,29 +95,15 @@ func openLock(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 }
 
-// lock waits for the lock, or the end of ctx.
-func lock(ctx context.Context, f *os.File) error {
-	for waited := false; ; waited = true {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("lock %s: %w", f.Name(), err)
-		}
-		if !waited {
-			klog.FromContext(ctx).Info("Another plugin uses the data directory, waiting for it to end", "path", f.Name())
-		}
-		select {
-		case <-time.After(lockPoll):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
 // Close lets another plugin use the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
+
+// HandoverSocketOf returns the socket at which the plugin that has locked a data
+// directory is asked for it.
+func HandoverSocketOf(path string) string { return filepath.Join(path, socketFile) }
+
+// HandoverSocket returns the same of this directory.
+func (d *Dir) HandoverSocket() string { return HandoverSocketOf(d.path) }
 
 // Journal returns the path of the journal's directory.
 func (d *Dir) Journal() string { return JournalOf(d.path) }
@@ -97,7 +115,7 @@ func JournalOf(path string) string { return filepath.Join(path, journalDir) }
 // Marks returns the path of the directory of the marks of claims' containers.
 func (d *Dir) Marks() string { return filepath.Join(d.path, marksDir) }
 
-// Clean removes the hook program and the lock file, and removes bin/, the journal's
+// Clean removes the hook program, a socket and the lock file, and removes bin/, the journal's
 // and the marks' directories if they are empty.
 func (d *Dir) Clean() error {
 	return errors.Join(
@@ -106,6 +124,7 @@ func (d *Dir) Clean() error {
 		files.RemoveIfEmpty(filepath.Join(d.path, filepath.Dir(hookFile))),
 		files.RemoveIfEmpty(d.Journal()),
 		files.RemoveIfEmpty(d.Marks()),
+		files.RemoveIfThere(d.HandoverSocket()),
 		files.RemoveIfThere(filepath.Join(d.path, lockFile)),
 	)
 }

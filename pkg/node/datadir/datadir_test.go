@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -110,55 +109,25 @@ func TestOnePluginAtATime(t *testing.T) {
 	}
 }
 
-// The file that a waiting plugin has open may be gone when it gets its turn.
+// The file that a waiting plugin has opened may be gone when it locks it.
 func TestOnePluginAtATimeAfterALeave(t *testing.T) {
 	path := dataDir(t)
-	first, err := Lock(t.Context(), path)
+	first := locked(t, path)
+	opened, err := openLock(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	locked := make(chan *Dir)
-	go func() {
-		f, err := Lock(t.Context(), path)
-		if err != nil {
-			t.Error(err)
-		}
-		locked <- f
-	}()
-	waitOpen(t, filepath.Join(path, lockFile), 2)
+	defer opened.Close()
 	if err := errors.Join(first.Clean(), first.Close()); err != nil {
 		t.Fatal(err)
 	}
-	second := <-locked
-	defer second.Close()
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if third, err := Lock(ended, path); err == nil {
-		third.Close()
-		t.Error("two plugins use one directory")
+	if ok, err := lock(opened); ok || err != nil {
+		t.Errorf("a file that is gone: locked %t, %v, want another try", ok, err)
 	}
-}
-
-// waitOpen waits until this process has the file open so many times.
-func waitOpen(t *testing.T, path string, times int) {
-	t.Helper()
-	for range 60_000 {
-		n := 0
-		fds, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, fd := range fds {
-			if target, err := os.Readlink(fd); err == nil && target == path {
-				n++
-			}
-		}
-		if n >= times {
-			return
-		}
-		<-time.After(time.Millisecond)
+	locked(t, path)
+	if _, ok, err := TryLock(path); ok || err != nil {
+		t.Errorf("two plugins use one directory: locked %t, %v", ok, err)
 	}
-	t.Fatalf("%s is not open %d times", path, times)
 }
 
 func TestLeave(t *testing.T) {

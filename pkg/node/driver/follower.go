@@ -83,6 +83,9 @@ type Config struct {
 	Listener   Listener
 	// OnEvent is called with each event of the GPUs, in order. It must not block.
 	OnEvent func(nvml.Event)
+	// Loaded is the NVML library that an earlier Follower of this process has loaded, if
+	// any.
+	Loaded string
 	// Step is called after each step of a reset, for crash tests.
 	Step func(string)
 }
@@ -121,8 +124,12 @@ func New(c Config) *Follower {
 	if c.Step == nil {
 		c.Step = func(string) {}
 	}
-	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{})}
+	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{}), loaded: c.Loaded}
 }
+
+// Loaded returns the NVML library that this process has loaded, "" if none. It is called
+// after Run has returned.
+func (f *Follower) Loaded() string { return f.loaded }
 
 // Looked returns a channel that is closed when the driver has been looked for once,
 // and Arrived has returned or lasted for RecoverWithin if there is one.

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -132,9 +133,12 @@ func isSame(a, b os.FileInfo) bool { return a != nil && os.SameFile(a, b) }
 func (p *Plugin) checkOther(ctx context.Context, socket string) (apart bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	info, err := getInfo(ctx, socket)
+	info, header, err := getInfo(ctx, socket)
 	if err != nil {
 		return false, nil // a socket that doesn't answer isn't registered under our name
+	}
+	if p.sameDataDir(header) {
+		return false, nil // it has handed over, or is about to take over
 	}
 	if info.GetName() != p.cfg.Driver || info.GetType() != registerapi.DRAPlugin {
 		return true, nil
@@ -143,11 +147,13 @@ func (p *Plugin) checkOther(ctx context.Context, socket string) (apart bool, _ e
 		p.cfg.Driver, socket, info.GetEndpoint())
 }
 
-func getInfo(ctx context.Context, socket string) (*registerapi.PluginInfo, error) {
+func getInfo(ctx context.Context, socket string) (*registerapi.PluginInfo, metadata.MD, error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer conn.Close()
-	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
+	var header metadata.MD
+	info, err := registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
+	return info, header, err
 }

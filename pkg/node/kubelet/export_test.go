@@ -11,5 +11,5 @@ func (p *Plugin) LookOften() { p.every = 10 * time.Millisecond }
 
 // NewHandler returns what answers a kubelet's calls, without sockets.
 func NewHandler(claims Claims, health Health) kubeletplugin.DRAPlugin {
-	return newHandler(Config{Claims: claims, Health: health}, nil)
+	return newHandler(Config{Claims: claims, Health: health}, nil, nil)
 }

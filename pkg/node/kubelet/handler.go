@@ -16,12 +16,16 @@ import (
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // handler implements kubeletplugin.DRAPlugin.
 type handler struct {
 	claims Claims
 	health Health
+	// leaves is closed when another plugin takes over.
+	leaves <-chan struct{}
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
 
@@ -30,8 +34,8 @@ type handler struct {
 	prepared chan struct{}
 }
 
-func newHandler(c Config, fail context.CancelCauseFunc) *handler {
-	return &handler{claims: c.Claims, health: c.Health, fail: fail, prepared: make(chan struct{})}
+func newHandler(c Config, leaves <-chan struct{}, fail context.CancelCauseFunc) *handler {
+	return &handler{claims: c.Claims, health: c.Health, leaves: leaves, fail: fail, prepared: make(chan struct{})}
 }
 
 // PrepareResourceClaims prepares the claims concurrently.
@@ -153,7 +157,7 @@ func names(devices []kubeletplugin.Device) []string {
 
 // underway has the kubelet's calls that have not ended.
 type underway struct {
-	mu    sync.Mutex
+	mu    notify.Mutex
 	last  uint64
 	began map[uint64]time.Time
 }
@@ -169,9 +173,7 @@ func (u *underway) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, 
 	u.began[id] = time.Now()
 	u.mu.Unlock()
 	defer func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		delete(u.began, id)
+		u.mu.Change(func() { delete(u.began, id) })
 	}()
 	return next(ctx, req)
 }

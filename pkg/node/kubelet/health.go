@@ -26,9 +26,15 @@ type Health func() (_ []kubeletplugin.DeviceHealth, changed <-chan struct{})
 
 // WatchHealthStatus reports the health until ctx ends; see Health. The kubelet takes
 // each report as one of the devices in it; it asks for the health of allocated devices
-// only.
+// only. Once another plugin takes over, it ends the stream so that the kubelet doesn't
+// ask again.
 func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	for {
+		select {
+		case <-h.leaves:
+			return kubeletplugin.ErrHealthNotSupported
+		default:
+		}
 		prepared := h.nextPrepared()
 		devices, changed := h.health()
 		for i := range devices {
@@ -42,6 +48,7 @@ func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletp
 		select {
 		case <-changed:
 		case <-prepared:
+		case <-h.leaves:
 		case <-time.After(healthEvery):
 		case <-ctx.Done():
 			return nil

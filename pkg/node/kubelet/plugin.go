@@ -36,6 +36,11 @@ type Config struct {
 	// Root is the kubelet's --root-dir, the same path for the kubelet and for
 	// this process.
 	Root string
+	// PodUID, which may be empty, gives the plugin sockets of its own, so that it can
+	// be registered while the plugin before still is. See SupportsPodUID.
+	PodUID types.UID
+	// DataDir tells plugins that hand over to each other from other drivers.
+	DataDir string
 	// Client reads ResourceClaims, in the API version that the server has.
 	Client kubernetes.Interface
 	Claims Claims
@@ -55,6 +60,9 @@ type Config struct {
 type Plugin struct {
 	cfg      Config
 	underway underway
+	gate     gate
+	// leaves is closed when another plugin takes over.
+	leaves chan struct{}
 	// apart has sockets of other plugins that have answered with another name.
 	apart map[string]os.FileInfo
 	// every is the interval of checks of the sockets.
@@ -69,7 +77,7 @@ func New(c Config) *Plugin {
 	if c.OnConflict == nil {
 		c.OnConflict = func(string) {}
 	}
-	return &Plugin{cfg: c, apart: map[string]os.FileInfo{}, every: lookEvery}
+	return &Plugin{cfg: c, leaves: make(chan struct{}), apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
 // DataDirectory returns the directory of the plugin's socket.
@@ -84,7 +92,8 @@ func DataDirectory(kubeletRoot, driver string) string {
 // a server fails; and if its sockets were removed or replaced and no other
 // driver serves them.
 //
-// At the end calls in progress are interrupted, as by a crash.
+// At the end calls in progress are interrupted, as by a crash; those that were passed to
+// another plugin are waited for.
 func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.check(); err != nil {
 		return err
@@ -92,19 +101,25 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.waitAlone(ctx); err != nil {
 		return nil // the context has ended
 	}
+	p.removeDead(ctx)
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	defer p.gate.close()
 	old := v1alpha4.New(cancel)
 	defer old.Stop()
-	helper, err := kubeletplugin.Start(running, newHandler(p.cfg, cancel),
+	// Not with running: after a handover calls may end later than that.
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), newHandler(p.cfg, p.leaves, cancel),
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
 		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.cfg.Root, p.cfg.Driver)),
+		kubeletplugin.RollingUpdate(p.cfg.PodUID),
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(p.cfg.Health != nil),
 		kubeletplugin.GRPCInterceptor(p.underway.count),
+		kubeletplugin.GRPCInterceptor(p.gate.handle),
 		kubeletplugin.GRPCInterceptor(p.announce),
+		kubeletplugin.GRPCInterceptor(p.tellDataDir),
 		kubeletplugin.GRPCInterceptor(p.noteRegistration),
 		kubeletplugin.GRPCInterceptor(old.Registration),
 	)
@@ -116,6 +131,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer watched.Wait()
 	watched.Go(func() { cancel(p.watchSockets(running, old.Intact)) })
 	<-running.Done()
+	p.awaitForwarded(ctx)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -125,10 +141,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 // sockets returns the plugin's sockets for the kubelet: the service socket and
 // the registration socket.
 func (p *Plugin) sockets() []string {
-	return []string{
-		filepath.Join(DataDirectory(p.cfg.Root, p.cfg.Driver), "dra.sock"),
-		filepath.Join(p.registryDirectory(), p.cfg.Driver+"-reg.sock"),
-	}
+	return []string{ServiceSocket(p.cfg.Root, p.cfg.Driver, p.cfg.PodUID), p.registrationSocket()}
 }
 
 func (p *Plugin) registryDirectory() string { return filepath.Join(p.cfg.Root, "plugins_registry") }

@@ -35,6 +35,9 @@ import (
 
 const driver = "gpu.nvidia.com"
 
+// dataDirs has the data directory of plugins without a pod's UID, and of those with one.
+var dataDirs = map[bool]string{true: "/var/lib/tessera"}
+
 // claims is a fake of Claims: claims named "bad…" fail.
 type claims struct {
 	mu    sync.Mutex
@@ -42,6 +45,12 @@ type claims struct {
 	// meet, if set, makes each prepare wait for the others, so that they must run
 	// concurrently.
 	meet *sync.WaitGroup
+	// began, if set, gets a value for each prepare, which lasts until it is interrupted,
+	// or, if ends is set too, until that is closed.
+	began chan types.UID
+	ends  chan struct{}
+	// prepared and unprepared have the claims' UIDs, in order.
+	prepared, unprepared []types.UID
 }
 
 func (c *claims) Begin(ctx context.Context, uids ...types.UID) (context.Context, func()) {
@@ -57,7 +66,19 @@ func (c *claims) begunSoFar() []types.UID {
 	return append([]types.UID(nil), c.begun...)
 }
 
-func (c *claims) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+func (c *claims) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	if c.began != nil {
+		c.began <- claim.UID
+		if c.ends != nil {
+			<-c.ends
+			return nil, errors.New("too late")
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	c.mu.Lock()
+	c.prepared = append(c.prepared, claim.UID)
+	c.mu.Unlock()
 	if c.meet != nil {
 		c.meet.Done()
 		c.meet.Wait()
@@ -72,6 +93,9 @@ func (c *claims) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 }
 
 func (c *claims) Unprepare(_ context.Context, claim kubeletplugin.NamespacedObject) error {
+	c.mu.Lock()
+	c.unprepared = append(c.unprepared, claim.UID)
+	c.mu.Unlock()
 	if strings.HasPrefix(claim.Name, "bad") {
 		return errors.New("disk full")
 	}
@@ -104,6 +128,8 @@ func kubeletRoot(t *testing.T) string {
 // fixture is a plugin and the kubelet's ends of its sockets.
 type fixture struct {
 	root       string
+	podUID     types.UID
+	plugin     *kubelet.Plugin
 	claims     *claims
 	client     *fake.Clientset
 	health     *health
@@ -118,17 +144,24 @@ type fixture struct {
 // run runs a plugin until the test ends.
 func run(t *testing.T, root string, names ...string) *fixture {
 	t.Helper()
+	return runAs(t, root, "", names...)
+}
+
+// runAs runs a plugin with the sockets of a pod.
+func runAs(t *testing.T, root string, podUID types.UID, names ...string) *fixture {
+	t.Helper()
 	var objects []runtime.Object
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, claims: &claims{}, client: fake.NewClientset(objects...), health: &health{}, registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
+	f := &fixture{root: root, podUID: podUID, claims: &claims{}, client: fake.NewClientset(objects...), health: &health{}, registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
 	plugin := kubelet.New(kubelet.Config{
-		Driver: driver, Root: root, Client: f.client, Claims: f.claims, Health: f.health.now,
+		Driver: driver, Root: root, PodUID: podUID, DataDir: dataDirs[podUID != ""], Client: f.client, Claims: f.claims, Health: f.health.now,
 		OnRegistered: func(at time.Time) { f.registered <- at },
 		OnConflict:   f.note,
 	})
 	plugin.LookOften()
+	f.plugin = plugin
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	f.ended = make(chan error, 1)
@@ -183,7 +216,11 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 }
 
 func (f *fixture) registration(t *testing.T) registerapi.RegistrationClient {
-	return registerapi.NewRegistrationClient(dial(t, filepath.Join(f.root, "plugins_registry", driver+"-reg.sock")))
+	registry, name := filepath.Join(f.root, "plugins_registry"), driver+"-reg.sock"
+	if f.podUID != "" {
+		name = kubeletplugin.RollingUpdateRegistrarSocketFile(registry, driver, f.podUID)
+	}
+	return registerapi.NewRegistrationClient(dial(t, filepath.Join(registry, name)))
 }
 
 // register registers the plugin as a kubelet does, and returns the plugin's
@@ -404,18 +441,4 @@ func (impostor) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi
 
 func (impostor) NotifyRegistrationStatus(context.Context, *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	return &registerapi.RegistrationStatusResponse{}, nil
-}
-
-func TestSocketsOfADeadPluginAreTakenOver(t *testing.T) {
-	root := kubeletRoot(t)
-	first := run(t, root)
-	first.register(t)
-	if err := first.stop(); err != nil {
-		t.Fatal(err)
-	}
-	// kill -9 leaves files without a listener.
-	if err := os.WriteFile(filepath.Join(root, "plugins_registry", driver+"-reg.sock"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run(t, root).register(t)
 }

@@ -1,0 +1,9 @@
+// Package handover is how two plugins of a node agree that one takes over from the other:
+// the protocol on a socket in the data directory. The lock of that directory decides who
+// may use it; a plugin that dies at any point of the protocol has at most released the
+// lock, or not taken it.
+//
+// The successor connects and sends a Request. The acting plugin refuses it, or answers
+// when it has released the lock; then the successor takes the lock and says so. Messages
+// are lines of JSON.
+package handover

@@ -1,0 +1,283 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/failpoint"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/handover"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+)
+
+const (
+	// lockPoll is how often a plugin that waits for the data directory tries its lock.
+	lockPoll = 200 * time.Millisecond
+	// lockWithin is how long a plugin tries a lock that was released for it.
+	lockWithin = 2 * time.Second
+	// askEvery is how often a plugin that waits asks the acting one for the node.
+	askEvery = 5 * time.Second
+	// standByAfter is how long nobody may have offered the node before a plugin that
+	// waits for it reports ready. An acting plugin that is starting offers it earlier.
+	standByAfter = 10 * time.Second
+	// refuseFor is how long a plugin isn't asked again that took over and ended before
+	// this one did.
+	refuseFor = 5 * time.Minute
+)
+
+// Run runs the plugin. It returns when ctx ends, or with an error after which
+// it can't continue; a missing driver or API server isn't one.
+//
+// One plugin of a node at a time acts: it has locked the data directory. Others of the
+// same node wait for that, and ask the acting one to hand over. A plugin that has handed
+// over passes the kubelet's calls on until its pod is deleted, and acts again if its
+// successor ends before.
+func Run(ctx context.Context, cfg Config) error {
+	api, err := cfg.restConfig()
+	if err != nil {
+		return err
+	}
+	p := &program{cfg: cfg, api: api, idle: newRegistry(), failed: map[types.UID]time.Time{}, step: failpoint.Step()}
+	if p.step == nil {
+		p.step = func(string) {}
+	}
+	if p.client, err = kubernetes.NewForConfig(api); err != nil {
+		return fmt.Errorf("reach the API server: %w", err)
+	}
+	p.setIdle(errNotActing)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.serveMetrics(ctx) })
+	group.Go(func() error { return p.serveHealth(ctx) })
+	group.Go(func() error { return p.run(ctx) })
+	return group.Wait()
+}
+
+// program waits for the node, acts, and hands over, perhaps several times.
+type program struct {
+	cfg    Config
+	api    *rest.Config
+	client kubernetes.Interface
+	stage  atomic.Pointer[stage]
+	// idle has the metrics of the process while it doesn't act.
+	idle *prometheus.Registry
+	// failed has the successors that have ended before this plugin did, and when.
+	failed map[types.UID]time.Time
+	// loaded is the NVML library that the process has loaded.
+	loaded string
+	// step is called after each step of a handover, for crash tests.
+	step func(string)
+}
+
+// stage determines the answers to probes and scrapes.
+type stage struct {
+	healthy, ready func() error
+	metrics        prometheus.Gatherer
+}
+
+// tenure is the time in which a plugin acts.
+type tenure struct {
+	dir *datadir.Dir
+	// podUID is empty if plugins can't hand over to each other on this node.
+	podUID types.UID
+	// tookOver: the plugin of the pod predecessor, which may be empty, has handed over,
+	// and passes the kubelet's calls on.
+	tookOver    bool
+	predecessor types.UID
+	// refuses returns why the plugin doesn't hand over to another.
+	refuses func(handover.Request) error
+	// loaded is the NVML library that the process has loaded; empty: none.
+	loaded string
+	// step is called after each step of a handover.
+	step func(string)
+}
+
+func (t tenure) close() error {
+	if t.dir == nil {
+		return nil
+	}
+	return t.dir.Close()
+}
+
+var (
+	// errNotActing is the state of a plugin that waits for the data directory.
+	errNotActing = errors.New("another plugin of this node runs, and hasn't handed over yet")
+	// errTakenBack ends the parts of a plugin whose successor has ended.
+	errTakenBack = errors.New("the plugin that took over has ended")
+)
+
+// setIdle sets the answers of a plugin that doesn't act; unready is nil if it is ready.
+func (p *program) setIdle(unready error) {
+	p.stage.Store(&stage{healthy: func() error { return nil }, ready: func() error { return unready }, metrics: p.idle})
+}
+
+// run returns when ctx ends, or with an error after which the plugin can't continue.
+func (p *program) run(ctx context.Context) error {
+	podUID := p.usablePodUID(ctx)
+	var err error
+	for t := (tenure{}); ; {
+		if t.dir == nil {
+			if t, err = p.acquire(ctx, podUID); ctx.Err() != nil {
+				return t.close()
+			} else if err != nil {
+				return err
+			}
+		}
+		t.podUID, t.loaded, t.step = podUID, p.loaded, p.step
+		t.refuses = func(r handover.Request) error { return p.refuses(t, r) }
+		taken, err := p.act(ctx, t)
+		if !errors.Is(err, errTakenBack) {
+			return err
+		}
+		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
+		t = tenure{dir: taken}
+	}
+}
+
+// act runs the plugin until ctx ends, or it has the node back from its successor: then
+// it returns the locked directory and errTakenBack.
+func (p *program) act(ctx context.Context, t tenure) (taken *datadir.Dir, err error) {
+	defer t.dir.Close()
+	plugin, err := newPlugin(p.cfg, p.api, p.client, t)
+	if err != nil {
+		return nil, err
+	}
+	defer plugin.journal.Close()
+	plugin.onHandedOver = func() { p.setIdle(nil) }
+	p.stage.Store(&stage{healthy: plugin.healthy, ready: plugin.ready, metrics: plugin.metrics})
+	err = plugin.run(ctx)
+	back, isBack := errors.AsType[*takenBackError](err)
+	if isBack {
+		p.failed[back.from] = time.Now()
+		p.loaded = plugin.driver.Loaded()
+		return back.dir, errTakenBack
+	}
+	if plugin.hardware.handsOver.Load() {
+		return nil, err
+	}
+	return nil, errors.Join(err, plugin.cleanUp(ctx))
+}
+
+// acquire waits until this process has locked the data directory, and asks the plugin
+// that has it to hand over.
+func (p *program) acquire(ctx context.Context, podUID types.UID) (tenure, error) {
+	logger := klog.FromContext(ctx)
+	var next, alone time.Time
+	for said := ""; ; {
+		dir, locked, err := datadir.TryLock(p.cfg.DataDir)
+		if locked || err != nil {
+			return tenure{dir: dir}, err
+		}
+		if now := time.Now(); now.After(next) {
+			t, err := p.ask(ctx, podUID)
+			if err == nil {
+				return t, nil
+			}
+			next = time.Now().Add(askEvery)
+			switch {
+			case !errors.Is(err, handover.ErrNobody):
+				alone = time.Time{}
+				p.setIdle(err)
+			case alone.IsZero():
+				alone = now
+			case now.Sub(alone) >= standByAfter:
+				// The acting plugin doesn't know of handovers. It ends when its pod is deleted,
+				// and a rollout deletes that when this one is ready.
+				p.setIdle(nil)
+			}
+			if said != err.Error() {
+				said = err.Error()
+				logger.Info("Another plugin uses the data directory, waiting for it", "path", p.cfg.DataDir, "reason", said)
+			}
+		}
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			return tenure{}, ctx.Err()
+		}
+	}
+}
+
+// ask asks the acting plugin for the node.
+func (p *program) ask(ctx context.Context, podUID types.UID) (tenure, error) {
+	if podUID == "" {
+		return tenure{}, handover.ErrNobody
+	}
+	granted, err := handover.Ask(ctx, datadir.HandoverSocketOf(p.cfg.DataDir), handover.Request{
+		PodUID: podUID, Service: kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, podUID),
+	})
+	if err != nil {
+		return tenure{}, err
+	}
+	soon, cancel := context.WithTimeout(ctx, lockWithin)
+	defer cancel()
+	dir, err := datadir.Lock(soon, p.cfg.DataDir)
+	p.step("handover.locked")
+	if tellErr := granted.Taken(err == nil); tellErr != nil {
+		klog.FromContext(ctx).Error(tellErr, "The plugin before doesn't know that this one has taken over", "podUID", granted.PodUID)
+	}
+	if err != nil {
+		return tenure{}, err
+	}
+	p.step("handover.taken")
+	return tenure{dir: dir, tookOver: true, predecessor: granted.PodUID}, nil
+}
+
+// refuses returns why the node isn't handed over on a request, nil if it is.
+func (p *program) refuses(t tenure, r handover.Request) error {
+	if t.tookOver && r.PodUID == t.predecessor {
+		return errors.New("that plugin has handed over to this one")
+	}
+	if at, ok := p.failed[r.PodUID]; ok && time.Since(at) < refuseFor {
+		return fmt.Errorf("that plugin took over at %s and ended; it may try again %s later", at.UTC().Format(time.RFC3339), refuseFor)
+	}
+	if own := kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, r.PodUID); r.Service != own {
+		return fmt.Errorf("that plugin would serve the kubelet at %s, and this one expects %s: they have different --kubelet-root", r.Service, own)
+	}
+	return nil
+}
+
+// usablePodUID returns the pod's UID, or "" if plugins can't hand over to each other on
+// this node: the pod's UID, the kubelet's version or its support is missing.
+func (p *program) usablePodUID(ctx context.Context) types.UID {
+	podUID := types.UID(p.cfg.PodUID)
+	if podUID == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, serverPatience)
+	defer cancel()
+	version, err := p.kubeletVersion(ctx)
+	if err == nil {
+		err = kubelet.SupportsPodUID(version, p.cfg.KubeletRoot, gpu.DriverName, podUID)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("This plugin doesn't take over from a running one, but waits for its end", "node", p.cfg.NodeName, "reason", err.Error())
+		return ""
+	}
+	return podUID
+}
+
+func (p *program) kubeletVersion(ctx context.Context) (string, error) {
+	nodes, err := p.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, p.cfg.NodeName).String(),
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the Node: %w", err)
+	}
+	if len(nodes.Items) != 1 {
+		return "", fmt.Errorf("the cluster has no Node %s", p.cfg.NodeName)
+	}
+	return nodes.Items[0].Status.NodeInfo.KubeletVersion, nil
+}

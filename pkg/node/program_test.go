@@ -1,0 +1,126 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/handover"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+)
+
+func TestHandoverIsRefused(t *testing.T) {
+	const root = "/var/lib/kubelet"
+	p := &program{cfg: Config{KubeletRoot: root}, failed: map[types.UID]time.Time{
+		"failed": time.Now(), "failed-before": time.Now().Add(-refuseFor),
+	}}
+	for name, tc := range map[string]struct {
+		tenure tenure
+		pod    types.UID
+		root   string
+		want   string
+	}{
+		"first plugin":       {pod: "next", root: root},
+		"later plugin":       {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "next", root: root},
+		"plugin before":      {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "before", root: root, want: "has handed over to this one"},
+		"it has failed":      {pod: "failed", root: root, want: "took over at"},
+		"it failed long ago": {pod: "failed-before", root: root},
+		"another directory":  {pod: "next", root: "/dev/shm", want: "different --kubelet-root"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := p.refuses(tc.tenure, handover.Request{PodUID: tc.pod, Service: kubelet.ServiceSocket(tc.root, gpu.DriverName, tc.pod)})
+			if (err == nil) != (tc.want == "") || (err != nil && !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestPodUIDNeedsTheKubelet checks that a plugin takes over only where the kubelet is
+// known to support that.
+func TestPodUIDNeedsTheKubelet(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	for version, want := range map[string]types.UID{"v1.32.9": "", "v1.33.1": "pod", "": ""} {
+		node.Status.NodeInfo.KubeletVersion = version
+		_, ctx := ktesting.NewTestContext(t)
+		p := &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, client: fake.NewClientset(node)}
+		if got := p.usablePodUID(ctx); got != want {
+			t.Errorf("kubelet %q: %q, want %q", version, got, want)
+		}
+	}
+}
+
+// TestReadyBesideAnOlderRelease checks that a plugin that nobody hands over to becomes
+// ready, so that a rollout deletes the pod of the one that acts.
+func TestReadyBesideAnOlderRelease(t *testing.T) {
+	path := t.TempDir()
+	acting, err := datadir.Lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		p := &program{cfg: Config{DataDir: path}, idle: newRegistry()}
+		p.setIdle(errNotActing)
+		type result struct {
+			tenure tenure
+			err    error
+		}
+		acquired := make(chan result)
+		go func() {
+			tenure, err := p.acquire(ctx, "")
+			acquired <- result{tenure, err}
+		}()
+		<-time.After(standByAfter - time.Second)
+		if p.stage.Load().ready() == nil {
+			t.Error("ready at once: the acting plugin may be starting")
+		}
+		<-time.After(askEvery + 2*time.Second)
+		if err := p.stage.Load().ready(); err != nil {
+			t.Errorf("%s later: %v, want it ready", standByAfter, err)
+		}
+		if err := acting.Close(); err != nil {
+			t.Error(err)
+		}
+		r := <-acquired
+		if r.err != nil || r.tenure.tookOver {
+			t.Errorf("after the end of the acting plugin: %+v", r)
+		}
+		cancel()
+		if err := r.tenure.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestUnregisteredSuccessorEnds checks that a plugin that took over gives the node back
+// when the kubelet doesn't register it.
+func TestUnregisteredSuccessorEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		tookOver, registered, ends bool
+	}{
+		"registered":         {tookOver: true, registered: true},
+		"not registered":     {tookOver: true, ends: true},
+		"it was there first": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &plugin{tenure: tenure{tookOver: tc.tookOver}}
+				p.registered.Store(tc.registered)
+				if err := p.isRegisteredInTime(t.Context()); (err != nil) != tc.ends {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,100 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/handover"
+)
+
+// registerWithin is how long a plugin that has taken over may take until the kubelet has
+// registered it. Then it ends, and the plugin before takes the node back.
+const registerWithin = 90 * time.Second
+
+// takenBackError ends the parts of a plugin that has the data directory back.
+type takenBackError struct {
+	dir  *datadir.Dir
+	from types.UID
+}
+
+func (t *takenBackError) Error() string { return errTakenBack.Error() }
+
+// handOver hands the node over to the first plugin that asks for it and isn't refused;
+// stop ends the parts that use the journal and the hardware. It returns nil when ctx ends,
+// takenBackError when the successor has ended, and an error if the parts don't end: then only
+// the end of the process releases the node.
+func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error) error {
+	logger := klog.FromContext(ctx)
+	accepted, err := handover.Await(ctx, p.dir.HandoverSocket(), p.tenure.refuses)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the context's end is how it is told to stop
+	}
+	if err != nil {
+		logger.Error(err, "This plugin can't hand over to another, which has to wait for its end", "node", p.cfg.NodeName)
+		return nil
+	}
+	logger.Info("Handing over to another plugin", "node", p.cfg.NodeName, "podUID", accepted.PodUID)
+	began := time.Now()
+	if err := p.release(ctx, accepted.Service, stop); err != nil {
+		return errors.Join(fmt.Errorf("hand over to another plugin: %w", err), accepted.Close())
+	}
+	p.onHandedOver()
+	if err := accepted.Released(ctx, p.tenure.podUID); err != nil && ctx.Err() == nil {
+		logger.Error(err, "The other plugin hasn't taken over", "podUID", accepted.PodUID)
+	}
+	logger.Info("Handed over to another plugin, passing the kubelet's calls on to it", "node", p.cfg.NodeName, "podUID", accepted.PodUID, "duration", time.Since(began))
+	back, err := datadir.Lock(ctx, p.cfg.DataDir)
+	if ctx.Err() != nil {
+		if back != nil {
+			return back.Close()
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.kubelet.EndForwarding()
+	return &takenBackError{dir: back, from: accepted.PodUID}
+}
+
+// release ends the work of this plugin and releases the data directory. The kubelet's
+// calls are passed to the service from then on.
+func (p *plugin) release(ctx context.Context, service string, stop func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	p.hardware.handsOver.Store(true)
+	if err := p.kubelet.HandOver(ctx, service); err != nil {
+		return err
+	}
+	p.tenure.step("handover.drained")
+	if err := stop(ctx); err != nil {
+		return err
+	}
+	p.tenure.step("handover.stopped")
+	err := errors.Join(p.journal.Close(), p.dir.Close())
+	p.tenure.step("handover.released")
+	return err
+}
+
+// isRegisteredInTime returns an error if the plugin has taken over and the kubelet
+// doesn't register it.
+func (p *plugin) isRegisteredInTime(ctx context.Context) error {
+	if !p.tenure.tookOver {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(registerWithin):
+	}
+	if p.registered.Load() {
+		return nil
+	}
+	return fmt.Errorf("the kubelet hasn't registered this plugin within %s: the plugin before takes over again", registerWithin)
+}
