@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -35,6 +34,8 @@ type options struct {
 	only   string
 	rounds int
 	pods   int
+	// rollouts of the plugin in which prepares are measured.
+	rollouts int
 	// handovers from a force-deleted pod to the next one.
 	handovers int
 	idle      time.Duration
@@ -59,6 +60,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
+	flag.IntVar(&o.rollouts, "rollouts", 10, "rollouts of the plugin that prepares are measured in")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "hollow nodes, which have no machine, whose eight GPUs fail at once")
 	flag.IntVar(&o.scaleNodes, "nodes", 1000, "hollow nodes of the part scale")
@@ -131,6 +133,7 @@ func (b *bench) parts() []part {
 		{"storm", b.storm, false},
 		{"scale", b.scale, false},
 		{"rollout", b.rollout, false},
+		{"rollout-gap", b.rolloutGap, true},
 	}
 }
 
@@ -239,7 +242,11 @@ func ofType(slices []resourcev1.ResourceSlice, kind string) (devices []resourcev
 }
 
 func (b *bench) dial(node string) (*plugin, error) {
-	return dialPlugin(filepath.Join(b.stack.Cluster.NodeDir(node), "var/lib/kubelet/plugins", driver, "dra.sock"))
+	sockets, err := b.sockets(node)
+	if err != nil {
+		return nil, err
+	}
+	return dialPlugin(sockets[len(sockets)-1])
 }
 
 func (b *bench) handover(ctx context.Context) error {

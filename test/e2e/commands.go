@@ -42,7 +42,7 @@ import (
 //	metrics NODE                    print the plugin's metrics
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
 //	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
-//	[kubernetes:1.36] COMMAND       from that version on
+//	[kubernetes:1.36] COMMAND       from that version on; [kubelet:1.36] from that of the kubelets
 //	namespace NAME...               make namespaces besides the story's; they go with it
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -56,15 +57,22 @@ func lacks(t *testing.T, story string) string {
 	return "needs " + strings.Join(off, ", ")
 }
 
-// fromVersion begins a condition that is met from a Kubernetes version on.
-const fromVersion = "kubernetes:"
+const (
+	// fromVersion begins a condition that is met from a Kubernetes version on.
+	fromVersion = "kubernetes:"
+	// fromKubelet begins one that is met from a version of the nodes' kubelets on.
+	fromKubelet = "kubelet:"
+)
 
-// have reports whether these clusters meet a condition: a feature gate, or
-// "kubernetes:1.36". A gate that no version has is an error, because what it guards
+// have reports whether these clusters meet a condition: a feature gate,
+// "kubernetes:1.36" or "kubelet:1.36". A gate that no version has is an error, because what it guards
 // would never run.
 func have(condition string) (bool, error) {
 	if oldest, found := strings.CutPrefix(condition, fromVersion); found {
 		return *version >= oldest, nil // two digits each
+	}
+	if oldest, found := strings.CutPrefix(condition, fromKubelet); found {
+		return cmp.Or(*kubelet, *version) >= oldest, nil
 	}
 	if !slices.Contains(cluster.Gates(cluster.DefaultKubernetes, cluster.DRAAll), condition) {
 		return false, fmt.Errorf("no Kubernetes version has a feature gate %q", condition)

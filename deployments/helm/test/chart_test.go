@@ -177,7 +177,8 @@ func TestMetricsOff(t *testing.T) {
 }
 
 // An upgrade of the cluster must leave the release upgradable and removable: its
-// manifest has no beta API, and is the same for all versions of Kubernetes.
+// manifest has no beta API, and is the same for all versions of Kubernetes but for the
+// plugin's update strategy (TestPluginsUpdateStrategy).
 func TestEveryKubernetes(t *testing.T) {
 	values := "--values=testdata/everything.values.yaml"
 	newest, all, err := template(t, "--kube-version=1.37.1", values)
@@ -196,6 +197,24 @@ func TestEveryKubernetes(t *testing.T) {
 		}
 		if diff := cmp.Diff(newest, out); diff != "" {
 			t.Errorf("the manifest for %s isn't the one for 1.37:\n%s", version, diff)
+		}
+	}
+}
+
+// TestPluginsUpdateStrategy checks that plugins are replaced one beside the other where the
+// kubelet knows two of them, and one after the other elsewhere.
+func TestPluginsUpdateStrategy(t *testing.T) {
+	const beside, after = "rollingUpdate: {maxSurge: 5, maxUnavailable: 0}", "maxUnavailable: 5\n"
+	for version, want := range map[string]string{
+		"1.31.4": after, "1.32.13": after, "1.33.0": beside, "1.34.1-gke.2000": beside, "1.37.1": beside,
+	} {
+		out, all, err := template(t, "--kube-version="+version, "--show-only=templates/node/daemonset.yaml",
+			"--set=node.updateStrategy.rollingUpdate.maxUnavailable=5")
+		if err != nil {
+			t.Fatalf("helm template for %s: %v\n%s", version, err, all)
+		}
+		if !strings.Contains(out, want) {
+			t.Errorf("the manifest for %s has no %q:\n%s", version, want, out)
 		}
 	}
 }

@@ -60,6 +60,20 @@ type: OnDelete
 {{- end -}}
 
 {{/*
+The plugin's update strategy. From Kubernetes 1.33 a new plugin is started beside the
+running one and takes over from it, on as many nodes at a time as maxUnavailable says.
+*/}}
+{{- define "tessera.nodeUpdateStrategy" -}}
+{{- $strategy := .Values.node.updateStrategy -}}
+{{- if or (eq $strategy.type "OnDelete") (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- include "tessera.updateStrategy" $strategy -}}
+{{- else -}}
+type: RollingUpdate
+rollingUpdate: {maxSurge: {{ $strategy.rollingUpdate.maxUnavailable }}, maxUnavailable: 0}
+{{- end -}}
+{{- end -}}
+
+{{/*
 Matches all nodes but those whose driver is being replaced: the GPU Operator's driver
 manager sets this value after it has evicted the pods with GPUs, waits until nothing uses
 the driver, and resets it when the next one is there. An admin may do the same.

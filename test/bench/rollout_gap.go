@@ -1,0 +1,112 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	resourcev1 "k8s.io/api/resource/v1"
+
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+// rolloutGap measures how long a prepare waits while a rollout replaces the node's plugin:
+// for each rollout, the longest of the prepares that follow each other meanwhile.
+func (b *bench) rolloutGap(ctx context.Context) error {
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), b.node, []string{b.devices[0].Name})
+	if err != nil {
+		return err
+	}
+	var gaps, all sample
+	for round := range b.rollouts {
+		prepares, err := b.prepareDuringRollout(ctx, claims[0])
+		if err != nil {
+			return fmt.Errorf("rollout %d: %w", round, err)
+		}
+		longest := slices.Max(prepares)
+		b.progress("rollout %d: %d prepares, the longest took %v", round, len(prepares), longest)
+		gaps, all = append(gaps, longest), append(all, prepares...)
+	}
+	b.figure("rollout_prepares", float64(len(all)))
+	b.figure("rollout_prepare_p50_ms", all.percentile(50))
+	b.figure("rollout_prepare_gap_p50_ms", gaps.percentile(50))
+	b.figure("rollout_prepare_gap_p99_ms", gaps.percentile(99))
+	return b.deleteClaims(ctx)
+}
+
+// prepareDuringRollout prepares and unprepares the claim from before a rollout until after
+// it, and returns how long each prepare took. A call that fails is an error.
+func (b *bench) prepareDuringRollout(ctx context.Context, c *resourcev1.ResourceClaim) (prepares sample, err error) {
+	done := make(chan error, 1)
+	go func() {
+		const set = "daemonset/tessera-node"
+		_, restartErr := b.stack.Kubectl(ctx, "rollout", "restart", "--namespace", stack.Namespace, set)
+		_, statusErr := b.stack.Kubectl(ctx, "rollout", "status", "--namespace", stack.Namespace, set, "--timeout=5m")
+		done <- errors.Join(restartErr, statusErr)
+	}()
+	for {
+		began := monotonic()
+		if err := b.callOldest(func(p *plugin) error { return p.prepare(ctx, c) }); err != nil {
+			return nil, err
+		}
+		prepares = append(prepares, monotonic()-began)
+		if err := b.callOldest(func(p *plugin) error { return p.unprepare(ctx, c) }); err != nil {
+			return nil, err
+		}
+		select {
+		case err := <-done:
+			return prepares, err
+		default:
+		}
+	}
+}
+
+// callOldest calls the plugin of the node that runs longest: the one that hands over, until
+// its socket is gone. That is the longest way, which the kubelet takes until it has
+// registered the next plugin.
+func (b *bench) callOldest(call func(*plugin) error) error {
+	for {
+		sockets, err := b.sockets(b.node)
+		if err != nil {
+			return err
+		}
+		p, err := dialPlugin(sockets[0])
+		if err != nil {
+			return err
+		}
+		err = call(p)
+		p.close()
+		_, gone := os.Stat(sockets[0])
+		if status.Code(errors.Unwrap(err)) == codes.Unavailable && os.IsNotExist(gone) {
+			continue // the kubelet knows before that the plugin goes
+		}
+		return err
+	}
+}
+
+// sockets returns the sockets of a node's plugins, the oldest first.
+func (b *bench) sockets(node string) ([]string, error) {
+	pattern := filepath.Join(b.stack.Cluster.NodeDir(node), "var/lib/kubelet/plugins", driver, "dra*.sock")
+	sockets, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil, fmt.Errorf("find the plugin's sockets: %w", err)
+	}
+	if len(sockets) == 0 {
+		return nil, fmt.Errorf("no plugin has a socket %s", pattern)
+	}
+	made := map[string]time.Time{}
+	for _, s := range sockets {
+		if info, err := os.Stat(s); err == nil {
+			made[s] = info.ModTime()
+		}
+	}
+	slices.SortFunc(sockets, func(a, b string) int { return cmp.Or(made[a].Compare(made[b]), cmp.Compare(a, b)) })
+	return sockets, nil
+}
