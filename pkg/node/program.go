@@ -33,6 +33,9 @@ const (
 	// standByAfter is how long nobody may have offered the node before a plugin that
 	// waits for it reports ready. An acting plugin that is starting offers it earlier.
 	standByAfter = 10 * time.Second
+	// openWithin is how long a plugin that has locked the data directory may take to read
+	// it. A liveness probe ends one that hangs there.
+	openWithin = time.Minute
 	// refuseFor is how long a plugin isn't asked again that took over and ended before
 	// this one did.
 	refuseFor = 5 * time.Minute
@@ -77,6 +80,8 @@ type program struct {
 	failed map[types.UID]time.Time
 	// loaded is the NVML library that the process has loaded.
 	loaded string
+	// podUID is nil until it is known whether the kubelet supports handovers.
+	podUID *types.UID
 	// step is called after each step of a handover, for crash tests.
 	step func(string)
 }
@@ -96,6 +101,10 @@ type tenure struct {
 	// and passes the kubelet's calls on.
 	tookOver    bool
 	predecessor types.UID
+	// readyUntil is until when a plugin that took the node back counts as registered, if it
+	// was before. The DaemonSet's controller would delete its pod if it weren't ready, and
+	// keep that of the plugin that has failed.
+	readyUntil time.Time
 	// refuses returns why the plugin doesn't hand over to another.
 	refuses func(handover.Request) error
 	// loaded is the NVML library that the process has loaded; empty: none.
@@ -125,17 +134,19 @@ func (p *program) setIdle(unready error) {
 
 // run returns when ctx ends, or with an error after which the plugin can't continue.
 func (p *program) run(ctx context.Context) error {
-	podUID := p.usablePodUID(ctx)
 	var err error
 	for t := (tenure{}); ; {
 		if t.dir == nil {
-			if t, err = p.acquire(ctx, podUID); ctx.Err() != nil {
+			if t, err = p.acquire(ctx); ctx.Err() != nil {
 				return t.close()
 			} else if err != nil {
 				return err
 			}
 		}
-		t.podUID, t.loaded, t.step = podUID, p.loaded, p.step
+		if t.podUID, err = p.usablePodUID(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "This plugin can't hand over to another until it starts again", "node", p.cfg.NodeName)
+		}
+		t.loaded, t.step = p.loaded, p.step
 		t.refuses = func(r handover.Request) error { return p.refuses(t, r) }
 		taken, err := p.act(ctx, t)
 		if !errors.Is(err, errTakenBack) {
@@ -143,6 +154,9 @@ func (p *program) run(ctx context.Context) error {
 		}
 		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
 		t = tenure{dir: taken}
+		if p.stage.Load().ready() == nil {
+			t.readyUntil = time.Now().Add(registerWithin)
+		}
 	}
 }
 
@@ -150,12 +164,13 @@ func (p *program) run(ctx context.Context) error {
 // it returns the locked directory and errTakenBack.
 func (p *program) act(ctx context.Context, t tenure) (taken *datadir.Dir, err error) {
 	defer t.dir.Close()
+	p.stage.Store(&stage{healthy: opensUntil(time.Now().Add(openWithin)), ready: p.stage.Load().ready, metrics: p.idle})
 	plugin, err := newPlugin(p.cfg, p.api, p.client, t)
 	if err != nil {
 		return nil, err
 	}
 	defer plugin.journal.Close()
-	plugin.onHandedOver = func() { p.setIdle(nil) }
+	plugin.onHandedOver = func() { p.setIdle(plugin.ready()) }
 	p.stage.Store(&stage{healthy: plugin.healthy, ready: plugin.ready, metrics: plugin.metrics})
 	err = plugin.run(ctx)
 	back, isBack := errors.AsType[*takenBackError](err)
@@ -170,18 +185,28 @@ func (p *program) act(ctx context.Context, t tenure) (taken *datadir.Dir, err er
 	return nil, errors.Join(err, plugin.cleanUp(ctx))
 }
 
+// opensUntil returns an error when a plugin still opens its state at the deadline.
+func opensUntil(deadline time.Time) func() error {
+	return func() error {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the data directory and the CDI directory could not be read within %s: does the disk hang?", openWithin)
+		}
+		return nil
+	}
+}
+
 // acquire waits until this process has locked the data directory, and asks the plugin
 // that has it to hand over.
-func (p *program) acquire(ctx context.Context, podUID types.UID) (tenure, error) {
+func (p *program) acquire(ctx context.Context) (tenure, error) {
 	logger := klog.FromContext(ctx)
 	var next, alone time.Time
-	for said := ""; ; {
+	for said := ""; ctx.Err() == nil; {
 		dir, locked, err := datadir.TryLock(p.cfg.DataDir)
 		if locked || err != nil {
 			return tenure{dir: dir}, err
 		}
 		if now := time.Now(); now.After(next) {
-			t, err := p.ask(ctx, podUID)
+			t, err := p.ask(ctx)
 			if err == nil {
 				return t, nil
 			}
@@ -205,13 +230,17 @@ func (p *program) acquire(ctx context.Context, podUID types.UID) (tenure, error)
 		select {
 		case <-time.After(lockPoll):
 		case <-ctx.Done():
-			return tenure{}, ctx.Err()
 		}
 	}
+	return tenure{}, ctx.Err()
 }
 
 // ask asks the acting plugin for the node.
-func (p *program) ask(ctx context.Context, podUID types.UID) (tenure, error) {
+func (p *program) ask(ctx context.Context) (tenure, error) {
+	podUID, err := p.usablePodUID(ctx)
+	if err != nil {
+		return tenure{}, err
+	}
 	if podUID == "" {
 		return tenure{}, handover.ErrNobody
 	}
@@ -250,23 +279,27 @@ func (p *program) refuses(t tenure, r handover.Request) error {
 }
 
 // usablePodUID returns the pod's UID, or "" if plugins can't hand over to each other on
-// this node: the pod's UID, the kubelet's version or its support is missing.
-func (p *program) usablePodUID(ctx context.Context) types.UID {
+// this node: the pod's UID or the kubelet's support is missing. It returns an error if the
+// kubelet's version can't be read; the next call tries again.
+func (p *program) usablePodUID(ctx context.Context) (types.UID, error) {
+	if p.podUID != nil {
+		return *p.podUID, nil
+	}
 	podUID := types.UID(p.cfg.PodUID)
-	if podUID == "" {
-		return ""
+	if podUID != "" {
+		ctx, cancel := context.WithTimeout(ctx, serverPatience)
+		defer cancel()
+		version, err := p.kubeletVersion(ctx)
+		if err != nil {
+			return "", err
+		}
+		if err := kubelet.SupportsPodUID(version, p.cfg.KubeletRoot, gpu.DriverName, podUID); err != nil {
+			klog.FromContext(ctx).Info("This plugin doesn't take over from a running one, but waits for its end", "node", p.cfg.NodeName, "reason", err.Error())
+			podUID = ""
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, serverPatience)
-	defer cancel()
-	version, err := p.kubeletVersion(ctx)
-	if err == nil {
-		err = kubelet.SupportsPodUID(version, p.cfg.KubeletRoot, gpu.DriverName, podUID)
-	}
-	if err != nil {
-		klog.FromContext(ctx).Info("This plugin doesn't take over from a running one, but waits for its end", "node", p.cfg.NodeName, "reason", err.Error())
-		return ""
-	}
-	return podUID
+	p.podUID = &podUID
+	return podUID, nil
 }
 
 func (p *program) kubeletVersion(ctx context.Context) (string, error) {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/handover"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
@@ -54,9 +56,56 @@ func TestPodUIDNeedsTheKubelet(t *testing.T) {
 		node.Status.NodeInfo.KubeletVersion = version
 		_, ctx := ktesting.NewTestContext(t)
 		p := &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, client: fake.NewClientset(node)}
-		if got := p.usablePodUID(ctx); got != want {
-			t.Errorf("kubelet %q: %q, want %q", version, got, want)
+		if got, err := p.usablePodUID(ctx); got != want || err != nil {
+			t.Errorf("kubelet %q: %q, %v, want %q", version, got, err, want)
 		}
+	}
+}
+
+// TestUnknownKubeletIsAskedAgain checks that a plugin that can't read the kubelet's version
+// doesn't report ready beside the acting one, whose pod would be deleted, and asks later.
+func TestUnknownKubeletIsAskedAgain(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	client := fake.NewClientset()
+	p := &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet", DataDir: t.TempDir()}, client: client}
+	if _, err := p.ask(ctx); err == nil || errors.Is(err, handover.ErrNobody) {
+		t.Errorf("without the Node: %v", err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	node.Status.NodeInfo.KubeletVersion = "v1.37.0"
+	if _, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.usablePodUID(ctx); got != "pod" || err != nil {
+		t.Errorf("with the Node: %q, %v", got, err)
+	}
+}
+
+// TestReadyAfterTakingBack checks that a plugin that was registered, and took the node
+// back, stays ready while it starts over.
+func TestReadyAfterTakingBack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		until time.Time
+		want  bool
+	}{
+		"it took the node back":    {time.Now().Add(registerWithin), true},
+		"and isn't registered yet": {time.Now().Add(-time.Second), false},
+		"it started":               {time.Time{}, false},
+	} {
+		p := &plugin{tenure: tenure{readyUntil: tc.until}, facts: facts.New("node-a")}
+		if err := p.ready(); (err == nil) != tc.want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestHangingDiskIsUnhealthy checks the health of a plugin that opens its state.
+func TestHangingDiskIsUnhealthy(t *testing.T) {
+	if err := opensUntil(time.Now().Add(openWithin))(); err != nil {
+		t.Error(err)
+	}
+	if opensUntil(time.Now().Add(-time.Second))() == nil {
+		t.Error("healthy after the deadline")
 	}
 }
 
@@ -78,7 +127,7 @@ func TestReadyBesideAnOlderRelease(t *testing.T) {
 		}
 		acquired := make(chan result)
 		go func() {
-			tenure, err := p.acquire(ctx, "")
+			tenure, err := p.acquire(ctx)
 			acquired <- result{tenure, err}
 		}()
 		<-time.After(standByAfter - time.Second)
@@ -107,15 +156,19 @@ func TestReadyBesideAnOlderRelease(t *testing.T) {
 // when the kubelet doesn't register it.
 func TestUnregisteredSuccessorEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
-		tookOver, registered, ends bool
+		tookOver, registered bool
+		conflict             string
+		ends                 bool
 	}{
-		"registered":         {tookOver: true, registered: true},
-		"not registered":     {tookOver: true, ends: true},
-		"it was there first": {},
+		"registered":            {tookOver: true, registered: true},
+		"not registered":        {tookOver: true, ends: true},
+		"it was there first":    {},
+		"beside another driver": {tookOver: true, conflict: "another driver serves the kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &plugin{tenure: tenure{tookOver: tc.tookOver}}
+				p := &plugin{tenure: tenure{tookOver: tc.tookOver}, facts: facts.New("node-a")}
+				p.facts.SetOtherDriver(tc.conflict)
 				p.registered.Store(tc.registered)
 				if err := p.isRegisteredInTime(t.Context()); (err != nil) != tc.ends {
 					t.Errorf("got %v", err)

@@ -326,7 +326,7 @@ func (p *plugin) onRegistered(time.Time) {
 // without a driver, or with a broken one, must not stop it; its GPUInventory says
 // what is wrong there.
 func (p *plugin) ready() error {
-	if p.registered.Load() || p.facts.NoDriver() {
+	if p.registered.Load() || p.facts.NoDriver() || time.Now().Before(p.tenure.readyUntil) {
 		return nil
 	}
 	if conflict := p.facts.Conflict(); conflict != "" {

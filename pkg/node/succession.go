@@ -76,6 +76,9 @@ func (p *plugin) release(ctx context.Context, service string, stop func(context.
 	if err := stop(ctx); err != nil {
 		return err
 	}
+	if p.driver.StaysOpen() {
+		return errors.New("NVML isn't shut down: a call into the driver doesn't return, and could change the hardware later")
+	}
 	p.tenure.step("handover.stopped")
 	err := errors.Join(p.journal.Close(), p.dir.Close())
 	p.tenure.step("handover.released")
@@ -93,8 +96,8 @@ func (p *plugin) isRegisteredInTime(ctx context.Context) error {
 		return nil
 	case <-time.After(registerWithin):
 	}
-	if p.registered.Load() {
-		return nil
+	if p.registered.Load() || p.facts.Conflict() != "" {
+		return nil // beside another driver, the plugin before couldn't register either
 	}
 	return fmt.Errorf("the kubelet hasn't registered this plugin within %s: the plugin before takes over again", registerWithin)
 }

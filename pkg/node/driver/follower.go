@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -103,6 +104,8 @@ type Follower struct {
 	// looked is when the last look began that has found the facts to be true; reading
 	// is since when a reading has been requested or in progress.
 	looked, reading instant
+	// staysOpen: the last session could not be closed.
+	staysOpen atomic.Bool
 
 	// Of Run's goroutine only:
 
@@ -126,6 +129,10 @@ func New(c Config) *Follower {
 	}
 	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{}), loaded: c.Loaded}
 }
+
+// StaysOpen reports whether the last session could not be closed, because a call into the
+// driver doesn't return. Such a call may still change the hardware.
+func (f *Follower) StaysOpen() bool { return f.staysOpen.Load() }
 
 // Loaded returns the NVML library that this process has loaded, "" if none. It is called
 // after Run has returned.
@@ -264,6 +271,7 @@ func errNoAnswer(root driverroot.Root, err error) error {
 // session that can't be ended now ends with the process.
 func (f *Follower) close(ctx context.Context, session *nvml.Session, why error) error {
 	err := session.Close()
+	f.staysOpen.Store(err != nil)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.cfg.NodeName)
 	}

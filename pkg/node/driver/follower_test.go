@@ -42,6 +42,7 @@ type fixture struct {
 	suspensions chan struct{}
 	held        []gpu.UUID
 	onMend      func(context.Context, func(gpu.Partition) bool) error
+	stop        func()
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -84,7 +85,7 @@ func (f *fixture) build() {
 	f.Follower = New(f.Config)
 }
 
-// start runs the Follower until the test ends.
+// start runs the Follower until stop is called, or the test ends.
 func (f *fixture) start(t *testing.T) {
 	t.Helper()
 	f.build()
@@ -97,7 +98,8 @@ func (f *fixture) start(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	t.Cleanup(func() { cancel(); <-done })
+	f.stop = func() { cancel(); <-done }
+	t.Cleanup(f.stop)
 }
 
 func startFixture(t *testing.T) *fixture {

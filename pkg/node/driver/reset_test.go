@@ -87,6 +87,10 @@ func TestNoResetBesideAWedgedGPU(t *testing.T) {
 	if len(f.suspensions) > 0 {
 		t.Error("the hardware was taken from its users")
 	}
+	f.stop()
+	if !f.StaysOpen() {
+		t.Error("the session counts as closed while a call may still change the hardware")
+	}
 }
 
 // TestResetIsExplained checks the error of a failed reset, and whether it is tried again.

@@ -101,6 +101,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.waitAlone(ctx); err != nil {
 		return nil // the context has ended
 	}
+	if p.gate.handedOver() {
+		<-ctx.Done() // the successor registers
+		return nil
+	}
 	p.removeDead(ctx)
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
