@@ -17,7 +17,7 @@ import (
 
 // registrations notes which plugins were registered with their kubelets for the first time
 // just now, while this controller leads: nothing of such a node has been published that a
-// kubelet could have deleted since, and its plugin need not be asked (ADR 62).
+// kubelet could have deleted since, and its plugin need not be asked (ADR 63).
 type registrations struct {
 	clock clock.PassiveClock
 	// leads is closed once this controller leads. One that doesn't may miss that another
