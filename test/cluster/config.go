@@ -176,7 +176,7 @@ func (c *Cluster) controllerManagerArgs() []string {
 		// The default rate makes the start of the controllers take seconds.
 		"--kube-api-qps=200",
 		"--kube-api-burst=400",
-		"--root-ca-file=" + configDir + "/ca.crt",
+		"--root-ca-file=" + configDir + "/" + rootAuthorities,
 		"--service-account-private-key-file=" + configDir + "/service-account.key",
 		"--cluster-signing-cert-file=" + configDir + "/ca.crt",
 		"--cluster-signing-key-file=" + configDir + "/ca.key",

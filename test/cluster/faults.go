@@ -48,6 +48,10 @@ const (
 	nextAuthority  = "next-ca"
 )
 
+// rootAuthorities is the file of the authorities that pods trust. It isn't the signer's:
+// the controller manager ends if that has two certificates.
+const rootAuthorities = "root-ca.crt"
+
 // RenewCertificate gives the API server another certificate of its authority.
 func (c *Cluster) RenewCertificate(ctx context.Context) error {
 	return c.renew(ctx, firstAuthority)
@@ -67,7 +71,7 @@ func (c *Cluster) AnnounceAuthority(ctx context.Context) error {
 	}
 	both := slices.Concat(old, next.pem)
 	err = writeFiles(dir, map[string][]byte{
-		firstAuthority + ".crt": both, nextAuthority + ".crt": next.pem, nextAuthority + ".key": next.keyPEM,
+		rootAuthorities: both, nextAuthority + ".crt": next.pem, nextAuthority + ".key": next.keyPEM,
 	})
 	if err != nil {
 		return err

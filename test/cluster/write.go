@@ -72,7 +72,7 @@ func (c *Cluster) writeControlPlane(ca *authority) error {
 		return err
 	}
 	err = writeFiles(dir, map[string][]byte{
-		"ca.crt": ca.pem, "ca.key": ca.keyPEM,
+		"ca.crt": ca.pem, "ca.key": ca.keyPEM, rootAuthorities: ca.pem,
 		"service-account.pub": public, "service-account.key": private,
 		"audit-policy.yaml": []byte(auditPolicy),
 	})
