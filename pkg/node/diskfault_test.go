@@ -57,9 +57,9 @@ func TestPreparedOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestRecordsOfOneDevice starts with a record that an earlier version couldn't read and
-// gave the device of to another claim. Both claims keep what they have, the doctor says
-// so, and when the pods of one are deleted, the other's partition stays.
+// TestRecordsOfOneDevice starts with a record that is there again, as from a backup, after
+// another claim got its device. Both claims keep what they have, the doctor says so, and
+// when the pods of one are deleted, the other's partition stays.
 func TestRecordsOfOneDevice(t *testing.T) {
 	for _, first := range []string{"a", "b"} {
 		t.Run(first+" ends first", func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestRecordsOfOneDevice(t *testing.T) {
 					return errors.Join(err, os.Remove(record))
 				},
 				func(p *onDisk) error {
-					return errors.Join(p.prepare(claims["b"]), os.WriteFile(strings.TrimSuffix(record, ".json")+".corrupt", data, 0o600))
+					return errors.Join(p.prepare(claims["b"]), os.WriteFile(record, data, 0o600))
 				},
 				func(p *onDisk) error {
 					if names := p.names(); !names["a"] || !names["b"] || p.unread() != nil {
