@@ -127,6 +127,19 @@ func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return next(ctx, req)
 }
 
+// ofRegistration returns an interceptor that only calls of the kubelet's registration
+// service pass: the plugin's own service has the same list of interceptors.
+func ofRegistration(interceptor grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		switch req.(type) {
+		case *registerapi.InfoRequest, *registerapi.RegistrationStatus:
+			return interceptor(ctx, req, info, next)
+		default:
+			return next(ctx, req)
+		}
+	}
+}
+
 // noteRegistration is a gRPC interceptor that handles the kubelet's notice
 // about the plugin's registration.
 func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -123,9 +123,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.gate.handle),
 		kubeletplugin.GRPCInterceptor(p.announce),
-		kubeletplugin.GRPCInterceptor(p.tellDataDir),
-		kubeletplugin.GRPCInterceptor(p.noteRegistration),
-		kubeletplugin.GRPCInterceptor(old.Registration),
+		kubeletplugin.GRPCInterceptor(ofRegistration(p.tellDataDir)),
+		kubeletplugin.GRPCInterceptor(ofRegistration(p.noteRegistration)),
+		kubeletplugin.GRPCInterceptor(ofRegistration(old.Registration)),
 	)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
