@@ -416,7 +416,7 @@ func (n *nodeReconciler) forgetNode(node string) {
 	delete(n.unseen, node)
 }
 
-// forget an answer, or a registration.
+// forget forgets that the plugin has answered, or was registered for the first time.
 func (n *nodeReconciler) forget(node string) {
 	n.registrations.forget(node)
 	n.mu.Lock()

@@ -120,12 +120,8 @@ func (t tenure) close() error {
 	return t.dir.Close()
 }
 
-var (
-	// errNotActing is the state of a plugin that waits for the data directory.
-	errNotActing = errors.New("another plugin of this node runs, and hasn't handed over yet")
-	// errTakenBack ends the parts of a plugin whose successor has ended.
-	errTakenBack = errors.New("the plugin that took over has ended")
-)
+// errNotActing is the state of a plugin that waits for the data directory.
+var errNotActing = errors.New("another plugin of this node runs, and hasn't handed over yet")
 
 // setIdle sets the answers of a plugin that doesn't act; unready is nil if it is ready.
 func (p *program) setIdle(unready error) {
@@ -134,55 +130,48 @@ func (p *program) setIdle(unready error) {
 
 // run returns when ctx ends, or with an error after which the plugin can't continue.
 func (p *program) run(ctx context.Context) error {
-	var err error
-	for t := (tenure{}); ; {
-		if t.dir == nil {
-			if t, err = p.acquire(ctx); ctx.Err() != nil {
-				return t.close()
-			} else if err != nil {
-				return err
-			}
-		}
-		if t.podUID, err = p.usablePodUID(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "This plugin can't hand over to another until it starts again", "node", p.cfg.NodeName)
-		}
-		t.loaded, t.step = p.loaded, p.step
-		t.refuses = func(r handover.Request) error { return p.refuses(t, r) }
-		taken, err := p.act(ctx, t)
-		if !errors.Is(err, errTakenBack) {
-			return err
-		}
-		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
-		t = tenure{dir: taken}
-		if p.stage.Load().ready() == nil {
-			t.readyUntil = time.Now().Add(registerWithin)
-		}
+	t, err := p.acquire(ctx)
+	if ctx.Err() != nil {
+		return t.close()
 	}
+	for err == nil && t.dir != nil {
+		t, err = p.act(ctx, t)
+	}
+	return err
 }
 
 // act runs the plugin until ctx ends, or it has the node back from its successor: then
-// it returns the locked directory and errTakenBack.
-func (p *program) act(ctx context.Context, t tenure) (taken *datadir.Dir, err error) {
+// it returns its next tenure, which has a locked directory.
+func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 	defer t.dir.Close()
+	if t.podUID, err = p.usablePodUID(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "This plugin can't hand over to another until it starts again", "node", p.cfg.NodeName)
+	}
+	t.loaded, t.step = p.loaded, p.step
+	t.refuses = func(r handover.Request) error { return p.refuses(t, r) }
 	p.stage.Store(&stage{healthy: opensUntil(time.Now().Add(openWithin)), ready: p.stage.Load().ready, metrics: p.idle})
 	plugin, err := newPlugin(p.cfg, p.api, p.client, t)
 	if err != nil {
-		return nil, err
+		return tenure{}, err
 	}
 	defer plugin.journal.Close()
 	plugin.onHandedOver = func() { p.setIdle(plugin.ready()) }
 	p.stage.Store(&stage{healthy: plugin.healthy, ready: plugin.ready, metrics: plugin.metrics})
 	err = plugin.run(ctx)
-	back, isBack := errors.AsType[*takenBackError](err)
-	if isBack {
+	if back, ok := errors.AsType[*takenBackError](err); ok {
+		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
 		p.failed[back.from] = time.Now()
 		p.loaded = plugin.driver.Loaded()
-		return back.dir, errTakenBack
+		next.dir = back.dir
+		if p.stage.Load().ready() == nil {
+			next.readyUntil = time.Now().Add(registerWithin)
+		}
+		return next, nil
 	}
 	if plugin.hardware.handsOver.Load() {
-		return nil, err
+		return tenure{}, err
 	}
-	return nil, errors.Join(err, plugin.cleanUp(ctx))
+	return tenure{}, errors.Join(err, plugin.cleanUp(ctx))
 }
 
 // opensUntil returns an error when a plugin still opens its state at the deadline.

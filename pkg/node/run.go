@@ -205,7 +205,7 @@ func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
 }
 
 // run runs the plugin until ctx ends or a part can't go on. If another plugin takes
-// over, it passes the kubelet's calls on to that one, and returns errTakenBack when
+// over, it passes the kubelet's calls on to that one, and returns takenBackError when
 // that one has ended.
 func (p *plugin) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)

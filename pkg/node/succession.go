@@ -23,7 +23,7 @@ type takenBackError struct {
 	from types.UID
 }
 
-func (t *takenBackError) Error() string { return errTakenBack.Error() }
+func (t *takenBackError) Error() string { return "the plugin that took over has ended" }
 
 // handOver hands the node over to the first plugin that asks for it and isn't refused;
 // stop ends the parts that use the journal and the hardware. It returns nil when ctx ends,
