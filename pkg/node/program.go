@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -16,9 +17,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/handover"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
@@ -54,6 +57,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	p := &program{cfg: cfg, api: api, idle: newRegistry(), failed: map[types.UID]time.Time{}, step: failpoint.Step()}
+	p.opener = driver.NewOpener(driverroot.NewHost(cfg.HostRoot), cfg.DriverRoot)
 	if p.step == nil {
 		p.step = func(string) {}
 	}
@@ -78,8 +82,8 @@ type program struct {
 	idle *prometheus.Registry
 	// failed has the successors that have ended before this plugin did, and when.
 	failed map[types.UID]time.Time
-	// loaded is the NVML library that the process has loaded.
-	loaded string
+	// opener opens the driver, in the tenures and for them.
+	opener *driver.Opener
 	// podUID is nil until it is known whether the kubelet supports handovers.
 	podUID *types.UID
 	// step is called after each step of a handover, for crash tests.
@@ -107,8 +111,8 @@ type tenure struct {
 	readyUntil time.Time
 	// refuses returns why the plugin doesn't hand over to another.
 	refuses func(handover.Request) error
-	// loaded is the NVML library that the process has loaded; empty: none.
-	loaded string
+	// opener opens the driver; it may have done so ahead.
+	opener *driver.Opener
 	// step is called after each step of a handover.
 	step func(string)
 }
@@ -147,7 +151,7 @@ func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 	if t.podUID, err = p.usablePodUID(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "This plugin can't hand over to another until it starts again", "node", p.cfg.NodeName)
 	}
-	t.loaded, t.step = p.loaded, p.step
+	t.opener, t.step = p.opener, p.step
 	t.refuses = func(r handover.Request) error { return p.refuses(t, r) }
 	p.stage.Store(&stage{healthy: opensUntil(time.Now().Add(openWithin)), ready: p.stage.Load().ready, metrics: p.idle})
 	plugin, err := newPlugin(p.cfg, p.api, p.client, t)
@@ -161,7 +165,6 @@ func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 	if back, ok := errors.AsType[*takenBackError](err); ok {
 		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
 		p.failed[back.from] = time.Now()
-		p.loaded = plugin.driver.Loaded()
 		next.dir = back.dir
 		if p.stage.Load().ready() == nil {
 			next.readyUntil = time.Now().Add(registerWithin)
@@ -224,8 +227,8 @@ func (p *program) acquire(ctx context.Context) (tenure, error) {
 	return tenure{}, ctx.Err()
 }
 
-// ask asks the acting plugin for the node.
-func (p *program) ask(ctx context.Context) (tenure, error) {
+// ask asks the acting plugin for the node, with the driver opened ahead.
+func (p *program) ask(ctx context.Context) (_ tenure, err error) {
 	podUID, err := p.usablePodUID(ctx)
 	if err != nil {
 		return tenure{}, err
@@ -233,7 +236,19 @@ func (p *program) ask(ctx context.Context) (tenure, error) {
 	if podUID == "" {
 		return tenure{}, handover.ErrNobody
 	}
-	granted, err := handover.Ask(ctx, datadir.HandoverSocketOf(p.cfg.DataDir), handover.Request{
+	socket := datadir.HandoverSocketOf(p.cfg.DataDir)
+	if _, err := os.Stat(socket); err != nil {
+		return tenure{}, handover.ErrNobody
+	}
+	if err := p.opener.OpenAhead(); err != nil {
+		klog.FromContext(ctx).V(2).Info("Taking over without having opened the driver", "node", p.cfg.NodeName, "err", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.opener.CloseAhead())
+		}
+	}()
+	granted, err := handover.Ask(ctx, socket, handover.Request{
 		PodUID: podUID, Service: kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, podUID),
 	})
 	if err != nil {

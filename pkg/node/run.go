@@ -148,8 +148,8 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		health: p.health, healthOf: healthOf(host, bootID), readings: p.readings,
 	}
 	p.driver = driver.New(driver.Config{
-		NodeName: cfg.NodeName, Host: host, DriverRoot: cfg.DriverRoot, Signals: signals, Minors: minors, Facts: p.facts,
-		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Loaded: p.tenure.loaded, Step: failpoint.Step(),
+		NodeName: cfg.NodeName, Opener: p.tenure.opener, Signals: signals, Minors: minors, Facts: p.facts,
+		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(),
 	})
 	p.resets.driver = p.driver
 	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}

@@ -17,6 +17,14 @@ import (
 // registered it. Then it ends, and the plugin before takes the node back.
 const registerWithin = 90 * time.Second
 
+const (
+	// stopListeningWithin is more than a wait for events takes.
+	stopListeningWithin = 2 * time.Second
+	// releaseWithin is how long a plugin that hands over may take to end its work. It is more
+	// than a change of the hardware takes, and less than the successor waits.
+	releaseWithin = 45 * time.Second
+)
+
 // takenBackError ends the parts of a plugin that has the data directory back.
 type takenBackError struct {
 	dir  *datadir.Dir
@@ -40,6 +48,7 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 		return nil
 	}
 	logger.Info("Handing over to another plugin", "node", p.cfg.NodeName, "podUID", accepted.PodUID)
+	p.stopListening(ctx)
 	began := time.Now()
 	if err := p.release(ctx, accepted.Service, stop); err != nil {
 		return errors.Join(fmt.Errorf("hand over to another plugin: %w", err), accepted.Close())
@@ -63,10 +72,18 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 	return &takenBackError{dir: back, from: accepted.PodUID}
 }
 
+// stopListening ends the wait for the driver's events while this plugin still handles the
+// kubelet's calls. The successor sees the events that come from now on.
+func (p *plugin) stopListening(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stopListeningWithin)
+	defer cancel()
+	p.driver.StopListening(ctx)
+}
+
 // release ends the work of this plugin and releases the data directory. The kubelet's
 // calls are passed to the service from then on.
 func (p *plugin) release(ctx context.Context, service string, stop func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	ctx, cancel := context.WithTimeout(ctx, releaseWithin)
 	defer cancel()
 	p.hardware.handsOver.Store(true)
 	if err := p.kubelet.HandOver(ctx, service); err != nil {

@@ -96,6 +96,14 @@ func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 	return Event{}, ctx.Err()
 }
 
+// Listen registers the GPUs for events, so that WaitEvent returns those that come from now
+// on; otherwise its first call does that. The error is as that of WaitEvent.
+func (s *Session) Listen() error {
+	s.watching.Lock()
+	defer s.watching.Unlock()
+	return s.watch()
+}
+
 func (s *Session) newEvent(data gonvml.EventData, at time.Time) Event {
 	e := Event{GPU: s.eventGPU(data.Device), Kind: eventKind(data.EventType)}
 	if e.Kind == EventXID {

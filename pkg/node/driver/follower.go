@@ -64,13 +64,11 @@ type Known interface {
 	Conditions() map[gpu.UUID][]gpu.Condition
 }
 
-// Config has the parts and settings of a Follower. All but DriverRoot and Step are required.
+// Config has the parts and settings of a Follower. All but Step are required.
 type Config struct {
 	NodeName string
-	// Host is where the driver is looked for, under DriverRoot only unless that is
-	// empty.
-	Host       driverroot.Host
-	DriverRoot string
+	// Opener finds and opens the driver. Followers that run one after the other share it.
+	Opener *Opener
 	// Signals request further readings.
 	Signals *Signals
 	// Minors sets the driver of the CDI specifications.
@@ -84,17 +82,13 @@ type Config struct {
 	Listener   Listener
 	// OnEvent is called with each event of the GPUs, in order. It must not block.
 	OnEvent func(nvml.Event)
-	// Loaded is the NVML library that an earlier Follower of this process has loaded, if
-	// any.
-	Loaded string
 	// Step is called after each step of a reset, for crash tests.
 	Step func(string)
 }
 
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
 type Follower struct {
-	cfg    Config
-	opener *nvml.Opener
+	cfg Config
 	// closings are waiting for the session to be closed.
 	closings chan *closing
 	// first is closed when the driver has been looked for once.
@@ -106,12 +100,10 @@ type Follower struct {
 	looked, reading instant
 	// staysOpen: the last session could not be closed.
 	staysOpen atomic.Bool
+	listening listening
 
 	// Of Run's goroutine only:
 
-	// loaded is the NVML library that this process has loaded, if any: what go-nvml
-	// calls stays bound to the first one.
-	loaded  string
 	modules modules
 	mended  mended
 	// cdiFailed says why the CDI specifications aren't as they should be; nil if
@@ -127,16 +119,16 @@ func New(c Config) *Follower {
 	if c.Step == nil {
 		c.Step = func(string) {}
 	}
-	return &Follower{cfg: c, opener: nvml.NewOpener(), closings: make(chan *closing, 1), first: make(chan struct{}), loaded: c.Loaded}
+	return &Follower{cfg: c, closings: make(chan *closing, 1), first: make(chan struct{})}
 }
 
 // StaysOpen reports whether the last session could not be closed, because a call into the
 // driver doesn't return. Such a call may still change the hardware.
 func (f *Follower) StaysOpen() bool { return f.staysOpen.Load() }
 
-// Loaded returns the NVML library that this process has loaded, "" if none. It is called
-// after Run has returned.
-func (f *Follower) Loaded() string { return f.loaded }
+// StopListening ends the wait for events, which may take a second, so that the end of Run
+// doesn't take that long. Events that come later are not seen. It returns earlier if ctx ends.
+func (f *Follower) StopListening(ctx context.Context) { f.listening.stop(ctx) }
 
 // Looked returns a channel that is closed when the driver has been looked for once,
 // and Arrived has returned or lasted for RecoverWithin if there is one.
@@ -150,9 +142,6 @@ func (f *Follower) Stuck(after time.Duration) error {
 	return nil
 }
 
-// errOtherLibrary says that only a new process can go on.
-var errOtherLibrary = errors.New("the plugin must be restarted to load the library of another driver")
-
 // Run looks for the driver, follows it as long as it works, and starts again,
 // until ctx ends; then it returns nil. It returns an error when the driver was
 // replaced by one whose library this process can't load.
@@ -162,7 +151,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		err := f.follow(ctx, looked)
 		if c, ok := errors.AsType[*closed](err); ok {
 			f.alive.beat()
-			c.run(ctx, f.cfg.Host)
+			c.run(ctx, f.cfg.Opener.host)
 			f.alive.beat()
 			continue
 		}
@@ -186,11 +175,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	f.beginReading()
-	root, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
-	if err != nil {
-		return err
-	}
-	session, err := f.open(root)
+	root, session, err := f.cfg.Opener.open()
 	if err != nil {
 		return err
 	}
@@ -205,7 +190,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
 	f.suspended = false
-	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Host, root)})
+	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Opener.host, root)})
 	defer func() { f.beforeClose(ctx, arrived, err) }()
 	looked()
 	endWatch := f.watch(ctx, root, session)
@@ -233,38 +218,6 @@ func (f *Follower) lose(ctx context.Context, err error) {
 	}
 	f.cfg.Facts.Missing(reason, err.Error())
 	f.endReading()
-}
-
-func (f *Follower) open(root driverroot.Root) (*nvml.Session, error) {
-	if f.loaded != "" && f.loaded != root.Library {
-		return nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, f.loaded, root.Library)
-	}
-	session, err := f.opener.Open(f.cfg.Host.Path(root.Library))
-	if !errors.Is(err, nvml.ErrLibraryNotFound) {
-		f.loaded = root.Library
-	}
-	if err != nil {
-		return nil, errNoAnswer(root, err)
-	}
-	return session, nil
-}
-
-// Open opens the driver at path, or the one that is found if path is empty, for
-// another use than a Follower's. The session must be closed.
-func Open(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
-	root, err := driverroot.Find(host, path)
-	if err != nil {
-		return root, nil, err
-	}
-	session, err := nvml.Open(host.Path(root.Library))
-	if err != nil {
-		return root, nil, errNoAnswer(root, err)
-	}
-	return root, session, nil
-}
-
-func errNoAnswer(root driverroot.Root, err error) error {
-	return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
 }
 
 // close ends a session, which is left because of an error, and returns that error. A

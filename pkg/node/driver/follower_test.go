@@ -57,10 +57,10 @@ func newFixture(t *testing.T) *fixture {
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
 	f.Config = Config{
-		NodeName: "node-0", Host: driverroot.NewHost(installed.Host), Facts: facts.New("node-0"), Signals: NewSignals(),
+		NodeName: "node-0", Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"), Signals: NewSignals(),
 		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
 	}
-	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Host})
+	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Opener.host})
 	return f
 }
 
@@ -232,7 +232,7 @@ func TestModuleIsNotLoaded(t *testing.T) {
 func TestCDITroubleIsNoMissingDriver(t *testing.T) {
 	f := newFixture(t)
 	dir := filepath.Join(t.TempDir(), "cdi")
-	f.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: f.Host})
+	f.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: f.Opener.host})
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // not a directory
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestDriverReplaced(t *testing.T) {
 	f.build()
 	go func() { done <- f.Run(ctx) }()
 	<-f.Looked()
-	root, err := driverroot.Find(f.Host, "")
+	root, err := f.Opener.find()
 	if err != nil {
 		t.Fatal(err)
 	}

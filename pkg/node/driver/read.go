@@ -30,7 +30,7 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		}
 		f.beginReading()
 		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
-		now, err := driverroot.Find(f.cfg.Host, f.cfg.DriverRoot)
+		now, err := f.cfg.Opener.find()
 		if err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (f *Follower) rereadAfter() time.Duration {
 // facts. It returns all that there is, with the partitions that are created for
 // claims. The error is about the driver as a whole.
 func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
-	f.modules.load(ctx, f.cfg.Host, root, devDir(f.cfg.Host, root))
+	f.modules.load(ctx, f.cfg.Opener.host, root, devDir(f.cfg.Opener.host, root))
 	before := f.remember(session)
 	for {
 		began := time.Now()
@@ -115,7 +115,7 @@ func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, 
 	w := f.cfg.Partitions.Watch()
 	defer w.End()
 	for again := true; again; again = w.Disturbed() {
-		there, err = ReadNode(f.cfg.NodeName, f.cfg.Host, root, session)
+		there, err = ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
 	}
 	if err != nil {
 		return gpu.Node{}, gpu.Node{}, err

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,7 +36,7 @@ func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvm
 // watchEvents passes each event of the GPUs on, and wakes a while after it. The channel is closed when the
 // session isn't used any more.
 func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-chan struct{} {
-	done := make(chan struct{})
+	ctx, done := f.listening.begin(ctx)
 	go func() {
 		defer close(done)
 		pause := retryDriver // after an error; each wakes a reading, so the pause grows
@@ -64,6 +65,46 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 		}
 	}()
 	return done
+}
+
+// listening lets the wait for events be ended before the rest.
+type listening struct {
+	mu      sync.Mutex
+	stopped bool
+	cancel  context.CancelFunc
+	done    <-chan struct{}
+}
+
+// begin returns a context that ends with stop. The caller waits for events until then, and
+// closes the channel when it waits no more.
+func (l *listening) begin(ctx context.Context) (context.Context, chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	done := make(chan struct{})
+	ctx, l.cancel = context.WithCancel(ctx)
+	l.done = done
+	if l.stopped {
+		l.cancel()
+	}
+	return ctx, done
+}
+
+// stop ends the wait for events, also a later one, and returns when it has ended or ctx has.
+func (l *listening) stop(ctx context.Context) {
+	l.mu.Lock()
+	l.stopped = true
+	done := l.done
+	if done != nil {
+		l.cancel()
+	}
+	l.mu.Unlock()
+	if done == nil {
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
 }
 
 // watchSilence wakes the loop when a GPU stops responding, and when it responds
@@ -98,7 +139,7 @@ func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 	done := make(chan struct{})
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
-		err = watcher.Add(f.cfg.Host.Path(filepath.Join(root.DevRoot, "dev")))
+		err = watcher.Add(f.cfg.Opener.host.Path(filepath.Join(root.DevRoot, "dev")))
 	}
 	if err != nil {
 		klog.FromContext(ctx).Info("Device nodes are not watched, only looked at from time to time", "node", f.cfg.NodeName, "err", err)

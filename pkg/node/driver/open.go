@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+// errOtherLibrary says that only a new process can go on.
+var errOtherLibrary = errors.New("the plugin must be restarted to load the library of another driver")
+
+// Opener finds and opens the driver for the Followers of a process, which run one after
+// the other. Its methods must not be called concurrently.
+type Opener struct {
+	// host is where the driver is looked for, under driverRoot only unless that is empty.
+	host       driverroot.Host
+	driverRoot string
+	nvml       *nvml.Opener
+	// loaded is the NVML library that this process has loaded, if any: what go-nvml
+	// calls stays bound to the first one.
+	loaded string
+	// ahead is the session of OpenAhead with the driver at aheadRoot, nil if there is none.
+	ahead     *nvml.Session
+	aheadRoot driverroot.Root
+}
+
+// NewOpener returns an Opener of the driver at driverRoot or, if that is empty, of the one
+// that is found on the host.
+func NewOpener(host driverroot.Host, driverRoot string) *Opener {
+	return &Opener{host: host, driverRoot: driverRoot, nvml: nvml.NewOpener()}
+}
+
+// OpenAhead opens the driver for the next Follower and registers the GPUs for events. The
+// driver initializes GPUs that no program has open, which takes seconds; while two plugins
+// have them open, it doesn't.
+func (o *Opener) OpenAhead() error {
+	root, session, err := o.open()
+	if err != nil {
+		return err
+	}
+	o.ahead, o.aheadRoot = session, root
+	if err := session.Listen(); err != nil && !errors.Is(err, nvml.ErrNotSupported) {
+		return fmt.Errorf("register GPUs for events: %w", err)
+	}
+	return nil
+}
+
+// CloseAhead closes what OpenAhead has opened, if no Follower uses it.
+func (o *Opener) CloseAhead() error {
+	session := o.ahead
+	if session == nil {
+		return nil
+	}
+	o.ahead = nil
+	return session.Close()
+}
+
+// find finds the driver.
+func (o *Opener) find() (driverroot.Root, error) { return driverroot.Find(o.host, o.driverRoot) }
+
+// open finds the driver and opens it, or returns the session of OpenAhead.
+func (o *Opener) open() (driverroot.Root, *nvml.Session, error) {
+	root, err := o.find()
+	if err != nil {
+		return root, nil, errors.Join(err, o.CloseAhead())
+	}
+	if session := o.ahead; session != nil && sameRoot(root, o.aheadRoot) {
+		o.ahead = nil
+		return root, session, nil
+	}
+	if err := o.CloseAhead(); err != nil {
+		return root, nil, fmt.Errorf("close the driver at %s: %w", o.aheadRoot.Path, err)
+	}
+	if o.loaded != "" && o.loaded != root.Library {
+		return root, nil, fmt.Errorf("%w: it was %s, now it is %s", errOtherLibrary, o.loaded, root.Library)
+	}
+	session, err := o.nvml.Open(o.host.Path(root.Library))
+	if !errors.Is(err, nvml.ErrLibraryNotFound) {
+		o.loaded = root.Library
+	}
+	if err != nil {
+		return root, nil, errNoAnswer(root, err)
+	}
+	return root, session, nil
+}
+
+// Open opens the driver at path, or the one that is found if path is empty, for
+// another use than a Follower's. The session must be closed.
+func Open(host driverroot.Host, path string) (driverroot.Root, *nvml.Session, error) {
+	return NewOpener(host, path).open()
+}
+
+func errNoAnswer(root driverroot.Root, err error) error {
+	return fmt.Errorf("the driver at %s doesn't answer: %w", root.Path, err)
+}
