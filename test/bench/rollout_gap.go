@@ -17,8 +17,9 @@ import (
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-// rolloutGap measures how long a prepare waits while a rollout replaces the node's plugin:
-// for each rollout, the longest of the prepares that follow each other meanwhile.
+// rolloutGap measures how long a call of the kubelet waits while a rollout replaces the node's
+// plugin: for each rollout, the longest of the prepares and unprepares that follow each other
+// meanwhile. Which of the two meets the moment is chance, and both wait for the same.
 func (b *bench) rolloutGap(ctx context.Context) error {
 	claims, err := allocatedClaims(ctx, b.stack.Kube(), b.node, []string{b.devices[0].Name})
 	if err != nil {
@@ -26,24 +27,24 @@ func (b *bench) rolloutGap(ctx context.Context) error {
 	}
 	var gaps, all sample
 	for round := range b.rollouts {
-		prepares, err := b.prepareDuringRollout(ctx, claims[0])
+		calls, err := b.callDuringRollout(ctx, claims[0])
 		if err != nil {
 			return fmt.Errorf("rollout %d: %w", round, err)
 		}
-		longest := slices.Max(prepares)
-		b.progress("rollout %d: %d prepares, the longest took %v", round, len(prepares), longest)
-		gaps, all = append(gaps, longest), append(all, prepares...)
+		longest := slices.Max(calls)
+		b.progress("rollout %d: %d calls, the longest took %v", round, len(calls), longest)
+		gaps, all = append(gaps, longest), append(all, calls...)
 	}
-	b.figure("rollout_prepares", float64(len(all)))
-	b.figure("rollout_prepare_p50_ms", all.percentile(50))
+	b.figure("rollout_calls", float64(len(all)))
+	b.figure("rollout_call_p50_ms", all.percentile(50))
 	b.figure("rollout_prepare_gap_p50_ms", gaps.percentile(50))
 	b.figure("rollout_prepare_gap_p99_ms", gaps.percentile(99))
 	return b.deleteClaims(ctx)
 }
 
-// prepareDuringRollout prepares and unprepares the claim from before a rollout until after
-// it, and returns how long each prepare took. A call that fails is an error.
-func (b *bench) prepareDuringRollout(ctx context.Context, c *resourcev1.ResourceClaim) (prepares sample, err error) {
+// callDuringRollout prepares and unprepares the claim from before a rollout until after it,
+// and returns how long each call took. A call that fails is an error.
+func (b *bench) callDuringRollout(ctx context.Context, c *resourcev1.ResourceClaim) (took sample, err error) {
 	done := make(chan error, 1)
 	go func() {
 		const set = "daemonset/tessera-node"
@@ -52,17 +53,16 @@ func (b *bench) prepareDuringRollout(ctx context.Context, c *resourcev1.Resource
 		done <- errors.Join(restartErr, statusErr)
 	}()
 	for {
-		began := monotonic()
-		if err := b.callOldest(func(p *plugin) error { return p.prepare(ctx, c) }); err != nil {
-			return nil, err
-		}
-		prepares = append(prepares, monotonic()-began)
-		if err := b.callOldest(func(p *plugin) error { return p.unprepare(ctx, c) }); err != nil {
-			return nil, err
+		for _, call := range []func(*plugin, context.Context, *resourcev1.ResourceClaim) error{(*plugin).prepare, (*plugin).unprepare} {
+			began := monotonic()
+			if err := b.callOldest(func(p *plugin) error { return call(p, ctx, c) }); err != nil {
+				return nil, err
+			}
+			took = append(took, monotonic()-began)
 		}
 		select {
 		case err := <-done:
-			return prepares, err
+			return took, err
 		default:
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -399,7 +400,7 @@ func (s *scaleBench) republication(ctx context.Context) (err error) {
 	if err := s.running.stop(syscall.SIGTERM); err != nil {
 		return err
 	}
-	if err := s.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := s.deleteAllSlices(ctx); err != nil {
 		return fmt.Errorf("delete all ResourceSlices: %w", err)
 	}
 	if err := s.pools.await(ctx, func(p *seenPools) bool { return p.published() == 0 }); err != nil {
@@ -419,6 +420,16 @@ func (s *scaleBench) republication(ctx context.Context) (err error) {
 		}
 		return err
 	})
+}
+
+// deleteAllSlices tries again while the server can't delete them all in the time of a request.
+func (s *scaleBench) deleteAllSlices(ctx context.Context) error {
+	for {
+		err := s.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		if !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) {
+			return err
+		}
+	}
 }
 
 func tail(file string) []byte {

@@ -204,7 +204,9 @@ phase_uninstall() {
 }
 
 phase_prepare() { "$bundle/bench" -bundle "$bundle" -real -only journal,prepare,mps | summarised; }
-phase_bench() { "$bundle/bench" -bundle "$bundle" -real -idle 0 -pods "${PODS:-20}" | summarised; }
+phase_bench() {
+  "$bundle/bench" -bundle "$bundle" -real -idle 0 -pods "${PODS:-20}" -rollouts "${ROLLOUTS:-10}" ${FIGURES:+-only "$FIGURES"} | summarised
+}
 phase_simulated() {
   "$bundle/bench" -bundle "$bundle" -idle "${IDLE:-60s}" -pods "${PODS:-20}" ${FIGURES:+-only "$FIGURES"} | summarised
 }

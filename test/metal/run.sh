@@ -15,8 +15,8 @@
 #   ./run.sh phases                what phases there are
 #
 # A host may have any number of GPUs: phases about one use the first. FIGURES,
-# PODS and IDLE are passed to the benchmark (-only, -pods, -idle). PYTHON is an
-# interpreter that has PyTorch, python3 if it isn't set.
+# PODS, ROLLOUTS and IDLE are passed to the benchmark (-only, -pods, -rollouts,
+# -idle). PYTHON is an interpreter that has PyTorch, python3 if it isn't set.
 set -euo pipefail
 parts=$(cd "$(dirname "$0")" && pwd)
 work=/var/tmp/tessera-metal
