@@ -3,6 +3,8 @@ package control
 import (
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -72,5 +74,27 @@ func TestSlicesThatTheCacheLacked(t *testing.T) {
 	if s.store.lists != 1 {
 		t.Errorf("the slices were listed %d times, want once", s.store.lists)
 	}
+	s.publishAfterAnswer()
+}
+
+// TestAnswerIsUsedUpByRightSlices has a controller take over whose cache shows first none,
+// then some of what its predecessor published. The answer that was asked for must not serve
+// for a deletion that comes before the cache has shown all.
+func TestAnswerIsUsedUpByRightSlices(t *testing.T) {
+	s := newFixture(t)
+	s.published()
+	s.restart()
+	s.store.stale = &publish.Found{}
+	s.mustReconcile()
+	s.pluginAnswers()
+	older := s.store.slices[0].DeepCopy()
+	older.Spec.Devices = older.Spec.Devices[:1]
+	s.store.stale = &publish.Found{Ours: []*resourceapi.ResourceSlice{older}}
+	s.mustReconcile() // lists them: they are right
+
+	s.store.slices, s.store.stale = nil, nil // by the kubelet; the plugin may be gone
+	s.mustReconcile()
+	s.mustHave(0)
+	s.mustHaveAsked(3)
 	s.publishAfterAnswer()
 }

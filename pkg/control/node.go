@@ -183,10 +183,15 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 	return n.replaceSlices(ctx, inv, current, want)
 }
 
-// current returns the node's slices as the API server has them. It doesn't ask for them
-// where there are none in the cache, nor any of our own on their way there: while others
-// write, the server takes up to 100 ms for a list, until its cache is as new as etcd. If
-// there are some, it refuses to create them again.
+// current returns the node's slices as the API server has them. It doesn't list them where
+// the cache has none, nor lacks any that this controller wrote: while others write, the
+// server takes up to 100 ms for a list, until its cache is as new as etcd.
+//
+// The server may have slices that the cache lacks, written by the controller that led
+// before, say. Slices have fixed names, and the first with devices has the same name in
+// every pool, so that the server refuses to create it, and no device is offered twice; the
+// next attempt lists. Another driver's slices stay beside ours until the cache has them, as
+// if they had been written just after a list.
 func (n *nodeReconciler) current(ctx context.Context, node string, cached publish.Found) (publish.Found, error) {
 	n.mu.Lock()
 	unseen := n.unseen[node]
@@ -268,6 +273,7 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 	case len(want) == 0:
 		return reconcile.Result{}, n.withdraw(ctx, current.Ours)
 	case alone && publish.Equal(current.Ours, want):
+		n.forget(inv.Name) // the answer, too: it must not serve for a later deletion
 		return reconcile.Result{}, nil
 	case !alone && n.cameBack(inv.Name):
 		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -80,4 +83,51 @@ func TestOffers(t *testing.T) {
 			t.Errorf("node %s, device %q: got %v", tc.node, tc.device, got)
 		}
 	}
+}
+
+// TestWriteOverUnseenSlices writes pools where the server has one that the caller doesn't
+// know of, as after a change of the leader. No device is added to those that are offered.
+func TestWriteOverUnseenSlices(t *testing.T) {
+	pools := map[string][]resourceapi.ResourceSlice{
+		"one slice":       Pool(owner("n"), gpus(2), NoCounters),
+		"two slices":      Pool(owner("n"), tainted(gpus(70)), NoCounters),
+		"split counters":  Pool(owner("n"), cuttable(33), SplitCounters),
+		"joint counters":  Pool(owner("n"), cuttable(33), JointCounters),
+		"counters of one": Pool(owner("n"), cuttable(1), SplitCounters),
+	}
+	for have, before := range pools {
+		for name, want := range pools {
+			t.Run(name+" over "+have, func(t *testing.T) {
+				server := fake.NewClientset()
+				p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := p.Write(t.Context(), nil, before); err != nil {
+					t.Fatal(err)
+				}
+				if err := p.Write(t.Context(), nil, want); !apierrors.IsAlreadyExists(err) {
+					t.Errorf("got %v, want a conflict", err)
+				}
+				found, err := p.client.List(t.Context(), metav1.ListOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(deviceSlices(before), deviceSlices(found.Items)); diff != "" {
+					t.Errorf("offered (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// deviceSlices returns the names of the slices with devices, and how many each has.
+func deviceSlices(all []resourceapi.ResourceSlice) map[string]int {
+	out := make(map[string]int)
+	for _, s := range all {
+		if len(s.Spec.Devices) > 0 {
+			out[s.Name] = len(s.Spec.Devices)
+		}
+	}
+	return out
 }
