@@ -3,6 +3,7 @@ package nvmltest
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -99,14 +100,13 @@ func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 // the instance is read. Nothing must be left of the instance.
 func createWhileRead(t *testing.T, s *Simulated, p gpu.Partition) {
 	t.Helper()
-	const slow = time.Second
-	must(t, s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMigDeviceHandleByIndex", GPU: 0, Code: nvmlsim.Unknown, DelayMS: int(slow.Milliseconds()), Count: 1}))
+	must(t, s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMigDeviceHandleByIndex", GPU: 0, Code: nvmlsim.Unknown, DelayMS: 1000, Count: 1}))
 	created := make(chan error)
 	go func() {
 		_, err := s.CreateInstance(p)
 		created <- err
 	}()
-	time.Sleep(slow / 2)
+	synctest.Wait() // until the creation has reached the call that is delayed
 	u, err := s.Usage(p.GPU, usageOver)
 	must(t, err)
 	if len(u.Partitions) != 3 {
