@@ -19,7 +19,7 @@ import (
 var request = handover.Request{PodUID: "pod-b", Service: "/plugins/dra-pod-b.sock"}
 
 // socket returns a path that is short enough for a socket.
-func socket(t *testing.T) string {
+func socket(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "handover") //nolint:usetesting // t.TempDir has the test's name in it
 	if err != nil {
