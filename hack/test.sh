@@ -6,7 +6,8 @@
 # Everything that tests print is kept in _output/test: LEVEL.json as go test
 # -json writes it, LEVEL.out as it is shown.
 #
-# usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all
+# usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all of these
+#        hack/test.sh reliability  only the tests that docs/reliability.md counts, of all levels
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
@@ -83,6 +84,14 @@ unit() {
 integration() {
 	memory
 	hack/prepare-files.sh && tests integration -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
+}
+
+reliability() {
+	local arguments
+	memory
+	arguments=$("$go" run ./test/reliability -tests)
+	# shellcheck disable=SC2086 # several arguments
+	tests reliability -p 1 -timeout 30m -tags integration $arguments
 }
 
 e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./test/cluster; }

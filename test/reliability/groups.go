@@ -84,11 +84,11 @@ func killed(name string) string {
 	return "killed"
 }
 
-// table is the group's table, and the number of its cases. Without a case of each test,
-// or with one that failed, there is none.
+// table is the group's table, and the number of its cases. There is none unless each test
+// has ended and has cases, and nothing of it failed.
 func (g group) table(all []result) (text string, total int, err error) {
 	counts, faults := map[string]map[string]int{}, map[string]bool{}
-	seen := map[string]bool{}
+	tried, ended := map[string]bool{}, map[string]bool{}
 	for _, r := range all {
 		test, rest, _ := strings.Cut(r.test, "/")
 		if r.dir != g.dir || !slices.Contains(g.tests, test) {
@@ -96,6 +96,10 @@ func (g group) table(all []result) (text string, total int, err error) {
 		}
 		if !r.passed {
 			return "", 0, fmt.Errorf("%s: %s failed: the page lists runs that passed", r.dir, r.test)
+		}
+		ended[test] = ended[test] || r.test == test
+		if r.cases == 0 {
+			continue
 		}
 		operation, name, nested := strings.Cut(strings.ReplaceAll(rest, "_", " "), "/")
 		if len(g.tests) > 1 && nested {
@@ -108,12 +112,12 @@ func (g group) table(all []result) (text string, total int, err error) {
 			counts[operation] = map[string]int{}
 		}
 		counts[operation][fault] += r.cases
-		faults[fault], seen[test] = true, true
+		faults[fault], tried[test] = true, true
 		total += r.cases
 	}
 	for _, test := range g.tests {
-		if !seen[test] {
-			return "", 0, fmt.Errorf("no result of %s in %s: run it first", test, g.dir)
+		if !tried[test] || !ended[test] {
+			return "", 0, fmt.Errorf("no result of %s in %s, or it hasn't ended: run it first", test, g.dir)
 		}
 	}
 	return g.render(counts, slices.Sorted(maps.Keys(faults))), total, nil

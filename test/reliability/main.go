@@ -1,10 +1,14 @@
 // Command reliability counts the failures that the tests of a recorded run tried, and
-// writes them into docs/reliability.md.
+// writes them into docs/reliability.md. make reliability makes such a run.
+//
+//	reliability -tests      print the arguments of go test for the tests that it counts
+//	reliability LOG...      count them in logs of go test -json
 package main
 
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -14,17 +18,32 @@ import (
 
 const page = "docs/reliability.md"
 
-// usage: reliability LOG..., each written by go test -json.
 func main() {
-	if err := run(page, os.Args[1:]); err != nil {
+	list := flag.Bool("tests", false, "print the arguments of go test for the tests that are counted, and do nothing else")
+	flag.Parse()
+	if *list {
+		fmt.Println(arguments(groups()))
+		return
+	}
+	if err := run(page, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "reliability:", err)
 		os.Exit(1)
 	}
 }
 
+// arguments are those of go test for the groups' tests.
+func arguments(groups []group) string {
+	var tests, dirs []string
+	for _, g := range groups {
+		tests, dirs = append(tests, g.tests...), append(dirs, "./"+g.dir)
+	}
+	unique := func(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
+	return "-run ^(" + strings.Join(unique(tests), "|") + ")$ " + strings.Join(unique(dirs), " ")
+}
+
 func run(page string, logs []string) error {
 	if len(logs) == 0 {
-		return errors.New("name the logs of a run, as make test leaves them in _output/test")
+		return errors.New("name the logs of a run, as go test -json writes them")
 	}
 	var all []result
 	for _, log := range logs {

@@ -16,8 +16,19 @@ const recorded = `
 {"Time":"2026-11-23T15:00:02Z","Action":"pass","Package":"github.com/tessera-dra/tessera/pkg/a","Test":"TestCrash"}
 {"Time":"2026-11-23T15:00:02Z","Action":"output","Package":"github.com/tessera-dra/tessera/pkg/a","Test":"TestCut/restart","Output":"    a_test.go:1: 12 cases\n"}
 {"Time":"2026-11-23T15:00:03Z","Action":"VERDICT","Package":"github.com/tessera-dra/tessera/pkg/a","Test":"TestCut/restart"}
+{"Time":"2026-11-23T15:00:03Z","Action":"PARENT","Package":"github.com/tessera-dra/tessera/pkg/a","Test":"TestCut"}
 ok  	github.com/tessera-dra/tessera/pkg/a
 `
+
+// results reads the record with these ends of a case and of its test.
+func results(t *testing.T, verdict, parent string) []result {
+	t.Helper()
+	all, err := read(strings.NewReader(strings.NewReplacer("VERDICT", verdict, "PARENT", parent).Replace(recorded)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
 
 func groupsOfTest() []group {
 	return []group{
@@ -27,11 +38,7 @@ func groupsOfTest() []group {
 }
 
 func TestTables(t *testing.T) {
-	results, err := read(strings.NewReader(strings.ReplaceAll(recorded, "VERDICT", "pass")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := tables(groupsOfTest(), results)
+	got, err := tables(groupsOfTest(), results(t, "pass", "pass"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,13 +66,15 @@ func TestTables(t *testing.T) {
 }
 
 func TestTablesRefuse(t *testing.T) {
-	for name, verdict := range map[string]string{"a case that failed": "fail", "no result": "run"} {
+	for name, ends := range map[string]struct{ verdict, parent string }{
+		"a case that failed":                 {"fail", "fail"},
+		"no result":                          {"run", "pass"},
+		"a test that failed by itself":       {"pass", "fail"},
+		"a test that didn't end":             {"pass", "run"},
+		"a test with a case that is skipped": {"skip", "pass"},
+	} {
 		t.Run(name, func(t *testing.T) {
-			results, err := read(strings.NewReader(strings.ReplaceAll(recorded, "VERDICT", verdict)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if text, err := tables(groupsOfTest(), results); err == nil {
+			if text, err := tables(groupsOfTest(), results(t, ends.verdict, ends.parent)); err == nil {
 				t.Errorf("no error, but:\n%s", text)
 			}
 		})

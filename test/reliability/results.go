@@ -12,13 +12,15 @@ import (
 	"time"
 )
 
-// result is the result of a test that has no subtests.
+// result is the result of a test.
 type result struct {
 	dir    string // of the package
 	test   string // with the names of subtests
 	passed bool
-	cases  int // that the test says it has tried; 1 if it says nothing
-	at     time.Time
+	// cases that the test says it has tried; 1 if it says nothing, and 0 if it has subtests,
+	// which have their own.
+	cases int
+	at    time.Time
 }
 
 // event is a line of go test -json; see go doc test2json.
@@ -43,7 +45,7 @@ func readFile(name string) ([]result, error) {
 	return results, nil
 }
 
-// read returns the results of the tests without subtests, in the order of their ends.
+// read returns the results of tests in the order of their ends.
 func read(in io.Reader) ([]result, error) {
 	type id struct{ dir, test string }
 	var all []result
@@ -68,18 +70,16 @@ func read(in io.Reader) ([]result, error) {
 			all = append(all, result{of.dir, of.test, e.Action == "pass", 1, e.Time})
 		}
 	}
-	var leaves []result
-	for _, r := range all {
+	for i, r := range all {
 		of := id{r.dir, r.test}
-		if parents[of] {
-			continue
-		}
 		if n, ok := cases[of]; ok {
-			r.cases = n
+			all[i].cases = n
 		}
-		leaves = append(leaves, r)
+		if parents[of] {
+			all[i].cases = 0
+		}
 	}
-	return leaves, lines.Err()
+	return all, lines.Err()
 }
 
 // cutLast splits the last component from a test's name.
