@@ -29,15 +29,34 @@ const (
 	controlPlane = "control-plane"
 )
 
-// faults lists what fails. The second node's plugin and, after the first quarter of the
-// time, the controller are left alone, so that it shows whether they grow.
-func faults() []fault {
-	crash := func(program string) func(context.Context, *soak, string) error {
-		return func(ctx context.Context, r *soak, node string) error {
-			_, err := r.stack.Crash(ctx, node, program)
-			return err
-		}
+// crash kills a program.
+func crash(program string) func(context.Context, *soak, string) error {
+	return func(ctx context.Context, r *soak, node string) error {
+		_, err := r.stack.Crash(ctx, node, program)
+		return err
 	}
+}
+
+// replacements lists what restarts the second node's plugin or the controller. In the second
+// half of the time both are left alone, so that it shows whether they grow.
+func replacements() []fault {
+	rollout := func(object string) func(context.Context, *soak, string) error {
+		return func(ctx context.Context, r *soak, _ string) error { return r.rollOut(ctx, object) }
+	}
+	kill := func(which string) func(context.Context, *soak, string) error {
+		return func(ctx context.Context, r *soak, _ string) error { return r.killInRollout(ctx, which) }
+	}
+	return []fault{
+		{"plugins rolled out", 4, rollout(plugins)},
+		{"plugins rolled out, an old one killed", 3, kill("head")},
+		{"plugins rolled out, a new one killed", 3, kill("tail")},
+		{"controller rolled out", 2, rollout(controller)},
+		{"controller killed", 2, func(ctx context.Context, r *soak, _ string) error { return crash("controller")(ctx, r, "all") }},
+	}
+}
+
+// faults lists everything else that fails.
+func faults() []fault {
 	component := func(name string) func(context.Context, *soak, string) error {
 		return func(_ context.Context, r *soak, node string) error { return r.stack.Cluster.Kill(node, name) }
 	}
@@ -49,12 +68,6 @@ func faults() []fault {
 	}
 	return []fault{
 		{"plugin killed", 6, func(ctx context.Context, r *soak, _ string) error { return crash("kubelet-plugin")(ctx, r, first) }},
-		{"controller killed", 2, func(ctx context.Context, r *soak, _ string) error {
-			if time.Since(r.start) > r.length/4 {
-				return nil
-			}
-			return crash("controller")(ctx, r, "all")
-		}},
 		{"MPS supervisor killed", 3, crash("mps-supervisor")},
 		{"MPS daemon killed", 3, crash("nvidia-cuda-mps")},
 		{"kubelet killed", 3, component("kubelet")},
@@ -80,30 +93,38 @@ func faults() []fault {
 // program to kill isn't there, is left out.
 func (r *soak) breakThings(ctx context.Context) {
 	random := rand.New(rand.NewPCG(r.seed, ^uint64(0)))
-	all := faults()
-	var sum int
-	for _, f := range all {
-		sum += f.weight
-	}
 	for {
 		sleep(ctx, 3*time.Second+time.Duration(random.IntN(5000))*time.Millisecond)
 		if ctx.Err() != nil {
 			return
 		}
-		at, node := random.IntN(sum), r.stack.Cluster.Nodes()[random.IntN(2)]
-		for _, f := range all {
-			if at -= f.weight; at >= 0 {
-				continue
-			}
-			began := time.Since(r.start)
-			if err := f.make(context.WithoutCancel(ctx), r, node); err == nil {
-				r.mu.Lock()
-				r.faults = append(r.faults, event{began, f.name})
-				r.mu.Unlock()
-			}
-			break
+		all := faults()
+		if time.Since(r.start) < r.length/2 {
+			all = append(all, replacements()...)
+		}
+		f, node := draw(random, all), r.stack.Cluster.Nodes()[random.IntN(2)]
+		began := time.Since(r.start)
+		if err := f.make(context.WithoutCancel(ctx), r, node); err == nil {
+			r.mu.Lock()
+			r.faults = append(r.faults, event{began, f.name})
+			r.mu.Unlock()
 		}
 	}
+}
+
+// draw returns one of the faults, each as often as its weight says.
+func draw(random *rand.Rand, all []fault) fault {
+	var sum int
+	for _, f := range all {
+		sum += f.weight
+	}
+	at := random.IntN(sum)
+	for _, f := range all {
+		if at -= f.weight; at < 0 {
+			return f
+		}
+	}
+	panic("unreachable: at is less than the sum of the weights")
 }
 
 // heal ends the faults that last.

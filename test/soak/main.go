@@ -1,7 +1,7 @@
 // Command soak runs pods with claims of all kinds on a local cluster of two nodes with
 // simulated GPUs, one after the other for an hour by default, while something fails every
-// few seconds: programs are killed, hardware is slow or fails, a node loses power. In the
-// end nothing may be left over, no pod may be stuck, and no program may have grown.
+// few seconds: programs are killed or replaced by rollouts, hardware is slow or fails, a
+// node loses power. In the end nothing may be left over, no pod may be stuck, and no program may have grown.
 //
 // It prints how far it is, and writes _output/soak/soak.svg, a plot, and soak.csv, its
 // data. The seed decides which faults and which pods come in which order, but not how the
@@ -149,7 +149,7 @@ func (r *soak) awaitClean(ctx context.Context) error {
 }
 
 // checkClean checks that there are no pods and claims, that the doctor finds nothing on any
-// node, and that the slices are there.
+// node, that the slices are there, and that rollouts have ended.
 func (r *soak) checkClean(ctx context.Context) error {
 	pods, err := r.pods.client.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -165,6 +165,9 @@ func (r *soak) checkClean(ctx context.Context) error {
 	}
 	if len(pods.Items) > 0 || claims != "" || len(list) != r.slices {
 		return fmt.Errorf("%d pods, claims %q, %d slices of %d", len(pods.Items), claims, len(list), r.slices)
+	}
+	if err := r.checkRolledOut(ctx); err != nil {
+		return err
 	}
 	for _, node := range r.stack.Cluster.Nodes() {
 		pod, err := r.pod(ctx, "node", node)
@@ -190,6 +193,7 @@ func (r *soak) write(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "soak.csv"), csv(r.samples), 0o644); err != nil {
 		return err
 	}
+	say(r.out, "faults: %s", tally(r.faults))
 	picture, err := plot(r.samples, r.faults)
 	if err != nil {
 		return err
