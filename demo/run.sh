@@ -145,7 +145,7 @@ until_devices() {
 	done
 }
 
-# devices prints "POOL/DEVICE TYPE MINOR UUID PROFILE MEMORY THREADS PRODUCT NAME"
+# devices prints "POOL/DEVICE TYPE UUID PROFILE MEMORY THREADS PRODUCT NAME"
 # for every published device; UUID is the whole GPU's; PROFILE, of a MIG partition
 # or a share of one, MEMORY and THREADS (of an MPS share) are - where there is none.
 # Up to 1.32, attributes and capacities are in "basic"; in 1.31 a capacity is a
@@ -155,8 +155,13 @@ devices() {
 	[ "$KUBERNETES" != 1.31 ] || value=
 	kubectl get resourceslices -o go-template='
 {{- range .items}}{{$pool := .spec.pool.name}}{{range .spec.devices}}{{$d := .}}{{with .basic}}{{$d = .}}{{end}}{{$a := $d.attributes}}{{$c := $d.capacity -}}
-{{$pool}}/{{.name}} {{$a.type.string}} {{$a.minor.int}} {{if $a.parentUUID}}{{$a.parentUUID.string}}{{else}}{{$a.uuid.string}}{{end}} {{if $a.profile}}{{$a.profile.string}}{{else}}-{{end}} {{$c.memory'$value'}} {{if $c.threadPercentage}}{{$c.threadPercentage'$value'}}{{else}}-{{end}} {{$a.productName.string}}
+{{$pool}}/{{.name}} {{$a.type.string}} {{if $a.parentUUID}}{{$a.parentUUID.string}}{{else}}{{$a.uuid.string}}{{end}} {{if $a.profile}}{{$a.profile.string}}{{else}}-{{end}} {{$c.memory'$value'}} {{if $c.threadPercentage}}{{$c.threadPercentage'$value'}}{{else}}-{{end}} {{$a.productName.string}}
 {{end}}{{end}}'
+}
+
+# minors prints "UUID MINOR" for every GPU.
+minors() {
+	kubectl get gpuinventories -o go-template='{{range .items}}{{range .status.gpus}}{{.uuid}} {{.minor}}{{"\n"}}{{end}}{{end}}'
 }
 
 # watch_grants prints "CLAIM REQUEST POOL/DEVICE MEMORY THREADS" for every device
@@ -232,8 +237,11 @@ check() {
 	local scenario=$1 containers=$2 devices=$3 model=$4
 	local -A kind=() minor=() uuid=() profile=() memory=() threads=() product=() want=() all=()
 	local device type number id slice size part name pod container claim request given granted space
-	while read -r device type number id slice size part name; do
-		kind[$device]=$type minor[$device]=$number uuid[$device]=$id profile[$device]=$slice product[$device]=$name
+	while read -r id number; do
+		minor[$id]=$number
+	done < <(minors)
+	while read -r device type id slice size part name; do
+		kind[$device]=$type uuid[$device]=$id profile[$device]=$slice product[$device]=$name
 		memory[$device]=$size threads[$device]=$part
 	done < <(devices)
 	granted=$(grep -v '^=' "$work/grants" | sort -u)
@@ -254,15 +262,15 @@ check() {
 		sed 's/^/  | /' <<<"$log"
 		while read -r device size part; do
 			[ -n "$device" ] || continue
-			want_nodes+="/dev/nvidia${minor[$device]}"$'\n' want_ids+="${uuid[$device]}"$'\n'
+			want_nodes+="/dev/nvidia${minor[${uuid[$device]}]}"$'\n' want_ids+="${uuid[$device]}"$'\n'
 			all[$device]=1
 			case ${product[$device]} in *"$model"*) ;; *) fail "$scenario: $device is not a $model" ;; esac
 			if [ "${profile[$device]}" != - ]; then
 				mig=$(mig_uuid "$device")
 				want_ids+="$mig"$'\n' caps=$((caps + 2))
-				echo "  its claim was given $device: ${kind[$device]}, ${profile[$device]} of ${product[$device]}, $mig, on ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+				echo "  its claim was given $device: ${kind[$device]}, ${profile[$device]} of ${product[$device]}, $mig, on ${uuid[$device]}, /dev/nvidia${minor[${uuid[$device]}]}"
 			else
-				echo "  its claim was given $device: ${kind[$device]}, ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[$device]}"
+				echo "  its claim was given $device: ${kind[$device]}, ${product[$device]}, ${uuid[$device]}, /dev/nvidia${minor[${uuid[$device]}]}"
 			fi
 			[ "$size" != - ] || size=${memory[$device]} part=${threads[$device]}
 			[ "${kind[$device]}" != mps ] || limits "$pod/$container" "$log" "$size" "$part"

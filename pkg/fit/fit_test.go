@@ -295,7 +295,7 @@ func TestSentences(t *testing.T) {
 		want    fit.Reason
 	}{
 		"counter": {full, exactly("mig", profile("1g.10gb")), fit.Reason{
-			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on a needs 9984Mi of counter memory of gpu-00000001; " +
+			Text: "Other claims have what it needs: gpu-00000001-mig-1g10gb-4 on a needs 9984Mi of its counter memory; " +
 				"0 of 81559Mi are free, the rest is used by claim ns/first (pod pod-first).",
 			Change: "It fits on a after the end of claim ns/first (pod pod-first).",
 		}},

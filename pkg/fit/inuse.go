@@ -119,8 +119,8 @@ func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 				continue
 			}
 			amount := func(v int64) string { return resource.NewQuantity(v, need.Format).String() }
-			fewest, text = len(users), fmt.Sprintf("%s on %s needs %s of counter %s of %s; %s of %s are free, the rest is used by claim%s %s",
-				r.Device, n.node, amount(need.Value()), name, from.CounterSet, amount(left), amount(all), plural(len(users)), list(users))
+			fewest, text = len(users), fmt.Sprintf("%s on %s needs %s of its counter %s; %s of %s are free, the rest is used by claim%s %s",
+				r.Device, n.node, amount(need.Value()), name, amount(left), amount(all), plural(len(users)), list(users))
 		}
 	}
 	return text

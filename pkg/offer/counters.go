@@ -158,10 +158,12 @@ func separates(spans []gpu.Placement, at []int) bool {
 	return true
 }
 
+// sliceCounter returns the counter of some memory slices. Its name is short: every
+// partition's device has it.
 func sliceCounter(spans []gpu.Placement, at []int) counter {
-	c := counter{name: fmt.Sprintf("slice-%d", at[0]), limit: len(at), takes: make([]int, len(spans))}
+	c := counter{name: fmt.Sprintf("s%d", at[0]), limit: len(at), takes: make([]int, len(spans))}
 	if len(at) > 1 {
-		c.name = fmt.Sprintf("slices-%d-%d", at[0], at[len(at)-1])
+		c.name = fmt.Sprintf("s%d-%d", at[0], at[len(at)-1])
 	}
 	for i, s := range spans {
 		for _, a := range at {
@@ -272,11 +274,11 @@ func (c counters) add(taken string, device int) (string, bool) {
 }
 
 // set returns the initial values of the counters; nil if there are none.
-func (c counters) set(name gpu.DeviceName) *resourceapi.CounterSet {
+func (c counters) set(name string) *resourceapi.CounterSet {
 	if len(c) == 0 {
 		return nil
 	}
-	out := &resourceapi.CounterSet{Name: string(name), Counters: make(map[string]resourceapi.Counter, len(c))}
+	out := &resourceapi.CounterSet{Name: name, Counters: make(map[string]resourceapi.Counter, len(c))}
 	for _, k := range c {
 		out.Counters[k.name] = k.amount(k.limit)
 	}
@@ -284,7 +286,7 @@ func (c counters) set(name gpu.DeviceName) *resourceapi.CounterSet {
 }
 
 // use returns the consumption of the device at a position.
-func (c counters) use(name gpu.DeviceName, device int) []resourceapi.DeviceCounterConsumption {
+func (c counters) use(set string, device int) []resourceapi.DeviceCounterConsumption {
 	takes := make(map[string]resourceapi.Counter)
 	for _, k := range c {
 		if k.takes[device] > 0 {
@@ -294,7 +296,7 @@ func (c counters) use(name gpu.DeviceName, device int) []resourceapi.DeviceCount
 	if len(takes) == 0 {
 		return nil
 	}
-	return []resourceapi.DeviceCounterConsumption{{CounterSet: string(name), Counters: takes}}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: takes}}
 }
 
 // amount is so much of the counter.

@@ -117,12 +117,12 @@ func TestCounters(t *testing.T) {
 	}{
 		{eightSlices, []string{"1g"}, ""},
 		{eightSlices, []string{"3g"}, ""},
-		{eightSlices, []string{"1g", "3g"}, "slices-0-3=4 slices-4-6=3"},
-		{eightSlices, []string{"1g", "2g", "3g"}, "slice-6=1 slices-0-1=2 slices-2-3=2 slices-4-5=2"},
-		{eightSlices, nil, "ofa-engines=1 slice-0=1 slice-1=1 slice-2=1 slice-3=1 slice-4=1 slice-5=1 slice-6=1"},
+		{eightSlices, []string{"1g", "3g"}, "s0-3=4 s4-6=3"},
+		{eightSlices, []string{"1g", "2g", "3g"}, "s0-1=2 s2-3=2 s4-5=2 s6=1"},
+		{eightSlices, nil, "ofa-engines=1 s0=1 s1=1 s2=1 s3=1 s4=1 s5=1 s6=1"},
 		{[]string{"a30"}, []string{"1g"}, ""},
 		{[]string{"rtx-pro-6000"}, []string{"1g"}, ""},
-		{[]string{"rtx-pro-6000"}, []string{"1g", "2g", "4g"}, "slices-0-3=2 slices-6-9=2"},
+		{[]string{"rtx-pro-6000"}, []string{"1g", "2g", "4g"}, "s0-3=2 s6-9=2"},
 	} {
 		for _, model := range tc.models {
 			m, err := nvmlsim.FindModel(model)

@@ -26,7 +26,7 @@ func TestLeftoversOfOtherCounts(t *testing.T) {
 		"from whole":         {v1alpha1.Plan{}, equalShares(2), wholeGPU, offered{Devices: "whole mps2-0 mps2-1"}},
 		"turns, then shares": {inTurn(2), equalShares(2), oneTurn, offered{Devices: "ts2-0", Leftover: "ts2-0"}},
 		"partitions, then shares of them": {v1alpha1.Plan{Partitioned: only("3g.40gb")}, sharedParts(2, "3g.40gb"), request{Kind: "mig"},
-			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "slice-0=1"}},
+			offered{Devices: "whole 3g40gb-0 3g40gb-0-mps 3g40gb-4-mps", Leftover: "3g40gb-0", Counters: "s0=1"}},
 		"shares of partitions, then none": {sharedParts(2, "3g.40gb"), v1alpha1.Plan{}, oneShare,
 			offered{Devices: "whole 3g40gb-0-mps", Leftover: "3g40gb-0-mps"}},
 	} {

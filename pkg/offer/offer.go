@@ -23,6 +23,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -77,7 +78,9 @@ type GPU struct {
 	// Problems or the GPU's conditions then say why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
-	// two of them are in each other's way. Its name is Name.
+	// two of them are in each other's way. Its name is the GPU's place among the
+	// node's, by index: it is short, because every device has it. Indexes themselves may
+	// not differ, where one is of a GPU that is lost.
 	Counters *resourceapi.CounterSet
 	// Leftover lists the Devices that are offered only because a claim has them:
 	// the plan has others. They are removed when their claims are gone. Their
@@ -126,12 +129,15 @@ type GPU struct {
 // Of a node that reports more than maxGPUs, which no server accepts, only the first
 // ones are offered.
 func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceName, server Server) []GPU {
-	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
+	n.GPUs = slices.Clone(n.GPUs[:min(len(n.GPUs), maxGPUs)])
+	slices.SortFunc(n.GPUs, func(a, b gpu.GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
 	names := nameAll(n.GPUs)
 	claimed := byGPU(names, allocated)
 	var out []GPU
 	var arranged *arrangement
-	for _, g := range n.GPUs {
+	for i, g := range n.GPUs {
 		name, why := usable(names, g)
 		if why != "" && (name == "" || g.Model.ProductName == "") {
 			continue // it can't be described
@@ -139,7 +145,7 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
 		o.keepAllocated(names, claimed[g.UUID])
 		arranged = o.arrange(arranged)
-		described := o.describeAll(n, name, names, arranged)
+		described := o.describeAll(n, name, strconv.Itoa(i), names, arranged)
 		described.Withheld = reasons(g.Conditions, func(c gpu.Condition) bool {
 			return slices.ContainsFunc(described.Devices, func(d resourceapi.Device) bool { return c.BlocksDevice(gpu.DeviceName(d.Name)) })
 		})
@@ -171,7 +177,10 @@ type WithheldGPU struct {
 // Withheld returns the node's GPUs that Build, whose result is offered, leaves out, or of
 // which new claims don't get all devices, by index.
 func Withheld(n gpu.Node, offered []GPU) []WithheldGPU {
-	n.GPUs = n.GPUs[:min(len(n.GPUs), maxGPUs)]
+	n.GPUs = slices.Clone(n.GPUs[:min(len(n.GPUs), maxGPUs)])
+	slices.SortFunc(n.GPUs, func(a, b gpu.GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
 	names := nameAll(n.GPUs)
 	var out []WithheldGPU
 	for _, g := range slices.SortedStableFunc(slices.Values(n.GPUs), func(a, b gpu.GPU) int { return cmp.Compare(a.Index, b.Index) }) {

@@ -1,6 +1,8 @@
 package offer
 
 import (
+	"fmt"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -9,7 +11,7 @@ import (
 )
 
 // partitionAttributes is how many a partition on a host has, usually.
-const partitionAttributes = 12
+const partitionAttributes = 10
 
 // describePartition describes a MIG partition. Only one that others made has a
 // UUID: that of a partition that is created on demand is known when a claim has it.
@@ -19,14 +21,13 @@ const partitionAttributes = 12
 func describePartition(g gpu.GPU, p part, name gpu.DeviceName) resourceapi.Device {
 	a := make(attributes, partitionAttributes)
 	a.product(g)
-	a.numbers(g)
+	a.int("index", g.Index)
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	a.string("type", gpu.TypeMIG)
 	a.string("uuid", string(p.uuid))
 	a.string("parentUUID", string(g.UUID))
 	a.string("profile", p.Profile)
-	a.int("placementStart", p.Placement.Start)
-	a.int("placementSize", p.Placement.Size)
+	a.string("placement", fmt.Sprintf("%d:%d", p.Placement.Start, p.Placement.Size)) // as nvidia-smi mig -lgi
 	capacity := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		gpu.MemoryCapacity: {Value: *resource.NewQuantity(p.profile.MemoryBytes, resource.BinarySI)},
 	}

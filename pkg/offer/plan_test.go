@@ -24,7 +24,7 @@ type offered struct {
 func TestPlans(t *testing.T) {
 	const (
 		small  = "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6"
-		halves = "slices-0-3=4 slices-4-6=3"
+		halves = "s0-3=4 s4-6=3"
 	)
 	for name, tc := range map[string]struct {
 		gpu       func(*gpu.GPU) // changes an H100 in its initial state
@@ -59,7 +59,7 @@ func TestPlans(t *testing.T) {
 		"MIG goes off at a reset":    {gpu: both(other("3g.40gb", 4), pending(true, false)), plan: only("1g.10gb"), want: offered{Devices: "3g40gb-4", Problem: "is on and becomes off"}},
 		"others made an instance":    {gpu: other("3g.40gb", 4), plan: only("1g.10gb"), want: offered{Devices: "1g10gb-0 1g10gb-1 1g10gb-2 1g10gb-3 3g40gb-4"}},
 		"others' instance is used first": {gpu: other("1g.10gb", 2), plan: only("1g.10gb", "3g.40gb"),
-			want: offered{Devices: "1g10gb-2 1g10gb-0 1g10gb-1 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6 3g40gb-4", Counters: "slices-4-6=3"}},
+			want: offered{Devices: "1g10gb-2 1g10gb-0 1g10gb-1 1g10gb-3 1g10gb-4 1g10gb-5 1g10gb-6 3g40gb-4", Counters: "s4-6=3"}},
 		"others have the media engines": {gpu: other("1g.10gb+me", 2), plan: only("1g.10gb+me", "3g.40gb"), want: offered{Devices: "1g10gbme-2 3g40gb-4"}},
 		"others' instance under our mode": {gpu: both(other("3g.40gb", 4), pending(false, false)), plan: only("3g.40gb"),
 			want: offered{Devices: "3g40gb-4 3g40gb-0"}},
@@ -87,7 +87,7 @@ func TestPlans(t *testing.T) {
 		"claimed: partition, then exclusive, no counters": {allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4"}},
 		"claimed: partition, then narrower": {plan: only("3g.40gb"), allocated: []string{"1g10gb-4", "1g10gb-0"},
-			want: offered{Devices: "whole 1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4", Leftover: "1g10gb-0 1g10gb-4", Counters: "slice-0=1 slice-4=1"}},
+			want: offered{Devices: "whole 1g10gb-0 1g10gb-4 3g40gb-0 3g40gb-4", Leftover: "1g10gb-0 1g10gb-4", Counters: "s0=1 s4=1"}},
 		"claimed: partition, then layout, no counters": {plan: fix("3g.40gb", "3g.40gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4 3g40gb-0", Leftover: "1g10gb-4"}},
 		"claimed: media engines, then layout, no counters": {plan: fix("1g.10gb+me", "3g.40gb"), allocated: []string{"1g10gbme-6"}, bare: true,
@@ -95,7 +95,7 @@ func TestPlans(t *testing.T) {
 		"claimed: partition, then counters are gone": {plan: only("1g.10gb"), allocated: []string{"1g10gb-4"}, bare: true,
 			want: offered{Devices: "1g10gb-4", Leftover: "1g10gb-4", Problem: "no shared counters"}},
 		"claimed: others' instance, then it is gone": {gpu: on, plan: only("1g.10gb"), allocated: []string{"3g40gb-4"},
-			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "slices-4-6=3"}},
+			want: offered{Devices: small + " 3g40gb-4", Leftover: "3g40gb-4", Counters: "s4-6=3"}},
 		"claimed: a partition that isn't listed any more": {plan: only("7g.80gb"), allocated: []string{"1g18gb-0"},
 			want: offered{Problem: "gpu-00000001-mig-1g18gb-0, which a claim has"}},
 		"claimed: two partitions, one isn't listed any more": {plan: only("1g.10gb"), allocated: []string{"1g18gb-0", "3g40gb-4", "1g10gb-0"},

@@ -79,15 +79,10 @@ func (a attributes) product(g gpu.GPU) {
 	a.version("cudaComputeCapability", g.Model.CUDAComputeCapability)
 }
 
-// numbers sets those that the driver gives the node's GPUs.
-func (a attributes) numbers(g gpu.GPU) {
-	a.int("index", g.Index)
-	a.int("minor", g.Minor)
-}
-
 // place sets where in the machine the GPU is.
 func (a attributes) place(g gpu.GPU) {
-	a.numbers(g)
+	a.int("index", g.Index)
+	a.int("minor", g.Minor)
 	a.string(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {

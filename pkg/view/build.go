@@ -149,19 +149,23 @@ func (n *node) readPool() {
 		return
 	}
 	slices.SortFunc(n.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
-	count := 0
+	count, sets := 0, make(map[string]*resourceapi.CounterSet)
 	for _, s := range n.slices {
 		count += len(s.Spec.Devices)
+		for i := range s.Spec.SharedCounters {
+			sets[s.Spec.SharedCounters[i].Name] = &s.Spec.SharedCounters[i]
+		}
 	}
 	n.devices = make(map[string]*resourceapi.Device, count)
 	for _, s := range n.slices {
-		for i := range s.Spec.SharedCounters {
-			n.gpuBuilder(gpu.DeviceName(s.Spec.SharedCounters[i].Name)).set = &s.Spec.SharedCounters[i]
-		}
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
 			n.devices[d.Name] = d
-			n.gpuBuilder(gpu.DeviceName(d.Name).Whole()).add(d)
+			c := n.gpuBuilder(gpu.DeviceName(d.Name).Whole())
+			c.add(d)
+			for _, from := range d.ConsumesCounters {
+				c.set = sets[from.CounterSet]
+			}
 		}
 	}
 }
@@ -172,8 +176,8 @@ func (c *gpuBuilder) add(d *resourceapi.Device) {
 	for _, t := range d.Taints {
 		c.addTaint(t)
 	}
-	if !c.reported {
-		c.MemorySlices = max(c.MemorySlices, int(number(d, "placementStart")+number(d, "placementSize")))
+	if at := placeOf(d); at != nil && !c.reported {
+		c.MemorySlices = max(c.MemorySlices, at.Start+at.Size)
 	}
 	if c.Offered {
 		return

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -93,11 +94,18 @@ func (b *builder) place(n *node, c *gpuBuilder, name gpu.DeviceName) *Placement 
 
 // placeOf is where a partition's device is; nil for others.
 func placeOf(d *resourceapi.Device) *Placement {
-	size := number(d, "placementSize")
-	if size == 0 {
+	start, size, ok := strings.Cut(text(d, "placement"), ":")
+	if !ok {
 		return nil
 	}
-	return &Placement{Start: int(number(d, "placementStart")), Size: int(size)}
+	var at Placement
+	var err, sizeErr error
+	at.Start, err = strconv.Atoi(start)
+	at.Size, sizeErr = strconv.Atoi(size)
+	if err != nil || sizeErr != nil {
+		return nil
+	}
+	return &at
 }
 
 func text(d *resourceapi.Device, name resourceapi.QualifiedName) string {

@@ -55,8 +55,8 @@ func manyGPUs() (view.Objects, error) {
 		inventory.SetFacts(&inv.Status, n)
 		o.Inventories = append(o.Inventories, inv)
 		for _, d := range ofType(s, "mig") {
-			profile, start := *d.Attributes["profile"].StringValue, *d.Attributes["placementStart"].IntValue
-			if (profile != "1g.10gb" || start > 3) && (profile != "3g.40gb" || start != 4) {
+			profile, place := *d.Attributes["profile"].StringValue, *d.Attributes["placement"].StringValue
+			if (profile != "1g.10gb" || place > "3:1") && (profile != "3g.40gb" || place != "4:4") {
 				continue
 			}
 			claim := resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: d.Name, UID: types.UID(n.Name + d.Name)}}

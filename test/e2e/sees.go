@@ -338,24 +338,29 @@ func claimName(p *corev1.Pod, name string) string {
 	return "none-for-" + name
 }
 
-// devicesByName reads all slices: "pool/device" to identity.
+// devicesByName reads all slices and the GPUs' minor numbers: "pool/device" to identity.
 func devicesByName(ctx context.Context, s *stack.Stack) (map[string]allocatedDevice, error) {
 	list, err := s.Slices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	minors, err := s.Minors(ctx)
 	if err != nil {
 		return nil, err
 	}
 	devices := map[string]allocatedDevice{}
 	for _, s := range list {
 		for _, d := range s.Spec.Devices {
-			minor, err := strconv.Atoi(attribute(d, "minor"))
-			if s.Spec.Driver != driver || err != nil {
-				continue
-			}
-			start, _ := strconv.Atoi(attribute(d, "placementStart")) // 0 for what is no partition
 			gpu := attribute(d, "uuid")
 			if parent := attribute(d, "parentUUID"); parent != "" {
 				gpu = parent
 			}
+			minor, ok := minors[gpu]
+			if s.Spec.Driver != driver || !ok {
+				continue
+			}
+			place, _, _ := strings.Cut(attribute(d, "placement"), ":")
+			start, _ := strconv.Atoi(place) // 0 for what is no partition
 			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile"), start: start}
 		}
 	}

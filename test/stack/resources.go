@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/test/cluster"
 	"github.com/tessera-dra/tessera/test/manifest"
 )
@@ -58,6 +59,25 @@ func (s *Stack) Slices(ctx context.Context) ([]resourceapi.ResourceSlice, error)
 	list := &resourceapi.ResourceSliceList{}
 	err := s.get(ctx, list, "resourceslices")
 	return list.Items, err
+}
+
+// Minors reads the minor numbers of all GPUs, by UUID, as the nodes report them.
+func (s *Stack) Minors(ctx context.Context) (map[string]int, error) {
+	data, err := s.kube.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.String(), "gpuinventories").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list GPUInventories: %w", err)
+	}
+	var list v1alpha1.GPUInventoryList
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, fmt.Errorf("read the list of GPUInventories: %w", err)
+	}
+	out := make(map[string]int)
+	for _, inv := range list.Items {
+		for _, g := range inv.Status.GPUs {
+			out[g.UUID] = int(g.Minor)
+		}
+	}
+	return out, nil
 }
 
 func (s *Stack) get(ctx context.Context, into any, path ...string) error {
