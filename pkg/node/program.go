@@ -29,8 +29,6 @@ import (
 const (
 	// lockPoll is how often a plugin that waits for the data directory tries its lock.
 	lockPoll = 200 * time.Millisecond
-	// lockWithin is how long a plugin tries a lock that was released for it.
-	lockWithin = 2 * time.Second
 	// askEvery is how often a plugin that waits asks the acting one for the node.
 	askEvery = 5 * time.Second
 	// standByAfter is how long nobody may have offered the node before a plugin that
@@ -254,13 +252,7 @@ func (p *program) ask(ctx context.Context) (_ tenure, err error) {
 	if err != nil {
 		return tenure{}, err
 	}
-	soon, cancel := context.WithTimeout(ctx, lockWithin)
-	defer cancel()
-	dir, err := datadir.Lock(soon, p.cfg.DataDir)
-	p.step("handover.locked")
-	if tellErr := granted.Taken(err == nil); tellErr != nil {
-		klog.FromContext(ctx).Error(tellErr, "The plugin before doesn't know that this one has taken over", "podUID", granted.PodUID)
-	}
+	dir, err := datadir.Adopt(p.cfg.DataDir, granted.Lock)
 	if err != nil {
 		return tenure{}, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -54,10 +55,13 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 		return errors.Join(fmt.Errorf("hand over to another plugin: %w", err), accepted.Close())
 	}
 	p.onHandedOver()
-	if err := accepted.Released(ctx, p.tenure.podUID); err != nil && ctx.Err() == nil {
+	give := func(lock *os.File) error { return accepted.Give(p.tenure.podUID, lock) }
+	if err := p.dir.HandOver(give); err != nil {
 		logger.Error(err, "The other plugin hasn't taken over", "podUID", accepted.PodUID)
+	} else {
+		logger.Info("Handed over to another plugin, passing the kubelet's calls on to it", "node", p.cfg.NodeName, "podUID", accepted.PodUID, "duration", time.Since(began))
 	}
-	logger.Info("Handed over to another plugin, passing the kubelet's calls on to it", "node", p.cfg.NodeName, "podUID", accepted.PodUID, "duration", time.Since(began))
+	p.tenure.step("handover.given")
 	back, err := datadir.Lock(ctx, p.cfg.DataDir)
 	if ctx.Err() != nil {
 		if back != nil {
@@ -80,8 +84,8 @@ func (p *plugin) stopListening(ctx context.Context) {
 	p.driver.StopListening(ctx)
 }
 
-// release ends the work of this plugin and releases the data directory. The kubelet's
-// calls are passed to the service from then on.
+// release ends the work of this plugin in the data directory. The kubelet's calls are passed
+// to the service from then on.
 func (p *plugin) release(ctx context.Context, service string, stop func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseWithin)
 	defer cancel()
@@ -97,9 +101,7 @@ func (p *plugin) release(ctx context.Context, service string, stop func(context.
 		return errors.New("NVML isn't shut down: a call into the driver doesn't return, and could change the hardware later")
 	}
 	p.tenure.step("handover.stopped")
-	err := errors.Join(p.journal.Close(), p.dir.Close())
-	p.tenure.step("handover.released")
-	return err
+	return p.journal.Close()
 }
 
 // isRegisteredInTime returns an error if the plugin has taken over and the kubelet

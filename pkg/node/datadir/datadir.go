@@ -60,7 +60,7 @@ func TryLock(path string) (_ *Dir, locked bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("--data-dir: %w", err)
 	}
-	locked, err = lock(f)
+	locked, err = lock(f, path)
 	if locked && err == nil {
 		return &Dir{path: path, lock: f}, true, nil
 	}
@@ -71,20 +71,20 @@ func TryLock(path string) (_ *Dir, locked bool, err error) {
 }
 
 // lock returns false while another plugin has the lock, and if the plugin before has
-// removed the file when it left: the next one to open is another.
-func lock(f *os.File) (bool, error) {
+// removed the file from the directory when it left: the next one to open is another.
+func lock(f *os.File, dir string) (bool, error) {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("lock %s: %w", f.Name(), err)
+		return false, fmt.Errorf("lock %s: %w", filepath.Join(dir, lockFile), err)
 	}
 	mine, err := f.Stat()
 	if err != nil {
 		return false, err
 	}
-	now, err := os.Stat(f.Name())
+	now, err := os.Stat(filepath.Join(dir, lockFile))
 	return err == nil && os.SameFile(mine, now), nil
 }
 
@@ -97,6 +97,24 @@ func openLock(dir string) (*os.File, error) {
 
 // Close lets another plugin use the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
+
+// HandOver lets another plugin use the directory, to which give gives the lock. If that fails,
+// any plugin may lock the directory.
+func (d *Dir) HandOver(give func(lock *os.File) error) error {
+	return errors.Join(give(d.lock), d.lock.Close())
+}
+
+// Adopt returns the directory, whose lock another plugin has given to this one.
+func Adopt(path string, given *os.File) (*Dir, error) {
+	locked, err := lock(given, path)
+	if err == nil && !locked {
+		err = fmt.Errorf("what the plugin before has given isn't the lock of %s", path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--data-dir: %w", err), given.Close())
+	}
+	return &Dir{path: path, lock: given}, nil
+}
 
 // HandoverSocketOf returns the socket at which the plugin that has locked a data
 // directory is asked for it.

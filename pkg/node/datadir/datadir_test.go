@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func dataDir(t *testing.T) string {
@@ -121,12 +122,59 @@ func TestOnePluginAtATimeAfterALeave(t *testing.T) {
 	if err := errors.Join(first.Clean(), first.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if ok, err := lock(opened); ok || err != nil {
+	if ok, err := lock(opened, path); ok || err != nil {
 		t.Errorf("a file that is gone: locked %t, %v, want another try", ok, err)
 	}
 	locked(t, path)
 	if _, ok, err := TryLock(path); ok || err != nil {
 		t.Errorf("two plugins use one directory: locked %t, %v", ok, err)
+	}
+}
+
+// TestHandOver checks that the lock is never free while it is given to another plugin.
+func TestHandOver(t *testing.T) {
+	path := dataDir(t)
+	before := locked(t, path)
+	var given *os.File
+	err := before.HandOver(func(lock *os.File) error {
+		fd, err := unix.Dup(int(lock.Fd())) // as a socket does
+		given = os.NewFile(uintptr(fd), "given")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	isLocked := func(want bool) {
+		t.Helper()
+		third, ok, err := TryLock(path)
+		if err != nil || ok == want {
+			t.Errorf("a third plugin: locked %t, %v, want %t", ok, err, !want)
+		}
+		if ok {
+			third.Close()
+		}
+	}
+	isLocked(true)
+	after, err := Adopt(path, given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	isLocked(true)
+	if err := after.Close(); err != nil {
+		t.Fatal(err)
+	}
+	isLocked(false)
+
+	if err := locked(t, path).HandOver(func(*os.File) error { return errors.New("it has ended") }); err == nil {
+		t.Error("no error of a plugin that can't give the lock")
+	}
+	isLocked(false)
+	other, err := os.Create(filepath.Join(t.TempDir(), "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Adopt(path, other); err == nil {
+		t.Error("a file that isn't the lock was adopted")
 	}
 }
 

@@ -2,11 +2,14 @@ package handover
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,17 +24,12 @@ type Request struct {
 	Service string `json:"service"`
 }
 
-// answer is the acting plugin's.
+// answer is the acting plugin's. If it doesn't refuse, the lock comes with it.
 type answer struct {
 	// Refused is the reason; empty: the node is the successor's.
 	Refused string `json:"refused,omitempty"`
 	// PodUID of the acting plugin.
 	PodUID types.UID `json:"podUID,omitempty"`
-}
-
-// taken is the successor's last message.
-type taken struct {
-	Taken bool `json:"taken"`
 }
 
 var (
@@ -49,60 +47,88 @@ const answerWithin = time.Minute
 type Granted struct {
 	// PodUID of the plugin before.
 	PodUID types.UID
-
-	conn net.Conn
+	// Lock is the lock that it has given. The caller closes it.
+	Lock *os.File
 }
 
 // Ask asks the plugin that listens at the socket for the node, and returns when it has
-// released the lock. The caller takes the lock and calls Taken; until then, and for as
-// long as the acting plugin waits for that, nobody else takes it. The error is ErrNobody
-// or ErrRefused, or another one if the acting plugin doesn't answer.
-func Ask(ctx context.Context, socket string, r Request) (_ *Granted, err error) {
+// given the lock. The error is ErrNobody or ErrRefused, or another one if the acting plugin
+// doesn't answer.
+func Ask(ctx context.Context, socket string, r Request) (Granted, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, ErrNobody
+		return Granted{}, ErrNobody
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask for the node: %w", err)
+		return Granted{}, fmt.Errorf("ask for the node: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, conn.Close())
-		}
-	}()
+	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if err := conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
-		return nil, fmt.Errorf("ask for the node: %w", err)
+		return Granted{}, fmt.Errorf("ask for the node: %w", err)
 	}
+	if err := send(conn, r); err != nil {
+		return Granted{}, fmt.Errorf("ask for the node: %w", err)
+	}
+	files := &withFiles{UnixConn: conn.(*net.UnixConn)}
 	var a answer
-	if err := errors.Join(send(conn, r), receive(conn, &a)); err != nil {
-		return nil, fmt.Errorf("ask for the node: %w", err)
+	if err := receive(files, &a); err != nil {
+		return Granted{}, errors.Join(fmt.Errorf("ask for the node: %w", err), files.close())
 	}
-	if a.Refused != "" {
-		return nil, fmt.Errorf("%w: %s", ErrRefused, a.Refused)
+	switch {
+	case a.Refused != "":
+		return Granted{}, errors.Join(fmt.Errorf("%w: %s", ErrRefused, a.Refused), files.close())
+	case len(files.got) != 1:
+		return Granted{}, errors.Join(fmt.Errorf("ask for the node: the answer came with %d files, not with the lock", len(files.got)), files.close())
 	}
-	return &Granted{PodUID: a.PodUID, conn: conn}, nil
+	return Granted{PodUID: a.PodUID, Lock: files.got[0]}, nil
 }
 
-// Taken tells the plugin before that the caller has the lock, or, if it hasn't, that it
-// won't take it.
-func (g *Granted) Taken(locked bool) error {
-	return errors.Join(send(g.conn, taken{locked}), g.conn.Close())
+// withFiles is a connection from which the files are kept that come with what is read.
+type withFiles struct {
+	*net.UnixConn
+	got []*os.File
+}
+
+func (w *withFiles) Read(b []byte) (int, error) {
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := w.ReadMsgUnix(b, oob)
+	messages, parseErr := unix.ParseSocketControlMessage(oob[:oobn])
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		parseErr = errors.Join(parseErr, err)
+		for _, fd := range fds {
+			w.got = append(w.got, os.NewFile(uintptr(fd), "lock"))
+		}
+	}
+	return n, cmp.Or(err, parseErr)
+}
+
+func (w *withFiles) close() (err error) {
+	for _, f := range w.got {
+		err = errors.Join(err, f.Close())
+	}
+	return err
 }
 
 func send(conn net.Conn, message any) error {
-	line, err := json.Marshal(message)
+	line, err := lineOf(message)
 	if err != nil {
 		return err
 	}
-	_, err = conn.Write(append(line, '\n'))
+	_, err = conn.Write(line)
 	return err
+}
+
+func lineOf(message any) ([]byte, error) {
+	line, err := json.Marshal(message)
+	return append(line, '\n'), err
 }
 
 // longest is the length of the longest message that is read.
 const longest = 64 << 10
 
-func receive(conn net.Conn, message any) error {
+func receive(conn io.Reader, message any) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longest)
 	if !lines.Scan() {

@@ -3,7 +3,7 @@
 // may use it; a plugin that dies at any point of the protocol has at most released the
 // lock, or not taken it.
 //
-// The successor connects and sends a Request. The acting plugin refuses it, or answers
-// when it has released the lock; then the successor takes the lock and says so. Messages
-// are lines of JSON.
+// The successor connects and sends a Request. The acting plugin refuses it, or ends its work
+// and answers with the locked file, so that the lock is never free in between: no third
+// plugin can take it. Messages are lines of JSON.
 package handover

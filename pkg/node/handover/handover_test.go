@@ -3,6 +3,7 @@ package handover_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -61,7 +62,7 @@ func all(handover.Request) error { return nil }
 
 // asked is the result of Ask.
 type asked struct {
-	granted *handover.Granted
+	granted handover.Granted
 	err     error
 }
 
@@ -95,8 +96,10 @@ func TestHandover(t *testing.T) {
 	if len(answers) > 0 {
 		t.Error("the node is granted before it is released")
 	}
-	released := make(chan error, 1)
-	go func() { released <- a.accepted.Released(ctx, "pod-a") }()
+	lock, held := lockOf(t)
+	if err := errors.Join(a.accepted.Give("pod-a", lock), lock.Close()); err != nil {
+		t.Fatal(err)
+	}
 	answer := <-answers
 	if answer.err != nil {
 		t.Fatal(answer.err)
@@ -104,12 +107,27 @@ func TestHandover(t *testing.T) {
 	if answer.granted.PodUID != "pod-a" {
 		t.Errorf("the plugin before is %q", answer.granted.PodUID)
 	}
-	if err := answer.granted.Taken(true); err != nil {
+	if _, err := answer.granted.Lock.WriteString("mine"); err != nil {
 		t.Error(err)
 	}
-	if err := <-released; err != nil {
+	if err := answer.granted.Lock.Close(); err != nil {
 		t.Error(err)
 	}
+	if got, err := io.ReadAll(held); err != nil || string(got) != "mine" {
+		t.Errorf("the lock that was given is another file: %q, %v", got, err)
+	}
+}
+
+// lockOf returns a file that stands for the lock, and one that can be read to its end when
+// nobody has the lock any more.
+func lockOf(t *testing.T) (lock, held *os.File) {
+	t.Helper()
+	held, lock, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close(); held.Close() })
+	return lock, held
 }
 
 func TestNobodyOffers(t *testing.T) {
@@ -156,35 +174,62 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// TestSuccessorEnds checks that a plugin learns that its successor doesn't take the node
-// that was released for it.
+// TestSuccessorEnds checks that nobody has a lock that was given to a successor that has
+// ended, or ends without having read the answer.
 func TestSuccessorEnds(t *testing.T) {
-	for name, end := range map[string]func(*handover.Granted) error{
-		"can't lock": func(g *handover.Granted) error { return g.Taken(false) },
-		"dies":       (*handover.Granted).Die,
-	} {
+	for name, before := range map[string]bool{"before the answer": true, "after it": false} {
 		t.Run(name, func(t *testing.T) {
 			_, ctx := ktesting.NewTestContext(t)
 			path := socket(t)
 			offered := await(t, path, func() (*handover.Accepted, error) { return handover.Await(ctx, path, all) })
-			answers := ask(ctx, path)
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write([]byte(`{"podUID":"pod-b"}` + "\n")); err != nil {
+				t.Fatal(err)
+			}
 			a := <-offered
 			if a.err != nil {
 				t.Fatal(a.err)
 			}
-			released := make(chan error, 1)
-			go func() { released <- a.accepted.Released(ctx, "pod-a") }()
-			answer := <-answers
-			if answer.err != nil {
-				t.Fatal(answer.err)
+			if before {
+				conn.Close()
 			}
-			if err := end(answer.granted); err != nil {
+			lock, held := lockOf(t)
+			if err := a.accepted.Give("pod-a", lock); (err == nil) == before {
+				t.Errorf("the plugin before: %v", err)
+			}
+			lock.Close()
+			conn.Close()
+			if _, err := io.ReadAll(held); err != nil {
 				t.Error(err)
 			}
-			if err := <-released; err == nil {
-				t.Error("the plugin before believes that the node was taken")
-			}
 		})
+	}
+}
+
+// TestAnswerWithoutLock checks that the successor doesn't take a node over whose lock it
+// doesn't get.
+func TestAnswerWithoutLock(t *testing.T) {
+	path := socket(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	answers := ask(t.Context(), path)
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte(`{"podUID":"pod-a"}` + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if answer := <-answers; answer.err == nil || !strings.Contains(answer.err.Error(), "not with the lock") {
+		t.Errorf("got %v", answer.err)
 	}
 }
 
@@ -212,7 +257,7 @@ func TestContextEnds(t *testing.T) {
 	if answer := <-answers; answer.err == nil {
 		t.Error("Ask goes on after its context's end")
 	}
-	if err := a.accepted.Released(t.Context(), "pod-a"); err == nil {
-		t.Error("the plugin before believes that the node was taken")
+	if err := a.accepted.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -8,30 +8,26 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/files"
 )
 
-const (
-	// requestWithin is how long a successor may take to send its request.
-	requestWithin = 2 * time.Second
-	// takeWithin is how long the acting plugin waits for the successor to take the lock
-	// that it has released, before it wants it back.
-	takeWithin = 5 * time.Second
-)
+// requestWithin is how long a successor may take to send its request.
+const requestWithin = 2 * time.Second
 
 // Accepted is a request that the acting plugin has accepted.
 type Accepted struct {
 	Request
 
-	conn net.Conn
+	conn *net.UnixConn
 }
 
 // Await listens at the socket until a request comes that accept returns nil for; others
 // are refused with accept's error. The socket is removed when Await returns. The caller
-// releases the node and calls Released.
+// releases the node and calls Give.
 func Await(ctx context.Context, socket string, accept func(Request) error) (_ *Accepted, err error) {
 	if err := files.RemoveIfThere(socket); err != nil {
 		return nil, fmt.Errorf("remove the socket of a plugin that was killed: %w", err)
@@ -55,7 +51,7 @@ func Await(ctx context.Context, socket string, accept func(Request) error) (_ *A
 		}
 		r, err := read(conn, accept)
 		if err == nil {
-			return &Accepted{Request: r, conn: conn}, nil
+			return &Accepted{Request: r, conn: conn.(*net.UnixConn)}, nil
 		}
 		klog.FromContext(ctx).Info("Not handing over the node", "podUID", r.PodUID, "err", err)
 		if err := errors.Join(send(conn, answer{Refused: err.Error()}), conn.Close()); err != nil {
@@ -74,21 +70,16 @@ func read(conn net.Conn, accept func(Request) error) (r Request, err error) {
 	return r, errors.Join(accept(r), conn.SetDeadline(time.Time{}))
 }
 
-// Released tells the successor that the lock is free, and returns when it has the lock
-// or the caller may want it back: the successor has ended, or doesn't take it. podUID is
-// the caller's.
-func (a *Accepted) Released(ctx context.Context, podUID types.UID) error {
+// Give gives the lock to the successor, which has it when the caller has closed its own. podUID
+// is the caller's. If the successor ends before it reads the answer, nobody has the lock.
+func (a *Accepted) Give(podUID types.UID, lock *os.File) error {
 	defer a.conn.Close()
-	defer context.AfterFunc(ctx, func() { a.conn.Close() })()
-	if err := a.conn.SetDeadline(time.Now().Add(takeWithin)); err != nil {
+	line, err := lineOf(answer{PodUID: podUID})
+	if err != nil {
 		return fmt.Errorf("hand over the node: %w", err)
 	}
-	var t taken
-	if err := errors.Join(send(a.conn, answer{PodUID: podUID}), receive(a.conn, &t)); err != nil {
+	if _, _, err := a.conn.WriteMsgUnix(line, unix.UnixRights(int(lock.Fd())), nil); err != nil {
 		return fmt.Errorf("hand over the node: %w", err)
-	}
-	if !t.Taken {
-		return errors.New("hand over the node: the successor couldn't take it")
 	}
 	return nil
 }
