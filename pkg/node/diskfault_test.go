@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -244,6 +246,19 @@ func (c *computer) before(t *testing.T, one change) *onDisk {
 	return p
 }
 
+// doctorInTheEnd is doctor after the workers have tried again what failed: to switch a GPU's
+// MIG mode off, or to put its compute mode or time slice back. The next start removes
+// temporary files.
+func (c *computer) doctorInTheEnd(ctx context.Context) (err error) {
+	for range 300 {
+		if err = c.doctor(ctx, "temporary-file"); err == nil {
+			return nil
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	return err
+}
+
 // checkFault ends the plugin after a change during which the disk failed.
 func (c *computer) checkFault(t *testing.T, one change, f diskFault, p *onDisk, failure error, again bool) error {
 	t.Helper()
@@ -253,8 +268,7 @@ func (c *computer) checkFault(t *testing.T, one change, f diskFault, p *onDisk, 
 	}
 	if again {
 		failure = one.do(c, p)
-		// The next start removes the one, and the partitions' worker switches the other off.
-		errs = append(errs, failure, c.doctor(t.Context(), "temporary-file", "mode-on-for-nothing"))
+		errs = append(errs, failure, c.doctorInTheEnd(t.Context()))
 	}
 	must := map[string]bool{}
 	for _, claim := range one.claims() {
