@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -246,12 +247,17 @@ func (c *computer) before(t *testing.T, one change) *onDisk {
 	return p
 }
 
-// doctorInTheEnd is doctor after the workers have tried again what failed: to switch a GPU's
-// MIG mode off, or to put its compute mode or time slice back. The next start removes
-// temporary files.
-func (c *computer) doctorInTheEnd(ctx context.Context) (err error) {
+// doctorInTheEnd is doctor after the worker has tried again to put a GPU's compute mode or
+// time slice back. The next start removes temporary files, and the partitions' worker
+// switches MIG modes off, which takes seconds.
+func (c *computer) doctorInTheEnd(p *onDisk) (err error) {
+	ctx, cancel := context.WithCancel(p.ctx)
+	var worker sync.WaitGroup
+	worker.Go(func() { p.sharing.Run(ctx) })
+	defer worker.Wait()
+	defer cancel()
 	for range 300 {
-		if err = c.doctor(ctx, "temporary-file"); err == nil {
+		if err = c.doctor(ctx, "temporary-file", "mode-on-for-nothing"); err == nil {
 			return nil
 		}
 		<-time.After(100 * time.Millisecond)
@@ -268,7 +274,7 @@ func (c *computer) checkFault(t *testing.T, one change, f diskFault, p *onDisk, 
 	}
 	if again {
 		failure = one.do(c, p)
-		errs = append(errs, failure, c.doctorInTheEnd(t.Context()))
+		errs = append(errs, failure, c.doctorInTheEnd(p))
 	}
 	must := map[string]bool{}
 	for _, claim := range one.claims() {
