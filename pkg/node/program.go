@@ -80,8 +80,10 @@ type program struct {
 	idle *prometheus.Registry
 	// failed has the successors that have ended before this plugin did, and when.
 	failed map[types.UID]time.Time
-	// opener opens the driver, in the tenures and for them.
+	// opener opens the driver, during a tenure or ahead of it.
 	opener *driver.Opener
+	// refused: the acting plugin refused the last request.
+	refused bool
 	// podUID is nil until it is known whether the kubelet supports handovers.
 	podUID *types.UID
 	// step is called after each step of a handover, for crash tests.
@@ -238,10 +240,14 @@ func (p *program) ask(ctx context.Context) (_ tenure, err error) {
 	if _, err := os.Stat(socket); err != nil {
 		return tenure{}, handover.ErrNobody
 	}
-	if err := p.opener.OpenAhead(); err != nil {
-		klog.FromContext(ctx).V(2).Info("Taking over without having opened the driver", "node", p.cfg.NodeName, "err", err)
+	// Not after a refusal: while this plugin has the GPUs open, the acting one can't reset them.
+	if !p.refused {
+		if err := p.opener.OpenAhead(); err != nil {
+			klog.FromContext(ctx).Info("The driver could not be prepared before asking for the node", "node", p.cfg.NodeName, "err", err)
+		}
 	}
 	defer func() {
+		p.refused = errors.Is(err, handover.ErrRefused)
 		if err != nil {
 			err = errors.Join(err, p.opener.CloseAhead())
 		}

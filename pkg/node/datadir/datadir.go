@@ -98,17 +98,18 @@ func openLock(dir string) (*os.File, error) {
 // Close lets another plugin use the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// HandOver lets another plugin use the directory, to which give gives the lock. If that fails,
-// any plugin may lock the directory.
+// HandOver calls give, which sends the lock to another plugin, and closes this one's copy. If
+// give fails, any plugin may lock the directory.
 func (d *Dir) HandOver(give func(lock *os.File) error) error {
 	return errors.Join(give(d.lock), d.lock.Close())
 }
 
-// Adopt returns the directory, whose lock another plugin has given to this one.
+// Adopt returns the directory at path with the lock that another plugin has sent. It closes
+// the file if it returns an error.
 func Adopt(path string, given *os.File) (*Dir, error) {
 	locked, err := lock(given, path)
 	if err == nil && !locked {
-		err = fmt.Errorf("what the plugin before has given isn't the lock of %s", path)
+		err = fmt.Errorf("the file that the other plugin sent isn't the lock of %s", path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("--data-dir: %w", err), given.Close())

@@ -32,9 +32,9 @@ func NewOpener(host driverroot.Host, driverRoot string) *Opener {
 	return &Opener{host: host, driverRoot: driverRoot, nvml: nvml.NewOpener()}
 }
 
-// OpenAhead opens the driver for the next Follower and registers the GPUs for events. The
-// driver initializes GPUs that no program has open, which takes seconds; while two plugins
-// have them open, it doesn't.
+// OpenAhead opens the driver for the next Follower and registers the GPUs for events. It
+// takes seconds to open GPUs that no program has open, so this is done while the plugin
+// before still has them open. If only the registration fails, the driver stays open.
 func (o *Opener) OpenAhead() error {
 	root, session, err := o.open()
 	if err != nil {
@@ -49,12 +49,14 @@ func (o *Opener) OpenAhead() error {
 
 // CloseAhead closes what OpenAhead has opened, if no Follower uses it.
 func (o *Opener) CloseAhead() error {
-	session := o.ahead
-	if session == nil {
+	if o.ahead == nil {
 		return nil
 	}
+	if err := o.ahead.Close(); err != nil {
+		return err // it is used, or closed, later
+	}
 	o.ahead = nil
-	return session.Close()
+	return nil
 }
 
 // find finds the driver.

@@ -43,23 +43,23 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 		for ctx.Err() == nil {
 			event, err := session.WaitEvent(ctx)
 			switch {
+			case err == nil:
+				pause = retryDriver
+				f.cfg.OnEvent(event)
+				f.cfg.Signals.soon()
+				continue
 			case ctx.Err() != nil:
 				return
 			case errors.Is(err, nvml.ErrNotSupported):
 				klog.FromContext(ctx).V(2).Info("GPUs have no events to watch, facts are read from time to time", "node", f.cfg.NodeName, "err", err)
 				return
-			case err != nil: // such as a GPU that is lost
+			default: // such as a GPU that is lost
 				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", f.cfg.NodeName, "err", err)
 				select {
 				case <-time.After(pause):
 				case <-ctx.Done():
 				}
 				pause = min(2*pause, rereadEvery)
-			default:
-				pause = retryDriver
-				f.cfg.OnEvent(event)
-				f.cfg.Signals.soon()
-				continue
 			}
 			f.cfg.Signals.WakeForGPUs()
 		}
@@ -67,7 +67,7 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 	return done
 }
 
-// listening lets the wait for events be ended before the rest.
+// listening ends the wait for events before the Follower's other work ends.
 type listening struct {
 	mu      sync.Mutex
 	stopped bool

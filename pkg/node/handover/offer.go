@@ -70,8 +70,9 @@ func read(conn net.Conn, accept func(Request) error) (r Request, err error) {
 	return r, errors.Join(accept(r), conn.SetDeadline(time.Time{}))
 }
 
-// Give gives the lock to the successor, which has it when the caller has closed its own. podUID
-// is the caller's. If the successor ends before it reads the answer, nobody has the lock.
+// Give sends the lock to the successor, which alone has it when the caller has closed its own
+// copy. If the successor ends before it reads the answer, the lock is free then. podUID is
+// the caller's.
 func (a *Accepted) Give(podUID types.UID, lock *os.File) error {
 	defer a.conn.Close()
 	line, err := lineOf(answer{PodUID: podUID})
