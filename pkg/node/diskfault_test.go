@@ -250,10 +250,12 @@ func (c *computer) before(t *testing.T, one change) *onDisk {
 // doctorInTheEnd is doctor after the worker has tried again to put a GPU's compute mode or
 // time slice back. The next start removes temporary files, and the partitions' worker
 // switches MIG modes off, which takes seconds.
-func (c *computer) doctorInTheEnd(p *onDisk) (err error) {
-	ctx, cancel := context.WithCancel(p.ctx)
+func (c *computer) doctorInTheEnd(ctx context.Context, p *onDisk) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
-	worker.Go(func() { p.sharing.Run(ctx) })
+	if p.hardwareParts != nil { // otherwise the change is a start, which has ended
+		worker.Go(func() { p.sharing.Run(ctx) })
+	}
 	defer worker.Wait()
 	defer cancel()
 	for range 300 {
@@ -274,7 +276,7 @@ func (c *computer) checkFault(t *testing.T, one change, f diskFault, p *onDisk, 
 	}
 	if again {
 		failure = one.do(c, p)
-		errs = append(errs, failure, c.doctorInTheEnd(p))
+		errs = append(errs, failure, c.doctorInTheEnd(t.Context(), p))
 	}
 	must := map[string]bool{}
 	for _, claim := range one.claims() {
