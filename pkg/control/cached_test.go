@@ -41,15 +41,23 @@ func TestCacheWithoutOwnWrite(t *testing.T) {
 	s.mustHaveAsked(2)
 }
 
-// TestNeedlessAnswerIsNotUsedLater has a controller take over whose cache lacks what its
-// predecessor published last: it asks, and the answer must not serve for a later deletion.
-func TestNeedlessAnswerIsNotUsedLater(t *testing.T) {
+// answeredAfterTakeover has a controller take over whose cache shows nothing of what its
+// predecessor published. It asks the plugin, which answers.
+func answeredAfterTakeover(t *testing.T) *fixture {
+	t.Helper()
 	s := newFixture(t)
 	s.published()
 	s.restart()
 	s.store.stale = &publish.Found{}
 	s.mustReconcile()
 	s.pluginAnswers()
+	return s
+}
+
+// TestNeedlessAnswerIsNotUsedLater has a controller take over whose cache lacks what its
+// predecessor published last: it asks, and the answer must not serve for a later deletion.
+func TestNeedlessAnswerIsNotUsedLater(t *testing.T) {
+	s := answeredAfterTakeover(t)
 	s.store.stale = nil
 	s.mustReconcile()
 	s.mustHaveAsked(2)
@@ -81,12 +89,7 @@ func TestSlicesThatTheCacheLacked(t *testing.T) {
 // then some of what its predecessor published. The answer that was asked for must not serve
 // for a deletion that comes before the cache has shown all.
 func TestAnswerIsUsedUpByRightSlices(t *testing.T) {
-	s := newFixture(t)
-	s.published()
-	s.restart()
-	s.store.stale = &publish.Found{}
-	s.mustReconcile()
-	s.pluginAnswers()
+	s := answeredAfterTakeover(t)
 	older := s.store.slices[0].DeepCopy()
 	older.Spec.Devices = older.Spec.Devices[:1]
 	s.store.stale = &publish.Found{Ours: []*resourceapi.ResourceSlice{older}}

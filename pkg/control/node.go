@@ -184,7 +184,7 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 }
 
 // current returns the node's slices as the API server has them. It doesn't list them where
-// the cache has none, nor lacks any that this controller wrote: while others write, the
+// the cache has none and isn't missing any that this controller wrote: while others write, the
 // server takes up to 100 ms for a list, until its cache is as new as etcd.
 //
 // The server may have slices that the cache lacks, written by the controller that led
@@ -273,7 +273,7 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 	case len(want) == 0:
 		return reconcile.Result{}, n.withdraw(ctx, current.Ours)
 	case alone && publish.Equal(current.Ours, want):
-		n.forget(inv.Name) // the answer, too: it must not serve for a later deletion
+		n.forget(inv.Name) // an answer to an earlier request must not serve for a later deletion
 		return reconcile.Result{}, nil
 	case !alone && n.cameBack(inv.Name):
 		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))

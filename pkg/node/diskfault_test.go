@@ -247,9 +247,9 @@ func (c *computer) before(t *testing.T, one change) *onDisk {
 	return p
 }
 
-// doctorInTheEnd is doctor after the worker has tried again to put a GPU's compute mode or
-// time slice back. The next start removes temporary files, and the partitions' worker
-// switches MIG modes off, which takes seconds.
+// doctorInTheEnd repeats doctor until the sharing worker has put back compute modes and time
+// slices, for 30 seconds at most. It ignores temporary files, which the next start removes,
+// and MIG modes, which the partitions' worker switches off after seconds.
 func (c *computer) doctorInTheEnd(ctx context.Context, p *onDisk) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup

@@ -27,8 +27,6 @@ import (
 )
 
 const (
-	// lockPoll is how often a plugin that waits for the data directory tries its lock.
-	lockPoll = 200 * time.Millisecond
 	// askEvery is how often a plugin that waits asks the acting one for the node.
 	askEvery = 5 * time.Second
 	// standByAfter is how long nobody may have offered the node before a plugin that
@@ -220,14 +218,14 @@ func (p *program) acquire(ctx context.Context) (tenure, error) {
 			}
 		}
 		select {
-		case <-time.After(lockPoll):
+		case <-time.After(datadir.LockPoll):
 		case <-ctx.Done():
 		}
 	}
 	return tenure{}, ctx.Err()
 }
 
-// ask asks the acting plugin for the node, with the driver opened ahead.
+// ask opens the driver ahead, and asks the acting plugin for the node.
 func (p *program) ask(ctx context.Context) (_ tenure, err error) {
 	podUID, err := p.usablePodUID(ctx)
 	if err != nil {

@@ -77,7 +77,7 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 }
 
 // stopListening ends the wait for the driver's events while this plugin still handles the
-// kubelet's calls. The successor sees the events that come from now on.
+// kubelet's calls. A successor that has opened the driver ahead sees all later events.
 func (p *plugin) stopListening(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stopListeningWithin)
 	defer cancel()

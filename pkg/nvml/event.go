@@ -97,7 +97,7 @@ func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 }
 
 // Listen registers the GPUs for events, so that WaitEvent returns those that come from now
-// on; otherwise its first call does that. The error is as that of WaitEvent.
+// on. Without it, the first call of WaitEvent registers them. It returns the same errors.
 func (s *Session) Listen() error {
 	s.watching.Lock()
 	defer s.watching.Unlock()

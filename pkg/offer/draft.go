@@ -295,16 +295,16 @@ func (o *draft) isListed(d gpu.Device) bool {
 
 // describeAll puts the devices in order and describes them. The whole GPU is before
 // its parts, because it is the most usual claim, and costs the others nothing.
-func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, set string, names *gpu.Names, a *arrangement) GPU {
+func (o *draft) describeAll(n gpu.Node, name gpu.DeviceName, setName string, names *gpu.Names, a *arrangement) GPU {
 	out := GPU{UUID: o.g.UUID, Name: name, Index: o.g.Index, Missing: o.missing, Problems: o.problems, Unsafe: o.unsafe, WithoutWhole: o.withoutWhole}
 	parts, counters := inThatOrder(o.parts, a.order), a.counters
 	last := len(parts)
 	if o.server.Counters && !o.frozen && len(o.slots) > 0 {
 		counters, last = o.countSlots(), len(o.slots)
 	}
-	out.Counters = counters.set(set)
+	out.Counters = counters.set(setName)
 	add := func(d resourceapi.Device, at int, leftover bool) {
-		d.ConsumesCounters = counters.use(set, at)
+		d.ConsumesCounters = counters.use(setName, at)
 		out.Devices = append(out.Devices, d)
 		if leftover {
 			// The scheduler is quicker than a withdrawal: as soon as the claim is gone,

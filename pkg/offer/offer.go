@@ -78,9 +78,9 @@ type GPU struct {
 	// Problems or the GPU's conditions then say why.
 	Devices []resourceapi.Device
 	// Counters is the one counter set that Devices consume from; nil where no
-	// two of them are in each other's way. Its name is the GPU's place among the
-	// node's, by index: it is short, because every device has it. Indexes themselves may
-	// not differ, where one is of a GPU that is lost.
+	// two of them are in each other's way. Its name is the GPU's position by index, such
+	// as "0": short, because every device repeats it. It isn't the index, because a lost
+	// GPU may have the same index as another.
 	Counters *resourceapi.CounterSet
 	// Leftover lists the Devices that are offered only because a claim has them:
 	// the plan has others. They are removed when their claims are gone. Their
@@ -129,10 +129,7 @@ type GPU struct {
 // Of a node that reports more than maxGPUs, which no server accepts, only the first
 // ones are offered.
 func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceName, server Server) []GPU {
-	n.GPUs = slices.Clone(n.GPUs[:min(len(n.GPUs), maxGPUs)])
-	slices.SortFunc(n.GPUs, func(a, b gpu.GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
+	n.GPUs = byIndex(n.GPUs)
 	names := nameAll(n.GPUs)
 	claimed := byGPU(names, allocated)
 	var out []GPU
@@ -164,6 +161,13 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 	return out
 }
 
+// byIndex returns the first maxGPUs of the GPUs, by index and UUID.
+func byIndex(gpus []gpu.GPU) []gpu.GPU {
+	return slices.SortedFunc(slices.Values(gpus[:min(len(gpus), maxGPUs)]), func(a, b gpu.GPU) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+}
+
 // WithheldGPU is a GPU that new claims don't get, or not all its devices, whatever its
 // plan: they aren't in the offer, or are tainted.
 type WithheldGPU struct {
@@ -177,13 +181,10 @@ type WithheldGPU struct {
 // Withheld returns the node's GPUs that Build, whose result is offered, leaves out, or of
 // which new claims don't get all devices, by index.
 func Withheld(n gpu.Node, offered []GPU) []WithheldGPU {
-	n.GPUs = slices.Clone(n.GPUs[:min(len(n.GPUs), maxGPUs)])
-	slices.SortFunc(n.GPUs, func(a, b gpu.GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
-	})
+	n.GPUs = byIndex(n.GPUs)
 	names := nameAll(n.GPUs)
 	var out []WithheldGPU
-	for _, g := range slices.SortedStableFunc(slices.Values(n.GPUs), func(a, b gpu.GPU) int { return cmp.Compare(a.Index, b.Index) }) {
+	for _, g := range n.GPUs {
 		name, why := usable(names, g)
 		if i := slices.IndexFunc(offered, func(o GPU) bool { return o.UUID == g.UUID }); why == "" && i >= 0 {
 			why = offered[i].Withheld

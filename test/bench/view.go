@@ -55,6 +55,7 @@ func manyGPUs() (view.Objects, error) {
 		inventory.SetFacts(&inv.Status, n)
 		o.Inventories = append(o.Inventories, inv)
 		for _, d := range ofType(s, "mig") {
+			// Places are compared as text: "0:1" to "3:1".
 			profile, place := *d.Attributes["profile"].StringValue, *d.Attributes["placement"].StringValue
 			if (profile != "1g.10gb" || place > "3:1") && (profile != "3g.40gb" || place != "4:4") {
 				continue

@@ -29,7 +29,7 @@ const (
 	controlPlane = "control-plane"
 )
 
-// crash kills a program.
+// crash returns a fault that kills a program.
 func crash(program string) func(context.Context, *soak, string) error {
 	return func(ctx context.Context, r *soak, node string) error {
 		_, err := r.stack.Crash(ctx, node, program)
@@ -55,7 +55,7 @@ func replacements() []fault {
 	}
 }
 
-// faults lists everything else that fails.
+// faults lists what fails during the whole time.
 func faults() []fault {
 	component := func(name string) func(context.Context, *soak, string) error {
 		return func(_ context.Context, r *soak, node string) error { return r.stack.Cluster.Kill(node, name) }

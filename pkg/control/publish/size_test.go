@@ -16,7 +16,8 @@ import (
 // for partitions, NVLink, what hosts report of PCI, and the counter of memory.
 const maxNode = 90 << 10
 
-// TestSizeOfNode checks that, also with a GPU of which all devices have a taint.
+// TestSizeOfNode checks that a node stays within maxNode, also if all devices of one GPU have
+// a taint.
 func TestSizeOfNode(t *testing.T) {
 	for name, conditions := range map[string][]gpu.Condition{
 		"healthy":          nil,

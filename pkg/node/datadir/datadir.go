@@ -24,8 +24,8 @@ const (
 	socketFile = "handover.sock"   // of the plugin that has locked the directory
 )
 
-// lockPoll is how often the data directory's lock is tried.
-const lockPoll = 200 * time.Millisecond
+// LockPoll is how often a plugin that waits for the data directory tries its lock.
+const LockPoll = 200 * time.Millisecond
 
 // Dir is the data directory of a plugin that has locked it.
 type Dir struct {
@@ -46,7 +46,7 @@ func Lock(ctx context.Context, path string) (*Dir, error) {
 			klog.FromContext(ctx).Info("Another plugin uses the data directory, waiting for it to end", "path", path)
 		}
 		select {
-		case <-time.After(lockPoll):
+		case <-time.After(LockPoll):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -73,18 +73,18 @@ func Ask(ctx context.Context, socket string, r Request) (Granted, error) {
 	files := &withFiles{UnixConn: conn.(*net.UnixConn)}
 	var a answer
 	if err := receive(files, &a); err != nil {
-		return Granted{}, errors.Join(fmt.Errorf("ask for the node: %w", err), files.close())
+		return Granted{}, errors.Join(fmt.Errorf("ask for the node: %w", err), files.closeFiles())
 	}
 	switch {
 	case a.Refused != "":
-		return Granted{}, errors.Join(fmt.Errorf("%w: %s", ErrRefused, a.Refused), files.close())
+		return Granted{}, errors.Join(fmt.Errorf("%w: %s", ErrRefused, a.Refused), files.closeFiles())
 	case len(files.got) != 1:
-		return Granted{}, errors.Join(fmt.Errorf("ask for the node: the answer came with %d files, not with the lock", len(files.got)), files.close())
+		return Granted{}, errors.Join(fmt.Errorf("ask for the node: the answer came with %d files, not with the lock", len(files.got)), files.closeFiles())
 	}
 	return Granted{PodUID: a.PodUID, Lock: files.got[0]}, nil
 }
 
-// withFiles is a connection from which the files are kept that come with what is read.
+// withFiles is a connection that keeps the files that arrive with the data.
 type withFiles struct {
 	*net.UnixConn
 	got []*os.File
@@ -104,7 +104,7 @@ func (w *withFiles) Read(b []byte) (int, error) {
 	return n, cmp.Or(err, parseErr)
 }
 
-func (w *withFiles) close() (err error) {
+func (w *withFiles) closeFiles() (err error) {
 	for _, f := range w.got {
 		err = errors.Join(err, f.Close())
 	}
