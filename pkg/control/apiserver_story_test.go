@@ -5,6 +5,7 @@ package control_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,9 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	resourcev1beta2 "k8s.io/api/resource/v1beta2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -114,9 +118,37 @@ func connect(dir string, file []byte, config *rest.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	slices = draclient.New(clientset).ResourceSlices()
-	claims = draclient.New(clientset).ResourceClaims("default")
+	resource := draclient.New(clientset)
+	slices = resource.ResourceSlices()
+	claims = claimClient{resource.ResourceClaims("default"), resource}
 	return nil
+}
+
+// claimClient can change a claim's status on a server of Kubernetes 1.33, too: there the
+// client in it panics, up to k8s.io/dynamic-resource-allocation 0.37.1
+// (https://github.com/kubernetes/kubernetes/pull/141106).
+type claimClient struct {
+	resourceclient.ResourceClaimInterface
+	resource *draclient.Client
+}
+
+func (c claimClient) UpdateStatus(ctx context.Context, claim *resourceapi.ResourceClaim, o metav1.UpdateOptions) (*resourceapi.ResourceClaim, error) {
+	if c.resource.CurrentAPI() != "V1beta2" {
+		return c.ResourceClaimInterface.UpdateStatus(ctx, claim, o)
+	}
+	// What stories write has the same JSON in both versions.
+	var older resourcev1beta2.ResourceClaim
+	data, err := json.Marshal(claim)
+	if err == nil {
+		err = json.Unmarshal(data, &older)
+	}
+	if err == nil {
+		err = api.Status().Update(ctx, &older)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.Get(ctx, claim.Name, metav1.GetOptions{})
 }
 
 // anotherServer runs the rest of this story with another API server.
