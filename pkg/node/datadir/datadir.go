@@ -21,7 +21,7 @@ const (
 	marksDir   = "containers"
 	hookFile   = "bin/nvidia-cdi-hook"
 	hookTemp   = hookFile + ".tmp" // while it is installed
-	socketFile = "handover.sock"   // of the plugin that has locked the directory
+	socketFile = "lock.sock"       // where the plugin that has the lock is asked for it
 )
 
 // LockPoll is how often a plugin that waits for the data directory tries its lock.
