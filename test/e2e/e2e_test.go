@@ -71,7 +71,7 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 	}
 	env.Defer(func() {
 		if env.T().(inLane).Failed() {
-			explain(env.T().Log, s)
+			env.T().Log(s.Explain(context.Background()))
 		}
 		_, err := s.Kubectl(context.Background(), "delete", "namespace", story, "--wait=true", "--timeout=120s")
 		if err != nil {
@@ -92,23 +92,6 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 		}
 	})
 	return nil
-}
-
-// explain logs what helps to find out why a story has failed, as it is before the
-// story's objects are removed.
-func explain(log func(...any), s *stack.Stack) {
-	ctx := context.Background()
-	for _, args := range [][]string{
-		{"get", "pods,resourceclaims", "--all-namespaces", "-o", "wide"},
-		{"logs", "--namespace", stack.Namespace, "--selector", "app.kubernetes.io/name=tessera", "--all-containers", "--prefix", "--tail=80", "--max-log-requests=20"},
-	} {
-		out, err := s.Kubectl(ctx, args...)
-		log(fmt.Sprintf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out))
-	}
-	for _, node := range s.Cluster.Nodes() {
-		out, err := s.Cluster.Exec(ctx, node, "sh", "-c", `find /var/lib/tessera -name "*.json" -exec cat {} +`)
-		log(fmt.Sprintf("journal of %s: %v\n%s", node, err, out))
-	}
 }
 
 // convertManifests rewrites a story's manifests for the API that its cluster

@@ -84,10 +84,7 @@ func (u *upgrade) heldNow(t *testing.T) string {
 	}
 	for _, name := range u.daemons(t) {
 		if strings.HasPrefix(name, "gpu-") || slices.Contains(claims, strings.TrimPrefix(name, "claim-")) {
-			record, err := u.Cluster.Exec(t.Context(), node, "cat", "/run/tessera/mps/d/"+name+"/daemon.json")
-			if err != nil {
-				t.Fatal(err)
-			}
+			record := u.exec(t, "cat", "/run/tessera/mps/d/"+name+"/daemon.json")
 			fmt.Fprintf(&b, "daemon %s: %s\n", name, processOf(record))
 		}
 	}
@@ -97,11 +94,7 @@ func (u *upgrade) heldNow(t *testing.T) string {
 // daemons are the names of the MPS daemons.
 func (u *upgrade) daemons(t *testing.T) []string {
 	t.Helper()
-	out, err := u.Cluster.Exec(t.Context(), node, "ls", "/run/tessera/mps/d")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Fields(string(out))
+	return strings.Fields(string(u.exec(t, "ls", "/run/tessera/mps/d")))
 }
 
 // comings are pods that come and go all the time.
@@ -165,6 +158,8 @@ func (c *comings) add(template string, life lifetime, err error) bool {
 
 // live creates a pod, waits until it has succeeded, and deletes it.
 func (u *upgrade) live(ctx context.Context, p *corev1.Pod) (lifetime, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
 	pods := u.Kube().CoreV1().Pods(namespace)
 	life := lifetime{began: time.Now()}
 	if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); err != nil {

@@ -11,7 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,18 +21,16 @@ import (
 )
 
 var (
-	from   = flag.String("from", "", "the commit that is upgraded from; default: the first one that works, and each tag")
-	rounds = flag.Int("rounds", len(orders()), "how many orders of the parts to try")
-	keep   = flag.Bool("keep", false, "leave the cluster up")
+	from = flag.String("from", "", "the commit that is upgraded from; default: the first one that works, and each tag")
+	only = flag.String("orders", "1,2,3,4,5", "the orders of the parts to try, by their numbers")
+	keep = flag.Bool("keep", false, "leave the cluster up")
 )
 
 const (
 	// first is the first commit whose supervisor can end the MPS daemons of this one: it
 	// unmounts their /dev/shm.
 	first = "c44f8ab"
-	// patience is how long the cluster may take to do something.
-	patience = 2 * time.Minute
-	node     = "node-0"
+	node  = "node-0"
 	// repository of the images; their tags are those of the charts.
 	repository = "localhost/tessera"
 	next       = "next"
@@ -67,17 +65,30 @@ func TestVersions(t *testing.T) {
 			u.pods.runAfter(t, time.Time{})
 			began := time.Now()
 			u.byHelm(t)
-			for _, order := range orders()[:*rounds] {
+			for _, order := range chosen(t) {
 				u.move(t, order, next)
 				u.move(t, order, u.before)
 			}
 			if err := u.pods.end(); err != nil {
 				t.Error(err)
 			}
-			t.Logf("from %s to this version and back: %s", from, u.pods.report(began))
+			t.Logf("from %s to this version and back in %s: %s", from, since(began), u.pods.report(began))
 			u.leave(t)
 		})
 	}
+}
+
+// chosen returns the orders of -orders.
+func chosen(t *testing.T) (all [][]part) {
+	t.Helper()
+	for number := range strings.SplitSeq(*only, ",") {
+		i, err := strconv.Atoi(number)
+		if err != nil || i < 1 || i > len(orders()) {
+			t.Fatalf("-orders: %q isn't a number from 1 to %d", number, len(orders()))
+		}
+		all = append(all, orders()[i-1])
+	}
+	return all
 }
 
 // git runs git in this checkout.
@@ -106,6 +117,7 @@ func up(t *testing.T, from string) *upgrade {
 		from: copyChart(t, source, filepath.Join(work, "before")), next: copyChart(t, here, filepath.Join(work, next)),
 	}}
 	images := []string{build(t, source, work, from), build(t, here, work, next)}
+	began := time.Now()
 	c, err := cluster.Up(t.Context(), cluster.Options{Name: "upgrades", Nodes: 1, Log: os.Stderr})
 	if c != nil && !*keep {
 		t.Cleanup(func() {
@@ -127,7 +139,13 @@ func up(t *testing.T, from string) *upgrade {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(u.Explain(context.Background()))
+		}
+	})
 	u.manifests[from] = u.manifest(t)
+	t.Logf("a cluster with %s came up in %s", from, since(began))
 	return u
 }
 
@@ -152,12 +170,14 @@ func copyChart(t *testing.T, source, to string) string {
 // build builds a version's image by its own code.
 func build(t *testing.T, source, work, tag string) (archive string) {
 	t.Helper()
+	began := time.Now()
 	archive = filepath.Join(work, tag+".tar")
 	cmd := exec.CommandContext(t.Context(), "go", "run", "./deployments/container/build", "-output", archive, "-image", repository+":"+tag)
 	cmd.Dir = source
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the image of %s: %v: %s", tag, err, out)
 	}
+	t.Logf("the image of %s was built in %s", tag, since(began))
 	return archive
 }
 
@@ -223,7 +243,9 @@ func (u *upgrade) byHelm(t *testing.T) {
 func (u *upgrade) helm(t *testing.T, args ...string) {
 	t.Helper()
 	args = append(args, "--namespace", stack.Namespace, "--wait=legacy", "--timeout", "3m")
-	if out, err := u.Command(t.Context(), "helm", args...).CombinedOutput(); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	if out, err := u.Command(ctx, "helm", args...).CombinedOutput(); err != nil {
 		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)
 	}
 }
@@ -251,7 +273,9 @@ func (u *upgrade) replace(t *testing.T, p part, before, after []object) {
 		text.WriteString("---\n" + o.text + "\n")
 	}
 	if len(after) > 0 {
-		cmd := u.Command(t.Context(), "kubectl", "apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", "-")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		cmd := u.Command(ctx, "kubectl", "apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", "-")
 		cmd.Stdin = strings.NewReader(text.String())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("replace the %s: %v: %s", p, err, out)
@@ -262,9 +286,9 @@ func (u *upgrade) replace(t *testing.T, p part, before, after []object) {
 	}
 	switch p {
 	case controller:
-		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "deployment/tessera-controller", "--timeout=2m")
+		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "deployment/tessera-controller")
 	case plugin:
-		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "daemonset/tessera-node", "--timeout=2m")
+		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "daemonset/tessera-node")
 	case supervisor:
 		u.renewSupervisor(t)
 	case crds, chart:
@@ -282,15 +306,15 @@ func (u *upgrade) renewSupervisor(t *testing.T) {
 // pods and daemons that ran before run on, and the plugin can read its journal.
 func (u *upgrade) check(t *testing.T, step string, began time.Time) {
 	t.Helper()
-	took := time.Since(began)
+	took := since(began)
 	u.pods.runAfter(t, time.Now())
-	t.Logf("%s took %s: %s", step, took.Round(100*time.Millisecond), u.pods.report(began))
+	t.Logf("%s took %s, and %s until pods of all kinds had run: %s", step, took, since(began), u.pods.report(began))
 	if now := u.heldNow(t); now != u.held {
 		t.Fatalf("%s: the pods that are held were\n%sand are\n%s", step, u.held, now)
 	}
 	const unreadable = "find /var/lib/tessera /run/tessera -name '*.corrupt' 2>/dev/null; true" // files come and go
-	if out, err := u.Cluster.Exec(t.Context(), node, "sh", "-c", unreadable); err != nil || len(out) > 0 {
-		t.Fatalf("%s: files that couldn't be read: %s %v", step, out, err)
+	if out := u.exec(t, "sh", "-c", unreadable); len(out) > 0 {
+		t.Fatalf("%s: files that couldn't be read: %s", step, out)
 	}
 	u.until(t, "", "exec", "-n", stack.Namespace, "daemonset/tessera-node", "--", "kubelet-plugin", "doctor")
 }
@@ -298,15 +322,16 @@ func (u *upgrade) check(t *testing.T, step string, began time.Time) {
 // leave ends the pods that are held; nothing of any version may be left over.
 func (u *upgrade) leave(t *testing.T) {
 	t.Helper()
-	u.kubectl(t, "delete", "pods", "--all", "-n", namespace, "--wait=true", "--timeout=2m")
+	began := time.Now()
+	u.kubectl(t, "delete", "pods", "--all", "-n", namespace, "--wait=true")
 	u.until(t, "", "exec", "-n", stack.Namespace, "daemonset/tessera-node", "--", "kubelet-plugin", "doctor", "--strict")
 	if all := u.daemons(t); len(all) > 0 {
 		t.Errorf("MPS daemons are left: %v", all)
 	}
-	out, err := u.Cluster.Exec(t.Context(), node, "find", "/var/lib/tessera", "-name", "*.json", "!", "-path", "*/health/*")
-	if err != nil || len(out) > 0 {
-		t.Errorf("journal records are left: %s %v", out, err)
+	if out := u.exec(t, "find", "/var/lib/tessera", "-name", "*.json", "!", "-path", "*/health/*"); len(out) > 0 {
+		t.Errorf("journal records are left: %s", out)
 	}
+	t.Logf("the last pods' end took %s", since(began))
 }
 
 // processOf reads the process out of the record of an MPS daemon.
@@ -331,35 +356,5 @@ func (u *upgrade) apply(t *testing.T, file string) {
 	}
 	if err := u.Apply(t.Context(), namespace, text); err != nil {
 		t.Fatalf("%s: %v", file, err)
-	}
-}
-
-func (u *upgrade) kubectl(t *testing.T, args ...string) string {
-	t.Helper()
-	out, err := u.Kubectl(t.Context(), args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-// until repeats kubectl until it succeeds and prints what matches.
-func (u *upgrade) until(t *testing.T, pattern string, args ...string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	want := regexp.MustCompile(pattern)
-	for {
-		out, err := u.Kubectl(t.Context(), args...)
-		if err == nil && want.MatchString(strings.TrimSpace(out)) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			pods, _ := u.Kubectl(t.Context(), "get", "daemonsets,pods", "-A", "-o", "wide")
-			events, _ := u.Kubectl(t.Context(), "get", "events", "-A", "--sort-by=.lastTimestamp")
-			t.Fatalf("kubectl %s: after %s: %s %v, want %s\n%s\n%s", strings.Join(args, " "), patience, out, err, pattern, pods, events)
-		case <-time.After(500 * time.Millisecond):
-		}
 	}
 }
