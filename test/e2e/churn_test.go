@@ -114,18 +114,8 @@ func cycle(ctx context.Context, t *testing.T, s *stack.Stack, n int) {
 		if i%2 == 1 {
 			template = "partition"
 		}
-		p := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("churn-%d-%d", n, i)},
-			Spec: corev1.PodSpec{
-				TerminationGracePeriodSeconds: new(int64(1)),
-				NodeSelector:                  map[string]string{corev1.LabelHostname: churnNode},
-				ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
-				Containers: []corev1.Container{{
-					Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"sh", "-c", "trap exit TERM; sleep infinity & wait"},
-					Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
-				}},
-			},
-		}
+		p := stack.Pod(fmt.Sprintf("churn-%d-%d", n, i), template)
+		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: churnNode}
 		if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -60,7 +60,9 @@ func (p *pods) runOne(ctx context.Context, name, template string, random *rand.R
 		grace = 0
 	}
 	pause := time.Duration(random.IntN(2000)) * time.Millisecond
-	pod := newPod(name, template)
+	pod := stack.Pod(name, template)
+	// A node that lost power comes back in seconds.
+	pod.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists}}
 	p.await(ctx, name, "be created", func(ctx context.Context) (bool, error) {
 		_, err := p.client.Create(ctx, pod, metav1.CreateOptions{})
 		return err == nil || apierrors.IsAlreadyExists(err), err
@@ -98,22 +100,6 @@ func (p *pods) await(ctx context.Context, name, what string, step func(context.C
 	if err != nil && ctx.Err() == nil {
 		p.stuck.Add(1)
 		p.log("STUCK: pod %s was to %s: %v", name, what, last)
-	}
-}
-
-func newPod(name, template string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
-			// A node that lost power comes back in seconds.
-			Tolerations: []corev1.Toleration{{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}, {Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists}},
-			Containers: []corev1.Container{{
-				Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent,
-				Command:   []string{"sh", "-c", "trap exit TERM; sleep infinity & wait"},
-				Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
-			}},
-		},
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/test/stack"
 )
@@ -28,22 +27,6 @@ const namespace = "default"
 // templates are those of testdata/claims.yaml.
 func templates() []string { return []string{"whole", "partition", "share", "replica", "configured"} }
 
-// podWith makes a pod whose container has a claim of the template.
-func podWith(name, template string, command ...string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr.To[int64](1),
-			RestartPolicy:                 corev1.RestartPolicyNever,
-			ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
-			Containers: []corev1.Container{{
-				Name: "main", Image: stack.TestImage, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
-				Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
-			}},
-		},
-	}
-}
-
 // hold starts a pod for each template that must run on until the end: a program that
 // computes through an MPS daemon where there is one, and ends when it fails.
 func (u *upgrade) hold(t *testing.T) {
@@ -53,7 +36,7 @@ func (u *upgrade) hold(t *testing.T) {
 		if template == "share" || template == "configured" {
 			command = []string{"nvmlsim", "cuda", "--hold", "forever"}
 		}
-		u.create(t, podWith("held-"+template, template, command...))
+		u.create(t, stack.Pod("held-"+template, template, command...))
 	}
 	for _, template := range templates() {
 		u.until(t, "^Running$", "get", "pod", "held-"+template, "-o", "jsonpath={.status.phase}")
@@ -125,7 +108,7 @@ func (u *upgrade) come(t *testing.T) *comings {
 	for _, template := range templates() {
 		c.done.Go(func() {
 			for i := 0; !c.isLast(); i++ {
-				life, err := u.live(ctx, podWith(fmt.Sprintf("%s-%d", template, i), template, "nvidia-smi", "-L"))
+				life, err := u.live(ctx, stack.Pod(fmt.Sprintf("%s-%d", template, i), template, "nvidia-smi", "-L"))
 				if !c.add(template, life, err) {
 					return
 				}
@@ -162,6 +145,7 @@ func (u *upgrade) live(ctx context.Context, p *corev1.Pod) (lifetime, error) {
 	defer cancel()
 	pods := u.Kube().CoreV1().Pods(namespace)
 	life := lifetime{began: time.Now()}
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
 	if _, err := pods.Create(ctx, p, metav1.CreateOptions{}); err != nil {
 		return life, err
 	}
@@ -261,6 +245,7 @@ func (c *comings) abort() {
 
 func (u *upgrade) create(t *testing.T, p *corev1.Pod) {
 	t.Helper()
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
 	if _, err := u.Kube().CoreV1().Pods(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
