@@ -7,8 +7,8 @@
 #   KEEP=1 demo/run.sh   leave it up, to look around
 #   demo/run.sh down     remove what KEEP=1 left
 #
-# Other settings: KUBERNETES (version, default 1.37), IMAGE (the pods' image, for
-# clusters that don't have the one in the manifests).
+# Other settings: CLUSTER (name, default demo), KUBERNETES (version, default 1.37),
+# IMAGE (the pods' image, for clusters that don't have the one in the manifests).
 #
 # Needs Linux, Go, git and root. The first run builds Kubernetes: some 15
 # minutes on 2 cores.
@@ -16,7 +16,7 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-cluster=demo
+cluster=${CLUSTER:-demo}
 namespace=tessera
 KEEP=${KEEP:-0}
 KUBERNETES=${KUBERNETES:-1.37}
