@@ -111,6 +111,45 @@ func TestDrainConflict(t *testing.T) {
 	}
 }
 
+// TestUndoConflict: a rule that has changed since drain read it is deleted only if it is
+// still drain's own.
+func TestUndoConflict(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(*resourceapi.DeviceTaintRule)
+		gone    bool // there is no rule any more
+		deleted bool // by drain
+		says    string
+	}{
+		"new version":   {change: func(r *resourceapi.DeviceTaintRule) { r.ResourceVersion = "2" }, deleted: true, says: "1 DeviceTaintRule deleted"},
+		"another label": {change: func(r *resourceapi.DeviceTaintRule) { r.Labels = nil }, says: "DeviceTaintRule whole is another one now, and was left alone"},
+		"another GPU":   {change: func(r *resourceapi.DeviceTaintRule) { r.Spec.DeviceSelector.Device = new("gpu-00000002") }, says: "is another one now"},
+		"gone":          {gone: true, says: "1 DeviceTaintRule deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const path = resources + "devicetaintrules"
+			s := cluster(t)
+			s.items[path] = []any{drainRule("whole", "gpu-00000001")}
+			conflicts := 0
+			s.conflict = func() bool {
+				if conflicts++; conflicts > 1 {
+					return false
+				}
+				s.items[path] = []any{}
+				if !tc.gone {
+					r := drainRule("whole", "gpu-00000001")
+					tc.change(&r)
+					s.items[path] = []any{r}
+				}
+				return true
+			}
+			out := run(t, s, screen{}, "", "drain", "node/0", "--undo")
+			if deleted := slices.Contains(s.written, "DELETE "+path+"/whole"); deleted != tc.deleted || !strings.Contains(out, tc.says) {
+				t.Errorf("written %v; it says:\n%s", s.written, out)
+			}
+		})
+	}
+}
+
 // TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't, unless
 // something else would be done by then: that is asked about again.
 func TestDrainAsks(t *testing.T) {

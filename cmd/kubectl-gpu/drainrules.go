@@ -317,16 +317,51 @@ func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule
 		if !apierrors.IsConflict(err) {
 			return err
 		}
-		now, failed := d.rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + rule.Name})
+		now, failed := d.current(ctx, rule.Name)
 		switch {
 		case failed != nil:
-			return d.failed("list", object, failed)
-		case len(now.Items) == 0:
+			return failed
+		case now == nil:
 			return fmt.Errorf("%s is gone: drain again", object)
-		case !d.own(&now.Items[0]):
+		case !d.own(now):
 			return fmt.Errorf("%s is another one now: drain again", object)
 		}
-		rule = &now.Items[0]
+		rule = now
+		return err
+	})
+}
+
+// current returns a rule as it is now; nil: it is gone.
+func (d *drainer) current(ctx context.Context, name string) (*resourceapi.DeviceTaintRule, error) {
+	now, err := d.rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil || len(now.Items) == 0 {
+		return nil, d.failed("list", "DeviceTaintRule "+name, err)
+	}
+	return &now.Items[0], nil
+}
+
+// remove deletes a rule of drain's, unless it isn't drain's any more.
+func (d *drainer) remove(ctx context.Context, rule *resourceapi.DeviceTaintRule) error {
+	object := "DeviceTaintRule " + rule.Name
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		seen := metav1.Preconditions{UID: &rule.UID, ResourceVersion: &rule.ResourceVersion}
+		err := d.failed("delete", object, d.rules.Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &seen}))
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		now, failed := d.current(ctx, rule.Name)
+		switch {
+		case failed != nil:
+			return failed
+		case now == nil:
+			return nil
+		case !d.own(now):
+			return fmt.Errorf("%s is another one now, and was left alone: look at it with kubectl get devicetaintrules %s -o yaml", object, rule.Name)
+		}
+		rule = now
 		return err
 	})
 }
@@ -340,8 +375,8 @@ func (d *drainer) undo(ctx context.Context) error {
 			continue
 		}
 		n++
-		if err := d.rules.Delete(ctx, r.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return d.failed("delete", "DeviceTaintRule "+r.Name, err)
+		if err := d.remove(ctx, r.DeepCopy()); err != nil {
+			return err
 		}
 	}
 	if n == 0 {

@@ -42,8 +42,8 @@ type server struct {
 	pages atomic.Int32
 	// written are the requests that change something.
 	written []string
-	// conflict, if it isn't nil, is called with each request that replaces an object, and
-	// refuses it with a conflict.
+	// conflict, if it isn't nil, is called with each request that replaces an object or
+	// deletes one of a version, and says whether to refuse it with a conflict.
 	conflict func() bool
 	// minor version of Kubernetes.
 	minor string
@@ -71,7 +71,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		items = slices.DeleteFunc(slices.Clone(items), func(x any) bool { return x.(resourceapi.DeviceTaintRule).Name != name })
 	}
 	switch {
-	case r.Method == http.MethodPut && s.conflict != nil && s.conflict():
+	case s.conflict != nil && ofVersion(r) && s.conflict():
 		refuse(http.StatusConflict, metav1.StatusReasonConflict)
 	case r.Method != http.MethodGet:
 		s.write(w, r, reply)
@@ -89,6 +89,21 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items})
 	}
+}
+
+// ofVersion reports whether a request may fail with a conflict.
+func ofVersion(r *http.Request) bool {
+	if r.Method != http.MethodDelete {
+		return r.Method == http.MethodPut
+	}
+	body, err := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	options, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	o, ok := options.(*metav1.DeleteOptions)
+	return err == nil && ok && o.Preconditions != nil && o.Preconditions.UID != nil && o.Preconditions.ResourceVersion != nil
 }
 
 // write answers with the object that is written, stores nothing, and remembers the
