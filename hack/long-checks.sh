@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade versions release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -24,6 +24,9 @@ fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" 
 allocators() { make allocators; }
 
 upgrade() { test/upgrade/run.sh 1.36 1.37; }
+
+# versions also builds the image of the version that it starts from.
+versions() { "${GO:-go}" test -tags versions -count 1 -timeout 40m -v ./test/upgrade; }
 
 # prometheus is a module of its own, which is built first.
 prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip TestScaling ./test/monitoring; }

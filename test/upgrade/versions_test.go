@@ -121,7 +121,9 @@ func up(t *testing.T, from string) *upgrade {
 	c, err := cluster.Up(t.Context(), cluster.Options{Name: "upgrades", Nodes: 1, Log: os.Stderr})
 	if c != nil && !*keep {
 		t.Cleanup(func() {
-			if err := c.Down(context.Background()); err != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if err := c.Down(ctx); err != nil {
 				t.Error(err)
 			}
 		})
