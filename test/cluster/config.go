@@ -52,8 +52,13 @@ func maskedSysctls() map[string]string {
 	}
 }
 
+// fewerCollections has Go collect garbage when the heap is five times as large as what
+// lives in it: by default Kubernetes' programs spend a tenth of their processor time
+// on garbage, and the API server a sixth.
+const fewerCollections = "GOGC=400"
+
 func (c *Cluster) controlPlaneSpec() machine.Spec {
-	env := []string{"PATH=" + searchPath}
+	env := []string{"PATH=" + searchPath, fewerCollections}
 	spec := c.newSpec(controlPlane, c.binDir(), controlPlaneDirs())
 	spec.Components = []machine.Component{
 		{Name: "etcd", Args: etcdArgs(), Env: env},
@@ -65,7 +70,7 @@ func (c *Cluster) controlPlaneSpec() machine.Spec {
 }
 
 func (c *Cluster) nodeSpec(node int) machine.Spec {
-	env := []string{"PATH=" + searchPath, "HOME=/root"}
+	env := []string{"PATH=" + searchPath, "HOME=/root", fewerCollections}
 	spec := c.newSpec(nodeName(node), c.nodeBinDir(), nodeDirs())
 	spec.HostDirs = hostRunDirs()
 	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
