@@ -182,9 +182,9 @@ func TestWiped(t *testing.T) {
 	p := n.serve(t)
 	p.mustPrepare(t, c)
 	before := n.specs(t)
+	p.kill() // alive, it may mend it before the doctor has looked three times
 	n.wipeCDI(t)
 	n.finds(t, "cdi-device-missing")
-	p.kill()
 	p = n.serve(t)
 	n.check(t, "after recovery")
 	if diff := cmp.Diff(before, n.specs(t)); diff != "" {
@@ -322,7 +322,8 @@ func TestOthersInstances(t *testing.T) {
 	}
 }
 
-// TestDriverReloaded has the hardware forget everything in the same boot.
+// TestDriverReloaded has the hardware forget everything in the same boot, once without a
+// plugin and once with one.
 func TestDriverReloaded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -330,14 +331,21 @@ func TestDriverReloaded(t *testing.T) {
 	p := n.serve(t)
 	p.mustPrepare(t, c)
 	p.mustPrepare(t, other)
+	p.kill() // alive, it may mend it before the doctor has looked three times
 	if err := n.hardware.Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	n.finds(t, "instance-missing", "partition-missing") // the latter once the plugin has taken note
+	n.finds(t, "instance-missing")
+	p = n.serve(t)
+	n.check(t, "after recovery")
+	n.has(t, 1, "0+1", "2+2")
+	if err := n.hardware.Reboot(); err != nil {
+		t.Fatal(err)
+	}
 	p.mustUnprepare(t, other)
 	p.kill()
 	p = n.serve(t)
-	n.check(t, "after recovery")
+	n.check(t, "after recovery from the second time")
 	n.has(t, 0, "0+1")
 	n.has(t, 1, "2+2")
 	p.mustPrepare(t, c)
