@@ -32,15 +32,17 @@ func (n *node) destroy(t *testing.T, gpu int, start uint32) {
 // TestDestroyedByOthers has a partition vanish while a claim holds it.
 func TestDestroyedByOthers(t *testing.T) {
 	t.Parallel()
-	for name, heal := range map[string]func(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) *plugin{
-		"made again by a prepare": func(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceClaim) *plugin {
+	for name, destroyAndMend := range map[string]func(*testing.T, *node, *plugin, *resourceapi.ResourceClaim) *plugin{
+		"made again by a prepare": func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) *plugin {
+			n.destroy(t, 1, 2)
 			p.mustPrepare(t, c)
 			return p
 		},
 		"made again at the start": func(t *testing.T, n *node, p *plugin, _ *resourceapi.ResourceClaim) *plugin {
-			p.kill()
-			p = n.serve(t)
-			return p
+			p.kill() // alive, it may mend it before the doctor has looked three times
+			n.destroy(t, 1, 2)
+			n.finds(t, "instance-missing")
+			return n.serve(t)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,9 +53,7 @@ func TestDestroyedByOthers(t *testing.T) {
 			p.mustPrepare(t, other)
 			p.mustPrepare(t, c)
 			n.check(t, "before")
-			n.destroy(t, 1, 2)
-			n.finds(t, "instance-missing", "partition-missing") // the latter once the plugin has taken note
-			p = heal(t, n, p, c)
+			p = destroyAndMend(t, n, p, c)
 			n.check(t, "afterwards")
 			n.has(t, 1, "0+1", "2+2")
 			n.destroy(t, 1, 2)
