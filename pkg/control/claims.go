@@ -15,6 +15,7 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -41,6 +42,7 @@ type claimClient interface {
 // which they were created.
 type claimIndex struct {
 	informer cache.SharedIndexInformer
+	server   resourceclient.ResourceClaimsGetter
 }
 
 // newClaimIndex returns an index whose informer isn't running yet.
@@ -66,7 +68,7 @@ func newClaimIndex(client claimClient) (*claimIndex, error) {
 	if err := informer.SetTransform(trim); err != nil {
 		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
 	}
-	return &claimIndex{informer: informer}, nil
+	return &claimIndex{informer: informer, server: client}, nil
 }
 
 // trim leaves of a claim what it has of this driver or, of one that waits, the DeviceClass
@@ -130,6 +132,19 @@ func (c *claimIndex) in(pool string) ([]allocation, error) {
 		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
 	}
 	return allocations(objs, pool), nil
+}
+
+// hasAllocated implements allocationReader.
+func (c *claimIndex) hasAllocated(ctx context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error) {
+	list, err := c.server.ResourceClaims(a.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + a.Name})
+	if err != nil {
+		return false, fmt.Errorf("read ResourceClaim %s/%s: %w", a.Namespace, a.Name, err)
+	}
+	return slices.ContainsFunc(list.Items, func(claim resourceapi.ResourceClaim) bool {
+		return string(claim.UID) == a.UID && slices.ContainsFunc(results(&claim), func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return !notHeld(r) && r.Pool == pool && r.Device == a.Device
+		})
+	}), nil
 }
 
 func allocations(objs []any, pool string) []allocation {

@@ -19,7 +19,6 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
@@ -137,8 +136,8 @@ func (p *planner) isExplained(ctx context.Context, inv *v1alpha1.GPUInventory, d
 	}
 	var devices []string
 	for _, c := range []v1alpha1.AllocatedDevice{d.Holder, d.Refused} {
-		if !slices.Contains(in.claims, allocation{device: gpu.DeviceName(c.Device), claim: c.Namespace + "/" + c.Name}) {
-			return true, nil
+		if allocated, err := p.claims.hasAllocated(ctx, inv.Name, c); err != nil || !allocated {
+			return true, err
 		}
 		devices = append(devices, c.Device)
 	}

@@ -131,6 +131,10 @@ func (c fakeClaims) createdAfter(string, time.Time) ([]*resourceapi.ResourceClai
 	return nil, nil
 }
 
+func (c fakeClaims) hasAllocated(_ context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error) {
+	return slices.Contains(c[pool], allocation{gpu.DeviceName(a.Device), a.Namespace + "/" + a.Name}), nil
+}
+
 // fakeServer stores counters in some form, or none, and consumable capacity or not.
 type fakeServer struct {
 	form     publish.Counters

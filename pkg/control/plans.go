@@ -32,6 +32,10 @@ type allocationReader interface {
 	// createdAfter returns the claims with devices of the pool that were created, and so
 	// allocated, after a time.
 	createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error)
+	// hasAllocated reports whether a claim has been allocated a device of the pool. It
+	// asks the API server: in and createdAfter read a cache, in which a claim may be
+	// missing that a plugin has already seen.
+	hasAllocated(ctx context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error)
 }
 
 // planner decides the offer of each node, from its inventory, its labels, the
