@@ -134,7 +134,8 @@ func (c *claimIndex) in(pool string) ([]allocation, error) {
 	return allocations(objs, pool), nil
 }
 
-// hasAllocated implements allocationReader.
+// hasAllocated implements allocationReader. It lists because the controller may list
+// claims and may not get them.
 func (c *claimIndex) hasAllocated(ctx context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error) {
 	list, err := c.server.ResourceClaims(a.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + a.Name})
 	if err != nil {

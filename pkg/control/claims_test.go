@@ -164,9 +164,8 @@ func TestClaimsKeepWhatIsNeeded(t *testing.T) {
 
 // A plugin may report a claim before the controller's cache has it.
 func TestClaimIsReadFromTheServer(t *testing.T) {
-	claim := given("n", "gpu-00000000")
-	claim.Namespace, claim.Name, claim.UID = "ns", "c", "1"
-	c, err := newClaimIndex(fakeClaimClient{fake.NewClientset(claim).ResourceV1()}) // its informer doesn't run
+	server := fake.NewClientset(given("n", "gpu-00000000"))
+	c, err := newClaimIndex(fakeClaimClient{server.ResourceV1()}) // its informer doesn't run
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,11 +174,11 @@ func TestClaimIsReadFromTheServer(t *testing.T) {
 		asked v1alpha1.AllocatedDevice
 		want  bool
 	}{
-		"it has the device": {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "c", UID: "1", Device: "gpu-00000000"}, true},
-		"another device":    {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "c", UID: "1", Device: "gpu-00000001"}, false},
-		"another node":      {"m", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "c", UID: "1", Device: "gpu-00000000"}, false},
-		"a later claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "c", UID: "0", Device: "gpu-00000000"}, false},
-		"no such claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "d", UID: "2", Device: "gpu-00000000"}, false},
+		"it has the device": {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000000"}, true},
+		"another device":    {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000001"}, false},
+		"another node":      {"m", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000000"}, false},
+		"a later claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "v", Device: "gpu-00000000"}, false},
+		"no such claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "other", UID: "v", Device: "gpu-00000000"}, false},
 	} {
 		if got, err := c.hasAllocated(t.Context(), tc.pool, tc.asked); err != nil || got != tc.want {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, tc.want)

@@ -154,6 +154,24 @@ func TestDoubleAllocationIsRemoved(t *testing.T) {
 	s.mustOffer("", "-mps")
 }
 
+// emptyCache is a cache that has no claims yet; the API server has them.
+type emptyCache struct{ fakeClaims }
+
+func (emptyCache) in(string) ([]allocation, error) { return nil, nil }
+
+// TestDoubleAllocationBeforeTheCacheHasTheClaims: the plugin has read both claims from the
+// API server, and reports the pair only once.
+func TestDoubleAllocationBeforeTheCacheHasTheClaims(t *testing.T) {
+	s := counting(t, bySize(), "", "-mps")
+	s.nodes.planner.claims = emptyCache{s.claims}
+	s.refuse("", "-mps")
+	s.reconciled()
+	if d := s.inventory().Status.DoubleAllocation; d == nil || !d.Confirmed {
+		t.Errorf("got %+v, want it confirmed", d)
+	}
+	s.mustOffer("-mps")
+}
+
 // TestDoubleAllocationThatIsExplained: what is reported isn't the scheduler's fault. The
 // plan was replaced just now, or the claims have something else.
 func TestDoubleAllocationThatIsExplained(t *testing.T) {
