@@ -1,6 +1,8 @@
 package holding_test
 
 import (
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -66,7 +68,8 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// TestInUse: sharers, until the last that stays.
+// TestInUse checks that a shared device is in use until no daemon may run for any of its
+// claims.
 func TestInUse(t *testing.T) {
 	j, claims := open(t)
 	whole, part := gpu.Whole{GPU: gpu0}, gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
@@ -84,8 +87,11 @@ func TestInUse(t *testing.T) {
 	}
 	check(true)
 	claims.SetLeaving("a")
+	claims.SetLeft("a")
 	check(true)
-	claims.SetLeaving("b")
+	claims.SetLeaving("b") // its daemon may still run
+	check(true)
+	claims.SetLeft("b")
 	check(false)
 	claims.Reset("a")
 	check(true)
@@ -93,6 +99,29 @@ func TestInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(false)
+}
+
+// TestInUseByAnUnreadableRecord checks that a claim counts for every device if its file
+// names none, until its devices are released.
+func TestInUseByAnUnreadableRecord(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.json"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	claims, part := holding.NewClaims(j), gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
+	if !claims.InUse(part) {
+		t.Error("not in use, although a claim may hold it whose record can't be read")
+	}
+	claims.SetLeaving("a")
+	claims.SetLeft("a")
+	if claims.InUse(part) {
+		t.Error("in use by a claim that has left")
+	}
 }
 
 // TestLastToAskHearsFalse: claims that leave at the same time.
@@ -113,6 +142,7 @@ func TestLastToAskHearsFalse(t *testing.T) {
 		for _, uid := range uids {
 			wg.Go(func() {
 				claims.SetLeaving(uid)
+				claims.SetLeft(uid)
 				if !claims.InUse(gpu.Whole{GPU: gpu0}) {
 					unused.Store(true)
 				}

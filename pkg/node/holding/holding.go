@@ -329,9 +329,10 @@ type Records interface {
 // crash each claim is as it was before. Its methods may be called concurrently.
 type Claims struct {
 	records Records
-	// unpreparing are the claims whose unprepare has begun, leaving those of them
-	// that no container uses any more, by UID.
-	unpreparing, leaving sync.Map
+	// The claims in each phase of an unprepare, by UID; each set contains the next.
+	// unpreparing: it has begun. leaving: no container uses the claim any more. left: no
+	// daemon runs on a partition for it any more, so its partitions may be destroyed.
+	unpreparing, leaving, left sync.Map
 }
 
 // NewClaims returns the claims that have records, none of them being unprepared.
@@ -360,13 +361,18 @@ func (c *Claims) IsUnpreparing(claimUID string) bool {
 }
 
 // SetLeaving says that no container uses the claim any more: its record stays
-// until its devices are released, but InUse doesn't count it. It follows
-// SetUnpreparing.
+// until its devices are released, but daemons and settings aren't kept for it. It
+// follows SetUnpreparing.
 func (c *Claims) SetLeaving(claimUID string) { c.leaving.Store(claimUID, true) }
 
-// Reset clears SetUnpreparing and SetLeaving: the claim was prepared again, or its
+// SetLeft says that no MPS daemon which only leaving claims had runs on the claim's
+// partitions: InUse doesn't count the claim any more. It follows SetLeaving.
+func (c *Claims) SetLeft(claimUID string) { c.left.Store(claimUID, true) }
+
+// Reset clears SetUnpreparing, SetLeaving and SetLeft: the claim was prepared again, or its
 // record was deleted.
 func (c *Claims) Reset(claimUID string) {
+	c.left.Delete(claimUID)
 	c.leaving.Delete(claimUID)
 	c.unpreparing.Delete(claimUID)
 }
@@ -380,17 +386,27 @@ func (c *Claims) IsLeaving(claimUID string) bool {
 // IsStaying reports whether the claim has a record, readable or not, and isn't
 // leaving.
 func (c *Claims) IsStaying(claimUID string) bool {
-	if c.IsLeaving(claimUID) {
-		return false
-	}
-	// It may be gone since: the record is deleted before Reset is called.
+	return !c.IsLeaving(claimUID) && c.isRecorded(claimUID)
+}
+
+// isRecorded reports whether the claim has a record, readable or not. Read the claim's
+// phase before calling it: the record is deleted before Reset is called.
+func (c *Claims) isRecorded(claimUID string) bool {
 	_, ok := c.records.Get(claimUID)
 	return ok || c.records.IsUnreadable(claimUID)
 }
 
-// InUse reports whether a claim that isn't leaving holds the GPU or partition, or a
-// share or replica of it. Callers call SetLeaving first, so of several claims that
+// InUse reports whether a claim uses the GPU or partition, or a share or replica of it: one
+// whose record names it, until SetLeft. A claim with an unreadable record that names no
+// device counts for every device. Callers call SetLeft first, so of several claims that
 // leave at the same time the last to ask gets false.
 func (c *Claims) InUse(base gpu.Device) bool {
-	return slices.ContainsFunc(c.records.Held(), func(r Record) bool { return r.Holds(base) && c.IsStaying(r.ClaimUID) })
+	return slices.ContainsFunc(c.records.Held(), func(r Record) bool {
+		unknown := len(r.Holdings) == 0 && c.records.IsUnreadable(r.ClaimUID)
+		if !unknown && !r.Holds(base) {
+			return false
+		}
+		_, left := c.left.Load(r.ClaimUID)
+		return !left && c.isRecorded(r.ClaimUID)
+	})
 }

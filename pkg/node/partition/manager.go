@@ -184,9 +184,9 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 }
 
 // Release says that the claim which had the partition, or a share of it, uses it no
-// more: the claim is leaving (holding.Claims.SetLeaving), and its record is deleted after
-// it. One of ours is destroyed, or stays warm. One that others made, or that a claim
-// which isn't leaving has, stays. Idempotent. While processes use the instance it
+// more, and neither does a daemon for it (holding.Claims.SetLeft); its record is
+// deleted after it. One of ours is destroyed, or stays warm. One that others made, or that
+// is in use (holding.Claims.InUse), stays. Idempotent. While processes use the instance it
 // is an error that names them; while the GPU doesn't respond it is an error. Where
 // the GPU is lost, or there is no driver, the partition counts as idle from then
 // on, and is destroyed when it can be.

@@ -75,9 +75,10 @@ func (n *node) hold(t testing.TB, d gpu.Device) {
 	n.claims.Reset(r.ClaimUID)
 }
 
-// Release is as in an unprepare: of a claim that is leaving.
+// Release releases a partition as an unprepare does, once no daemon runs for the claim.
 func (n *node) Release(ctx context.Context, p gpu.Partition) error {
 	n.claims.SetLeaving(uid(p))
+	n.claims.SetLeft(uid(p))
 	return n.Manager.Release(ctx, p)
 }
 

@@ -25,6 +25,7 @@ func shareUID(number int) string { return fmt.Sprintf("share-%d", number) }
 func (n *node) releaseShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
 	n.claims.SetLeaving(shareUID(number))
+	n.claims.SetLeft(shareUID(number))
 	if err := n.Manager.Release(t.Context(), p); err != nil {
 		t.Error(err)
 	}

@@ -16,8 +16,9 @@
 // given away; shares and replicas of the same are meant to be. An
 // unprepare first waits for the end of the claim's containers; until then the
 // claim counts among those that share (holding.Claims.SetUnpreparing). Then the claim is
-// marked as leaving (holding.Claims.SetLeaving) before anything of it is released, so the
-// last claim to leave releases what they shared, in whatever order they end. Where
+// marked as leaving (holding.Claims.SetLeaving) before its daemons are stopped, and as
+// having left (holding.Claims.SetLeft) before its partitions are released, so the last
+// claim to leave releases what they shared, in whatever order they end. Where
 // the other claim is on its way out, Prepare waits for the
 // kubelet to unprepare it, because the kubelet's next try comes a minute
 // later. An unprepare wins over every prepare of the same claim that began

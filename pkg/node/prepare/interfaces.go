@@ -57,9 +57,10 @@ type Partitions interface {
 	// Find returns the instance that is the partition, and changes nothing: it
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
-	// Release destroys the partition, or keeps it warm, after its claim was marked as
-	// leaving. It does nothing if the partition doesn't exist, if another program
-	// created it, or if holding.Claims.InUse reports another user. Idempotent.
+	// Release destroys the partition, or keeps it warm, after no daemon runs on it for its
+	// claim (holding.Claims.SetLeft). It does nothing if the partition doesn't exist, if
+	// another program created it, or if holding.Claims.InUse reports another user.
+	// Idempotent.
 	Release(ctx context.Context, p gpu.Partition) error
 	// ClearMIG makes sure that the GPU can be used as a whole: no partition is left
 	// on it and its MIG mode is off. Idempotent.

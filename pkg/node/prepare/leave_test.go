@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -79,32 +81,33 @@ func TestTwoLeaveAtOnce(t *testing.T) {
 	}
 }
 
-// TestDaemonOfAnotherLeaver: a claim that gives the partition up takes the daemon
-// down, too, where another that leaves by now hasn't come to it yet.
-func TestDaemonOfAnotherLeaver(t *testing.T) {
+// TestLeavesWhileAnotherReleases: while a claim releases the partition, another gets a
+// share of it and begins to leave. The partition stays until the daemon of that one is
+// stopped.
+func TestLeavesWhileAnotherReleases(t *testing.T) {
 	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
-	var f *fixture
-	aLeft, bLeaving, aGone, bGone := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	var first, second sync.Once
-	f = start(t, newNode(t, 1), "boot-1", func(step string) {
-		switch step {
-		case "unprepare.left": // a, and b stays
-			first.Do(func() { close(aLeft); <-bLeaving })
-		case "unprepare.removed":
-			select {
-			case <-aLeft: // b's
-				second.Do(func() { close(bLeaving); <-aGone })
-			default:
-			}
+	var releasing atomic.Bool
+	bLeaving, aGone, bGone := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	f := start(t, newNode(t, 1), "boot-1", func(step string) {
+		if step == "unprepare.unmarked" && releasing.Load() { // b's
+			close(bLeaving)
+			<-aGone
 		}
 	})
 	mustPrepare(t, f, a)
-	mustPrepare(t, f, b)
-	go func() {
-		<-aLeft
-		bGone <- f.Unprepare(testContext(t), named(b))
-	}()
+	f.node.Working = func(context.Context, gpu.Partition) error {
+		if releasing.Swap(true) {
+			return nil
+		}
+		mustPrepare(t, f, b)
+		go func() { bGone <- f.Unprepare(testContext(t), named(b)) }()
+		<-bLeaving
+		return nil
+	}
 	mustUnprepare(t, f, a)
+	if len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
+		t.Errorf("partitions %v, daemons %v, want those of b", f.node.Instances(), f.node.Daemons())
+	}
 	close(aGone)
 	if err := <-bGone; err != nil {
 		t.Error(err)

@@ -143,8 +143,8 @@ func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
 	checkHeld(t, f, "c")
 }
 
-// TestUnreadableRecordOfAPartition: an unprepare gives up what the damaged
-// file's device names tell.
+// TestUnreadableRecordOfAPartition checks that an unprepare releases the devices that the
+// damaged file names.
 func TestUnreadableRecordOfAPartition(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))

@@ -63,6 +63,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(hol
 	if err := p.leaveShared(ctx, r); err != nil {
 		return err
 	}
+	p.cfg.Claims.SetLeft(claimUID) // not before: no partition may be destroyed under a daemon
 	if err := p.release(ctx, r); err != nil {
 		return err
 	}
@@ -149,7 +150,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 	for _, partitions := range heldPartitions(r) {
 		wg.Go(func() {
 			for _, d := range partitions {
-				if err := p.releaseOne(ctx, r, d); err != nil {
+				if err := p.releaseOne(ctx, d); err != nil {
 					mu.Lock()
 					errs = append(errs, err)
 					mu.Unlock()
@@ -162,17 +163,9 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 	return errors.Join(errs...)
 }
 
-func (p *Preparer) releaseOne(ctx context.Context, r holding.Record, d gpu.Partition) error {
+func (p *Preparer) releaseOne(ctx context.Context, d gpu.Partition) error {
 	if p.cfg.Claims.InUse(d) {
 		return nil
-	}
-	shared := func(g holding.Holding) bool { return g.Share != nil && g.Base() == gpu.Device(d) }
-	if slices.ContainsFunc(r.Holdings, shared) {
-		// Another claim with a share of the partition may be leaving too; the MPS daemon
-		// has to stop before the partition is destroyed.
-		if err := p.leaveShared(ctx, r); err != nil {
-			return err
-		}
 	}
 	return p.cfg.Partitions.Release(ctx, d)
 }

@@ -41,8 +41,8 @@ type Node struct {
 	// Working, which may be nil, is called before a partition is made or given up;
 	// an error is the hardware's answer.
 	Working func(ctx context.Context, p gpu.Partition) error
-	// InUse, which may be nil, says whether a claim that stays has something of a
-	// partition, which isn't released then (holding.Claims.InUse).
+	// InUse, which may be nil, reports whether a claim uses a partition, which isn't
+	// released then (holding.Claims.InUse).
 	InUse func(gpu.Device) bool
 
 	names   *gpu.Names
