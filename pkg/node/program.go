@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -35,9 +36,11 @@ const (
 	// openWithin is how long a plugin that has locked the data directory may take to read
 	// it. A liveness probe ends one that hangs there.
 	openWithin = time.Minute
-	// refuseFor is how long a plugin isn't asked again that took over and ended before
-	// this one did.
-	refuseFor = 5 * time.Minute
+	// refuseFirst is how long a plugin is refused that took over and ended before this one
+	// did. It doubles with each failure, up to refuseLongest, and is refuseFirst again after
+	// twice refuseLongest without one.
+	refuseFirst   = 30 * time.Second
+	refuseLongest = 5 * time.Minute
 )
 
 // Run runs the plugin. It returns when ctx ends, or with an error after which
@@ -52,7 +55,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	p := &program{cfg: cfg, api: api, idle: newRegistry(), failed: map[types.UID]time.Time{}, step: failpoint.Step()}
+	p := &program{cfg: cfg, api: api, idle: newRegistry(), failed: newFailures(), step: failpoint.Step()}
 	p.opener = driver.NewOpener(driverroot.NewHost(cfg.HostRoot), cfg.DriverRoot)
 	if p.step == nil {
 		p.step = func(string) {}
@@ -76,8 +79,8 @@ type program struct {
 	stage  atomic.Pointer[stage]
 	// idle has the metrics of the process while it doesn't act.
 	idle *prometheus.Registry
-	// failed has the successors that have ended before this plugin did, and when.
-	failed map[types.UID]time.Time
+	// failed has, by pod UID, the successors that ended before this plugin did.
+	failed *flowcontrol.Backoff
 	// opener opens the driver, during a tenure or ahead of it.
 	opener *driver.Opener
 	// refused: the acting plugin refused the last request.
@@ -87,6 +90,8 @@ type program struct {
 	// step is called after each step of a handover, for crash tests.
 	step func(string)
 }
+
+func newFailures() *flowcontrol.Backoff { return flowcontrol.NewBackOff(refuseFirst, refuseLongest) }
 
 // stage determines the answers to probes and scrapes.
 type stage struct {
@@ -103,10 +108,13 @@ type tenure struct {
 	// and passes the kubelet's calls on.
 	tookOver    bool
 	predecessor types.UID
-	// readyUntil is until when a plugin that took the node back counts as registered, if it
-	// was before. The DaemonSet's controller would delete its pod if it weren't ready, and
-	// keep that of the plugin that has failed.
-	readyUntil time.Time
+	// graceUntil is set if the plugin took the node back. Until then it doesn't hand over
+	// before the kubelet has registered it, because neither plugin would be registered.
+	graceUntil time.Time
+	// wasReady: the plugin was ready when it handed over, and stays ready until graceUntil.
+	// Otherwise the DaemonSet's controller would delete its pod, and keep the pod of the
+	// plugin that failed.
+	wasReady bool
 	// refuses returns why the plugin doesn't hand over to another.
 	refuses func(handover.Request) error
 	// opener opens the driver; it may have done so ahead.
@@ -162,12 +170,9 @@ func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 	err = plugin.run(ctx)
 	if back, ok := errors.AsType[*takenBackError](err); ok {
 		klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
-		p.failed[back.from] = time.Now()
-		next.dir = back.dir
-		if p.stage.Load().ready() == nil {
-			next.readyUntil = time.Now().Add(registerWithin)
-		}
-		return next, nil
+		p.failed.GC()
+		p.failed.Next(string(back.from), time.Now())
+		return tenure{dir: back.dir, graceUntil: time.Now().Add(registerWithin), wasReady: p.stage.Load().ready() == nil}, nil
 	}
 	if plugin.hardware.handsOver.Load() {
 		return tenure{}, err
@@ -269,8 +274,8 @@ func (p *program) refuses(t tenure, r handover.Request) error {
 	if t.tookOver && r.PodUID == t.predecessor {
 		return errors.New("that plugin has handed over to this one")
 	}
-	if at, ok := p.failed[r.PodUID]; ok && time.Since(at) < refuseFor {
-		return fmt.Errorf("that plugin took over at %s and ended; it may try again %s later", at.UTC().Format(time.RFC3339), refuseFor)
+	if id := string(r.PodUID); p.failed.IsInBackOffSinceUpdate(id, time.Now()) {
+		return fmt.Errorf("that plugin took over and ended; it may try again %s after that", p.failed.Get(id))
 	}
 	if own := kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, r.PodUID); r.Service != own {
 		return fmt.Errorf("that plugin would serve the kubelet at %s, and this one expects %s: they have different --kubelet-root", r.Service, own)

@@ -23,21 +23,19 @@ import (
 
 func TestHandoverIsRefused(t *testing.T) {
 	const root = "/var/lib/kubelet"
-	p := &program{cfg: Config{KubeletRoot: root}, failed: map[types.UID]time.Time{
-		"failed": time.Now(), "failed-before": time.Now().Add(-refuseFor),
-	}}
+	p := &program{cfg: Config{KubeletRoot: root}, failed: newFailures()}
+	p.failed.Next("failed", time.Now())
 	for name, tc := range map[string]struct {
 		tenure tenure
 		pod    types.UID
 		root   string
 		want   string
 	}{
-		"first plugin":       {pod: "next", root: root},
-		"later plugin":       {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "next", root: root},
-		"plugin before":      {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "before", root: root, want: "has handed over to this one"},
-		"it has failed":      {pod: "failed", root: root, want: "took over at"},
-		"it failed long ago": {pod: "failed-before", root: root},
-		"another directory":  {pod: "next", root: "/dev/shm", want: "different --kubelet-root"},
+		"first plugin":      {pod: "next", root: root},
+		"later plugin":      {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "next", root: root},
+		"plugin before":     {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "before", root: root, want: "has handed over to this one"},
+		"it has failed":     {pod: "failed", root: root, want: "took over and ended"},
+		"another directory": {pod: "next", root: "/dev/shm", want: "different --kubelet-root"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := p.refuses(tc.tenure, handover.Request{PodUID: tc.pod, Service: kubelet.ServiceSocket(tc.root, gpu.DriverName, tc.pod)})
@@ -46,6 +44,31 @@ func TestHandoverIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFailedSuccessorTriesAgain checks that a plugin that failed once in a rollout may soon
+// take over again, and that one that fails each time is refused for longer each time.
+func TestFailedSuccessorTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &program{cfg: Config{KubeletRoot: "/var/lib/kubelet"}, failed: newFailures()}
+		refused := func(pod types.UID) bool {
+			return p.refuses(tenure{}, handover.Request{PodUID: pod, Service: kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, pod)}) != nil
+		}
+		for _, seconds := range []time.Duration{30, 60, 120, 240, 300, 300} {
+			p.failed.Next("failing", time.Now())
+			if refused("other") {
+				t.Error("refused for the failure of another plugin")
+			}
+			<-time.After(seconds*time.Second - time.Millisecond)
+			if !refused("failing") {
+				t.Errorf("not refused for %d seconds", seconds)
+			}
+			<-time.After(time.Millisecond)
+			if refused("failing") {
+				t.Errorf("refused for more than %d seconds", seconds)
+			}
+		}
+	})
 }
 
 // TestPodUIDNeedsTheKubelet checks that a plugin takes over only where the kubelet is
@@ -92,11 +115,39 @@ func TestReadyAfterTakingBack(t *testing.T) {
 		"and isn't registered yet": {time.Now().Add(-time.Second), false},
 		"it started":               {time.Time{}, false},
 	} {
-		p := &plugin{tenure: tenure{readyUntil: tc.until}, facts: facts.New("node-a")}
+		p := &plugin{tenure: tenure{graceUntil: tc.until, wasReady: true}, facts: facts.New("node-a")}
 		if err := p.ready(); (err == nil) != tc.want {
 			t.Errorf("%s: %v", name, err)
 		}
+		p.tenure.wasReady = false
+		if p.ready() == nil {
+			t.Errorf("%s, and wasn't ready before: ready", name)
+		}
 	}
+}
+
+// TestNotHandedOverWhileNobodyIsRegistered checks that a plugin that took the node back
+// doesn't hand over again before the kubelet has registered it, or could have.
+func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		accepts := func(handover.Request) error { return nil }
+		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}}
+		if p.refuses(handover.Request{}) == nil {
+			t.Error("hands over although neither plugin is registered")
+		}
+		p.registered.Store(true)
+		if err := p.refuses(handover.Request{}); err != nil {
+			t.Errorf("registered: %v", err)
+		}
+		p.registered.Store(false)
+		<-time.After(registerWithin)
+		if err := p.refuses(handover.Request{}); err != nil {
+			t.Errorf("the kubelet doesn't register it: %v", err)
+		}
+		if err := (&plugin{tenure: tenure{refuses: accepts}}).refuses(handover.Request{}); err != nil {
+			t.Errorf("it hasn't taken the node back: %v", err)
+		}
+	})
 }
 
 // TestHangingDiskIsUnhealthy checks the health of a plugin that opens its state.
@@ -109,8 +160,8 @@ func TestHangingDiskIsUnhealthy(t *testing.T) {
 	}
 }
 
-// TestReadyBesideAnOlderRelease checks that a plugin that nobody hands over to becomes
-// ready, so that a rollout deletes the pod of the one that acts.
+// TestReadyBesideAnOlderRelease checks that a plugin becomes ready even if the acting one
+// doesn't hand over to it, so that a rollout deletes the pod of the acting one.
 func TestReadyBesideAnOlderRelease(t *testing.T) {
 	path := t.TempDir()
 	acting, err := datadir.Lock(t.Context(), path)

@@ -188,7 +188,7 @@ func allocatedDevice(d prepare.AllocatedDevice) v1alpha1.AllocatedDevice {
 	return out
 }
 
-// openState opens what the node keeps of its claims: the journal, the marks of
+// openState opens the node's stored state of its claims: the journal, the marks of
 // their containers and their CDI specs. On an error the journal is closed.
 func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
 	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Step()); err != nil {
@@ -306,7 +306,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ask passes on what policies ask of the node.
+// ask passes the requests of policies and admins in the inventory on to the parts.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.warnings.inventory.Store(inv.UID)
 	p.endings.enqueue(inv)
@@ -321,12 +321,11 @@ func (p *plugin) onRegistered(time.Time) {
 	p.reporter.Registered()
 }
 
-// ready returns an error until the kubelet has registered the plugin, which is as
-// far as a plugin can come by itself: a rollout stops at one that doesn't. A node
-// without a driver, or with a broken one, must not stop it; its GPUInventory says
-// what is wrong there.
+// ready returns an error until the kubelet has registered the plugin, so that a rollout
+// stops at a plugin that can't be registered. A node without a driver, or with a broken
+// one, must not stop it; the reason is in its GPUInventory.
 func (p *plugin) ready() error {
-	if p.registered.Load() || p.facts.NoDriver() || time.Now().Before(p.tenure.readyUntil) {
+	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.inGrace() {
 		return nil
 	}
 	if conflict := p.facts.Conflict(); conflict != "" {

@@ -40,7 +40,7 @@ func (t *takenBackError) Error() string { return "the plugin that took over has 
 // the end of the process releases the node.
 func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error) error {
 	logger := klog.FromContext(ctx)
-	accepted, err := handover.Await(ctx, p.dir.HandoverSocket(), p.tenure.refuses)
+	accepted, err := handover.Await(ctx, p.dir.HandoverSocket(), p.refuses)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the context's end is how it is told to stop
 	}
@@ -75,6 +75,18 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 	p.kubelet.EndForwarding()
 	return &takenBackError{dir: back, from: accepted.PodUID}
 }
+
+// refuses returns why the plugin doesn't hand over now: the kubelet hasn't registered it
+// since it took the node back, or the program refuses the request (tenure.refuses).
+func (p *plugin) refuses(r handover.Request) error {
+	if p.inGrace() && !p.registered.Load() {
+		return errors.New("this plugin has just taken the node back from another that ended, and the kubelet hasn't registered it yet")
+	}
+	return p.tenure.refuses(r)
+}
+
+// inGrace reports whether the plugin took the node back less than registerWithin ago.
+func (p *plugin) inGrace() bool { return time.Now().Before(p.tenure.graceUntil) }
 
 // stopListening ends the wait for the driver's events while this plugin still handles the
 // kubelet's calls. A successor that has opened the driver ahead sees all later events.

@@ -40,7 +40,7 @@ type gated struct {
 	cancel context.CancelCauseFunc
 }
 
-// call is what the gate reads of a request.
+// call has the parts of a request that the gate needs.
 type call struct {
 	// answer is an empty response of the request's type.
 	answer    any

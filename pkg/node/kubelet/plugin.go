@@ -39,7 +39,8 @@ type Config struct {
 	// PodUID, which may be empty, gives the plugin sockets of its own, so that it can
 	// be registered while the plugin before still is. See SupportsPodUID.
 	PodUID types.UID
-	// DataDir tells plugins that hand over to each other from other drivers.
+	// DataDir is the same for plugins that hand over to each other, and distinguishes
+	// them from other drivers of the same name.
 	DataDir string
 	// Client reads ResourceClaims, in the API version that the server has.
 	Client kubernetes.Interface

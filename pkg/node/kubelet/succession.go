@@ -28,8 +28,8 @@ const forwardWithin = 20 * time.Second
 // returned.
 const flushFor = 100 * time.Millisecond
 
-// dataDirHeader tells plugins of one data directory, which hand over to each other,
-// from other drivers of the same name.
+// dataDirHeader is the header with the data directory, which distinguishes plugins that
+// hand over to each other from other drivers of the same name.
 const dataDirHeader = "tessera-data-dir-bin"
 
 // SupportsPodUID returns an error if plugins on a node can't have sockets of their own:
@@ -112,7 +112,7 @@ func (p *Plugin) sameDataDir(header metadata.MD) bool {
 }
 
 // removeDead removes the sockets of the driver's plugins that were killed. Those with a
-// pod's UID are in nobody's way, but the kubelet would try to reach them for ever.
+// pod's UID don't hinder other plugins, but the kubelet would try to reach them for ever.
 func (p *Plugin) removeDead(ctx context.Context) {
 	for _, pattern := range []string{
 		filepath.Join(p.registryDirectory(), p.cfg.Driver+"*-reg.sock"),
@@ -133,7 +133,7 @@ func (p *Plugin) removeDead(ctx context.Context) {
 	}
 }
 
-// isDead reports whether nobody listens at the socket.
+// isDead reports whether no process listens at the socket.
 func isDead(ctx context.Context, socket string) bool {
 	conn, err := (&net.Dialer{Timeout: answerTime}).DialContext(ctx, "unix", socket)
 	if err == nil {
