@@ -38,6 +38,26 @@ func writeHook(t *testing.T) string {
 	return path
 }
 
+// TestTemporaryHookIsRemoved checks that the file goes that a power loss has left beside the
+// program: the disk may have kept both names of a rename.
+func TestTemporaryHookIsRemoved(t *testing.T) {
+	d, hook := locked(t, dataDir(t)), writeHook(t)
+	path, err := d.InstallHook(hook)
+	if err != nil {
+		t.Fatal(err)
+	}
+	temp := path + ".tmp"
+	if err := os.Link(path, temp); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.InstallHook(hook); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v, want it removed", temp, err)
+	}
+}
+
 func TestInstallHook(t *testing.T) {
 	d, hook := locked(t, dataDir(t)), writeHook(t)
 	path, err := d.InstallHook(hook)
@@ -128,6 +148,41 @@ func TestOnePluginAtATimeAfterALeave(t *testing.T) {
 	locked(t, path)
 	if _, ok, err := TryLock(path); ok || err != nil {
 		t.Errorf("two plugins use one directory: locked %t, %v", ok, err)
+	}
+}
+
+// TestLockLeftBehind checks that the next plugin can lock and remove the directory, although
+// a lock file was left there: a waiting plugin created it after the acting one had removed
+// its own, and then both ended.
+func TestLockLeftBehind(t *testing.T) {
+	path := dataDir(t)
+	acting := locked(t, path)
+	if err := acting.Clean(); err != nil {
+		t.Fatal(err)
+	}
+	waiting, err := openLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(waiting.Close(), acting.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(filepath.Join(path, lockFile)); err != nil || info.Size() != 0 {
+		t.Fatalf("the file left behind: %v, %v, want an empty one", info, err)
+	}
+	next, ok, err := TryLock(path)
+	if err != nil || !ok {
+		t.Fatalf("the next plugin: locked %t, %v", ok, err)
+	}
+	if _, ok, err := TryLock(path); ok || err != nil {
+		t.Errorf("two plugins use one directory: locked %t, %v", ok, err)
+	}
+	if err := errors.Join(next.Clean(), next.Close()); err != nil {
+		t.Fatal(err)
+	}
+	next.Remove()
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory stays when the next plugin leaves: %v", err)
 	}
 }
 

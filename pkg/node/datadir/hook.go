@@ -36,10 +36,12 @@ func (d *Dir) InstallHook(from string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("--cdi-hook: %w", err)
 	}
+	temp := filepath.Join(d.path, hookTemp)
 	if have, err := digestOf(path); err == nil && have == want {
+		_ = os.Remove(temp) // a power loss may leave it; if it can't be removed now, Clean does it
 		return path, nil
 	}
-	if err := replaceProgram(path, filepath.Join(d.path, hookTemp), program); err != nil {
+	if err := replaceProgram(path, temp, program); err != nil {
 		return "", fmt.Errorf("install %s: %w", path, err)
 	}
 	return path, nil
