@@ -40,6 +40,7 @@ mkdir -p "$minor"
 	# The release's own go line: it decides the defaults of GODEBUG.
 	grep '^go ' "$upstream"
 	grep '^godebug ' "$upstream" || true
+	echo "tool k8s.io/kubernetes/cmd/kubectl"
 	echo "require k8s.io/kubernetes v$release"
 	# Kubernetes requires its own modules as v0.0.0 and replaces them by directories.
 	for module in $(sed -n 's/^\t\(k8s\.io\/[a-z-]*\) v0\.0\.0\( .*\)\?$/\1/p' "$upstream" | sort -u); do

@@ -21,7 +21,7 @@ import (
 // kubernetesComponents are the names under which the one Kubernetes binary is
 // called.
 func kubernetesComponents() []string {
-	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}
 }
 
 // unit is something that is built once and kept in the cache.
@@ -36,8 +36,9 @@ type unit struct {
 	files map[string]string
 	flags []string
 	cgo   bool
-	// links are other names for the (one) binary.
-	links []string
+	// links are symbolic links to the binary with the name target.
+	links  []string
+	target string
 	// note says how long a first build takes, for people.
 	note string
 }
@@ -105,10 +106,10 @@ func kubernetesUnit(version, tag string) unit {
 	stamp := "-X k8s.io/component-base/version."
 	return unit{
 		name: "kubernetes-" + version, dir: dir, sources: []string{dir},
-		files: map[string]string{"kubernetes": "."},
-		flags: []string{fmt.Sprintf("%s %sgitVersion=%s %sgitMajor=%s %sgitMinor=%s", strip, stamp, tag, stamp, major, stamp, minor)},
-		links: kubernetesComponents(),
-		note:  "about 9 minutes on 2 cores",
+		files:  map[string]string{"kubernetes": ".", "kubectl": "k8s.io/kubernetes/cmd/kubectl"},
+		flags:  []string{fmt.Sprintf("%s %sgitVersion=%s %sgitMajor=%s %sgitMinor=%s", strip, stamp, tag, stamp, major, stamp, minor)},
+		target: "kubernetes", links: kubernetesComponents(),
+		note: "about 9 minutes on 2 cores",
 	}
 }
 
@@ -183,10 +184,8 @@ func (u *unit) build(ctx context.Context, root, dir string, log io.Writer) error
 		}
 	}
 	for _, link := range u.links {
-		for name := range u.files {
-			if err := os.Symlink(name, filepath.Join(temporary, link)); err != nil {
-				return fmt.Errorf("link %s: %w", link, err)
-			}
+		if err := os.Symlink(u.target, filepath.Join(temporary, link)); err != nil {
+			return fmt.Errorf("link %s: %w", link, err)
 		}
 	}
 	if err := os.Rename(temporary, dir); err != nil {
@@ -267,8 +266,7 @@ func repositoryRoot() (string, error) {
 	}
 }
 
-// lockDirs is the directory of the cache whose directories are the locks of what
-// is built.
+// lockDirs is the directory of the cache with the locks, each of which is a directory.
 const lockDirs = "locks"
 
 // builder builds units from this checkout into the cache.
@@ -296,7 +294,7 @@ func newBuilder(ctx context.Context, log io.Writer) (*builder, error) {
 // Build makes sure that the binaries of these versions and the base images are in
 // the cache, and lays them out in dir, which then works on any host of this
 // architecture as a --bin-dir. Several processes may build at once; each waits for
-// what another is building. log gets lines for people.
+// the units that another is building. log gets lines for people.
 func Build(ctx context.Context, versions Versions, dir string, log io.Writer) error {
 	b, err := newBuilder(ctx, log)
 	if err != nil {

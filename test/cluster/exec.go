@@ -131,8 +131,8 @@ func enterNamespaces(pid int) error {
 }
 
 // Command is one of the cluster's programs (kubectl, helm), to be run on the host as
-// the cluster's administrator. It collects no garbage before its heap has 256 MiB: a
-// kubectl get takes 68 milliseconds of processor time then, and 87 with Go's default.
+// the cluster's administrator. It collects no garbage before its heap has 256 MiB, because
+// that takes much of the processor time of a kubectl get.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.Binary(name), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath(), "GOGC=off", "GOMEMLIMIT=256MiB")

@@ -27,8 +27,8 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// A component isn't told what it does by itself: it warns of gates that are
-// locked.
+// TestFeatureGatesOfComponents checks that components don't get the gates that are
+// already on by default in their version: they warn about gates that are locked.
 func TestFeatureGatesOfComponents(t *testing.T) {
 	o := Options{Kubernetes: "1.34", Kubelet: "1.33", FeatureGates: map[string]bool{"DRAAdminAccess": false}}.withDefaults()
 	if got := o.featureGates(o.Kubernetes); len(got) != 1 || got["DRAAdminAccess"] {

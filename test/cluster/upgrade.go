@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Target says what an upgrade leads to.
+// Target has the versions after an upgrade.
 type Target struct {
 	// Kubernetes of the control plane; empty: as it is.
 	Kubernetes string
@@ -17,10 +17,10 @@ type Target struct {
 	Kubelet string
 }
 
-// Upgrade gives a running cluster newer versions, in the order that Kubernetes
-// wants: API server, controller manager and scheduler, then the kubelets. Pods go
-// on running, and what is stored stays. After an error it can be called again.
-// log gets lines for people.
+// Upgrade upgrades a running cluster, in the order that Kubernetes requires: API
+// server, controller manager and scheduler, then the kubelets. Pods go on running,
+// and stored objects are kept. After an error it can be called again. log gets
+// lines for people.
 func Upgrade(ctx context.Context, name string, to Target, log io.Writer) error {
 	unlock, err := lockDir(filepath.Join(stateRoot, name), log)
 	if err != nil {

@@ -2,11 +2,11 @@ module github.com/tessera-dra/tessera/test/cluster/kubernetes/1.31
 
 go 1.22.0
 
+tool k8s.io/kubernetes/cmd/kubectl
+
 require (
 	github.com/spf13/cobra v1.8.1
-	k8s.io/client-go v0.31.4
 	k8s.io/component-base v0.31.4
-	k8s.io/kubectl v0.0.0
 	k8s.io/kubernetes v1.31.4
 )
 
@@ -159,6 +159,7 @@ require (
 	k8s.io/apimachinery v0.31.4 // indirect
 	k8s.io/apiserver v0.31.4 // indirect
 	k8s.io/cli-runtime v0.31.4 // indirect
+	k8s.io/client-go v0.31.4 // indirect
 	k8s.io/cloud-provider v0.31.4 // indirect
 	k8s.io/cluster-bootstrap v0.0.0 // indirect
 	k8s.io/component-helpers v0.31.4 // indirect
@@ -174,6 +175,7 @@ require (
 	k8s.io/kube-controller-manager v0.0.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20240228011516-70dd3763d340 // indirect
 	k8s.io/kube-scheduler v0.0.0 // indirect
+	k8s.io/kubectl v0.0.0 // indirect
 	k8s.io/kubelet v0.31.4 // indirect
 	k8s.io/metrics v0.31.4 // indirect
 	k8s.io/mount-utils v0.0.0 // indirect

@@ -2,15 +2,15 @@ module github.com/tessera-dra/tessera/test/cluster/kubernetes/1.32
 
 go 1.23.0
 
+tool k8s.io/kubernetes/cmd/kubectl
+
 godebug default=go1.23
 
 godebug winsymlink=0
 
 require (
 	github.com/spf13/cobra v1.8.1
-	k8s.io/client-go v0.32.13
 	k8s.io/component-base v0.32.13
-	k8s.io/kubectl v0.0.0
 	k8s.io/kubernetes v1.32.13
 )
 
@@ -152,6 +152,7 @@ require (
 	k8s.io/apimachinery v0.32.13 // indirect
 	k8s.io/apiserver v0.32.13 // indirect
 	k8s.io/cli-runtime v0.32.13 // indirect
+	k8s.io/client-go v0.32.13 // indirect
 	k8s.io/cloud-provider v0.32.6 // indirect
 	k8s.io/cluster-bootstrap v0.0.0 // indirect
 	k8s.io/component-helpers v0.32.13 // indirect
@@ -168,6 +169,7 @@ require (
 	k8s.io/kube-controller-manager v0.0.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20241105132330-32ad38e42d3f // indirect
 	k8s.io/kube-scheduler v0.0.0 // indirect
+	k8s.io/kubectl v0.0.0 // indirect
 	k8s.io/kubelet v0.32.13 // indirect
 	k8s.io/metrics v0.32.13 // indirect
 	k8s.io/mount-utils v0.0.0 // indirect

@@ -2,13 +2,13 @@ module github.com/tessera-dra/tessera/test/cluster/kubernetes/1.33
 
 go 1.24.0
 
+tool k8s.io/kubernetes/cmd/kubectl
+
 godebug default=go1.24
 
 require (
 	github.com/spf13/cobra v1.8.1
-	k8s.io/client-go v0.33.13
 	k8s.io/component-base v0.33.13
-	k8s.io/kubectl v0.0.0
 	k8s.io/kubernetes v1.33.13
 )
 
@@ -153,6 +153,7 @@ require (
 	k8s.io/apimachinery v0.33.13 // indirect
 	k8s.io/apiserver v0.33.13 // indirect
 	k8s.io/cli-runtime v0.33.13 // indirect
+	k8s.io/client-go v0.33.13 // indirect
 	k8s.io/cloud-provider v0.33.13 // indirect
 	k8s.io/cluster-bootstrap v0.0.0 // indirect
 	k8s.io/component-helpers v0.33.13 // indirect
@@ -169,6 +170,7 @@ require (
 	k8s.io/kube-controller-manager v0.0.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20250318190949-c8a335a9a2ff // indirect
 	k8s.io/kube-scheduler v0.0.0 // indirect
+	k8s.io/kubectl v0.0.0 // indirect
 	k8s.io/kubelet v0.33.13 // indirect
 	k8s.io/metrics v0.33.13 // indirect
 	k8s.io/mount-utils v0.0.0 // indirect

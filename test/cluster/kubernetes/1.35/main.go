@@ -1,7 +1,8 @@
 // Command kubernetes holds the Kubernetes components of one release in one
 // binary, which shares most of their size and one link step. The name it is
 // called by (a symbolic link), or else its first argument, says which
-// component runs.
+// component runs. kubectl isn't among them: it is started thousands of times, and
+// the initialization of all components takes more processor time than its own work.
 package main
 
 import (
@@ -12,13 +13,10 @@ import (
 	_ "time/tzdata" // CronJob time zones, as in the upstream components
 
 	"github.com/spf13/cobra"
-	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubectl's auth plugins
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"          // JSON log format
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client metrics
 	_ "k8s.io/component-base/metrics/prometheus/version"  // version metric
-	kubectl "k8s.io/kubectl/pkg/cmd"
-	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -41,13 +39,8 @@ func main() {
 		component = scheduler.NewSchedulerCommand()
 	case "kubelet":
 		component = kubeletCommand(kubelet.NewKubeletCommand)
-	case "kubectl":
-		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
-			kubectlutil.CheckErr(err)
-		}
-		return
 	default:
-		fmt.Fprintln(os.Stderr, "usage: kubernetes kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kubectl [flags]")
+		fmt.Fprintln(os.Stderr, "usage: kubernetes kube-apiserver|kube-controller-manager|kube-scheduler|kubelet [flags]")
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(component))
