@@ -15,6 +15,8 @@ logs=_output/test
 # Tests, and the programs that build them, collect garbage less often than by default:
 # it takes a tenth of their processor time, and memory isn't short.
 export GOGC=400
+# They link programs without what debuggers need, which takes a third less time.
+export GOFLAGS="'-ldflags=-s -w'"
 
 # tests runs go test with arguments of its own, and the level's log. It doesn't vet
 # either, and links without what debuggers need.
@@ -27,7 +29,8 @@ tests() { # LEVEL ARGS...
 # kept runs tests as go test -json -count 1 does, from binaries that stay in _output/test:
 # go test links each of them again each time, which takes 1.5 seconds of processor for each;
 # go test -c leaves a binary alone whose inputs haven't changed. It doesn't vet:
-# make verify does.
+# make verify does. Twice as many packages as processors run at a time, because many tests
+# wait.
 kept() { # LEVEL NAME PACKAGES FLAGS...
 	local level=$1 kept=$PWD/$logs/binaries/$2 packages=$3 round of
 	shift 3
@@ -42,15 +45,23 @@ kept() { # LEVEL NAME PACKAGES FLAGS...
 		"$go" test -c -vet=off -ldflags='-s -w' "$@" -o "$kept/$round/" $of || return
 	done
 	awk -v kept="$kept" '{ print kept "/" $1 "/" $2 ".test", $3 }' "$kept/list" |
-		"${inMemory[@]}" xargs -P "$(nproc)" -n 2 hack/test.sh --binary | "$logs/testlog" "$logs/$level.json"
+		"${inMemory[@]}" xargs -P $((2 * $(nproc))) -n 2 hack/test.sh --binary | "$logs/testlog" "$logs/$level.json"
 }
+
+# sequential are tests of pkg/node that run without the race detector: they do one thing at
+# a time, and take three times as much processor time with it.
+sequential='^(TestPowerLoss|TestDiskFaults)$'
 
 # binary runs the tests of a package, and then prints their events in one piece.
 binary() { # FILE PACKAGE
-	local file=$1 package=$2 events failed=0
+	local file=$1 package=$2 events failed=0 selection=-test.run=.
+	case "$package $file" in
+	*"/pkg/node "*/binaries/race/*) selection=-test.skip=$sequential ;;
+	*"/pkg/node "*) selection=-test.run=$sequential ;;
+	esac
 	events=$(mktemp)
 	cd "./${package#github.com/tessera-dra/tessera}"
-	"$go" tool test2json -t -p "$package" "$file" -test.v=test2json -test.paniconexit0 -test.timeout=30m >"$events" 2>&1 || failed=$?
+	"$go" tool test2json -t -p "$package" "$file" -test.v=test2json -test.paniconexit0 -test.timeout=30m "$selection" >"$events" 2>&1 || failed=$?
 	flock 9
 	cat "$events"
 	rm "$events"
@@ -71,12 +82,12 @@ memory() {
 }
 
 # unit runs what needs no cluster; the race detector only where it can find
-# something, as it makes tests take several times as long. The package that takes
-# longest comes first, so that no processor waits for it in the end.
+# something, as it makes tests take several times as long. The packages that take
+# longest come first, so that no processor waits for them in the end.
 unit() {
 	local race plain failed=0
 	memory
-	plain=$(hack/concurrent.sh not)
+	plain=$("$go" list ./pkg/node && hack/concurrent.sh not)
 	race=$(hack/concurrent.sh | awk '/\/pkg\/nvml$/ { first = $0; next } { rest = rest $0 "\n" } END { print first "\n" rest }')
 	kept unit plain "$plain" || failed=$?
 	kept unit race "$race" -race || failed=$?
@@ -87,7 +98,7 @@ unit() {
 # go down.
 integration() {
 	memory
-	hack/prepare-files.sh && tests integration -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
+	hack/prepare-files.sh && tests integration -p 4 -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
 }
 
 reliability() {
