@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// part is what an admin can upgrade by itself.
+// part is a part of a release that an admin can upgrade on its own.
 type part string
 
 // The parts of a release. The controller and the plugin have their rights, policies and

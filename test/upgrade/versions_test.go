@@ -21,7 +21,7 @@ import (
 )
 
 var (
-	from = flag.String("from", "", "the commit that is upgraded from; default: the first one that works, and each tag")
+	from = flag.String("from", "", "the commit that is upgraded from; default: "+first+", and each tag")
 	only = flag.String("orders", "1,2,3,4,5", "the orders of the parts to try, by their numbers")
 	keep = flag.Bool("keep", false, "leave the cluster up")
 )
@@ -43,8 +43,11 @@ type upgrade struct {
 	charts    map[string]string
 	manifests map[string]map[part][]object
 	before    string // the tag of the earlier version
-	held      string // see heldNow
-	pods      *comings
+	// keepsSupervisor: the earlier supervisor can't end the MPS daemons of this version, so on
+	// the way back this one's stays while there are any, as docs/configuration.md says.
+	keepsSupervisor bool
+	held            string // see heldNow
+	pods            *comings
 }
 
 // TestVersions upgrades from an earlier commit to this one and back: by Helm, and part by
@@ -131,6 +134,7 @@ func up(t *testing.T, from string) *upgrade {
 	if err != nil {
 		t.Fatal(err)
 	}
+	u.keepsSupervisor = exec.CommandContext(t.Context(), "git", "merge-base", "--is-ancestor", first, from).Run() != nil
 	if err := c.LoadImage(t.Context(), images[1]); err != nil {
 		t.Fatal(err)
 	}
@@ -231,12 +235,12 @@ func (u *upgrade) byHelm(t *testing.T) {
 	t.Helper()
 	began := time.Now()
 	u.helm(t, "upgrade", "tessera", u.charts[next], "--reset-then-reuse-values", "--set", "image.tag="+next)
-	u.renewSupervisor(t)
+	u.renewSupervisor(t, next)
 	u.check(t, "helm upgrade", began)
 	u.manifests[next] = u.manifest(t)
 	began = time.Now()
 	u.helm(t, "rollback", "tessera", "1", "--force-conflicts") // a chart that had DeviceClasses takes them back
-	u.renewSupervisor(t)
+	u.renewSupervisor(t, u.before)
 	u.check(t, "helm rollback", began)
 }
 
@@ -255,21 +259,22 @@ func (u *upgrade) helm(t *testing.T, args ...string) {
 // move replaces the parts by those of a version, one after the other.
 func (u *upgrade) move(t *testing.T, order []part, to string) {
 	t.Helper()
-	other := next
-	if to == next {
-		other = u.before
-	}
 	for i, p := range order {
 		began := time.Now()
-		u.replace(t, p, u.manifests[other][p], u.manifests[to][p])
+		u.replace(t, p, to)
 		u.check(t, fmt.Sprintf("%s to %s, %d. of %v", p, to, i+1, order), began)
 	}
 }
 
-// replace replaces a part's objects, as Helm does: those that the next version hasn't go
-// last.
-func (u *upgrade) replace(t *testing.T, p part, before, after []object) {
+// replace replaces a part's objects by those of a version, as Helm does: those that this
+// version hasn't go last.
+func (u *upgrade) replace(t *testing.T, p part, to string) {
 	t.Helper()
+	other := next
+	if to == next {
+		other = u.before
+	}
+	before, after := u.manifests[other][p], u.manifests[to][p]
 	var text strings.Builder
 	for _, o := range after {
 		text.WriteString("---\n" + o.text + "\n")
@@ -292,13 +297,23 @@ func (u *upgrade) replace(t *testing.T, p part, before, after []object) {
 	case plugin:
 		u.kubectl(t, "rollout", "status", "-n", stack.Namespace, "daemonset/tessera-node")
 	case supervisor:
-		u.renewSupervisor(t)
+		u.renewSupervisor(t, to)
 	case crds, chart:
 	}
 }
 
-// renewSupervisor deletes the supervisor's pod, as an admin does who wants a new one.
-func (u *upgrade) renewSupervisor(t *testing.T) {
+// renewSupervisor replaces the supervisor's pod by one of a version, unless that has to wait
+// until no MPS daemon is left.
+func (u *upgrade) renewSupervisor(t *testing.T, to string) {
+	t.Helper()
+	if to == u.before && u.keepsSupervisor {
+		return
+	}
+	u.deleteSupervisor(t)
+}
+
+// deleteSupervisor deletes the supervisor's pod, and waits until the next one is ready.
+func (u *upgrade) deleteSupervisor(t *testing.T) {
 	t.Helper()
 	u.kubectl(t, "delete", "pods", "-n", stack.Namespace, "-l", "app.kubernetes.io/component=mps", "--wait=true")
 	u.until(t, "^1 1$", "get", "daemonset", "-n", stack.Namespace, "tessera-mps", "-o", "jsonpath={.status.updatedNumberScheduled} {.status.numberReady}")
@@ -326,6 +341,9 @@ func (u *upgrade) leave(t *testing.T) {
 	t.Helper()
 	began := time.Now()
 	u.kubectl(t, "delete", "pods", "--all", "-n", namespace, "--wait=true")
+	if u.keepsSupervisor {
+		u.deleteSupervisor(t)
+	}
 	u.until(t, "", "exec", "-n", stack.Namespace, "daemonset/tessera-node", "--", "kubelet-plugin", "doctor", "--strict")
 	if all := u.daemons(t); len(all) > 0 {
 		t.Errorf("MPS daemons are left: %v", all)
