@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// TestTaints checks that all devices of a GPU say what is wrong with it where the
-// server stores that, and that a GPU that nobody may use isn't offered elsewhere.
+// TestTaints checks that all devices of a GPU have the taints of its conditions if the
+// server stores taints, and that otherwise a GPU that can't be used isn't offered.
 func TestTaints(t *testing.T) {
 	reset := gpu.Condition{Type: gpu.ResetRequired, Since: time.Unix(1, 0)}
 	lost := gpu.Condition{Type: gpu.Lost, Since: time.Unix(2, 0), ByPolicy: gpu.NoExecute}
