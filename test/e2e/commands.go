@@ -179,9 +179,10 @@ func timed(ts *testscript.TestScript, args []string) (time.Duration, *regexp.Reg
 // pause is how long a command that is repeated waits before the next time.
 const pause = 100 * time.Millisecond
 
-// until waits longer each time for what a kubectl prints, up to a second: one
-// costs a twentieth of a second of CPU, which others that wait, in other lanes
-// too, need. A state that is there for less than two seconds may be missed.
+// until repeats a command until its output matches, with growing pauses of up to a
+// second for kubectl and cuda: each kubectl takes a twentieth of a second of CPU,
+// which stories in other lanes need too. A state that lasts less than two seconds
+// may be missed.
 func until(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	limit, re, args := timed(ts, args)
 	deadline := time.Now().Add(limit)

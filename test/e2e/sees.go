@@ -360,7 +360,7 @@ func devicesByName(ctx context.Context, s *stack.Stack) (map[string]allocatedDev
 				continue
 			}
 			place, _, _ := strings.Cut(attribute(d, "placement"), ":")
-			start, _ := strconv.Atoi(place) // 0 for what is no partition
+			start, _ := strconv.Atoi(place) // 0 if it isn't a partition
 			devices[s.Spec.Pool.Name+"/"+d.Name] = allocatedDevice{gpu: gpu, minor: minor, profile: attribute(d, "profile"), start: start}
 		}
 	}
