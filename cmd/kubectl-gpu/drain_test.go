@@ -163,7 +163,7 @@ func TestDrainAsks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		// answers to the questions; without one the user interrupts.
 		answers []string
-		// meanwhile is what happens while the first question is asked.
+		// meanwhile changes the server while the first question is asked.
 		meanwhile func(*server)
 		changed   bool
 		says      string

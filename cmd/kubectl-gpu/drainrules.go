@@ -91,18 +91,18 @@ func (d *drainer) own(r *resourceapi.DeviceTaintRule) bool {
 	return s.Device != nil && d.concerns(*s.Device)
 }
 
-// drainPlan is what a drain does, by the rules and pods that were there.
+// drainPlan has the actions of a drain, computed from the rules and pods that were read.
 type drainPlan struct {
-	// create are the rules that are missing, and enforce those of drain's that are there
-	// without the effect NoExecute. inForce are the names of drain's others.
+	// create are the missing rules, enforce the existing rules of drain's without the
+	// effect NoExecute, and inForce the names of drain's other rules.
 	create, enforce []resourceapi.DeviceTaintRule
 	inForce         []string
-	// evicted are the pods that go, and stay those whose claims tolerate the taint.
+	// evicted are the pods that are evicted, stay those whose claims tolerate the taint.
 	evicted, stay []eviction
 }
 
-// plan compares the rules that are there with those that drain the target. Rules of
-// somebody else's with the names of drain's are an error.
+// plan compares the existing rules with those that drain the target. It is an error if a
+// rule with the name of one of drain's isn't drain's.
 func (d *drainer) plan() (drainPlan, error) {
 	var p drainPlan
 	there := make(map[string]*resourceapi.DeviceTaintRule)
@@ -216,8 +216,8 @@ func manifest(apiVersion string, r *resourceapi.DeviceTaintRule) any {
 	}
 }
 
-// run shows the plan, asks, and carries it out after a yes. It asks again if another plan
-// has come of the rules and pods since.
+// run shows the plan, asks, and carries it out after a yes. It asks again if the plan is
+// another one after the rules and pods have been read again.
 func (d *drainer) run(ctx context.Context, yes bool) error {
 	p, err := d.plan()
 	if err != nil {
@@ -225,7 +225,7 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 	}
 	for !p.rulesInForce() {
 		d.list("", p.evicted, p.stay)
-		// Nobody is asked about what the server refuses.
+		// Don't ask the user about rules that the server refuses.
 		if err := d.writeRules(ctx, p, metav1.DryRunAll); err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// question is what fits asks: claims that one pod has.
+// question is a question of the command fits: whether the claims of one pod fit.
 type question struct {
 	Name   string                       `json:"name"`
 	Answer fit.Answer                   `json:"answer"`
@@ -126,8 +126,8 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 	return []*resourceapi.ResourceClaim{c}
 }
 
-// judge reads what a scheduler knows. It fails if the user may not read it all: an
-// answer without would be wrong.
+// judge reads the objects that a scheduler uses. It fails if the user may not read the
+// slices, classes or claims, because the answer would be wrong without them.
 func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.Objects, error) {
 	var o fit.Objects
 	var err error

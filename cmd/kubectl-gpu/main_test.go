@@ -355,8 +355,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestTemplateLabels: a template says that policies may select the new node by labels that
-// nobody has said: also where the node of the inventory is gone.
+// TestTemplateLabels checks that a template has a note if policies may select the new node
+// by labels that aren't known, as when the node of the inventory is gone.
 func TestTemplateLabels(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*server)

@@ -42,8 +42,8 @@ Conditions and taints of a GPU are below its row.`,
 	return cmd
 }
 
-// only leaves out other nodes, and GPUs that nobody in the namespace uses; all stay
-// where none is named.
+// only leaves out the nodes that aren't named, if any is, and the GPUs that no claim of the
+// namespace uses, if one is given.
 func only(c view.Cluster, nodes []string, namespace string) (view.Cluster, error) {
 	for _, name := range nodes {
 		if !slices.ContainsFunc(c.Nodes, func(n view.Node) bool { return n.Name == name }) {
@@ -108,7 +108,7 @@ func (d drawing) node(n view.Node) {
 	}
 }
 
-// gpu draws one GPU: its index, the bar, and what else fits.
+// gpu draws one GPU: its index, the bar, the devices that still fit, and its problems.
 func (d drawing) gpu(g view.GPU) {
 	index := "?"
 	if g.Index >= 0 {

@@ -191,10 +191,10 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 	return &inventories[i], r.requireRead(templateAnswer, nodesName)
 }
 
-// templateAnswer completes "nobody can say".
+// templateAnswer completes the sentence "can't say …" of requireRead.
 const templateAnswer = "what the node will publish"
 
-// noteLabels notes which policies would need labels that nobody has said.
+// noteLabels notes which policies select nodes by labels, if the new node's aren't known.
 func (r *reader) noteLabels(t templateOptions, policies []v1alpha1.SharingPolicy) {
 	var names []string
 	for i := range policies {

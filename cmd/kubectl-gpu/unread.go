@@ -87,7 +87,7 @@ func (r *reader) missing(resource string) string {
 	return ""
 }
 
-// unread is a resource that can't be read, or not all of it: the reason, and what to do.
+// unread is a resource that can't be read, or not all of it, with the reason and remedy.
 type unread struct {
 	resource, reason, but, do string
 	// absent: the cluster doesn't have it.
@@ -135,8 +135,8 @@ func (r *reader) notServed(resource string) bool {
 	return slices.ContainsFunc(r.unread, func(u unread) bool { return u.resource == resource && u.absent })
 }
 
-// requireRead is an error if one of the resources can't be read, without which an answer
-// would be wrong.
+// requireRead returns an error if one of the resources, which the answer needs, can't be
+// read.
 func (r *reader) requireRead(answer string, resources ...string) error {
 	if !r.anyUnread(resources...) {
 		return nil

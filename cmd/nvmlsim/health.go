@@ -120,7 +120,7 @@ func (b *breakage) checkWhose() error {
 	return nil
 }
 
-// apply breaks a GPU: first the states, then the XIDs, and at last the recovery
+// apply breaks a GPU: it sets the states, raises the XIDs, and then sets the recovery
 // action.
 func (b *breakage) apply(m *nvmlsim.Machine, gpu int) error {
 	if err := b.applyState(m, gpu); err != nil {

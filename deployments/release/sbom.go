@@ -64,8 +64,8 @@ func writeBOM(bom *cdx.BOM, file string) error {
 	return nil
 }
 
-// sbom describes an image. The packages are the ones that a library can be of,
-// by its file name; "" is of all others.
+// sbom describes an image. packages maps the file name of a library to its package, and ""
+// to the package of all other libraries.
 func sbom(s source, p image.Platform, digest string, packages map[string]cdx.Component) (*cdx.BOM, error) {
 	root := cdx.Component{
 		BOMRef: "image", Type: cdx.ComponentTypeContainer, Name: "tessera", Version: s.version,
@@ -85,7 +85,7 @@ func sbom(s source, p image.Platform, digest string, packages map[string]cdx.Com
 	return newBOM(s, root, files)
 }
 
-// described is a file, and what it was made of.
+// described is a file, and the components that it was made of.
 type described struct {
 	path, source string
 	madeOf       []cdx.Component

@@ -20,7 +20,7 @@ type source struct {
 }
 
 // readSource reads the commit that is checked out in root. A working tree with
-// changes is an error: what would be built isn't the commit.
+// changes is an error, because the build would differ from the commit.
 func readSource(ctx context.Context, root, version string) (source, error) {
 	changed, err := git(ctx, root, "status", "--porcelain")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 const progress = "progress: "
 
 // show prints a line for each package that passes, all output of tests and
-// packages that fail, and what doesn't compile.
+// packages that fail, and the errors of packages that don't compile.
 func show(in io.Reader, out io.Writer) error {
 	v := view{out: out, output: map[id][]string{}}
 	return events(in, v.add)

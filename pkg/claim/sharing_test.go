@@ -116,8 +116,8 @@ func checkRefused(t *testing.T, err error, says ...string) {
 	}
 }
 
-// TestSharingPrecedence: the class first, then the claim; the last one counts as
-// a whole; what a request is called by reaches its alternatives.
+// TestSharingPrecedence checks that a claim's configuration replaces the class's as a whole,
+// a later one an earlier one, and that the name of a request includes its alternatives.
 func TestSharingPrecedence(t *testing.T) {
 	type configs = []resourceapi.DeviceAllocationConfiguration
 	short := strings.Replace(timeSliced, "Long", "Short", 1)

@@ -1,6 +1,6 @@
-// Package clocktest lets tests set the clock, as an admin or NTP does: times that were read
-// before and after differ by what they show, but not in how much later they were read,
-// because Go's times also have a reading of the monotonic clock.
+// Package clocktest lets tests set the clock, as an admin or NTP does. That changes the wall
+// clock of the times that are read, but not the time that passes between two of them, because
+// Go's times also have a reading of the monotonic clock.
 package clocktest
 
 import (
@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Shift returns t as it would have been read if the clock had been set by whole seconds
-// before. t must be from time.Now.
+// Shift returns t as if it had been read after the clock was set forwards or backwards by
+// whole seconds. t must be from time.Now.
 func Shift(t time.Time, by time.Duration) time.Time {
 	// The first word has seconds above 30 bits of nanoseconds, the second one the monotonic
 	// reading; see the type's definition.

@@ -136,7 +136,7 @@ func (c claimClient) UpdateStatus(ctx context.Context, claim *resourceapi.Resour
 	if c.resource.CurrentAPI() != "V1beta2" {
 		return c.ResourceClaimInterface.UpdateStatus(ctx, claim, o)
 	}
-	// What stories write has the same JSON in both versions.
+	// The fields that stories write have the same JSON in both versions.
 	var older resourcev1beta2.ResourceClaim
 	data, err := json.Marshal(claim)
 	if err == nil {

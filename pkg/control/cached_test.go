@@ -41,7 +41,7 @@ func TestCacheWithoutOwnWrite(t *testing.T) {
 	s.mustHaveAsked(2)
 }
 
-// answeredAfterTakeover has a controller take over whose cache shows nothing of what its
+// answeredAfterTakeover starts a controller whose cache shows none of the slices that its
 // predecessor published. It asks the plugin, which answers.
 func answeredAfterTakeover(t *testing.T) *fixture {
 	t.Helper()
@@ -54,8 +54,8 @@ func answeredAfterTakeover(t *testing.T) *fixture {
 	return s
 }
 
-// TestNeedlessAnswerIsNotUsedLater has a controller take over whose cache lacks what its
-// predecessor published last: it asks, and the answer must not serve for a later deletion.
+// TestNeedlessAnswerIsNotUsedLater starts a controller whose cache lacks the slices that its
+// predecessor published last. It asks the plugin, but a later deletion needs a new answer.
 func TestNeedlessAnswerIsNotUsedLater(t *testing.T) {
 	s := answeredAfterTakeover(t)
 	s.store.stale = nil
@@ -85,9 +85,9 @@ func TestSlicesThatTheCacheLacked(t *testing.T) {
 	s.publishAfterAnswer()
 }
 
-// TestAnswerIsUsedUpByRightSlices has a controller take over whose cache shows first none,
-// then some of what its predecessor published. The answer that was asked for must not serve
-// for a deletion that comes before the cache has shown all.
+// TestAnswerIsUsedUpByRightSlices starts a controller whose cache shows first none, then
+// some of the devices that its predecessor published. A deletion that follows before the
+// cache shows all of them needs a new answer of the plugin.
 func TestAnswerIsUsedUpByRightSlices(t *testing.T) {
 	s := answeredAfterTakeover(t)
 	older := s.store.slices[0].DeepCopy()

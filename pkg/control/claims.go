@@ -23,7 +23,7 @@ import (
 // poolIndex finds the claims that have devices of a pool.
 const poolIndex = "pool"
 
-// allocation is a device that a claim has been given.
+// allocation is a device that is allocated to a claim.
 type allocation struct {
 	device gpu.DeviceName
 	claim  string // namespace/name
@@ -37,9 +37,8 @@ type claimClient interface {
 	IsWatchListSemanticsUnSupported() bool
 }
 
-// claimIndex knows which of this driver's devices are allocated to claims. Of all the
-// cluster's claims it keeps that, their names and, where it tells something, the time at
-// which they were created.
+// claimIndex caches which of this driver's devices are allocated to claims. It watches all
+// claims of the cluster; trim says which of their fields are kept.
 type claimIndex struct {
 	informer cache.SharedIndexInformer
 	server   resourceclient.ResourceClaimsGetter
@@ -71,8 +70,8 @@ func newClaimIndex(client claimClient) (*claimIndex, error) {
 	return &claimIndex{informer: informer, server: client}, nil
 }
 
-// trim leaves of a claim what it has of this driver or, of one that waits, the DeviceClass
-// by which it is counted.
+// trim returns a claim with only its identity, the time of its creation and its devices of
+// this driver or, while it waits, the DeviceClass by which it is counted.
 func trim(obj any) (any, error) {
 	claim, ok := obj.(*resourceapi.ResourceClaim)
 	if !ok {
@@ -82,7 +81,7 @@ func trim(obj any) (any, error) {
 		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 	}}
 	// The scheduler creates claims for extended resources after it has allocated them, so
-	// the time tells nothing.
+	// the time of their creation is of no use.
 	if _, extended := claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation]; !extended {
 		small.CreationTimestamp = claim.CreationTimestamp
 	}
@@ -95,8 +94,8 @@ func trim(obj any) (any, error) {
 	return small, nil
 }
 
-// notHeld says that a result is another driver's, or leaves its device to
-// others, as admin access does.
+// notHeld reports whether a result is another driver's, or doesn't keep others from the
+// device, because it is for admin access.
 func notHeld(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.Driver != gpu.DriverName || r.AdminAccess != nil && *r.AdminAccess
 }
@@ -124,7 +123,7 @@ func (c *claimIndex) createdAfter(pool string, at time.Time) ([]*resourceapi.Res
 	return out, nil
 }
 
-// in lists the devices of a pool that claims have been given, sorted, each once
+// in lists the devices of a pool that are allocated to claims, sorted, each once
 // for each claim.
 func (c *claimIndex) in(pool string) ([]allocation, error) {
 	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)

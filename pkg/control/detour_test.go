@@ -19,9 +19,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// detour is a way to the API server for one controller. It knows what the server has let
-// that controller write, and can be cut as a network can be: nothing arrives, no
-// connection ends, and what was sent arrives when it is mended.
+// detour is a proxy for the API server that one controller uses. It records that
+// controller's successful writes, and can be cut like a network: nothing arrives, no
+// connection ends, and all that was sent arrives when it is mended.
 type detour struct {
 	kubeconfig string
 
@@ -75,7 +75,7 @@ func newDetour(t *testing.T) *detour {
 	return d
 }
 
-// record notes an object that was written. The Lease is none: it says who may write.
+// record records a write of an object other than the Lease, which says who may write.
 func (d *detour) record(r *http.Response) {
 	path := r.Request.URL.Path
 	if r.Request.Method == http.MethodGet || r.StatusCode >= http.StatusMultipleChoices ||

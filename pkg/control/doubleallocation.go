@@ -23,10 +23,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
-// The scheduler may be older than the API server, whose version decides what is
-// offered. A plugin that refuses a double allocation of devices that counters keep
-// apart reports it in its GPUInventory. That field is all that is remembered, so that
-// the decision is the same after a restart of the controller.
+// The scheduler may be older than the API server, whose version decides which devices are
+// offered. A plugin that refuses a double allocation of devices that exclude each other by
+// counters reports it in its GPUInventory. Nothing else is remembered, so that the decision
+// is the same after a restart of the controller.
 
 // doubleAllocationIndex finds the inventories with a confirmed double allocation.
 const (
@@ -52,8 +52,8 @@ func confirmedDoubleAllocation(o client.Object) *v1alpha1.DoubleAllocation {
 	return inv.Status.DoubleAllocation
 }
 
-// doubleAllocationChanged lets events pass of inventories whose confirmed double
-// allocation came, changed or went.
+// doubleAllocationChanged passes events of inventories whose confirmed double allocation
+// was added, changed or removed.
 func doubleAllocationChanged() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return confirmedDoubleAllocation(e.Object) != nil },
@@ -65,18 +65,18 @@ func doubleAllocationChanged() predicate.Predicate {
 	}
 }
 
-// distrust is what the scheduler isn't trusted with although the server's version is
-// fit for it. The zero value is trust.
+// distrust says which counters aren't used, although the server's version supports them,
+// because a scheduler allocated something twice. With the zero value all are used.
 type distrust struct {
-	// counters: it isn't trusted with any counters; otherwise with those that shares
-	// consume.
+	// counters: no counters are used. If it is false and why is set, only the counters that
+	// shares consume aren't used.
 	counters bool
-	// why is the reason and the remedy: complete sentences.
+	// why is the reason and the remedy: complete sentences. It is empty in the zero value.
 	why string
 }
 
-// judgeScheduler returns what follows from the double allocations that count: those of the
-// server's version, and all while servers of several versions answer in turns.
+// judgeScheduler returns the distrust that follows from the double allocations that count:
+// those of the server's version, or all while servers of several versions answer in turns.
 func (p *planner) judgeScheduler(ctx context.Context, able publish.Abilities) (distrust, error) {
 	if !able.HasCounters() {
 		return distrust{}, nil

@@ -172,8 +172,8 @@ func TestDoubleAllocationBeforeTheCacheHasTheClaims(t *testing.T) {
 	s.mustOffer("-mps")
 }
 
-// TestDoubleAllocationThatIsExplained: what is reported isn't the scheduler's fault. The
-// plan was replaced just now, or the claims have something else.
+// TestDoubleAllocationThatIsExplained reports double allocations that aren't the scheduler's
+// fault: the plan was replaced just now, or the claims have other devices.
 func TestDoubleAllocationThatIsExplained(t *testing.T) {
 	for name, happens := range map[string]func(*fixture){
 		"another plan": func(s *fixture) {

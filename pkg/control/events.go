@@ -12,7 +12,7 @@ import (
 // an event with more.
 const maxNote = 1024
 
-// shortEvents is a recorder that cuts notes to what the API server accepts.
+// shortEvents is a recorder that cuts notes to the length that the API server accepts.
 type shortEvents struct{ events.EventRecorder }
 
 // Eventf records an event whose note is cut if it is too long.
@@ -20,7 +20,7 @@ func (r shortEvents) Eventf(regarding, related runtime.Object, kind, reason, act
 	r.EventRecorder.Eventf(regarding, related, kind, reason, action, "%s", cutBytes(fmt.Sprintf(note, args...), maxNote))
 }
 
-// cutBytes shortens a text to at most so many bytes, at the border of a character.
+// cutBytes shortens a text to at most that many bytes, without splitting a character.
 func cutBytes(text string, most int) string {
 	const end = "…"
 	if len(text) <= most {

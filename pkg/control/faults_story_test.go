@@ -26,8 +26,8 @@ func TestPausedLeader(t *testing.T) {
 		func(leader *process, _ *detour) { send(t, leader, syscall.SIGCONT) })
 }
 
-// The leader can't reach the API server any more, and isn't told so. What it has sent
-// arrives later.
+// The leader can't reach the API server any more, but its connections stay open. The
+// requests that it has sent arrive later.
 func TestPartitionedLeader(t *testing.T) {
 	replacedLeader(t, func(_ *process, way *detour) { way.sever() }, func(_ *process, way *detour) { way.mend() })
 }
@@ -70,7 +70,7 @@ func replacedLeader(t *testing.T, takeAway, bringBack func(*process, *detour)) {
 
 	begun := time.Now()
 	takeAway(leader, way)
-	// What the first leader must not act upon when it is back.
+	// The first leader must not act upon these conditions when it is back.
 	for _, n := range nodes {
 		n.facts.GPUs[1].Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
 		n.report(t)

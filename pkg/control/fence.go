@@ -13,12 +13,12 @@ import (
 )
 
 // A controller that is stopped for a while (SIGSTOP, a virtual machine that is paused, a
-// node that swaps) goes on as the leader when it is woken: leader election gives up only
-// after renewDeadline, and until then it would publish what its old cache says over the
-// slices of the controller that has taken over.
+// node that swaps) still acts as the leader when it continues: leader election gives up only
+// after renewDeadline. Until then it would overwrite the slices of the new leader with those
+// from its outdated cache.
 
-// writeWithin is how long after a renewal of the Lease the controller writes: as long as it
-// tries to renew it, and shorter than another controller waits.
+// writeWithin is how long after a renewal of the Lease the controller may write: as long as
+// it tries to renew the Lease, and less than another controller waits.
 const writeWithin = renewDeadline + retryPeriod
 
 var errNotLeading = errors.New("nothing is written: this controller has not renewed its Lease for too long, and another may lead")
@@ -40,9 +40,8 @@ func (f *fence) set(renewed time.Time) {
 	f.renewed = renewed
 }
 
-// mayWrite reports whether no other controller can lead. The time that has passed is the longer
-// one of two: the monotonic clock doesn't count while a machine is suspended, and the other
-// may be set back.
+// mayWrite reports whether no other controller can lead. It uses the longer time of two clocks:
+// the monotonic clock stops while a machine is suspended, and the wall clock may be set back.
 func (f *fence) mayWrite() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +50,7 @@ func (f *fence) mayWrite() bool {
 	return !f.renewed.IsZero() && passed < writeWithin
 }
 
-// fencedLock tells the fence when the Lease was acquired or renewed.
+// fencedLock records in the fence when the Lease was acquired, renewed or released.
 type fencedLock struct {
 	resourcelock.Interface
 	fence *fence

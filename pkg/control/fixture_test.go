@@ -31,7 +31,7 @@ type sliceStore struct {
 	writes   int
 	broken   error // the error of Write, after half of its work
 	stuck    error // the error of Delete, which then deletes nothing
-	// stale, if there is one, is what the cache has.
+	// stale, if it isn't nil, is the content of the cache.
 	stale *publish.Found
 	lists int
 }

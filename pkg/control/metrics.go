@@ -15,7 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// metrics are what is counted. All of it changes with events: a scrape looks at no node.
+// metrics are the controller's metrics. Events update all of them: a scrape reads no nodes.
 type metrics struct {
 	writes                      *prometheus.CounterVec
 	offered, allocated, waiting *prometheus.GaugeVec
@@ -65,11 +65,11 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	return m
 }
 
-// offerKey is what devices are counted by.
+// offerKey has the labels by which offered devices are counted.
 type offerKey struct{ kind, policy string }
 
-// recordOffer replaces an earlier offer of a node by the current one. A policy that no GPU is
-// under any more loses its series.
+// recordOffer replaces an earlier offer of a node by the current one. It deletes series that
+// count no devices any more, such as those of a deleted policy.
 func (m *metrics) recordOffer(before, now nodeAccount) {
 	if m == nil || maps.Equal(before.offered, now.offered) {
 		return
@@ -90,8 +90,8 @@ func (m *metrics) recordOffer(before, now nodeAccount) {
 	}
 }
 
-// leadersMetrics adds metrics to those that are served once this instance leads: the
-// others of its replicas would tell the same again, or nothing.
+// leadersMetrics adds metrics to the served ones once this instance leads: the other
+// replicas would report the same values again, or none.
 func leadersMetrics(all prometheus.Registerer, own prometheus.Collector) manager.RunnableFunc {
 	return func(ctx context.Context) error {
 		if err := all.Register(own); err != nil {

@@ -310,8 +310,8 @@ func (n *nodeReconciler) write(ctx context.Context, node string, current publish
 	return nil
 }
 
-// raisePublishRequest raises the number of the node's publishRequest, unless one is under way. One that isn't
-// answered in time makes the inventory say so.
+// raisePublishRequest raises the number of the node's publishRequest, unless one is under
+// way. If that one wasn't answered in time, it calls setSilent.
 func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
 	if r, ok := n.underWay(inv); ok {
 		if left := n.untilAnswered(inv); left > 0 {
@@ -371,7 +371,7 @@ func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInve
 }
 
 // inventoryMetadata names an inventory for a patch to which the server answers with the
-// metadata alone: the status is large, and nobody needs it.
+// metadata alone, because the status is large and isn't needed.
 func inventoryMetadata(node string) *metav1.PartialObjectMetadata {
 	inv := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	inv.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("GPUInventory"))

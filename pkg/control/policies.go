@@ -39,10 +39,9 @@ type policyReconciler struct {
 	next time.Time
 }
 
-// After a judgement, the next one waits for judgePause times the time that it took, and
-// maxJudgePause at most: it looks at all nodes, and each change of one is a reason for it.
-// So it does after a failure, in place of the queue's own delays, which grow longer than a
-// status should be late once it can be written.
+// A judgement reads all nodes, and each change of a node causes one. So a pause of judgePause
+// times its duration follows, at most maxJudgePause. It follows a failure, too: the queue's
+// own delays would grow so long that a status is written too late.
 const (
 	judgePause    = 10
 	maxJudgePause = 5 * time.Second
@@ -75,7 +74,7 @@ func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (
 	for i := range list.Items {
 		err := p.write(ctx, &list.Items[i], all[list.Items[i].Name])
 		if apierrors.IsConflict(err) {
-			continue // the cache is behind; the event of what it lacks is on its way
+			continue // the cache is outdated; the event of the newer object will follow
 		}
 		errs = append(errs, err)
 	}
@@ -85,7 +84,7 @@ func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (
 // write stores a status that changed.
 func (p *policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy, o *outcome) error {
 	if o == nil {
-		return nil // came while we looked; an event for it is on its way
+		return nil // created in the meantime; its event will follow
 	}
 	status := o.status(s)
 	if equality.Semantic.DeepEqual(s.Status, status) {
@@ -186,8 +185,8 @@ type outcome struct {
 	// besides are the problems that leave the plan applied: the whole GPU isn't offered
 	// beside its shares.
 	besides map[string]bool
-	// events are the problems that last until somebody does something, with the
-	// reasons of their events.
+	// events are the problems that last until someone acts, with the reasons of their
+	// events.
 	events map[string]string
 	// profiles that the plan names: those that some GPU has, and on how many each
 	// is missing.
@@ -195,7 +194,7 @@ type outcome struct {
 	missing map[string]int32
 }
 
-// judge computes what became of every policy, of nodes sorted by name.
+// judge computes the outcome of every policy, from nodes sorted by name.
 func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
 	for _, a := range r.accepted {
@@ -223,8 +222,8 @@ func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 	return out
 }
 
-// tally adds one GPU to the outcomes of its policies. The account may be of a
-// moment ago, when there were others.
+// tally adds one GPU to the outcomes of its policies. The account may be outdated, and
+// name policies that don't exist any more.
 func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
 	for name, err := range g.verdict.Failed {
 		if o := all[name]; o.takesPart() {
@@ -387,8 +386,8 @@ func (o *outcome) applied(status *v1alpha1.SharingPolicyStatus, s *v1alpha1.Shar
 	set(status, s, v1alpha1.ConditionApplied, is, reason, strings.Join(append(message, besides...), " "))
 }
 
-// sentences tells the problems: those that keep the plan from being applied, and
-// those besides.
+// sentences describes each problem in a sentence: message has those that keep the plan
+// from being applied, besides the others.
 func (o *outcome) sentences(problems []v1alpha1.PolicyProblem) (message, besides []string) {
 	for _, p := range problems {
 		sentence := fmt.Sprintf("On %s: %s", plural(int(p.GPUs), "GPU"), p.Message)

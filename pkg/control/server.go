@@ -39,22 +39,22 @@ type prober interface {
 	Watches() <-chan struct{}
 }
 
-// apiServer remembers what the API server stores of slices, and in which form.
+// apiServer remembers which fields of slices the API server stores, and in which form.
 type apiServer struct {
 	prober prober
 	clock  clock.WithTicker
 
 	mu    sync.Mutex
 	known bool
-	// able is what pools are made for.
+	// able are the abilities for which pools are made.
 	able publish.Abilities
 	// answers are the different ones of the last minutes, each with the time when it
 	// was last given, the latest at the end.
 	answers []answer
 	// alternating: an answer came back that another one had replaced.
 	alternating bool
-	// ignoredTaints is when a scheduler last ignored taints, beside a server of which
-	// version.
+	// ignoredTaints is the time at which a scheduler last ignored taints, and the server's
+	// version at that time.
 	ignoredTaints struct {
 		at      time.Time
 		version string
@@ -147,7 +147,7 @@ func (s *apiServer) notify() {
 	}
 }
 
-// distrustTaints makes the server one without taints for a while, because a scheduler
+// distrustTaints treats the server as one without taints for a while, because a scheduler
 // ignores them. It reports whether taints were used until now.
 func (s *apiServer) distrustTaints() bool {
 	s.mu.Lock()

@@ -279,7 +279,8 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s.mustHave(2)
 }
 
-// What a server stores isn't offered where its scheduler can't count it.
+// TestServerForItsScheduler checks that devices which can be allocated several times aren't
+// offered if the scheduler can't count them, although the server stores them.
 func TestServerForItsScheduler(t *testing.T) {
 	for version, want := range map[string]bool{"v1.34.13": false, "v1.35.0": false, "v1.36.0": true, "": true} {
 		if got := (publish.Abilities{Multiple: publish.Yes, Version: version}).ForOffers(); got.Multiple != want {

@@ -32,14 +32,15 @@ func everything() handler.EventHandler {
 	})
 }
 
-// allNodes maps every event to all nodes that have an inventory. They come after nodes
-// that have events of their own: one whose slices are gone has nothing on offer.
+// allNodes maps every event to all nodes that have an inventory, with a lower priority than
+// events of a single node: a node whose slices were deleted offers nothing until it is
+// reconciled.
 func allNodes(c client.Reader) handler.EventHandler {
 	type requests = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	enqueue := func(ctx context.Context, queue requests) {
 		var list v1alpha1.GPUInventoryList
 		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			return // only before the cache is filled, and then each inventory comes by itself
+			return // only before the cache is filled, which then sends an event for each inventory
 		}
 		nodes := make([]reconcile.Request, len(list.Items))
 		for i := range list.Items {
@@ -86,7 +87,7 @@ func nodesWithLabels(c client.Reader) handler.EventHandler {
 // that the server happens to have.
 type informed struct {
 	informer toolscache.SharedIndexInformer
-	// what is the name of the informer's objects, for errors.
+	// what names the informer's objects in errors.
 	what string
 	// requests that an object's event leads to.
 	requests func(obj any) []reconcile.Request

@@ -71,8 +71,8 @@ func TestStatusIsWrittenSoonAfterASlowAnswer(t *testing.T) {
 	}
 }
 
-// What can't be carried out is told once in an event; that nodes aren't published
-// yet isn't told.
+// TestProblemsAreToldInEvents checks that a plan that can't be carried out causes one
+// event, and nodes that aren't published yet cause none.
 func TestProblemsAreToldInEvents(t *testing.T) {
 	f := newFleet(t, publish.NoCounters, append(nodeWith("a", "", h100(0), h100(1)), sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned()}))...)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
@@ -93,8 +93,8 @@ func TestProblemsAreToldInEvents(t *testing.T) {
 	}
 }
 
-// Of an ability that is unknown the policies that need it say why, and what to do;
-// the others say nothing.
+// TestPoliciesOnAServerThatRefusesToSay checks that, if an ability is unknown, the policies
+// that need it have the reason and the remedy in their status, and the others don't.
 func TestPoliciesOnAServerThatRefusesToSay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		plan v1alpha1.Plan

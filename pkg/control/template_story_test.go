@@ -78,8 +78,9 @@ func byName(all []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
 	return all
 }
 
-// TestTemplate: kubectl gpu template prints of one node, and of a machine that was never
-// there, what the controller publishes for another node with the same GPUs.
+// TestTemplate checks that kubectl gpu template prints, for a node and for a machine that
+// doesn't exist, the slices that the controller publishes for another node with the same
+// GPUs.
 func TestTemplate(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "kubectl-gpu")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kubectl-gpu").CombinedOutput(); err != nil {

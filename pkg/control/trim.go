@@ -11,11 +11,11 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-// The caches hold every node of the cluster: of each they keep what is read, and of what
-// many nodes have alike one copy.
+// The caches hold every node of the cluster. They keep only the parts that the controller
+// reads, and a single copy of those that are equal on many nodes.
 
-// maxShared bounds each table of a sharedParts: values of labels that every node has for
-// itself, such as its name, fill it.
+// maxShared bounds each table of a sharedParts. Labels whose value differs on every node,
+// such as its name, fill the table.
 const maxShared = 1 << 14
 
 // sharedParts has one copy of each string in Nodes' labels, and of each list of MIG
@@ -26,7 +26,7 @@ type sharedParts struct {
 	profiles map[string][]v1alpha1.MIGProfile // by their JSON
 }
 
-// trim leaves of an object what the controller reads.
+// trim removes the parts of an object that the controller doesn't read.
 func (p *sharedParts) trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *metav1.PartialObjectMetadata:
@@ -39,8 +39,8 @@ func (p *sharedParts) trim(obj any) (any, error) {
 	return cache.TransformStripManagedFields()(obj)
 }
 
-// trimNode leaves of a Node's metadata what the controller reads: most nodes of a cluster
-// may have no GPUs, and all have about the same labels.
+// trimNode removes the parts of a Node's metadata that the controller doesn't read: most nodes
+// of a cluster may have no GPUs, and all have about the same labels.
 func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,7 +54,7 @@ func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.Parti
 }
 
 // trimInventory makes the GPUs of an inventory share their lists of MIG profiles with
-// others of their model. Whoever reads the cache gets a copy, or changes nothing.
+// others of their model. Readers of the cache get a copy, or change nothing.
 func (p *sharedParts) trimInventory(inv *v1alpha1.GPUInventory) (*v1alpha1.GPUInventory, error) {
 	inv.ManagedFields = nil
 	for i := range inv.Status.GPUs {
@@ -73,8 +73,8 @@ func (p *sharedParts) trimInventory(inv *v1alpha1.GPUInventory) (*v1alpha1.GPUIn
 	return inv, nil
 }
 
-// oneCopy returns the value that came first with this key. A full table starts again, so
-// that later values share less.
+// oneCopy returns the first value that was stored with this key. A full table is emptied,
+// so that later values share less.
 func oneCopy[V any](table *map[string]V, key string, value V) V {
 	if known, ok := (*table)[key]; ok {
 		return known

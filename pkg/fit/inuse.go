@@ -45,7 +45,7 @@ type onNode struct {
 	slices  []*resourceapi.ResourceSlice
 }
 
-// blocked explains why the first of the devices that isn't free isn't.
+// blocked explains why one of the devices, the first that isn't free, can't be allocated.
 func (n onNode) blocked(wanted []resourceapi.AllocationResult) string {
 	for _, w := range wanted {
 		for _, r := range w.Devices.Results {
@@ -63,7 +63,7 @@ func (n onNode) blocked(wanted []resourceapi.AllocationResult) string {
 	return fmt.Sprintf("devices that match are free on %s, but not together", n.node)
 }
 
-// held tells who has a device that is allocated once.
+// held says which claim has a device, if one has it alone; "" otherwise.
 func (n onNode) held(r resourceapi.DeviceRequestAllocationResult) string {
 	for _, c := range n.holders {
 		for _, has := range results(c) {
@@ -102,8 +102,8 @@ func (n onNode) charged(r resourceapi.DeviceRequestAllocationResult) bool {
 	})
 }
 
-// counter tells which counter of a device is used up, and by whom; of several the one that
-// the fewest claims use, which says best who is in the way.
+// counter says which counter of a device is used up, and by which claims. If several are, it
+// chooses the one that the fewest claims use, because that names the obstacle most precisely.
 func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 	d := n.device(r.Driver, r.Pool, r.Device)
 	if d == nil || n.charged(r) {
@@ -126,7 +126,7 @@ func (n onNode) counter(r resourceapi.DeviceRequestAllocationResult) string {
 	return text
 }
 
-// left is how much claims leave of a counter, and which of them use it.
+// left returns how much of a counter claims leave, and which claims use it.
 func (n onNode) left(r resourceapi.DeviceRequestAllocationResult, set, counter string, all int64) (left int64, users []string) {
 	left = all
 	counted := make(map[string]bool)
@@ -162,7 +162,7 @@ func sortedKeys(m map[string]resourceapi.Counter) []string {
 	return out
 }
 
-// takes is how much of a counter the device of a claim takes.
+// takes returns how much of a counter the device of a claim consumes.
 func (n onNode) takes(has, of resourceapi.DeviceRequestAllocationResult, set, counter string) int64 {
 	if has.Driver != of.Driver || has.Pool != of.Pool {
 		return 0
@@ -179,7 +179,7 @@ func (n onNode) takes(has, of resourceapi.DeviceRequestAllocationResult, set, co
 	return 0
 }
 
-// limit is how much there is of a counter.
+// limit returns the total of a counter.
 func (n onNode) limit(r resourceapi.DeviceRequestAllocationResult, set, counter string) int64 {
 	for _, s := range n.slices {
 		if s.Spec.Driver != r.Driver || s.Spec.Pool.Name != r.Pool {
@@ -194,7 +194,8 @@ func (n onNode) limit(r resourceapi.DeviceRequestAllocationResult, set, counter 
 	return 0
 }
 
-// capacity tells which capacity of a device that is allocated several times is used up.
+// capacity says which capacity of a device that is allocated several times is used up, and
+// by which claims.
 func (n onNode) capacity(r resourceapi.DeviceRequestAllocationResult) string {
 	d := n.device(r.Driver, r.Pool, r.Device)
 	if d == nil {

@@ -151,7 +151,7 @@ func wanted(c *resourceapi.CapacityRequirements) string {
 	return list(out)
 }
 
-// capacities tells how much devices have of the capacities that are asked for.
+// capacities says how much devices have of the requested capacities.
 func capacities(c *resourceapi.CapacityRequirements, devices []offered) string {
 	var out []string
 	for name := range c.Requests {

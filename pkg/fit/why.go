@@ -162,7 +162,7 @@ func refused(err error) *Reason {
 	return r
 }
 
-// updating tells of a pool that isn't complete.
+// updating returns a Reason if a pool of the nodes isn't complete, and nil otherwise.
 func (j *Judge) updating(nodes []*corev1.Node) *Reason {
 	for _, n := range nodes {
 		newest, count := make(map[pool]int64), make(map[pool]int64)

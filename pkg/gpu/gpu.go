@@ -290,8 +290,7 @@ func (t ConditionType) Effect() Effect {
 	}
 }
 
-// OnlyMPS reports whether such a condition concerns clients of the GPU's MPS daemons and
-// nobody else.
+// OnlyMPS reports whether such a condition concerns only clients of the GPU's MPS daemons.
 func (t ConditionType) OnlyMPS() bool { return t == MPSDaemonFailed }
 
 // DefaultTimeSlice is the interval of time-slicing that a driver starts with.

@@ -1,14 +1,14 @@
 package gpu
 
-// Usage says how much of a GPU programs use now. What the driver doesn't tell is nil.
+// Usage is how much of a GPU programs use now. Values that the driver doesn't report are nil.
 type Usage struct {
 	// Memory of the whole GPU.
 	Memory MemoryUsage
 	// Utilization is the fraction of the driver's last sample period, at most a second,
-	// in which any program ran on the multiprocessors. The driver doesn't tell it in MIG
+	// in which any program ran on the multiprocessors. The driver doesn't report it in MIG
 	// mode.
 	Utilization *float64
-	// Processes that use the GPU or its partitions; nil if the driver doesn't tell them,
+	// Processes that use the GPU or its partitions; nil if the driver doesn't report them,
 	// empty if there are none.
 	Processes []Process
 	// Partitions are the MIG devices.
@@ -27,7 +27,7 @@ type PartitionUsage struct {
 	GPUInstanceID, ComputeInstanceID int
 	Memory                           MemoryUsage
 	// Utilization is the fraction of the time since the last reading in which any program
-	// ran on the instance. Drivers tell it from Hopper on.
+	// ran on the instance. Drivers report it from Hopper on.
 	Utilization *float64
 }
 
@@ -41,7 +41,7 @@ type Process struct {
 	// MemoryBytes of the GPU that the process has allocated, with its CUDA contexts.
 	MemoryBytes *int64
 	// Utilization is the fraction of the time asked about in which the process ran on the
-	// multiprocessors; nil if the driver doesn't tell that of any process of the GPU.
+	// multiprocessors; nil if the driver doesn't report it for any process of the GPU.
 	Utilization *float64
 	// MPSClient: it uses the GPU through an MPS server.
 	MPSClient bool

@@ -52,8 +52,8 @@ type ResetFacts struct {
 	Allowed bool
 	// Claims are those that have the GPU or a part of it.
 	Claims []string
-	// MIGOfOthers: the GPU has a MIG configuration that a reset ends and nobody would
-	// restore.
+	// MIGOfOthers: the GPU has a MIG configuration that a reset ends and that wouldn't be
+	// restored.
 	MIGOfOthers bool
 }
 

@@ -21,9 +21,8 @@ func tried(err error, permanent bool) step {
 // begun is a reset that the end of the plugin interrupts.
 func begun(_ *testing.T, s health.State, at time.Time) health.State { return s.BeginReset(at) }
 
-// TestPlanReset checks who resets a GPU, when, and what is said: now, or a part of the
-// message. Steps are five seconds apart, and the decision is made a time after the
-// first.
+// TestPlanReset checks whether the plugin resets a GPU now and, if not, whether the message
+// says why. Steps are five seconds apart, and the decision is made a time after the first.
 func TestPlanReset(t *testing.T) {
 	const now, nothing = "now", "nothing"
 	refused := errors.New("In use by another client")

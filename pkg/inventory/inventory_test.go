@@ -31,8 +31,8 @@ func FuzzThereAndBack(f *testing.F) {
 	})
 }
 
-// FuzzStrings gives NVML's strings any bytes. What is stored of them stays as it is when
-// it is read and reported again: otherwise a plugin would write without end.
+// FuzzStrings gives NVML's strings any bytes. The stored strings must not change when they
+// are read and reported again: otherwise a plugin would write without end.
 func FuzzStrings(f *testing.F) {
 	f.Add("GPU-980fb007-d0f5-47e3-8d7f-b16b8b11bba9", "NVIDIA H100 80GB HBM3", "580.159.04", "00000000:C1:00.0", "3g.40gb")
 	f.Add("\xff", "\x00\n\u2028", "<&>", "\xc3\x28", "\ufeff")

@@ -15,12 +15,12 @@ const (
 	maxRecordSize = 64 << 10
 )
 
-// Record is what the supervisor remembers of a daemon in the daemon's directory.
+// Record is the supervisor's record of a daemon, stored in the daemon's directory.
 type Record struct {
 	Daemon Daemon `json:"daemon"`
 	// PID of the control daemon; 0 before it runs.
 	PID int `json:"pid,omitempty"`
-	// Start of that process, as /proc/PID/stat has it: process ids come again.
+	// Start of that process, as in /proc/PID/stat, because process IDs are reused.
 	Start uint64 `json:"start,omitempty"`
 	// BootID that Start counts from.
 	BootID   string `json:"bootID,omitempty"`

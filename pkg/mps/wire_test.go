@@ -57,9 +57,9 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// FuzzDaemonFromWire reads what a program that reached the supervisor's socket could
-// send. The name of a daemon that is valid is one of a directory, and nothing else, and
-// a device is one word of a list.
+// FuzzDaemonFromWire reads messages that a program that can reach the supervisor's socket
+// could send. In a valid daemon the name is that of a single directory, and each device is
+// one element of a list.
 func FuzzDaemonFromWire(f *testing.F) {
 	for _, d := range []mps.Daemon{
 		{},
@@ -95,7 +95,7 @@ func FuzzDaemonFromWire(f *testing.F) {
 	})
 }
 
-// FuzzReportFromWire reads what another version of the supervisor could answer.
+// FuzzReportFromWire reads answers that another version of the supervisor could send.
 func FuzzReportFromWire(f *testing.F) {
 	data, err := proto.Marshal(mps.ReportToWire(mps.Report{Revision: 7, Daemons: []mps.State{{Daemon: mps.Daemon{Name: "a"}, Phase: mps.Running, PID: 7}}}))
 	if err != nil {

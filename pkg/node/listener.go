@@ -26,7 +26,7 @@ type hardwareParts struct {
 	partitions *partition.Manager
 	preparer   *prepare.Preparer
 	health     *healthmonitor.Monitor
-	// healthOf returns what health needs of the hardware.
+	// healthOf returns the parts of a driver that health needs.
 	healthOf func(driver.Hardware) *healthmonitor.Hardware
 	readings *usage.Readings
 	// handsOver: another plugin takes the hardware as it is.
@@ -79,7 +79,7 @@ func (p *hardwareParts) restore(ctx context.Context) {
 
 // recover makes the node agree with the journal. It stops MPS daemons that no
 // claim needs before it repairs MIG partitions, because daemons run inside
-// partitions, and restores prepared claims last. What fails, for example because
+// partitions, and restores prepared claims last. A step that fails, for example because
 // there is no driver, is retried when a driver has been found.
 func (p *hardwareParts) recover(ctx context.Context) {
 	if err := p.sharing.Recover(ctx); err != nil {
@@ -93,9 +93,9 @@ func (p *hardwareParts) recover(ctx context.Context) {
 	}
 }
 
-// recoverWithoutDriver recovers what needs no driver. It returns after
-// driver.RecoverWithin at the latest, so that the plugin can register with the
-// kubelet.
+// recoverWithoutDriver calls recover without a driver: steps that need one fail, and are
+// retried later. It returns after driver.RecoverWithin at the latest, so that the plugin
+// can register with the kubelet.
 func (p *hardwareParts) recoverWithoutDriver(ctx context.Context) {
 	recovered := make(chan struct{})
 	go func() {

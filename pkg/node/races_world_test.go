@@ -169,7 +169,7 @@ func (w *world) boot() {
 // lasting is longer than anything takes.
 const lasting = 20 * time.Minute
 
-// await waits for something that ends by itself.
+// await calls wait, and reports a failure if it doesn't return in time.
 func (w *world) await(what string, wait func()) bool {
 	done := make(chan struct{})
 	go func() {

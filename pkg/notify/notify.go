@@ -1,4 +1,4 @@
-// Package notify wakes those who wait for a change of what a mutex guards.
+// Package notify wakes goroutines that wait for a change of the state that a mutex guards.
 package notify
 
 import (
@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// Mutex is a mutex whose Change wakes those who wait for a change. The zero value is
-// unlocked.
+// Mutex is a mutex whose Change wakes the goroutines that wait for a change. The zero value
+// is unlocked.
 type Mutex struct {
 	sync.Mutex
-	changed chan struct{} // closed, and forgotten, by Change; nil: nobody waits
+	changed chan struct{} // closed, and set to nil, by Change; nil: no goroutine waits
 }
 
-// Change calls f with the lock held, and wakes those who wait.
+// Change calls f with the lock held, and wakes the goroutines that wait.
 func (m *Mutex) Change(f func()) {
 	m.Lock()
 	defer m.Unlock()
@@ -32,8 +32,8 @@ func (m *Mutex) Changed() <-chan struct{} {
 	return m.changed
 }
 
-// Wait returns nil once ok, which is called with the lock held, returns true, and
-// the context's error if that ends before.
+// Wait returns nil once ok, which is called with the lock held, returns true, and the
+// context's error if the context ends first.
 func (m *Mutex) Wait(ctx context.Context, ok func() bool) error {
 	for {
 		m.Lock()

@@ -188,9 +188,9 @@ type limits struct {
 	// identify bounds the first call for a GPU: without the persistence daemon, the
 	// driver initializes the GPU then, which takes seconds.
 	identify time.Duration
-	// read bounds what only reads.
+	// read bounds calls that only read.
 	read time.Duration
-	// change bounds what changes the GPU: MIG mode and instances take seconds.
+	// change bounds calls that change the GPU: MIG mode and instances take seconds.
 	change time.Duration
 }
 
@@ -198,19 +198,19 @@ func defaultLimits() limits {
 	return limits{initialize: 30 * time.Second, identify: 15 * time.Second, read: 10 * time.Second, change: 30 * time.Second}
 }
 
-// subject is what calls are for: a GPU by UUID or, as long as it has not been
-// identified, by index; or the driver.
+// subject names the object of a call: a GPU by UUID or, until it is identified, by
+// index; or the driver.
 type subject string
 
 const theDriver subject = "the driver"
 
 func theIndex(i int) subject { return subject(fmt.Sprintf("GPU %d", i)) }
 
-// guard keeps a call into the driver that never returns from blocking anybody
-// else: the caller stops waiting after a while, and as long as the call is
-// under way, further calls for the same subject fail at once. So each subject
-// has at most the calls that began before the first one was late, and then no
-// new goroutine or thread.
+// guard keeps a call into the driver that never returns from blocking others: the
+// caller stops waiting after a while, and as long as the call is under way,
+// further calls for the same subject fail at once. So each subject has at most
+// the calls that began before the first one was late, and no new goroutines or
+// threads after that.
 type guard struct {
 	mu    sync.Mutex
 	calls map[subject]map[*call]bool

@@ -92,7 +92,7 @@ func contract(t *testing.T, path string) {
 	}()
 	nvmltest.Contract(t, s)
 	t.Run("performance counters", func(t *testing.T) {
-		lib := gonvml.New(gonvml.WithLibraryPath(path)) // the session's, by itself
+		lib := gonvml.New(gonvml.WithLibraryPath(path)) // the session's library, without the session
 		if ret := lib.Init(); ret != gonvml.SUCCESS {
 			t.Fatal(ret)
 		}
@@ -120,9 +120,9 @@ func contract(t *testing.T, path string) {
 	})
 }
 
-// TestContractInProcess runs the contract where the race detector sees it. What pairs of
-// partitions there can be is tested through the library alone: it takes long, and the
-// hardware is the same.
+// TestContractInProcess runs the contract where the race detector sees it. The possible pairs
+// of partitions are only tested through the library: that takes long, and the hardware is
+// the same.
 func TestContractInProcess(t *testing.T) {
 	for _, machine := range machines(t) {
 		t.Run(machine, func(t *testing.T) {

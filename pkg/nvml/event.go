@@ -23,7 +23,7 @@ type Event struct {
 	XID *gpu.XID
 }
 
-// EventKind is what an event is about. Apart from EventXID, an event says only
+// EventKind is the subject of an event. Apart from EventXID, an event says only
 // that it is time to read the GPU again.
 type EventKind string
 

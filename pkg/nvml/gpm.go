@@ -47,7 +47,7 @@ func (s *Session) gpmOf(uuid gpu.UUID) *gpmSamples {
 // free frees the sample of an instance, if there is one; needs the lock.
 func (g *gpmSamples) free(instance int) {
 	if sample, ok := g.all[instance]; ok {
-		_ = sample.counters.Free() // it fails only for what isn't a sample
+		_ = sample.counters.Free() // it fails only if this isn't a sample
 		delete(g.all, instance)
 	}
 }

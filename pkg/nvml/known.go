@@ -37,7 +37,7 @@ func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 	}
 }
 
-// setMinor changes what is known of a GPU.
+// setMinor sets the minor number of a known GPU.
 func (k known) setMinor(uuid gpu.UUID, minor int) {
 	if g, ok := k[uuid]; ok {
 		g.Minor = minor
@@ -47,7 +47,7 @@ func (k known) setMinor(uuid gpu.UUID, minor int) {
 }
 
 // list stores the GPUs that were read, and returns them together with the known
-// ones that didn't answer; failed has the errors by index. before is what was known
+// ones that didn't answer; failed has the errors by index. before has the GPUs known
 // before the reading: a minor number that was read since then is newer.
 func (k known) list(before known, read []gpu.GPU, failed map[int]error) []gpu.GPU {
 	silent := maps.Clone(k)

@@ -136,7 +136,7 @@ func (s *GPMSample) fill(g *GPU, i Instance, running []Process) {
 	}
 }
 
-// gpmReading is what a sample has.
+// gpmReading is the content of a sample.
 type gpmReading struct {
 	at       time.Time
 	of       *GPU
@@ -151,10 +151,10 @@ func (s *GPMSample) reading() gpmReading {
 }
 
 // GPMUtilization computes the percentage of the time between two samples, in either order,
-// in which the GPU or instance computed; its load is taken to have been that at the other
-// sample all the time. It is 0, and no error, if they are too close to each other: so an
-// H200 with driver 580 answers under full load. It returns InvalidArgument unless both
-// samples have been read, of the same GPU or instance (assumed).
+// in which the GPU or instance computed; it assumes that the load was constant, as at the
+// other sample. If they are too close to each other, it returns 0 without an error, as an
+// H200 with driver 580 does under full load. It returns InvalidArgument unless both samples
+// have been read, of the same GPU or instance (assumed).
 func (s *GPMSample) GPMUtilization(other *GPMSample) (float64, error) {
 	if !s.allocated() || !other.allocated() {
 		return 0, InvalidArgument

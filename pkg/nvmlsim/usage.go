@@ -68,8 +68,8 @@ func (g *GPU) Utilization() (uint32, error) {
 }
 
 // ProcessUtilization returns the processes that have computed lately. It returns NotFound
-// if there are none, and NotSupported in MIG mode (nvml.h). What MPS clients compute counts
-// as their server's, as seen on an H200 with driver 580.
+// if there are none, and NotSupported in MIG mode (nvml.h). The utilization of MPS clients
+// counts as their server's, as seen on an H200 with driver 580.
 func (g *GPU) ProcessUtilization() ([]Process, error) {
 	const call = "DeviceGetProcessUtilization"
 	if g.state().MIGCurrent {

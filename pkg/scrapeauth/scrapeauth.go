@@ -105,8 +105,8 @@ func newLimiter() flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(asksPerSecond, asksAtOnce)
 }
 
-// TLSConfig has a certificate that is made for this process and signed by itself: it
-// keeps tokens from those who listen, and proves nothing about the server.
+// TLSConfig returns a configuration with a self-signed certificate that is made for this
+// process. It protects tokens from being read on the way, but doesn't authenticate the server.
 func TLSConfig() (*tls.Config, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
 	if err != nil {

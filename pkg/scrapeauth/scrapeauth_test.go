@@ -80,8 +80,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A token that was revoked is refused a minute later; until then nobody is asked, for
-// this path only.
+// TestRemembered checks that a revoked token is refused a minute later. Until then the API
+// server isn't asked about it again, for this path only.
 func TestRemembered(t *testing.T) {
 	s, now := newServer(), clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	h := newGuard(s, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), now)
@@ -100,9 +100,9 @@ func TestRemembered(t *testing.T) {
 	check("/metrics", http.StatusUnauthorized, 3)
 }
 
-// Strangers can't have the API server asked without end, and don't keep those out who
-// were allowed: neither when the answer about their token is too old, nor when they have
-// a new token.
+// TestManyStrangers checks that requests with unknown tokens cause only a limited number of
+// reviews by the API server, and don't keep out a caller that was allowed: neither when the
+// answer about its token is too old, nor when it has a new token.
 func TestManyStrangers(t *testing.T) {
 	const prometheus, strangers = "10.0.0.1:4711", "10.0.0.2:4711"
 	for name, c := range map[string]struct{ from, token string }{
@@ -128,7 +128,8 @@ func TestManyStrangers(t *testing.T) {
 	}
 }
 
-// Who isn't allowed any more is a stranger, and keeps nobody else out.
+// TestRevoked checks that a caller that isn't allowed any more counts as unknown, and doesn't
+// keep others out.
 func TestRevoked(t *testing.T) {
 	s, now := newServer(), clocktesting.NewFakePassiveClock(time.Unix(0, 0))
 	h := newGuard(s, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), now)

@@ -37,9 +37,9 @@ type State string
 
 // The states of a GPU.
 const (
-	// StateFree: nobody has any of it, and something fits.
+	// StateFree: no claim has a part of it, and something fits.
 	StateFree State = "free"
-	// StatePartly: somebody has a part of it, or made a MIG instance, and something fits.
+	// StatePartly: a claim has a part of it, or it has a MIG instance, and something fits.
 	StatePartly State = "partly"
 	// StateFull: it is in use, and nothing else fits.
 	StateFull State = "full"
@@ -116,7 +116,7 @@ func (g *GPU) state() State {
 	}
 }
 
-// segments places the uses that keep others off.
+// segments places the uses other than admin access, which doesn't keep other claims off.
 func (g *GPU) segments() []Segment {
 	out := []Segment{}
 	stacked := make(map[Placement]float64) // by partition: the sum of its shares by size

@@ -101,7 +101,7 @@ type Use struct {
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 	// ThreadPercentage is the limit of an MPS share; 0 where there is none.
 	ThreadPercentage int `json:"threadPercentage,omitempty"`
-	// ShareID tells apart the allocations of a device that has several.
+	// ShareID distinguishes the allocations of a device that has several.
 	ShareID string `json:"shareID,omitempty"`
 	// AdminAccess: the claim watches the device, and others can have it too.
 	AdminAccess bool `json:"adminAccess,omitempty"`

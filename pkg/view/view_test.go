@@ -220,7 +220,7 @@ func TestOtherPool(t *testing.T) {
 	}
 }
 
-// TestClaimOnly: a node that nothing but a claim tells of says why nothing fits there.
+// TestClaimOnly checks that a node that only a claim names has the reason why nothing fits.
 func TestClaimOnly(t *testing.T) {
 	c := cluster(t, rand.New(rand.NewPCG(1, 1)), plans()[0])
 	c.Claims = nil

@@ -23,7 +23,8 @@ type Server struct {
 	Form publish.Counters
 }
 
-// Withdraw returns the server as it is offered for after a double allocation.
+// Withdraw returns the server without the abilities that aren't used after a double
+// allocation.
 func (s Server) Withdraw(o *OverlapError) Server {
 	if o.OfShares() {
 		s.Charged = false
@@ -57,20 +58,20 @@ type write struct {
 	delete string
 }
 
-// Offer is what the controller would publish now.
+// Offer returns the GPUs with the devices that the controller would publish now.
 func (c *Cluster) Offer() []offer.GPU {
 	return offer.Build(c.Node, c.Plans, c.allocatedNames(), c.Server.Server)
 }
 
-// Publish decides, and writes all of it.
+// Publish decides on the writes, and does all of them.
 func (c *Cluster) Publish() {
 	c.Decide()
 	c.Write(len(c.writes))
 }
 
-// Decide has the controller plan its writes, by what claims have now and
-// what is stored. An earlier decision that isn't written yet is dropped, as after
-// a failed write.
+// Decide has the controller plan its writes, by the current allocations and the
+// stored slices. Earlier writes that aren't done yet are dropped, as after a failed
+// write.
 func (c *Cluster) Decide() {
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: c.Node.Name, UID: "1"}
 	want := publish.Pool(owner, c.Offer(), c.Server.Form)
@@ -97,7 +98,7 @@ func (c *Cluster) Decide() {
 	}
 }
 
-// Pending is how many writes are decided on and not done.
+// Pending returns the number of writes that are decided on and not done.
 func (c *Cluster) Pending() int { return len(c.writes) }
 
 // Write does the next writes.

@@ -19,7 +19,7 @@ type Allocator interface {
 	Allocate(ctx context.Context, q Question) (*resourceapi.AllocationResult, error)
 }
 
-// Question is what a scheduler knows when it allocates a claim on a node.
+// Question is the input of a scheduler that allocates a claim on a node.
 type Question struct {
 	Node      string
 	Slices    []*resourceapi.ResourceSlice
@@ -58,7 +58,8 @@ func (l *Library) Allocate(ctx context.Context, q Question) (*resourceapi.Alloca
 	return &results[0], nil
 }
 
-// state is what is allocated, as the scheduler gathers it from claims.
+// state returns the allocated devices and capacity, as the scheduler gathers them from
+// claims.
 func state(results []resourceapi.DeviceRequestAllocationResult) structured.AllocatedState {
 	out := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),

@@ -18,12 +18,12 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// Stage is what a play is about.
+// Stage has the settings of a play.
 type Stage struct {
 	Allocator Allocator
 	Server    Server
-	// Downgrades: in between, the controller takes the server for one with fewer
-	// abilities, as while it can't ask.
+	// Downgrades: at times the controller assumes that the server has fewer abilities,
+	// as when the server doesn't answer.
 	Downgrades bool
 	// PrioritizedList: claims have alternatives.
 	PrioritizedList bool
@@ -31,8 +31,8 @@ type Stage struct {
 	All bool
 }
 
-// Tally counts the claims that asked, and those that were allocated, by what they
-// asked for, without sizes and profiles.
+// Tally counts the claims that asked, and those that were allocated, by their
+// requests without sizes and profiles.
 type Tally struct {
 	Asked, Allocated map[string]int
 }

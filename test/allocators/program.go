@@ -112,7 +112,7 @@ func (p *Program) request(q Question) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// tail keeps the end of what is written.
+// tail keeps the last bytes that are written to it.
 type tail []byte
 
 func (t *tail) Write(p []byte) (int, error) {

@@ -140,7 +140,7 @@ func find(t *testing.T, name string) allocators.Release {
 	return r
 }
 
-// TestTable compares the table in the docs with what the allocators do.
+// TestTable compares the table in the docs with the allocators' results.
 func TestTable(t *testing.T) {
 	lines := []string{allocators.Header()}
 	for _, r := range allocators.Releases() {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Request is what a claim asks for.
+// Request is the request of a claim.
 type Request struct {
 	// Kind is the device class: the attribute type of its devices.
 	Kind string
@@ -23,11 +23,11 @@ type Request struct {
 	Capacity map[resourceapi.QualifiedName]string
 	// Linked: all devices in one NVLink domain.
 	Linked bool
-	// Or is asked for where the other can't be had (prioritized list).
+	// Or is the alternative if the first request can't be met (prioritized list).
 	Or *Request
 }
 
-// String is how the log of a play names it.
+// String returns the request as in the log of a play.
 func (r Request) String() string {
 	out := r.Kind
 	if r.Count > 1 {

@@ -9,12 +9,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// feature is a column of the table: a plan, and the claim that it is for.
+// feature is a column of the table: a plan, and the request of the claims for it.
 type feature struct {
 	name    string
 	plan    v1alpha1.Plan
 	request Request
-	// instead is what claims get where the request can't be had, with the cell's text.
+	// instead, if not nil, is the request of claims on a server that doesn't store devices
+	// that can be allocated several times, insteadText the cell's text for it.
 	instead     *Request
 	insteadText string
 }
@@ -72,8 +73,8 @@ func SkewHeader() string {
 	return "| " + strings.Join(names, " | ") + " |\n" + strings.Repeat("| --- ", len(names)) + "|"
 }
 
-// SkewRow returns a skew's row: what the scheduler allocates of the pools that are
-// published for the server, and what a play found to be allocated twice.
+// SkewRow returns a skew's row: which devices the scheduler allocates from the pools that
+// are published for the server, and which ones a play found to be allocated twice.
 func SkewRow(ctx context.Context, server, scheduler Release, a Allocator, overlaps []*OverlapError) (string, error) {
 	cells := []string{strings.TrimPrefix(server.Version, "v"), server.Gates, strings.TrimPrefix(scheduler.Version, "v"), scheduler.Gates}
 	onDemand, sizes := features()[0], features()[3]

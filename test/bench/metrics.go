@@ -35,8 +35,8 @@ type scrapedNode struct {
 	usages     map[gpu.UUID]gpu.Usage
 }
 
-// metrics measures how long the plugin takes to answer a scrape, and how much memory it needs
-// for what it read of the GPUs.
+// metrics measures how long the plugin takes to answer a scrape, and how much memory its
+// readings of the GPUs take.
 func (b *bench) metrics(context.Context) error {
 	shared, err := newScrapedNode()
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *bench) metrics(context.Context) error {
 	return nil
 }
 
-// heap is how many MiB live objects have.
+// heap returns the memory of live objects in MiB.
 func heap() float64 {
 	var m runtime.MemStats
 	runtime.GC()

@@ -180,7 +180,7 @@ func (s *scaleBench) memory(ctx context.Context, name string) error {
 	return nil
 }
 
-// bytes prints the sizes of what is published.
+// bytes prints the size of etcd's database, and the sizes and the number of a node's slices.
 func (s *scaleBench) bytes(ctx context.Context) error {
 	etcd, err := scrape(ctx, s.env.ControlPlane.Etcd.URL.String()+"/metrics")
 	if err != nil {

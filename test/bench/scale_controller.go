@@ -85,7 +85,7 @@ func (c *controllerProcess) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// memory returns what is resident now, and what was at most, in MiB.
+// memory returns the resident memory, now and at its peak, in MiB.
 func (c *controllerProcess) memory() (now, peak float64, err error) {
 	process := fmt.Sprintf("/proc/%d", c.cmd.Process.Pid)
 	if now, err = resident(process); err == nil {
@@ -97,7 +97,7 @@ func (c *controllerProcess) memory() (now, peak float64, err error) {
 	return now, peak, nil
 }
 
-// processorTime returns what the program has used since its start.
+// processorTime returns the CPU time that the program has used since its start.
 func (c *controllerProcess) processorTime(ctx context.Context) (time.Duration, error) {
 	s, err := c.metric(ctx, "process_cpu_seconds_total")
 	return time.Duration(s * float64(time.Second)), err

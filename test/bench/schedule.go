@@ -151,7 +151,7 @@ func (s *scheduling) class(ctx context.Context, name, kind string) error {
 	return nil
 }
 
-// grow adds nodes, and publishes their slices, until there are so many.
+// grow adds nodes, and publishes their slices, until the server has n of them.
 func (s *scheduling) grow(ctx context.Context, nodes int) error {
 	s.progress("simulating %d nodes", nodes)
 	for ; s.nodes < nodes; s.nodes++ {

@@ -26,8 +26,8 @@ type watched[T any] struct {
 	err  error // the watch failed, or ended
 }
 
-// follow adds each event to what w has seen, until the watch ends. of names the watched
-// objects, for errors.
+// follow adds each event to the state of w, until the watch ends. of names the watched
+// objects in errors.
 func follow[T any, O runtime.Object](w *watched[T], events watch.Interface, of string, add func(watch.EventType, O, time.Duration)) {
 	defer events.Stop()
 	for e := range events.ResultChan() {
@@ -44,8 +44,8 @@ func follow[T any, O runtime.Object](w *watched[T], events watch.Interface, of s
 	w.mu.Change(func() { w.err = errors.Join(w.err, fmt.Errorf("the watch of %s ended", of)) })
 }
 
-// await waits until ok returns true of what was seen. It returns the watch's error, or
-// the cause of ctx's end, such as the timeout.
+// await waits until ok returns true for the state that the watch has seen. It returns the
+// watch's error, or the cause of ctx's end, such as the timeout.
 func (w *watched[T]) await(ctx context.Context, ok func(T) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()

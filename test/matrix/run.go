@@ -37,7 +37,7 @@ type cell struct {
 	Date   string `json:"date"`
 }
 
-// result is what runs of a column have shown of each story, by its name.
+// result has the outcome of each story in the runs of a column, by the story's name.
 type result map[string]cell
 
 // run runs stories of a column and adds what go test prints to a log.

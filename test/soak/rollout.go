@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-// What is rolled out.
+// The objects that are rolled out.
 const (
 	plugins    = "daemonset/tessera-node"
 	controller = "deployment/tessera-controller"

@@ -17,8 +17,8 @@ import (
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
-// sample has what could grow, at a time since the beginning. Values by the name of a
-// series; one that couldn't be read is missing.
+// sample has the values that could grow, by the name of their series, at a time since the
+// beginning. A value that couldn't be read is missing.
 type sample struct {
 	at     time.Duration
 	values map[string]float64

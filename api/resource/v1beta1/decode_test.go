@@ -113,8 +113,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// FuzzDecode: never a panic, and what was accepted is accepted again when it is
-// written out, with the same meaning.
+// FuzzDecode checks that Decode never panics, and that an accepted configuration, written
+// out again, is accepted with the same meaning.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`,

@@ -16,7 +16,7 @@ import (
 )
 
 // files has a GPU of each model, as a plugin reports it on the simulator, without
-// what differs between machines. A test writes the files (-update).
+// the fields that differ between machines. A test writes the files (-update).
 //
 //go:embed *.yaml
 var files embed.FS

@@ -65,8 +65,8 @@ type feed struct {
 	watch    error
 }
 
-// newFeed makes a feed with an index of its objects by node, if of says on which they
-// are; touched gets the nodes of each object that changed.
+// newFeed makes a feed. Its objects are indexed by node if of, which returns the nodes of an
+// object, isn't nil; touched gets the nodes of each object that changed.
 func newFeed(r Resource, fallback string, of func(any) []string, touched func(nodes []string), changed func()) (*feed, error) {
 	f := &feed{Resource: r, fallback: fallback, changed: changed}
 	indexers := cache.Indexers{}
@@ -81,7 +81,7 @@ func newFeed(r Resource, fallback string, of func(any) []string, touched func(no
 		return obj, nil
 	})
 	if err == nil {
-		// The page tells of errors; the terminal would tell of each attempt.
+		// The page shows errors; the default handler would log each attempt.
 		err = f.informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {})
 	}
 	touch := func(obj any) {
@@ -216,8 +216,8 @@ func (f *feed) note() (Note, bool) {
 	return n, n.Text != ""
 }
 
-// failed tells of an error that isn't about rights, without the resource where it isn't
-// about that either.
+// failed describes an error other than missing rights. It returns the resource only if the
+// error is about it, and not about the server as a whole.
 func (f *feed) failed(err error) (resource, text string) {
 	var refused apierrors.APIStatus
 	var connection *url.Error

@@ -21,7 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/deployments/container/image"
 )
 
-// Target says what to build, and where.
+// Target describes a build.
 type Target struct {
 	// Root is the checkout.
 	Root string
@@ -34,7 +34,7 @@ type Target struct {
 }
 
 // Build compiles the programs and lists everything that goes into the image. It
-// logs each program, for one may take minutes.
+// logs each program, because one may take minutes.
 func Build(ctx context.Context, t Target, log io.Writer) ([]image.Entry, error) {
 	platform, err := platformOf(t.Architecture)
 	if err != nil {

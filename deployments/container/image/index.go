@@ -98,8 +98,8 @@ func (p Platform) build(created time.Time) (v1.Image, error) {
 	return mutate.ConfigFile(img, file)
 }
 
-// writeLayout writes the index as a directory first, which is what the library
-// knows, and packs that.
+// writeLayout writes the index as a directory, the form that the library supports,
+// and packs the directory into the archive.
 func writeLayout(archive string, tag name.Tag, index v1.ImageIndex) (err error) {
 	if err := os.MkdirAll(filepath.Dir(archive), 0o755); err != nil {
 		return err

@@ -260,8 +260,8 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// Besides the plugin, which tells what processes use of GPUs, only the supervisor may see the
-// host's processes.
+// TestWithoutMPS checks that only the plugin, which reports the processes' use of GPUs, and
+// the supervisor may see the host's processes.
 func TestWithoutMPS(t *testing.T) {
 	const hostPID = "hostPID: true\n"
 	for set, want := range map[string]int{"mps.enabled=true": 2, "mps.enabled=false": 1} {

@@ -29,7 +29,7 @@ const (
 	foreign
 )
 
-// change is what one class is, and what it should be; nil is no class.
+// change has a class as it exists and as it should be; nil means that there is none.
 type change struct{ have, want *unstructured.Unstructured }
 
 // changes returns all classes of the cluster and the release, by name, in the order in
@@ -38,7 +38,7 @@ type change struct{ have, want *unstructured.Unstructured }
 // knows neither by that name (k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache
 // 0.37). A class whose name is replaced has none in between, until its next event.
 //
-// An error is about single classes; the others are there.
+// If some classes fail, it returns an error and the changes of the others.
 func (w *Wanted) changes(owner metav1.OwnerReference, cluster map[string]*unstructured.Unstructured) ([]change, error) {
 	var first, then []change
 	var failed []error
@@ -126,14 +126,14 @@ func decideForeign(have, want *unstructured.Unstructured, lacksNames bool) actio
 	return foreign
 }
 
-// sameMetadata compares what is written of the metadata.
+// sameMetadata compares the fields of the metadata that are written.
 func sameMetadata(have, want *unstructured.Unstructured) bool {
 	return maps.Equal(have.GetLabels(), want.GetLabels()) && equality.Semantic.DeepEqual(have.GetOwnerReferences(), want.GetOwnerReferences())
 }
 
 // owns reports whether a class belongs to this release: to its ClusterRole, also as
 // it was before an uninstall, whose classes the garbage collector hasn't deleted yet.
-// A label is no proof, since people copy labels, and all releases have the same.
+// A label proves nothing, because people copy labels, and all releases have the same.
 func (w *Wanted) owns(o *unstructured.Unstructured) bool {
 	return slices.Contains(clusterRoles(o), w.Owner)
 }

@@ -28,8 +28,8 @@ const (
 	// askAgainAfter is how long the controller remembers that the server dropped an
 	// extended resource name.
 	askAgainAfter = 10 * time.Minute
-	// ownerPause is how long the release's ClusterRole may be missing between two
-	// looks for it: it is when the release is being removed.
+	// ownerPause is the time between two looks for the release's ClusterRole while it is
+	// missing, as when the release is being removed.
 	ownerPause = 30 * time.Second
 )
 
@@ -48,7 +48,7 @@ type Reconciler struct {
 	recorder events.EventRecorder
 	clock    clock.PassiveClock
 
-	// What follows belongs to Reconcile, which runs once at a time.
+	// The fields below are only used by Reconcile, which isn't called concurrently.
 	lacksUntil time.Time         // until then the server is taken not to store extended resource names
 	warned     map[string]string // the resource version of each foreign class that an event was written about
 }
@@ -142,7 +142,8 @@ func (w writer) apply(ctx context.Context, have, want *unstructured.Unstructured
 	return nil
 }
 
-// write creates or updates a class, and looks at what of it the server has stored.
+// write creates or updates a class, and checks whether the server has stored its extended
+// resource name.
 func (w writer) write(ctx context.Context, decision action, want *unstructured.Unstructured) (err error) {
 	want.SetGroupVersionKind(w.version.WithKind(kind))
 	var stored *unstructured.Unstructured
@@ -182,7 +183,8 @@ func (w writer) warnForeign(ctx context.Context, have *unstructured.Unstructured
 	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", w.wanted.notOverwritten(have))
 }
 
-// notOverwritten says why a class of a wanted name stays as it is, and what to do.
+// notOverwritten returns the message about a class that has a wanted name and isn't
+// overwritten: the reason and the remedy.
 func (w *Wanted) notOverwritten(have *unstructured.Unstructured) string {
 	if role := otherRelease(have); role != "" {
 		return fmt.Sprintf("this DeviceClass belongs to another release of Tessera, the one with the ClusterRole %s; "+

@@ -14,8 +14,8 @@ import (
 type Answer int8
 
 const (
-	// Unknown: the server refuses the question, or servers answer differently. What
-	// needs the ability isn't published, and the server is asked again soon.
+	// Unknown: the server refuses the question, or servers answer differently. Nothing
+	// that needs the ability is published, and the server is asked again soon.
 	Unknown Answer = iota
 	// No: the server doesn't have it.
 	No
@@ -26,13 +26,13 @@ const (
 // String is the name in logs.
 func (a Answer) String() string { return [...]string{"unknown", "no", "yes"}[a] }
 
-// Abilities are what a server stores of slices besides plain devices, and
-// whether its scheduler can be trusted with it. The zero value is a server of
-// which nothing is known.
+// Abilities are the fields of slices that a server stores besides plain devices, and
+// whether its scheduler handles them correctly. The zero value is a server of which
+// nothing is known.
 type Abilities struct {
 	Counters Counters
-	// Multiple: devices that can be allocated several times, and policies for how
-	// much of their capacities claims may ask for.
+	// Multiple: devices that can be allocated several times, and policies for the
+	// amounts of their capacities that claims may request.
 	Multiple Answer
 	// Taints of devices, at most four a device.
 	Taints Answer
@@ -45,8 +45,8 @@ type Abilities struct {
 	Version string
 	// API is the version of resource.k8s.io by which slices are written.
 	API string
-	// Doubt is why something is unknown, and the remedy: complete sentences. It is
-	// empty where everything is known.
+	// Doubt has the reason why something is unknown, and the remedy: complete sentences.
+	// It is empty if everything is known.
 	Doubt string
 }
 
@@ -100,8 +100,9 @@ func (a Abilities) SamePools(b Abilities) bool {
 	return a.Counters == b.Counters && a.Multiple == b.Multiple && a.Taints == b.Taints && a.InformationalTaints == b.InformationalTaints && a.Charged == b.Charged
 }
 
-// Common returns what all of several servers of one cluster are able to, in any
-// order. The rest is unknown: it depends on the server that answers.
+// Common returns the abilities that all of several servers of one cluster have,
+// whatever the order of the servers. The others are unknown, because they depend on
+// the server that answers.
 func Common(all []Abilities) Abilities {
 	all = slices.SortedFunc(slices.Values(all), func(a, b Abilities) int { return cmp.Or(cmp.Compare(a.Version, b.Version), cmp.Compare(a.API, b.API)) })
 	out := all[0]

@@ -167,8 +167,8 @@ func slice(node metav1.OwnerReference, tail string, devices []resourceapi.Device
 }
 
 // sliceName is "<node>-<n>" or "<node>-counters-<n>": readable, the same after every
-// restart, and in the order of the GPUs' indexes. A node name that leaves no room is
-// cut and told apart by a hash of the whole.
+// restart, and in the order of the GPUs' indexes. A node name that is too long is cut,
+// and a hash of the whole name makes it unique.
 func sliceName(node, tail string) string {
 	if len(node)+len(tail) > maxName {
 		hash := fmt.Sprintf("%x", sha256.Sum256([]byte(node)))[:16]
@@ -192,7 +192,7 @@ func Complete(current []*resourceapi.ResourceSlice) bool {
 	return have > 0 && have == want
 }
 
-// Equal reports whether the current slices are what is wanted, generation apart.
+// Equal reports whether the current slices equal the wanted ones, apart from the generation.
 func Equal(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) bool {
 	if len(current) != len(want) {
 		return false
@@ -229,8 +229,8 @@ const (
 	devicesKey = "hashes of the devices' names"
 )
 
-// trim removes the large parts of a slice, and keeps its identity and what tells its
-// devices by their names. The cache holds every slice of the cluster.
+// trim replaces the large parts of a slice by a digest of its spec and hashes of its
+// devices' names, because the cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
@@ -243,8 +243,8 @@ func trim(s *resourceapi.ResourceSlice) {
 	s.ManagedFields, s.Spec.SharedCounters, s.Spec.Devices = nil, nil, nil
 }
 
-// hashSize is the length of a nameHash: that two of the thousands of names in a cluster
-// have the same one isn't to be expected.
+// hashSize is the length of a nameHash. It makes a collision between the thousands of names
+// in a cluster very unlikely.
 const hashSize = 8
 
 // nameHash stands for a device's name, at a third of its length.

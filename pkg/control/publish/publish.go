@@ -39,7 +39,7 @@ type Found struct {
 	// Ours are those that a Publisher wrote.
 	Ours []*resourceapi.ResourceSlice
 	// Foreign are those of another program with the same driver name. Schedulers
-	// can't tell them from ours.
+	// can't distinguish them from ours.
 	Foreign []*resourceapi.ResourceSlice
 }
 
@@ -158,7 +158,7 @@ func (p *Publisher) Live(ctx context.Context, node string) (Found, error) {
 // Write makes current, a node's live slices, into want: creates and updates
 // under a new generation, then deletes the remaining old slices. Until all of
 // the new generation is there the pool is incomplete; schedulers from 1.35 on
-// allocate nothing from it, older ones allocate from what is there.
+// allocate nothing from it, older ones allocate from the slices that are there.
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
 // slices repairs it. It is a DroppedFieldsError where the server stored something

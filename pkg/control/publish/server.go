@@ -40,12 +40,12 @@ func FindAPIVersion(d discovery.ServerResourcesInterface) (string, error) {
 	return "", ErrNoResourceAPI
 }
 
-// Probe finds out what the server stores, and in which form, by dry-run
-// creates, which store nothing. Versions don't say that: gates can be off where
-// they are on by default, and on where they are off. The version says only what
-// no server can be asked: how its scheduler counts.
+// Probe finds out which fields the server stores, and in which form, by dry-run
+// creates. The version isn't enough for that, because feature gates can differ from
+// their defaults. The version is used only for the one ability that the server can't be
+// asked about: how its scheduler counts.
 //
-// What the server refuses to answer is unknown, and Doubt says why. An error
+// If the server refuses to answer, an ability is unknown, and Doubt says why. An error
 // means that the server didn't answer.
 func (p *Publisher) Probe(ctx context.Context) (Abilities, error) {
 	version, err := p.version(ctx)

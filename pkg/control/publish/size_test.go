@@ -12,8 +12,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// maxNode is how many bytes of JSON a node of eight H100s may publish: all of its places
-// for partitions, NVLink, what hosts report of PCI, and the counter of memory.
+// maxNode is how many bytes of JSON a node of eight H100s may publish: all placements of
+// partitions, NVLink, the attributes of PCI that hosts report, and the counter of memory.
 const maxNode = 90 << 10
 
 // TestSizeOfNode checks that a node stays within maxNode, also if all devices of one GPU have

@@ -180,7 +180,7 @@ func (n *inode) attr(out *fuse.Attr) {
 	out.Ino, out.Mode, out.Nlink, out.Size = n.number, n.mode, 1, uint64(len(n.data))
 }
 
-// announce tells the kernel of an inode below this one.
+// announce makes an inode below this one known to the kernel.
 func (n *inode) announce(ctx context.Context, child *inode) *fs.Inode {
 	return n.NewPersistentInode(ctx, child, fs.StableAttr{Mode: child.mode & syscall.S_IFMT, Ino: child.number})
 }

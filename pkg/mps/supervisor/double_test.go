@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 }
 
 // plain is this program without the race detector, which takes a second to
-// start: what the supervisor starts is started hundreds of times.
+// start: the supervisor starts it hundreds of times.
 var plain = os.Args[0]
 
 func run(m *testing.M) int {
@@ -59,7 +59,7 @@ func run(m *testing.M) int {
 }
 
 // supervise runs a supervisor that kills itself after the step that
-// TEST_FAILPOINT names, and tells the steps on its standard output.
+// TEST_FAILPOINT names, and prints the steps on its standard output.
 func supervise(text string) error {
 	var cfg Config
 	if err := json.Unmarshal([]byte(text), &cfg); err != nil {
@@ -100,11 +100,11 @@ COMMAND:
   start_server -uid <user id>
 `
 
-// control is the double. Files beside its directory say what goes wrong:
-// "refuse" is what it says instead of starting, "slow" is a pipe that it reads
+// control is the double. Files beside its directory cause faults: "refuse" has
+// the error that it prints instead of starting, "slow" is a pipe that it reads
 // before it starts, "clients" make it wait when it has to quit, "deaf" makes it
-// ignore that, "distracted" only the first time, "serverless" keeps it from starting a server, "garbled" makes it say limits as no
-// driver does.
+// ignore that, "distracted" only the first time, "serverless" keeps it from
+// starting a server, "garbled" makes it print limits in a form that no driver has.
 func control(args []string) int {
 	switch {
 	case len(args) == 0:

@@ -162,8 +162,8 @@ func TestKillSparesAnotherProcessOfTheSameID(t *testing.T) {
 	}
 }
 
-// TestServerEndsAfterItsDaemon: where nobody listens because the daemon is ending, its
-// server has the rest of the time to end.
+// TestServerEndsAfterItsDaemon checks that, if the daemon is ending and doesn't listen any
+// more, its server has the rest of the time to end.
 func TestServerEndsAfterItsDaemon(t *testing.T) {
 	begin := func(seconds string) (process, *exec.Cmd) {
 		cmd := exec.Command("sleep", seconds)

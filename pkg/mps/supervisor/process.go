@@ -33,7 +33,7 @@ func parseStat(line string) (uint64, bool) {
 	if end < 0 {
 		return 0, false
 	}
-	// After the name come state (field 3) and what follows; the start is field 22.
+	// After the name come state (field 3) and further fields; the start is field 22.
 	fields := strings.Fields(line[end+1:])
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return 0, false

@@ -57,8 +57,9 @@ func TestContainerGetsItsGPUsOnly(t *testing.T) {
 	}
 }
 
-// The kubelet tells the devices of a claim apart by their first CDI names, in the
-// pod's status; Kubernetes refuses a status in which two are the same.
+// TestFirstNamesDiffer checks the first CDI names of a claim's devices, by which the
+// kubelet distinguishes them in the pod's status. Kubernetes refuses a status in which
+// two are the same.
 func TestFirstNamesDiffer(t *testing.T) {
 	s, driver, _ := setUp(t)
 	if err := s.SetDriver(driver); err != nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzParseMounts reads mounts as a container can make them up, which has mount
-// namespaces of its own. What is taken for a claim is one that Mark takes.
+// FuzzParseMounts parses mounts that a container with its own mount namespaces can make up.
+// Each claim UID that is found must be one that Mark accepts.
 func FuzzParseMounts(f *testing.F) {
 	f.Add("40 30 0:5 /marks/a " + MountDir + "/a ro - ext4 /dev/vda rw\n41 30 0:5 /marks/b//deleted " + MountDir + "/b ro - ext4 /dev/vda rw\n")
 	f.Add("1 2 3 4 " + MountDir + "/../x\n1 2 3 4 " + MountDir + "/\n1 2 3 4 " + MountDir + "/a/b\n")

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// retryDriver is how often a driver that isn't there, or doesn't work, is
-	// looked for.
+	// retryDriver is the interval at which a driver that isn't there, or doesn't work,
+	// is looked for again.
 	retryDriver = 5 * time.Second
 	// closeWithin bounds Listener.BeforeClose.
 	closeWithin = 20 * time.Second
@@ -56,7 +56,7 @@ type Listener interface {
 	BeforeClose(ctx context.Context, pluginEnds bool)
 }
 
-// Known is what other parts know of the GPUs.
+// Known provides facts about the GPUs that aren't read from the hardware.
 type Known interface {
 	// Held returns the GPUs that claims' records name.
 	Held() []gpu.UUID
@@ -95,8 +95,8 @@ type Follower struct {
 	first chan struct{}
 	// alive is beaten at each step of the loop.
 	alive heartbeat
-	// looked is when the last look began that has found the facts to be true; reading
-	// is since when a reading has been requested or in progress.
+	// looked is when the last reading that confirmed the facts began; reading is since
+	// when a reading has been requested or in progress.
 	looked, reading instant
 	// staysOpen: the last session could not be closed.
 	staysOpen atomic.Bool
@@ -170,9 +170,8 @@ func (f *Follower) Run(ctx context.Context) error {
 	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
-// follow opens the driver and reads it again and again; it returns why that
-// can't go on. looked is called after Arrived has returned or lasted for
-// RecoverWithin.
+// follow opens the driver and reads it repeatedly. It returns the error that ends
+// this. looked is called after Arrived has returned or lasted for RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	f.beginReading()
 	root, session, err := f.cfg.Opener.open()

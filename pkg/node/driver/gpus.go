@@ -19,8 +19,8 @@ func devDir(host driverroot.Host, root driverroot.Root) string {
 	return host.Path(filepath.Join(root.DevRoot, "dev"))
 }
 
-// ReadNode gathers what the node has. A GPU that is in trouble is in the list with
-// a condition that says so; the error is about the node as a whole.
+// ReadNode reads the node's driver and GPUs. A GPU with a problem is in the list with a
+// condition that says so; the error is about the node as a whole.
 func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (gpu.Node, error) {
 	driver, err := session.Driver()
 	if err != nil {
@@ -50,7 +50,8 @@ func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, sessi
 	}, nil
 }
 
-// placeInHost adds what sysfs tells; virtual machines often tell nothing.
+// placeInHost sets the GPU's PCIe root and NUMA node from sysfs; in virtual machines they
+// are often unknown.
 func placeInHost(g *gpu.GPU, sys string) {
 	from := deviceattribute.WithFSFromRoot(sys)
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(g.PCI), from); err == nil {

@@ -33,9 +33,9 @@ func (*broken) Release(context.Context, gpu.Partition) error                    
 func (*broken) ClearMIG(context.Context, gpu.UUID) error                        { return nil }
 func (*broken) Device(gpu.DeviceName) (gpu.Device, gpu.GPU, error)              { return nil, gpu.GPU{}, nil }
 
-// TestMendPaces has a partition go, and come back by itself or not at all: it
-// is missed at the second look, and tried to be made once a minute, though each
-// try is worth a look.
+// TestMendPaces removes a partition, which comes back or stays away. It counts as missing
+// once two looks in a row don't find it; then its creation is tried once a minute, however
+// often the follower looks.
 func TestMendPaces(t *testing.T) {
 	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
 	synctest.Test(t, func(t *testing.T) {

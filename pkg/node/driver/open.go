@@ -8,7 +8,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// errOtherLibrary says that only a new process can go on.
+// errOtherLibrary says that a new process is needed.
 var errOtherLibrary = errors.New("the plugin must be restarted to load the library of another driver")
 
 // Opener finds and opens the driver for the Followers of a process, which run one after
@@ -18,16 +18,16 @@ type Opener struct {
 	host       driverroot.Host
 	driverRoot string
 	nvml       *nvml.Opener
-	// loaded is the NVML library that this process has loaded, if any: what go-nvml
-	// calls stays bound to the first one.
+	// loaded is the NVML library that this process has loaded, if any: go-nvml's functions
+	// stay bound to the first one.
 	loaded string
 	// ahead is the session of OpenAhead with the driver at aheadRoot, nil if there is none.
 	ahead     *nvml.Session
 	aheadRoot driverroot.Root
 }
 
-// NewOpener returns an Opener of the driver at driverRoot or, if that is empty, of the one
-// that is found on the host.
+// NewOpener returns an Opener of the driver at driverRoot or, if driverRoot is empty, of
+// the driver that is found on the host.
 func NewOpener(host driverroot.Host, driverRoot string) *Opener {
 	return &Opener{host: host, driverRoot: driverRoot, nvml: nvml.NewOpener()}
 }
@@ -47,7 +47,7 @@ func (o *Opener) OpenAhead() error {
 	return nil
 }
 
-// CloseAhead closes what OpenAhead has opened, if no Follower uses it.
+// CloseAhead closes the session of OpenAhead, if no Follower uses it.
 func (o *Opener) CloseAhead() error {
 	if o.ahead == nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 // rereadEvery is how often the hardware is read without a signal.
 const rereadEvery = time.Minute
 
-// keepReading reads the hardware at each signal, and from time to time. It returns
-// why that can't go on.
+// keepReading reads the hardware at each signal, and from time to time. It returns the
+// error that ends this.
 func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, session *nvml.Session, version string) error {
 	for {
 		woken := f.pause(ctx, f.rereadAfter())
@@ -52,8 +52,8 @@ func sameRoot(a, b driverroot.Root) bool {
 	return a.Path == b.Path && a.DevRoot == b.DevRoot && a.ProcRoot == b.ProcRoot && a.Library == b.Library && slices.Equal(a.LibraryDirs, b.LibraryDirs)
 }
 
-// rereadAfter returns after what time the hardware is read again if no signal comes
-// first: a short time while something is being retried.
+// rereadAfter returns the time after which the hardware is read again without a signal:
+// a short one while something is being retried.
 func (f *Follower) rereadAfter() time.Duration {
 	if f.cdiFailed != nil || f.modules.missing {
 		return retryDriver
@@ -79,7 +79,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 			LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
 		}, switches, hostToo)
 		if !current {
-			continue // what was read is out of date
+			continue // the reading is out of date
 		}
 		f.noteCDI(ctx, err)
 		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
@@ -91,8 +91,8 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	}
 }
 
-// remember tells the session which GPUs the machine has had, and returns those
-// that it has had since it started.
+// remember passes the GPUs that the machine has had to the session, and returns those that
+// it has had since it started.
 func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
 	has, hadBefore := f.cfg.Facts.Remembered()
 	session.Remember(has, false)

@@ -59,7 +59,7 @@ func (m *Monitor) queue(n health.Notice) {
 	}
 	select {
 	case m.notices <- n:
-	default: // as many kinds of errors as nobody would read
+	default: // many other kinds of errors wait: drop this one
 		m.queued.Delete(errorKey(n.XID))
 	}
 }

@@ -89,8 +89,8 @@ type Monitor struct {
 	gpus map[gpu.UUID]*watchedGPU
 }
 
-// New returns a Monitor that has read the journal and given the conditions in it to
-// the facts.
+// New returns a Monitor that has read the journal and set the conditions in it in the
+// facts.
 func New(cfg Config) *Monitor {
 	m := &Monitor{
 		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.PodOf),
@@ -135,7 +135,7 @@ func (m *Monitor) SetHardware(h *Hardware) {
 	}
 }
 
-// SawXID takes in an XID.
+// SawXID handles an XID.
 func (m *Monitor) SawXID(x gpu.XID) {
 	m.metrics.xids.WithLabelValues(string(x.GPU), codeLabel(x.Code)).Inc()
 	if x.GPU == "" {
@@ -147,7 +147,7 @@ func (m *Monitor) SawXID(x gpu.XID) {
 	w.requestReading()
 }
 
-// SawEvent takes in another event of a GPU; empty: the driver doesn't name it.
+// SawEvent handles another event of a GPU; empty: the driver doesn't name it.
 func (m *Monitor) SawEvent(uuid gpu.UUID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -173,7 +173,7 @@ func (m *Monitor) Run(ctx context.Context) {
 				started[uuid] = true
 				all.Go(func() { m.watch(ctx, m.getOrAdd(uuid)) })
 			}
-			// Nobody else keeps count of a GPU that falls silent again and again.
+			// Only the monitor counts how often a GPU stops responding.
 			if slices.Contains(silent, uuid) && !slices.Contains(before, uuid) {
 				m.getOrAdd(uuid).requestReading()
 			}
@@ -205,7 +205,7 @@ func (m *Monitor) getOrAdd(uuid gpu.UUID) *watchedGPU {
 	return m.gpus[uuid]
 }
 
-// publish gives all conditions to the facts.
+// publish sets all conditions in the facts.
 func (m *Monitor) publish() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -243,8 +243,8 @@ func (m *Monitor) change(ctx context.Context, w *watchedGPU, decide func(health.
 	m.reportChange(w.uuid, began, ended)
 }
 
-// replace replaces the GPU's state by the result of decide: it stores it, and gives
-// its conditions to the facts. It returns which causes began and ended.
+// replace replaces the GPU's state by the result of decide: it stores the state, and sets
+// its conditions in the facts. It returns which causes began and ended.
 func (m *Monitor) replace(ctx context.Context, w *watchedGPU, decide func(health.State) (health.State, error)) (began, ended []health.Cause, _ error) {
 	w.deciding.Lock()
 	defer w.deciding.Unlock()

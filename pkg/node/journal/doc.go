@@ -5,10 +5,10 @@
 // There is one file per claim, named by the claim's UID, so that the cost of a
 // write doesn't depend on how many claims there are; and, in directories of their
 // own, one per GPU on which MIG partitions were made, and one per GPU whose compute
-// mode or time slice isn't as it was found. Reads are served from memory; a claim's
-// record is on disk, data and name, when its write returns; a GPU's, of either
-// kind, needn't survive the machine. A file is written beside its place and
-// renamed, so that a crash leaves the old record or the new one.
+// mode or time slice differs from its original one. Reads are served from memory. A
+// claim's record, data and name, is on disk when its write returns; a GPU's record, of
+// either kind, needn't survive a crash of the machine. A file is written under another
+// name and renamed, so that a crash leaves the old record or the new one.
 //
 // A file is unreadable if its content isn't a record. Open renames it, and its claim
 // or GPU stays in the list of unreadable ones until another record replaces it or it

@@ -22,7 +22,8 @@ type Contents struct {
 	// Claims' and GPUs' records, ordered by UID.
 	Claims []holding.Record
 	GPUs   []holding.GPURecord
-	// Settings of GPUs that aren't as they were found, ordered by UUID.
+	// Settings of GPUs whose compute mode or time slice differs from the original one,
+	// ordered by UUID.
 	Settings []holding.Settings
 	// Unreadable files, both renamed ones and those that the next Open will
 	// rename, ordered by UID.
@@ -30,15 +31,15 @@ type Contents struct {
 	UnreadableGPUs []UnreadableGPU
 	// UnreadableSettings likewise.
 	UnreadableSettings []UnreadableGPU
-	// Temporary are paths of files that a write under way, or one that was cut
-	// off, has made.
+	// Temporary are paths of files that a write in progress, or an interrupted one, has
+	// created.
 	Temporary []string
 }
 
-// Read looks at the journal in dir from outside: it takes no lock, waits for
-// nobody and changes nothing, so it may be called while a plugin runs. Records
-// that come and go meanwhile are in the answer or not. A directory that isn't
-// there is an empty journal. A file of a newer version is ErrNewerVersion.
+// Read reads the journal in dir from outside. It takes no lock, doesn't wait and changes
+// nothing, so it may be called while a plugin runs. Records that are written or deleted
+// meanwhile may be in the answer or not. A directory that doesn't exist is an empty
+// journal. A file of a newer version is ErrNewerVersion.
 func Read(dir string) (Contents, error) {
 	claims, err := scan[holding.Record](dir)
 	if err != nil {

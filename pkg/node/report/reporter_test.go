@@ -30,7 +30,7 @@ func node(gpus ...gpu.GPU) gpu.Node {
 	return gpu.Node{Name: "node-0", DriverVersion: "580.159.04", CUDADriverVersion: "13.0", GPUs: gpus}
 }
 
-// reporting is a reporter, its reports and what it has logged.
+// reporting is a reporter with its facts and its log.
 type reporting struct {
 	*report.Reporter
 	*facts.Facts

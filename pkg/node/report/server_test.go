@@ -32,7 +32,7 @@ type server struct {
 	told      []told
 	writes    int
 	away      bool
-	drop      func(*v1alpha1.GPUInventoryStatus) // what the server doesn't store; nil: stores all
+	drop      func(*v1alpha1.GPUInventoryStatus) // removes the fields that the server doesn't store; nil: it stores all
 }
 
 // told is a past event. A watch that starts later from an earlier version must
@@ -57,7 +57,7 @@ func newServer(t *testing.T) *server {
 
 func (s *server) config() *rest.Config { return &rest.Config{Host: s.URL, QPS: -1} }
 
-// change applies f and tells the watchers.
+// change applies f and sends the event to the watchers.
 func (s *server) change(resource string, f func() (event string, object any)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -161,8 +161,8 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*machine) string) {
 	}
 }
 
-// checkInvariants: each daemon is one that a claim of this boot needs, and each
-// of these runs; what isn't as it was found is remembered, and needed.
+// checkInvariants checks that exactly the daemons that claims of this boot need run, and
+// that each changed setting of a GPU is needed and its original value recorded.
 func checkInvariants(t *testing.T, n *node) {
 	t.Helper()
 	daemons, exclusive, sliced := map[string]bool{}, map[gpu.UUID]bool{}, map[gpu.UUID]bool{}

@@ -66,7 +66,7 @@ func (m *machine) enter(call string) error {
 	return fault(call)
 }
 
-// do changes the machine and tells the watchers.
+// do changes the machine and wakes the watchers.
 func (m *machine) do(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -75,7 +75,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
 }
 
-// TestModeUnchanged: --mps-compute-mode=unchanged, also where it was another before.
+// TestModeUnchanged: --mps-compute-mode=unchanged, after a start with another value.
 func TestModeUnchanged(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)
@@ -85,7 +85,7 @@ func TestModeUnchanged(t *testing.T) {
 	m.faults = nil
 	n = startWith(t, m, n.dir, "boot-1", sharing.Config{})
 	n.recover(t)
-	m.faults = nil // the mode is put back beside the daemon: that is what is asked for
+	m.faults = nil // the mode is restored while the daemon runs, as this option asks
 	n.check(t, is{Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}}})
 	n.unprepare(t, "a")
 	n.prepare(t, claim("b", share(gpu0, 0)))
@@ -142,8 +142,8 @@ func TestPutBackLater(t *testing.T) {
 	})
 }
 
-// TestClosedWhileTheDaemonIsAway: a client that doesn't find its daemon is let in
-// by nobody, until all those have failed that didn't find it.
+// TestClosedWhileTheDaemonIsAway checks that a GPU is closed while its daemon is away, and
+// then until all clients that didn't find the daemon have failed.
 func TestClosedWhileTheDaemonIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -269,7 +269,7 @@ func TestModeOfAnAdministrator(t *testing.T) {
 		if got := n.Conditions()[gpu0]; len(got) > 0 {
 			t.Errorf("set back by the administrator: conditions %v", got)
 		}
-		m.do(func() { // the GPU is reset: all at once, and nobody sees it without a server
+		m.do(func() { // the GPU is reset, in one step: a state without a server isn't seen
 			m.modes[gpu0] = nvml.ComputeDefault
 			s := m.daemons["gpu-980fb007"]
 			s.ServerPID = 23

@@ -104,7 +104,7 @@ func (m *Manager) converge() {
 	}
 }
 
-// orphans returns the daemons that no claim needs and that nobody is stopping. Needs
+// orphans returns the daemons that no claim needs and that aren't being stopped. It needs
 // the lock.
 func (m *Manager) orphans(p *plan) []string {
 	var names []string

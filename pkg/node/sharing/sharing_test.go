@@ -196,8 +196,8 @@ func TestAnotherBoot(t *testing.T) {
 	n.check(t, others)
 }
 
-// TestBlocked: a GPU on which a call hangs keeps nobody else waiting, and who
-// waits for it stops when the time is up.
+// TestBlocked checks that a call that hangs doesn't block other claims, and that a claim
+// that has to wait for it fails when its context ends.
 func TestBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -259,7 +259,7 @@ func TestManyAtOnce(t *testing.T) {
 	n.check(t, is{})
 }
 
-// TestLastTwoLeaveTogether: the daemon goes, and no sooner than both have left.
+// TestLastTwoLeaveTogether checks that the daemon is stopped once both claims have left.
 func TestLastTwoLeaveTogether(t *testing.T) {
 	for range 50 {
 		m := newMachine()
@@ -284,8 +284,8 @@ func TestTwoPartitionsInOneDaemon(t *testing.T) {
 	wantError(t, err, "one claim for each partition")
 }
 
-// TestLastShareLeavesAtOnce: nobody waits for a daemon's end but the next claim of
-// the GPU, and only after it the compute mode is put back.
+// TestLastShareLeavesAtOnce checks that only the next claim of the GPU waits for the end
+// of a daemon, and that the compute mode is restored only after that.
 func TestLastShareLeavesAtOnce(t *testing.T) {
 	for name, next := range map[string]struct {
 		wait func(t *testing.T, n *node) error

@@ -45,8 +45,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestUnreadableLeaves: a daemon that a claim may have had whose record can't be
-// read is not left behind where there is nobody to stop it.
+// TestUnreadableLeaves checks that a claim whose record can't be read can't leave while
+// the supervisor, which has to stop its daemon, is unavailable.
 func TestUnreadableLeaves(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)
@@ -70,7 +70,7 @@ func TestUnreadableLeaves(t *testing.T) {
 	n.check(t, is{})
 }
 
-// TestUnreadableSettings count as what a driver starts with.
+// TestUnreadableSettings checks that unreadable settings count as a driver's defaults.
 func TestUnreadableSettings(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// readEvery is the interval of readings, and the time of which the utilization of
+	// readEvery is the interval of readings, and the time over which the utilization by
 	// processes is read.
 	readEvery = 5 * time.Second
 	// awakeFor is how long readings go on after the last scrape.
@@ -35,8 +35,8 @@ type User struct {
 	Claims []string
 }
 
-// Readings has the last reading of each GPU. GPUs are read in the background, each by
-// itself, as long as somebody asks for them: a driver that is slow or doesn't respond
+// Readings has the last reading of each GPU. GPUs are read in the background, independently
+// of each other, as long as there are scrapes: a driver that is slow or doesn't respond
 // delays no scrape and no other GPU.
 type Readings struct {
 	gpus          func() []gpu.GPU
@@ -53,24 +53,24 @@ type Readings struct {
 	wake     chan struct{}
 	// first is closed when scrapes after a pause needn't wait for readings any more.
 	first chan struct{}
-	// attributes has the GPUs whose driver was seen to tell the utilization of MPS clients.
+	// attributes has the GPUs whose driver has reported the utilization of MPS clients.
 	attributes map[gpu.UUID]bool
 }
 
-// Reading is what one GPU's driver told.
+// Reading is one GPU's usage as the driver reported it.
 type Reading struct {
 	gpu.Usage
 	// Users are the containers of the processes, by PID; none for processes that are in no
 	// container, such as MPS servers.
 	Users map[int]User
-	// AttributesMPS: the driver tells the utilization of MPS clients, rather than counting it
+	// AttributesMPS: the driver reports the utilization of MPS clients, instead of counting it
 	// as the server's.
 	AttributesMPS bool
 }
 
 // NewReadings returns Readings without any. gpus are the GPUs to read; userOf finds the
 // container of a process. Unless seesProcesses, this process is in a PID namespace in which
-// the driver doesn't tell the host's processes, and readings have none.
+// the driver doesn't report the host's processes, and readings have none.
 func NewReadings(gpus func() []gpu.GPU, seesProcesses bool, userOf func(pid int) (User, bool)) *Readings {
 	return &Readings{
 		gpus: gpus, seesProcesses: seesProcesses, userOf: userOf, latest: map[gpu.UUID]Reading{}, underway: map[gpu.UUID]bool{},
@@ -78,8 +78,8 @@ func NewReadings(gpus func() []gpu.GPU, seesProcesses bool, userOf func(pid int)
 	}
 }
 
-// SetHardware sets who reads the hardware, nil for nobody, and drops all readings. When it
-// returns, the reader before isn't used any more.
+// SetHardware sets the reader of the hardware, nil for none, and drops all readings. When it
+// returns, the previous reader isn't used any more.
 func (r *Readings) SetHardware(reader Reader) {
 	r.using.Lock()
 	defer r.using.Unlock()
@@ -89,7 +89,7 @@ func (r *Readings) SetHardware(reader Reader) {
 	clear(r.latest)
 }
 
-// Run reads the GPUs until ctx ends, while somebody asks for readings.
+// Run reads the GPUs until ctx ends, while there are scrapes.
 func (r *Readings) Run(ctx context.Context) {
 	ticker := time.NewTicker(readEvery)
 	defer ticker.Stop()
@@ -115,8 +115,8 @@ func (r *Readings) awake() bool {
 	return time.Since(r.asked) < awakeFor
 }
 
-// endUsage frees what readings keep in the driver. It is called again and again while nobody
-// asks, because a slow reading may end late.
+// endUsage frees the samples that readings keep in the driver. It is called repeatedly while
+// there are no scrapes, because a slow reading may end late.
 func (r *Readings) endUsage() {
 	r.using.RLock()
 	defer r.using.RUnlock()

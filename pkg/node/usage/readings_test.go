@@ -136,7 +136,7 @@ func TestBlockedGPU(t *testing.T) {
 		if got := slices.Collect(maps.Keys(number(r))); !slices.Equal(got, []gpu.UUID{shared}) {
 			t.Errorf("readings of %v, want only the GPU that works", got)
 		}
-		time.Sleep(time.Hour) // nobody asks; the next scrape is like the first
+		time.Sleep(time.Hour) // without a scrape; the next one is like the first
 		began = time.Now()
 		if got, took := len(r.Scrape()), time.Since(began); got != 1 || took > firstWithin {
 			t.Errorf("%d GPUs after %s", got, took)
@@ -145,7 +145,7 @@ func TestBlockedGPU(t *testing.T) {
 	})
 }
 
-// TestHangsUnasked lets a GPU hang while nobody asks: its reading from before is too old.
+// TestHangsUnasked lets a GPU hang while there are no scrapes: its old reading is dropped.
 func TestHangsUnasked(t *testing.T) {
 	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
 		if got := len(r.Scrape()); got != 2 {

@@ -8,7 +8,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// room is what claims and other programs have left of a GPU.
+// room has the parts of a GPU that claims and other programs use, and computes from them
+// which partitions still fit.
 type room struct {
 	profiles []gpu.Profile
 	// taken are the partitions that exist for claims, or that others made.
@@ -22,7 +23,7 @@ type taken struct {
 	placement gpu.Placement
 }
 
-// roomOn returns what is left of a GPU that has MIG.
+// roomOn returns the room on a GPU that has MIG.
 func roomOn(g gpu.GPU, claims []holding.Record) room {
 	r := room{profiles: g.MIG.Profiles}
 	for _, i := range g.MIG.Instances {
@@ -72,8 +73,8 @@ func (r room) free(p gpu.Profile) []gpu.Placement {
 	})
 }
 
-// fragmentation returns which part of the memory slices that partitions can still have
-// the largest of them leaves over; 0 where there are none.
+// fragmentation returns the fraction of the memory slices still usable for partitions that
+// the largest possible partition would leave unused; 0 if no partition fits.
 func (r room) fragmentation() float64 {
 	usable, largest := map[int]bool{}, 0
 	for _, p := range r.profiles {

@@ -8,7 +8,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// hardwareDescs are the metrics of what the driver tells.
+// hardwareDescs are the metrics of values that the driver reports.
 type hardwareDescs struct {
 	gpuTotal, gpuUsed, gpuUtilization, partitionTotal, partitionUsed, partitionUtilization, shareUsed, shareLargest, shareUtilization *family
 }
@@ -76,7 +76,7 @@ type shares struct {
 	made       map[gpu.UUID][]holding.MadePartition
 	containers Containers
 	podName    func(uid string) string
-	// byContainer has what each container uses of each holding.
+	// byContainer has the use of each holding by each container.
 	byContainer map[sharer]*use
 }
 
@@ -86,13 +86,13 @@ type sharer struct {
 	Container
 }
 
-// use is the sum over processes, and the memory of the largest; nil for what isn't known
-// of all of them.
+// use has the sums over processes, and the memory of the largest one; a value is nil if it
+// isn't known of all of them.
 type use struct {
 	memory, largest, utilization *float64
 }
 
-// addMemory adds that of one process.
+// addMemory adds the memory of one process.
 func (u *use) addMemory(memory *float64) {
 	if u.memory = plus(u.memory, memory); u.memory == nil {
 		u.largest = nil
@@ -131,8 +131,8 @@ func (c *Collector) collectShares(s scrape, claims []holding.Record, readings ma
 	}
 }
 
-// add adds what a process uses to its container's use of a holding. If the container has
-// several devices of the GPU or partition, nobody knows which of them the process uses.
+// add adds a process to its container's use of a holding. If the container has several
+// devices of the GPU or partition, it isn't known which of them the process uses.
 func (a *shares) add(uuid gpu.UUID, r Reading, p gpu.Process) {
 	user, ok := r.Users[p.PID]
 	if !ok {

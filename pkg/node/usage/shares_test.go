@@ -58,7 +58,7 @@ tessera_partition_utilization_ratio{gpu_instance_id="9",parent_uuid="GPU-1111111
 }
 
 // TestUsageOfShares checks which container's processes count for which share, and that
-// what isn't measured has no series.
+// values that aren't measured have no series.
 func TestUsageOfShares(t *testing.T) {
 	share := func(number int) holding.Holding {
 		h := holding.New(gpu.DeviceName("gpu-22222222-mps-2-"+string(rune('0'+number))), gpu.Share{Of: gpu.Whole{GPU: shared}, Count: 2, Number: number})

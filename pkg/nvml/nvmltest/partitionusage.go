@@ -17,9 +17,9 @@ import (
 // betweenSamples is more than the least time between two samples of performance counters.
 const betweenSamples = 200 * time.Millisecond
 
-// PartitionUsage checks what the port tells of a GPU in MIG mode: the memory of each MIG
-// device and its processes, no utilization of processes and, where counters is true, that
-// of MIG devices since the reading before. It runs in a bubble of synctest.
+// PartitionUsage checks the usage that the port reports of a GPU in MIG mode: the memory of
+// each MIG device and its processes, no utilization of processes and, if counters is true,
+// that of MIG devices since the previous reading. It runs in a bubble of synctest.
 func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 	s := OpenSimulated(machine)
 	gpus, err := s.GPUs()

@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// usageOver is the time of which processes' utilization is read.
+// usageOver is the time over which the utilization by processes is read.
 const usageOver = 5 * time.Second
 
 // checkUsage checks that a GPU's usage is possible, and agrees with its other facts.
@@ -52,8 +52,8 @@ func checkUsage(t *testing.T, port Port, g gpu.GPU) {
 	}
 }
 
-// Usage checks that the port tells what the simulated processes of the first GPU use, and
-// on a GPU in MIG mode those of a partition.
+// Usage checks that the port reports the usage by the simulated processes of the first GPU
+// and, in MIG mode, of a partition.
 func Usage(t *testing.T, port Port, machine *nvmlsim.Machine) {
 	gpus, err := port.GPUs()
 	must(t, err)
@@ -79,7 +79,7 @@ func Usage(t *testing.T, port Port, machine *nvmlsim.Machine) {
 			{PID: 73, MemoryBytes: new(int64(100 * mib)), Utilization: new(0.35)}, // the client's, as on real GPUs
 		},
 	}
-	if g := gpus[0]; g.MIG != nil && g.MIG.Enabled { // then the driver tells no utilization
+	if g := gpus[0]; g.MIG != nil && g.MIG.Enabled { // then the driver reports no utilization
 		want.Utilization = nil
 		for i := range want.Processes {
 			want.Processes[i].Utilization = nil

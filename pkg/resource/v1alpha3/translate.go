@@ -2,8 +2,8 @@ package v1alpha3
 
 import "strings"
 
-// direction has the names of the version to translate from and to, and what to do
-// with the objects of a kind. They are translated in place.
+// direction has the names of the versions to translate from and to, and by kind the functions
+// that translate the differing fields of an object in place.
 type direction struct {
 	from, to string
 	kinds    map[string]func(object map[string]any)

@@ -35,7 +35,7 @@ type server struct {
 	paths map[string]string
 	// codes that aren't 200, by path.
 	codes map[string]int
-	// form is the content type of what is in paths; JSON if it is empty.
+	// form is the content type of the answers in paths; JSON if it is empty.
 	form string
 
 	mu   sync.Mutex
@@ -141,7 +141,7 @@ func TestCreateSlice(t *testing.T) {
 	}
 }
 
-// TestDroppedFields checks that a client can see what the server doesn't store.
+// TestDroppedFields checks that a client can see which fields the server doesn't store.
 func TestDroppedFields(t *testing.T) {
 	s := &server{paths: map[string]string{alphaPath + "/resourceslices": "echo"}}
 	slice, _ := aSlice()

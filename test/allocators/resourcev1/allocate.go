@@ -40,7 +40,8 @@ func newAllocate() func(structured.Features, request) (*resourceapi.AllocationRe
 	}
 }
 
-// state is what is allocated, as the scheduler gathers it from claims.
+// state returns the allocated devices and capacity, as the scheduler gathers them from
+// claims.
 func state(results []resourceapi.DeviceRequestAllocationResult) structured.AllocatedState {
 	out := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),

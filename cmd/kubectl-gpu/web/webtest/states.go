@@ -65,7 +65,7 @@ func machine(model string, n int, plan func(int) v1alpha1.Plan, claims ...asked)
 	return m, nil
 }
 
-// Idle is a cluster of two pools that nobody uses.
+// Idle returns a cluster of two pools without claims.
 func Idle() (*Cluster, error) {
 	c := New()
 	big, err := machine("h100-80gb", 8, partitioned)
