@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/pkg/files/filestest"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -110,6 +112,50 @@ func TestLeavesWhileAnotherReleases(t *testing.T) {
 	}
 	close(aGone)
 	if err := <-bGone; err != nil {
+		t.Error(err)
+	}
+	checkHeld(t, f)
+}
+
+// TestLeavesWhileAnotherIsRecorded checks that a partition is destroyed if the last claim
+// left it while the first write of another claim's record failed, whose record counted then.
+func TestLeavesWhileAnotherIsRecorded(t *testing.T) {
+	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
+	node := newNode(t, 1)
+	disk := filestest.New(t, t.TempDir(), filestest.Tree{})
+	node.Journal = disk.Dir
+	aReleasing, bRecorded, aReleased, aGone := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var released sync.Once
+	f := start(t, node, "boot-1", func(step string) {
+		if step == "unprepare.released" {
+			released.Do(func() { close(aReleased) })
+		}
+	})
+	mustPrepare(t, f, a)
+	var releasing sync.Once
+	f.node.Working = func(context.Context, gpu.Partition) error {
+		releasing.Do(func() {
+			close(aReleasing)
+			<-bRecorded
+		})
+		return nil
+	}
+	go func() { aGone <- f.Unprepare(testContext(t), named(a)) }()
+	<-aReleasing
+	failed := false
+	disk.Fail(func(op filestest.Op) syscall.Errno {
+		if failed || op.Call != "fsync" || op.Path != "." {
+			return 0
+		}
+		failed = true
+		close(bRecorded)
+		<-aReleased
+		return syscall.EIO
+	})
+	if _, err := f.Prepare(testContext(t), b); !errors.Is(err, syscall.EIO) {
+		t.Errorf("got %v, want EIO", err)
+	}
+	if err := <-aGone; err != nil {
 		t.Error(err)
 	}
 	checkHeld(t, f)

@@ -175,8 +175,8 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 	defer unlockGPUs()
 	p.cfg.Step("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
-		unlock()
-		return r, false, nil, failedAt(stepState, err)
+		defer unlock()
+		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
 	}
 	p.cfg.Claims.Reset(want.ClaimUID)
 	p.cfg.Step("prepare.recorded")
@@ -199,9 +199,6 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 	unreadable := len(p.cfg.Journal.Unreadable())
 	want.RefusedClaims = have.RefusedClaims
 	if err := p.cfg.Journal.Put(want); err != nil {
-		if !before {
-			err = errors.Join(err, p.drop(want.ClaimUID)) // nothing else has been done yet
-		}
 		return want, before, err
 	}
 	p.notifyRead(unreadable)
