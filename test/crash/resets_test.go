@@ -3,6 +3,7 @@
 package crash_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -133,7 +135,14 @@ func (n *node) mustReset(t *testing.T, p *plugin) {
 // plugin runs.
 func (n *node) ageResets(t *testing.T, by time.Duration) (attempts int) {
 	t.Helper()
-	j, err := journal.Open(n.journal(), nil)
+	var j *journal.Journal
+	var err error
+	// A child of a plugin that was killed has the plugin's files, and so their locks, until it
+	// executes its own program.
+	_ = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		j, err = journal.Open(n.journal(), nil)
+		return err == nil, nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
