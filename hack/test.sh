@@ -98,7 +98,7 @@ unit() {
 # go down.
 integration() {
 	memory
-	hack/prepare-files.sh && tests integration -p 4 -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
+	hack/prepare-files.sh && tests integration -timeout 30m -tags integration ./test/crash ./pkg/control ./deployments/helm/test ./test/apiserver
 }
 
 reliability() {

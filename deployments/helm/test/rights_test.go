@@ -246,7 +246,7 @@ func repeatsLabelRemoval(t *testing.T, s *server) {
 		}
 		return object.UID
 	}
-	upgrade := []string{"upgrade", "tessera", chart, "--namespace", "tessera", "--set=image.repository=registry.example.com/tessera", "--timeout=1s"}
+	upgrade := []string{"upgrade", "tessera", chart, "--namespace", "tessera", "--set=image.repository=registry.example.com/tessera", "--timeout=5s"}
 	s.install(t, "--set=controller.nodeLabels.enabled=true")
 	fails(upgrade...)
 	first := job()
@@ -255,7 +255,7 @@ func repeatsLabelRemoval(t *testing.T, s *server) {
 		t.Error("the second upgrade didn't try again to remove the labels")
 	}
 	s.install(t, "--set=controller.nodeLabels.enabled=true")
-	fails("uninstall", "tessera", "--namespace", "tessera", "--timeout=1s")
+	fails("uninstall", "tessera", "--namespace", "tessera", "--timeout=5s")
 	second := job()
 	fails(slices.Insert(slices.Clone(upgrade), 1, "--install")...)
 	if job() == second {

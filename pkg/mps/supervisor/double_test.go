@@ -104,7 +104,8 @@ COMMAND:
 // the error that it prints instead of starting, "slow" is a pipe that it reads
 // before it starts, "clients" make it wait when it has to quit, "deaf" makes it
 // ignore that, "distracted" only the first time, "serverless" keeps it from
-// starting a server, "garbled" makes it print limits in a form that no driver has.
+// starting a server, "garbled" makes it print limits in a form that no driver has, "held"
+// leaves the output of commands open for two seconds after them.
 func control(args []string) int {
 	switch {
 	case len(args) == 0:
@@ -163,6 +164,13 @@ func command(pipe string) int {
 	_, _ = conn.Write(commands)
 	_ = conn.(*net.UnixConn).CloseWrite()
 	_, _ = io.Copy(os.Stdout, conn)
+	if _, err := os.Stat(quirk("held")); err == nil {
+		holder := exec.Command("sleep", "2")
+		holder.Stdout = os.Stdout
+		if err := holder.Start(); err != nil {
+			return 1
+		}
+	}
 	return 0
 }
 

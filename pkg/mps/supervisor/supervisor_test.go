@@ -393,6 +393,17 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
+// TestOutputThatIsClosedLate checks that a command succeeds although another process has its
+// output open for a while, as a process has that the supervisor is just forking.
+func TestOutputThatIsClosedLate(t *testing.T) {
+	n := newNode(t)
+	n.put("held", "")
+	n.start("")
+	if s := n.ensure(one("a")); s.Phase != mps.Running || s.Trouble != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
 // A daemon without a server is in trouble, is started again after a while, and is
 // well as soon as it has one.
 func TestNoServer(t *testing.T) {
