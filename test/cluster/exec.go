@@ -131,10 +131,10 @@ func enterNamespaces(pid int) error {
 }
 
 // Command is one of the cluster's programs (kubectl, helm), to be run on the host as
-// the cluster's administrator. It collects no garbage before its heap has 256 MiB, because
-// that takes much of the processor time of a kubectl get.
+// the cluster's administrator. It collects no garbage before its heap has 256 MiB, and runs
+// on one processor, because a kubectl get has little to do besides.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.Binary(name), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath(), "GOGC=off", "GOMEMLIMIT=256MiB")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath(), "GOGC=off", "GOMEMLIMIT=256MiB", "GOMAXPROCS=1")
 	return cmd
 }
