@@ -10,9 +10,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# run runs a target. Before 1.27, Go sometimes reports the end of the duration as a failure of
-# the target (golang/go#75804), in one line that names no file. It isn't one: a target that
-# fails names its test file and the input.
+# run runs a target. Before Go 1.27, go test sometimes reports the end of the duration as a
+# failure (golang/go#75804): the line after "--- FAIL" is "context deadline exceeded". After a
+# real failure that line names the target again, and the next ones the test file and the input.
 run() { # PACKAGE NAME
 	# By default each input that reaches new code is made smaller for up to a minute, which leaves no time to try others.
 	"${GO:-go}" test -run '^$' -fuzz "^$2\$" -fuzztime "$duration" -fuzzminimizetime 100x "$1" | tee "$log" && return

@@ -15,8 +15,8 @@ logs=_output/test
 # Tests, and the programs that build them, collect garbage less often than by default:
 # it takes a tenth of their processor time, and memory isn't short.
 export GOGC=400
-# They link programs without what debuggers need, which takes a third less time.
-export GOFLAGS="'-ldflags=-s -w'"
+# They link programs without what debuggers need, which takes almost half as long.
+export GOFLAGS="${GOFLAGS:-} '-ldflags=-s -w'"
 
 # tests runs go test with arguments of its own, and the level's log. It doesn't vet
 # either, and links without what debuggers need.
@@ -49,7 +49,7 @@ kept() { # LEVEL NAME PACKAGES FLAGS...
 }
 
 # sequential are tests of pkg/node that run without the race detector: they do one thing at
-# a time, and take three times as much processor time with it.
+# a time, and take three times as much processor time with the detector.
 sequential='^(TestPowerLoss|TestDiskFaults)$'
 
 # binary runs the tests of a package, and then prints their events in one piece.
@@ -87,6 +87,7 @@ memory() {
 unit() {
 	local race plain failed=0
 	memory
+	# Of pkg/node, binary runs the sequential tests here, and the others with the detector.
 	plain=$("$go" list ./pkg/node && hack/concurrent.sh not)
 	race=$(hack/concurrent.sh | awk '/\/pkg\/nvml$/ { first = $0; next } { rest = rest $0 "\n" } END { print first "\n" rest }')
 	kept unit plain "$plain" || failed=$?

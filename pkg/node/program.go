@@ -108,8 +108,9 @@ type tenure struct {
 	// and passes the kubelet's calls on.
 	tookOver    bool
 	predecessor types.UID
-	// graceUntil is set if the plugin took the node back. Until then it doesn't hand over
-	// before the kubelet has registered it, because neither plugin would be registered.
+	// graceUntil is set if the plugin took the node back. Until then it refuses to hand over
+	// while the kubelet hasn't registered it again, so that calls of the kubelet don't fail
+	// because neither plugin is registered.
 	graceUntil time.Time
 	// wasReady: the plugin was ready when it handed over, and stays ready until graceUntil.
 	// Otherwise the DaemonSet's controller would delete its pod, and keep the pod of the

@@ -321,9 +321,10 @@ func (p *plugin) onRegistered(time.Time) {
 	p.reporter.Registered()
 }
 
-// ready returns an error until the kubelet has registered the plugin, so that a rollout
-// stops at a plugin that can't be registered. A node without a driver, or with a broken
-// one, must not stop it; the reason is in its GPUInventory.
+// ready returns nil if the kubelet has registered the plugin, if the node has no driver, or
+// during the grace period if the plugin was ready before it handed over. A rollout stops at
+// a plugin that isn't ready. It must not stop at a missing or broken driver, which the
+// node's GPUInventory reports.
 func (p *plugin) ready() error {
 	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.inGrace() {
 		return nil

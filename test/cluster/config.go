@@ -58,9 +58,9 @@ func maskedSysctls() map[string]string {
 // on garbage, and the API server a sixth.
 const fewerCollections = "GOGC=400"
 
-// fewerThreads has a Go program of the cluster run on a quarter of the processors, at least
-// one: the programs are many, and on more processors each spends time on threads that look
-// for work and wake each other.
+// fewerThreads limits a Go program to a quarter of the processors, at least one. A cluster has
+// many programs; with more processors each has more threads, which take processor time to
+// look for work and to wake each other.
 func fewerThreads() string { return fmt.Sprintf("GOMAXPROCS=%d", max(1, runtime.NumCPU()/4)) }
 
 func (c *Cluster) controlPlaneSpec() machine.Spec {

@@ -132,7 +132,8 @@ func enterNamespaces(pid int) error {
 
 // Command is one of the cluster's programs (kubectl, helm), to be run on the host as
 // the cluster's administrator. It collects no garbage before its heap has 256 MiB, and runs
-// on one processor, because a kubectl get has little to do besides.
+// on one processor: such a program is short and has little to do in parallel, so both would
+// only take processor time.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.Binary(name), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath(), "GOGC=off", "GOMEMLIMIT=256MiB", "GOMAXPROCS=1")

@@ -36,10 +36,6 @@ const (
 	// commandTime is longer than a working daemon takes for a command; one about a
 	// server waits until that has started.
 	commandTime = 10 * time.Second
-	// outputTime is how long the output of a command may stay open after its end. A process
-	// that the supervisor has just forked has it open until it executes its own program,
-	// which takes long on a busy node.
-	outputTime = 5 * time.Second
 	// answerTime is the same for a command about nothing but the daemon.
 	answerTime = 3 * time.Second
 	// serverTime is the most that a server may take to start, or to be clean again
@@ -260,10 +256,15 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	}
 	var out bytes.Buffer
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, outputTime
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
 	err = start(cmd)
 	if err == nil {
 		err = cmd.Wait()
+	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		// It has succeeded, but its output is still open: a process that the supervisor is
+		// forking keeps it open until its exec, which can take seconds on a busy node.
+		err = nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))

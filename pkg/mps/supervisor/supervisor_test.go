@@ -393,8 +393,8 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
-// TestOutputThatIsClosedLate checks that a command succeeds although another process has its
-// output open for a while, as a process has that the supervisor is just forking.
+// TestOutputThatIsClosedLate checks that a command succeeds although another process keeps its
+// output open after it has exited, as a process does that the supervisor is forking.
 func TestOutputThatIsClosedLate(t *testing.T) {
 	n := newNode(t)
 	n.put("held", "")

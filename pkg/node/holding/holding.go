@@ -330,8 +330,9 @@ type Records interface {
 type Claims struct {
 	records Records
 	// The claims in each phase of an unprepare, by UID; each set contains the next.
-	// unpreparing: it has begun. leaving: no container uses the claim any more. left: no
-	// daemon runs on a partition for it any more, so its partitions may be destroyed.
+	// unpreparing: it has begun, and containers may still run. leaving: no container uses
+	// the claim, and MPS daemons may still run for it. left: none runs for it on a
+	// partition, so its partitions may be destroyed.
 	unpreparing, leaving, left sync.Map
 }
 
@@ -365,8 +366,8 @@ func (c *Claims) IsUnpreparing(claimUID string) bool {
 // follows SetUnpreparing.
 func (c *Claims) SetLeaving(claimUID string) { c.leaving.Store(claimUID, true) }
 
-// SetLeft says that no MPS daemon which only leaving claims had runs on the claim's
-// partitions: InUse doesn't count the claim any more. It follows SetLeaving.
+// SetLeft says that the MPS daemons on the claim's partitions have stopped, except those that
+// other claims need: InUse ignores the claim from then on. It follows SetLeaving.
 func (c *Claims) SetLeft(claimUID string) { c.left.Store(claimUID, true) }
 
 // Reset clears SetUnpreparing, SetLeaving and SetLeft: the claim was prepared again, or its

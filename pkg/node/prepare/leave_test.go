@@ -117,8 +117,9 @@ func TestLeavesWhileAnotherReleases(t *testing.T) {
 	checkHeld(t, f)
 }
 
-// TestLeavesWhileAnotherIsRecorded checks that a partition is destroyed if the last claim
-// left it while the first write of another claim's record failed, whose record counted then.
+// TestLeavesWhileAnotherIsRecorded checks that a shared partition is destroyed if its last
+// claim is unprepared while the first write of another claim's record is failing. That
+// record counts as a user, so the prepare that fails must release the partition.
 func TestLeavesWhileAnotherIsRecorded(t *testing.T) {
 	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
 	node := newNode(t, 1)

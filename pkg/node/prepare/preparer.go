@@ -176,6 +176,8 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 	p.cfg.Step("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
 		defer unlock()
+		// The record may have counted in Claims.InUse while its write failed: a claim that was
+		// unprepared meanwhile has left a shared partition to this one.
 		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
 	}
 	p.cfg.Claims.Reset(want.ClaimUID)
@@ -184,7 +186,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 }
 
 // recordClaim writes the record, unless it is there already, and returns the one
-// that is there.
+// that is there. After an error the record may exist, and the caller undoes the prepare.
 func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
 	have, again := p.cfg.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.cfg.BootID {

@@ -63,7 +63,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(hol
 	if err := p.leaveShared(ctx, r); err != nil {
 		return err
 	}
-	p.cfg.Claims.SetLeft(claimUID) // not before: no partition may be destroyed under a daemon
+	p.cfg.Claims.SetLeft(claimUID) // not before: a partition must not be destroyed while a daemon runs on it
 	if err := p.release(ctx, r); err != nil {
 		return err
 	}
