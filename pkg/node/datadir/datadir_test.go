@@ -3,6 +3,7 @@ package datadir
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -38,23 +39,44 @@ func writeHook(t *testing.T) string {
 	return path
 }
 
-// TestTemporaryHookIsRemoved checks that the file goes that a power loss has left beside the
-// program: the disk may have kept both names of a rename.
+// TestTemporaryHookIsRemoved checks that a temporary file left by a power loss is removed, and
+// not written to: the disk may have kept both names of a rename.
 func TestTemporaryHookIsRemoved(t *testing.T) {
-	d, hook := locked(t, dataDir(t)), writeHook(t)
-	path, err := d.InstallHook(hook)
-	if err != nil {
-		t.Fatal(err)
-	}
-	temp := path + ".tmp"
-	if err := os.Link(path, temp); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.InstallHook(hook); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s: %v, want it removed", temp, err)
+	for name, newer := range map[string]bool{"the same program": false, "another program": true} {
+		t.Run(name, func(t *testing.T) {
+			d, hook := locked(t, dataDir(t)), writeHook(t)
+			path, err := d.InstallHook(hook)
+			if err != nil {
+				t.Fatal(err)
+			}
+			temp := path + ".tmp"
+			if err := os.Link(path, temp); err != nil {
+				t.Fatal(err)
+			}
+			present, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer present.Close()
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if newer {
+				if err := os.WriteFile(hook, []byte("#!/bin/sh\n# newer\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := d.InstallHook(hook); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: %v, want it removed", temp, err)
+			}
+			if got, err := io.ReadAll(present); err != nil || string(got) != string(want) {
+				t.Errorf("the program that was there has %q, %v, want it unchanged", got, err)
+			}
+		})
 	}
 }
 

@@ -36,12 +36,17 @@ func (d *Dir) InstallHook(from string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("--cdi-hook: %w", err)
 	}
+	// A power loss may leave the temporary file, perhaps as a second name of the present
+	// program, which mustn't be written to.
 	temp := filepath.Join(d.path, hookTemp)
-	if have, err := digestOf(path); err == nil && have == want {
-		_ = os.Remove(temp) // a power loss may leave it; if it can't be removed now, Clean does it
-		return path, nil
+	err = files.RemoveIfThere(temp)
+	if have, digestErr := digestOf(path); digestErr == nil && have == want {
+		return path, nil // if the temporary file couldn't be removed, Clean does it
 	}
-	if err := replaceProgram(path, temp, program); err != nil {
+	if err == nil {
+		err = replaceProgram(path, temp, program)
+	}
+	if err != nil {
 		return "", fmt.Errorf("install %s: %w", path, err)
 	}
 	return path, nil
