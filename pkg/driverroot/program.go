@@ -3,6 +3,7 @@ package driverroot
 import (
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -110,6 +111,16 @@ func (p Program) Command(ctx context.Context, h Host, args ...string) *exec.Cmd 
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 	}
 	return cmd
+}
+
+// EndError returns the error of a command that has ended. It is nil if the command succeeded
+// and only its output was still open after cmd.WaitDelay: a process that this one is forking
+// keeps it open until its exec, which can take seconds on a busy node.
+func EndError(err error) error {
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return nil
+	}
+	return err
 }
 
 // programDirs returns the possible directories of the driver's programs, with

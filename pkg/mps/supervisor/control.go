@@ -259,12 +259,7 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
 	err = start(cmd)
 	if err == nil {
-		err = cmd.Wait()
-	}
-	if errors.Is(err, exec.ErrWaitDelay) {
-		// It has succeeded, but its output is still open: a process that the supervisor is
-		// forking keeps it open until its exec, which can take seconds on a busy node.
-		err = nil
+		err = driverroot.EndError(cmd.Wait())
 	}
 	if err != nil {
 		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))
