@@ -16,14 +16,13 @@ logs=_output/test
 # it takes a tenth of their processor time, and memory isn't short.
 export GOGC=400
 # They link programs without what debuggers need, which takes almost half as long.
-export GOFLAGS="${GOFLAGS:-} '-ldflags=-s -w'"
+[[ ${GOFLAGS:-} == *-ldflags=* ]] || export GOFLAGS="${GOFLAGS:-} '-ldflags=-s -w'"
 
-# tests runs go test with arguments of its own, and the level's log. It doesn't vet
-# either, and links without what debuggers need.
+# tests runs go test with arguments of its own, and the level's log. It doesn't vet either.
 tests() { # LEVEL ARGS...
 	local level=$1
 	shift
-	"${inMemory[@]}" "$go" test -json -count 1 -vet=off -ldflags='-s -w' "$@" | "$logs/testlog" "$logs/$level.json"
+	"${inMemory[@]}" "$go" test -json -count 1 -vet=off "$@" | "$logs/testlog" "$logs/$level.json"
 }
 
 # kept runs tests as go test -json -count 1 does, from binaries that stay in _output/test:
@@ -42,7 +41,7 @@ kept() { # LEVEL NAME PACKAGES FLAGS...
 		of=$(awk -v round="$round" '$1 == round { print $3 }' "$kept/list")
 		mkdir -p "$kept/$round"
 		# shellcheck disable=SC2086
-		"$go" test -c -vet=off -ldflags='-s -w' "$@" -o "$kept/$round/" $of || return
+		"$go" test -c -vet=off "$@" -o "$kept/$round/" $of || return
 	done
 	awk -v kept="$kept" '{ print kept "/" $1 "/" $2 ".test", $3 }' "$kept/list" |
 		"${inMemory[@]}" xargs -P $((2 * $(nproc))) -n 2 hack/test.sh --binary | "$logs/testlog" "$logs/$level.json"

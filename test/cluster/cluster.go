@@ -210,7 +210,7 @@ func (c *Cluster) fillBinDir(ctx context.Context) error {
 		}
 		return Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log)
 	}
-	for _, name := range []string{"machine-init", "kubernetes", "etcd", "containerd", baseImages} {
+	for _, name := range []string{"machine-init", "kubernetes", "kubectl", "etcd", "containerd", baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
 			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
 		}

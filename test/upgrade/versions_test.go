@@ -43,8 +43,9 @@ type upgrade struct {
 	charts    map[string]string
 	manifests map[string]map[part][]object
 	before    string // the tag of the earlier version
-	// keepsSupervisor: the earlier supervisor can't end the MPS daemons of this version, so on
-	// the way back this one's stays while there are any, as docs/configuration.md says.
+	// keepsSupervisor is set if the earlier version's supervisor can't end this version's MPS
+	// daemons. On the way back this version's supervisor stays then until no daemon is left, as
+	// docs/configuration.md says.
 	keepsSupervisor bool
 	held            string // see heldNow
 	pods            *comings
@@ -134,7 +135,7 @@ func up(t *testing.T, from string) *upgrade {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.keepsSupervisor = exec.CommandContext(t.Context(), "git", "merge-base", "--is-ancestor", first, from).Run() != nil
+	u.keepsSupervisor = git(t, "rev-list", "--max-count=1", first, "^"+from) != ""
 	if err := c.LoadImage(t.Context(), images[1]); err != nil {
 		t.Fatal(err)
 	}
