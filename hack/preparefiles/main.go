@@ -9,12 +9,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/coverage"
+	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -71,6 +75,9 @@ func run(dir string, suffix gpu.DeviceName) error {
 	if _, err := client.NodePrepareResources(n.ctx, &drapbv1.NodePrepareResourcesRequest{}); err != nil {
 		return err
 	}
+	if err := awaitServing(n.ctx); err != nil {
+		return err
+	}
 	if err := errors.Join(coverage.WriteMetaDir(dir), coverage.ClearCounters()); err != nil {
 		return err
 	}
@@ -82,6 +89,25 @@ func run(dir string, suffix gpu.DeviceName) error {
 	}
 	if got := response.GetClaims()[string(c.UID)]; got.GetError() != "" || len(got.GetDevices()) != 1 {
 		return fmt.Errorf("prepare %s: %v", n.first+suffix, got)
+	}
+	return nil
+}
+
+// awaitServing waits until the plugin has started completely. Its socket answers earlier, and
+// the rest of the start would be counted as a part of the call.
+func awaitServing(ctx context.Context) error {
+	stacks := make([]byte, 1<<20)
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		serves, watches := false, false
+		for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			state, calls, _ := strings.Cut(g, "\n")
+			serves = serves || strings.Contains(state, "[chan receive") && strings.Contains(calls, "kubelet.(*Plugin).Run(")
+			watches = watches || strings.Contains(state, "[select") && strings.Contains(calls, "kubelet.(*Plugin).watchSockets(")
+		}
+		return serves && watches, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the start of the plugin: %w", err)
 	}
 	return nil
 }
