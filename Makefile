@@ -96,7 +96,7 @@ test: cluster-build ## Run every test that needs no GPU; the end-to-end ones on 
 	GO='$(GO)' hack/test.sh
 
 .PHONY: test-unit
-test-unit: prepare ## Run the tests that need no cluster, with the race detector where code is concurrent; those of power loss need root and /dev/fuse
+test-unit: prepare ## Run the tests that need no cluster, with the race detector where code is concurrent; some need root, those of power loss /dev/fuse too
 	GO='$(GO)' hack/test.sh unit
 
 .PHONY: test-integration

@@ -15,7 +15,7 @@ logs=_output/test
 # Tests, and the programs that build them, collect garbage less often than by default:
 # it takes a tenth of their processor time, and memory isn't short.
 export GOGC=400
-# They link programs without what debuggers need, which takes almost half as long.
+# They link programs without what debuggers need, which takes little more than half as long.
 [[ ${GOFLAGS:-} == *-ldflags=* ]] || export GOFLAGS="${GOFLAGS:-} '-ldflags=-s -w'"
 
 # tests runs go test with arguments of its own, and the level's log. It doesn't vet either.

@@ -98,9 +98,11 @@ func chosen(t *testing.T) (all [][]part) {
 // git runs git in this checkout.
 func git(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "git", args...).CombinedOutput()
+	cmd := exec.CommandContext(t.Context(), "git", args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, out)
+		t.Fatalf("git %s: %v", strings.Join(args, " "), err)
 	}
 	return strings.TrimSpace(string(out))
 }
