@@ -18,7 +18,7 @@ export GOGC=400
 # They link programs without what debuggers need, which takes little more than half as long.
 [[ ${GOFLAGS:-} == *-ldflags=* ]] || export GOFLAGS="${GOFLAGS:-} '-ldflags=-s -w'"
 
-# tests runs go test with arguments of its own, and the level's log. It doesn't vet either.
+# tests runs go test with arguments of its own, and the level's log. It doesn't vet: make verify does.
 tests() { # LEVEL ARGS...
 	local level=$1
 	shift
@@ -27,8 +27,8 @@ tests() { # LEVEL ARGS...
 
 # kept runs tests as go test -json -count 1 does, from binaries that stay in _output/test:
 # go test links each of them again each time, which takes 1.5 seconds of processor for each;
-# go test -c leaves a binary alone whose inputs haven't changed. It doesn't vet:
-# make verify does. Twice as many packages as processors run at a time, because many tests
+# go test -c leaves a binary alone whose inputs haven't changed. It doesn't vet
+# either. Twice as many packages as processors run at a time, because many tests
 # wait.
 kept() { # LEVEL NAME PACKAGES FLAGS...
 	local level=$1 kept=$PWD/$logs/binaries/$2 packages=$3 round of
@@ -86,7 +86,8 @@ memory() {
 unit() {
 	local race plain failed=0
 	memory
-	# Of pkg/node, binary runs the sequential tests here, and the others with the detector.
+	# pkg/node is in both lists: its sequential tests run without the race detector, and the
+	# others with it (see binary).
 	plain=$("$go" list ./pkg/node && hack/concurrent.sh not)
 	race=$(hack/concurrent.sh | awk '/\/pkg\/nvml$/ { first = $0; next } { rest = rest $0 "\n" } END { print first "\n" rest }')
 	kept unit plain "$plain" || failed=$?

@@ -93,8 +93,10 @@ func run(dir string, suffix gpu.DeviceName) error {
 	return nil
 }
 
-// awaitServing waits until the plugin has started completely. Its socket answers earlier, and
-// the rest of the start would be counted as a part of the call.
+// awaitServing waits until the plugin has finished starting. Its socket answers earlier, and the
+// rest of the start would be counted as a part of the call. The plugin doesn't report the end
+// of its start, so awaitServing looks at the goroutines: kubelet.Plugin's Run and watchSockets
+// wait then. If one of them is renamed, rename it here.
 func awaitServing(ctx context.Context) error {
 	stacks := make([]byte, 1<<20)
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
@@ -107,7 +109,7 @@ func awaitServing(ctx context.Context) error {
 		return serves && watches, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for the start of the plugin: %w", err)
+		return fmt.Errorf("wait until kubelet.Plugin's Run and watchSockets wait: %w", err)
 	}
 	return nil
 }

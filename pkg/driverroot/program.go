@@ -113,10 +113,11 @@ func (p Program) Command(ctx context.Context, h Host, args ...string) *exec.Cmd 
 	return cmd
 }
 
-// EndError returns the error of a command that has ended. It is nil if the command succeeded
-// and only its output was still open after cmd.WaitDelay: a process that this one is forking
-// keeps it open until its exec, which can take seconds on a busy node.
-func EndError(err error) error {
+// IgnoreWaitDelay returns nil for exec.ErrWaitDelay, and any other error of cmd.Wait as it is.
+// Such a command has succeeded, but its output was still open after cmd.WaitDelay: a child that
+// the calling program forks at the same time inherits the output and keeps it open until its
+// exec, which can take seconds on a busy node.
+func IgnoreWaitDelay(err error) error {
 	if errors.Is(err, exec.ErrWaitDelay) {
 		return nil
 	}

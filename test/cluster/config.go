@@ -58,8 +58,8 @@ func maskedSysctls() map[string]string {
 // on garbage, and the API server a sixth.
 const fewerCollections = "GOGC=400"
 
-// fewerThreads limits a Go program to a quarter of the processors, at least one. A cluster has
-// many programs; with more processors each has more threads, which take processor time to
+// fewerThreads returns the environment variable that limits a Go program to a quarter of the
+// processors, at least one. A cluster has many programs; with more processors each has more threads, which take processor time to
 // look for work and to wake each other.
 func fewerThreads() string { return fmt.Sprintf("GOMAXPROCS=%d", max(1, runtime.NumCPU()/4)) }
 

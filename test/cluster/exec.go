@@ -131,9 +131,9 @@ func enterNamespaces(pid int) error {
 }
 
 // Command is one of the cluster's programs (kubectl, helm), to be run on the host as
-// the cluster's administrator. It collects no garbage before its heap has 256 MiB, and runs
-// on one processor: such a program is short and has little to do in parallel, so both would
-// only take processor time.
+// the cluster's administrator. It collects no garbage until it uses 256 MiB, and runs on
+// one processor: these programs run briefly and do little in parallel, so that garbage
+// collection and more threads would only cost processor time.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.Binary(name), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.KubeconfigPath(), "GOGC=off", "GOMEMLIMIT=256MiB", "GOMAXPROCS=1")

@@ -259,7 +259,7 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
 	err = start(cmd)
 	if err == nil {
-		err = driverroot.EndError(cmd.Wait())
+		err = driverroot.IgnoreWaitDelay(cmd.Wait())
 	}
 	if err != nil {
 		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))

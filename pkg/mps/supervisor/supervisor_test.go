@@ -393,9 +393,9 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
-// TestOutputThatIsClosedLate checks that a command succeeds although another process keeps its
-// output open after it has exited, as a process does that the supervisor is forking.
-func TestOutputThatIsClosedLate(t *testing.T) {
+// TestOutputClosedLate checks that a command succeeds if its output is still open after it
+// exits. A process that the supervisor is forking can keep it open.
+func TestOutputClosedLate(t *testing.T) {
 	n := newNode(t)
 	n.put("held", "")
 	n.start("")

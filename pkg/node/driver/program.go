@@ -55,7 +55,7 @@ func (p *programs) run(ctx context.Context, name string, args ...string) (string
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.running, line)
-		ended <- result{out, driverroot.EndError(err)}
+		ended <- result{out, driverroot.IgnoreWaitDelay(err)}
 	}()
 	select {
 	case r := <-ended:

@@ -8,9 +8,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
-// TestOutputThatIsClosedLate checks that a program succeeds although another process keeps its
-// output open after it has exited, as a process does that the plugin is forking.
-func TestOutputThatIsClosedLate(t *testing.T) {
+// TestOutputClosedLate checks that a program succeeds if its output is still open after it
+// exits. A process that the plugin is forking can keep it open.
+func TestOutputClosedLate(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "usr", "bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {

@@ -330,9 +330,9 @@ type Records interface {
 type Claims struct {
 	records Records
 	// The claims in each phase of an unprepare, by UID; each set contains the next.
-	// unpreparing: it has begun, and containers may still run. leaving: no container uses
-	// the claim, and MPS daemons may still run for it. left: none runs for it on a
-	// partition, so its partitions may be destroyed.
+	// unpreparing: it has begun; containers may still run. leaving: no container uses the
+	// claim; MPS daemons may still run for it. left: no MPS daemon runs for it on its
+	// partitions, so they may be destroyed.
 	unpreparing, leaving, left sync.Map
 }
 

@@ -176,8 +176,8 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 	p.cfg.Step("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
 		defer unlock()
-		// The record may have counted in Claims.InUse while its write failed: a claim that was
-		// unprepared meanwhile has left a shared partition to this one.
+		// Claims.InUse may have counted the record until its write failed. A claim that was
+		// unprepared in that time didn't destroy a shared partition, so the undo has to.
 		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
 	}
 	p.cfg.Claims.Reset(want.ClaimUID)
