@@ -27,9 +27,8 @@ tests() { # LEVEL ARGS...
 
 # kept runs tests as go test -json -count 1 does, from binaries that stay in _output/test:
 # go test links each of them again each time, which takes 1.5 seconds of processor for each;
-# go test -c leaves a binary alone whose inputs haven't changed. It doesn't vet
-# either. Twice as many packages as processors run at a time, because many tests
-# wait.
+# go test -c leaves a binary alone whose inputs haven't changed. It doesn't vet either.
+# Twice as many packages as processors run at a time, because many tests wait.
 kept() { # LEVEL NAME PACKAGES FLAGS...
 	local level=$1 kept=$PWD/$logs/binaries/$2 packages=$3 round of
 	shift 3

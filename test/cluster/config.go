@@ -59,8 +59,8 @@ func maskedSysctls() map[string]string {
 const fewerCollections = "GOGC=400"
 
 // fewerThreads returns the environment variable that limits a Go program to a quarter of the
-// processors, at least one. A cluster has many programs; with more processors each has more threads, which take processor time to
-// look for work and to wake each other.
+// processors, at least one. A cluster has many programs; with more processors each has more
+// threads, which take processor time to look for work and to wake each other.
 func fewerThreads() string { return fmt.Sprintf("GOMAXPROCS=%d", max(1, runtime.NumCPU()/4)) }
 
 func (c *Cluster) controlPlaneSpec() machine.Spec {
