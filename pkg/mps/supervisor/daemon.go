@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/files"
@@ -160,7 +161,7 @@ func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch 
 			return err
 		}
 	}
-	if err := clean(at); err != nil {
+	if err := clean(s.cfg.HostRoot, at); err != nil {
 		return err
 	}
 	watch.done("clean")
@@ -196,9 +197,13 @@ func (s *Supervisor) makePlace(at place, name string) (fresh bool, err error) {
 	return err == nil && !s.hasGroup(name), nil
 }
 
-// clean gives the next daemon empty directories.
-func clean(at place) error {
-	for _, dir := range []string{at.clients(), at.pipe(), at.shm()} {
+// clean gives the next daemon empty directories, which containers may use also where
+// SELinux confines them.
+func clean(hostRoot string, at place) error {
+	// Containers mount clients and shm. The sockets in clients are links to those in pipe,
+	// whose label they have from that directory.
+	used := []string{at.clients(), at.pipe(), at.shm()}
+	for _, dir := range used {
 		if err := empty(dir); err != nil {
 			return fmt.Errorf("clean up after an earlier daemon: %w", err)
 		}
@@ -213,7 +218,15 @@ func clean(at place) error {
 			return fmt.Errorf("make the daemon's directories: %w", err)
 		}
 	}
-	return errors.Join(at.mountShm(), at.shorten(0))
+	if err := errors.Join(at.mountShm(), at.shorten(0)); err != nil {
+		return err
+	}
+	for _, dir := range used {
+		if err := labelForContainers(hostRoot, dir, unix.Setxattr); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // empty removes the contents of a directory, but not the directory: containers of
