@@ -99,6 +99,10 @@ check_words() {
 # main, or of those after $BASE.
 check_commits() { hack/commits.sh ${BASE:+"$BASE"}; }
 
+# check_removed wants the commits since this rule to name the tests and stories that they
+# removed.
+check_removed() { go run ./hack/removedtests --since=2026-11-26T15:00:00Z "${BASE:+$BASE..}HEAD"; }
+
 # check_language keeps out words that a reader has to read twice.
 check_language() { files | go run ./hack/language; }
 
@@ -117,7 +121,7 @@ check_links() {
 }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits format generate modules chart image lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits removed format generate modules chart image lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do
