@@ -27,7 +27,7 @@ type breakage struct {
 	pid              uint32
 	name             string
 	recovery, remap  string
-	nvlink           string
+	nvlink, fabric   string
 	eccErrors        uint64
 	changesECCErrors bool
 }
@@ -60,6 +60,7 @@ Others:
     nvmlsim break 3 --xid 63 --remap pending --root DIR   # until a reset
     nvmlsim break 3 --ecc 2 --xid 48 --root DIR           # uncorrectable errors
     nvmlsim break 3 --nvlink 0,4 --xid 74 --root DIR
+    nvmlsim break 3 --fabric not-started --root DIR       # Fabric Manager isn't running
     nvmlsim break 0 1 2 3 4 5 6 7 --xid 79 --root DIR     # a storm
 
 Every XID becomes an NVML event and a record of the kernel log, DIR/` + nvmlsim.KernelLogFile + `
@@ -85,6 +86,7 @@ changes nothing else. To make calls of one NVML function fail, see fault.`,
 	f.Uint64Var(&b.eccErrors, "ecc", 0, "number of uncorrectable errors of memory since the driver was loaded")
 	f.BoolVar(&b.sram, "sram", false, "exceed the threshold of SRAM errors")
 	f.StringVar(&b.nvlink, "nvlink", "", "NVLinks that are down: numbers such as 0,4, all or none")
+	f.StringVar(&b.fabric, "fabric", "", "registration with Fabric Manager: not-started, in-progress, failed or ready")
 	f.BoolVar(&b.lost, "lost", false, "fall off the bus")
 	f.BoolVar(&b.wedged, "wedged", false, "let no call return")
 	f.BoolVar(&b.resetRequired, "reset-required", false, "refuse calls until a reset")
@@ -95,14 +97,22 @@ func (b *breakage) check() error {
 	if err := b.checkWhose(); err != nil {
 		return err
 	}
-	states := b.recovery+b.remap+b.nvlink != "" || b.changesECCErrors || b.sram || b.lost || b.wedged || b.resetRequired
+	states := b.recovery+b.remap+b.nvlink+b.fabric != "" || b.changesECCErrors || b.sram || b.lost || b.wedged || b.resetRequired
+	if len(b.xids) == 0 && !states {
+		return errors.New("break it how? For example --xid 31, --recovery reset or --lost; see --help")
+	}
+	return b.checkStates()
+}
+
+// checkStates checks the flags whose arguments are words.
+func (b *breakage) checkStates() error {
 	switch {
 	case b.recovery != "" && !slices.Contains(recoveryActions(), b.recovery):
 		return fmt.Errorf("--recovery %q: want one of %s", b.recovery, strings.Join(recoveryActions(), ", "))
 	case !slices.Contains([]string{"", "pending", "failed", "none"}, b.remap):
 		return fmt.Errorf("--remap %q: want pending, failed or none", b.remap)
-	case len(b.xids) == 0 && !states:
-		return errors.New("break it how? For example --xid 31, --recovery reset or --lost; see --help")
+	case b.fabric != "" && b.fabric != fabricReady && !slices.Contains(nvmlsim.FabricStates(), nvmlsim.FabricState(b.fabric)):
+		return fmt.Errorf("--fabric %q: want not-started, in-progress, failed or ready", b.fabric)
 	}
 	return nil
 }
@@ -165,6 +175,9 @@ func (b *breakage) applyState(m *nvmlsim.Machine, gpu int) error {
 		g.Wedged = g.Wedged || b.wedged
 		g.ResetRequired = g.ResetRequired || b.resetRequired
 		g.SRAMThresholdExceeded = g.SRAMThresholdExceeded || b.sram
+		if b.fabric != "" {
+			g.Fabric = nvmlsim.FabricState(strings.TrimSuffix(b.fabric, fabricReady))
+		}
 		if b.nvlink == "" {
 			return nil
 		}
@@ -173,6 +186,9 @@ func (b *breakage) applyState(m *nvmlsim.Machine, gpu int) error {
 		return err
 	})
 }
+
+// fabricReady is the argument of --fabric for nvmlsim.FabricReady.
+const fabricReady = "ready"
 
 func instance(id int) *uint32 {
 	if id < 0 {

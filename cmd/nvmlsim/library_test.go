@@ -303,6 +303,7 @@ func TestLibraryProfilesAndModes(t *testing.T) {
 		"3 slices gfx":     {second(h200.GetGpuInstanceProfileInfo(0x11)), nvml.ERROR_INVALID_ARGUMENT},
 		"MIG handle, off":  {second(h200.GetMigDeviceHandleByIndex(0)), nvml.ERROR_NOT_SUPPORTED},
 		"profile of an L4": {second(l4.GetGpuInstanceProfileInfo(0)), nvml.ERROR_NOT_SUPPORTED},
+		"fabric of an L4":  {second(l4.GetGpuFabricInfo()), nvml.ERROR_NOT_SUPPORTED},
 		"NVLink of an L4":  {second(l4.GetNvLinkState(0)), nvml.ERROR_NOT_SUPPORTED},
 		"a 19th NVLink":    {second(h200.GetNvLinkState(18)), nvml.ERROR_INVALID_ARGUMENT},
 		"no other GPU":     {second(h200.GetNvLinkRemotePciInfo(0)), nvml.ERROR_NOT_SUPPORTED},

@@ -25,6 +25,8 @@ type Health struct {
 	SRAMThresholdExceeded bool `json:"sramThresholdExceeded,omitempty"`
 	// NVLinksDown are the NVLinks that are down.
 	NVLinksDown []int `json:"nvlinksDown,omitempty"`
+	// Fabric is the GPU's registration with Fabric Manager, if it is behind NVSwitches.
+	Fabric FabricState `json:"fabric,omitempty"`
 }
 
 // RemappedRows is nvmlDeviceGetRemappedRows.
@@ -65,9 +67,9 @@ func (a RecoveryAction) inKernelLog() string {
 
 // afterReset returns the state after a reset of the GPU: pending rows are
 // remapped, and NVLinks trained again. Actions that need more than a reset stay,
-// and so does the mark of worn SRAM.
+// and so do the mark of worn SRAM and what Fabric Manager lacks.
 func (h Health) afterReset() Health {
-	after := Health{RemappedRows: h.RemappedRows, SRAMThresholdExceeded: h.SRAMThresholdExceeded}
+	after := Health{RemappedRows: h.RemappedRows, SRAMThresholdExceeded: h.SRAMThresholdExceeded, Fabric: h.Fabric}
 	after.RemappedRows.Pending = false
 	if slices.Contains([]RecoveryAction{nodeReboot, recoverIMEXDomain, busReset, systemReboot}, h.RecoveryAction) {
 		after.RecoveryAction = h.RecoveryAction
@@ -87,7 +89,7 @@ func (h Health) afterReload() Health {
 // afterReboot returns the state after a reboot of the machine.
 func (h Health) afterReboot() Health {
 	after := h.afterReset()
-	after.RecoveryAction = 0
+	after.RecoveryAction, after.Fabric = 0, FabricReady // the service is started
 	return after
 }
 

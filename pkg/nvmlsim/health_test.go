@@ -47,6 +47,9 @@ func TestWhatHeals(t *testing.T) {
 		"SRAM": {broken: health{SRAMThresholdExceeded: true}, left: map[string]health{
 			"reset": {SRAMThresholdExceeded: true}, "reload": {SRAMThresholdExceeded: true}, "reboot": {SRAMThresholdExceeded: true},
 		}},
+		"Fabric Manager": {broken: health{Fabric: nvmlsim.FabricNotStarted}, left: map[string]health{
+			"reset": {Fabric: nvmlsim.FabricNotStarted}, "reload": {Fabric: nvmlsim.FabricNotStarted},
+		}},
 		"lost": {broken: health{Lost: true}, refused: lost, left: map[string]health{"reset": {Lost: true}, "reload": {Lost: true}}},
 	} {
 		for _, way := range ways {

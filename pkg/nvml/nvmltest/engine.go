@@ -207,8 +207,9 @@ func (d device) GetSramEccErrorStatus() (gonvml.EccSramErrorStatus, gonvml.Retur
 	return gonvml.EccSramErrorStatus{BThresholdExceeded: uint32(enabled(exceeded))}, code(err)
 }
 
-func (device) GetGpuFabricInfo() (gonvml.GpuFabricInfo, gonvml.Return) {
-	return gonvml.GpuFabricInfo{}, gonvml.ERROR_NOT_SUPPORTED
+func (d device) GetGpuFabricInfo() (gonvml.GpuFabricInfo, gonvml.Return) {
+	v, err := d.g.FabricInfo()
+	return gonvml.GpuFabricInfo{State: v.State, Status: uint32(v.Status)}, code(err)
 }
 
 func (d device) GetSupportedEventTypes() (uint64, gonvml.Return) { return is(d.g.SupportedEventTypes) }

@@ -71,6 +71,9 @@ func (s *session) calls() map[string]func(*frame) nvmlsim.Return {
 		"deviceGetFieldValues": func(f *frame) nvmlsim.Return {
 			return s.deviceGetFieldValues(value[handle](f, 0), value[int32](f, 1), array[nvmlFieldValue](f, 2))
 		},
+		"deviceGetGpuFabricInfo": func(f *frame) nvmlsim.Return {
+			return s.deviceGetGpuFabricInfo(value[handle](f, 0), memory[nvmlGpuFabricInfo](f, 1))
+		},
 		"deviceGetGpuInstanceByID": func(f *frame) nvmlsim.Return {
 			return s.deviceGetGpuInstanceByID(value[handle](f, 0), value[uint32](f, 1), memory[handle](f, 2))
 		},

@@ -13,6 +13,22 @@ func (s *session) deviceGetNvLinkRemoteDeviceType(h handle, link uint32, out *ui
 	})
 }
 
+func (s *session) deviceGetGpuFabricInfo(h handle, out *nvmlGpuFabricInfo) nvmlsim.Return {
+	g, err := s.gpu(h)
+	if err != nil {
+		return code(err)
+	}
+	if out == nil {
+		return nvmlsim.InvalidArgument
+	}
+	v, err := g.FabricInfo()
+	if err != nil {
+		return code(err)
+	}
+	*out = nvmlGpuFabricInfo{State: v.State, Status: uint32(v.Status)}
+	return ok
+}
+
 func (s *session) deviceGetNvLinkRemotePciInfoV2(h handle, link uint32, out *nvmlPciInfo) nvmlsim.Return {
 	g, err := s.gpu(h)
 	if err != nil {

@@ -132,6 +132,13 @@ type nvmlGpmSupport struct {
 	Version           uint32
 	IsSupportedDevice uint32
 }
+type nvmlGpuFabricInfo struct {
+	ClusterUuid [16]uint8
+	Status      uint32
+	CliqueId    uint32
+	State       uint8
+	Pad_cgo_0   [3]byte
+}
 type nvmlGpuInstanceInfo struct {
 	Device    nvmlDevice
 	Id        uint32

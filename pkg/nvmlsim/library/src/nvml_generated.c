@@ -705,9 +705,11 @@ EXPORTED nvmlReturn_t nvmlDeviceGetGpcClkVfOffset(nvmlDevice_t device, int *offs
 
 EXPORTED nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *gpuFabricInfo)
 {
-    (void)device;
-    (void)gpuFabricInfo;
-    return NVML_ERROR_NOT_SUPPORTED;
+    const struct argument arguments[] = {
+        HANDLE(device),
+        MEMORY(gpuFabricInfo, sizeof *gpuFabricInfo),
+    };
+    return forward("deviceGetGpuFabricInfo", arguments, 2);
 }
 
 EXPORTED nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *gpuFabricInfo)
