@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -76,7 +77,7 @@ func (g *GPU) ModuleID() (int, error) { return value(g, "DeviceGetModuleId", g.i
 
 // BoardID returns an id derived from the PCI address.
 func (g *GPU) BoardID() (uint32, error) {
-	p, _ := parseBusID(g.id.BusID)
+	p := g.id.PCI()
 	return value(g, "DeviceGetBoardId", p.Bus<<8|p.Device)
 }
 
@@ -112,14 +113,21 @@ type PCI struct {
 // BusID returns the address as NVML prints it, with eight digits of domain.
 func (p PCI) BusID() string { return fmt.Sprintf("%08X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
 
+// sysfs returns the address as sysfs spells it, with four digits of domain unless it
+// needs more.
+func (p PCI) sysfs() string { return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device) }
+
+func (p PCI) compare(q PCI) int {
+	return cmp.Or(cmp.Compare(p.Domain, q.Domain), cmp.Compare(p.Bus, q.Bus), cmp.Compare(p.Device, q.Device))
+}
+
 // BusIDLegacy returns the address with four digits of domain.
 func (p PCI) BusIDLegacy() string { return fmt.Sprintf("%04X:%02X:%02X.0", p.Domain, p.Bus, p.Device) }
 
 // PCIInfo returns the GPU's address. The Model has the device and subsystem
 // ids.
 func (g *GPU) PCIInfo() (PCI, error) {
-	p, _ := parseBusID(g.id.BusID)
-	return value(g, "DeviceGetPciInfo", p)
+	return value(g, "DeviceGetPciInfo", g.id.PCI())
 }
 
 func parseBusID(s string) (PCI, bool) {

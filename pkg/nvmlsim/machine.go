@@ -56,8 +56,9 @@ type GPUSpec struct {
 	// pairs (the first with the second, and so on), mesh or switch (NVSwitches).
 	// Default: that of the model.
 	NVLink string `json:"nvlink,omitempty"`
-	// PCIBusIDs fixes the addresses ("0000:07:00.0"), one per GPU; without it they
-	// are derived from the machine's name.
+	// PCIBusIDs fixes the addresses ("0000:07:00.0", or with a domain of five to eight digits,
+	// as sysfs and NVML print them), one per GPU; without it they are derived from the
+	// machine's name.
 	PCIBusIDs []string `json:"pciBusIDs,omitempty"`
 }
 
@@ -104,6 +105,12 @@ type Identity struct {
 	NVLink string `json:"nvlink,omitempty"`
 	// Board is the index of the GPU's entry in the machine file.
 	Board int `json:"board,omitempty"`
+}
+
+// PCI returns the GPU's address.
+func (id Identity) PCI() PCI {
+	p, _ := parseBusID(id.BusID) // Describe made it
+	return p
 }
 
 // ParseSpec reads a machine declaration: YAML with known fields only, or the
@@ -193,7 +200,7 @@ func (g GPUSpec) validate() error {
 		return fmt.Errorf("pciBusIDs: %d addresses for %d GPUs", n, max(g.Count, 1))
 	}
 	for i, id := range g.PCIBusIDs {
-		if !regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`).MatchString(id) {
+		if !regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.0$`).MatchString(id) {
 			return fmt.Errorf("pciBusIDs[%d]: %q is not of the form 0000:07:00.0", i, id)
 		}
 	}
@@ -225,7 +232,8 @@ func Describe(s Spec, name string) (Description, error) {
 		for i := range max(g.Count, 1) {
 			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled, NVLink: g.topology(m), Board: board}
 			if g.PCIBusIDs != nil {
-				id.BusID = g.PCIBusIDs[i]
+				p, _ := parseBusID(g.PCIBusIDs[i]) // validated
+				id.BusID = p.sysfs()
 			}
 			d.GPUs = append(d.GPUs, id)
 		}
@@ -255,7 +263,7 @@ func identify(d *Description) {
 			g.BusID = fmt.Sprintf("0000:%02x:00.0", 0x10+i*stride+int(sum[24])%max(stride-1, 1))
 		}
 	}
-	slices.SortStableFunc(d.GPUs, func(a, b Identity) int { return strings.Compare(a.BusID, b.BusID) })
+	slices.SortStableFunc(d.GPUs, func(a, b Identity) int { return a.PCI().compare(b.PCI()) })
 	for i := range d.GPUs {
 		g := &d.GPUs[i]
 		g.Minor, g.ModuleID = i, i+1
@@ -263,8 +271,8 @@ func identify(d *Description) {
 			g.NUMANode = i * 2 / n
 		}
 		// Two GPUs share a root complex, as they share a switch on HGX boards.
-		bus, _ := strconv.ParseUint(d.GPUs[i&^1].BusID[5:7], 16, 8)
-		g.PCIeRoot = fmt.Sprintf("pci%s:%02x", g.BusID[:4], max(bus, 1)-1)
+		first := d.GPUs[i&^1].PCI()
+		g.PCIeRoot = fmt.Sprintf("pci%04x:%02x", g.PCI().Domain, max(first.Bus, 1)-1)
 	}
 }
 

@@ -15,23 +15,24 @@ func TestParseSpec(t *testing.T) {
 		want nvmlsim.Spec
 		err  string
 	}{
-		"short":         {text: "8xh100-80gb", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
-		"times sign":    {text: "8×h100-80gb\n", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
-		"one":           {text: "t4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "t4", Count: 1}}}},
-		"mixed":         {text: "2xa30, 1xl4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "a30", Count: 2}, {Model: "l4", Count: 1}}}},
-		"file":          {text: "driverVersion: 570.1.2\ngpus:\n- model: l4\n", want: nvmlsim.Spec{DriverVersion: "570.1.2", GPUs: []nvmlsim.GPUSpec{{Model: "l4"}}}},
-		"no GPUs":       {text: "gpus: []", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{}}},
-		"unknown field": {text: "gpus: [{model: l4, cuont: 2}]", err: `unknown field "gpus[0].cuont"`},
-		"unknown model": {text: "gpus:\n- model: l4\n- model: h10", err: `gpus[1].model: "h10" is not a GPU model; the models are a10, a100-40gb, `},
-		"short unknown": {text: "3xh10", err: `gpus[0].model: "h10" is not a GPU model`},
-		"nonsense":      {text: "eight h100", err: "want COUNTxMODEL such as 8xh100-80gb"},
-		"zero":          {text: "0xl4", err: "count 0"},
-		"too many":      {text: "129xl4", err: "129 GPUs; a machine has at most 128"},
-		"driver":        {text: "driverVersion: new\ngpus: []", err: `driverVersion: "new" is not of the form`},
-		"no MIG":        {text: "gpus: [{model: l4, migEnabled: true}]", err: "gpus[0].migEnabled: l4 has no MIG"},
-		"bus ids":       {text: "gpus: [{model: l4, count: 2, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: 1 addresses for 2 GPUs"},
-		"bus id":        {text: "gpus: [{model: l4, pciBusIDs: ['07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
-		"empty":         {text: "", err: "want COUNTxMODEL"},
+		"short":          {text: "8xh100-80gb", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
+		"times sign":     {text: "8×h100-80gb\n", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "h100-80gb", Count: 8}}}},
+		"one":            {text: "t4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "t4", Count: 1}}}},
+		"mixed":          {text: "2xa30, 1xl4", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{{Model: "a30", Count: 2}, {Model: "l4", Count: 1}}}},
+		"file":           {text: "driverVersion: 570.1.2\ngpus:\n- model: l4\n", want: nvmlsim.Spec{DriverVersion: "570.1.2", GPUs: []nvmlsim.GPUSpec{{Model: "l4"}}}},
+		"no GPUs":        {text: "gpus: []", want: nvmlsim.Spec{GPUs: []nvmlsim.GPUSpec{}}},
+		"unknown field":  {text: "gpus: [{model: l4, cuont: 2}]", err: `unknown field "gpus[0].cuont"`},
+		"unknown model":  {text: "gpus:\n- model: l4\n- model: h10", err: `gpus[1].model: "h10" is not a GPU model; the models are a10, a100-40gb, `},
+		"short unknown":  {text: "3xh10", err: `gpus[0].model: "h10" is not a GPU model`},
+		"nonsense":       {text: "eight h100", err: "want COUNTxMODEL such as 8xh100-80gb"},
+		"zero":           {text: "0xl4", err: "count 0"},
+		"too many":       {text: "129xl4", err: "129 GPUs; a machine has at most 128"},
+		"driver":         {text: "driverVersion: new\ngpus: []", err: `driverVersion: "new" is not of the form`},
+		"no MIG":         {text: "gpus: [{model: l4, migEnabled: true}]", err: "gpus[0].migEnabled: l4 has no MIG"},
+		"bus ids":        {text: "gpus: [{model: l4, count: 2, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: 1 addresses for 2 GPUs"},
+		"bus id's parts": {text: "gpus: [{model: l4, pciBusIDs: ['000000000:07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
+		"bus id":         {text: "gpus: [{model: l4, pciBusIDs: ['07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
+		"empty":          {text: "", err: "want COUNTxMODEL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := nvmlsim.ParseSpec([]byte(c.text))
@@ -101,4 +102,22 @@ func FuzzParseSpec(f *testing.F) {
 			t.Errorf("parsed, but %v", err)
 		}
 	})
+}
+
+// TestPCIDomains checks the addresses of GPUs whose domains have more than four digits.
+func TestPCIDomains(t *testing.T) {
+	m := create(t, "gpus: [{model: l4, count: 3, pciBusIDs: ['00010001:8A:00.0', '0000:07:00.0', 'fffff:01:00.0']}]")
+	var got [][]string
+	for _, g := range m.GPUs() {
+		id, p := g.Identity(), get(t, g.PCIInfo)
+		got = append(got, []string{id.BusID, id.PCIeRoot, p.BusID()})
+	}
+	want := [][]string{
+		{"0000:07:00.0", "pci0000:06", "00000000:07:00.0"},
+		{"10001:8a:00.0", "pci10001:06", "00010001:8A:00.0"},
+		{"fffff:01:00.0", "pcifffff:00", "000FFFFF:01:00.0"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sysfs' address, root, NVML's address (-want +got):\n%s", diff)
+	}
 }

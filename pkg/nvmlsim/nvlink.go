@@ -113,8 +113,7 @@ func (g *GPU) linked(link int) NVLink {
 	if other < 0 || other >= len(board) {
 		return NVLink{}
 	}
-	remote, _ := parseBusID(board[other].BusID)
-	return NVLink{Active: true, Remote: remote}
+	return NVLink{Active: true, Remote: board[other].PCI()}
 }
 
 // board returns the GPUs of the same entry of the machine file, and the index

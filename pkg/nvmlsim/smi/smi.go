@@ -172,7 +172,7 @@ func pick(m *nvmlsim.Machine, ids []string) ([]*nvmlsim.GPU, error) {
 func index(g *nvmlsim.GPU) int { return g.VisibleIndex() }
 
 func busID(g *nvmlsim.GPU) string {
-	return "0000" + strings.ToUpper(g.Identity().BusID) // NVML's domain has eight digits
+	return g.Identity().PCI().BusID()
 }
 
 func list(gpus []*nvmlsim.GPU, out io.Writer) error {
