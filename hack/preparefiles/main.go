@@ -136,7 +136,7 @@ func start(tmp string) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
-	there, err := driver.ReadNode(pool, host, root, session)
+	there, _, err := driver.ReadNode(pool, host, root, session)
 	if err != nil {
 		return nil, err
 	}

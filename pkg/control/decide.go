@@ -189,7 +189,11 @@ func owner(inv *v1alpha1.GPUInventory) metav1.OwnerReference {
 // isn't offered because it needs a reset is among them.
 func settingsFor(n gpu.Node, offered []offer.GPU, verdicts map[gpu.UUID]policy.Verdict, inv *v1alpha1.GPUInventory) []v1alpha1.GPUSpec {
 	var all []v1alpha1.GPUSpec
+	names := gpu.NameAll(n.GPUs)
 	for _, g := range n.GPUs {
+		if _, ok := names.Name(gpu.Whole{GPU: g.UUID}); !ok {
+			continue // the settings are a list by UUID, and accept only those that identify a GPU
+		}
 		v, r := verdicts[g.UUID], v1alpha1.GPUSpec{UUID: string(g.UUID)}
 		if i := slices.IndexFunc(offered, func(o offer.GPU) bool { return o.UUID == g.UUID }); i >= 0 {
 			r.TimeSlice, r.KeepWarm = timeSlice(offered[i], v.Plan, inv), keepWarm(v.Plan, profilesOf(n, g.UUID))

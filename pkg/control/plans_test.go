@@ -293,3 +293,23 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 		t.Error("a selector was compiled again")
 	}
 }
+
+// TestSettingsOfStrangeGPUs checks that a GPU whose UUID the list of settings doesn't accept
+// keeps no other GPU's settings from the node.
+func TestSettingsOfStrangeGPUs(t *testing.T) {
+	s := newFixture(t)
+	p := sharing("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
+	if err := s.api.Create(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	twin, integrated := h100(0), h100(2)
+	twin.Index, integrated.UUID = 3, "1833c8b5-9aa0-5382-b784-68b7e77eb185"
+	s.report(func(inv *v1alpha1.GPUInventory) {
+		inv.Status.GPUs = []v1alpha1.GPU{h100(0), h100(1), integrated, twin}
+	})
+	s.mustReconcile()
+	want := []v1alpha1.GPUSpec{{UUID: h100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
+	if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
+		t.Errorf("spec.gpus (-want +got):\n%s", diff)
+	}
+}

@@ -183,6 +183,9 @@ const mpsServerMiB = 128
 func ShareableMiB(g GPU, d Device) (int64, error) {
 	switch d := d.(type) {
 	case Whole:
+		if g.MemoryBytes == 0 {
+			return 0, errUnknownMemory
+		}
 		return shareable(g.MemoryBytes - g.MemoryReservedBytes)
 	case Partition:
 		if g.MIG != nil {
@@ -196,6 +199,9 @@ func ShareableMiB(g GPU, d Device) (int64, error) {
 	}
 	return 0, fmt.Errorf("a %T can't be divided into MPS shares", d)
 }
+
+// errUnknownMemory says that shares of a GPU's memory can't be computed.
+var errUnknownMemory = errors.New("NVML doesn't say how much memory the GPU has")
 
 // errNoMemory says that there is too little memory to share.
 var errNoMemory = errors.New("too little memory for MPS shares")

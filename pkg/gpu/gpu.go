@@ -8,7 +8,8 @@ import (
 )
 
 // UUID identifies one GPU, or one MIG device, as NVML prints it:
-// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-…".
+// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-…". That of an integrated GPU has
+// no prefix.
 // It survives reboots; a MIG device's UUID repeats when the same instance ids
 // are made again on the same GPU.
 type UUID string
@@ -56,7 +57,7 @@ type GPU struct {
 	UUID UUID
 	// Index is NVML's; it may move on reboot, hot-plug and MIG toggles.
 	Index int
-	// Minor is N of /dev/nvidiaN.
+	// Minor is N of /dev/nvidiaN; NoMinor where NVML doesn't tell.
 	Minor int
 	PCI   PCIAddress
 	// PCIeRoot is the root complex the GPU hangs off, as sysfs spells it
@@ -67,7 +68,8 @@ type GPU struct {
 
 	Model Model
 
-	// MemoryBytes is NVML's total, reserved memory included.
+	// MemoryBytes is NVML's total, reserved memory included; 0 where NVML doesn't tell,
+	// because the GPU has no memory of its own.
 	MemoryBytes int64
 	// MemoryReservedBytes of it the driver keeps for itself; 0 where NVML doesn't
 	// tell.
@@ -92,6 +94,9 @@ type GPU struct {
 	// Conditions say what is wrong with the GPU; none means healthy.
 	Conditions []Condition
 }
+
+// NoMinor is the minor number of a GPU without a device node.
+const NoMinor = -1
 
 // Model has the facts that all GPUs of one product share.
 type Model struct {
@@ -225,8 +230,15 @@ const (
 	// StateUnreadable: a journal file that names this GPU could not be read and
 	// was renamed; the recorded devices may still be in use.
 	StateUnreadable ConditionType = "StateUnreadable"
-	// Unreadable: NVML did not answer for this GPU.
+	// Unreadable: NVML did not answer for this GPU, or not with a fact that is needed to
+	// use it.
 	Unreadable ConditionType = "Unreadable"
+	// AttributesUnreadable: NVML did not answer with facts that only selectors need. They
+	// are as they were last known.
+	AttributesUnreadable ConditionType = "AttributesUnreadable"
+	// UnusableUUID: devices can't be named after the GPU's UUID, because it has another
+	// form, or another GPU of the node has the same. It takes no claims.
+	UnusableUUID ConditionType = "UnusableUUID"
 	// NotResponding: a call into the driver for this GPU has not returned. It takes
 	// no claims until the call has.
 	NotResponding ConditionType = "NotResponding"
@@ -278,10 +290,10 @@ func (e Effect) blocks() bool { return e == NoSchedule || e == NoExecute }
 // Effect returns the effect of such a condition on claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
 	switch t {
-	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing,
+	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing, UnusableUUID,
 		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed:
 		return NoSchedule
-	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection:
+	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection, AttributesUnreadable:
 		return Informational
 	case CDIFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return NoTaint

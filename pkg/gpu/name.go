@@ -127,6 +127,27 @@ func NewNames(gpus []GPU) (*Names, error) {
 	return n, nil
 }
 
+// NameAll names those GPUs of a node that NewNames can name: one whose UUID has another form,
+// or is that of another GPU too, has no name, and costs no other its own.
+func NameAll(gpus []GPU) *Names {
+	key := func(u UUID) string { return strings.ToLower(strings.ReplaceAll(string(u), "-", "")) }
+	count := make(map[string]int, len(gpus))
+	for _, g := range gpus {
+		count[key(g.UUID)]++
+	}
+	var good []GPU
+	for _, g := range gpus {
+		if _, err := hexDigits(g.UUID); err == nil && count[key(g.UUID)] == 1 {
+			good = append(good, g)
+		}
+	}
+	names, err := NewNames(good)
+	if err != nil {
+		names = &Names{} // names nothing; each was good and none is there twice
+	}
+	return names
+}
+
 // Name returns the device's name. A device of a GPU that Names wasn't built
 // from has none.
 func (n *Names) Name(d Device) (DeviceName, bool) {

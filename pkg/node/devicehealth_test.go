@@ -106,6 +106,8 @@ func TestHealthByCondition(t *testing.T) {
 		gpu.RebootRequired:       unhealthy,
 		gpu.PeersMustDrain:       unhealthy,
 		gpu.RowRemapFailed:       unhealthy,
+		gpu.UnusableUUID:         unhealthy,
+		gpu.AttributesUnreadable: healthy,
 		gpu.NotResponding:        unknown,
 		gpu.Unreadable:           unknown,
 		gpu.StateUnreadable:      healthy,

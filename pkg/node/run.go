@@ -149,7 +149,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	}
 	p.driver = driver.New(driver.Config{
 		NodeName: cfg.NodeName, Opener: p.tenure.opener, Signals: signals, Minors: minors, Facts: p.facts,
-		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(),
+		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	p.resets.driver = p.driver
 	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -29,9 +30,15 @@ func (p *plugin) newReadings(host driverroot.Host) *usage.Readings {
 	})
 }
 
+// gpus returns the GPUs, each UUID once: it is what metrics tell GPUs apart by.
 func (p *plugin) gpus() []gpu.GPU {
 	known, _ := p.facts.State()
-	return known.Node.GPUs
+	seen := map[gpu.UUID]bool{}
+	return slices.DeleteFunc(slices.Clone(known.Node.GPUs), func(g gpu.GPU) bool {
+		again := seen[g.UUID]
+		seen[g.UUID] = true
+		return again
+	})
 }
 
 // registerUsage adds the metrics of who has which device.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +22,11 @@ func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, 
 		var none T
 		return none, err
 	}
+	return onHandle(s, handle, uuid, what, within, f)
+}
+
+// onHandle is onGPU with the GPU's handle.
+func onHandle[T any](s *Session, handle gonvml.Device, uuid gpu.UUID, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
 	return ask(s.guard, subject(uuid), what, within, func() (T, error) {
 		object := fmt.Sprintf("of GPU %s", uuid)
 		if err := check(handle, uuid, object); err != nil {
@@ -88,7 +94,7 @@ func (s *Session) identified() []gpu.UUID {
 // identify reads the UUIDs of all GPUs in parallel, and stores their handles.
 // failed has the errors of GPUs that don't answer, by index. It makes no call
 // for a GPU with a late call.
-func (s *Session) identify() (_ map[int]gpu.UUID, failed map[int]error, _ error) {
+func (s *Session) identify() (identified map[int]identification, failed map[int]error, _ error) {
 	count, err := ask(s.guard, theDriver, "nvmlDeviceGetCount", s.limits.read, func() (int, error) {
 		count, ret := s.lib.DeviceGetCount()
 		return count, wrap(ret, "nvmlDeviceGetCount", "")
@@ -105,13 +111,13 @@ func (s *Session) identify() (_ map[int]gpu.UUID, failed map[int]error, _ error)
 	wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	identified, failed := map[int]gpu.UUID{}, map[int]error{}
+	identified, failed = map[int]identification{}, map[int]error{}
 	for i, a := range answers {
 		if errs[i] != nil {
 			failed[i] = errs[i]
 			continue
 		}
-		identified[i] = a.uuid
+		identified[i] = a
 		s.handles[a.uuid], s.indexes[i] = a.handle, a.uuid
 	}
 	return identified, failed, nil
@@ -138,8 +144,21 @@ func (s *Session) identifyOne(index int) (identification, error) {
 			return identification{}, err
 		}
 		uuid, ret := handle.GetUUID()
-		return identification{handle, gpu.UUID(uuid)}, wrap(ret, "nvmlDeviceGetUUID", object)
+		if err := wrap(ret, "nvmlDeviceGetUUID", object); err != nil {
+			return identification{}, err
+		}
+		if !isUUID(uuid) {
+			return identification{}, fmt.Errorf("nvmlDeviceGetUUID %s: %q is not a UUID", object, uuid)
+		}
+		return identification{handle, gpu.UUID(uuid)}, nil
 	})
+}
+
+// isUUID reports whether a GPU can be reported with the UUID: a node's report accepts no
+// others.
+func isUUID(s string) bool {
+	const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-"
+	return s != "" && len(s) <= 64 && strings.Trim(s, letters) == ""
 }
 
 // Probe makes a call for every GPU for which the driver has to access the

@@ -291,7 +291,11 @@ func (s *Session) setMIGModeOn(handle gonvml.Device, object string, uuid gpu.UUI
 	if err := s.noInstances(handle, uuid, object, current); err != nil {
 		return err
 	}
-	if !switchable(handle) {
+	can, err := switchable(handle, object)
+	if err != nil {
+		return err
+	}
+	if !can {
 		return fmt.Errorf("%w: before Hopper this needs a GPU reset, and in a virtual machine the hypervisor controls it; an administrator can switch it with nvidia-smi -mig", ErrNotSwitchable)
 	}
 	return activate(handle, current, want)

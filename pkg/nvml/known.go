@@ -8,7 +8,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// known has the GPUs that have answered, with their last facts, and those that
+// known has the GPUs that have been identified, with their last facts, and those that
 // Remember has named. The key isn't the index, because indexes change when a
 // GPU disappears.
 type known map[gpu.UUID]identity
@@ -46,10 +46,12 @@ func (k known) setMinor(uuid gpu.UUID, minor int) {
 	}
 }
 
-// list stores the GPUs that were read, and returns them together with the known
-// ones that didn't answer; failed has the errors by index. before has the GPUs known
-// before the reading: a minor number that was read since then is newer.
-func (k known) list(before known, read []gpu.GPU, failed map[int]error) []gpu.GPU {
+// list stores the facts of the GPUs that were identified, and returns these together with
+// the known ones that weren't. failed has the errors, by index, of those that NVML lists and
+// that can't be identified; unidentified has those of them that no known GPU stands for.
+// before has the GPUs known before the reading: a minor number that was read since then is
+// newer.
+func (k known) list(before known, read []gpu.GPU, failed map[int]error) (gpus []gpu.GPU, unidentified map[int]error) {
 	silent := maps.Clone(k)
 	for i, g := range read {
 		last := k[g.UUID]
@@ -57,11 +59,13 @@ func (k known) list(before known, read []gpu.GPU, failed map[int]error) []gpu.GP
 			g.Minor = last.Minor
 			read[i] = g
 		}
+		g.Conditions = nil
 		k[g.UUID] = identity{GPU: g, minorReads: last.minorReads}
 		delete(silent, g.UUID)
 	}
-	gpus := slices.Clone(read)
-	for uuid, err := range attribute(silent, failed) {
+	gpus = slices.Clone(read)
+	listed, unidentified := attribute(silent, failed)
+	for uuid, err := range listed {
 		g := silent[uuid].GPU
 		g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}}
 		if err != nil {
@@ -70,7 +74,7 @@ func (k known) list(before known, read []gpu.GPU, failed map[int]error) []gpu.GP
 		gpus = append(gpus, g)
 	}
 	slices.SortFunc(gpus, byIndex)
-	return gpus
+	return gpus, unidentified
 }
 
 func byIndex(a, b gpu.GPU) int {
@@ -79,9 +83,9 @@ func byIndex(a, b gpu.GPU) int {
 
 // attribute returns the silent GPUs to list and their errors: the error at the
 // GPU's last index, otherwise one of the remaining errors, or nil if there is
-// none.
-func attribute(silent known, failed map[int]error) map[gpu.UUID]error {
-	listed, left := map[gpu.UUID]error{}, maps.Clone(failed)
+// none. left has the errors that remain.
+func attribute(silent known, failed map[int]error) (listed map[gpu.UUID]error, left map[int]error) {
+	listed, left = map[gpu.UUID]error{}, maps.Clone(failed)
 	var moved, maybe []gpu.GPU
 	for uuid, g := range silent {
 		switch err, ok := failed[g.Index]; {
@@ -101,7 +105,8 @@ func attribute(silent known, failed map[int]error) map[gpu.UUID]error {
 	for i, g := range slices.Concat(moved, maybe) {
 		if i < len(indexes) {
 			listed[g.UUID] = failed[indexes[i]]
+			delete(left, indexes[i])
 		}
 	}
-	return listed
+	return listed, left
 }

@@ -67,47 +67,50 @@ func readMode(handle gonvml.Device, object string) (gpu.MIG, error) {
 	if err := wrap(ret, "nvmlDeviceGetMigMode", object); err != nil {
 		return gpu.MIG{}, err
 	}
+	can, err := switchable(handle, object)
 	return gpu.MIG{
 		Enabled:    current == gonvml.DEVICE_MIG_ENABLE,
 		Pending:    pending == gonvml.DEVICE_MIG_ENABLE,
-		Switchable: current == pending && switchable(handle),
-	}, nil
+		Switchable: current == pending && can,
+	}, err
 }
 
 // switchable reports whether a MIG mode takes effect at once and affects only
 // this GPU: from Hopper on (MIG user guide), and not in a guest, where the
-// hypervisor controls it. It returns false if this can't be read.
-func switchable(handle gonvml.Device) bool {
+// hypervisor controls it. It returns false if the driver doesn't tell.
+func switchable(handle gonvml.Device, object string) (bool, error) {
 	architecture, ret := handle.GetArchitecture()
-	if ret != gonvml.SUCCESS || architecture == gonvml.DEVICE_ARCH_UNKNOWN || architecture < gonvml.DEVICE_ARCH_HOPPER {
-		return false
+	if err := wrap(ret, "nvmlDeviceGetArchitecture", object); err != nil {
+		return false, failure(err)
 	}
-	switch readVirtualization(handle) {
-	case "none", "host-vgpu", "host-vsga":
-		return true
-	default:
-		return false
+	if architecture == gonvml.DEVICE_ARCH_UNKNOWN || architecture < gonvml.DEVICE_ARCH_HOPPER {
+		return false, nil
 	}
+	mode, err := readVirtualization(handle, object)
+	if err != nil {
+		return false, failure(err)
+	}
+	return mode == "none" || mode == "host-vgpu" || mode == "host-vsga", nil
 }
 
-func readVirtualization(handle gonvml.Device) string {
+func readVirtualization(handle gonvml.Device, object string) (string, error) {
 	mode, ret := handle.GetVirtualizationMode()
-	if ret != gonvml.SUCCESS {
-		return ""
+	if err := wrap(ret, "nvmlDeviceGetVirtualizationMode", object); err != nil {
+		return "", err
 	}
 	switch mode {
 	case gonvml.GPU_VIRTUALIZATION_MODE_NONE:
-		return "none"
+		return "none", nil
 	case gonvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH:
-		return "passthrough"
+		return "passthrough", nil
 	case gonvml.GPU_VIRTUALIZATION_MODE_VGPU:
-		return "vgpu"
+		return "vgpu", nil
 	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:
-		return "host-vgpu"
+		return "host-vgpu", nil
 	case gonvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:
-		return "host-vsga"
+		return "host-vsga", nil
 	default:
-		return ""
+		return "", nil
 	}
 }
 
@@ -117,13 +120,13 @@ func (s *Session) profilesOf(handle gonvml.Device, uuid gpu.UUID, object string)
 	if known, ok := s.profiles.Load(uuid); ok {
 		return slices.Clone(known.([]gpu.Profile)), nil
 	}
-	memory, ret := handle.GetMemoryInfo()
-	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
+	memory, err := readMemory(handle, object)
+	if failure(err) != nil {
 		return nil, err
 	}
 	var all []gpu.Profile
 	for i := range gonvml.GPU_INSTANCE_PROFILE_COUNT {
-		p, err := readProfile(s.devices, handle, i, memory.Total)
+		p, err := readProfile(s.devices, handle, i, uint64(memory))
 		if errors.Is(err, ErrNotSupported) {
 			continue
 		}
@@ -188,6 +191,9 @@ func profileName(lib device.Interface, handle gonvml.Device, enum int, info gonv
 }
 
 func derivedName(lib device.Interface, enum int, info gonvml.GpuInstanceProfileInfo, totalBytes uint64) (string, error) {
+	if totalBytes == 0 {
+		return "", fmt.Errorf("name MIG profile %d of a GPU without memory of its own: %w", enum, ErrNotSupported)
+	}
 	ci := computeProfile(enum)
 	p, err := lib.NewMigProfile(enum, ci, gonvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, totalBytes)
 	if err != nil {

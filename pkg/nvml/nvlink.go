@@ -1,6 +1,8 @@
 package nvml
 
 import (
+	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -48,11 +50,11 @@ func (n *nvlinks) add(uuid gpu.UUID, found map[int]linkEnd, none bool) {
 }
 
 // readNVLink reads and stores a GPU's links. A link about which NVML has no
-// data now is read again next time.
-func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
+// data now is read again next time. The error is that of the first call that failed.
+func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID, object string) (failed error) {
 	known, none := s.nvlinks.known(uuid)
 	if none {
-		return
+		return nil
 	}
 	supported := len(known) > 0
 	found := map[int]linkEnd{}
@@ -65,29 +67,43 @@ func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID) {
 			break // the GPU has no more links
 		}
 		supported = supported || ret != gonvml.ERROR_NOT_SUPPORTED
+		failed = cmp.Or(failed, failure(wrap(ret, "nvmlDeviceGetNvLinkState", object)))
 		if ret != gonvml.SUCCESS || state != gonvml.FEATURE_ENABLED {
 			continue
 		}
-		if end, ok := s.readLinkEnd(handle, link); ok {
+		end, ok, err := s.readLinkEnd(handle, link, object)
+		failed = cmp.Or(failed, err)
+		if ok && err == nil {
 			found[link] = end
 		}
 	}
 	s.nvlinks.add(uuid, found, !supported)
+	return failed
 }
 
-// readLinkEnd reads the device at the other end of a link; false if NVML has no
+// failure returns nil if the GPU or its driver doesn't have the feature.
+func failure(err error) error {
+	if errors.Is(err, ErrNotSupported) {
+		return nil
+	}
+	return err
+}
+
+// readLinkEnd reads the device at the other end of a link; ok is false if NVML has no
 // data about it. A driver that doesn't know the kind of the device may still
-// know its PCI address, and vice versa.
-func (s *Session) readLinkEnd(handle gonvml.Device, link int) (end linkEnd, ok bool) {
+// know its PCI address, and vice versa. failed is the error of a call that may answer later.
+func (s *Session) readLinkEnd(handle gonvml.Device, link int, object string) (end linkEnd, ok bool, failed error) {
 	if s.has[callLinkEnd] {
 		kind, ret := handle.GetNvLinkRemoteDeviceType(link)
 		ok = ret == gonvml.SUCCESS
 		end.isSwitch = ok && kind == gonvml.NVLINK_DEVICE_TYPE_SWITCH
+		failed = failure(wrap(ret, callLinkEnd, object))
 	}
-	if pci, ret := handle.GetNvLinkRemotePciInfo(link); ret == gonvml.SUCCESS {
+	pci, ret := handle.GetNvLinkRemotePciInfo(link)
+	if ret == gonvml.SUCCESS {
 		end.pci, ok = gpu.NewPCIAddress(cString(pci.BusId[:])), true
 	}
-	return end, ok
+	return end, ok, cmp.Or(failed, failure(wrap(ret, "nvmlDeviceGetNvLinkRemotePciInfo", object)))
 }
 
 // join sets the NVLink of all GPUs of a node: each GPU's links, and its domain.

@@ -11,37 +11,77 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// readGPU reads all facts of the GPU at an index.
-func (s *Session) readGPU(handle gonvml.Device, index int, object string) (gpu.GPU, error) {
-	g := gpu.GPU{Index: index}
-	if err := readIdentity(handle, object, &g); err != nil {
-		return gpu.GPU{}, err
+// readGPU reads all facts of a GPU, beginning with those last known. A fact that the GPU
+// or its driver doesn't have is unknown; one that can't be read stays as it was. The error
+// is about a fact without which the GPU can't be used: no further ones are read then, and
+// the GPU is returned with those that were. Facts that only selectors need are
+// attributes: their errors are a condition.
+func (s *Session) readGPU(handle gonvml.Device, g gpu.GPU, object string) (gpu.GPU, error) {
+	g.Conditions = nil
+	for _, read := range []func() error{
+		func() error { return store(&g.Minor)(readMinor(handle, object)) },
+		func() error { return store(&g.PCI)(readPCI(handle, object)) },
+		func() error { return store(&g.Model.ProductName)(readName(handle, object)) },
+		func() error { return store(&g.Model.CUDAComputeCapability)(readCapability(handle, object)) },
+		func() error { return store(&g.MemoryBytes)(readMemory(handle, object)) },
+		func() error { return store(&g.MemoryReservedBytes)(s.readReserved(handle, object)) },
+		func() error { return store(&g.MIG)(s.readMIG(handle, g.UUID, object)) },
+	} {
+		if err := read(); err != nil {
+			return g, err
+		}
 	}
-	var err error
-	if g.Model, err = readModel(s.devices, handle, object); err != nil {
-		return gpu.GPU{}, err
+	var unread []error
+	for _, read := range []func() error{
+		func() error { return store(&g.Model.Brand)(readBrand(s.devices, handle, object)) },
+		func() error { return store(&g.Model.Architecture)(readArchitecture(s.devices, handle, object)) },
+		func() error { return store(&g.ECCEnabled)(readECC(handle, object)) },
+		func() error { return store(&g.VirtualizationMode)(readVirtualization(handle, object)) },
+		func() error { return store(&g.AddressingMode)(s.readAddressingMode(handle, object)) },
+		func() error { return s.readFabric(handle, &g, object) },
+		func() error { return s.readNVLink(handle, g.UUID, object) },
+	} {
+		switch err := read(); {
+		case errors.Is(err, ErrLost):
+			return g, err
+		case err != nil:
+			unread = append(unread, err)
+		}
 	}
-	memory, ret := handle.GetMemoryInfo()
-	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
-		return gpu.GPU{}, err
-	}
-	g.MemoryBytes = int64(memory.Total)
-	if g.MemoryReservedBytes, err = s.readReserved(handle, object); err != nil {
-		return gpu.GPU{}, err
-	}
-	if g.ECCEnabled, err = readECC(handle, object); err != nil {
-		return gpu.GPU{}, err
-	}
-	g.VirtualizationMode = readVirtualization(handle)
-	g.Fabric = readFabric(handle)
-	s.readNVLink(handle, g.UUID)
-	if g.AddressingMode, err = s.readAddressingMode(handle, object); err != nil {
-		return gpu.GPU{}, err
-	}
-	if g.MIG, err = s.readMIG(handle, g.UUID, object); err != nil {
-		return gpu.GPU{}, err
+	if len(unread) > 0 {
+		g.Conditions = append(g.Conditions, attributesUnreadable(unread))
 	}
 	return g, nil
+}
+
+// store returns a function that stores the answer of a call, and returns its error. An
+// answer with ErrNotSupported is the value of an unknown fact.
+func store[T any](to *T) func(T, error) error {
+	return func(v T, err error) error {
+		err = failure(err)
+		if err == nil {
+			*to = v
+		}
+		return err
+	}
+}
+
+// attributesUnreadable names the first call that failed, so that the message is short.
+func attributesUnreadable(unread []error) gpu.Condition {
+	c := gpu.Condition{Type: gpu.AttributesUnreadable, Message: unread[0].Error()}
+	if more := len(unread) - 1; more > 0 {
+		c.Message += fmt.Sprintf(" (and %d more)", more)
+	}
+	return c
+}
+
+// readMemory returns 0 for a GPU without memory of its own, such as the GB10.
+func readMemory(handle gonvml.Device, object string) (int64, error) {
+	memory, ret := handle.GetMemoryInfo()
+	if err := wrap(ret, "nvmlDeviceGetMemoryInfo", object); err != nil {
+		return 0, err
+	}
+	return int64(memory.Total), nil
 }
 
 // readReserved returns the memory that the driver reserves; 0 for a driver that
@@ -51,60 +91,70 @@ func (s *Session) readReserved(handle gonvml.Device, object string) (int64, erro
 		return 0, nil
 	}
 	memory, ret := handle.GetMemoryInfo_v2()
-	err := wrap(ret, callMemoryInfo, object)
-	if errors.Is(err, ErrNotSupported) {
-		return 0, nil
+	if err := wrap(ret, callMemoryInfo, object); err != nil {
+		return 0, err
 	}
-	return int64(memory.Reserved), err
+	return int64(memory.Reserved), nil
 }
 
-func readIdentity(handle gonvml.Device, object string, g *gpu.GPU) error {
-	uuid, ret := handle.GetUUID()
-	if err := wrap(ret, "nvmlDeviceGetUUID", object); err != nil {
-		return err
-	}
+// readMinor returns a negative number for a GPU without a device node (WSL).
+func readMinor(handle gonvml.Device, object string) (int, error) {
 	minor, ret := handle.GetMinorNumber()
 	if err := wrap(ret, "nvmlDeviceGetMinorNumber", object); err != nil {
-		return err
+		return gpu.NoMinor, err
 	}
-	pci, ret := handle.GetPciInfo()
-	if err := wrap(ret, "nvmlDeviceGetPciInfo", object); err != nil {
-		return err
-	}
-	g.UUID, g.Minor, g.PCI = gpu.UUID(uuid), minor, gpu.NewPCIAddress(cString(pci.BusId[:]))
-	return nil
+	return minor, nil
 }
 
-// readModel uses go-nvlib's names of brands and architectures, so that
-// selectors written for NVIDIA's driver match.
-func readModel(lib device.Interface, handle gonvml.Device, object string) (gpu.Model, error) {
+func readPCI(handle gonvml.Device, object string) (gpu.PCIAddress, error) {
+	pci, ret := handle.GetPciInfo()
+	if err := wrap(ret, "nvmlDeviceGetPciInfo", object); err != nil {
+		return "", err
+	}
+	return gpu.NewPCIAddress(cString(pci.BusId[:])), nil
+}
+
+func readName(handle gonvml.Device, object string) (string, error) {
 	name, ret := handle.GetName()
-	if err := wrap(ret, "nvmlDeviceGetName", object); err != nil {
-		return gpu.Model{}, err
+	return name, wrap(ret, "nvmlDeviceGetName", object)
+}
+
+func readCapability(handle gonvml.Device, object string) (string, error) {
+	major, minor, ret := handle.GetCudaComputeCapability()
+	if err := wrap(ret, "nvmlDeviceGetCudaComputeCapability", object); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d.%d", major, minor), nil
+}
+
+// readBrand and readArchitecture use go-nvlib's names, so that selectors written for
+// NVIDIA's driver match. A brand or architecture that is newer than go-nvlib has none.
+func readBrand(lib device.Interface, handle gonvml.Device, object string) (string, error) {
+	_, ret := handle.GetBrand()
+	return nameOf(lib, handle, device.Device.GetBrandAsString, wrap(ret, "nvmlDeviceGetBrand", object))
+}
+
+func readArchitecture(lib device.Interface, handle gonvml.Device, object string) (string, error) {
+	_, ret := handle.GetArchitecture()
+	return nameOf(lib, handle, device.Device.GetArchitectureAsString, wrap(ret, "nvmlDeviceGetArchitecture", object))
+}
+
+// nameOf returns go-nvlib's name of a value, unless NVML failed to answer.
+func nameOf(lib device.Interface, handle gonvml.Device, get func(device.Device) (string, error), failed error) (string, error) {
+	if failed != nil {
+		return "", failed
 	}
 	d, err := lib.NewDevice(handle)
 	if err != nil {
-		return gpu.Model{}, fmt.Errorf("read model %s: %w", object, err)
+		return "", err
 	}
-	m := gpu.Model{ProductName: name}
-	// Report the GPU even if its brand or architecture is newer than the library.
-	m.Brand, _ = d.GetBrandAsString()
-	m.Architecture, _ = d.GetArchitectureAsString()
-	major, minor, ret := handle.GetCudaComputeCapability()
-	if err := wrap(ret, "nvmlDeviceGetCudaComputeCapability", object); err != nil {
-		return gpu.Model{}, err
-	}
-	m.CUDAComputeCapability = fmt.Sprintf("%d.%d", major, minor)
-	return m, nil
+	name, _ := get(d) // its only error now is that it has no name
+	return name, nil
 }
 
 func readECC(handle gonvml.Device, object string) (*bool, error) {
 	current, _, ret := handle.GetEccMode()
-	err := wrap(ret, "nvmlDeviceGetEccMode", object)
-	if errors.Is(err, ErrNotSupported) {
-		return nil, nil //nolint:nilnil // nil is the documented value for "no ECC"
-	}
-	if err != nil {
+	if err := wrap(ret, "nvmlDeviceGetEccMode", object); err != nil {
 		return nil, err
 	}
 	enabled := current == gonvml.FEATURE_ENABLED
@@ -118,11 +168,7 @@ func (s *Session) readAddressingMode(handle gonvml.Device, object string) (strin
 		return "", nil
 	}
 	mode, ret := handle.GetAddressingMode()
-	err := wrap(ret, callAddressingMode, object)
-	if errors.Is(err, ErrNotSupported) {
-		return "", nil
-	}
-	if err != nil {
+	if err := wrap(ret, callAddressingMode, object); err != nil {
 		return "", err
 	}
 	switch gonvml.DeviceAddressingModeType(mode.Value) {
@@ -137,20 +183,27 @@ func (s *Session) readAddressingMode(handle gonvml.Device, object string) (strin
 	}
 }
 
-// readFabric returns nil unless the GPU has joined a fabric.
-func readFabric(handle gonvml.Device) *gpu.Fabric {
-	info, ret := handle.GetGpuFabricInfo()
-	if ret != gonvml.SUCCESS || info.State != gonvml.GPU_FABRIC_STATE_COMPLETED || gonvml.Return(info.Status) != gonvml.SUCCESS {
+// readFabric reads a GPU's place in a fabric: none unless the GPU has joined it.
+func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) error {
+	if !s.has[callFabric] {
 		return nil
 	}
-	u := info.ClusterUuid
-	if u == [16]uint8{} {
-		return nil // a fabric without a name connects no GPUs
+	info, ret := handle.GetGpuFabricInfo()
+	err := wrap(ret, callFabric, object)
+	if failure(err) != nil {
+		return err
 	}
-	return &gpu.Fabric{
-		ClusterUUID: fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]),
-		CliqueID:    int(info.CliqueId),
+	g.Fabric = nil
+	if err != nil || info.State != gonvml.GPU_FABRIC_STATE_COMPLETED || gonvml.Return(info.Status) != gonvml.SUCCESS {
+		return nil
 	}
+	if u := info.ClusterUuid; u != [16]uint8{} { // a fabric without a name connects no nodes
+		g.Fabric = &gpu.Fabric{
+			ClusterUUID: fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]),
+			CliqueID:    int(info.CliqueId),
+		}
+	}
+	return nil
 }
 
 // cString converts a NUL-terminated C string, with either type of char in

@@ -55,7 +55,7 @@ type Driver struct {
 	// Version, e.g. "580.159.04".
 	Version string
 	// CUDAVersion is the newest CUDA that the driver supports, "major.minor";
-	// empty for a driver that was installed without CUDA.
+	// empty for a driver that was installed without CUDA, or doesn't tell.
 	CUDAVersion string
 }
 
@@ -89,6 +89,7 @@ const (
 	callLinkEnd        = "nvmlDeviceGetNvLinkRemoteDeviceType"
 	callSRAMErrors     = "nvmlDeviceGetSramEccErrorStatus"
 	callGPM            = "nvmlGpmMigSampleGet"
+	callFabric         = "nvmlDeviceGetGpuFabricInfo"
 )
 
 // initialize returns which of the calls above the library has.
@@ -99,7 +100,7 @@ func (l *library) initialize(name string) (has map[string]bool, err error) {
 		return nil, err
 	}
 	has = map[string]bool{}
-	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors, callGPM} {
+	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors, callGPM, callFabric} {
 		has[call] = l.Extensions().LookupSymbol(call) == nil
 	}
 	return has, nil
@@ -196,47 +197,79 @@ func (s *Session) cudaVersion() (string, error) {
 func (s *Session) askCUDAVersion() (string, error) {
 	v, ret := s.lib.SystemGetCudaDriverVersion_v2()
 	if err := wrap(ret, "nvmlSystemGetCudaDriverVersion", ""); err != nil {
-		return "", err
+		return "", failure(err)
 	}
 	// nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR(v) is v/1000, _MINOR(v) is (v%1000)/10.
 	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), nil
 }
 
-// GPUs reads every GPU, in the order of indexes. A GPU that doesn't answer is
-// listed too, with its last known identity, or the one from Remember, and a
-// condition that explains the failure. A GPU without a known identity is
-// omitted. The error is about the listing itself.
+// Listing has the GPUs that NVML lists.
+type Listing struct {
+	// GPUs in the order of their indexes. One that doesn't answer, or whose facts can't all
+	// be read, has a condition that explains the failure.
+	GPUs []gpu.GPU
+	// Count is how many GPUs NVML lists.
+	Count int
+	// Unidentified has the errors of those of them, by index, that can't be identified
+	// and that can't be the last known GPU there: they are not in GPUs.
+	Unidentified map[int]error
+}
+
+// GPUs returns the GPUs of List.
 func (s *Session) GPUs() ([]gpu.GPU, error) {
+	l, err := s.List()
+	return l.GPUs, err
+}
+
+// List reads every GPU. A GPU that can't be identified is listed with its last known
+// facts, or those from Remember, and counted if it has none. The error is about the
+// listing itself.
+func (s *Session) List() (Listing, error) {
 	s.mu.Lock()
 	before := maps.Clone(s.known)
 	s.mu.Unlock()
 	identified, failed, err := s.identify()
 	if err != nil {
-		return nil, err
+		return Listing{}, err
 	}
 	read := make([]gpu.GPU, 0, len(identified))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for i, uuid := range identified {
+	for i, a := range identified {
+		last := before[a.uuid].GPU
+		if last.UUID == "" {
+			last.Minor = gpu.NoMinor
+		}
+		last.UUID, last.Index = a.uuid, i
 		wg.Go(func() {
-			g, err := onGPU(s, uuid, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
-				return s.readGPU(handle, i, object)
-			})
+			g := s.readKnown(a.handle, last)
 			mu.Lock()
 			defer mu.Unlock()
-			if err != nil {
-				failed[i] = err
-				return
-			}
 			read = append(read, g)
 		})
 	}
 	wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gpus := s.known.list(before, read, failed)
+	gpus, unidentified := s.known.list(before, read, failed)
 	s.nvlinks.join(gpus)
-	return gpus, nil
+	return Listing{GPUs: gpus, Count: len(identified) + len(failed), Unidentified: unidentified}, nil
+}
+
+// readKnown reads a GPU. One that can't be read is returned with a condition, and with
+// those of its last known facts that weren't read.
+func (s *Session) readKnown(handle gonvml.Device, last gpu.GPU) gpu.GPU {
+	g, err := onHandle(s, handle, last.UUID, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
+		return s.readGPU(handle, last, object)
+	})
+	if err == nil {
+		return g
+	}
+	if g.UUID == "" {
+		g = last // the reading didn't begin, or hasn't ended
+	}
+	g.Conditions = []gpu.Condition{conditionOf(err)}
+	return g
 }
 
 func conditionOf(err error) gpu.Condition {

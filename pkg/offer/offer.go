@@ -130,7 +130,7 @@ type GPU struct {
 // ones are offered.
 func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceName, server Server) []GPU {
 	n.GPUs = byIndex(n.GPUs)
-	names := nameAll(n.GPUs)
+	names := gpu.NameAll(n.GPUs)
 	claimed := byGPU(names, allocated)
 	var out []GPU
 	var arranged *arrangement
@@ -182,7 +182,7 @@ type WithheldGPU struct {
 // which new claims don't get all devices, by index.
 func Withheld(n gpu.Node, offered []GPU) []WithheldGPU {
 	n.GPUs = byIndex(n.GPUs)
-	names := nameAll(n.GPUs)
+	names := gpu.NameAll(n.GPUs)
 	var out []WithheldGPU
 	for _, g := range n.GPUs {
 		name, why := usable(names, g)
@@ -234,25 +234,4 @@ func byGPU(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.Devi
 		}
 	}
 	return out
-}
-
-// nameAll names what can be named: a GPU that reports nonsense, or the UUID of
-// another one, must not remove the others from the offer.
-func nameAll(gpus []gpu.GPU) *gpu.Names {
-	key := func(u gpu.UUID) string { return strings.ToLower(strings.ReplaceAll(string(u), "-", "")) }
-	count := make(map[string]int, len(gpus))
-	for _, g := range gpus {
-		count[key(g.UUID)]++
-	}
-	var good []gpu.GPU
-	for _, g := range gpus {
-		if _, err := gpu.NewNames([]gpu.GPU{g}); err == nil && count[key(g.UUID)] == 1 {
-			good = append(good, g)
-		}
-	}
-	names, err := gpu.NewNames(good)
-	if err != nil {
-		names = &gpu.Names{} // names nothing; each was good and none is there twice
-	}
-	return names
 }

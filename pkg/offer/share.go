@@ -30,6 +30,9 @@ func (o *draft) planMPS(plan v1alpha1.MPSPlan) {
 	case !o.whole:
 		o.problem("It can't be divided into MPS shares (spec.plan.mps), because others have put it into MIG mode; only the MIG devices that exist are offered. " +
 			"Destroy them and switch MIG mode off (nvidia-smi -mig 0), or plan shares of partitions (spec.plan.partitioned.mps).")
+	case o.g.MemoryBytes == 0:
+		o.problem("It can't be divided into MPS shares (spec.plan.mps), because NVML doesn't say how much memory it has: it uses the computer's. " +
+			"It is offered whole; to have several claims use it, plan it timeSliced.")
 	case plan.Shares != nil:
 		o.planEqualShares(int(*plan.Shares))
 	case plan.Consumable != nil && !o.server.Multiple:

@@ -42,6 +42,9 @@ func TestSharesThatCannotBe(t *testing.T) {
 		"MPS, tables that make no sense":             {gpu: func(g *gpu.GPU) { g.MIG.Profiles[3].MaxInstances = -1 }, plan: equalShares(2), want: offered{Devices: "whole mps2-0 mps2-1", Problem: "make no sense"}},
 		"too little memory":                          {gpu: poor(130), plan: equalShares(4), want: offered{Devices: "whole", Problem: "Plan fewer (spec.plan.mps)"}},
 		"too little memory, by size":                 {gpu: poor(128), plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "too little memory"}},
+		"memory that isn't known":                    {gpu: poor(0), plan: equalShares(4), want: offered{Devices: "whole", Problem: "doesn't say how much memory it has"}},
+		"memory that isn't known, by size":           {gpu: poor(0), plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "plan it timeSliced"}},
+		"memory that isn't known, in turn":           {gpu: poor(0), plan: inTurn(2), want: offered{Devices: "whole ts2-0 ts2-1"}},
 		"less memory than a step":                    {gpu: poor(1000), plan: bySize("1Gi", 2), want: offered{Devices: "whole", Problem: "is less than spec.plan.mps.consumable.memoryStep, 1Gi"}},
 		"a step of one byte":                         {gpu: poor(130), plan: bySize("1", 2), want: offered{Devices: "whole mps"}},
 		"a step that is rounded up beyond all of it": {gpu: poor(129), plan: bySize("1048577", 2), want: offered{Devices: "whole", Problem: "memoryStep"}},
@@ -93,6 +96,26 @@ func TestSharesThatCannotBe(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestUnknownMemory checks that a GPU whose memory isn't known is offered with all selectors
+// can ask for, and that a counter keeps it apart from its replicas.
+func TestUnknownMemory(t *testing.T) {
+	n := node(t, "l4", 1)
+	n.GPUs[0].MemoryBytes, n.GPUs[0].MemoryReservedBytes = 0, 0
+	g := build(n, options{Server: offer.Server{Counters: true, Multiple: true, Charged: true}, Plan: inTurn(2)})[0]
+	var takes []int64
+	for _, d := range g.Devices {
+		checkLimits(t, d)
+		if c, ok := d.Capacity[gpu.MemoryCapacity]; !ok || !c.Value.IsZero() {
+			t.Errorf("device %s has memory %v, want 0, so that a selector on it doesn't fail", d.Name, d.Capacity)
+		}
+		c := d.ConsumesCounters[0].Counters["memory"].Value
+		takes = append(takes, c.Value())
+	}
+	if there := g.Counters.Counters["memory"].Value; !slices.Equal(takes, []int64{2, 1, 1}) || there.Value() != 2 {
+		t.Errorf("whole GPU and replicas consume %v of %s, want all or one of 2", takes, there.String())
 	}
 }
 

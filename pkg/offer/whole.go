@@ -50,6 +50,8 @@ func describeWhole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Devic
 	return resourceapi.Device{
 		Name:       string(name),
 		Attributes: a,
+		// Unlike an attribute, memory that isn't known is there, and 0: a selector on a capacity
+		// that a device lacks fails, and with it the pod, on every node.
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			"memory": {Value: *resource.NewQuantity(g.MemoryBytes, resource.BinarySI)},
 		},
@@ -82,7 +84,9 @@ func (a attributes) product(g gpu.GPU) {
 // place sets where in the machine the GPU is.
 func (a attributes) place(g gpu.GPU) {
 	a.int("index", g.Index)
-	a.int("minor", g.Minor)
+	if g.Minor >= 0 {
+		a.int("minor", g.Minor)
+	}
 	a.string(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -14,15 +15,9 @@ import (
 // readGPUs adds the GPUs that the node's plugin reports.
 func (n *node) readGPUs(inv *v1alpha1.GPUInventory) {
 	facts := inventory.Node(inv)
-	names, err := gpu.NewNames(facts.GPUs)
-	if err != nil {
-		n.Problems = append(n.Problems, "Its GPUInventory names its GPUs wrongly: "+err.Error()+".")
-		return
-	}
-	n.names = names
+	n.names = gpu.NameAll(facts.GPUs)
 	for i, g := range facts.GPUs {
-		name, _ := names.Name(gpu.Whole{GPU: g.UUID})
-		c := n.gpuBuilder(name)
+		c := n.gpuOf(g)
 		c.reported = true
 		c.UUID, c.Index, c.Model, c.MemoryBytes = string(g.UUID), g.Index, g.Model.ProductName, g.MemoryBytes
 		for _, cond := range inv.Status.GPUs[i].Conditions {
@@ -42,6 +37,16 @@ func (n *node) readGPUs(inv *v1alpha1.GPUInventory) {
 			c.Instances = append(c.Instances, Instance{UUID: string(x.UUID), Profile: x.Profile, Placement: Placement(x.Placement)})
 		}
 	}
+}
+
+// gpuOf returns the builder of a GPU. One whose UUID gives no name has no device.
+func (n *node) gpuOf(g gpu.GPU) *gpuBuilder {
+	if name, ok := n.names.Name(gpu.Whole{GPU: g.UUID}); ok {
+		return n.gpuBuilder(name)
+	}
+	c := n.gpuBuilder(gpu.DeviceName(fmt.Sprintf("%s at index %d", g.UUID, g.Index)))
+	c.Device = ""
+	return c
 }
 
 // use describes the device of a result.

@@ -242,3 +242,28 @@ func TestIncompletePool(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 }
+
+// TestGPUsWithoutNames checks that GPUs whose UUIDs give no name are shown, and hide no other.
+func TestGPUsWithoutNames(t *testing.T) {
+	n, err := offertest.Node("l4", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := n.GPUs[0].UUID
+	n.GPUs[1].UUID = "1833c8b5-9aa0-5382-b784-68b7e77eb185"
+	n.GPUs[3].UUID = n.GPUs[2].UUID
+	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+	inventory.SetFacts(&inv.Status, n)
+	var got []string
+	for _, g := range view.Build(view.Objects{Inventories: []v1alpha1.GPUInventory{inv}}).Nodes[0].GPUs {
+		got = append(got, fmt.Sprintf("%d %s %q", g.Index, g.UUID, g.Device))
+	}
+	name, _ := gpu.NameAll(n.GPUs).Name(gpu.Whole{GPU: named})
+	want := []string{
+		fmt.Sprintf("0 %s %q", named, name), fmt.Sprintf("1 %s %q", n.GPUs[1].UUID, ""),
+		fmt.Sprintf("2 %s %q", n.GPUs[2].UUID, ""), fmt.Sprintf("3 %s %q", n.GPUs[2].UUID, ""),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("index, UUID, device (-want +got):\n%s", diff)
+	}
+}

@@ -103,6 +103,8 @@ type GPUInventoryStatus struct {
 	// conditions of the node's GPUs as a whole. Ready: the plugin has a driver
 	// and is registered; the controller sets it to False when the plugin doesn't
 	// answer a publishRequest. Conflicting: another driver serves the same GPUs.
+	// UnidentifiedGPUs, only while it is so: NVML lists more GPUs than gpus has, because
+	// it doesn't say which ones the others are.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -159,13 +161,14 @@ type AllocatedDevice struct {
 
 // GPU is one physical GPU.
 type GPU struct {
-	// uuid as NVML prints it.
+	// uuid as NVML prints it: GPU- and 32 hexadecimal digits. A GPU with another UUID isn't
+	// offered.
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:Pattern=`^GPU-[0-9A-Fa-f-]+$`
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z-]+$`
 	UUID string `json:"uuid"`
 	// index in NVML's order; it may move on reboot.
 	Index int32 `json:"index"`
-	// minor is N of /dev/nvidiaN.
+	// minor is N of /dev/nvidiaN; -1 where NVML doesn't tell.
 	Minor int32 `json:"minor"`
 	// pciAddress as sysfs spells it, e.g. 0000:07:00.0.
 	PCIAddress string `json:"pciAddress"`
@@ -186,7 +189,7 @@ type GPU struct {
 	// cudaComputeCapability, e.g. 9.0.
 	// +optional
 	CUDAComputeCapability string `json:"cudaComputeCapability,omitempty"`
-	// memory in all, as NVML counts it.
+	// memory in all, as NVML counts it; 0 for a GPU without memory of its own.
 	Memory resource.Quantity `json:"memory"`
 	// memoryReserved of it the driver keeps for itself; absent where NVML doesn't
 	// tell.
@@ -339,6 +342,9 @@ const (
 	ConditionReady = "Ready"
 	// ConditionConflicting: another driver serves this node's GPUs.
 	ConditionConflicting = "Conflicting"
+	// ConditionUnidentifiedGPUs: NVML lists GPUs that can't be identified, and that are
+	// not in status.gpus. It is absent where all are identified.
+	ConditionUnidentifiedGPUs = "UnidentifiedGPUs"
 )
 
 // Reasons of conditions that controller and plugin both know.

@@ -163,10 +163,8 @@ func (l *look) readHardware() error {
 		}
 		l.migs[g.UUID] = m
 	}
-	if len(l.gpus) > 0 {
-		l.names, err = gpu.NewNames(l.gpus)
-	}
-	return err
+	l.names = gpu.NameAll(l.gpus)
+	return nil
 }
 
 // holds reports whether a container of the claim may be running: not if the

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -64,7 +65,7 @@ type Known interface {
 	Conditions() map[gpu.UUID][]gpu.Condition
 }
 
-// Config has the parts and settings of a Follower. All but Step are required.
+// Config has the parts and settings of a Follower. All but Step and Registerer are required.
 type Config struct {
 	NodeName string
 	// Opener finds and opens the driver. Followers that run one after the other share it.
@@ -84,6 +85,8 @@ type Config struct {
 	OnEvent func(nvml.Event)
 	// Step is called after each step of a reset, for crash tests.
 	Step func(string)
+	// Registerer, which may be nil, is for metrics.
+	Registerer prometheus.Registerer
 }
 
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
@@ -110,6 +113,8 @@ type Follower struct {
 	// they are.
 	cdiFailed error
 	said      string // the last trouble that was logged
+	// unidentified says which GPUs can't be identified, as it was logged last.
+	unidentified string
 	// suspended: Suspend was called, and Arrived or BeforeClose wasn't since.
 	suspended bool
 }
@@ -119,6 +124,7 @@ func New(c Config) *Follower {
 	if c.Step == nil {
 		c.Step = func(string) {}
 	}
+	registerMetrics(c.Registerer, c.Facts)
 	return &Follower{cfg: c, closings: make(chan *closing, 1), first: make(chan struct{})}
 }
 

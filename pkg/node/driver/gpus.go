@@ -3,8 +3,11 @@ package driver
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
@@ -20,34 +23,62 @@ func devDir(host driverroot.Host, root driverroot.Root) string {
 }
 
 // ReadNode reads the node's driver and GPUs. A GPU with a problem is in the list with a
-// condition that says so; the error is about the node as a whole.
-func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (gpu.Node, error) {
+// condition that says so, and one that can't be identified is counted; the error is about
+// the node as a whole.
+func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (gpu.Node, facts.Listing, error) {
 	driver, err := session.Driver()
 	if err != nil {
-		return gpu.Node{}, err
+		return gpu.Node{}, facts.Listing{}, err
 	}
-	gpus, err := session.GPUs()
+	list, err := session.List()
 	if err != nil {
-		return gpu.Node{}, err
+		return gpu.Node{}, facts.Listing{}, err
 	}
-	sys := host.Path(filepath.Join(root.SysRoot, "sys"))
-	for i := range gpus {
-		placeInHost(&gpus[i], sys)
-		if facts.Dead(gpus[i]) != nil {
-			continue // it may never have been identified
-		}
-		if missing := missingNode(devDir(host, root), append(controlNodes(), fmt.Sprintf("nvidia%d", gpus[i].Minor))...); missing != "" {
-			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{
-				Type: gpu.DeviceNodeMissing, Message: fmt.Sprintf("device node /dev/%s isn't there (nvidia-modprobe -u -c0 makes it)", missing),
-			})
-		}
+	sys, dev := host.Path(filepath.Join(root.SysRoot, "sys")), devDir(host, root)
+	names := gpu.NameAll(list.GPUs)
+	for i := range list.GPUs {
+		g := &list.GPUs[i]
+		placeInHost(g, sys)
+		g.Conditions = append(g.Conditions, unusable(*g, names, dev)...)
 	}
 	return gpu.Node{
 		Name:              nodeName,
 		DriverVersion:     driver.Version,
 		CUDADriverVersion: driver.CUDAVersion,
-		GPUs:              gpus,
-	}, nil
+		GPUs:              list.GPUs,
+	}, counted(list), nil
+}
+
+// unusable returns the conditions of a GPU that follow from its UUID and its device node.
+func unusable(g gpu.GPU, names *gpu.Names, dev string) []gpu.Condition {
+	var all []gpu.Condition
+	if _, ok := names.Name(gpu.Whole{GPU: g.UUID}); !ok {
+		all = append(all, gpu.Condition{Type: gpu.UnusableUUID, Message: fmt.Sprintf(
+			"no device can be named after the GPU's UUID %s: it doesn't have the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or another GPU has it too", g.UUID)})
+	}
+	switch {
+	case facts.Dead(g) != nil: // it may never have been read
+	case g.Minor < 0:
+		all = append(all, gpu.Condition{Type: gpu.DeviceNodeMissing, Message: "NVML doesn't say which device node is the GPU's (nvmlDeviceGetMinorNumber: not supported)"})
+	default:
+		if missing := missingNode(dev, append(controlNodes(), fmt.Sprintf("nvidia%d", g.Minor))...); missing != "" {
+			all = append(all, gpu.Condition{
+				Type: gpu.DeviceNodeMissing, Message: fmt.Sprintf("device node /dev/%s isn't there (nvidia-modprobe -u -c0 makes it)", missing),
+			})
+		}
+	}
+	return all
+}
+
+// counted returns how many of the GPUs that NVML lists are identified.
+func counted(list nvml.Listing) facts.Listing {
+	l := facts.Listing{Listed: list.Count, Identified: list.Count - len(list.Unidentified)}
+	var why []string
+	for _, index := range slices.Sorted(maps.Keys(list.Unidentified)) {
+		why = append(why, list.Unidentified[index].Error())
+	}
+	l.Message = strings.Join(why, "; ")
+	return l
 }
 
 // placeInHost sets the GPU's PCIe root and NUMA node from sysfs; in virtual machines they

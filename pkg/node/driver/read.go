@@ -11,6 +11,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -70,7 +71,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	for {
 		began := time.Now()
 		switches := f.cfg.Minors.switches()
-		there, reported, err := f.readUndisturbed(root, session, before)
+		there, reported, listing, err := f.readUndisturbed(root, session, before)
 		if err != nil {
 			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.cfg.NodeName, err)
 		}
@@ -82,6 +83,8 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 			continue // the reading is out of date
 		}
 		f.noteCDI(ctx, err)
+		f.noteListing(ctx, listing)
+		f.cfg.Facts.SetListing(listing)
 		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
 			return gpu.Node{}, err
 		}
@@ -109,18 +112,26 @@ func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
 }
 
 // readUndisturbed reads the node, and again while MIG modes are being switched. It
-// returns all that there is, and the same without the partitions that are created
-// for claims.
-func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (there, reported gpu.Node, err error) {
+// returns all that there is, the same without the partitions that are created
+// for claims, and how many GPUs NVML lists.
+func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (there, reported gpu.Node, listing facts.Listing, err error) {
 	w := f.cfg.Partitions.Watch()
 	defer w.End()
 	for again := true; again; again = w.Disturbed() {
-		there, err = ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
+		there, listing, err = ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
 	}
 	if err != nil {
-		return gpu.Node{}, gpu.Node{}, err
+		return gpu.Node{}, gpu.Node{}, facts.Listing{}, err
 	}
-	return there, w.Hide(there, before), nil
+	return there, w.Hide(there, before), listing, nil
+}
+
+// noteListing logs which GPUs can't be identified, when that changes.
+func (f *Follower) noteListing(ctx context.Context, l facts.Listing) {
+	if l.Message != f.unidentified {
+		klog.FromContext(ctx).Info("The GPUs that can't be identified have changed", "node", f.cfg.NodeName, "listed", l.Listed, "identified", l.Identified, "why", l.Message)
+		f.unidentified = l.Message
+	}
 }
 
 // noteCDI stores why the CDI specifications couldn't be written, nil if they were.

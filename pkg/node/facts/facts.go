@@ -31,6 +31,7 @@ type Facts struct {
 	health  map[gpu.UUID][]gpu.Condition
 	names   *gpu.Names
 	trouble Trouble
+	listing Listing
 	memory  memory
 	// seen: the Node object has been seen, and is there.
 	seen bool
@@ -41,6 +42,14 @@ type Facts struct {
 
 // Trouble is why the node has no GPUs to offer; zero while it has.
 type Trouble struct{ Reason, Message string }
+
+// Listing is how many GPUs NVML lists, and how many of these are identified, by their answer
+// or from an earlier one.
+type Listing struct {
+	Listed, Identified int
+	// Message says why the others aren't.
+	Message string
+}
 
 // New returns Facts that know nothing yet.
 func New(nodeName string) *Facts {
@@ -53,6 +62,7 @@ type State struct {
 	Known   bool
 	Node    gpu.Node
 	Trouble Trouble
+	Listing Listing
 	// Complete: the report of the previous plugin adds nothing, and may be
 	// overwritten.
 	Complete bool
@@ -69,20 +79,22 @@ func (f *Facts) State() (State, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return State{
-		Known: f.known, Node: f.node, Trouble: f.trouble, Complete: f.trouble.Reason != "" || f.memory.mayReplace(),
+		Known: f.known, Node: f.node, Trouble: f.trouble, Listing: f.listing, Complete: f.trouble.Reason != "" || f.memory.mayReplace(),
 		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver,
 	}, f.mu.Changed()
 }
 
-// Found sets the GPUs. Two GPUs that can't be told apart by name are an error, and
-// then nothing changes.
+// SetListing sets how many GPUs NVML lists, before Found.
+func (f *Facts) SetListing(l Listing) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listing = l
+}
+
+// Found sets the GPUs. A GPU that can't be named has no devices.
 func (f *Facts) Found(node gpu.Node) error {
-	names, err := gpu.NewNames(node.GPUs)
-	if err != nil {
-		return fmt.Errorf("name the GPUs of node %s: %w", node.Name, err)
-	}
 	f.mu.Change(func() {
-		f.known, f.read, f.names, f.trouble = true, node, names, Trouble{}
+		f.known, f.read, f.names, f.trouble = true, node, gpu.NameAll(node.GPUs), Trouble{}
 		f.node = f.withHealth()
 		f.memory.found(node.GPUs)
 	})
@@ -94,7 +106,7 @@ func (f *Facts) Missing(reason, message string) {
 	f.mu.Change(func() {
 		f.known, f.names = true, nil
 		f.node, f.read = gpu.Node{Name: f.nodeName}, gpu.Node{Name: f.nodeName}
-		f.trouble = Trouble{Reason: reason, Message: message}
+		f.trouble, f.listing = Trouble{Reason: reason, Message: message}, Listing{}
 	})
 }
 

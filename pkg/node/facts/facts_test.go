@@ -46,8 +46,30 @@ func TestDevice(t *testing.T) {
 			}
 		})
 	}
-	if err := r.Found(node(h100, h100)); err == nil {
-		t.Error("two GPUs of one UUID were accepted")
+}
+
+// TestGPUsWithoutNames checks that a GPU whose UUID gives no name costs no other its devices.
+func TestGPUsWithoutNames(t *testing.T) {
+	const other gpu.UUID = "GPU-11111111-8a10-0135-bada-13f71feaef21"
+	for name, strange := range map[string][]gpu.GPU{
+		"another form": {{UUID: "1833c8b5-9aa0-5382-b784-68b7e77eb185"}},
+		"twice":        {{UUID: other}, {UUID: other, Index: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := facts.New("node-0")
+			if err := f.Found(node(append(strange, h100)...)); err != nil {
+				t.Fatal(err)
+			}
+			if _, g, err := f.Device("gpu-980fb007"); err != nil || g.UUID != h100.UUID {
+				t.Errorf("the other GPU's device: %v, %v", g.UUID, err)
+			}
+			if _, _, err := f.Device("gpu-11111111"); err == nil {
+				t.Error("one of two GPUs with the same UUID has a device")
+			}
+			if state, _ := f.State(); len(state.Node.GPUs) != len(strange)+1 {
+				t.Errorf("%d GPUs are known, want all %d", len(state.Node.GPUs), len(strange)+1)
+			}
+		})
 	}
 }
 

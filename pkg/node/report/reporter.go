@@ -20,12 +20,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// Reasons of the condition Ready, beside those of pkg/node/facts.
+// Reasons of conditions, beside those of pkg/node/facts: of Ready, except where another is named.
 const (
 	// ReasonRegistered: all is well.
 	ReasonRegistered = "Registered"
 	// ReasonNotRegistered: the kubelet hasn't registered the plugin yet.
 	ReasonNotRegistered = "NotRegistered"
+	// ReasonNotIdentified of UnidentifiedGPUs: NVML doesn't say which GPUs they are.
+	ReasonNotIdentified = "NotIdentified"
 	// ReasonConflicting: another driver serves the GPUs.
 	ReasonConflicting = "Conflicting"
 )

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -169,6 +170,23 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, s, "a lost GPU", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
+
+	unidentified := func(want string) func(*v1alpha1.GPUInventory) bool {
+		return func(inv *v1alpha1.GPUInventory) bool {
+			c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionUnidentifiedGPUs)
+			return c == nil && want == "" || c != nil && c.Status == metav1.ConditionTrue && c.Message == want
+		}
+	}
+	r.SetListing(facts.Listing{Listed: 2, Identified: 1, Message: "nvmlDeviceGetUUID of GPU 1: Unknown Error"})
+	if err := r.Found(node(lost)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, s, "a GPU that isn't identified", unidentified("NVML lists 2 GPUs, 1 are identified: nvmlDeviceGetUUID of GPU 1: Unknown Error"))
+	r.SetListing(facts.Listing{Listed: 2, Identified: 2})
+	if err := r.Found(node(lost)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, s, "all GPUs identified", unidentified(""))
 
 	r.Missing(facts.ReasonDriverNotFound, "no driver under /")
 	eventually(t, s, "a driver that went away", func(inv *v1alpha1.GPUInventory) bool {

@@ -132,6 +132,14 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 		ready.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, *ready)
 	}
+	if l := known.Listing; l.Identified < l.Listed {
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionUnidentifiedGPUs, Status: metav1.ConditionTrue, Reason: ReasonNotIdentified, LastTransitionTime: now,
+			Message: fmt.Sprintf("NVML lists %d GPUs, %d are identified: %s", l.Listed, l.Identified, l.Message),
+		})
+	} else {
+		meta.RemoveStatusCondition(&s.Conditions, v1alpha1.ConditionUnidentifiedGPUs)
+	}
 	if c := conflicting(known); c.Status == metav1.ConditionTrue || !s.HasForeignSlices() {
 		c.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, c)

@@ -170,12 +170,17 @@ func (l *life) mode(t *testing.T) {
 		t.Errorf("after a refused switch: %+v", m)
 	}
 	for _, call := range []string{"DeviceGetVirtualizationMode", "DeviceGetArchitecture"} {
-		l.fault(t, call, nvmlsim.Unknown)
+		l.fault(t, call, nvmlsim.NotSupported)
 		if m := l.read(t); m.Switchable {
-			t.Errorf("switchable, though %s doesn't answer", call)
+			t.Errorf("switchable, though the driver doesn't have %s", call)
 		}
-		l.fault(t, call, nvmlsim.Unknown)
+		l.fault(t, call, nvmlsim.NotSupported)
 		want(t, "switch on without "+call, l.mig.SetMIGMode(l.gpu.UUID, true), nvml.ErrNotSwitchable)
+		l.fault(t, call, nvmlsim.Unknown)
+		_, err = l.port.MIG(l.gpu.UUID)
+		names(t, err, "nvml"+call)
+		l.fault(t, call, nvmlsim.Unknown)
+		names(t, l.mig.SetMIGMode(l.gpu.UUID, true), "nvml"+call)
 	}
 	must(t, l.mig.SetMIGMode(l.gpu.UUID, false)) // no change
 }

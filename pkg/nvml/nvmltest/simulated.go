@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
@@ -61,10 +63,13 @@ func OpenSimulated(m *nvmlsim.Machine) *Simulated {
 	return s
 }
 
+// Library returns the library of a machine, for tests that change its answers.
+func Library(m *nvmlsim.Machine) gonvml.Interface { return library{m: m} }
+
 // OpenSimulatedBy opens another session with a machine, as the process with the
 // opener would.
 func OpenSimulatedBy(o *nvml.Opener, m *nvmlsim.Machine) (*Simulated, error) {
-	s, err := o.Init(library{m: m}, "simulated")
+	s, err := o.Init(Library(m), "simulated")
 	if err != nil {
 		return nil, err
 	}

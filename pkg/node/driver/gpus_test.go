@@ -1,0 +1,140 @@
+package driver
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// simulated opens a session on a machine with two GPUs, after change has changed their
+// identities.
+func simulated(t *testing.T, change func([]nvmlsim.Identity)) *nvmltest.Simulated {
+	t.Helper()
+	spec, err := nvmlsim.ParseSpec([]byte("2xl4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := nvmlsim.Describe(spec, t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(d.GPUs)
+	}
+	m, err := nvmlsim.Create(filepath.Join(t.TempDir(), "state"), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return nvmltest.OpenSimulated(m)
+}
+
+// TestReadNode checks which GPUs of a machine can be used when something is strange about the
+// first one: the other one always can.
+func TestReadNode(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func([]nvmlsim.Identity) // of the GPUs; nil: none
+		fault   nvmlsim.Fault
+		want    [][]gpu.ConditionType // of the GPUs that are identified
+		message string                // about those that aren't, a part
+	}{
+		"nothing": {want: [][]gpu.ConditionType{nil, nil}},
+		"a UUID without prefix": {
+			change: func(all []nvmlsim.Identity) { all[0].UUID = strings.TrimPrefix(all[0].UUID, "GPU-") },
+			want:   [][]gpu.ConditionType{{gpu.UnusableUUID}, nil},
+		},
+		"no device node, as in WSL": {
+			fault: nvmlsim.Fault{Call: "DeviceGetMinorNumber", Code: nvmlsim.NotSupported},
+			want:  [][]gpu.ConditionType{{gpu.DeviceNodeMissing}, nil},
+		},
+		"no memory of its own": {
+			fault: nvmlsim.Fault{Call: "DeviceGetMemoryInfo", Code: nvmlsim.NotSupported},
+			want:  [][]gpu.ConditionType{nil, nil},
+		},
+		"memory that can't be read": {
+			fault: nvmlsim.Fault{Call: "DeviceGetMemoryInfo", Code: nvmlsim.Unknown},
+			want:  [][]gpu.ConditionType{{gpu.Unreadable}, nil},
+		},
+		"a brand that can't be read": {
+			fault: nvmlsim.Fault{Call: "DeviceGetBrand", Code: nvmlsim.Unknown},
+			want:  [][]gpu.ConditionType{{gpu.AttributesUnreadable}, nil},
+		},
+		"no UUID": {
+			fault: nvmlsim.Fault{Call: "DeviceGetUUID", Code: nvmlsim.Unknown},
+			want:  [][]gpu.ConditionType{nil}, message: "nvmlDeviceGetUUID of GPU 0",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := simulated(t, tc.change)
+			if tc.fault.Call != "" {
+				if err := s.Machine.Fault(tc.fault); err != nil {
+					t.Fatal(err)
+				}
+			}
+			host := hostWithNodes(t)
+			node, listing, err := ReadNode("node-0", host, driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got [][]gpu.ConditionType
+			for _, g := range node.GPUs {
+				var types []gpu.ConditionType
+				for _, c := range g.Conditions {
+					types = append(types, c.Type)
+				}
+				got = append(got, types)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("conditions (-want +got):\n%s", diff)
+			}
+			if (tc.message == "") != (listing.Message == "") || !strings.Contains(listing.Message, tc.message) {
+				t.Errorf("message %q, want %q in it", listing.Message, tc.message)
+			}
+			if listing.Listed != 2 || listing.Identified != len(tc.want) {
+				t.Errorf("%d GPUs are listed, %d identified; want 2, %d", listing.Listed, listing.Identified, len(tc.want))
+			}
+		})
+	}
+}
+
+// TestCallsForTheNode checks that the error of a call that isn't about one GPU names the call,
+// and that a driver that doesn't say which CUDA it supports costs nothing.
+func TestCallsForTheNode(t *testing.T) {
+	read := func(f nvmlsim.Fault) (gpu.Node, error) {
+		s := simulated(t, nil)
+		f.GPU = nvmlsim.AnyGPU
+		if err := s.Machine.Fault(f); err != nil {
+			t.Fatal(err)
+		}
+		node, _, err := ReadNode("node-0", hostWithNodes(t), driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
+		return node, err
+	}
+	for _, call := range []string{"DeviceGetCount", "SystemGetDriverVersion", "SystemGetCudaDriverVersion"} {
+		for _, code := range []nvmlsim.Return{nvmlsim.Unknown, nvmlsim.Timeout} {
+			if _, err := read(nvmlsim.Fault{Call: call, Code: code}); err == nil || !strings.Contains(err.Error(), "nvml"+call) {
+				t.Errorf("%s answers %v: error %v, want one that names it", call, code, err)
+			}
+		}
+	}
+	node, err := read(nvmlsim.Fault{Call: "SystemGetCudaDriverVersion", Code: nvmlsim.NotSupported})
+	if err != nil || len(node.GPUs) != 2 || node.CUDADriverVersion != "" {
+		t.Errorf("without a CUDA version: %d GPUs, CUDA %q, error %v", len(node.GPUs), node.CUDADriverVersion, err)
+	}
+	if slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return len(g.Conditions) > 0 }) {
+		t.Errorf("without a CUDA version: %+v", node.GPUs)
+	}
+}
+
+// hostWithNodes returns a host that has the device nodes of two GPUs.
+func hostWithNodes(t *testing.T) driverroot.Host {
+	t.Helper()
+	return driverroot.NewHost(filepath.Join(installed.Host, installed.Root))
+}
