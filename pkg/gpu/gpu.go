@@ -239,6 +239,9 @@ const (
 	// UnusableUUID: devices can't be named after the GPU's UUID, because it has another
 	// form, or another GPU of the node has the same. It takes no claims.
 	UnusableUUID ConditionType = "UnusableUUID"
+	// FabricNotReady: the GPU is behind NVSwitches, and Fabric Manager has not registered
+	// it. It takes no claims, because CUDA programs fail on it.
+	FabricNotReady ConditionType = "FabricNotReady"
 	// NotResponding: a call into the driver for this GPU has not returned. It takes
 	// no claims until the call has.
 	NotResponding ConditionType = "NotResponding"
@@ -290,7 +293,7 @@ func (e Effect) blocks() bool { return e == NoSchedule || e == NoExecute }
 // Effect returns the effect of such a condition on claims unless a policy says more.
 func (t ConditionType) Effect() Effect {
 	switch t {
-	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing, UnusableUUID,
+	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing, UnusableUUID, FabricNotReady,
 		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed:
 		return NoSchedule
 	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection, AttributesUnreadable:

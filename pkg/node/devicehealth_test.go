@@ -106,6 +106,7 @@ func TestHealthByCondition(t *testing.T) {
 		gpu.RebootRequired:       unhealthy,
 		gpu.PeersMustDrain:       unhealthy,
 		gpu.RowRemapFailed:       unhealthy,
+		gpu.FabricNotReady:       unhealthy,
 		gpu.UnusableUUID:         unhealthy,
 		gpu.AttributesUnreadable: healthy,
 		gpu.NotResponding:        unknown,

@@ -133,3 +133,45 @@ func TestAddressingMode(t *testing.T) {
 		t.Errorf("a GPU that can't tell: %q, want nothing", got)
 	}
 }
+
+// TestFabric checks that a GPU behind NVSwitches which Fabric Manager hasn't registered has a
+// condition, except in MIG mode, in which it is used without its NVLinks.
+func TestFabric(t *testing.T) {
+	for name, tc := range map[string]struct {
+		machine string
+		state   nvmlsim.FabricState
+		want    []gpu.ConditionType
+	}{
+		"ready":                {"2xh100-80gb", nvmlsim.FabricReady, nil},
+		"not started":          {"2xh100-80gb", nvmlsim.FabricNotStarted, []gpu.ConditionType{gpu.FabricNotReady}},
+		"in progress":          {"2xh100-80gb", nvmlsim.FabricInProgress, []gpu.ConditionType{gpu.FabricNotReady}},
+		"failed":               {"2xh100-80gb", nvmlsim.FabricFailed, []gpu.ConditionType{gpu.FabricNotReady}},
+		"in MIG mode":          {"gpus: [{model: h100-80gb, count: 2, migEnabled: true}]", nvmlsim.FabricNotStarted, nil},
+		"without NVSwitches":   {"2xh100-nvl", nvmlsim.FabricNotStarted, nil},
+		"a driver can't tell":  {"2xa100-80gb", nvmlsim.FabricNotStarted, nil},
+		"the only of its kind": {"1xh200", nvmlsim.FabricNotStarted, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, tc.machine)
+			if err := s.Machine.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Fabric = tc.state; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			gpus, err := s.GPUs()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []gpu.ConditionType
+			for _, c := range gpus[0].Conditions {
+				got = append(got, c.Type)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("conditions (-want +got):\n%s", diff)
+			}
+			for _, g := range gpus[1:] {
+				if len(g.Conditions) > 0 {
+					t.Errorf("GPU %d has conditions %v", g.Index, g.Conditions)
+				}
+			}
+		})
+	}
+}

@@ -183,7 +183,9 @@ func (s *Session) readAddressingMode(handle gonvml.Device, object string) (strin
 	}
 }
 
-// readFabric reads a GPU's place in a fabric: none unless the GPU has joined it.
+// readFabric reads a GPU's place in a fabric. Only GPUs behind NVSwitches have a state. Until
+// Fabric Manager has registered such a GPU, CUDA programs fail on it (error 802); in MIG mode
+// the GPU is used without its NVLinks.
 func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) error {
 	if !s.has[callFabric] {
 		return nil
@@ -194,7 +196,13 @@ func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) er
 		return err
 	}
 	g.Fabric = nil
-	if err != nil || info.State != gonvml.GPU_FABRIC_STATE_COMPLETED || gonvml.Return(info.Status) != gonvml.SUCCESS {
+	if err != nil || info.State == gonvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+		return nil
+	}
+	if why := fabricTrouble(info); why != "" {
+		if g.MIG == nil || !g.MIG.Enabled {
+			g.Conditions = append(g.Conditions, gpu.Condition{Type: gpu.FabricNotReady, Message: why})
+		}
 		return nil
 	}
 	if u := info.ClusterUuid; u != [16]uint8{} { // a fabric without a name connects no nodes
@@ -204,6 +212,22 @@ func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) er
 		}
 	}
 	return nil
+}
+
+// fabricTrouble returns why a GPU hasn't joined its fabric; "" if it has.
+func fabricTrouble(info gonvml.GpuFabricInfo) string {
+	switch {
+	case info.State == gonvml.GPU_FABRIC_STATE_NOT_STARTED:
+		return "the GPU's registration with Fabric Manager has not started: is nvidia-fabricmanager running?"
+	case info.State == gonvml.GPU_FABRIC_STATE_IN_PROGRESS:
+		return "the GPU's registration with Fabric Manager is in progress: is nvidia-fabricmanager running?"
+	case info.State != gonvml.GPU_FABRIC_STATE_COMPLETED:
+		return fmt.Sprintf("the GPU's registration with Fabric Manager is in state %d", info.State)
+	case gonvml.Return(info.Status) != gonvml.SUCCESS:
+		return fmt.Sprintf("the GPU's registration with Fabric Manager has failed: %v", gonvml.Return(info.Status))
+	default:
+		return ""
+	}
 }
 
 // cString converts a NUL-terminated C string, with either type of char in

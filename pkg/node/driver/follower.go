@@ -115,6 +115,8 @@ type Follower struct {
 	said      string // the last trouble that was logged
 	// unidentified says which GPUs can't be identified, as it was logged last.
 	unidentified string
+	// fabricPending: Fabric Manager hasn't registered all GPUs. No event says when it has.
+	fabricPending bool
 	// suspended: Suspend was called, and Arrived or BeforeClose wasn't since.
 	suspended bool
 }

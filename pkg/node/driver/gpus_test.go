@@ -138,3 +138,40 @@ func hostWithNodes(t *testing.T) driverroot.Host {
 	t.Helper()
 	return driverroot.NewHost(filepath.Join(installed.Host, installed.Root))
 }
+
+// TestFabricManagerComesLate checks that GPUs which Fabric Manager hasn't registered have a
+// condition, and are looked at again soon.
+func TestFabricManagerComesLate(t *testing.T) {
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	set := func(state nvmlsim.FabricState) {
+		t.Helper()
+		if err := m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Fabric = state; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(nvmlsim.FabricInProgress)
+	defer set(nvmlsim.FabricReady)
+	f := startFixture(t)
+	<-f.Looked()
+	name := installed.Names()[0]
+	if !hasConditions(f, name, gpu.FabricNotReady) {
+		t.Errorf("want the condition %s", gpu.FabricNotReady)
+	}
+	if !hasConditions(f, installed.Names()[1]) {
+		t.Error("the other GPU has conditions, too")
+	}
+	f.stop()
+	if got := f.rereadAfter(); got != retryDriver {
+		t.Errorf("it is looked at again after %s, want %s", got, retryDriver)
+	}
+	set(nvmlsim.FabricReady)
+	f = startFixture(t)
+	<-f.Looked()
+	if !hasConditions(f, name) {
+		t.Error("the GPU still has conditions when it is registered")
+	}
+}

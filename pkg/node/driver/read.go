@@ -56,7 +56,7 @@ func sameRoot(a, b driverroot.Root) bool {
 // rereadAfter returns the time after which the hardware is read again without a signal:
 // a short one while something is being retried.
 func (f *Follower) rereadAfter() time.Duration {
-	if f.cdiFailed != nil || f.modules.missing {
+	if f.cdiFailed != nil || f.modules.missing || f.fabricPending {
 		return retryDriver
 	}
 	return rereadEvery
@@ -84,6 +84,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 		}
 		f.noteCDI(ctx, err)
 		f.noteListing(ctx, listing)
+		f.fabricPending = slices.ContainsFunc(there.GPUs, hasPendingFabric)
 		f.cfg.Facts.SetListing(listing)
 		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
 			return gpu.Node{}, err
@@ -132,6 +133,10 @@ func (f *Follower) noteListing(ctx context.Context, l facts.Listing) {
 		klog.FromContext(ctx).Info("The GPUs that can't be identified have changed", "node", f.cfg.NodeName, "listed", l.Listed, "identified", l.Identified, "why", l.Message)
 		f.unidentified = l.Message
 	}
+}
+
+func hasPendingFabric(g gpu.GPU) bool {
+	return slices.ContainsFunc(g.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.FabricNotReady })
 }
 
 // noteCDI stores why the CDI specifications couldn't be written, nil if they were.
