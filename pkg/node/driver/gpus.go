@@ -7,9 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -82,16 +81,23 @@ func counted(list nvml.Listing) facts.Listing {
 }
 
 // placeInHost sets the GPU's PCIe root and NUMA node from sysfs; in virtual machines they
-// are often unknown.
+// are often unknown. The functions of package deviceattribute accept no PCI domain of more
+// than four digits, which Azure and Intel's VMD have.
 func placeInHost(g *gpu.GPU, sys string) {
-	from := deviceattribute.WithFSFromRoot(sys)
-	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(g.PCI), from); err == nil {
-		g.PCIeRoot = *root.Value.StringValue
+	device := filepath.Join(sys, "bus/pci/devices", string(g.PCI))
+	if g.PCI == "" {
+		return
 	}
-	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(string(g.PCI), deviceattribute.ScalarAttribute, from)
-	if err == nil {
-		node := int(*numa.Value.IntValue)
-		g.NUMANode = &node
+	if target, err := os.Readlink(device); err == nil { // ../../../devices/pci0000:00/…/0000:07:00.0
+		_, path, _ := strings.Cut(target, "devices/")
+		if root, _, _ := strings.Cut(path, "/"); strings.HasPrefix(root, "pci") {
+			g.PCIeRoot = root
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(device, "numa_node")); err == nil {
+		if node, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && node >= 0 {
+			g.NUMANode = &node
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,48 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
+
+// TestPlaceInHost checks what is read from sysfs, whose addresses have four digits of domain
+// or more.
+func TestPlaceInHost(t *testing.T) {
+	sys := t.TempDir()
+	add := func(root, address, numa string) {
+		t.Helper()
+		dir := filepath.Join("devices", root, "0000:00:01.0", address)
+		if err := os.MkdirAll(filepath.Join(sys, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(sys, "bus/pci/devices"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join("../../..", dir), filepath.Join(sys, "bus/pci/devices", address)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(sys, dir, "numa_node"), []byte(numa), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("pci0000:00", "0000:07:00.0", "1\n")
+	add("pci10001:80", "10001:8a:00.0", "0\n")
+	add("pci0000:40", "0000:41:00.0", "-1\n")
+	add("acpi", "0000:51:00.0", "none\n")
+	zero, one := 0, 1
+	for address, want := range map[gpu.PCIAddress]gpu.GPU{
+		"0000:07:00.0":                        {PCIeRoot: "pci0000:00", NUMANode: &one},
+		gpu.NewPCIAddress("00010001:8A:00.0"): {PCIeRoot: "pci10001:80", NUMANode: &zero},
+		"0000:41:00.0":                        {PCIeRoot: "pci0000:40"},
+		"0000:51:00.0":                        {},
+		"0000:61:00.0":                        {},
+		"":                                    {},
+	} {
+		want.PCI = address
+		got := gpu.GPU{PCI: address}
+		placeInHost(&got, sys)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", address, diff)
+		}
+	}
+}
 
 // simulated opens a session on a machine with two GPUs, after change has changed their
 // identities.
