@@ -138,7 +138,7 @@ func (s *Session) identifyOne(index int) (identification, error) {
 		}
 	}
 	object := fmt.Sprintf("of GPU %d", index)
-	return ask(s.guard, theIndex(index), "identify it", s.limits.identify, func() (identification, error) {
+	return ask(s.guard, theIndex(index), identifying, s.limits.identify, func() (identification, error) {
 		handle, ret := s.lib.DeviceGetHandleByIndex(index)
 		if err := wrap(ret, "nvmlDeviceGetHandleByIndex", object); err != nil {
 			return identification{}, err
@@ -205,7 +205,8 @@ type limits struct {
 	// initialize bounds nvmlInit, which may initialize all GPUs.
 	initialize time.Duration
 	// identify bounds the first call for a GPU: without the persistence daemon, the
-	// driver initializes the GPU then, which takes seconds.
+	// driver initializes the GPU then, which takes seconds. It may do so for one GPU
+	// after the other, so the time begins again with each GPU that answers.
 	identify time.Duration
 	// read bounds calls that only read.
 	read time.Duration
@@ -233,7 +234,12 @@ func theIndex(i int) subject { return subject(fmt.Sprintf("GPU %d", i)) }
 type guard struct {
 	mu    sync.Mutex
 	calls map[subject]map[*call]bool
+	// identified is when the last call that identifies a GPU returned.
+	identified time.Time
 }
+
+// identifying is what a call does that identifies a GPU.
+const identifying = "identify it"
 
 // call is a call under way.
 type call struct {
@@ -265,15 +271,30 @@ func ask[T any](g *guard, about subject, what string, within time.Duration, f fu
 	}()
 	timer := time.NewTimer(within)
 	defer timer.Stop()
-	select {
-	case a := <-answered:
-		return a.value, a.err
-	case <-timer.C:
-		g.mu.Lock()
-		c.late = true
-		g.mu.Unlock()
-		return none, c.err(about)
+	for {
+		select {
+		case a := <-answered:
+			return a.value, a.err
+		case <-timer.C:
+			if left := g.isLate(c, within); left > 0 {
+				timer.Reset(left)
+				continue
+			}
+			return none, c.err(about)
+		}
 	}
+}
+
+// isLate marks a call as late whose time is over. It returns the time that is left for a
+// call that may have been waiting for others.
+func (g *guard) isLate(c *call, within time.Duration) (left time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.what == identifying {
+		left = within - time.Since(g.identified)
+	}
+	c.late = left <= 0
+	return left
 }
 
 // do is ask for a call without a result.
@@ -299,6 +320,9 @@ func (g *guard) begin(about subject, what string) (*call, error) {
 func (g *guard) end(about subject, c *call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if c.what == identifying {
+		g.identified = time.Now()
+	}
 	delete(g.calls[about], c)
 	if len(g.calls[about]) == 0 {
 		delete(g.calls, about)

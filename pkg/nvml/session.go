@@ -16,7 +16,7 @@ import (
 )
 
 // Session is one initialized NVML. Its methods may be called concurrently, and
-// none waits longer than a minute: if a call for a GPU never returns, calls for
+// none waits longer than a minute, or longer than the driver takes to initialize the GPUs: if a call for a GPU never returns, calls for
 // that GPU fail with ErrNotResponding, and calls for other GPUs are not
 // affected. It stores the handles and identities of the GPUs it has seen, so
 // that a call for one GPU needs no other and a lost GPU can still be named;
