@@ -163,6 +163,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	if err := known.Found(there); err != nil {
 		return nil, err
 	}
+	known.SawNode(true, "")
 	claims := holding.NewClaims(j)
 	partitions := partition.New(partition.Config{Journal: j, Claims: claims, BootID: bootID})
 	partitions.SetHardware(session)

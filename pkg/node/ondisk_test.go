@@ -176,6 +176,7 @@ func (c *computer) start() (_ *onDisk, err error) {
 // wire builds the parts that have to do with hardware, and gives it to them.
 func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Containers) error {
 	claims, known := holding.NewClaims(p.journal), facts.New("node-0")
+	known.SawNode(true, "")
 	gpus, err := c.hw.GPUs()
 	if err != nil {
 		return err

@@ -89,6 +89,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		ctx: ctx, host: host, signals: driver.NewSignals(), facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
 		daemons: nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000),
 	}
+	d.facts.SawNode(true, "")
 	j, err := journal.Open(d.dir, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -258,6 +258,7 @@ func (p *program) ask(ctx context.Context) (_ tenure, err error) {
 	}()
 	granted, err := handover.Ask(ctx, socket, handover.Request{
 		PodUID: podUID, Service: kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, podUID),
+		BesideDevicePlugin: true,
 	})
 	if err != nil {
 		return tenure{}, err

@@ -131,7 +131,7 @@ func TestReadyAfterTakingBack(t *testing.T) {
 func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accepts := func(handover.Request) error { return nil }
-		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}}
+		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}, facts: facts.New("node-a")}
 		if p.refuses(handover.Request{}) == nil {
 			t.Error("hands over although neither plugin is registered")
 		}
@@ -144,10 +144,38 @@ func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 		if err := p.refuses(handover.Request{}); err != nil {
 			t.Errorf("the kubelet doesn't register it: %v", err)
 		}
-		if err := (&plugin{tenure: tenure{refuses: accepts}}).refuses(handover.Request{}); err != nil {
+		if err := (&plugin{tenure: tenure{refuses: accepts}, facts: facts.New("node-a")}).refuses(handover.Request{}); err != nil {
 			t.Errorf("it hasn't taken the node back: %v", err)
 		}
 	})
+}
+
+// TestNotHandedOverToOneThatCannotRegister checks that the kubelet keeps a plugin that it
+// can call.
+func TestNotHandedOverToOneThatCannotRegister(t *testing.T) {
+	const devicePlugin, draDriver = "a device plugin offers 8 nvidia.com/gpu", "another DRA driver is alive"
+	for name, tc := range map[string]struct {
+		devicePlugin, draDriver string
+		request                 handover.Request
+		want                    string
+	}{
+		"alone":                      {request: handover.Request{BesideDevicePlugin: true}},
+		"alone, to an older release": {},
+		"beside a device plugin":     {devicePlugin: devicePlugin, request: handover.Request{BesideDevicePlugin: true}},
+		"beside a device plugin, to an older release": {devicePlugin: devicePlugin, want: devicePlugin},
+		"beside a DRA driver":                         {draDriver: draDriver, request: handover.Request{BesideDevicePlugin: true}, want: draDriver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &plugin{tenure: tenure{refuses: func(handover.Request) error { return nil }}, facts: facts.New("node-a")}
+			p.registered.Store(true)
+			p.facts.SawNode(true, tc.devicePlugin)
+			p.facts.SetOtherDriver(tc.draDriver)
+			err := p.refuses(tc.request)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
 }
 
 // TestHangingDiskIsUnhealthy checks the health of a plugin that opens its state.
@@ -211,10 +239,11 @@ func TestUnregisteredSuccessorEnds(t *testing.T) {
 		conflict             string
 		ends                 bool
 	}{
-		"registered":            {tookOver: true, registered: true},
-		"not registered":        {tookOver: true, ends: true},
-		"it was there first":    {},
-		"beside another driver": {tookOver: true, conflict: "another driver serves the kubelet"},
+		"registered":           {tookOver: true, registered: true},
+		"not registered":       {tookOver: true, ends: true},
+		"it was there first":   {},
+		"beside a DRA driver":  {tookOver: true, conflict: "another DRA driver is alive", ends: true},
+		"registered beside it": {tookOver: true, registered: true, conflict: "another DRA driver is alive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -161,6 +161,7 @@ func (p *process) wire() error {
 	if err := known.Found(gpu.Node{Name: "node-0", GPUs: gpus}); err != nil {
 		return err
 	}
+	known.SawNode(true, "")
 	minor := func(uuid gpu.UUID) error {
 		n, err := session.Minor(uuid)
 		if err != nil {

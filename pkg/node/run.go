@@ -278,7 +278,10 @@ func endWithin(ctx context.Context, within time.Duration, wait func() error) err
 	}
 }
 
-// mayRegister waits until the kubelet may hand out claims for this node.
+// mayRegister waits until the kubelet's calls can be handled. Another driver isn't waited
+// for: beside a device plugin the kubelet must be able to unprepare, and prepares are
+// refused (facts.MayPrepare). kubelet.Plugin waits for the end of a DRA driver of this
+// name.
 func (p *plugin) mayRegister(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	select {
@@ -291,17 +294,14 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if !p.tenure.tookOver { // or the plugin before has reported, and passes on calls now
-		soon, cancel := context.WithTimeout(ctx, firstReportWithin)
-		defer cancel()
-		if err := p.reporter.WaitReported(soon); err != nil && ctx.Err() == nil {
-			logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
-			return nil
-		}
+	wait := p.reporter.WaitReported
+	if p.tenure.tookOver { // the plugin before has reported, and passes on calls now
+		wait = p.facts.WaitNodeSeen
 	}
-	if conflict := p.facts.Conflict(); conflict != "" {
-		logger.Info("Not registering with the kubelet until the other driver is gone", "node", p.cfg.NodeName, "conflict", conflict)
-		return p.facts.WaitNoConflict(ctx)
+	soon, cancel := context.WithTimeout(ctx, firstReportWithin)
+	defer cancel()
+	if err := wait(soon); err != nil && ctx.Err() == nil {
+		logger.Info("Registering without a first report: the API server is away", "node", p.cfg.NodeName)
 	}
 	return ctx.Err()
 }
@@ -329,8 +329,8 @@ func (p *plugin) ready() error {
 	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.inGrace() {
 		return nil
 	}
-	if conflict := p.facts.Conflict(); conflict != "" {
-		return errors.New(conflict)
+	if known, _ := p.facts.State(); known.DRADriver != "" {
+		return errors.New(known.DRADriver)
 	}
 	return errors.New("not registered with the kubelet yet")
 }

@@ -7,8 +7,13 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"k8s.io/client-go/rest"
+
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/report"
 )
 
 // A plugin that the kubelet doesn't register stops a rollout; a node without a
@@ -25,6 +30,48 @@ func TestReadyOnceRegistered(t *testing.T) {
 	if err := p.ready(); err != nil {
 		t.Errorf("registered, without a driver: %v, want ready", err)
 	}
+}
+
+// TestRegistersBesideADevicePlugin checks that the kubelet can unprepare, after a restart
+// and after an upgrade, where a device plugin came to a node with pods that have claims.
+func TestRegistersBesideADevicePlugin(t *testing.T) {
+	for name, tookOver := range map[string]bool{"restart": false, "upgrade": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				known := facts.New("node-a")
+				r, err := report.New(report.Config{NodeName: "node-a", REST: &rest.Config{Host: "http://localhost"}, Facts: known})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := &plugin{tenure: tenure{tookOver: tookOver}, facts: known, reporter: r, driver: driver.New(driver.Config{})}
+				known.SawNode(true, "a device plugin offers 8 nvidia.com/gpu on node node-a")
+				ctx, cancel := context.WithTimeout(t.Context(), registerWithin)
+				defer cancel()
+				if err := p.mayRegister(ctx); err != nil {
+					t.Errorf("not registered within %s: %v", registerWithin, err)
+				}
+			})
+		})
+	}
+}
+
+// TestSuccessorHasSeenTheNode checks that a plugin that took over doesn't register, and so
+// prepares nothing, before it could know of a device plugin.
+func TestSuccessorHasSeenTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{tenure: tenure{tookOver: true}, facts: facts.New("node-a"), driver: driver.New(driver.Config{})}
+		may := make(chan error, 1)
+		go func() { may <- p.mayRegister(t.Context()) }()
+		<-time.After(firstLookWithin + time.Second)
+		synctest.Wait()
+		if len(may) > 0 {
+			t.Error("registers although the Node hasn't been seen")
+		}
+		p.facts.SawNode(true, "")
+		if err := <-may; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestEndIsNotWaitedForLong: a part that hangs doesn't keep the plugin from

@@ -77,10 +77,17 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 }
 
 // refuses returns why the plugin doesn't hand over now: the kubelet hasn't registered it
-// since it took the node back, or the program refuses the request (tenure.refuses).
+// since it took the node back, the other plugin couldn't register, or the program refuses
+// the request (tenure.refuses).
 func (p *plugin) refuses(r handover.Request) error {
 	if p.inGrace() && !p.registered.Load() {
 		return errors.New("this plugin has just taken the node back from another that ended, and the kubelet hasn't registered it yet")
+	}
+	switch known, _ := p.facts.State(); {
+	case known.DRADriver != "":
+		return fmt.Errorf("a plugin that takes over couldn't register with the kubelet: %s", known.DRADriver)
+	case known.DevicePlugin != "" && !r.BesideDevicePlugin:
+		return fmt.Errorf("that plugin is of a release that doesn't register with the kubelet beside a device plugin, so nobody would unprepare claims: %s", known.DevicePlugin)
 	}
 	return p.tenure.refuses(r)
 }
@@ -127,8 +134,8 @@ func (p *plugin) isRegisteredInTime(ctx context.Context) error {
 		return nil
 	case <-time.After(registerWithin):
 	}
-	if p.registered.Load() || p.facts.Conflict() != "" {
-		return nil // beside another driver, the plugin before couldn't register either
+	if p.registered.Load() {
+		return nil
 	}
 	return fmt.Errorf("the kubelet hasn't registered this plugin within %s: the plugin before takes over again", registerWithin)
 }

@@ -31,6 +31,7 @@ func (b *broken) Ensure(context.Context, gpu.Partition) (gpu.Instance, error) {
 func (*broken) Find(context.Context, gpu.Partition) (i gpu.Instance, err error) { return i, err }
 func (*broken) Release(context.Context, gpu.Partition) error                    { return nil }
 func (*broken) ClearMIG(context.Context, gpu.UUID) error                        { return nil }
+func (*broken) MayPrepare() error                                               { return nil }
 func (*broken) Device(gpu.DeviceName) (gpu.Device, gpu.GPU, error)              { return nil, gpu.GPU{}, nil }
 
 // TestMendPaces removes a partition, which comes back or stays away. It counts as missing

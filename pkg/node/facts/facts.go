@@ -20,7 +20,7 @@ const (
 )
 
 // Facts has the known facts about one node. Its methods may be called
-// concurrently; none but WaitNoConflict blocks.
+// concurrently; none but WaitNodeSeen blocks.
 type Facts struct {
 	nodeName string
 
@@ -71,7 +71,7 @@ type State struct {
 	DevicePlugin, DRADriver string
 }
 
-// Conflict returns which other driver serves the GPUs; empty: none.
+// Conflict returns the sentence about another driver that serves the GPUs; empty: none.
 func (s State) Conflict() string { return cmp.Or(s.DevicePlugin, s.DRADriver) }
 
 // State returns what is known now, and a channel that is closed when that changes.
@@ -170,17 +170,14 @@ func (f *Facts) Remembered() (has, hadBefore []gpu.GPU) {
 }
 
 // Device returns what a device's name stands for and the GPU it is or is part
-// of, as last read. It fails while there is no driver, while another driver
-// serves the GPUs, when the node has no such device, and when the GPU doesn't
-// answer.
+// of, as last read. It fails while there is no driver, when the node has no such
+// device, and when the GPU doesn't answer. It doesn't fail because of another driver:
+// see MayPrepare.
 func (f *Facts) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.names == nil {
 		return nil, gpu.GPU{}, errors.New(f.absence())
-	}
-	if c := f.conflict(); c != "" {
-		return nil, gpu.GPU{}, errors.New(c)
 	}
 	device, err := f.names.Device(name)
 	if err != nil {
@@ -230,16 +227,21 @@ func (f *Facts) absence() string {
 	return "the GPUs of this node have not been read yet"
 }
 
-// Conflict returns a sentence about another driver that serves the GPUs, with the
-// remedy; empty if none is known.
-func (f *Facts) Conflict() string {
+// MayPrepare returns why no claim may be given a device of the node now: another driver
+// serves the GPUs, or the Node, which shows a device plugin, hasn't been read yet. What
+// claims have stays theirs, and is restored and unprepared as ever.
+func (f *Facts) MayPrepare() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.conflict()
+	switch other := cmp.Or(f.devicePlugin, f.draDriver); {
+	case other != "":
+		return fmt.Errorf("no claim is prepared here: %s", other)
+	case !f.seen:
+		return fmt.Errorf("no claim is prepared before the API server has shown Node %s: a device plugin may serve its GPUs", f.nodeName)
+	default:
+		return nil
+	}
 }
-
-// conflict needs the lock.
-func (f *Facts) conflict() string { return cmp.Or(f.devicePlugin, f.draDriver) }
 
 // SetOtherDriver sets the sentence about another DRA driver that has taken the plugin's
 // name at the kubelet, with the remedy; empty if none has.
@@ -258,8 +260,7 @@ func (f *Facts) SawNode(there bool, devicePlugin string) {
 	f.mu.Change(func() { f.seen, f.devicePlugin = there, devicePlugin })
 }
 
-// WaitNoConflict returns nil once the node has been seen to be served by no
-// other driver.
-func (f *Facts) WaitNoConflict(ctx context.Context) error {
-	return f.mu.Wait(ctx, func() bool { return f.seen && f.conflict() == "" })
+// WaitNodeSeen returns nil once the Node object has been seen.
+func (f *Facts) WaitNodeSeen(ctx context.Context) error {
+	return f.mu.Wait(ctx, func() bool { return f.seen })
 }

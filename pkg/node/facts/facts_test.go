@@ -73,6 +73,37 @@ func TestGPUsWithoutNames(t *testing.T) {
 	}
 }
 
+// TestMayPrepare checks that claims get devices only where no other driver can serve the
+// GPUs, and that those they have can be looked up beside one.
+func TestMayPrepare(t *testing.T) {
+	r := facts.New("node-0")
+	if err := r.Found(node(h100)); err != nil {
+		t.Fatal(err)
+	}
+	const plugin, driver = "a device plugin offers 8 nvidia.com/gpu", "another DRA driver is alive"
+	for _, tc := range []struct {
+		what string
+		tell func()
+		want string // in the error; empty: none
+	}{
+		{"at first", func() {}, "before the API server has shown Node node-0"},
+		{"alone", func() { r.SawNode(true, "") }, ""},
+		{"beside a device plugin", func() { r.SawNode(true, plugin) }, plugin},
+		{"beside both", func() { r.SetOtherDriver(driver) }, plugin},
+		{"beside a DRA driver", func() { r.SawNode(true, "") }, driver},
+		{"alone again", func() { r.SetOtherDriver("") }, ""},
+		{"when the Node was deleted", func() { r.SawNode(false, "") }, "before the API server has shown"},
+	} {
+		tc.tell()
+		if got := errorText(r.MayPrepare()); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: got %q, want %q", tc.what, got, tc.want)
+		}
+		if _, _, err := r.Device("gpu-980fb007"); err != nil {
+			t.Errorf("%s: %v", tc.what, err)
+		}
+	}
+}
+
 func errorText(err error) string {
 	if err == nil {
 		return ""

@@ -22,6 +22,9 @@ type Request struct {
 	PodUID types.UID `json:"podUID"`
 	// Service is the socket at which the successor will serve the kubelet.
 	Service string `json:"service"`
+	// BesideDevicePlugin: the successor registers with the kubelet beside a device plugin,
+	// too. Older releases, which don't send this, wait for the device plugin's end.
+	BesideDevicePlugin bool `json:"besideDevicePlugin,omitempty"`
 }
 
 // answer is the acting plugin's. If it doesn't refuse, the lock comes with it.

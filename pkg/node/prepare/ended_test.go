@@ -146,6 +146,27 @@ func TestUnprepareDoesNotWaitFor(t *testing.T) {
 	}
 }
 
+// TestBesideAnotherDriver checks that a claim that was prepared before another driver came
+// is restored and unprepared beside it, and that no claim is prepared.
+func TestBesideAnotherDriver(t *testing.T) {
+	f := newFixture(t, 2)
+	a := newClaim("a", result("gpu", 0))
+	mustPrepare(t, f, a)
+	other := errors.New("a device plugin offers 2 nvidia.com/gpu")
+	f.node.SetOtherDriver(other)
+	for _, c := range []*resourceapi.ResourceClaim{a, newClaim("b", result("gpu", 1))} {
+		if _, err := f.Prepare(testContext(t), c); !errors.Is(err, other) {
+			t.Errorf("prepare %s: %v, want %v", c.Name, err, other)
+		}
+	}
+	checkHeld(t, f, "a")
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	mustUnprepare(t, f, a)
+	checkHeld(t, f)
+}
+
 func TestUnprepareWaitsForHealthyGPUsBesideLostOnes(t *testing.T) {
 	f := newFixture(t, 2)
 	c := newClaim("a", result("gpu", 0), result("gpu", 1))

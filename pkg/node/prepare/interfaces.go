@@ -41,6 +41,9 @@ type Containers interface {
 
 // Inventory has the node's current devices.
 type Inventory interface {
+	// MayPrepare returns why no claim may be given a device of the node now; nil if
+	// claims may.
+	MayPrepare() error
 	// Device resolves a name to a device and its GPU's facts, from which the size of a
 	// share is computed. The error gives the reason: no such
 	// GPU now, GPU lost, and so on.

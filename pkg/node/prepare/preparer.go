@@ -112,6 +112,8 @@ func (p *Preparer) Begin(ctx context.Context, claimUIDs ...types.UID) (_ context
 // A device that another claim holds is waited for, if that claim is on its
 // way out, until shortly before the context's deadline; so is the memory of MPS
 // shares that were allocated more of it than there is.
+//
+// It fails while another driver serves the node's GPUs.
 func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	start := time.Now()
 	devices, err := p.prepare(ctx, c)
@@ -139,6 +141,9 @@ func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	ctx, done := p.calls.join(ctx, c.UID)
 	defer done()
+	if err := p.cfg.Inventory.MayPrepare(); err != nil {
+		return nil, err
+	}
 	grants, err := claim.Read(c, p.cfg.Driver, p.cfg.Pool)
 	if err != nil {
 		return nil, err

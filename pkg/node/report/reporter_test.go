@@ -325,20 +325,17 @@ func TestDevicePlugin(t *testing.T) {
 	if c.Status != "True" || !strings.Contains(c.Message, "remove the NVIDIA device plugin") {
 		t.Errorf("condition %+v doesn't say what to remove", c)
 	}
-	if _, _, err := r.Device("gpu-980fb007"); err == nil {
-		t.Error("a GPU that a device plugin serves was handed out")
+	if err := r.MayPrepare(); err == nil || !strings.Contains(err.Error(), "remove the NVIDIA device plugin") {
+		t.Errorf("preparing beside a device plugin: %v, want an error that says what to remove", err)
 	}
-	waited, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := r.WaitNoConflict(waited); err == nil {
-		t.Error("the plugin may register beside a device plugin")
+	r.Registered()
+	inv = eventually(t, s, "the registration", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.RegisteredAt != nil })
+	if !ready(report.ReasonConflicting)(inv) {
+		t.Errorf("registered beside a device plugin, the conditions are %+v, want the conflict", inv.Status.Conditions)
 	}
 	s.allocatable("nvidia.com/gpu", "0") // what a device plugin leaves behind
-	if err := r.WaitNoConflict(t.Context()); err != nil {
-		t.Error(err)
-	}
-	eventually(t, s, "the conflict's end", ready(report.ReasonNotRegistered))
-	if _, _, err := r.Device("gpu-980fb007"); err != nil {
+	eventually(t, s, "the conflict's end", ready(report.ReasonRegistered))
+	if err := r.MayPrepare(); err != nil {
 		t.Error(err)
 	}
 }

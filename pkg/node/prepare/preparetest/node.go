@@ -50,6 +50,7 @@ type Node struct {
 	gpus    []gpu.GPU
 
 	mu        sync.Mutex
+	other     error // another driver that serves the GPUs
 	lost      map[gpu.UUID]bool
 	instances map[gpu.Partition]gpu.Instance
 	made      int // partitions ever, for ids that differ
@@ -116,6 +117,20 @@ func (n *Node) Lose(uuid gpu.UUID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lost[uuid] = true
+}
+
+// SetOtherDriver sets the error of prepares beside another driver; nil: there is none.
+func (n *Node) SetOtherDriver(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.other = err
+}
+
+// MayPrepare implements prepare.Inventory.
+func (n *Node) MayPrepare() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.other
 }
 
 // Device implements prepare.Inventory.
