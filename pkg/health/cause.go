@@ -20,9 +20,9 @@ type Load struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// since reports whether the driver was loaded again, or the machine booted, after
+// Since reports whether the driver was loaded again, or the machine booted, after
 // the load before.
-func (l Load) since(before Load) bool {
+func (l Load) Since(before Load) bool {
 	differ := func(a, b string) bool { return a != "" && b != "" && a != b }
 	return differ(l.Boot, before.Boot) || differ(l.Driver, before.Driver)
 }
@@ -148,7 +148,7 @@ func makeDefinite(causes []Cause) []Cause {
 // renew returns the cause c, which the finding is of, after its source has reported it
 // again.
 func (f finding) renew(c Cause, at time.Time, load Load) Cause {
-	if c.Accepted != nil && (load.since(c.Load) || f.xid != 0) {
+	if c.Accepted != nil && (load.Since(c.Load) || f.xid != 0) {
 		c.Accepted, c.XID, c.Links, c.Since = nil, 0, nil, at
 	}
 	c.goneAt, c.Load = time.Time{}, load

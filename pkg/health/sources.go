@@ -114,7 +114,7 @@ func (c Cause) unreported(r Reading) Cause {
 // over reports whether the reading, which doesn't report the cause, has evidence that
 // it is over.
 func (c Cause) over(r Reading) bool {
-	if r.Load.since(c.Load) && c.endsByLoad() {
+	if r.Load.Since(c.Load) && c.endsByLoad() {
 		return true
 	}
 	switch v := r.Vitals; c.Source {

@@ -35,7 +35,9 @@ type hardwareParts struct {
 
 // Arrived gives the parts the hardware, and makes the node agree with the journal.
 func (p *hardwareParts) Arrived(ctx context.Context, hw driver.Hardware) {
-	p.health.SetHardware(p.healthOf(hw))
+	watched := p.healthOf(hw)
+	p.health.SetHardware(watched)
+	p.preparer.SetDriverLoad(watched.Load())
 	p.partitions.SetHardware(hw.Session)
 	p.sharing.SetHardware(hw.Session, hw.SMI)
 	p.readings.SetHardware(hw.Session)

@@ -144,7 +144,7 @@ func (l *look) checkDevice(r holding.Record, device string) {
 			Level: Trouble, Check: "cdi-device-empty", Claim: claimName(r), Device: device, Path: d.path,
 			What: "the CDI spec gives the claim's containers no device node", Do: restart,
 		})
-	case !ok && !r.AwaitsKubelet(l.BootID):
+	case !ok && r.GivenUp == nil && !r.AwaitsKubelet(l.BootID):
 		l.add(Finding{
 			Level: Trouble, Check: "cdi-device-missing", Claim: claimName(r), Device: device, Path: l.CDI,
 			What: "the claim is prepared, and the CDI directory has no such device: its containers can't start or restart",

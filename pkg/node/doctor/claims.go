@@ -28,6 +28,23 @@ func temporary(path string) Finding {
 	}
 }
 
+// checkGivenUp reports claims that the kubelet has unprepared and whose containers may
+// still run.
+func (l *look) checkGivenUp() {
+	for _, r := range l.journal.Claims {
+		if r.GivenUp == nil {
+			continue
+		}
+		for _, g := range r.Holdings {
+			l.add(Finding{
+				Level: Note, Check: "claim-given-up", GPU: g.GPU, Claim: claimName(r), Device: string(g.Device),
+				What: "the claim was unprepared while its GPUs were lost and its containers still ran; no other claim gets the device before these have ended or the driver was loaded again",
+				Do:   "end the processes that the claim's event DevicesStillInUse names; if they hang in the driver, reboot the node",
+			})
+		}
+	}
+}
+
 // checkHolders reports devices that two claims hold.
 func (l *look) checkHolders() {
 	type hold struct {

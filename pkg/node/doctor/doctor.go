@@ -90,6 +90,7 @@ func Check(n Node) (Report, error) {
 		return Report{}, err
 	}
 	l.checkJournal()
+	l.checkGivenUp()
 	l.checkHolders()
 	l.checkSpecs()
 	l.checkHardware()

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -69,6 +70,15 @@ func TestCheck(t *testing.T) {
 				n.specs["k8s.gpu.nvidia.com-claim_admin.json"] = claimSpec("admin-gpu-980fb001", edits("/dev/nvidia1"))
 			},
 			want: []string{},
+		},
+		"a claim that was given up": {
+			before: func(n *node) {
+				r := n.claims["part"]
+				r.GivenUp = &health.Load{Boot: boot, Driver: "1"}
+				n.claims["part"] = r
+				delete(n.specs, "k8s.gpu.nvidia.com-claim_part.json")
+			},
+			want: []string{"note claim-given-up default/p"},
 		},
 		"CDI directory wiped": {
 			before: func(n *node) { clear(n.specs) },

@@ -188,7 +188,7 @@ func (p *gpuLook) checkForeign(i gpu.Instance) {
 // checkClaims reports devices of claims that don't exist.
 func (p *gpuLook) checkClaims() {
 	for _, r := range p.journal.Claims {
-		if !p.holds(r) {
+		if !p.holds(r) || r.GivenUp != nil {
 			continue
 		}
 		for _, g := range r.Holdings {

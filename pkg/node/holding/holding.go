@@ -29,6 +29,11 @@ type Record struct {
 	// RefusedClaims are the UIDs of claims that weren't prepared because of this one and
 	// whose double allocation has been reported.
 	RefusedClaims []string `json:"refusedClaims,omitempty"`
+	// GivenUp is set when the claim was unprepared while its GPUs were lost and its
+	// containers still ran: to the load of the driver at that time. The record then keeps the
+	// devices from other claims until the containers have ended or the driver was loaded
+	// again; the kubelet knows nothing of it any more.
+	GivenUp *health.Load `json:"givenUp,omitempty"`
 }
 
 // Pod is a pod in the claim's namespace.

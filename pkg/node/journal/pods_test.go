@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -17,22 +18,39 @@ func withPods(uid string) holding.Record {
 	return r
 }
 
+// givenUp is a claim that was unprepared while its GPUs were lost and its containers ran.
+func givenUp(uid string) holding.Record {
+	r := everything(uid)
+	r.GivenUp = &health.Load{Boot: r.BootID, Driver: "48213"}
+	return r
+}
+
 // TestOldFormatOfPods keeps records with pods readable, and written as they are.
-func TestOldFormatOfPods(t *testing.T) {
-	const uid = "5e8f3b5c-5f0e-4a55-9a55-0d3f7a1b2c3d"
+func TestOldFormatOfPods(t *testing.T) { checkFormat(t, "v1-pods", withPods(formatUID)) }
+
+// TestOldFormatOfGivenUp does so with claims that were given up.
+func TestOldFormatOfGivenUp(t *testing.T) { checkFormat(t, "v1-given-up", givenUp(formatUID)) }
+
+// formatUID is of the claims in testdata.
+const formatUID = "5e8f3b5c-5f0e-4a55-9a55-0d3f7a1b2c3d"
+
+// checkFormat checks that a file in testdata is read as the record, and that the record is
+// written as that file.
+func checkFormat(t *testing.T, golden string, record holding.Record) {
+	t.Helper()
+	golden = filepath.Join("testdata", golden)
 	dir := t.TempDir()
-	golden := filepath.Join("testdata", "v1-pods")
 	if err := os.CopyFS(dir, os.DirFS(golden)); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]holding.Record{withPods(uid)}, open(t, dir).All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{record}, open(t, dir).All()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	again := t.TempDir()
-	put(t, open(t, again), withPods(uid))
+	put(t, open(t, again), record)
 	var files [2]string
 	for i, dir := range []string{golden, again} {
-		data, err := os.ReadFile(filepath.Join(dir, uid+".json"))
+		data, err := os.ReadFile(filepath.Join(dir, formatUID+".json"))
 		if err != nil {
 			t.Fatal(err)
 		}

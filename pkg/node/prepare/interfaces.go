@@ -46,7 +46,8 @@ type Inventory interface {
 	MayPrepare() error
 	// Device resolves a name to a device and its GPU's facts, from which the size of a
 	// share is computed. The error gives the reason: no such
-	// GPU now, GPU lost, and so on.
+	// GPU now, GPU lost, and so on. A GPU that doesn't answer comes with an error and its
+	// last facts.
 	Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error)
 }
 

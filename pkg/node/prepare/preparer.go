@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -69,6 +71,8 @@ type Preparer struct {
 	// releases wakes waiting prepares when a claim has released its devices.
 	releases *broadcast
 	metrics  *metrics
+	// load is the current load of the driver; nil: not known yet.
+	load atomic.Pointer[health.Load]
 }
 
 // New builds a Preparer; Recover has to run before the first Prepare.
@@ -195,7 +199,9 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
 	have, again := p.cfg.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.cfg.BootID {
-		if !slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same) {
+		if same := slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same); !same && have.GivenUp != nil {
+			return have, true, fmt.Errorf("the claim was allocated again (%s) before the end of its previous devices (%s): %w", describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
+		} else if !same {
 			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeHoldings(want.Holdings), describeHoldings(have.Holdings))
 		}
@@ -212,8 +218,8 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 	return want, before, nil
 }
 
-// addPods records pods that use the claim since it was prepared. It also writes a record
-// again that may not be on disk.
+// addPods records pods that use the claim since it was prepared, and that it is prepared
+// again after it was given up. It also writes a record again that may not be on disk.
 func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 	var more []holding.Pod
 	for _, pod := range pods {
@@ -221,10 +227,10 @@ func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
 			more = append(more, pod)
 		}
 	}
-	if more == nil && !p.cfg.Journal.IsDoubtful(r.ClaimUID) {
+	if more == nil && r.GivenUp == nil && !p.cfg.Journal.IsDoubtful(r.ClaimUID) {
 		return nil
 	}
-	r.Pods = slices.Concat(r.Pods, more)
+	r.Pods, r.GivenUp = slices.Concat(r.Pods, more), nil
 	return p.cfg.Journal.Put(*r)
 }
 

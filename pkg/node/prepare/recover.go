@@ -16,7 +16,8 @@ import (
 // Recover makes the node agree with the journal again. It creates missing partitions
 // of prepared claims, sets up their sharing, writes the CDI specs of all prepared
 // claims, whose directory may have been wiped or whose writing a crash may have cut
-// off, and removes the specs of claims that have no record.
+// off, removes the specs of claims that have no record, and releases the devices of
+// claims that were given up, as Mend does.
 //
 // A claim with partitions or shares that was prepared in an earlier boot has lost
 // them, and its containers have ended; it gets new ones when the kubelet prepares
@@ -38,10 +39,13 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // Mend restores the prepared claims whose CDI spec somebody has removed, or that
 // hold a partition which gone says isn't there any more: the kubelet restarts
 // containers without preparing their claims again. It skips claims that
-// are being prepared or unprepared, or that wait for the kubelet's next call. It may be
-// called often: if nothing is missing, it only lists the CDI directory.
+// are being prepared or unprepared, or that wait for the kubelet's next call. It also
+// releases the devices of claims that were given up, if no process can have them any more.
+// It may be called often: if nothing is missing, it only lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
-	prepared := slices.DeleteFunc(p.cfg.Journal.All(), func(r holding.Record) bool { return r.AwaitsKubelet(p.cfg.BootID) || p.isBusy(r.ClaimUID) })
+	prepared := slices.DeleteFunc(p.cfg.Journal.All(), func(r holding.Record) bool {
+		return p.claimLocks.InUse(r.ClaimUID) || r.GivenUp == nil && (r.AwaitsKubelet(p.cfg.BootID) || p.cfg.Claims.IsUnpreparing(r.ClaimUID))
+	})
 	specs, err := p.cfg.CDI.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
@@ -51,29 +55,27 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 		return ok && gone(part)
 	}
 	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r holding.Record) bool {
-		return slices.Contains(specs, r.ClaimUID) && !slices.ContainsFunc(held(r), isGone)
+		return r.GivenUp == nil && slices.Contains(specs, r.ClaimUID) && !slices.ContainsFunc(held(r), isGone)
 	}))
-}
-
-// isBusy reports whether something is being done for the claim, or waits for the
-// kubelet's next call because what was given couldn't be taken back.
-func (p *Preparer) isBusy(claimUID string) bool {
-	return p.cfg.Claims.IsUnpreparing(claimUID) || p.claimLocks.InUse(claimUID)
 }
 
 // restoreAtOnce is how many claims are restored side by side: enough for all
 // GPUs of a node to be made partitions on.
 const restoreAtOnce = 32
 
-// restoreAll restores prepared claims; the error is of all that fail, in the
-// order of the records.
+// restoreAll restores prepared claims, and reclaims the devices of those that were given
+// up; the error is of all that fail, in the order of the records.
 func (p *Preparer) restoreAll(ctx context.Context, records []holding.Record) error {
 	errs := make([]error, len(records))
 	var group errgroup.Group
 	group.SetLimit(restoreAtOnce)
 	for i, r := range records {
 		group.Go(func() error {
-			if err := p.restore(ctx, r.ClaimUID); err != nil {
+			do := p.restore
+			if r.GivenUp != nil {
+				do = p.reclaim
+			}
+			if err := do(ctx, r.ClaimUID); err != nil && !errors.Is(err, errGivenUp) {
 				errs[i] = fmt.Errorf("claim %s/%s (UID %s): %w", r.Namespace, r.Name, r.ClaimUID, err)
 			}
 			return nil
@@ -92,7 +94,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	}
 	defer unlock()
 	r, ok := p.cfg.Journal.Get(claimUID)
-	if !ok || p.cfg.Claims.IsUnpreparing(claimUID) {
+	if !ok || r.GivenUp != nil || p.cfg.Claims.IsUnpreparing(claimUID) {
 		return nil
 	}
 	if r.AwaitsKubelet(p.cfg.BootID) {

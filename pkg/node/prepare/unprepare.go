@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -18,12 +17,14 @@ import (
 
 // Unprepare releases the claim's devices. When it returns nil, no record and no CDI
 // spec of the claim is left, and its partitions are destroyed, kept warm, or used by
-// other claims. A claim without a record succeeds.
+// other claims; or the claim is given up (below). A claim without a record succeeds.
 // Before anything is released, it waits until no process is left of any pod that
 // used the claim, until shortly before the context's deadline; then it fails, the
 // record stays, and a warning names the pods. It doesn't wait for processes of a
-// claim whose GPUs are all lost: these may never end, and no other claim gets the
-// GPUs. Prepares of the claim that began before are stopped, and leave nothing
+// claim whose GPUs are all lost, which may never end. If some are left, the claim is
+// given up: the record stays and keeps the devices from other claims, until Mend, Recover
+// or the prepare of another claim finds that the processes have ended or the driver was
+// loaded again. Prepares of the claim that began before are stopped, and leave nothing
 // behind.
 func (p *Preparer) Unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
 	start := time.Now()
@@ -39,7 +40,11 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	return p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
+	err = p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
+	if errors.Is(err, errGivenUp) {
+		return nil
+	}
+	return err
 }
 
 // withdraw removes the spec and the mark. When await has returned nil, it removes
@@ -114,7 +119,7 @@ func (p *Preparer) recordOf(claimUID string) holding.Record {
 		r := u.Record
 		r.Holdings = slices.Clone(r.Holdings)
 		for i, g := range r.Holdings {
-			if d, _, err := p.cfg.Inventory.Device(g.Device); err == nil {
+			if d, _, _ := p.cfg.Inventory.Device(g.Device); d != nil { // also if its GPU doesn't answer
 				r.Holdings[i] = holding.New(g.Device, d)
 				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
 				if r.Holdings[i].Share != nil {
@@ -195,9 +200,8 @@ func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.Namespac
 		return nil
 	case recorded && (len(held(r)) == 0 || r.BootID != p.cfg.BootID): // admin access holds nothing, and no container survives a boot
 		return nil
-	case p.allLost(r):
-		klog.FromContext(ctx).Info("Not waiting for the end of the claim's containers: its GPUs are lost", "gpus", r.GPUs())
-		return nil
+	case r.GivenUp != nil || p.allLost(r):
+		return p.giveUp(ctx, c, r)
 	}
 	waiting, cancel := withMargin(ctx)
 	defer cancel()

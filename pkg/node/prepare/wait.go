@@ -75,10 +75,14 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 	return w.sleep(holders[0], unknown, released)
 }
 
-// look asks for a holder's standing, once per wait unless it could not be told.
+// look asks for a holder's standing, once per wait unless it could not be told. Of a holder
+// that was given up it releases the devices; the error says why it can't.
 func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
 	if s, ok := w.standings[h.ClaimUID]; ok {
 		return s, nil
+	}
+	if h.GivenUp != nil {
+		return Standing{AwaitsUnprepare: true, Reason: "it was given up"}, p.reclaim(w.ctx, h.ClaimUID)
 	}
 	if h.Name == "" {
 		return Standing{}, errors.New("its journal record can't be read")
@@ -115,6 +119,9 @@ func (w *wait) sleep(h holding.Record, unknown error, released <-chan struct{}) 
 func (w *wait) timeout(h holding.Record, unknown error) error {
 	if cause := context.Cause(w.ctx); !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
+	}
+	if h.GivenUp != nil {
+		return fmt.Errorf("%w: %s: %w; this will be tried again, and succeeds when these have ended or the driver was loaded again", ErrHeld, describeHolder(h), unknown)
 	}
 	why := "which is on its way out (" + w.standings[h.ClaimUID].Reason + ")"
 	if unknown != nil {

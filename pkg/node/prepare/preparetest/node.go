@@ -133,6 +133,13 @@ func (n *Node) MayPrepare() error {
 	return n.other
 }
 
+// FindBack ends Lose.
+func (n *Node) FindBack(uuid gpu.UUID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.lost, uuid)
+}
+
 // Device implements prepare.Inventory.
 func (n *Node) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	d, err := n.names.Device(name)
