@@ -79,7 +79,12 @@ func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu
 // runtimes has applied the CDI devices, on the host.
 func inject(t *testing.T, dir string, ids []string) *oci.Spec {
 	t.Helper()
-	spec := &oci.Spec{}
+	return injectInto(t, dir, &oci.Spec{}, ids)
+}
+
+// injectInto is inject with the spec that the pod has asked for.
+func injectInto(t *testing.T, dir string, spec *oci.Spec, ids []string) *oci.Spec {
+	t.Helper()
 	err := driverroot.NewHost(installed.Host).Do(func() error {
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(strings.TrimPrefix(dir, installed.Host)), cdilib.WithAutoRefresh(false))
 		if err != nil {

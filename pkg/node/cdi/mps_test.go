@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
@@ -106,6 +107,80 @@ func TestContainerOfAShare(t *testing.T) {
 	if mounts != 1 {
 		t.Errorf("%d mounts of the daemon's directories, want 1", mounts)
 	}
+}
+
+// TestLimitsInThePodsEnvironment checks that the limits of a share replace those in the
+// pod's own environment, smaller ones too, and that the others stay (docs/sharing.md).
+func TestLimitsInThePodsEnvironment(t *testing.T) {
+	const threads, memory = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
+	for name, tc := range map[string]struct {
+		client gpu.MPSClient
+		want   []string
+	}{
+		"both limits":           {gpu.MPSClient{ThreadPercentage: 50, MemoryMiB: []int64{40000}}, []string{threads + "50", memory + "0=40000M"}},
+		"all multiprocessors":   {gpu.MPSClient{ThreadPercentage: 100, MemoryMiB: []int64{40000}}, []string{threads + "10", memory + "0=40000M"}},
+		"a claim's own, no one": {gpu.MPSClient{MemoryMiB: []int64{0}}, []string{threads + "10", memory + "0=1G"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, driver, dir := shared(t)
+			tc.client.PipeDir = daemonDir(t, "gpu/pipe")
+			spec := &oci.Spec{Process: &oci.Process{Env: []string{threads + "10", memory + "0=1G"}}}
+			injectInto(t, dir, spec, shareOf(t, s, driver, "claim-1", 0, tc.client))
+			got := slices.DeleteFunc(spec.Process.Env, func(v string) bool { return !strings.HasPrefix(v, threads) && !strings.HasPrefix(v, memory) })
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("limits (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPodsOwnVolumes checks what the claim's mounts replace: the pod's volume at the
+// daemon's directory, and, where MPS keeps files there, the one at /dev/shm
+// (docs/sharing.md).
+func TestPodsOwnVolumes(t *testing.T) {
+	for name, withShm := range map[string]bool{"driver 580 and later": false, "earlier drivers": true} {
+		t.Run(name, func(t *testing.T) {
+			s, driver, dir := shared(t)
+			client := gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}}
+			want := map[string]string{"/tmp": "/pod/tmp", "/tmp/nvidia-mps": client.PipeDir, "/dev/shm": "/pod/shm"}
+			if withShm {
+				client.ShmDir = daemonDir(t, "gpu/shm")
+				want["/dev/shm"] = client.ShmDir
+			}
+			spec := &oci.Spec{Mounts: []oci.Mount{
+				{Destination: "/tmp/nvidia-mps", Source: "/pod/mps"}, {Destination: "/tmp", Source: "/pod/tmp"}, {Destination: "/dev/shm", Source: "/pod/shm"},
+			}}
+			injectInto(t, dir, spec, shareOf(t, s, driver, "claim-1", 0, client))
+			got, order := map[string]string{}, []string{}
+			for _, m := range spec.Mounts {
+				if _, ours := want[m.Destination]; ours {
+					got[m.Destination] = m.Source
+					order = append(order, m.Destination)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" || len(order) != len(want) {
+				t.Errorf("%d mounts (-want +got):\n%s", len(order), diff)
+			}
+			if slices.Index(order, "/tmp") > slices.Index(order, "/tmp/nvidia-mps") {
+				t.Errorf("order %v: the pod's volume hides the daemon's directory", order)
+			}
+		})
+	}
+}
+
+// shareOf writes the specification of a claim with a share of the n-th GPU, and returns the
+// CDI devices of a container with that claim.
+func shareOf(t *testing.T, s *cdi.Specs, driver *cdi.Driver, claimUID string, n int, client gpu.MPSClient) []string {
+	t.Helper()
+	ids, err := s.Write(claimUID, given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[n].UUID}, Count: 4}, MPS: &client}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, of := range ids {
+		all = append(all, of...)
+	}
+	return all
 }
 
 // TestMountsAreOnlyTheDriversAndTheClaims checks that nothing is mounted into containers
