@@ -135,7 +135,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Warn: p.warnings.warn,
+		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Event: p.warnings.event,
 		ReportDoubleAllocation: p.reportDoubleAllocation,
 		Step:                   failpoint.Step(),
 	})

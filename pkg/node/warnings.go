@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
@@ -43,15 +42,15 @@ func (w *warnings) run(ctx context.Context) error {
 	return nil
 }
 
-// warnHolder writes a warning about the claim of a record. It doesn't block.
-func (w *warnings) warnHolder(r holding.Record, reason, message string) {
-	w.warn(kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID)}, reason, message)
+// event writes an event. It doesn't block.
+func (w *warnings) event(about corev1.ObjectReference, eventType, reason, message string) {
+	w.recorder.Event(&about, eventType, reason, message)
 }
 
-// warn writes a warning about a claim. It doesn't block.
-func (w *warnings) warn(c kubeletplugin.NamespacedObject, reason, message string) {
+// warnHolder writes a warning about the claim of a record. It doesn't block.
+func (w *warnings) warnHolder(r holding.Record, reason, message string) {
 	w.recorder.Event(&corev1.ObjectReference{
-		APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID,
+		APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: r.Namespace, Name: r.Name, UID: types.UID(r.ClaimUID),
 	}, corev1.EventTypeWarning, reason, message)
 }
 

@@ -168,6 +168,37 @@ func TestPodsOwnVolumes(t *testing.T) {
 	}
 }
 
+// TestTwoDaemonsInOneContainer checks that a container with two claims that have MPS gets
+// both GPUs' nodes, and the directory and limits of the claim that comes last
+// (docs/sharing.md).
+func TestTwoDaemonsInOneContainer(t *testing.T) {
+	s, driver, dir := shared(t)
+	first, second := daemonDir(t, "first/pipe"), daemonDir(t, "second/pipe")
+	ids := slices.Concat(
+		shareOf(t, s, driver, "claim-1", 0, gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: first}, ThreadPercentage: 25, MemoryMiB: []int64{1024}}),
+		shareOf(t, s, driver, "claim-2", 1, gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: second}, ThreadPercentage: 50, MemoryMiB: []int64{2048}}))
+	spec := inject(t, dir, ids)
+	for _, node := range []string{"/dev/nvidia0", "/dev/nvidia1"} {
+		if !slices.Contains(paths(spec), node) {
+			t.Errorf("device nodes %v lack %s", paths(spec), node)
+		}
+	}
+	for _, want := range []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M"} {
+		if !slices.Contains(spec.Process.Env, want) {
+			t.Errorf("environment %v lacks %s", spec.Process.Env, want)
+		}
+	}
+	var pipes []string
+	for _, m := range spec.Mounts {
+		if m.Destination == "/tmp/nvidia-mps" {
+			pipes = append(pipes, m.Source)
+		}
+	}
+	if diff := cmp.Diff([]string{second}, pipes); diff != "" {
+		t.Errorf("mounts of MPS directories (-want +got):\n%s", diff)
+	}
+}
+
 // shareOf writes the specification of a claim with a share of the n-th GPU, and returns the
 // CDI devices of a container with that claim.
 func shareOf(t *testing.T, s *cdi.Specs, driver *cdi.Driver, claimUID string, n int, client gpu.MPSClient) []string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -72,7 +73,8 @@ type fixture struct {
 	sharing *preparetest.Sharing
 	metrics *prometheus.Registry
 	changes int
-	warned  chan string // the warnings, as far as there is room
+	// The warnings, and the other events, as far as there is room.
+	warned, noted chan string
 	// doubles are the reported double allocations, each time; done is the answer.
 	doubles []prepare.DoubleAllocation
 	done    bool
@@ -90,7 +92,7 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 	}
 	t.Cleanup(func() { j.Close() })
 	claims := holding.NewClaims(j)
-	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100), metrics: prometheus.NewRegistry()}
+	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100), noted: make(chan string, 100), metrics: prometheus.NewRegistry()}
 	marks := startContainers(t, node)
 	node.Mark = marks.Mark
 	node.Step, node.BootID, node.InUse = step, bootID, claims.InUse
@@ -108,8 +110,12 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 				f.onPrepared(c, devices)
 			}
 		},
-		Warn: func(c kubeletplugin.NamespacedObject, reason, message string) {
-			f.warned <- fmt.Sprintf("%s %s: %s", c.NamespacedName, reason, message)
+		Event: func(about corev1.ObjectReference, eventType, reason, message string) {
+			to := f.warned
+			if eventType == corev1.EventTypeNormal {
+				to = f.noted
+			}
+			to <- fmt.Sprintf("%s/%s %s: %s", about.Namespace, about.Name, reason, message)
 		},
 		Step: step,
 	})

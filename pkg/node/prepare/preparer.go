@@ -49,9 +49,9 @@ type Config struct {
 	// the scheduler has allocated its silicon to another claim too. Until it returns true
 	// it is called again when the kubelet retries.
 	ReportDoubleAllocation func(context.Context, DoubleAllocation) bool
-	// Warn, which may be nil, writes a warning event about the claim; reason is one
-	// word in CamelCase. It must not block.
-	Warn func(claim kubeletplugin.NamespacedObject, reason, message string)
+	// Event, which may be nil, writes an event about a claim or a pod; reason is one word in
+	// CamelCase. It must not block.
+	Event func(about corev1.ObjectReference, eventType, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -83,8 +83,8 @@ func New(c Config) *Preparer {
 	if c.OnPrepared == nil {
 		c.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) {}
 	}
-	if c.Warn == nil {
-		c.Warn = func(kubeletplugin.NamespacedObject, string, string) {}
+	if c.Event == nil {
+		c.Event = func(corev1.ObjectReference, string, string, string) {}
 	}
 	if c.ReportDoubleAllocation == nil {
 		c.ReportDoubleAllocation = func(context.Context, DoubleAllocation) bool { return true }
@@ -168,6 +168,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	if err != nil {
 		return nil, err
 	}
+	p.noteDaemons(r)
 	return p.results(r, ids), nil
 }
 

@@ -188,9 +188,6 @@ func heldPartitions(r holding.Record) map[gpu.UUID][]gpu.Partition {
 	return partitions
 }
 
-// reasonInUse is the reason of the warning that a claim can't be unprepared yet.
-const reasonInUse = "DevicesStillInUse"
-
 // awaitContainers waits until no process is left of any pod that used the claim. No lock but
 // the claim's is held meanwhile.
 func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
@@ -210,7 +207,7 @@ func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.Namespac
 		return nil
 	}
 	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeHoldings(r.Holdings), err)
-	p.cfg.Warn(c, reasonInUse, err.Error())
+	p.warn(c, reasonInUse, err.Error())
 	return err
 }
 

@@ -1,0 +1,70 @@
+package prepare
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+const (
+	// reasonInUse is the reason of the warning that containers still have a claim's devices.
+	reasonInUse = "DevicesStillInUse"
+	// reasonOneDaemon is the reason of the note that no container can use all devices of a pod.
+	reasonOneDaemon = "OneMPSDaemonPerContainer"
+)
+
+// warn writes a warning about a claim.
+func (p *Preparer) warn(c kubeletplugin.NamespacedObject, reason, message string) {
+	about := corev1.ObjectReference{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+	p.cfg.Event(about, corev1.EventTypeWarning, reason, message)
+}
+
+// noteDaemons writes an event about each pod of the claim that has devices of several MPS
+// daemons or requests, or of one and devices without MPS. A container that names several
+// gets the directory and the limits of the last, without an error. It is no warning,
+// because the kubelet doesn't say which container names what.
+func (p *Preparer) noteDaemons(r holding.Record) {
+	for _, pod := range r.Pods {
+		together := p.usableTogether(pod)
+		if len(together) < 2 {
+			continue
+		}
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+		p.cfg.Event(about, corev1.EventTypeNormal, reasonOneDaemon, fmt.Sprintf("A container can use only one of these: %s. It reaches one MPS daemon, with the limits of one request, and through it only the daemon's devices; "+
+			"of several that one container names, the last applies. Name one of them in a container's resources.claims", strings.Join(together, "; ")))
+	}
+}
+
+// usableTogether returns descriptions of the sets of the pod's devices of which one container
+// can use all.
+func (p *Preparer) usableTogether(pod holding.Pod) []string {
+	sets := map[string][]string{}
+	for _, r := range p.cfg.Journal.All() {
+		if r.BootID != p.cfg.BootID || !slices.Contains(r.Pods, pod) {
+			continue
+		}
+		for _, g := range r.Holdings {
+			if g.Admin {
+				continue
+			}
+			set := r.Daemon(g)
+			if g.Share != nil { // the limits are those of the request
+				set += " " + r.ClaimUID + " " + resourceclaim.BaseRequestRef(g.Request)
+			}
+			sets[set] = append(sets[set], fmt.Sprintf("%s of claim %s", g.Device, r.Name))
+		}
+	}
+	var described []string
+	for _, set := range slices.Sorted(maps.Keys(sets)) {
+		described = append(described, strings.Join(sets[set], ", "))
+	}
+	return described
+}
