@@ -101,6 +101,46 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 	}
 }
 
+// TestTaintThatWasAway checks that a node can't make a healthy scheduler look like one that
+// ignores taints: it takes a condition away until a claim has the device, and sets it again.
+func TestTaintThatWasAway(t *testing.T) {
+	s := newFixture(t)
+	s.server.taints = true
+	s.published()
+	s.report(func(inv *v1alpha1.GPUInventory) {
+		inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4"), plainGPU(1, "NVIDIA L4")}
+	})
+	reports := func(conditions ...v1alpha1.GPUCondition) {
+		t.Helper()
+		inv := s.inventory()
+		inv.Status.GPUs[0].Conditions = conditions
+		if err := s.api.Status().Update(t.Context(), inv); err != nil {
+			t.Fatal(err)
+		}
+		s.reconciled()
+		s.clock.Step(time.Hour)
+	}
+	blocked := v1alpha1.GPUCondition{Type: string(gpu.ResetRequired), LastTransitionTime: new(metav1.Unix(900, 0))}
+	mustBeTainted := func() {
+		t.Helper()
+		for _, d := range s.store.slices[0].Spec.Devices {
+			if d.Name == "gpu-00000000" && len(d.Taints) == 1 {
+				return
+			}
+		}
+		t.Errorf("gpu-00000000 isn't published with a taint: %+v", s.store.slices[0].Spec.Devices)
+	}
+	reports(blocked)
+	mustBeTainted()
+	reports()
+	claim := given("n", "gpu-00000000")
+	claim.CreationTimestamp = metav1.NewTime(s.clock.Now())
+	s.nodes.planner.claims = indexOf(t, claim)
+	reports(blocked)
+	s.reconciled()
+	mustBeTainted()
+}
+
 // TestTaintsAfterAnUpgrade checks that the distrust ends with another version of the
 // server.
 func TestTaintsAfterAnUpgrade(t *testing.T) {
