@@ -120,19 +120,14 @@ func examinePlugin(inv *v1alpha1.GPUInventory) []finding {
 }
 
 func examineAllocations(inv *v1alpha1.GPUInventory) []finding {
-	d := inv.Status.DoubleAllocation
-	if d == nil {
+	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
+	if c == nil || c.Status != metav1.ConditionTrue {
 		return nil
 	}
-	level, verb := warning, "may have been"
-	if d.Confirmed {
-		level, verb = trouble, "were"
-	}
 	return []finding{{
-		Level: level, Check: "double-allocation", Subject: d.Refused.Device,
-		What: fmt.Sprintf("The devices of claims %s/%s and %s/%s %s allocated from the same silicon; the first one isn't prepared.",
-			d.Refused.Namespace, d.Refused.Name, d.Holder.Namespace, d.Holder.Name, verb),
-		Do: "Upgrade the scheduler (" + documents + "allocators.md). Delete the pod of the first claim: a new one gets another device.",
+		Level: trouble, Check: "double-allocation", What: c.Message,
+		Do: "Delete the pod of the refused claim: a new one gets another device. Upgrade the scheduler (" + documents + "allocators.md); " +
+			"after that, delete the GPUInventory, unless the API server was upgraded too.",
 	}}
 }
 

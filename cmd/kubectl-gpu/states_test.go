@@ -104,10 +104,10 @@ func ill(s *server) {
 		{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: "XID 95: the driver asks for a reset"},
 		{Type: string(gpu.NVLinkDown), Status: metav1.ConditionTrue, Message: "1 of 18 links is down"},
 	}
-	inv.Status.DoubleAllocation = &v1alpha1.DoubleAllocation{
-		Refused: v1alpha1.AllocatedDevice{Namespace: "team", Name: "late", Device: "gpu-00000001-mig-1g10gb-0"},
-		Holder:  v1alpha1.AllocatedDevice{Namespace: "lab", Name: "notebook", Device: "gpu-00000001-mig-3g40gb-0"}, Confirmed: true,
-	}
+	inv.Status.Conditions = append(inv.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionDoubleAllocation, Status: metav1.ConditionTrue, Reason: v1alpha1.DoubleAllocationReason("v1.37.1"),
+		Message: "A scheduler of the cluster allocated gpu-00000001-mig-3g40gb-0 to claim lab/notebook, and gpu-00000001-mig-1g10gb-0 to claim team/late, which the node refuses.",
+	})
 	silent := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "quiet"}}
 	silent.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPluginSilent, Message: "The plugin hasn't answered for 2m0s."}}
 	s.items[own+"gpuinventories"] = []any{inv, silent}

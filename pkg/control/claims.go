@@ -15,7 +15,6 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -41,7 +40,6 @@ type claimClient interface {
 // claims of the cluster; trim says which of their fields are kept.
 type claimIndex struct {
 	informer cache.SharedIndexInformer
-	server   resourceclient.ResourceClaimsGetter
 }
 
 // newClaimIndex returns an index whose informer isn't running yet.
@@ -67,7 +65,7 @@ func newClaimIndex(client claimClient) (*claimIndex, error) {
 	if err := informer.SetTransform(trim); err != nil {
 		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
 	}
-	return &claimIndex{informer: informer, server: client}, nil
+	return &claimIndex{informer: informer}, nil
 }
 
 // trim returns a claim with only its identity, the time of its creation and its devices of
@@ -131,20 +129,6 @@ func (c *claimIndex) in(pool string) ([]allocation, error) {
 		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
 	}
 	return allocations(objs, pool), nil
-}
-
-// hasAllocated implements allocationReader. It lists because the controller may list
-// claims and may not get them.
-func (c *claimIndex) hasAllocated(ctx context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error) {
-	list, err := c.server.ResourceClaims(a.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + a.Name})
-	if err != nil {
-		return false, fmt.Errorf("read ResourceClaim %s/%s: %w", a.Namespace, a.Name, err)
-	}
-	return slices.ContainsFunc(list.Items, func(claim resourceapi.ResourceClaim) bool {
-		return string(claim.UID) == a.UID && slices.ContainsFunc(results(&claim), func(r resourceapi.DeviceRequestAllocationResult) bool {
-			return !notHeld(r) && r.Pool == pool && r.Device == a.Device
-		})
-	}), nil
 }
 
 func allocations(objs []any, pool string) []allocation {

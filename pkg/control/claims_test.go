@@ -161,27 +161,3 @@ func TestClaimsKeepWhatIsNeeded(t *testing.T) {
 		}
 	}
 }
-
-// A plugin may report a claim before the controller's cache has it.
-func TestClaimIsReadFromTheServer(t *testing.T) {
-	server := fake.NewClientset(given("n", "gpu-00000000"))
-	c, err := newClaimIndex(fakeClaimClient{server.ResourceV1()}) // its informer doesn't run
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, tc := range map[string]struct {
-		pool  string
-		asked v1alpha1.AllocatedDevice
-		want  bool
-	}{
-		"it has the device": {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000000"}, true},
-		"another device":    {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000001"}, false},
-		"another node":      {"m", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "u", Device: "gpu-00000000"}, false},
-		"a later claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "n-claim", UID: "v", Device: "gpu-00000000"}, false},
-		"no such claim":     {"n", v1alpha1.AllocatedDevice{Namespace: "ns", Name: "other", UID: "v", Device: "gpu-00000000"}, false},
-	} {
-		if got, err := c.hasAllocated(t.Context(), tc.pool, tc.asked); err != nil || got != tc.want {
-			t.Errorf("%s: got %v, %v, want %v", name, got, err, tc.want)
-		}
-	}
-}

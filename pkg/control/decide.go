@@ -90,7 +90,6 @@ type gpuAccount struct {
 type decisionFacts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
-	distrust                         distrust
 }
 
 // decisionInput is everything that a decision depends on, besides the inventory.
@@ -106,7 +105,6 @@ type commonInput struct {
 	version  string // of the rules
 	policies []policy.Policy
 	able     publish.Abilities
-	distrust distrust
 }
 
 // decide computes what a node offers. It depends on its arguments alone.
@@ -118,7 +116,7 @@ func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
 	}
 	able := in.facts.able
 	d := decision{account: nodeAccount{facts: in.facts, offered: map[offerKey]int{}}}
-	d.gpus = offer.Build(n, plans, devicesOf(in.claims), in.server())
+	d.gpus = offer.Build(n, plans, devicesOf(in.claims), serverFor(inv, able))
 	for _, g := range d.gpus {
 		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
@@ -162,14 +160,12 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 	}
 }
 
-// server returns the abilities of server and scheduler.
-func (in decisionInput) server() offer.Server {
-	s := in.facts.able.ForOffers()
-	if d := in.facts.distrust; d.counters {
+// serverFor returns the abilities of server and scheduler that a node's offer may use.
+func serverFor(inv *v1alpha1.GPUInventory, able publish.Abilities) offer.Server {
+	s := able.ForOffers()
+	if distrustsCounters(inv, able) {
 		// A scheduler that doesn't know counters is as old as one that ignores taints.
-		s.Counters, s.MaxTainted, s.Distrust = false, 0, d.why
-	} else if d.why != "" {
-		s.Charged, s.Distrust = false, d.why
+		s.Counters, s.MaxTainted, s.Distrust = false, 0, distrustText(able)
 	}
 	return s
 }

@@ -118,7 +118,6 @@ func newAPI(t *testing.T, objects ...client.Object) client.Client {
 		}
 	}
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithIndex(&v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation).
 		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).WithReturnManagedFields().Build()
 }
 
@@ -129,10 +128,6 @@ func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil 
 
 func (c fakeClaims) createdAfter(string, time.Time) ([]*resourceapi.ResourceClaim, error) {
 	return nil, nil
-}
-
-func (c fakeClaims) hasAllocated(_ context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error) {
-	return slices.Contains(c[pool], allocation{gpu.DeviceName(a.Device), a.Namespace + "/" + a.Name}), nil
 }
 
 // fakeServer stores counters in some form, or none, and consumable capacity or not.

@@ -111,7 +111,7 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	}
 	want, settings, err := n.desired(ctx, inv)
 	if err == nil {
-		err = n.judgeDoubleAllocation(ctx, inv)
+		err = n.endDoubleAllocation(ctx, inv)
 	}
 	switch {
 	case errors.Is(err, errNodeUnknown):
@@ -131,8 +131,8 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 // leads to one. It checks ignored taints, which depend on claims that decisions don't.
 func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventory) (done bool, wait time.Duration, err error) {
 	last, unchanged := n.planner.unchanged(ctx, inv)
-	if !unchanged || inv.Status.DoubleAllocation != nil || inv.Status.HasForeignSlices() ||
-		!equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
+	doubly := meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
+	if !unchanged || doubly || inv.Status.HasForeignSlices() || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
 		return false, 0, nil
 	}
 	if wait := n.untilAnswered(inv); wait > 0 {

@@ -32,10 +32,6 @@ type allocationReader interface {
 	// createdAfter returns the claims with devices of the pool that were created, and so
 	// allocated, after a time.
 	createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error)
-	// hasAllocated reports whether a claim has been allocated a device of the pool. It
-	// asks the API server: in and createdAfter read a cache, in which a claim may be
-	// missing that a plugin has already seen.
-	hasAllocated(ctx context.Context, pool string, a v1alpha1.AllocatedDevice) (bool, error)
 }
 
 // planner decides the offer of each node, from its inventory, its labels, the
@@ -224,10 +220,7 @@ func (p *planner) commonInput(ctx context.Context) (commonInput, error) {
 		return in, err
 	}
 	in.version, in.policies = rules.version, rules.policies(ctx)
-	if in.able, err = p.server.abilities(ctx); err != nil {
-		return in, err
-	}
-	in.distrust, err = p.judgeScheduler(ctx, in.able)
+	in.able, err = p.server.abilities(ctx)
 	return in, err
 }
 
@@ -243,7 +236,7 @@ func (p *planner) nodeInput(ctx context.Context, common commonInput, inv *v1alph
 	}
 	in.facts = decisionFacts{
 		inventory: versionOf(inv.UID, inv.ResourceVersion), labels: hash(in.labels.String()), rules: common.version,
-		claims: hash(fmt.Sprint(in.claims)), able: common.able, distrust: common.distrust,
+		claims: hash(fmt.Sprint(in.claims)), able: common.able,
 	}
 	return in, nil
 }

@@ -113,7 +113,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	server := newAPIServer(publisher)
-	if err := add(ctx, mgr, publisher, claims, server); err != nil {
+	if err := add(mgr, publisher, claims, server); err != nil {
 		return err
 	}
 	if err := addOptional(mgr, c, clientset.Discovery(), server); err != nil {
@@ -193,7 +193,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
+func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
 	registry := prometheus.NewRegistry()
 	counted := newMetrics(registry)
 	if _, err := c.informer.AddEventHandler(counted.claims()); err != nil {
@@ -213,9 +213,6 @@ func add(ctx context.Context, mgr manager.Manager, p *publish.Publisher, c *clai
 	}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{}, mgr.Elected())
 	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.GPUInventory{}, doubleAllocationIndex, indexDoubleAllocation); err != nil {
-		return fmt.Errorf("index GPUInventories: %w", err)
-	}
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -329,7 +326,6 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &inventoryEvents{registrations: n.registrations}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, all, doubleAllocationChanged()),
 		source.Channel(s.changes(), all),
 		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},

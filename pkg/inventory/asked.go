@@ -40,10 +40,3 @@ func Resettable(inv *v1alpha1.GPUInventory) map[gpu.UUID]bool {
 	}
 	return may
 }
-
-// AnyAllowsMultipleAllocations reports whether one of the devices of a double
-// allocation can be allocated several times. Schedulers with a known fault count the
-// counters of all devices but those.
-func AnyAllowsMultipleAllocations(d *v1alpha1.DoubleAllocation) bool {
-	return gpu.DeviceName(d.Refused.Device).AllowsMultipleAllocations() || gpu.DeviceName(d.Holder.Device).AllowsMultipleAllocations()
-}

@@ -10,8 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
@@ -159,33 +157,6 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return p.registerUsage(host)
-}
-
-// reportDoubleAllocation reports a double allocation with the version by which the
-// controller judges the scheduler.
-func (p *plugin) reportDoubleAllocation(ctx context.Context, d prepare.DoubleAllocation) bool {
-	ctx, cancel := context.WithTimeout(ctx, serverPatience)
-	defer cancel()
-	out := v1alpha1.DoubleAllocation{Refused: allocatedDevice(d.Refused), Holder: allocatedDevice(d.Holder), RefusedAt: metav1.Now()}
-	info, err := discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()).ServerVersionWithContext(ctx)
-	if err != nil {
-		klog.FromContext(ctx).Info("Can't read the API server's version; the double allocation is recorded without it", "err", err)
-	} else {
-		out.Kubernetes = info.GitVersion
-	}
-	klog.FromContext(ctx).Error(nil, "The scheduler allocated the same silicon to two claims",
-		"refused", out.Refused, "holder", out.Holder, "kubernetes", out.Kubernetes)
-	return p.reporter.ReportDoubleAllocation(out)
-}
-
-func allocatedDevice(d prepare.AllocatedDevice) v1alpha1.AllocatedDevice {
-	out := v1alpha1.AllocatedDevice{
-		Namespace: d.Claim.Namespace, Name: d.Claim.Name, UID: d.Claim.ClaimUID, Device: string(d.Device),
-	}
-	if len(d.Claim.Pods) > 0 {
-		out.Pod = d.Claim.Pods[0].Name
-	}
-	return out
 }
 
 // openState opens the node's stored state of its claims: the journal, the marks of

@@ -122,7 +122,7 @@ func (o *draft) reportUncharged(consequence string) {
 }
 
 func (o *draft) explainUncharged(consequence string) string {
-	return cmp.Or(o.server.Distrust, allocator.Explain(o.server.Version)) + " " + consequence
+	return allocator.Explain(o.server.Version) + " " + consequence
 }
 
 // reportNoCounters and reportNoMultiple add a problem that follows from a missing

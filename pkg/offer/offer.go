@@ -45,8 +45,8 @@ type Server struct {
 	// Charged: the scheduler charges counters for devices that can be allocated
 	// several times (pkg/allocator). Without it no such device consumes counters.
 	Charged bool
-	// Distrust is why Counters or Charged is false although the server's version is fit
-	// for it: sentences about the scheduler, for Problems.
+	// Distrust is why Counters is false although the server stores them: sentences about the
+	// scheduler, for Problems.
 	Distrust string
 	// MaxTainted is how many devices a GPU with taints may have: a slice has less room with
 	// them. 0: the server stores no taints of devices, or the scheduler ignores them.

@@ -119,8 +119,6 @@ func (o *draft) dropWhole(what string) {
 		o.reportNoCounters(noWhole)
 	case !o.server.Counters:
 		o.withoutWhole = o.explainNoCounters(noWhole)
-	case o.step > 0 && !o.charged() && o.server.Distrust != "":
-		o.reportUncharged(advice)
 	case o.step > 0 && !o.charged():
 		o.withoutWhole = o.explainUncharged(advice)
 	case len(o.slots) >= maxCounted:

@@ -23,14 +23,10 @@ type Server struct {
 	Form publish.Counters
 }
 
-// Withdraw returns the server without the abilities that aren't used after a double
+// Withdraw returns the server without the ability that isn't used on a node after a double
 // allocation.
-func (s Server) Withdraw(o *OverlapError) Server {
-	if o.OfShares() {
-		s.Charged = false
-	} else {
-		s.Counters, s.Form = false, publish.NoCounters
-	}
+func (s Server) Withdraw() Server {
+	s.Counters, s.Form = false, publish.NoCounters
 	return s
 }
 

@@ -69,7 +69,7 @@ func Header() string {
 
 // SkewHeader returns the first two lines of the table of skews.
 func SkewHeader() string {
-	names := []string{"API server", "gates", "scheduler", "gates", "whole GPU", "MIG on demand", "MPS share", "allocated twice", "then withdrawn"}
+	names := []string{"API server", "gates", "scheduler", "gates", "whole GPU", "MIG on demand", "MPS share", "allocated twice"}
 	return "| " + strings.Join(names, " | ") + " |\n" + strings.Repeat("| --- ", len(names)) + "|"
 }
 
@@ -88,15 +88,14 @@ func SkewRow(ctx context.Context, server, scheduler Release, a Allocator, overla
 		}
 		cells = append(cells, map[bool]string{true: "yes", false: "no"}[has])
 	}
-	twice, withdrawn := "nothing", "–"
+	twice := "nothing"
 	for _, o := range overlaps {
+		twice = "all that overlaps"
 		if o.OfShares() {
-			twice, withdrawn = "shares, and what overlaps them", "shares that consume counters"
-		} else {
-			twice, withdrawn = "all that overlaps", "counters"
+			twice = "shares, and what overlaps them"
 		}
 	}
-	return "| " + strings.Join(append(cells, twice, withdrawn), " | ") + " |", nil
+	return "| " + strings.Join(append(cells, twice), " | ") + " |", nil
 }
 
 // cell says whether a claim gets the feature, and whether the GPU is offered

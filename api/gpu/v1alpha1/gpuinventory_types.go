@@ -105,58 +105,14 @@ type GPUInventoryStatus struct {
 	// answer a publishRequest. Conflicting: another driver serves the same GPUs.
 	// UnidentifiedGPUs, only while it is so: NVML lists more GPUs than gpus has, because
 	// it doesn't say which ones the others are.
+	// DoubleAllocation: the plugin refused a claim whose devices overlap those of
+	// another one. Nothing of the node that needs shared counters is offered until the
+	// API server's version, which is the reason, is another one; then the controller
+	// sets it to False.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// doubleAllocation is one that the plugin refused. While one is confirmed on any
-	// node, the controller offers nothing in the cluster that the scheduler could
-	// allocate in the same way again, until the API server's version is another one,
-	// or somebody removes this field.
-	// +optional
-	DoubleAllocation *DoubleAllocation `json:"doubleAllocation,omitempty"`
-}
-
-// DoubleAllocation is silicon that the scheduler had allocated to two claims at the
-// same time: two different devices that only shared counters keep apart.
-type DoubleAllocation struct {
-	// refused is the claim whose devices the plugin didn't prepare.
-	Refused AllocatedDevice `json:"refused"`
-	// holder is the claim that had been prepared.
-	Holder AllocatedDevice `json:"holder"`
-	// kubernetes is the API server's version at that time, as it spells it; empty
-	// where it didn't say.
-	// +optional
-	// +kubebuilder:validation:MaxLength=128
-	Kubernetes string `json:"kubernetes,omitempty"`
-	// refusedAt is when the plugin refused the second claim.
-	RefusedAt metav1.Time `json:"refusedAt"`
-	// confirmed is set by the controller if both claims are allocated these devices
-	// and the node's plan offers both at once. Otherwise the plan has changed
-	// meanwhile, the scheduler isn't to blame, and the controller removes the double
-	// allocation.
-	// +optional
-	Confirmed bool `json:"confirmed,omitempty"`
-}
-
-// AllocatedDevice is one of the two devices of a double allocation, with its claim.
-type AllocatedDevice struct {
-	// namespace of the claim.
-	// +kubebuilder:validation:MaxLength=63
-	Namespace string `json:"namespace"`
-	// name of the claim.
-	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name"`
-	// uid of the claim.
-	// +kubebuilder:validation:MaxLength=128
-	UID string `json:"uid"`
-	// pod, in the claim's namespace, that the claim is reserved for.
-	// +optional
-	// +kubebuilder:validation:MaxLength=253
-	Pod string `json:"pod,omitempty"`
-	// device that the claim was allocated.
-	// +kubebuilder:validation:MaxLength=63
-	Device string `json:"device"`
 }
 
 // GPU is one physical GPU.
@@ -345,6 +301,10 @@ const (
 	// ConditionUnidentifiedGPUs: NVML lists GPUs that can't be identified, and that are
 	// not in status.gpus. It is absent where all are identified.
 	ConditionUnidentifiedGPUs = "UnidentifiedGPUs"
+	// ConditionDoubleAllocation: the scheduler allocated overlapping devices of this
+	// node, which only shared counters keep apart, to two claims. Its reason is
+	// DoubleAllocationReason.
+	ConditionDoubleAllocation = "DoubleAllocation"
 )
 
 // Reasons of conditions that controller and plugin both know.
@@ -357,6 +317,9 @@ const (
 	ReasonForeignSlices = "ForeignSlices"
 	// ReasonNoOtherDriver of Conflicting: there is none.
 	ReasonNoOtherDriver = "NoOtherDriver"
+	// ReasonNewVersion of DoubleAllocation: the API server has another version now. The
+	// controller sets it.
+	ReasonNewVersion = "NewVersion"
 )
 
 // GPUInventoryList is a list of GPUInventory.

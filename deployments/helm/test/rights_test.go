@@ -13,12 +13,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
 // denied waits until act is forbidden with these words, or a field of it is: a policy
@@ -154,55 +158,139 @@ func pluginStatuses(t *testing.T, s *server) {
 	}
 }
 
-// pluginInventories has a plugin report a double allocation, the controller confirm
-// it, and the plugin write its status again.
+// pluginInventories has plugins and the controller of this release and of an earlier one write
+// the same inventories, while the CRD is of either release: of the earlier one is the field
+// status.doubleAllocation, which this one replaces by a condition.
 func pluginInventories(t *testing.T, s *server) {
-	ctx := t.Context()
-	one := map[string]any{"namespace": "default", "name": "a", "uid": "1", "device": "gpu-00000000"}
-	double := func(confirmed bool) map[string]any {
-		return map[string]any{"holder": one, "refused": one, "refusedAt": "2026-01-01T00:00:00Z", "confirmed": confirmed}
+	ctx, known := t.Context(), runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(known); err != nil {
+		t.Fatal(err)
+	}
+	plugin, err := client.New(s.configAs("node", "node-c"), client.Options{Scheme: known})
+	if err != nil {
+		t.Fatal(err)
 	}
 	inv := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "node-c"}}}
 	inv.SetGroupVersionKind(schema.GroupVersionKind{Group: "gpu.tessera.dev", Version: "v1alpha1", Kind: "GPUInventory"})
-	plugin := s.as(t, "node", "node-c")
 	if err := plugin.Create(ctx, inv); err != nil {
 		t.Fatal(err)
 	}
-	write := func(change func(status map[string]any)) error {
+	untouched := inv.DeepCopy()
+	untouched.SetName("node-d")
+	untouched.SetResourceVersion("")
+	if err := s.admin.Create(ctx, untouched); err != nil {
+		t.Fatal(err)
+	}
+	confirmed := client.RawPatch(types.MergePatchType, []byte(`{"status": {"doubleAllocation": {"kubernetes": "v1.36.3", "confirmed": true}}}`))
+	has := func(want bool, objects ...*unstructured.Unstructured) {
+		t.Helper()
+		for _, o := range objects {
+			if err := s.admin.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
+				t.Fatal(err)
+			}
+			if got, _, _ := unstructured.NestedBool(o.Object, "status", "doubleAllocation", "confirmed"); got != want {
+				t.Errorf("GPUInventory %s has the record: %v, want %v", o.GetName(), got, want)
+			}
+		}
+	}
+	// records has the plugin of the earlier release write a double allocation.
+	records := func() {
+		t.Helper()
 		if err := s.admin.Get(ctx, client.ObjectKeyFromObject(inv), inv); err != nil {
 			t.Fatal(err)
 		}
-		status, _, _ := unstructured.NestedMap(inv.Object, "status")
-		if status == nil {
-			status = make(map[string]any)
+		if err := unstructured.SetNestedMap(inv.Object, map[string]any{"kubernetes": "v1.36.3", "confirmed": true}, "status", "doubleAllocation"); err != nil {
+			t.Fatal(err)
 		}
-		change(status)
-		inv.Object["status"] = status
-		return plugin.Status().Update(ctx, inv)
+		if err := plugin.Status().Update(ctx, inv); err != nil {
+			t.Errorf("the earlier plugin writes its record: %v", err)
+		}
 	}
-	reports := func(d any) func(map[string]any) {
-		return func(status map[string]any) { status["doubleAllocation"] = d }
+	// reports has the plugin of this release write its status.
+	reports := func() {
+		t.Helper()
+		var now v1alpha1.GPUInventory
+		if err := plugin.Get(ctx, client.ObjectKeyFromObject(inv), &now); err != nil {
+			t.Fatal(err)
+		}
+		meta.SetStatusCondition(&now.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionDoubleAllocation, Status: metav1.ConditionTrue, Reason: v1alpha1.DoubleAllocationReason("v1.36.3-gke.100"),
+		})
+		now.Status.PublishResponse++
+		if err := plugin.Status().Update(ctx, &now); err != nil {
+			t.Fatal(err)
+		}
+		if !meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionDoubleAllocation) {
+			t.Error("the condition isn't stored")
+		}
 	}
-	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(double(true))) })
-	if err := write(reports(double(false))); err != nil {
-		t.Fatalf("report one: %v", err)
+	s.storesRecords(t, true, untouched)
+	for _, o := range []*unstructured.Unstructured{inv, untouched} {
+		if err := s.admin.Status().Patch(ctx, o, confirmed); err != nil {
+			t.Fatal(err)
+		}
 	}
-	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(double(true))) })
-	confirm := []byte(`{"status": {"doubleAllocation": {"confirmed": true}}}`)
-	if err := s.as(t, "controller", "").Status().Patch(ctx, inv, client.RawPatch(types.MergePatchType, confirm)); err != nil {
-		t.Fatalf("the controller confirms it: %v", err)
+	has(true, inv, untouched)
+	reports()
+	has(false, inv) // the earlier controller sees no double allocation any more
+	records()
+	has(true, inv)
+
+	s.storesRecords(t, false, untouched)
+	has(false, inv, untouched)
+	records() // which isn't stored
+	reports()
+	s.storesRecords(t, true, untouched)
+	has(false, inv)
+	has(true, untouched) // nothing has written it since: the earlier controller goes on as it was
+	if s.storesRecords(t, false, untouched); t.Failed() {
+		return
 	}
-	if err := write(func(status map[string]any) { status["driverVersion"] = "580.1" }); err != nil {
-		t.Errorf("write something else beside it: %v", err)
+	for _, o := range []*unstructured.Unstructured{inv, untouched} {
+		if err := s.admin.Delete(ctx, o); err != nil {
+			t.Error(err)
+		}
 	}
-	changed := double(true)
-	changed["kubernetes"] = "v1.37.1"
-	denied(t, "the plugin may not confirm a double allocation", func(context.Context) error { return write(reports(changed)) })
-	if err := write(reports(double(false))); err != nil {
-		t.Errorf("replace it: %v", err)
+}
+
+// storesRecords changes the CRD of GPUInventories to that of an earlier release, with
+// status.doubleAllocation, or back, and waits until the server stores by it.
+func (s *server) storesRecords(t *testing.T, stores bool, probe *unstructured.Unstructured) {
+	t.Helper()
+	ctx := t.Context()
+	crd := &unstructured.Unstructured{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	if err := s.admin.Get(ctx, client.ObjectKey{Name: "gpuinventories.gpu.tessera.dev"}, crd); err != nil {
+		t.Fatal(err)
 	}
-	if err := s.admin.Delete(ctx, inv); err != nil {
-		t.Error(err)
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	path := []string{"schema", "openAPIV3Schema", "properties", "status", "properties", "doubleAllocation"}
+	version := versions[0].(map[string]any)
+	if stores {
+		record := map[string]any{"type": "object", "properties": map[string]any{
+			"kubernetes": map[string]any{"type": "string"}, "confirmed": map[string]any{"type": "boolean"},
+		}}
+		if err := unstructured.SetNestedMap(version, record, path...); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		unstructured.RemoveNestedField(version, path...)
+	}
+	if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.admin.Update(ctx, crd); err != nil {
+		t.Fatal(err)
+	}
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		answer := probe.DeepCopy()
+		dryRun := client.RawPatch(types.MergePatchType, []byte(`{"status": {"doubleAllocation": {"kubernetes": "probe"}}}`))
+		err := s.admin.Status().Patch(ctx, answer, dryRun, client.DryRunAll)
+		got, _, _ := unstructured.NestedString(answer.Object, "status", "doubleAllocation", "kubernetes")
+		return (got == "probe") == stores, err
+	})
+	if err != nil {
+		t.Fatalf("the server doesn't use the changed CRD: %v", err)
 	}
 }
 

@@ -40,11 +40,12 @@ func (p *Preparer) reportDoubleAllocation(ctx context.Context, want, holder hold
 			return // the next refusal reports it, if it is one
 		}
 	}
-	if !p.cfg.ReportDoubleAllocation(ctx, d) {
-		return
+	err := p.cfg.ReportDoubleAllocation(ctx, d)
+	if err == nil {
+		err = p.recordRefused(ctx, holder.ClaimUID, want.ClaimUID)
 	}
-	if err := p.recordRefused(ctx, holder.ClaimUID, want.ClaimUID); err != nil {
-		klog.FromContext(ctx).Error(err, "A double allocation may be reported again",
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A double allocation is reported again at the next refusal",
 			"claim", klog.KRef(want.Namespace, want.Name), "holder", klog.KRef(holder.Namespace, holder.Name))
 	}
 }

@@ -77,7 +77,10 @@ func TestDoubleAllocationIsReportedOnce(t *testing.T) {
 	first, second := part("p", 0, "1g.10gb", 0), result("g", 0)
 	f.doublyAllocate(t, first)
 	for want := range 3 {
-		f.done = want == 2
+		f.doubleError = nil
+		if want < 2 {
+			f.doubleError = errors.New("the API server is away")
+		}
 		f.refuse(t, second)
 		if len(f.doubles) != want+1 {
 			t.Fatalf("reported %d times in %d", len(f.doubles), want+1)

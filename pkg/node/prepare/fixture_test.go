@@ -75,9 +75,9 @@ type fixture struct {
 	changes int
 	// The warnings, and the other events, as far as there is room.
 	warned, noted chan string
-	// doubles are the reported double allocations, each time; done is the answer.
-	doubles []prepare.DoubleAllocation
-	done    bool
+	// doubles are the reported double allocations, each time; doubleError is the answer.
+	doubles     []prepare.DoubleAllocation
+	doubleError error
 	// onPrepared, which may be nil, is the plugin's OnPrepared.
 	onPrepared func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared)
 }
@@ -101,9 +101,9 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        f.metrics,
 		ConditionsChanged: func() { f.changes++ },
-		ReportDoubleAllocation: func(_ context.Context, d prepare.DoubleAllocation) bool {
+		ReportDoubleAllocation: func(_ context.Context, d prepare.DoubleAllocation) error {
 			f.doubles = append(f.doubles, d)
-			return f.done
+			return f.doubleError
 		},
 		OnPrepared: func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
 			if f.onPrepared != nil {

@@ -46,9 +46,9 @@ type Config struct {
 	// given what it has, in a prepare or in a recovery. It must not block.
 	OnPrepared func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared)
 	// ReportDoubleAllocation, which may be nil, is called when a claim is refused because
-	// the scheduler has allocated its silicon to another claim too. Until it returns true
-	// it is called again when the kubelet retries.
-	ReportDoubleAllocation func(context.Context, DoubleAllocation) bool
+	// the scheduler has allocated its silicon to another claim too. After an error it is
+	// called again when the kubelet retries.
+	ReportDoubleAllocation func(context.Context, DoubleAllocation) error
 	// Event, which may be nil, writes an event about a claim or a pod; reason is one word in
 	// CamelCase. It must not block.
 	Event func(about corev1.ObjectReference, eventType, reason, message string)
@@ -87,7 +87,7 @@ func New(c Config) *Preparer {
 		c.Event = func(corev1.ObjectReference, string, string, string) {}
 	}
 	if c.ReportDoubleAllocation == nil {
-		c.ReportDoubleAllocation = func(context.Context, DoubleAllocation) bool { return true }
+		c.ReportDoubleAllocation = func(context.Context, DoubleAllocation) error { return nil }
 	}
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}

@@ -1,57 +1,42 @@
 package report
 
 import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/inventory"
 )
 
-// ReportDoubleAllocation writes a double allocation to the object, once: it isn't
-// written again after somebody has removed it or deleted the object. It returns false
-// if it should be reported again, because it isn't written yet, the object isn't known or
-// has another one that the controller hasn't judged yet. One that is confirmed stays if it
-// has the same consequences.
-func (r *Reporter) ReportDoubleAllocation(d v1alpha1.DoubleAllocation) (done bool) {
-	d.RefusedAt = d.RefusedAt.Rfc3339Copy() // as precise as the API is
-	r.mu.Change(func() {
-		if done = r.written[claimsOf(&d)]; done {
-			delete(r.written, claimsOf(&d))
-			return
-		}
-		if r.inventory == nil || r.doubleAllocation != nil {
-			return
-		}
-		have := r.inventory.Status.DoubleAllocation
-		if replaces(&d, have) {
-			r.doubleAllocation = &d
-			return
-		}
-		done = have.Confirmed || have.Refused.UID == d.Refused.UID && have.Holder.UID == d.Holder.UID
-	})
-	return done
-}
-
-// replaces reports whether a double allocation is to be written over the one that the
-// object has: that one is judged, and says less.
-func replaces(d, have *v1alpha1.DoubleAllocation) bool {
-	if have == nil {
-		return true
+// ReportDoubleAllocation has the condition DoubleAllocation set, with the API server's version
+// and a message, and returns nil once the object has it. A condition of the same version keeps
+// its message. It isn't set again after somebody has removed it or deleted the object.
+func (r *Reporter) ReportDoubleAllocation(ctx context.Context, kubernetes, message string) error {
+	c := &metav1.Condition{
+		Type: v1alpha1.ConditionDoubleAllocation, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.DoubleAllocationReason(kubernetes), Message: message,
 	}
-	return have.Confirmed && (have.Kubernetes != d.Kubernetes || inventory.AnyAllowsMultipleAllocations(have) && !inventory.AnyAllowsMultipleAllocations(d))
+	r.mu.Change(func() { r.doubleAllocation = c })
+	if err := r.mu.Wait(ctx, func() bool { return r.doubleAllocation == nil }); err != nil {
+		return fmt.Errorf("set condition %s of GPUInventory %s: %w", c.Type, r.cfg.NodeName, err)
+	}
+	return nil
 }
 
-// wroteDoubleAllocation forgets the one that was to be written, once it is.
-func (r *Reporter) wroteDoubleAllocation(d *v1alpha1.DoubleAllocation) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if d != nil && d == r.doubleAllocation {
-		r.doubleAllocation = nil
-		r.written[claimsOf(d)] = true
+// setDoubleAllocation sets the condition that is to be written, if there is one; needs the
+// lock.
+func (r *Reporter) setDoubleAllocation(s *v1alpha1.GPUInventoryStatus, now metav1.Time) {
+	if c := r.doubleAllocation; c != nil && !hasDoubleAllocation(s, c.Reason) {
+		c.LastTransitionTime = now
+		meta.RemoveStatusCondition(&s.Conditions, c.Type) // that of another version has another time
+		meta.SetStatusCondition(&s.Conditions, *c)
 	}
 }
 
-// claims are the UIDs of the two claims of a double allocation.
-type claims struct{ refused, holder string }
-
-func claimsOf(d *v1alpha1.DoubleAllocation) claims {
-	return claims{refused: d.Refused.UID, holder: d.Holder.UID}
+// hasDoubleAllocation reports whether the condition is set with a reason.
+func hasDoubleAllocation(s *v1alpha1.GPUInventoryStatus, reason string) bool {
+	c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionDoubleAllocation)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == reason
 }

@@ -52,7 +52,7 @@ type Config struct {
 }
 
 // Reporter keeps the node's GPUInventory equal to the facts. Its methods may be
-// called concurrently; none but Run and WaitReported block.
+// called concurrently; none but Run, WaitReported and ReportDoubleAllocation block.
 type Reporter struct {
 	cfg         Config
 	facts       *facts.Facts
@@ -69,11 +69,8 @@ type Reporter struct {
 	deleted      types.UID              // of the inventory last seen deleted
 	synced       bool                   // inventory and self have been looked for
 	reported     bool                   // the object has been equal to the facts
-	// doubleAllocation is to be written once; then what the object has stays.
-	doubleAllocation *v1alpha1.DoubleAllocation
-	// written are the double allocations that the object has had, until they are reported
-	// again.
-	written map[claims]bool
+	// doubleAllocation is a condition that is to be written once; nil: none is.
+	doubleAllocation *metav1.Condition
 }
 
 // New returns a Reporter that has seen nothing yet.
@@ -92,7 +89,7 @@ func New(cfg Config) (*Reporter, error) {
 	if cfg.Recalled == nil {
 		cfg.Recalled = func() {}
 	}
-	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes, written: map[claims]bool{}}, nil
+	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
 }
 
 // Registered records that the kubelet has registered the plugin just now. It may

@@ -86,7 +86,7 @@ func (r *Reporter) reconcile(ctx context.Context) error {
 	if !equality.Semantic.DeepEqual(have.Status, want.Status) && !r.dropped.covers(have.Status, want.Status) {
 		return r.update(ctx, want)
 	}
-	r.markReported()
+	r.markReported(want)
 	return nil
 }
 
@@ -123,11 +123,7 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 		s.RegisteredAt = r.registeredAt
 		s.PublishResponse = inv.Spec.PublishRequest
 	}
-	if d := r.doubleAllocation; d != nil && replaces(d, s.DoubleAllocation) {
-		s.DoubleAllocation = d
-	} else {
-		r.doubleAllocation = nil
-	}
+	r.setDoubleAllocation(s, now)
 	if ready := r.ready(s, known); ready != nil {
 		ready.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, *ready)
@@ -215,9 +211,8 @@ func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error
 		return fmt.Errorf("write status of GPUInventory %s: %w", inv.Name, err)
 	}
 	r.noteDropped(ctx, inv.Status, written.Status)
-	r.wroteDoubleAllocation(inv.Status.DoubleAllocation)
 	r.saw(written)
-	r.markReported()
+	r.markReported(written)
 	return nil
 }
 
@@ -236,13 +231,21 @@ func (r *Reporter) refresh(ctx context.Context) error {
 	return nil
 }
 
-func (r *Reporter) markReported() {
+// markReported records that the object is equal to the facts.
+func (r *Reporter) markReported(inv *v1alpha1.GPUInventory) {
 	r.mu.Lock()
-	already := r.reported
+	double := r.doubleAllocation != nil && hasDoubleAllocation(&inv.Status, r.doubleAllocation.Reason)
+	news := double || !r.reported
 	r.mu.Unlock()
-	if !already {
-		r.mu.Change(func() { r.reported = true })
+	if !news {
+		return
 	}
+	r.mu.Change(func() {
+		r.reported = true
+		if double {
+			r.doubleAllocation = nil
+		}
+	})
 }
 
 func (r *Reporter) watchInventory() cache.Controller {
