@@ -12,10 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/inventory"
-	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
@@ -100,40 +99,19 @@ func (p planFacts) predict(name string) forecast {
 	return out
 }
 
-// nodeOffer has the verdicts on a node's GPUs, and the devices that follow from them.
-type nodeOffer struct {
-	verdicts map[gpu.UUID]policy.Verdict
-	all      []offer.GPU
-}
-
-func (o nodeOffer) of(uuid gpu.UUID) offer.GPU {
-	if i := slices.IndexFunc(o.all, func(g offer.GPU) bool { return g.UUID == uuid }); i >= 0 {
-		return o.all[i]
-	}
-	return offer.GPU{}
-}
-
-func (p planFacts) decide(n gpu.Node, set labels.Set, policies []policy.Policy, allocated []gpu.DeviceName) nodeOffer {
-	out := nodeOffer{verdicts: make(map[gpu.UUID]policy.Verdict)}
-	plans := make(map[gpu.UUID]v1alpha1.Plan)
-	for _, g := range n.GPUs {
-		v := policy.Decide(policies, set, offer.Whole(n, g))
-		out.verdicts[g.UUID], plans[g.UUID] = v, v.Plan
-	}
-	out.all = offer.Build(n, plans, allocated, p.server.ForOffers())
-	return out
-}
-
 // node forecasts the GPUs of a node that the policy has, had, or changes otherwise.
 func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, lost map[string]int) []gpuForecast {
-	n := inventory.Node(inv)
 	holders := p.holders(inv.Name)
-	allocated := slices.Collect(maps.Keys(holders))
-	before, after := p.decide(n, set, p.before, allocated), p.decide(n, set, p.after, allocated)
-	finally := p.decide(n, set, p.after, nil)
+	in := decision.Input{Labels: set, Policies: p.before, Allocated: slices.Collect(maps.Keys(holders)), Able: p.server}
+	before := decision.Of(inv, in)
+	in.Policies = p.after
+	after := decision.Of(inv, in)
+	in.Allocated = nil
+	finally := decision.Of(inv, in)
 	var out []gpuForecast
-	for _, g := range n.GPUs {
-		was, is, offered := before.verdicts[g.UUID], after.verdicts[g.UUID], after.of(g.UUID)
+	for _, g := range after.Node.GPUs {
+		was, is := before.Verdicts[g.UUID], after.Verdicts[g.UUID]
+		offered, _ := after.Offer(g.UUID)
 		if slices.Contains(is.Lost, name) {
 			lost[is.Policy]++
 		}
@@ -142,11 +120,11 @@ func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string,
 		case err != nil:
 			f.Problems = append(f.Problems, fmt.Sprintf("It isn't selected, because spec.gpuSelector fails on it: %v.", err))
 		case is.Policy == name:
-			f.Problems = problems(offered, after.all, n)
+			f.Problems = problems(g.UUID, after)
 		case was.Policy != name:
 			continue
 		}
-		f.Added, f.Removed = differences(kinds(before.of(g.UUID)), kinds(finally.of(g.UUID)))
+		f.Added, f.Removed = differences(kinds(before, g.UUID), kinds(finally, g.UUID))
 		for _, d := range offered.Leftover {
 			f.Leftovers = append(f.Leftovers, leftoverDevice{Device: string(d), Claims: holders[d]})
 		}
@@ -156,7 +134,8 @@ func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string,
 }
 
 // problems are the parts of the plan that can't be carried out on a GPU.
-func problems(o offer.GPU, all []offer.GPU, n gpu.Node) []string {
+func problems(uuid gpu.UUID, d decision.Decision) []string {
+	o, _ := d.Offer(uuid)
 	out := slices.Clone(o.Problems)
 	if o.WithoutWhole != "" {
 		out = append(out, o.WithoutWhole)
@@ -164,8 +143,8 @@ func problems(o offer.GPU, all []offer.GPU, n gpu.Node) []string {
 	if len(o.Missing) > 0 {
 		out = append(out, "The GPU hasn't the profile "+strings.Join(o.Missing, ", ")+".")
 	}
-	for _, w := range offer.Withheld(n, all) {
-		if w.UUID == o.UUID {
+	for _, w := range d.Withheld() {
+		if w.UUID == uuid {
 			out = append(out, "New claims don't get all of it: "+w.Reason+".")
 		}
 	}
@@ -189,8 +168,9 @@ func (p planFacts) holders(node string) map[gpu.DeviceName][]string {
 	return out
 }
 
-// kinds counts the devices of an offer that new claims can have, in the offer's order.
-func kinds(o offer.GPU) []kindCount {
+// kinds counts the devices of a GPU that new claims can have, in the offer's order.
+func kinds(of decision.Decision, uuid gpu.UUID) []kindCount {
+	o, _ := of.Offer(uuid)
 	var out []kindCount
 	for i := range o.Devices {
 		d := &o.Devices[i]

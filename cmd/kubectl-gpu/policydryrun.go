@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/json"
@@ -88,11 +87,6 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	}
 	f := in.predict(p.Name)
 	f.Plan = planText(p.Spec.Plan)
-	if slices.ContainsFunc(in.inventories, func(i v1alpha1.GPUInventory) bool {
-		return meta.IsStatusConditionTrue(i.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
-	}) {
-		r.note("Silicon was allocated twice (kubectl gpu doctor): the controller offers less than this on the nodes concerned until that is resolved.")
-	}
 	if o.output != "" {
 		return write(o.Out, o.output, f)
 	}

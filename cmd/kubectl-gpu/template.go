@@ -15,14 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/machines"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/control/decision"
 )
 
 // templateOptions say which node the template is of.
@@ -135,22 +132,20 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		}
 	}
 	r.noteLabels(t, policies)
-	var in planFacts
-	if in.after, err = rules(ctx, policies, ""); err != nil {
+	in := decision.Input{Labels: t.labels}
+	if in.Policies, err = rules(ctx, policies, ""); err != nil {
 		return err
 	}
-	if in.server, err = r.abilities(ctx); err != nil {
+	if in.Able, err = r.abilities(ctx); err != nil {
 		return err
 	}
-	node := newNode(inv, t)
-	offered := in.decide(node, labels.Set(t.labels), in.after, nil)
-	for _, g := range node.GPUs {
-		for policy, err := range offered.verdicts[g.UUID].Failed {
+	d := decision.Of(newNode(inv, t), in)
+	for _, g := range d.Node.GPUs {
+		for policy, err := range d.Verdicts[g.UUID].Failed {
 			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
 		}
 	}
-	pool := publish.Pool(metav1.OwnerReference{Name: node.Name}, offered.all, in.server.Counters)
-	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(pool))
+	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(d.Pool))
 }
 
 // machine reads the GPUInventory to go by, and sets the labels to those of its node
@@ -237,17 +232,18 @@ func readInventory(file string, in io.Reader) (*v1alpha1.GPUInventory, error) {
 }
 
 // newNode is a new node with the GPUs of the inventory: all in order, and none divided.
-func newNode(inv *v1alpha1.GPUInventory, t templateOptions) gpu.Node {
-	n := inventory.Node(inv)
+func newNode(inv *v1alpha1.GPUInventory, t templateOptions) *v1alpha1.GPUInventory {
+	n := inv.DeepCopy()
 	if t.name != "" {
 		n.Name = t.name
 	}
 	if t.driver != "" {
-		n.DriverVersion = t.driver
+		n.Status.DriverVersion = t.driver
 	}
-	for i := range n.GPUs {
-		n.GPUs[i].Conditions = nil
-		if m := n.GPUs[i].MIG; m != nil {
+	n.Status.Conditions = nil
+	for i := range n.Status.GPUs {
+		n.Status.GPUs[i].Conditions = nil
+		if m := n.Status.GPUs[i].MIG; m != nil {
 			m.Instances = nil
 		}
 	}

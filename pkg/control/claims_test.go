@@ -41,8 +41,8 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.gpus[0].Leftover) > 0 || s.nodes.planner.dependsOnClaims("n") {
-		t.Errorf("waits for a claim that is gone: %v", d.gpus[0].Leftover)
+	if len(d.GPUs[0].Leftover) > 0 || s.nodes.planner.dependsOnClaims("n") {
+		t.Errorf("waits for a claim that is gone: %v", d.GPUs[0].Leftover)
 	}
 }
 

@@ -4,24 +4,21 @@ import (
 	"cmp"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// decision is the offer of one node.
-type decision struct {
-	gpus []offer.GPU
-	// pool has the slices of the offer.
-	pool []resourceapi.ResourceSlice
+// nodeDecision is the decision on one node, with what else follows from it.
+type nodeDecision struct {
+	decision.Decision
 	// settings are the policies' settings for the node's GPUs, by UUID.
 	settings []v1alpha1.GPUSpec
 	account  nodeAccount
@@ -108,91 +105,42 @@ type commonInput struct {
 }
 
 // decide computes what a node offers. It depends on its arguments alone.
-func decide(inv *v1alpha1.GPUInventory, in decisionInput) decision {
-	n := inventory.Node(inv)
-	verdicts, plans := verdictsFor(n, in)
-	for i := range n.GPUs {
-		applyHealthPolicy(n.GPUs[i].Conditions, verdicts[n.GPUs[i].UUID].Health)
+func decide(inv *v1alpha1.GPUInventory, in decisionInput) nodeDecision {
+	d := nodeDecision{
+		Decision: decision.Of(inv, decision.Input{
+			Labels: in.labels, Policies: in.policies, Allocated: devicesOf(in.claims), Able: in.facts.able,
+		}),
+		account: nodeAccount{facts: in.facts, offered: map[offerKey]int{}},
 	}
-	able := in.facts.able
-	d := decision{account: nodeAccount{facts: in.facts, offered: map[offerKey]int{}}}
-	d.gpus = offer.Build(n, plans, devicesOf(in.claims), serverFor(inv, able))
-	for _, g := range d.gpus {
-		v, profiles := verdicts[g.UUID], profilesOf(n, g.UUID)
+	for _, g := range d.GPUs {
+		v, profiles := d.Verdicts[g.UUID], profilesOf(d.Node, g.UUID)
 		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
 		for _, device := range g.Devices {
 			d.account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
 		}
 	}
-	d.settings = settingsFor(n, d.gpus, verdicts, inv)
-	for _, w := range offer.Withheld(n, d.gpus) {
+	for _, w := range d.Withheld() {
 		d.account.withheld = append(d.account.withheld, withheldGPU{
-			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: verdicts[w.UUID].Policy, reason: w.Reason,
+			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: d.Verdicts[w.UUID].Policy, reason: w.Reason,
 		})
 	}
-	d.pool = publish.Pool(owner(inv), d.gpus, able.Counters)
-	d.account.pool, d.account.settings, d.account.blocked = fingerprint(d.pool), d.settings, blockedDevices(d.pool)
+	d.settings = settingsFor(d.Decision, inv)
+	d.account.pool, d.account.settings, d.account.blocked = fingerprint(d.Pool), d.settings, blockedDevices(d.Pool)
 	return d
-}
-
-// verdictsFor returns which policy each GPU is under, and its plan.
-func verdictsFor(n gpu.Node, in decisionInput) (map[gpu.UUID]policy.Verdict, map[gpu.UUID]v1alpha1.Plan) {
-	verdicts := make(map[gpu.UUID]policy.Verdict, len(n.GPUs))
-	plans := make(map[gpu.UUID]v1alpha1.Plan, len(n.GPUs))
-	for _, g := range n.GPUs {
-		verdicts[g.UUID] = policy.Decide(in.policies, in.labels, offer.Whole(n, g))
-		plans[g.UUID] = verdicts[g.UUID].Plan
-	}
-	return verdicts, plans
-}
-
-// applyHealthPolicy sets the effects that a policy gives to conditions.
-func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
-	gone := []gpu.ConditionType{gpu.Lost, gpu.BusResetRequired, gpu.RebootRequired}
-	for i := range conditions {
-		c := &conditions[i]
-		if p.Evict && slices.Contains(gone, c.Type) {
-			c.ByPolicy = gpu.NoExecute
-		}
-		if p.RowRemapPending == v1alpha1.NoSchedule && c.Type == gpu.RowRemapPending {
-			c.ByPolicy = gpu.NoSchedule
-		}
-	}
-}
-
-// serverFor returns the abilities of server and scheduler that a node's offer may use.
-func serverFor(inv *v1alpha1.GPUInventory, able publish.Abilities) offer.Server {
-	s := able.ForOffers()
-	if distrustsCounters(inv, able) {
-		// A scheduler that doesn't know counters is as old as one that ignores taints.
-		s.Counters, s.MaxTainted, s.Distrust = false, 0, distrustText(able)
-	}
-	return s
-}
-
-// owner returns the reference of the node's slices to their Node: the one that the
-// inventory has. It has no UID if the inventory has none.
-func owner(inv *v1alpha1.GPUInventory) metav1.OwnerReference {
-	for _, o := range inv.OwnerReferences {
-		if o.Kind == "Node" && o.APIVersion == corev1.SchemeGroupVersion.String() && o.Name == inv.Name {
-			return metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID, Controller: new(true)}
-		}
-	}
-	return metav1.OwnerReference{Name: inv.Name}
 }
 
 // settingsFor returns the policies' settings for the node's GPUs, by UUID. A GPU that
 // isn't offered because it needs a reset is among them.
-func settingsFor(n gpu.Node, offered []offer.GPU, verdicts map[gpu.UUID]policy.Verdict, inv *v1alpha1.GPUInventory) []v1alpha1.GPUSpec {
+func settingsFor(d decision.Decision, inv *v1alpha1.GPUInventory) []v1alpha1.GPUSpec {
 	var all []v1alpha1.GPUSpec
-	names := gpu.NameAll(n.GPUs)
-	for _, g := range n.GPUs {
+	names := gpu.NameAll(d.Node.GPUs)
+	for _, g := range d.Node.GPUs {
 		if _, ok := names.Name(gpu.Whole{GPU: g.UUID}); !ok {
 			continue // the settings are a list by UUID, and accept only those that identify a GPU
 		}
-		v, r := verdicts[g.UUID], v1alpha1.GPUSpec{UUID: string(g.UUID)}
-		if i := slices.IndexFunc(offered, func(o offer.GPU) bool { return o.UUID == g.UUID }); i >= 0 {
-			r.TimeSlice, r.KeepWarm = timeSlice(offered[i], v.Plan, inv), keepWarm(v.Plan, profilesOf(n, g.UUID))
+		v, r := d.Verdicts[g.UUID], v1alpha1.GPUSpec{UUID: string(g.UUID)}
+		if o, ok := d.Offer(g.UUID); ok {
+			r.TimeSlice, r.KeepWarm = timeSlice(o, v.Plan, inv), keepWarm(v.Plan, profilesOf(d.Node, g.UUID))
 		}
 		if v.Health.Reset == v1alpha1.ResetWhenIdle {
 			r.Reset = v.Health.Reset

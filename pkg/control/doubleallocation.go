@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
@@ -9,31 +8,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
 // The scheduler may be older than the API server, whose version decides which devices are
 // offered. A plugin that refuses a double allocation of devices that exclude each other by
 // counters sets a condition of its GPUInventory, and the counters of this node aren't used
 // until the API server has another version.
-
-// distrustsCounters reports whether a node's counters aren't used because of a double
-// allocation: one of the server's version, or any while servers of several versions answer
-// in turns.
-func distrustsCounters(inv *v1alpha1.GPUInventory, able publish.Abilities) bool {
-	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
-	return c != nil && c.Status == metav1.ConditionTrue && able.HasCounters() &&
-		(able.Doubt != "" || able.Version == "" || c.Reason == v1alpha1.DoubleAllocationReason(able.Version))
-}
-
-// distrustText says why the counters aren't used: complete sentences. They have nothing
-// that the node reports, because statuses of policies have them.
-func distrustText(able publish.Abilities) string {
-	return fmt.Sprintf("A scheduler of the cluster doesn't count shared counters as the API server (Kubernetes %s) stores them: it allocated the same part of a GPU to two claims, "+
-		"which the condition %s of the node's GPUInventory names. Upgrade all schedulers to the API server's version; after that, "+
-		"delete the GPUInventory (kubectl delete gpuinventory NODE), and the node's plugin creates it again.",
-		cmp.Or(able.Version, "of an unknown version"), v1alpha1.ConditionDoubleAllocation)
-}
 
 // endDoubleAllocation sets the condition to False once the API server has another version.
 // A condition that is younger than steady may be of a server that this controller hasn't

@@ -36,7 +36,7 @@ func FuzzHostileNode(f *testing.F) {
 			policies: []policy.Policy{{Name: "p", Nodes: labels.Everything(), Plan: plans[int(which)%len(plans)]}},
 		})
 		var names []string
-		for _, s := range d.pool {
+		for _, s := range d.Pool {
 			if s.Spec.Driver != gpu.DriverName || s.Spec.Pool.Name != "n" || s.Spec.NodeName == nil || *s.Spec.NodeName != "n" || s.Spec.AllNodes != nil || s.Spec.NodeSelector != nil {
 				t.Errorf("a slice of %s, pool %s", s.Spec.Driver, s.Spec.Pool.Name)
 			}

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -233,12 +234,12 @@ func publishable(inv *v1alpha1.GPUInventory) bool {
 // for the node. It is a terminal error if the inventory isn't owned by its
 // Node: its slices would outlive the Node.
 func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
-	if owner(inv).UID == "" {
+	if decision.Owner(inv).UID == "" {
 		return nil, nil, reconcile.TerminalError(fmt.Errorf(
 			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
 	}
 	d, err := n.planner.forNode(ctx, inv)
-	return d.pool, d.settings, err
+	return d.Pool, d.settings, err
 }
 
 // withdraw deletes our slices of a node.

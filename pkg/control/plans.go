@@ -66,11 +66,11 @@ func newPlanner(c client.Reader, claims allocationReader, s *apiServer, k kinds)
 
 // forNode returns what a node offers now. It is errNodeUnknown where the node
 // isn't in the cache.
-func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (decision, error) {
+func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (nodeDecision, error) {
 	for {
 		in, err := p.collectInput(ctx, inv)
 		if err != nil {
-			return decision{}, err
+			return nodeDecision{}, err
 		}
 		d := decide(inv, in)
 		p.recordAccount(inv.Name, d.account)

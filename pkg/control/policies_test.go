@@ -57,8 +57,8 @@ func (f *fleet) Cached(node string) (publish.Found, error) {
 		return publish.Found{}, err
 	}
 	var found publish.Found
-	for i := range d.pool {
-		found.Ours = append(found.Ours, &d.pool[i])
+	for i := range d.Pool {
+		found.Ours = append(found.Ours, &d.Pool[i])
 	}
 	return found, nil
 }

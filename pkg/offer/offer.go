@@ -16,7 +16,7 @@
 // partition, and shares whose size claims choose, are one device that is
 // allocated several times.
 //
-// Only the controller, its benchmarks and the dry run of kubectl gpu policy import it.
+// Only the controller, of which pkg/control/decision calls Build, and benchmarks import it.
 package offer
 
 import (
