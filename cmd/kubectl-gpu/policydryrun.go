@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -181,16 +182,13 @@ func (r *reader) abilities(ctx context.Context) (publish.Abilities, error) {
 		return able, err
 	}
 	all, err := r.slices(ctx, "")
-	for i := range all {
-		if len(all[i].Spec.SharedCounters) > 0 && able.Counters == publish.UnknownCounters {
-			able.Counters = publish.SplitCounters // which of the two forms doesn't matter here
-		}
-		for _, d := range all[i].Spec.Devices {
-			if d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations {
-				able.Multiple = publish.Yes
+	able = able.OrShown(func(yield func(*resourceapi.ResourceSlice) bool) {
+		for i := range all {
+			if !yield(&all[i]) {
+				return
 			}
 		}
-	}
+	})
 	r.note("You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. " +
 		"Ask for the verb create on them.")
 	return able, err

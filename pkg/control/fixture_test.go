@@ -141,7 +141,13 @@ type fakeServer struct {
 	err      error
 	asked    int
 	watches  chan struct{}
+	// store, if it isn't nil, has the published slices; unfilled is why they can't be read.
+	store    *sliceStore
+	unfilled error
 }
+
+// noVersion is the version of a server that doesn't say it.
+const noVersion = "none"
 
 func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	s.asked++
@@ -158,7 +164,17 @@ func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
 	if s.doubt != "" {
 		able = publish.Abilities{Charged: able.Charged, Version: able.Version, Doubt: s.doubt}
 	}
+	if able.Version == noVersion {
+		able.Version, able.Charged = "", false
+	}
 	return able, s.err
+}
+
+func (s *fakeServer) Published() ([]*resourceapi.ResourceSlice, error) {
+	if s.store == nil || s.unfilled != nil {
+		return nil, s.unfilled
+	}
+	return s.store.slices, nil
 }
 
 func (s *fakeServer) Watches() <-chan struct{} { return s.watches }
@@ -166,6 +182,7 @@ func (s *fakeServer) Watches() <-chan struct{} { return s.watches }
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	s := &fixture{t: t, store: &sliceStore{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
+	s.server.store = s.store
 	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})

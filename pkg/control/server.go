@@ -2,10 +2,12 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -35,6 +37,8 @@ const (
 type prober interface {
 	// Probe asks the server.
 	Probe(ctx context.Context) (publish.Abilities, error)
+	// Published returns the slices of this driver that are published.
+	Published() ([]*resourceapi.ResourceSlice, error)
 	// Watches receives a value after a watch has started.
 	Watches() <-chan struct{}
 }
@@ -108,18 +112,14 @@ func (s *apiServer) probe(ctx context.Context) error {
 	s.probedAt = s.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
 	defer cancel()
-	able, err := s.prober.Probe(ctx)
+	able, err := s.ask(ctx)
 	s.failed = err != nil
 	if err != nil {
 		return err
 	}
-	doubt := able.Doubt
 	able = s.weigh(able)
 	if s.ignoredTaints.version == able.Version && s.clock.Since(s.ignoredTaints.at) < distrustTaintsFor {
 		able.Taints = publish.No
-	}
-	if doubt != "" && able.Doubt == "" {
-		logger.Info("The API server refuses the probes; its earlier answers are kept", "why", doubt)
 	}
 	if s.known && s.able == able {
 		return nil
@@ -135,6 +135,31 @@ func (s *apiServer) probe(ctx context.Context) error {
 	}
 	s.known, s.able = true, able
 	return nil
+}
+
+// ask asks the server. While it refuses the answer, its earlier one counts on, and the
+// abilities that the published slices show: they would otherwise be withdrawn because of a
+// webhook.
+func (s *apiServer) ask(ctx context.Context) (publish.Abilities, error) {
+	able, err := s.prober.Probe(ctx)
+	if err != nil {
+		return able, err
+	}
+	doubt := able.Doubt
+	if n := len(s.answers); n > 0 {
+		able = able.Or(s.answers[n-1].able)
+	}
+	if able.Doubt != "" {
+		published, err := s.prober.Published()
+		if err != nil {
+			return able, fmt.Errorf("find out what the API server stores, which refuses the probes: %w", err)
+		}
+		able = able.OrShown(slices.Values(published))
+	}
+	if doubt != "" && able.Doubt == "" {
+		klog.FromContext(ctx).Info("The API server refuses the probes; its earlier answers, and those that the published slices show, are kept", "why", doubt)
+	}
+	return able, nil
 }
 
 // notify sends an event to all listeners.
@@ -169,9 +194,6 @@ func (s *apiServer) distrustTaints() bool {
 // refused by one of the servers.
 func (s *apiServer) weigh(now publish.Abilities) publish.Abilities {
 	at := s.clock.Now()
-	if n := len(s.answers); n > 0 {
-		now = now.Or(s.answers[n-1].able)
-	}
 	s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return at.Sub(a.at) >= steady })
 	i := slices.IndexFunc(s.answers, func(a answer) bool { return a.able.Version == now.Version && a.able.SamePools(now) })
 	if i >= 0 {

@@ -12,6 +12,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -287,4 +288,54 @@ func TestServerForItsScheduler(t *testing.T) {
 			t.Errorf("%q: got %v, want %v", version, got.Multiple, want)
 		}
 	}
+}
+
+// TestRefusedProbesKeepWhatIsPublished: an admission policy refuses the dry runs by which the
+// controller finds out what the server stores. The published slices, with counters and shares,
+// show it: neither a restart of the controller nor a patch release of the server withdraws them.
+func TestRefusedProbesKeepWhatIsPublished(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan    v1alpha1.Plan
+		offered []string
+	}{
+		"partitions":     {partitioned("3g.40gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}},
+		"shares by size": {bySize(), []string{"", "-mps"}},
+	} {
+		for event, happens := range map[string]func(*fixture){
+			"restart":       func(s *fixture) { s.restart(); s.mustReconcile() },
+			"patch release": func(s *fixture) { s.becomes(s.server.form, "v1.36.4") },
+			"both":          func(s *fixture) { s.becomes(s.server.form, "v1.36.4"); s.restart(); s.mustReconcile() },
+			"upgrade":       func(s *fixture) { s.becomes(s.server.form, "v1.37.1") },
+			// The version, too, may not be read any more.
+			"unknown version": func(s *fixture) { s.becomes(s.server.form, noVersion) },
+		} {
+			t.Run(name+", "+event, func(t *testing.T) {
+				s := counting(t, tc.plan, tc.offered...)
+				writes := s.store.writes
+				s.server.doubt = "A policy refuses the question."
+				happens(s)
+				s.mustReconcile()
+				s.mustOffer(tc.offered...)
+				if n := s.store.writes - writes; n > 0 {
+					t.Errorf("%d writes, want none", n)
+				}
+			})
+		}
+	}
+}
+
+// TestRefusedProbesBeforeTheCacheIsFilled: as long as it isn't known what is published, nothing
+// is decided.
+func TestRefusedProbesBeforeTheCacheIsFilled(t *testing.T) {
+	s := counting(t, partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
+	s.server.doubt = "A policy refuses the question."
+	s.server.unfilled = errors.New("not filled")
+	s.restart()
+	if err := s.reconcile(); !errors.Is(err, s.server.unfilled) {
+		t.Errorf("got %v, want %v", err, s.server.unfilled)
+	}
+	s.server.unfilled = nil
+	s.clock.Step(2 * probePause)
+	s.mustReconcile()
+	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
 }

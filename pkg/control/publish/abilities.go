@@ -3,8 +3,13 @@ package publish
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/offer"
@@ -14,8 +19,9 @@ import (
 type Answer int8
 
 const (
-	// Unknown: the server refuses the question, or servers answer differently. Nothing
-	// that needs the ability is published, and the server is asked again soon.
+	// Unknown: the server refuses the question and no published slice shows the answer, or
+	// servers answer differently. Nothing that needs the ability is published, and the
+	// server is asked again soon.
 	Unknown Answer = iota
 	// No: the server doesn't have it.
 	No
@@ -73,20 +79,108 @@ func (a Abilities) ForOffers() offer.Server {
 }
 
 // Or returns a with answers of before, an earlier result for the same server,
-// where a has none. They don't count if the server's version has changed since.
+// where a has none. They don't count if the server's minor version has changed since:
+// a patch release adds and removes no fields.
 func (a Abilities) Or(before Abilities) Abilities {
-	if a.Version != before.Version {
+	switch {
+	case a.Version == "":
+		a.Version, a.Charged = before.Version, before.Charged
+	case minor(a.Version) != minor(before.Version):
 		return a
 	}
+	return a.orKnown(before)
+}
+
+// OrShown returns a with the abilities that published slices of this driver show, where a
+// has no answer: a server that has stored a field stores it. Slices in a form of counters
+// that a's version doesn't store show nothing about counters.
+func (a Abilities) OrShown(published iter.Seq[*resourceapi.ResourceSlice]) Abilities {
+	var shown Abilities
+	for s := range published {
+		if s.Labels[ManagedByLabel] != ManagedBy {
+			continue
+		}
+		one := shownBy(s)
+		if form := formOf(a.Version); form != UnknownCounters && one.Counters != form {
+			one.Counters = UnknownCounters
+		}
+		shown.Counters = max(shown.Counters, one.Counters)
+		shown = shown.orKnown(one)
+	}
+	return a.orKnown(shown)
+}
+
+// shownBy returns the abilities that one slice shows. All others are unknown.
+func shownBy(s *resourceapi.ResourceSlice) (shown Abilities) {
+	if trimmed, ok := s.Annotations[shownKey]; ok {
+		_, _ = fmt.Sscan(trimmed, &shown.Counters, &shown.Multiple, &shown.Taints, &shown.InformationalTaints)
+		return shown
+	}
+	consumes := func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }
+	switch counters := len(s.Spec.SharedCounters) > 0; {
+	case counters && len(s.Spec.Devices) > 0:
+		shown.Counters = JointCounters
+	case counters || slices.ContainsFunc(s.Spec.Devices, consumes):
+		shown.Counters = SplitCounters
+	}
+	for _, d := range s.Spec.Devices {
+		if ptr.Deref(d.AllowMultipleAllocations, false) {
+			shown.Multiple = Yes
+		}
+		for _, t := range d.Taints {
+			shown.Taints = Yes
+			if t.Effect == resourceapi.DeviceTaintEffectNone {
+				shown.InformationalTaints = Yes
+			}
+		}
+	}
+	return shown
+}
+
+// textOfShown returns the abilities that a slice shows as shownBy reads them; empty if it
+// shows none.
+func textOfShown(s *resourceapi.ResourceSlice) string {
+	shown := shownBy(s)
+	if shown == (Abilities{}) {
+		return ""
+	}
+	return fmt.Sprintf("%d %d %d %d", shown.Counters, shown.Multiple, shown.Taints, shown.InformationalTaints)
+}
+
+// formOf returns the form in which servers of a version store counters, if they do;
+// UnknownCounters for a version that can't be parsed.
+func formOf(gitVersion string) Counters {
+	v, err := version.ParseSemantic(gitVersion)
+	switch {
+	case err != nil:
+		return UnknownCounters
+	case v.AtLeast(version.MustParseSemantic("1.35.0-alpha.0")):
+		return SplitCounters
+	}
+	return JointCounters
+}
+
+// minor returns the part of a version that patch releases have in common; all of it if it
+// can't be parsed.
+func minor(gitVersion string) string {
+	v, err := version.ParseSemantic(gitVersion)
+	if err != nil {
+		return gitVersion
+	}
+	return fmt.Sprintf("%d.%d", v.Major(), v.Minor())
+}
+
+// orKnown returns a with the answers of b where a has none.
+func (a Abilities) orKnown(b Abilities) Abilities {
 	if a.Counters == UnknownCounters {
-		a.Counters = before.Counters
+		a.Counters = b.Counters
 	}
 	for _, x := range []struct {
-		now    *Answer
-		before Answer
-	}{{&a.Multiple, before.Multiple}, {&a.Taints, before.Taints}, {&a.InformationalTaints, before.InformationalTaints}} {
-		if *x.now == Unknown {
-			*x.now = x.before
+		to   *Answer
+		from Answer
+	}{{&a.Multiple, b.Multiple}, {&a.Taints, b.Taints}, {&a.InformationalTaints, b.InformationalTaints}} {
+		if *x.to == Unknown {
+			*x.to = x.from
 		}
 	}
 	if a.Counters != UnknownCounters && a.Multiple != Unknown && a.Taints != Unknown && a.InformationalTaints != Unknown {

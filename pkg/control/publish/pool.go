@@ -227,19 +227,23 @@ func same(have, want *resourceapi.ResourceSlice) bool {
 const (
 	digestKey  = "digest of what was trimmed"
 	devicesKey = "hashes of the devices' names"
+	shownKey   = "abilities of the server that it shows"
 )
 
-// trim replaces the large parts of a slice by a digest of its spec and hashes of its
-// devices' names, because the cache holds every slice of the cluster.
+// trim replaces the large parts of a slice by a digest of its spec, hashes of its devices'
+// names and the abilities that it shows, because the cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
 	}
-	hashes := make([]byte, 0, len(s.Spec.Devices)*hashSize)
+	shown, hashes := textOfShown(s), make([]byte, 0, len(s.Spec.Devices)*hashSize)
 	for _, d := range s.Spec.Devices {
 		hashes = append(hashes, nameHash(d.Name)...)
 	}
 	s.Annotations = map[string]string{digestKey: digest(s.Spec), devicesKey: string(hashes)}
+	if shown != "" {
+		s.Annotations[shownKey] = shown
+	}
 	s.ManagedFields, s.Spec.SharedCounters, s.Spec.Devices = nil, nil, nil
 }
 

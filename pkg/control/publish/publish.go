@@ -131,6 +131,21 @@ func (p *Publisher) Cached(node string) (Found, error) {
 	return out, nil
 }
 
+// Published returns all slices of this driver that the cache has, as Cached returns them.
+// It is an error while the cache is being filled.
+func (p *Publisher) Published() ([]*resourceapi.ResourceSlice, error) {
+	if !p.informer.HasSynced() {
+		return nil, errors.New("the cache of ResourceSlices isn't filled yet")
+	}
+	var out []*resourceapi.ResourceSlice
+	for _, obj := range p.informer.GetStore().List() {
+		if s, ok := obj.(*resourceapi.ResourceSlice); ok {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
 // Offers reports whether a node's slices offer a device, as the cache has them.
 func (p *Publisher) Offers(node string, device gpu.DeviceName) bool {
 	cached, err := p.Cached(node)
