@@ -47,10 +47,11 @@ func ChargesShared(gitVersion string) bool {
 // version are safe with devices that can be allocated several times. That of 1.34
 // isn't: it compares a request with the capacity of another device of the slice, and
 // crashes if there is none (kubernetes/kubernetes#133705). Kubernetes allows it beside
-// an API server of 1.35. Older API servers don't store such devices.
+// an API server of 1.35. Older API servers don't store such devices. It is false for a
+// version that can't be parsed.
 func CountsCapacity(gitVersion string) bool {
 	v, err := version.ParseSemantic(gitVersion)
-	return err != nil || v.Major() != 1 || v.Minor() != 34 && v.Minor() != 35
+	return err == nil && (v.Major() != 1 || v.Minor() != 34 && v.Minor() != 35)
 }
 
 // HeedsEffectNone reports whether all schedulers that may run beside an API server of a
@@ -65,6 +66,10 @@ func HeedsEffectNone(gitVersion string) bool {
 // ExplainCapacity returns the reason and the remedy for a version for which
 // CountsCapacity is false, without a full stop.
 func ExplainCapacity(gitVersion string) string {
+	if _, err := version.ParseSemantic(gitVersion); err != nil {
+		return fmt.Sprintf("The scheduler of Kubernetes 1.34 crashes on devices that can be allocated several times (kubernetes/kubernetes#133705), "+
+			"and the API server's version, %q, doesn't say whether it may run in this cluster: let the controller read /version", gitVersion)
+	}
 	return fmt.Sprintf("The scheduler of Kubernetes 1.34, which may run beside an API server of Kubernetes %s, crashes on devices that can be allocated several times "+
 		"(kubernetes/kubernetes#133705): upgrade to Kubernetes 1.36 or later", gitVersion)
 }

@@ -28,7 +28,9 @@ func TestChargesShared(t *testing.T) {
 
 func TestCountsCapacity(t *testing.T) {
 	for v, want := range map[string]bool{
-		"v1.31.4": true, "v1.33.13": true, "v1.34.0": false, "v1.34.13": false, "v1.34.4-gke.1000": false, "v1.35.0": false, "v1.35.4+k3s1": false, "v1.36.0-alpha.1": true, "v1.36.1": true, "": true, "unknown": true,
+		"v1.31.4": true, "v1.33.13": true, "v1.34.0": false, "v1.34.13": false, "v1.34.4-gke.1000": false, "v1.35.0": false, "v1.35.4+k3s1": false, "v1.36.0-alpha.1": true, "v1.36.1": true,
+		// No version: it may be one of those.
+		"": false, "unknown": false,
 	} {
 		if got := allocator.CountsCapacity(v); got != want {
 			t.Errorf("%q: got %v, want %v", v, got, want)
@@ -42,6 +44,16 @@ func TestHeedsEffectNone(t *testing.T) {
 	} {
 		if got := allocator.HeedsEffectNone(v); got != want {
 			t.Errorf("%q: got %v, want %v", v, got, want)
+		}
+	}
+}
+
+func TestExplainCapacity(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.35.2": "beside an API server of Kubernetes v1.35.2", "": `version, "", doesn't say`, "unknown": `version, "unknown", doesn't say`,
+	} {
+		if got := allocator.ExplainCapacity(version); !strings.Contains(got, want) {
+			t.Errorf("%q: %s", version, got)
 		}
 	}
 }

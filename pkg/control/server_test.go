@@ -283,7 +283,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 // TestServerForItsScheduler checks that devices which can be allocated several times aren't
 // offered if the scheduler can't count them, although the server stores them.
 func TestServerForItsScheduler(t *testing.T) {
-	for version, want := range map[string]bool{"v1.34.13": false, "v1.35.0": false, "v1.36.0": true, "": true} {
+	for version, want := range map[string]bool{"v1.34.13": false, "v1.35.0": false, "v1.36.0": true, "": false} {
 		if got := (publish.Abilities{Multiple: publish.Yes, Version: version}).ForOffers(); got.Multiple != want {
 			t.Errorf("%q: got %v, want %v", version, got.Multiple, want)
 		}

@@ -73,7 +73,7 @@ func TestSharesThatCannotBe(t *testing.T) {
 			if tc.gpu != nil {
 				tc.gpu(&n.GPUs[0])
 			}
-			o := options{Server: offer.Server{Counters: true, Multiple: !tc.single, Charged: true}, Plan: tc.plan}
+			o := options{Server: offer.Server{Counters: true, Multiple: !tc.single, Charged: true, Version: "v1.37.1"}, Plan: tc.plan}
 			for _, a := range tc.allocated {
 				o.Allocated = append(o.Allocated, long(a))
 			}
