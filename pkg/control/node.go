@@ -107,6 +107,9 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 	if !publishable(inv) {
 		return n.converge(ctx, r.Name, inv, nil)
 	}
+	if decision.Owner(inv).UID == "" {
+		return n.withdrawUnowned(ctx, inv)
+	}
 	if done, left, err := n.upToDate(ctx, inv); done || err != nil {
 		return reconcile.Result{RequeueAfter: left}, err
 	}
@@ -230,14 +233,20 @@ func publishable(inv *v1alpha1.GPUInventory) bool {
 		!meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting)
 }
 
-// desired returns the pool that a node should have, and the policies' settings
-// for the node. It is a terminal error if the inventory isn't owned by its
-// Node: its slices would outlive the Node.
-func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
-	if decision.Owner(inv).UID == "" {
-		return nil, nil, reconcile.TerminalError(fmt.Errorf(
-			"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
+// withdrawUnowned withdraws the slices of a node whose inventory isn't owned by the Node:
+// new ones would outlive the Node, and those that are there would say for ever what the
+// inventory said when it was owned. It returns a terminal error once they are gone.
+func (n *nodeReconciler) withdrawUnowned(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
+	if result, err := n.converge(ctx, inv.Name, inv, nil); err != nil || result.RequeueAfter > 0 {
+		return result, err
 	}
+	return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf(
+		"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
+}
+
+// desired returns the pool that a node should have, and the policies' settings
+// for the node.
+func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
 	d, err := n.planner.forNode(ctx, inv)
 	return d.Pool, d.settings, err
 }

@@ -301,9 +301,11 @@ func conflict() []metav1.Condition {
 	return []metav1.Condition{{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue, Reason: "DevicePlugin"}}
 }
 
-// Its slices would have no owner, and outlive the node.
+// Its slices would have no owner, and outlive the node. Those that are there would stay as
+// they are, whatever happens to the node's GPUs.
 func TestInventoryWithoutNodeIsRefused(t *testing.T) {
 	s := newFixture(t)
+	s.published()
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.OwnerReferences[0].Name = "another" })
 	err := s.reconcile()
 	if !errors.Is(err, reconcile.TerminalError(nil)) {
@@ -311,6 +313,10 @@ func TestInventoryWithoutNodeIsRefused(t *testing.T) {
 	}
 	s.mustHave(0)
 	s.mustHaveAsked(0)
+	writes := s.store.writes
+	if err := s.reconcile(); err == nil || s.store.writes != writes {
+		t.Errorf("got %v after %d writes", err, s.store.writes-writes)
+	}
 }
 
 func TestNewFactsNeedNoAnswer(t *testing.T) {
