@@ -156,7 +156,11 @@ func TestObjectMetrics(t *testing.T) {
 			inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.Lost)}}
 		},
 	}
-	hidden := []string{"b"}
+	objects = append(objects, nodeWith("driver-failed", "")...)
+	objects[len(objects)-1].(*v1alpha1.GPUInventory).Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNVMLError},
+	}
+	hidden := []string{"b", "driver-failed"}
 	for name, change := range withoutPool {
 		added := nodeWith(name, "", h100(0))
 		change(added[1].(*v1alpha1.GPUInventory))
@@ -176,6 +180,16 @@ func TestObjectMetrics(t *testing.T) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(newObjectMetrics(f.api, f, f.policies.planner))
 	const want = `
+# HELP tessera_node_known 1 for each node with a GPUInventory.
+# TYPE tessera_node_known gauge
+tessera_node_known{node="a"} 1
+tessera_node_known{node="b"} 1
+tessera_node_known{node="conflicting"} 1
+tessera_node_known{node="deleted"} 1
+tessera_node_known{node="driver-failed"} 1
+tessera_node_known{node="lost"} 1
+tessera_node_known{node="unregistered"} 1
+tessera_node_known{node="without-gpus"} 1
 # HELP tessera_policy_applied Whether the SharingPolicy's condition Applied is true, with its reason.
 # TYPE tessera_policy_applied gauge
 tessera_policy_applied{policy="applied",reason="Applied"} 1
@@ -184,6 +198,7 @@ tessera_policy_applied{policy="waits",reason="Waiting"} 0
 # TYPE tessera_pool_published gauge
 tessera_pool_published{node="a"} 1
 tessera_pool_published{node="b"} 0
+tessera_pool_published{node="driver-failed"} 0
 `
 	if err := testutil.GatherAndCompare(r, strings.NewReader(want)); err != nil {
 		t.Error(err)

@@ -20,10 +20,10 @@ const scrapeTimeout = time.Second
 // objectMetrics reads policies and pools from the caches at each scrape. It implements
 // prometheus.Collector.
 type objectMetrics struct {
-	cache              client.Reader
-	slices             cachedSlices
-	planner            *planner
-	applied, published *prometheus.Desc
+	cache                     client.Reader
+	slices                    cachedSlices
+	planner                   *planner
+	applied, known, published *prometheus.Desc
 }
 
 type cachedSlices interface {
@@ -35,6 +35,8 @@ func newObjectMetrics(cache client.Reader, slices cachedSlices, p *planner) *obj
 		cache: cache, slices: slices, planner: p,
 		applied: prometheus.NewDesc("tessera_policy_applied",
 			"Whether the SharingPolicy's condition Applied is true, with its reason.", []string{"policy", "reason"}, nil),
+		known: prometheus.NewDesc("tessera_node_known",
+			"1 for each node with a GPUInventory.", []string{"node"}, nil),
 		published: prometheus.NewDesc("tessera_pool_published",
 			"Whether a node that should have a pool of ResourceSlices has a complete one.", []string{"node"}, nil),
 	}
@@ -43,6 +45,7 @@ func newObjectMetrics(cache client.Reader, slices cachedSlices, p *planner) *obj
 // Describe implements prometheus.Collector.
 func (m *objectMetrics) Describe(to chan<- *prometheus.Desc) {
 	to <- m.applied
+	to <- m.known
 	to <- m.published
 }
 
@@ -66,6 +69,7 @@ func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 	for i := range inventories.Items {
 		inv := &inventories.Items[i]
+		to <- gauge(m.known, true, inv.Name)
 		found, err := m.slices.Cached(inv.Name)
 		if err == nil && m.wantsPool(inv) {
 			to <- gauge(m.published, publish.Complete(found.Ours), inv.Name)
@@ -74,8 +78,12 @@ func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
 }
 
 // wantsPool reports whether a node should have a pool. As long as nothing could be decided
-// about a node with GPUs, it should.
+// about a node with GPUs, it should, and while the node's driver fails, which hides its GPUs.
 func (m *objectMetrics) wantsPool(inv *v1alpha1.GPUInventory) bool {
+	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
+	if ready != nil && ready.Reason == v1alpha1.ReasonNVMLError {
+		return publishable(inv)
+	}
 	if last, decided := m.planner.lastAccount(inv.Name); decided && last.pool == "" {
 		return false
 	}

@@ -312,6 +312,8 @@ const (
 	// ReasonPluginSilent of Ready: the plugin doesn't answer the controller, which
 	// sets this. The plugin takes it back.
 	ReasonPluginSilent = "PluginSilent"
+	// ReasonNVMLError of Ready: the node's driver is there and doesn't work.
+	ReasonNVMLError = "NVMLError"
 	// ReasonForeignSlices of Conflicting: another driver writes ResourceSlices of
 	// this node again and again. The controller sets it and takes it back.
 	ReasonForeignSlices = "ForeignSlices"

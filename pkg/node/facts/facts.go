@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
@@ -16,7 +17,7 @@ const (
 	// ReasonDriverNotFound: the host has no NVIDIA driver (yet).
 	ReasonDriverNotFound = "DriverNotFound"
 	// ReasonNVMLError: the driver is there and doesn't work.
-	ReasonNVMLError = "NVMLError"
+	ReasonNVMLError = v1alpha1.ReasonNVMLError
 )
 
 // Facts has the known facts about one node. Its methods may be called
