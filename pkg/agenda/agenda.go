@@ -1,5 +1,5 @@
-// Package agenda runs operations on GPUs: one at a time on each GPU, at a given time,
-// and again after a failure, with growing delays.
+// Package agenda runs operations on GPUs, or on something else that has a name: one at a
+// time on each, at a given time, and again after a failure, with growing delays.
 //
 // It imports pkg/gpu and pkg/keylock, and every package may import it.
 package agenda
@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -31,7 +32,9 @@ type Worker struct {
 
 // NewWorker returns a worker whose delay after consecutive failures on a GPU grows
 // from first to last.
-func NewWorker(first, last time.Duration) *Worker { return &Worker{Agenda: New[gpu.UUID](first, last)} }
+func NewWorker(first, last time.Duration) *Worker {
+	return &Worker{Agenda: New[gpu.UUID]("gpu", first, last)}
+}
 
 // Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
 // an error if ctx ends before it can call f.
@@ -67,31 +70,6 @@ func (w *Worker) Suspend() {
 	}
 }
 
-// Try calls f, and schedules the GPU again after a failure. Without a driver it
-// schedules nothing and returns nil: with the next one everything is tried.
-func (w *Worker) Try(uuid gpu.UUID, f func() error) error {
-	err := f()
-	switch {
-	case err == nil:
-		w.Succeeded(uuid)
-	case errors.Is(err, gpu.ErrNoDriver):
-		return nil
-	default:
-		w.Failed(uuid)
-	}
-	return err
-}
-
-// Sweep calls do for each GPU that is due, until ctx ends, and logs failures with the
-// message.
-func (w *Worker) Sweep(ctx context.Context, message string, do func(context.Context, gpu.UUID) error) {
-	w.Run(ctx, func(ctx context.Context, uuid gpu.UUID) {
-		if err := do(ctx, uuid); err != nil && ctx.Err() == nil && w.IsNews(uuid) {
-			klog.FromContext(ctx).Error(err, message, "gpu", uuid)
-		}
-	})
-}
-
 // Each calls f for all GPUs, concurrently, and joins the errors.
 func Each(uuids []gpu.UUID, f func(gpu.UUID) error) error {
 	errs := make([]error, len(uuids))
@@ -104,29 +82,58 @@ func Each(uuids []gpu.UUID, f func(gpu.UUID) error) error {
 }
 
 // Agenda has one entry per key. Its methods may be called concurrently.
-type Agenda[K comparable] struct {
-	// first and last are the limits of the delay after a failure, which doubles
-	// each time.
-	first, last time.Duration
-	wake        chan struct{}
+type Agenda[K ~string] struct {
+	// kind is the log key of a key.
+	kind string
+	// delays has the delays after failures, by key.
+	delays *flowcontrol.Backoff
+	wake   chan struct{}
 
-	mu       sync.Mutex
-	due      map[K]time.Time
+	mu sync.Mutex
+	// due has the time of the next call for a key, and running the keys of calls that
+	// have not returned.
+	due     map[K]time.Time
+	running map[K]bool
+	// failures are counted until the key succeeds.
 	failures map[K]int
 }
 
-// New returns an empty agenda. The delay after consecutive failures grows from
-// first to last.
-func New[K comparable](first, last time.Duration) *Agenda[K] {
+// New returns an empty agenda, whose errors are logged with kind as the log key of the
+// key. The delay after consecutive failures of a key grows from first to last.
+func New[K ~string](kind string, first, last time.Duration) *Agenda[K] {
 	return &Agenda[K]{
-		first: first, last: last, wake: make(chan struct{}, 1),
-		due: map[K]time.Time{}, failures: map[K]int{},
+		kind: kind, delays: flowcontrol.NewBackOff(first, last), wake: make(chan struct{}, 1),
+		due: map[K]time.Time{}, running: map[K]bool{}, failures: map[K]int{},
 	}
 }
 
-// Run calls do for each key that is due, concurrently for several keys, and
-// even if an earlier call for the same key has not returned. It returns when
-// ctx has ended and all calls have returned.
+// Sweep calls do for each key that is due, until ctx ends, and logs failures with the
+// message.
+func (a *Agenda[K]) Sweep(ctx context.Context, message string, do func(context.Context, K) error) {
+	a.Run(ctx, func(ctx context.Context, key K) {
+		if err := do(ctx, key); err != nil && ctx.Err() == nil && a.IsNews(key) {
+			klog.FromContext(ctx).Error(err, message, a.kind, key)
+		}
+	})
+}
+
+// Try calls f, and schedules the key again after a failure. Without a driver it
+// schedules nothing and returns nil: with the next one everything is tried.
+func (a *Agenda[K]) Try(key K, f func() error) error {
+	err := f()
+	switch {
+	case err == nil:
+		a.Succeeded(key)
+	case errors.Is(err, gpu.ErrNoDriver):
+		return nil
+	default:
+		a.Failed(key)
+	}
+	return err
+}
+
+// Run calls do for each key that is due, concurrently for several keys, and one at a time
+// for one key. It returns when ctx has ended and all calls have returned.
 func (a *Agenda[K]) Run(ctx context.Context, do func(context.Context, K)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -141,7 +148,10 @@ func (a *Agenda[K]) Run(ctx context.Context, do func(context.Context, K)) {
 		}
 		due, next := a.takeDue(time.Now())
 		for _, key := range due {
-			wg.Go(func() { do(ctx, key) })
+			wg.Go(func() {
+				defer a.returned(key)
+				do(ctx, key)
+			})
 		}
 		timer.Reset(next)
 	}
@@ -154,45 +164,82 @@ func (a *Agenda[K]) takeDue(now time.Time) (due []K, next time.Duration) {
 	defer a.mu.Unlock()
 	next = time.Hour
 	for key, at := range a.due {
+		if a.running[key] {
+			continue // returned wakes Run
+		}
 		if wait := at.Sub(now); wait > 0 {
 			next = min(next, wait)
 			continue
 		}
 		due = append(due, key)
 		delete(a.due, key)
+		a.running[key] = true
 	}
 	return due, next
 }
 
-// At makes Run call do for the key at that time, or earlier.
-func (a *Agenda[K]) At(key K, at time.Time) {
+// returned is called after a call for the key has returned.
+func (a *Agenda[K]) returned(key K) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if before, ok := a.due[key]; ok && before.Before(at) {
-		return
-	}
-	a.due[key] = at
+	delete(a.running, key)
+	a.wakeRun()
+}
+
+// wakeRun makes Run look for keys that are due.
+func (a *Agenda[K]) wakeRun() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Failed makes Run call do for the key again after a delay, which grows with
-// the number of consecutive failures.
-func (a *Agenda[K]) Failed(key K) {
+// At makes Run call do for the key at that time, or earlier, but not during the delay
+// after a failure of the key: otherwise an operation whose failure is the reason for the
+// next call would be retried without any delay.
+func (a *Agenda[K]) At(key K, at time.Time) {
 	a.mu.Lock()
-	wait := min(a.first<<min(a.failures[key], 10), a.last)
-	a.failures[key]++
-	a.mu.Unlock()
-	a.At(key, time.Now().Add(wait))
+	defer a.mu.Unlock()
+	if a.delays.IsInBackOffSinceUpdate(string(key), at) {
+		return // Failed has scheduled it
+	}
+	if before, ok := a.due[key]; ok && before.Before(at) {
+		return
+	}
+	a.due[key] = at
+	a.wakeRun()
 }
 
-// Succeeded resets the key's count of consecutive failures.
+// Failed makes Run call do for the key again after a delay, which grows with
+// the number of consecutive failures. Earlier calls that were scheduled are dropped.
+func (a *Agenda[K]) Failed(key K) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	a.failures[key]++
+	a.delays.Next(string(key), now)
+	a.due[key] = now.Add(a.delays.Get(string(key)))
+	a.wakeRun()
+}
+
+// Succeeded ends the delay after failures of the key, and resets their count.
 func (a *Agenda[K]) Succeeded(key K) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.failures, key)
+	a.delays.Reset(string(key))
+}
+
+// RetryNow makes Run call do for each key that has failed, without waiting for the end
+// of its delay. It is called when a common reason for failures may have gone. The delay after
+// another failure goes on growing.
+func (a *Agenda[K]) RetryNow() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key := range a.failures {
+		a.due[key] = time.Now()
+	}
+	a.wakeRun()
 }
 
 // IsNews reports whether to log the key's last failure: the first ones, and

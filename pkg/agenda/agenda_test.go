@@ -2,6 +2,7 @@ package agenda
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -13,7 +14,7 @@ import (
 
 func TestAgenda(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string](2*time.Second, 5*time.Second)
+		a := New[string]("key", 2*time.Second, 5*time.Second)
 		begun := time.Now()
 		var mu sync.Mutex
 		var seen []time.Duration
@@ -46,6 +47,83 @@ func TestAgenda(t *testing.T) {
 		}
 		if want := []bool{true, true, false, true, false, true, true}; !slices.Equal(want, news) {
 			t.Errorf("news: %v, want %v", news, want)
+		}
+	})
+}
+
+// TestDelayAfterFailure: nothing that is scheduled meanwhile shortens the delay after a
+// failure, whether it comes during the failing call or after it.
+func TestDelayAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New[string]("key", 2*time.Second, time.Minute)
+		begun := time.Now()
+		var seen []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
+		defer cancel()
+		a.At("a", begun)
+		a.Run(ctx, func(_ context.Context, key string) {
+			seen = append(seen, time.Since(begun))
+			a.At(key, time.Now())
+			time.Sleep(time.Second)
+			a.At(key, time.Now())
+			a.Failed(key)
+			a.At(key, time.Now())
+			a.At(key, time.Now().Add(-time.Minute))
+		})
+		want := []time.Duration{0, 3 * time.Second, 8 * time.Second, 17 * time.Second}
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("calls of do (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestScheduledDuringACall: a key that is scheduled while it is being worked on is worked
+// on again afterwards, and not before.
+func TestScheduledDuringACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New[string]("key", time.Second, time.Minute)
+		begun := time.Now()
+		var seen []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		a.At("a", begun)
+		a.Run(ctx, func(_ context.Context, key string) {
+			if seen = append(seen, time.Since(begun)); len(seen) == 1 {
+				a.At(key, time.Now())
+				time.Sleep(5 * time.Second)
+			}
+		})
+		if diff := cmp.Diff([]time.Duration{0, 5 * time.Second}, seen); diff != "" {
+			t.Errorf("calls of do (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRetryNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New[string]("key", 10*time.Second, time.Minute)
+		begun := time.Now()
+		seen := map[string][]time.Duration{}
+		var mu sync.Mutex
+		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Second)
+		defer cancel()
+		a.At("works", begun)
+		a.At("fails", begun)
+		time.AfterFunc(3*time.Second, a.RetryNow)
+		a.Run(ctx, func(_ context.Context, key string) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[key] = append(seen[key], time.Since(begun))
+			_ = a.Try(key, func() error {
+				if key == "works" {
+					return nil
+				}
+				return errors.New("it fails")
+			})
+		})
+		want := map[string][]time.Duration{"works": {0}, "fails": {0, 3 * time.Second, 23 * time.Second}}
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("calls of do (-want +got):\n%s", diff)
 		}
 	})
 }
