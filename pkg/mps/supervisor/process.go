@@ -63,12 +63,16 @@ func parsePID(data []byte) (int, error) {
 // awaitExit returns nil when the process has ended, whosever child it is, and
 // ctx's error if that ends first.
 func awaitExit(ctx context.Context, pid int, start uint64) error {
-	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	// With PIDFD_NONBLOCK, Linux before 5.10 refuses to open it.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(fd))
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
@@ -88,6 +92,15 @@ func awaitExit(ctx context.Context, pid int, start uint64) error {
 		return fmt.Errorf("watch process %d: %w", pid, err)
 	}
 	return nil
+}
+
+// checkKernel returns an error if the kernel is too old to watch and end daemons.
+func checkKernel() error {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return fmt.Errorf("MPS daemons can't be watched and ended on this node: that needs Linux 5.3 or later (pidfd_open), and with cgroup v2 Linux 5.7: %w", err)
+	}
+	return unix.Close(fd)
 }
 
 // exited reports whether the process of a pidfd has ended.

@@ -113,6 +113,9 @@ func pause(failures int) time.Duration {
 // Run adopts the daemons that are there and serves until ctx ends; it leaves the
 // daemons running. It waits while another supervisor has the run directory.
 func (s *Supervisor) Run(ctx context.Context) error {
+	if err := checkKernel(); err != nil {
+		return err
+	}
 	s.logger = klog.FromContext(ctx)
 	defer s.tasks.Wait()
 	end := sync.OnceFunc(func() { close(s.ended) })
