@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -70,6 +71,28 @@ func (d Daemon) validateLimits() error {
 		}
 	}
 	return nil
+}
+
+// EqualLimits reports whether both daemons have the same limits. A supervisor that has
+// lifted a limit keeps a 0 for it.
+func EqualLimits(a, b Daemon) bool {
+	for i := range max(len(a.MemoryMiB), len(b.MemoryMiB)) {
+		if a.memoryMiB(i) != b.memoryMiB(i) {
+			return false
+		}
+	}
+	return a.Threads() == b.Threads()
+}
+
+// Threads is the upper bound of each client, in percent.
+func (d Daemon) Threads() int { return cmp.Or(d.ThreadPercentage, 100) }
+
+// memoryMiB is the upper bound of each client on a device; 0: no bound.
+func (d Daemon) memoryMiB(device int) int64 {
+	if device >= len(d.MemoryMiB) {
+		return 0
+	}
+	return d.MemoryMiB[device]
 }
 
 // Phase of a daemon.

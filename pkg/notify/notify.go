@@ -10,7 +10,7 @@ import (
 // is unlocked.
 type Mutex struct {
 	sync.Mutex
-	changed chan struct{} // closed, and set to nil, by Change; nil: no goroutine waits
+	changed chan struct{} // closed, and set to nil, by Wake; nil: no goroutine waits
 }
 
 // Change calls f with the lock held, and wakes the goroutines that wait.
@@ -18,13 +18,18 @@ func (m *Mutex) Change(f func()) {
 	m.Lock()
 	defer m.Unlock()
 	f()
+	m.Wake()
+}
+
+// Wake wakes the goroutines that wait for a change. It needs the lock.
+func (m *Mutex) Wake() {
 	if m.changed != nil {
 		close(m.changed)
 		m.changed = nil
 	}
 }
 
-// Changed returns a channel that is closed at the next Change. It needs the lock.
+// Changed returns a channel that is closed at the next Change or Wake. It needs the lock.
 func (m *Mutex) Changed() <-chan struct{} {
 	if m.changed == nil {
 		m.changed = make(chan struct{})

@@ -13,11 +13,17 @@ import (
 const (
 	// attendEvery is how often a daemon whose server runs is asked for it.
 	attendEvery = time.Minute
+	// attendFirst and attendLast bound the delay before a daemon that has no server is
+	// asked for one again; it doubles in between. It starts over with a new daemon, and
+	// after a server that has lived for twice attendLast.
+	attendFirst = 250 * time.Millisecond
+	attendLast  = 30 * time.Second
 	// troubleFrom is the failure in a row from which on there is trouble, and
-	// replaceFrom that from which on a daemon that has no server is replaced. A server
-	// can't start at first while its GPU is kept closed after a daemon's death.
+	// replaceFrom that from which on a daemon that has no server is replaced: 4 and 8
+	// seconds after the first. A server can't start at first while its GPU is kept closed
+	// after a daemon's death.
 	troubleFrom = 5
-	replaceFrom = 10
+	replaceFrom = 6
 )
 
 // attend sets a running daemon's limits and keeps a server running that accepts
@@ -34,28 +40,22 @@ func (s *Supervisor) attend(ctx context.Context, r mps.Record) {
 		if err == nil {
 			failures = 0
 			s.serves(ctx, name, pid)
-			s.awaitServerExit(ctx, name, pid)
-			continue
+			if !s.awaitServerExit(ctx, name, pid) {
+				continue
+			}
+		} else {
+			failures++
+			s.troubled(ctx, name, err, failures >= troubleFrom || time.Since(began) >= answerTime)
+			if failures >= replaceFrom && s.replace(ctx, r) {
+				return
+			}
 		}
-		failures++
-		s.troubled(ctx, name, err, failures >= troubleFrom || time.Since(began) >= answerTime)
-		if failures >= replaceFrom && s.replace(ctx, r) {
-			return
-		}
+		s.attention.Next(name, s.attention.Clock.Now())
 		select {
-		case <-time.After(s.attendPause(failures)):
+		case <-time.After(s.attention.Get(name)):
 		case <-ctx.Done():
 		}
 	}
-}
-
-// attendPause returns the pause after so many failures in a row: 250 ms at first,
-// 1 s until replaceFrom, then up to 30 s.
-func attendPause(failures int) time.Duration {
-	if failures <= replaceFrom {
-		return min(250*time.Millisecond<<(failures-1), time.Second)
-	}
-	return min(time.Second<<min(failures-replaceFrom, 5), 30*time.Second)
 }
 
 func (s *Supervisor) attendOnce(ctx context.Context, name string) (server int, err error) {
@@ -118,19 +118,22 @@ func (s *Supervisor) troubled(ctx context.Context, name string, err error, lasts
 	})
 }
 
-// awaitServerExit returns when the server has ended, or after a while.
-func (s *Supervisor) awaitServerExit(ctx context.Context, name string, pid int) {
+// awaitServerExit returns when the server has ended, or after a while. It reports whether
+// the server has ended.
+func (s *Supervisor) awaitServerExit(ctx context.Context, name string, pid int) bool {
 	ctx, cancel := context.WithTimeout(ctx, attendEvery)
 	defer cancel()
 	start, ok := startOf(pid)
 	if !ok {
-		return
+		return true
 	}
-	if err := awaitExit(ctx, pid, start); err == nil {
+	err := awaitExit(ctx, pid, start)
+	if err == nil {
 		klog.FromContext(ctx).Info("MPS server ended, its clients have failed", "daemon", name, "server", pid)
 	} else if ctx.Err() == nil {
 		<-ctx.Done() // it can't be watched
 	}
+	return err == nil
 }
 
 // replace restarts a control daemon that has no server. It does nothing if there

@@ -324,7 +324,7 @@ func withServerLog(err error, at place) error {
 // ofServer are the commands that set the limits of a server that runs, and ask
 // for them again.
 func ofServer(want mps.Daemon, pid int) []string {
-	commands := []string{fmt.Sprintf("set_active_thread_percentage %d %d", pid, percentage(want)), fmt.Sprintf("get_active_thread_percentage %d", pid)}
+	commands := []string{fmt.Sprintf("set_active_thread_percentage %d %d", pid, want.Threads()), fmt.Sprintf("get_active_thread_percentage %d", pid)}
 	for i, limit := range memory(want) {
 		commands = append(commands, fmt.Sprintf("set_device_pinned_mem_limit %d %d %dM", pid, i, limit),
 			fmt.Sprintf("get_device_pinned_mem_limit %d %d", pid, i))

@@ -31,9 +31,10 @@ const (
 	quitAgain      = 500 * time.Millisecond
 	// emptyTime bounds the wait for ended processes to leave their cgroups.
 	emptyTime = 500 * time.Millisecond
-	// steadyTime is how long a daemon has to live for its next death to be its
-	// first.
-	steadyTime = time.Minute
+	// restartFirst and restartLast bound the delay before the second restart in a row
+	// and later ones; it doubles in between.
+	restartFirst = time.Second
+	restartLast  = 30 * time.Second
 )
 
 // ensure is Client.Ensure, with the name's lock held.
@@ -50,7 +51,7 @@ func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
 		return s.startFirst(ctx, want)
 	case d.phase != mps.Running || !alive(d.record.PID, d.record.Start):
 		return s.restart(ctx, want)
-	case !equalLimits(d.record.Daemon, want):
+	case !mps.EqualLimits(d.record.Daemon, want):
 		return s.changeLimits(ctx, d.record, want)
 	case !d.unsure:
 		return nil
@@ -61,10 +62,6 @@ func (s *Supervisor) ensure(ctx context.Context, want mps.Daemon) error {
 		}
 		return err
 	}
-}
-
-func equalLimits(a, b mps.Daemon) bool {
-	return percentage(a) == percentage(b) && slices.Equal(a.MemoryMiB, b.MemoryMiB)
 }
 
 // changeLimits gives the new limits to a daemon that runs. The record comes
@@ -254,8 +251,9 @@ func (s *Supervisor) running(ctx context.Context, r mps.Record) {
 	watching, cancel := s.outlive(ctx)
 	s.set(name, func(d *daemon) {
 		d.unwatch()
-		d.record, d.phase, d.message, d.unwatch, d.since = r, mps.Running, "", cancel, time.Now()
+		d.record, d.phase, d.message, d.unwatch = r, mps.Running, "", cancel
 	})
+	s.attention.Reset(name)
 	klog.FromContext(ctx).Info("MPS daemon runs", "devices", r.Daemon.Devices, "pid", r.PID, "restarts", r.Restarts)
 	s.tasks.Go(func() {
 		defer cancel()
@@ -284,9 +282,6 @@ func (s *Supervisor) died(ctx context.Context, name string, r mps.Record) {
 	s.set(name, func(d *daemon) {
 		d.phase, d.message, d.server = mps.Starting, "the control daemon ended by itself", 0
 		d.record.PID, d.record.Start = 0, 0
-		if time.Since(d.since) > steadyTime {
-			d.failures = 0
-		}
 	})
 	s.keepTrying(ctx, name)
 }
@@ -294,12 +289,12 @@ func (s *Supervisor) died(ctx context.Context, name string, r mps.Record) {
 // keepTrying starts a daemon again, beside the calls, until it runs or isn't
 // wanted any more. The name's lock is held.
 func (s *Supervisor) keepTrying(ctx context.Context, name string) {
-	d, _ := s.get(name)
+	delay := s.nextDelay(name)
 	trying, cancel := s.outlive(ctx)
 	s.set(name, func(d *daemon) { d.unwatch = cancel })
 	s.tasks.Go(func() {
 		defer cancel()
-		timer := time.NewTimer(s.pause(d.failures))
+		timer := time.NewTimer(delay)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -315,8 +310,6 @@ func (s *Supervisor) keepTrying(ctx context.Context, name string) {
 		if trying.Err() != nil || !ok {
 			return
 		}
-		// Counted as a failure until it has lived for a while.
-		s.set(name, func(d *daemon) { d.failures++ })
 		if err := s.restart(context.WithoutCancel(trying), d.record.Daemon); err != nil {
 			klog.FromContext(ctx).Error(err, "MPS daemon could not be started again, trying again")
 		}
@@ -329,10 +322,14 @@ func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error 
 	at := s.cfg.place(name)
 	if d, ok := s.get(name); ok {
 		d.unwatch()
+		again := d.record.Stopping && d.phase == mps.Failed // that is no news, or each failure would be two
 		d.record.Stopping = true
 		err := writeRecord(at.record(), d.record)
 		s.set(name, func(one *daemon) {
-			one.record, one.phase, one.message, one.trouble, one.server = d.record, mps.Ending, "", "", 0
+			one.record, one.trouble, one.server = d.record, "", 0
+			if !again {
+				one.phase, one.message = mps.Ending, ""
+			}
 		})
 		switch {
 		case err == nil:

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 )
 
@@ -84,7 +85,7 @@ func supervise(text string) error {
 	if err != nil {
 		return err
 	}
-	s.attendPause = func(int) time.Duration { return 20 * time.Millisecond }
+	s.attention = flowcontrol.NewBackOff(20*time.Millisecond, 20*time.Millisecond)
 	return s.Run(klog.NewContext(signalled(), klog.Background()))
 }
 

@@ -44,19 +44,12 @@ func (d *driver) change(ctx context.Context, want mps.Daemon, at place) error {
 
 // defaults are the commands that set the limits and ask for them again.
 func defaults(want mps.Daemon) []string {
-	commands := []string{fmt.Sprintf("set_default_active_thread_percentage %d", percentage(want))}
+	commands := []string{fmt.Sprintf("set_default_active_thread_percentage %d", want.Threads())}
 	for i, limit := range memory(want) {
 		commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit),
 			fmt.Sprintf("get_default_device_pinned_mem_limit %d", i))
 	}
 	return commands
-}
-
-func percentage(want mps.Daemon) int {
-	if want.ThreadPercentage == 0 {
-		return 100
-	}
-	return want.ThreadPercentage
 }
 
 // memory returns a limit for each device that has one or had one.
@@ -93,12 +86,12 @@ func checkLimits(want mps.Daemon, out string) error {
 		}
 	}
 	asked := memory(want)
-	ok := math.Abs(threads-float64(percentage(want))) < 0.5 && len(limits) == len(asked)
+	ok := math.Abs(threads-float64(want.Threads())) < 0.5 && len(limits) == len(asked)
 	for i := 0; ok && i < len(asked); i++ {
 		ok = limits[i].says(asked[i])
 	}
 	if !ok {
-		return fmt.Errorf("the MPS control daemon didn't take the limits (%d %% of the threads, %v MiB); it answered %q", percentage(want), asked, out)
+		return fmt.Errorf("the MPS control daemon didn't take the limits (%d %% of the threads, %v MiB); it answered %q", want.Threads(), asked, out)
 	}
 	return nil
 }

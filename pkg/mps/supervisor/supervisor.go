@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/bootid"
@@ -23,6 +25,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/mps/mpspb"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Supervisor has the MPS daemons of one node.
@@ -31,10 +34,9 @@ type Supervisor struct {
 	driver *driver
 	boot   string
 	locks  keylock.Locks[string]
-	// pause before the restart that follows so many failures.
-	pause func(failures int) time.Duration
-	// attendPause is before the next look at a daemon without a server, after so many.
-	attendPause func(failures int) time.Duration
+	// restarts has the delays of restarts, and attention those of looks at daemons without
+	// a server, by daemon.
+	restarts, attention *flowcontrol.Backoff
 	// tasks are the goroutines that outlive calls.
 	tasks sync.WaitGroup
 	// ended is closed when Run ends.
@@ -46,25 +48,29 @@ type Supervisor struct {
 	serving atomic.Bool
 	metrics *metrics
 
-	mu      sync.Mutex
+	// mu wakes the watchers at each change of what is reported.
+	mu      notify.Mutex
 	daemons map[string]*daemon
-	// revision grows with each change.
+	// revision grows with each of these changes.
 	revision mps.Revision
-	changed  chan struct{} // closed with each change
 }
 
 // daemon is the state of one; its supervisor's mutex guards it, and only who
 // has the lock of its name changes it.
 type daemon struct {
-	record   mps.Record
-	phase    mps.Phase
-	message  string
-	trouble  string    // why its clients may not be served though it runs
-	server   int       // process id of its server; 0 where none is known
-	unsure   bool      // whether it has its limits: an earlier supervisor may not have set them
-	failures int       // in a row, of starting it
-	since    time.Time // when it was started or adopted
-	unwatch  context.CancelFunc
+	record  mps.Record
+	phase   mps.Phase
+	message string
+	trouble string // why its clients may not be served though it runs
+	server  int    // process id of its server; 0 where none is known
+	unsure  bool   // whether it has its limits: an earlier supervisor may not have set them
+	unwatch context.CancelFunc
+}
+
+// reportsAs reports whether watchers see no difference between the two states.
+func (d daemon) reportsAs(other daemon) bool {
+	return reflect.DeepEqual(d.record, other.record) && d.phase == other.phase && d.message == other.message &&
+		d.trouble == other.trouble && d.server == other.server
 }
 
 // New returns a supervisor that does nothing until Run.
@@ -84,8 +90,9 @@ func New(cfg Config) (*Supervisor, error) {
 		return nil, err
 	}
 	s := &Supervisor{
-		revision: revision, cfg: cfg, boot: boot, pause: pause, attendPause: attendPause,
-		daemons: map[string]*daemon{}, changed: make(chan struct{}), ended: make(chan struct{}),
+		revision: revision, cfg: cfg, boot: boot,
+		restarts: flowcontrol.NewBackOff(restartFirst, restartLast), attention: flowcontrol.NewBackOff(attendFirst, attendLast),
+		daemons: map[string]*daemon{}, ended: make(chan struct{}),
 	}
 	s.driver = &driver{host: driverroot.NewHost(cfg.HostRoot), cfg: &s.cfg}
 	s.metrics = newMetrics(s)
@@ -102,12 +109,13 @@ func firstRevision() (mps.Revision, error) {
 	return mps.Revision(now.Nano()), nil
 }
 
-// pause grows from nothing over a second to half a minute.
-func pause(failures int) time.Duration {
-	if failures == 0 {
-		return 0
-	}
-	return min(time.Second<<min(failures-1, 5), 30*time.Second)
+// nextDelay returns the delay before the next restart of a daemon: none at first, then one
+// that grows until the daemon has needed no restart for twice restartLast.
+func (s *Supervisor) nextDelay(name string) time.Duration {
+	s.restarts.GC()
+	delay := s.restarts.Get(name)
+	s.restarts.Next(name, s.restarts.Clock.Now())
+	return delay
 }
 
 // Run adopts the daemons that are there and serves until ctx ends; it leaves the
@@ -257,15 +265,19 @@ func (s *Supervisor) get(name string) (daemon, bool) {
 	return *d, true
 }
 
-// set changes the state of a daemon, and notifies the watchers.
+// set changes the state of a daemon, and notifies the watchers if they see a difference.
 func (s *Supervisor) set(name string, change func(*daemon)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.daemons[name] == nil {
-		s.daemons[name] = &daemon{unwatch: func() {}}
+	d, known := s.daemons[name]
+	if !known {
+		d = &daemon{unwatch: func() {}}
+		s.daemons[name] = d
 	}
-	change(s.daemons[name])
-	s.tell()
+	before := *d
+	if change(d); !known || !d.reportsAs(before) {
+		s.tell()
+	}
 }
 
 // forget drops the daemon, and notifies the watchers.
@@ -274,6 +286,8 @@ func (s *Supervisor) forget(name string) {
 	defer s.mu.Unlock()
 	if d := s.daemons[name]; d != nil {
 		d.unwatch()
+		s.restarts.Reset(name)
+		s.attention.Reset(name)
 		delete(s.daemons, name)
 		s.tell()
 	}
@@ -282,8 +296,7 @@ func (s *Supervisor) forget(name string) {
 // tell notifies the watchers of a change. Needs the lock.
 func (s *Supervisor) tell() {
 	s.revision++
-	close(s.changed)
-	s.changed = make(chan struct{})
+	s.mu.Wake()
 }
 
 // list returns all daemons.
@@ -295,7 +308,7 @@ func (s *Supervisor) list() mps.Report {
 // watch returns all daemons, and a channel that is closed at the next change.
 func (s *Supervisor) watch() (mps.Report, <-chan struct{}) {
 	s.mu.Lock()
-	changed, report := s.changed, mps.Report{Revision: s.revision}
+	changed, report := s.mu.Changed(), mps.Report{Revision: s.revision}
 	all := make(map[string]daemon, len(s.daemons))
 	for name, d := range s.daemons {
 		all[name] = *d

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -365,16 +364,6 @@ func TestDaemonsDoNotWaitForEachOther(t *testing.T) {
 	_ = f.Close()
 	if state := n.ensure(one("slow")); state.Phase != mps.Running || len(n.controls("slow")) != 1 {
 		t.Errorf("%+v, daemons %v", state, n.controls("slow"))
-	}
-}
-
-func TestPause(t *testing.T) {
-	var got []time.Duration
-	for failures := range 8 {
-		got = append(got, pause(failures)/time.Second)
-	}
-	if diff := cmp.Diff([]time.Duration{0, 1, 2, 4, 8, 16, 30, 30}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
