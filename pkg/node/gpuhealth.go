@@ -90,16 +90,14 @@ func (p *plugin) holders(x gpu.XID) []healthmonitor.Pod {
 			instances = append(instances, g.MIG.Instances...) // made by others
 		}
 	}
-	if r, ok := p.journal.GPU(x.GPU); ok {
-		for _, made := range r.Partitions {
-			if made.Made == nil {
-				continue
-			}
-			instances = append(instances, gpu.Instance{
-				Profile: made.Profile, Placement: gpu.Placement{Start: made.Start, Size: made.Size},
-				GPUInstanceID: made.Made.GPUInstanceID, ComputeInstanceID: made.Made.ComputeInstanceID,
-			})
+	for _, made := range p.partitions.Made(x.GPU) {
+		if made.Made == nil {
+			continue
 		}
+		instances = append(instances, gpu.Instance{
+			Profile: made.Profile, Placement: gpu.Placement{Start: made.Start, Size: made.Size},
+			GPUInstanceID: made.Made.GPUInstanceID, ComputeInstanceID: made.Made.ComputeInstanceID,
+		})
 	}
 	return healthmonitor.Holders(x, p.journal.Held(), instances)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
@@ -48,12 +47,9 @@ func (p *plugin) registerUsage(host driverroot.Host) error {
 		return err
 	}
 	collector := usage.New(usage.Config{
-		NodeName: p.cfg.NodeName,
-		Claims:   p.journal.Held,
-		Made: func(uuid gpu.UUID) []holding.MadePartition {
-			record, _ := p.journal.GPU(uuid)
-			return record.Partitions
-		},
+		NodeName:   p.cfg.NodeName,
+		Claims:     p.journal.Held,
+		Made:       p.partitions.Made,
 		GPUs:       p.gpus,
 		Containers: kubelet.Containers,
 		Readings:   p.readings.Scrape,

@@ -142,6 +142,16 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	return conditions
 }
 
+// Made returns the partitions that Tessera has created on the GPU in this boot, or is
+// creating or destroying: another boot's instances have the same IDs.
+func (m *Manager) Made(uuid gpu.UUID) []holding.MadePartition {
+	r, ok := m.cfg.Journal.GPU(uuid)
+	if !ok || r.BootID != m.cfg.BootID {
+		return nil
+	}
+	return r.Partitions
+}
+
 // Ensure returns the instance that the partition is, which a claim holds in the
 // journal already. It is made unless it is there: one of ours is used again,
 // and one that others made, if it has the same profile and place, is used as it

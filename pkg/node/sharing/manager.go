@@ -97,8 +97,9 @@ type Manager struct {
 	replied  map[string]mps.Revision
 	// current is unset while the supervisor doesn't report changes.
 	current bool
-	// instances are the MIG devices of partitions, from Join.
-	instances map[gpu.Partition]gpu.UUID
+	// others has the MIG devices of partitions that others created, by the UID of the
+	// claim that Join was called for. Those that Tessera created are in the journal.
+	others map[string]map[gpu.Partition]gpu.UUID
 	// intervals are the intervals that policies set for replicas; nil before the first
 	// call of SetTimeSlices.
 	intervals map[gpu.UUID]string
@@ -138,7 +139,7 @@ func New(c Config) *Manager {
 	}
 	m := &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
-		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, instances: map[gpu.Partition]gpu.UUID{},
+		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, others: map[string]map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
@@ -270,17 +271,6 @@ func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
 	})
 }
 
-// remember stores the instances of the claim's partitions.
-func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepared) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, g := range r.Holdings {
-		if p, ok := g.Base().(gpu.Partition); ok && given[g.Device].Instance.UUID != "" {
-			m.instances[p] = given[g.Device].Instance.UUID
-		}
-	}
-}
-
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
@@ -331,18 +321,6 @@ func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 	return uuids
 }
 
-// gpusOf returns the GPUs that a daemon uses, as far as they are known. Needs the
-// lock.
-func (m *Manager) gpusOf(d mps.Daemon) []gpu.UUID {
-	uuids := slices.Clone(d.Devices)
-	for p, mig := range m.instances {
-		if i := slices.Index(uuids, mig); i >= 0 {
-			uuids[i] = p.GPU
-		}
-	}
-	return uuids
-}
-
 // knowRemains finds out, once, whether an earlier plugin has left a daemon on the GPU
 // that no claim needs. The supervisor is asked only if it has left the directory of
 // one.
@@ -374,22 +352,8 @@ func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
 	if !holding.IsOwnDaemon(d.Name) {
 		return gpu.DeviceName(d.Name).MayBeOf(uuid)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
 	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
-}
-
-// gpuOf returns the GPU that a daemon's device is or is of, empty for a MIG device that
-// the journal doesn't have.
-func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
-	if device.IsWhole() {
-		return device
-	}
-	for _, r := range m.cfg.Journal.GPUs() {
-		for _, p := range r.Partitions {
-			if p.Made != nil && p.Made.UUID == device {
-				return r.GPU
-			}
-		}
-	}
-	return ""
 }

@@ -235,8 +235,6 @@ func (m *Manager) daemon(name string) (mps.Daemon, error) {
 	if w == nil {
 		return mps.Daemon{}, fmt.Errorf("no claim needs MPS daemon %s any more", name)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	d := mps.Daemon{Name: name, ThreadPercentage: w.threads}
 	for _, base := range w.devices {
 		switch base := base.(type) {
@@ -246,10 +244,11 @@ func (m *Manager) daemon(name string) (mps.Daemon, error) {
 			if len(w.devices) > 1 {
 				return mps.Daemon{}, errors.New("one MPS daemon can serve several whole GPUs, or one MIG partition, and nothing else: use one claim for each partition")
 			}
-			if m.instances[base] == "" {
+			mig := m.instance(w, base)
+			if mig == "" {
 				return mps.Daemon{}, fmt.Errorf("which MIG device %s on GPU %s is isn't known yet", base.Profile, base.GPU)
 			}
-			d.Devices = append(d.Devices, m.instances[base])
+			d.Devices = append(d.Devices, mig)
 		case gpu.Share, gpu.Replica:
 			return mps.Daemon{}, fmt.Errorf("a %T has no MPS daemon", base)
 		}

@@ -1,0 +1,116 @@
+package sharing_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// daemonOfPartition is the name of the daemon of ofPartition(gpu0, 0).
+const daemonOfPartition = "gpu-980fb007-mig-1g18gb-0"
+
+// record writes that the partition was created with this MIG device; "" is the intent, and
+// false that there is none.
+func (n *node) record(t *testing.T, mig gpu.UUID, there bool) {
+	t.Helper()
+	r := holding.GPURecord{GPU: gpu0, BootID: n.boot}
+	if there {
+		made := holding.MadePartition{Partition: ofPartition(gpu0, 0).Partition}
+		if mig != "" {
+			made.Made = &holding.MadeInstance{GPUInstanceID: 7, UUID: mig}
+		}
+		r.Partitions = []holding.MadePartition{made}
+	}
+	if err := n.journal.PutGPU(r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reported has the supervisor report a change of another daemon.
+func (n *node) reported() {
+	n.machine.do(func() {
+		n.machine.daemons["claim-other"] = mps.State{Daemon: mps.Daemon{Name: "claim-other", Devices: []gpu.UUID{gpu1}}, Phase: mps.Ending}
+	})
+	time.Sleep(5 * time.Minute)
+	synctest.Wait()
+}
+
+// isOn fails unless the partition's daemon is on these devices; none: there is no daemon.
+func (n *node) isOn(t *testing.T, when string, want ...gpu.UUID) {
+	t.Helper()
+	n.machine.mu.Lock()
+	defer n.machine.mu.Unlock()
+	got, there := n.machine.daemons[daemonOfPartition]
+	if there != (len(want) > 0) || there && got.Devices[0] != want[0] {
+		t.Errorf("%s: there is a daemon: %t, on %v, want %v", when, there, got.Devices, want)
+	}
+}
+
+// TestInstanceOfTheMoment: the daemon of a partition is never started on the MIG device
+// that the partition was for an earlier claim, or before the driver was loaded again: it
+// may be another claim's by now.
+func TestInstanceOfTheMoment(t *testing.T) {
+	t.Run("created by Tessera", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, newMachine())
+			end := n.run(t)
+			n.record(t, "MIG-1", true)
+			r := n.hold(t, claim("a", ofPartition(gpu0, 0)))
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-1")); err != nil {
+				t.Fatal(err)
+			}
+			n.isOn(t, "the first claim", "MIG-1")
+			n.record(t, "", true)
+			n.machine.do(func() { clear(n.machine.daemons) }) // as a driver that is loaded again does
+			n.reported()
+			n.isOn(t, "the partition is being created again")
+			n.record(t, "MIG-2", true)
+			n.reported()
+			n.isOn(t, "the partition is another MIG device", "MIG-2")
+			n.unprepare(t, "a")
+			n.record(t, "", false)
+			r = n.hold(t, claim("b", ofPartition(gpu0, 0)))
+			n.reported()
+			n.isOn(t, "the second claim's partition isn't created yet")
+			n.record(t, "MIG-3", true)
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-3")); err != nil {
+				t.Fatal(err)
+			}
+			n.isOn(t, "the second claim", "MIG-3")
+			end()
+		})
+	})
+	t.Run("created by others", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, newMachine())
+			end := n.run(t)
+			r := n.hold(t, claim("a", ofPartition(gpu0, 0)))
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-1")); err != nil {
+				t.Fatal(err)
+			}
+			n.isOn(t, "the first claim", "MIG-1")
+			n.machine.do(func() { clear(n.machine.daemons) })
+			n.reported()
+			n.isOn(t, "the daemon was lost", "MIG-1")
+			n.unprepare(t, "a")
+			r = n.hold(t, claim("b", ofPartition(gpu0, 0)))
+			n.reported()
+			n.isOn(t, "which device the second claim has isn't known yet")
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-2")); err != nil {
+				t.Fatal(err)
+			}
+			n.isOn(t, "the second claim", "MIG-2")
+			end()
+		})
+	})
+}
+
+// instances is the answer of the partitions' Manager for a claim with one partition.
+func instances(r holding.Record, mig gpu.UUID) map[gpu.DeviceName]gpu.Prepared {
+	g := r.Holdings[0]
+	return map[gpu.DeviceName]gpu.Prepared{g.Device: {Device: g.DeviceHeld(), Instance: gpu.Instance{UUID: mig}}}
+}
