@@ -37,6 +37,8 @@ type machine struct {
 	watchers  map[chan struct{}]bool
 	calls     []string
 	faults    []string
+	// ends: the supervisor ends after each report.
+	ends bool
 	// lingers has daemons whose end has begun be there until end is called.
 	lingers bool
 	// exclusive says that no daemon may have a whole GPU in another mode.
@@ -239,6 +241,10 @@ func (m *machine) Watch(ctx context.Context, f func(mps.Report)) error {
 		report := m.report()
 		m.travel()
 		f(report)
+		if m.ends {
+			time.Sleep(time.Second)
+			return mps.ErrUnavailable
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():

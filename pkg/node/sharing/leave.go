@@ -74,16 +74,19 @@ func (v *visit) leave(ctx context.Context, r holding.Record) error {
 		}
 		return nil
 	}
-	err = v.applySettings(ctx)
-	for _, name := range names {
-		if v.plan.daemons[name] != nil {
-			err = errors.Join(err, v.adjust(ctx, name))
-		}
-	}
-	if err != nil {
+	if err := v.applySettings(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Can't apply what the remaining claims need to a GPU, retrying", "gpu", v.uuids[0])
 		for _, uuid := range v.uuids {
 			v.m.worker.Failed(uuid)
+		}
+	}
+	for _, name := range names {
+		if v.plan.daemons[name] == nil {
+			continue
+		}
+		if err := v.adjust(ctx, name); err != nil {
+			klog.FromContext(ctx).Error(err, "Can't set the limits that the remaining claims need, retrying", "daemon", name)
+			v.m.daemons.Failed(name)
 		}
 	}
 	return nil

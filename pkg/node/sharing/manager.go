@@ -74,13 +74,14 @@ type Config struct {
 // Manager sets up and takes down the sharing of GPUs. Its methods may be called
 // concurrently; a wait for a GPU's lock ends with the context.
 type Manager struct {
-	cfg    Config
-	worker *agenda.Worker
+	cfg Config
+	// worker applies settings to GPUs, and daemons starts, changes and stops daemons,
+	// by name, outside of calls.
+	worker  *agenda.Worker
+	daemons *agenda.Agenda[string]
 	// daemonLocks are by name, and taken after the worker's locks of GPUs.
 	daemonLocks keylock.Locks[string]
 	metrics     *metrics
-	// orphaned wakes stopFoundOrphans.
-	orphaned chan struct{}
 
 	// hw and smi are replaced while no operation runs.
 	hw  Hardware
@@ -138,7 +139,7 @@ func New(c Config) *Manager {
 		c.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), orphaned: make(chan struct{}, 1),
+		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), daemons: agenda.New[string]("daemon", retryFirst, retryLast),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, others: map[string]map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
@@ -295,13 +296,7 @@ func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
 // unsettledGPUs returns the GPUs that have, or may have, daemons that no claim needs or
 // settings that were changed.
 func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
-	uuids := map[gpu.UUID]bool{}
-	for _, s := range m.cfg.Journal.AllSettings() {
-		uuids[s.GPU] = true
-	}
-	for _, u := range m.cfg.Journal.UnreadableSettings() {
-		uuids[u.GPU] = true
-	}
+	uuids := m.changedGPUs()
 	m.mu.Lock()
 	daemons := len(m.found)
 	m.mu.Unlock()
@@ -317,6 +312,18 @@ func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 				uuids[uuid] = true
 			}
 		}
+	}
+	return uuids
+}
+
+// changedGPUs returns the GPUs with settings that were changed, or may have been.
+func (m *Manager) changedGPUs() map[gpu.UUID]bool {
+	uuids := map[gpu.UUID]bool{}
+	for _, s := range m.cfg.Journal.AllSettings() {
+		uuids[s.GPU] = true
+	}
+	for _, u := range m.cfg.Journal.UnreadableSettings() {
+		uuids[u.GPU] = true
 	}
 	return uuids
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -31,19 +32,25 @@ func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.follow(ctx) })
-	wg.Go(func() { m.stopFoundOrphans(ctx) })
 	wg.Go(func() { m.verify(ctx) })
+	wg.Go(func() {
+		m.daemons.Sweep(ctx, "Can't start, change or stop an MPS daemon as claims need, retrying", m.settle)
+	})
 	m.worker.Sweep(ctx, "Can't apply what claims need to a GPU, retrying", m.tidy)
 }
 
 // follow watches the daemons. The first report of a supervisor that answers again
-// has the changes in between.
+// has the changes in between, and ends the delays after failures.
 func (m *Manager) follow(ctx context.Context) {
-	said, pause := "", redialFirst
+	said, redial := "", flowcontrol.NewBackOff(redialFirst, redialLast)
 	for ctx.Err() == nil {
+		var answered time.Time
 		err := m.cfg.Daemons.Watch(ctx, func(report mps.Report) {
-			said, pause = "", redialFirst
 			m.saw(report)
+			if answered.IsZero() {
+				answered = time.Now()
+				m.daemons.RetryNow()
+			}
 			m.converge()
 		})
 		m.mu.Lock()
@@ -52,17 +59,26 @@ func (m *Manager) follow(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		// A supervisor that ends soon after each start is called as seldom as one that
+		// doesn't start.
+		if !answered.IsZero() && time.Since(answered) > redialLast {
+			said = ""
+			redial.Reset(watchKey)
+		}
 		if err != nil && err.Error() != said && m.needsSupervisor() {
 			said = err.Error()
 			klog.FromContext(ctx).Error(err, "Can't watch the MPS daemons that claims need")
 		}
+		redial.Next(watchKey, time.Now())
 		select {
-		case <-time.After(pause):
+		case <-time.After(redial.Get(watchKey)):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, redialLast)
 	}
 }
+
+// watchKey is the key of the only delay of follow.
+const watchKey = "watch"
 
 // verify schedules the GPUs that claims share for a check of their settings, every
 // verifyEvery: a GPU reset loses the settings, and nothing reports that.
@@ -85,29 +101,38 @@ func (m *Manager) verify(ctx context.Context) {
 	}
 }
 
-// converge schedules the GPUs whose daemons aren't those that claims need, and the
-// end of daemons that no claim needs. It doesn't block: the next report of the
-// supervisor waits for it.
+// converge schedules the daemons that claims need and that are missing, those that no
+// claim needs, and the GPUs whose compute mode has to be verified. It doesn't block: the
+// next report of the supervisor waits for it.
 func (m *Manager) converge() {
 	p := m.planNow()
 	m.mu.Lock()
-	differ, orphans := m.differing(&p), m.orphans(&p)
+	daemons, gpus := m.differing(&p), m.unverified(&p)
 	m.mu.Unlock()
-	for _, uuid := range differ {
+	m.schedule(daemons...)
+	for _, uuid := range gpus {
 		m.worker.At(uuid, time.Now())
-	}
-	if len(orphans) > 0 {
-		select {
-		case m.orphaned <- struct{}{}:
-		default:
-		}
 	}
 }
 
-// orphans returns the daemons that no claim needs and that aren't being stopped. It needs
-// the lock.
-func (m *Manager) orphans(p *plan) []string {
+// schedule has Run start, change or stop daemons as claims need. Attempts that have
+// failed are repeated after a delay, however often the daemon is scheduled: each attempt
+// changes the daemon's state, and each change is a report that schedules it.
+func (m *Manager) schedule(daemons ...string) {
+	for _, name := range daemons {
+		m.daemons.At(name, time.Now())
+	}
+}
+
+// differing returns the daemons that claims need and that are missing, and those that no
+// claim needs and that aren't being stopped. Needs the lock.
+func (m *Manager) differing(p *plan) []string {
 	var names []string
+	for name := range p.daemons {
+		if _, ok := m.found[name]; !ok {
+			names = append(names, name)
+		}
+	}
 	for name, s := range m.found {
 		if !p.wants(name) && s.Phase != mps.Ending {
 			names = append(names, name)
@@ -116,36 +141,41 @@ func (m *Manager) orphans(p *plan) []string {
 	return names
 }
 
-// stopFoundOrphans stops the daemons that converge finds, until ctx ends.
-func (m *Manager) stopFoundOrphans(ctx context.Context) {
-	for {
-		select {
-		case <-m.orphaned:
-		case <-ctx.Done():
-			return
-		}
-		p := m.planNow()
-		m.mu.Lock()
-		names := m.orphans(&p)
-		m.mu.Unlock()
-		if err := m.stopAll(ctx, names); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("MPS daemons that no claim needs can't be stopped now", "err", err)
-		}
+// unverified returns the GPUs whose MPS server has been replaced since the compute mode
+// was last verified. Needs the lock.
+func (m *Manager) unverified(p *plan) []gpu.UUID {
+	if !m.cfg.ExclusiveProcess {
+		return nil
 	}
-}
-
-// differing returns the GPUs whose daemon is missing, or whose MPS server has been
-// replaced since the compute mode was last verified. Needs the lock.
-func (m *Manager) differing(p *plan) []gpu.UUID {
-	var differ []gpu.UUID
+	var uuids []gpu.UUID
 	for name, w := range p.daemons {
-		s, ok := m.found[name]
+		s := m.found[name]
 		for _, uuid := range w.gpus() {
-			other := m.cfg.ExclusiveProcess && s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid)
-			if !ok || other {
-				differ = append(differ, uuid)
+			if s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid) {
+				uuids = append(uuids, uuid)
 			}
 		}
 	}
-	return differ
+	return uuids
+}
+
+// settle starts a daemon that claims need, sets its limits, or stops one that no claim
+// needs. A failure is scheduled for a retry.
+func (m *Manager) settle(ctx context.Context, name string) error {
+	return m.daemons.Try(name, func() error {
+		p := m.planNow()
+		if w := p.daemons[name]; w != nil {
+			return m.withGPUs(ctx, p.together(w.gpus()[0]), func(v *visit) error { return v.start(ctx, name) })
+		}
+		if p.wants(name) {
+			return nil // a claim whose record can't be read may need it
+		}
+		if err := m.stop(ctx, name); err != nil {
+			return err
+		}
+		for uuid := range m.changedGPUs() { // settings are restored after the daemon's end
+			m.worker.At(uuid, time.Now())
+		}
+		return nil
+	})
 }

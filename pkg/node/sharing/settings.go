@@ -60,6 +60,10 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	server := v.m.server(uuid) // before the mode is read: a later one may come after a reset
 	mode, err := v.mode(uuid)
 	if errors.Is(err, nvml.ErrNotSupported) {
+		if v.m.servedAll(uuid) {
+			return nil // it was logged
+		}
+		v.m.sawMode(uuid, server)
 		klog.FromContext(ctx).Info("The GPU has no compute modes: processes that aren't clients of its MPS daemon can use it too, without limits", "gpu", uuid)
 		return nil
 	}

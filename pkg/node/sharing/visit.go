@@ -86,18 +86,33 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 	return errors.Join(errs...)
 }
 
-// tidy applies what claims need: settings, and daemons whose devices are known.
+// tidy applies the settings that claims need, and schedules the daemons of the GPUs that
+// aren't as claims need them. The settings wait for the end of daemons that no claim
+// needs.
 func (v *visit) tidy(ctx context.Context) error {
-	if err := v.applyPlan(ctx); err != nil {
-		return err
+	if names := v.unwanted(nil); len(names) > 0 {
+		v.m.schedule(names...)
+		return nil
 	}
-	var errs []error
 	for name, w := range v.plan.daemons {
-		if slices.ContainsFunc(w.gpus(), func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }) {
-			errs = append(errs, v.adjust(ctx, name))
+		if slices.ContainsFunc(w.gpus(), func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }) && v.differs(name) {
+			v.m.schedule(name)
 		}
 	}
-	return errors.Join(errs...)
+	return v.applySettings(ctx)
+}
+
+// start starts a needed daemon, or changes its limits, after the settings of its GPUs. It
+// leaves that to the end of daemons that no claim needs, which schedules the GPUs.
+func (v *visit) start(ctx context.Context, name string) error {
+	if names := v.unwanted(nil); len(names) > 0 {
+		v.m.schedule(names...)
+		return nil
+	}
+	if err := v.applySettings(ctx); err != nil {
+		return err
+	}
+	return v.adjust(ctx, name)
 }
 
 // unwanted returns the daemons that no claim needs, of those named and of those
@@ -146,22 +161,28 @@ func (v *visit) applySettings(ctx context.Context) error {
 // adjust starts a needed daemon, or changes its limits, if that is necessary and its
 // devices are known.
 func (v *visit) adjust(ctx context.Context, name string) error {
-	want, err := v.m.daemon(name)
-	if err != nil {
-		return nil //nolint:nilerr // Join finds out, or fails
-	}
-	v.m.mu.Lock()
-	have, ok := v.m.found[name]
-	v.m.mu.Unlock()
-	if ok && equal(have.Daemon, want) {
+	if !v.differs(name) {
 		return nil
 	}
-	_, err = v.m.ensure(ctx, name)
+	_, err := v.m.ensure(ctx, name)
 	return err
 }
 
+// differs reports whether a needed daemon whose devices are known isn't there, or has
+// other devices or limits than claims need.
+func (v *visit) differs(name string) bool {
+	want, err := v.m.daemon(name)
+	if err != nil {
+		return false // Join finds out, or fails
+	}
+	v.m.mu.Lock()
+	defer v.m.mu.Unlock()
+	have, ok := v.m.found[name]
+	return !ok || !equal(have.Daemon, want)
+}
+
 func equal(a, b mps.Daemon) bool {
-	return slices.Equal(a.Devices, b.Devices) && a.ThreadPercentage == b.ThreadPercentage && slices.Equal(a.MemoryMiB, b.MemoryMiB)
+	return slices.Equal(a.Devices, b.Devices) && mps.EqualLimits(a, b)
 }
 
 // ensure starts a daemon, or changes its limits to those that claims need now.
