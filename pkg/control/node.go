@@ -80,7 +80,7 @@ type publishRequest struct {
 const answerWithin = 30 * time.Second
 
 // newNodeReconciler returns a reconciler of a controller that leads once the channel is closed.
-func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.PassiveClock, leads <-chan struct{}) *nodeReconciler {
+func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.Clock, leads <-chan struct{}) *nodeReconciler {
 	return &nodeReconciler{
 		registrations: newRegistrations(c, leads),
 		client:        api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,

@@ -174,7 +174,7 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	}
 	s.mustReconcile()
 	n := s.nodes
-	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.last) + len(n.failures.last) + len(n.unseen) + len(n.registrations.first) + len(n.planner.last) + len(n.planner.published); left > 0 {
+	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.end) + len(n.failures.end) + len(n.unseen) + len(n.registrations.first) + len(n.planner.last) + len(n.planner.published); left > 0 {
 		t.Errorf("%d entries are left", left)
 	}
 }

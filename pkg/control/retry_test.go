@@ -1,0 +1,200 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	testingclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+)
+
+// queued runs a reconciler as controller-runtime's queue does, with an event after each
+// attempt that has written something: whatever an attempt wrote wakes the controller.
+type queued struct {
+	reconciler reconcile.Reconciler
+	clock      *testingclock.FakeClock
+	// state differs after a write.
+	state   func() string
+	limiter workqueue.TypedRateLimiter[reconcile.Request]
+}
+
+// minute runs it for a minute, and returns how often it was called, and how many lines were
+// logged, of which the queue logs one for each error.
+func (q *queued) minute(t *testing.T, name string) (attempts, lines int) {
+	t.Helper()
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+	ctx := klog.NewContext(t.Context(), logger)
+	r := reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}
+	for end := q.clock.Now().Add(time.Minute); q.clock.Now().Before(end) && attempts < 1000; {
+		before := q.state()
+		result, err := q.reconciler.Reconcile(ctx, r)
+		attempts++
+		next := time.Minute
+		switch {
+		case err != nil:
+			lines++
+			next = q.limiter.When(r)
+		case result.RequeueAfter > 0:
+			q.limiter.Forget(r)
+			next = result.RequeueAfter
+		default:
+			q.limiter.Forget(r)
+		}
+		if q.state() != before {
+			next = min(next, time.Millisecond)
+		}
+		q.clock.Step(next)
+	}
+	return attempts, lines + len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
+}
+
+var errFull = errors.New("the server is full")
+
+// TestFailuresAreRetriedSeldom: a reconciler that fails each time is called and logged a few
+// times a minute, although what it wrote before the failure wakes it.
+func TestFailuresAreRetriedSeldom(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T) (q *queued, name string){
+		"slices can't be written": func(t *testing.T) (*queued, string) {
+			s := newFixture(t)
+			s.server.form = publish.SplitCounters
+			s.cuttable()
+			s.mustReconcile()
+			s.pluginAnswers()
+			s.store.broken = errFull
+			return s.queued(s.nodes), "n"
+		},
+		"slices can't be deleted": func(t *testing.T) (*queued, string) {
+			s := newFixture(t)
+			s.published()
+			s.store.stuck = errFull
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
+			return s.queued(s.nodes), "n"
+		},
+		"another driver's slices come back": func(t *testing.T) (*queued, string) {
+			s := newFixture(t)
+			s.store.rewrites = true
+			s.store.foreign = append(s.store.foreign, foreignSlice())
+			return s.queued(reconcile.Func(func(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+				if inv := s.inventory(); inv.Status.PublishResponse != inv.Spec.PublishRequest {
+					s.pluginAnswers()
+				}
+				return s.nodes.Reconcile(ctx, r)
+			})), "n"
+		},
+		"the plugin can't be asked": func(t *testing.T) (*queued, string) {
+			s := newFixture(t)
+			s.nodes.client = failingWrites(t, s.api)
+			return s.queued(s.nodes), "n"
+		},
+		"a policy's status can't be written": func(t *testing.T) (*queued, string) {
+			f := newFleet(t, publish.SplitCounters, sharing("a", v1alpha1.SharingPolicySpec{}))
+			f.policies.client = failingWrites(t, f.api)
+			q := f.queued(nil)
+			f.policies.clock, q.reconciler = q.clock, f.policies
+			return q, ""
+		},
+		"labels can't be written": func(t *testing.T) (*queued, string) {
+			f := newFleet(t, publish.SplitCounters, nodeWith("n", "a", h100(0))...)
+			q := f.queued(nil)
+			q.reconciler = newNodeLabeler(failingWrites(t, f.api), f.api, f.kinds, q.clock)
+			return q, "n"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, name := prepare(t)
+			for _, most := range []int{25, 10, 10} {
+				attempts, lines := q.minute(t, name)
+				if attempts == 0 || attempts > most || lines > most {
+					t.Errorf("%d attempts and %d log lines in a minute, want at most %d", attempts, lines, most)
+				}
+			}
+		})
+	}
+}
+
+func (s *fixture) queued(r reconcile.Reconciler) *queued {
+	return newQueued(r, s.clock, func() string {
+		state := s.inventory().ResourceVersion
+		for _, slice := range slices.Concat(s.store.slices, s.store.foreign) {
+			state += fmt.Sprint(" ", slice.Name, slice.Spec.Pool.Generation)
+		}
+		return state
+	})
+}
+
+func (f *fleet) queued(r reconcile.Reconciler) *queued {
+	return newQueued(r, testingclock.NewFakeClock(time.Unix(1000, 0)), func() string { return "" })
+}
+
+func newQueued(r reconcile.Reconciler, c *testingclock.FakeClock, state func() string) *queued {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay)
+	return &queued{reconciler: r, clock: c, state: state, limiter: limiter}
+}
+
+// failingWrites is the server with all writes refused.
+func failingWrites(t *testing.T, api client.Client) client.Client {
+	t.Helper()
+	watching, ok := api.(client.WithWatch)
+	if !ok {
+		t.Fatalf("%T can't be watched", api)
+	}
+	return interceptor.NewClient(watching, interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return errFull
+		},
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			return errFull
+		},
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
+			return errFull
+		},
+		SubResourcePatch: func(context.Context, client.Client, string, client.Object, client.Patch, ...client.SubResourcePatchOption) error {
+			return errFull
+		},
+	})
+}
+
+// TestServerThatFailsIsAskedSeldom: probes that fail, and watches of slices that start again
+// and again, aren't more than a few a minute.
+func TestServerThatFailsIsAskedSeldom(t *testing.T) {
+	for name, watches := range map[string]bool{"probes fail": false, "watches start again and again": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fake := &fakeServer{err: errFull}
+				if watches {
+					c := make(chan struct{})
+					close(c) // each receive is the start of a watch
+					fake.watches = c
+				}
+				s := newAPIServer(fake)
+				if _, err := s.abilities(t.Context()); !errors.Is(err, errFull) {
+					t.Errorf("got %v, want %v", err, errFull)
+				}
+				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+				ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
+				defer cancel()
+				if err := s.Start(ctx); err != nil {
+					t.Error(err)
+				}
+				lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
+				if most := int(time.Minute/probePause) + 2; fake.asked == 0 || fake.asked > most || lines > most {
+					t.Errorf("%d probes and %d log lines in a minute, want at most %d", fake.asked, lines, most)
+				}
+			})
+		})
+	}
+}
