@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -39,12 +40,12 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 	ctx, done := f.listening.begin(ctx)
 	go func() {
 		defer close(done)
-		pause := retryDriver // after an error; each wakes a reading, so the pause grows
+		failures := flowcontrol.NewBackOff(retryDriver, rereadEvery) // each wakes a reading
 		for ctx.Err() == nil {
 			event, err := session.WaitEvent(ctx)
 			switch {
 			case err == nil:
-				pause = retryDriver
+				failures.Reset(f.cfg.NodeName)
 				f.cfg.OnEvent(event)
 				f.cfg.Signals.soon()
 				continue
@@ -55,11 +56,11 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				return
 			default: // such as a GPU that is lost
 				klog.FromContext(ctx).V(2).Info("Waiting for GPU events", "node", f.cfg.NodeName, "err", err)
+				failures.Next(f.cfg.NodeName, time.Now())
 				select {
-				case <-time.After(pause):
+				case <-time.After(failures.Get(f.cfg.NodeName)):
 				case <-ctx.Done():
 				}
-				pause = min(2*pause, rereadEvery)
 			}
 			f.cfg.Signals.WakeForGPUs()
 		}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -41,7 +42,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 // keep writes after each change, after those of the facts that come together once, and
 // after each failure a while later.
 func (r *Reporter) keep(ctx context.Context) {
-	pause := retryFirst
+	failures := flowcontrol.NewBackOff(retryFirst, retryLast)
 	for ctx.Err() == nil {
 		r.mu.Lock()
 		changed := r.mu.Changed()
@@ -49,12 +50,13 @@ func (r *Reporter) keep(ctx context.Context) {
 		_, factsChanged := r.facts.State()
 		var retry <-chan time.Time
 		if err := r.reconcile(ctx); err != nil {
+			failures.Next(r.cfg.NodeName, time.Now())
+			pause := failures.Get(r.cfg.NodeName)
 			klog.FromContext(ctx).Info("GPUInventory not written, trying again", "node", r.cfg.NodeName, "after", pause, "err", err)
 			retry = time.After(pause)
-			pause = min(2*pause, retryLast)
 			changed, factsChanged = nil, nil // don't turn a failing server's answers into a storm
 		} else {
-			pause = retryFirst
+			failures.Reset(r.cfg.NodeName)
 		}
 		select {
 		case <-changed:

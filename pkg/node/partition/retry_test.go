@@ -1,0 +1,60 @@
+package partition_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestFailuresAreRetriedSeldom: an operation of the hardware that fails each time is
+// attempted and logged a few times a minute, although a policy changes every second.
+func TestFailuresAreRetriedSeldom(t *testing.T) {
+	for _, failing := range []string{"look", "destroy", "mode"} {
+		t.Run(failing, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t, newHardware())
+				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					n.Run(ctx)
+				}()
+				p := part(gpu0, "1g.18gb", 0)
+				n.prepare(t, p)
+				n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Second})
+				n.unprepare(t, p)
+				n.hw.mu.Lock()
+				n.hw.fault = func(call string, _ gpu.UUID) error {
+					if call == failing {
+						return errors.New("it is in use by another client")
+					}
+					return nil
+				}
+				n.hw.mu.Unlock()
+				before, logged := n.hw.count(failing), 0
+				for _, most := range []int{9, 3, 3} {
+					for second := range 60 {
+						time.Sleep(time.Second)
+						n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Duration(second%2) * time.Second})
+					}
+					attempts := n.hw.count(failing) - before
+					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
+					if attempts == 0 || attempts > most || lines > most {
+						t.Errorf("%d attempts and %d log lines in a minute, want at most %d", attempts, lines, most)
+					}
+					before, logged = before+attempts, logged+lines
+				}
+				cancel()
+				<-done
+			})
+		})
+	}
+}
