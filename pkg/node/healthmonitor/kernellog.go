@@ -9,13 +9,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 const (
@@ -96,14 +96,13 @@ type suspect struct {
 type kernelLog struct {
 	podOf func(pid int) (Pod, bool)
 
-	mu       sync.Mutex
-	open     bool // it can be read
+	mu       notify.Mutex // changes when there is another suspect
+	open     bool         // it can be read
 	suspects []suspect
-	added    chan struct{} // closed when there is another one
 }
 
 func newKernelLog(podOf func(pid int) (Pod, bool)) *kernelLog {
-	return &kernelLog{podOf: podOf, added: make(chan struct{})}
+	return &kernelLog{podOf: podOf}
 }
 
 // follow reads the log from its end on, until ctx ends or it can't be read.
@@ -161,8 +160,7 @@ func (l *kernelLog) read(record string) {
 	if n := len(l.suspects); n > remembered {
 		l.suspects = l.suspects[n-remembered:]
 	}
-	close(l.added)
-	l.added = make(chan struct{})
+	l.mu.Wake()
 }
 
 // find removes and returns the processes that had the XID on the GPU with that
@@ -201,5 +199,5 @@ func (l *kernelLog) take(x gpu.XID, address gpu.PCIAddress) (found []suspect, ad
 		}
 	}
 	l.suspects = rest
-	return found, l.added, l.open
+	return found, l.mu.Changed(), l.open
 }

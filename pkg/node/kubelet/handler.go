@@ -29,20 +29,19 @@ type handler struct {
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
 
-	mu sync.Mutex
-	// prepared is closed, and replaced, when claims have been prepared.
-	prepared chan struct{}
+	// prepared changes when claims have been prepared.
+	prepared notify.Mutex
 }
 
 func newHandler(c Config, leaves <-chan struct{}, fail context.CancelCauseFunc) *handler {
-	return &handler{claims: c.Claims, health: c.Health, leaves: leaves, fail: fail, prepared: make(chan struct{})}
+	return &handler{claims: c.Claims, health: c.Health, leaves: leaves, fail: fail}
 }
 
 // PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	each(claims, func(i int, c *resourceapi.ResourceClaim) { results[i] = h.prepare(ctx, c) })
-	h.notifyPrepared()
+	h.prepared.Change(func() {})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = results[i]
@@ -64,16 +63,9 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 
 // nextPrepared returns a channel that is closed when claims have been prepared.
 func (h *handler) nextPrepared() <-chan struct{} {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.prepared
-}
-
-func (h *handler) notifyPrepared() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	close(h.prepared)
-	h.prepared = make(chan struct{})
+	h.prepared.Lock()
+	defer h.prepared.Unlock()
+	return h.prepared.Changed()
 }
 
 // UnprepareResourceClaims unprepares the claims concurrently.
