@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +15,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
+	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/handover"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
@@ -175,6 +178,41 @@ func TestNotHandedOverToOneThatCannotRegister(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestRequestOfThisRelease checks that the acting plugin is told that this one registers
+// beside a device plugin.
+func TestRequestOfThisRelease(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	var acting sync.WaitGroup
+	defer acting.Wait()
+	defer cancel()
+	uid := types.UID("next")
+	p := &program{
+		cfg: Config{KubeletRoot: "/var/lib/kubelet", DataDir: t.TempDir()}, podUID: &uid, refused: true,
+		opener: driver.NewOpener(driverroot.NewHost(t.TempDir()), ""),
+	}
+	requests := make(chan handover.Request, 1)
+	acting.Go(func() {
+		_, _ = handover.Await(ctx, datadir.HandoverSocketOf(p.cfg.DataDir), func(r handover.Request) error {
+			requests <- r
+			return errors.New("not now")
+		})
+	})
+	for {
+		_, err := p.ask(ctx)
+		if errors.Is(err, handover.ErrRefused) {
+			break
+		}
+		if !errors.Is(err, handover.ErrNobody) {
+			t.Fatal(err)
+		}
+		<-time.After(time.Millisecond)
+	}
+	if r := <-requests; !r.BesideDevicePlugin || r.PodUID != uid {
+		t.Errorf("request %+v", r)
 	}
 }
 

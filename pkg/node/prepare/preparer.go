@@ -200,9 +200,11 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
 	have, again := p.cfg.Journal.Get(want.ClaimUID)
 	if again && have.BootID == p.cfg.BootID {
-		if same := slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same); !same && have.GivenUp != nil {
+		same := slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same)
+		if !same && have.GivenUp != nil {
 			return have, true, fmt.Errorf("the claim was allocated again (%s) before the end of its previous devices (%s): %w", describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
-		} else if !same {
+		}
+		if !same {
 			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeHoldings(want.Holdings), describeHoldings(have.Holdings))
 		}
