@@ -98,6 +98,7 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 	}
 	d.Unknown = r.notes
 	if o.output == "" {
+		oneLines(&d)
 		o.writeDiagnosis(d)
 		return d.verdict()
 	}

@@ -218,7 +218,7 @@ func build(o view.Objects, all bool) view.Cluster {
 
 // note adds a sentence for the user, once.
 func (r *reader) note(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(r.notes, text) {
+	if text := oneLine(fmt.Sprintf(format, args...)); !slices.Contains(r.notes, text) {
 		r.notes = append(r.notes, text)
 	}
 }

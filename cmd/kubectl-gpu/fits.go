@@ -177,6 +177,7 @@ func (o *options) fits(ctx context.Context, asked []question, limit int) error {
 	if o.output != "" {
 		err = write(o.Out, o.output, asked)
 	} else {
+		oneLines(&asked)
 		err = writeAnswers(o.Out, asked)
 	}
 	if err == nil && count == 0 {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -61,6 +60,7 @@ func (o *options) show(forText purpose, forms []string, draw func(view.Cluster) 
 		if whole {
 			return write(o.Out, o.output, c)
 		}
+		oneLines(&c)
 		return draw(c)
 	}
 }
@@ -110,17 +110,18 @@ func exactly(text string) cobra.PositionalArgs {
 
 // write prints v as JSON or YAML.
 func write(w io.Writer, form string, v any) error {
-	if form == "yaml" {
-		raw, err := yaml.Marshal(v)
-		if err != nil {
-			return fmt.Errorf("write YAML: %w", err)
-		}
-		_, err = w.Write(raw)
-		return err
+	raw, err := document(v, "  ")
+	if err == nil && form == "yaml" {
+		raw, err = yaml.JSONToYAML(raw)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", strings.ToUpper(form), err)
+	}
+	if t, ok := w.(terminal); ok {
+		w = t.Writer // a document has the texts of nodes as they are
+	}
+	_, err = w.Write(raw)
+	return err
 }
 
 // table prints a row for each use, and for each GPU without any.
@@ -187,6 +188,7 @@ func memory(n int64) string {
 	return gibibytes(n)
 }
 
+// pods names the users of a claim, with the phases of pods in a wide table.
 func pods(u view.Use, wide bool) string {
 	var out []string
 	for _, p := range u.Pods {

@@ -34,7 +34,9 @@ var (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	as := calledAs(os.Args[0])
-	streams := genericclioptions.IOStreams{In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: naming{os.Stderr, as}}
+	streams := genericclioptions.IOStreams{
+		In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: terminal{Writer: naming{os.Stderr, as}},
+	}
 	klog.SetLogger(onlyErrors(streams.ErrOut))
 	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
 	stop()
@@ -114,6 +116,7 @@ type options struct {
 }
 
 func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
+	streams.Out, streams.ErrOut = terminal{streams.Out, s.colour}, terminal{Writer: streams.ErrOut}
 	o := &options{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), screen: s}
 	cmd := &cobra.Command{
 		Use:   "kubectl-gpu",

@@ -131,6 +131,7 @@ func (o *options) policy(ctx context.Context, names []string) error {
 	case o.output != "":
 		return write(o.Out, o.output, out)
 	case len(out) > 0:
+		oneLines(&out)
 		return policyTable(o.Out, out)
 	default:
 		fmt.Fprintln(o.Out, "There are no SharingPolicies: GPUs are offered whole, and in MIG partitions where they can be divided.")
@@ -146,6 +147,7 @@ func (o *options) onePolicy(all []policyView, name string) error {
 	case o.output != "":
 		return write(o.Out, o.output, all[i])
 	}
+	oneLines(&all[i])
 	return all[i].describe(o.Out)
 }
 

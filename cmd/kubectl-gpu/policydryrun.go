@@ -91,6 +91,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 	if o.output != "" {
 		return write(o.Out, o.output, f)
 	}
+	oneLines(&f)
 	f.print(o.Out)
 	return nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -81,6 +80,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 		fmt.Fprintln(o.Out, nothingSeen)
 		return nil
 	}
+	oneLines(&out)
 	w := tabwriter.NewWriter(o.Out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join(slotColumns(), "\t"))
 	for i := range out {
@@ -216,7 +216,7 @@ func (p *notePrinter) print(out io.Writer, notes []web.Note) {
 	now := make(map[string]bool)
 	for _, n := range notes {
 		if !p.printed[n.Text] {
-			fmt.Fprintln(out, "note: "+n.Text)
+			fmt.Fprintln(out, "note: "+oneLine(n.Text))
 		}
 		now[n.Text] = true
 	}
@@ -292,15 +292,27 @@ func (w *slotWatch) print(events []slotEvent) error {
 	for _, e := range events {
 		var err error
 		if w.output == "json" {
-			err = json.NewEncoder(w.Out).Encode(e)
+			err = w.document(e)
 		} else {
-			err = w.row(append([]string{e.Event}, slotCells(&e.Slot)...), nil)
+			cells := append([]string{e.Event}, slotCells(&e.Slot)...)
+			oneLines(&cells)
+			err = w.row(cells, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("print a slot: %w", err)
 		}
 	}
 	return nil
+}
+
+// document prints an event as a line of JSON.
+func (w *slotWatch) document(e slotEvent) error {
+	raw, err := document(e, "")
+	if err != nil {
+		return err
+	}
+	_, err = w.Out.Write(raw)
+	return err
 }
 
 // row prints a row as wide as the events to come need it. A column grows if a later cell

@@ -96,6 +96,7 @@ func (o *options) top(ctx context.Context, nodes []string) error {
 		fmt.Fprintln(o.Out, nothingSeen)
 		return nil
 	}
+	oneLines(&out)
 	return writeTop(o.Out, out)
 }
 

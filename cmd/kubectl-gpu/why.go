@@ -93,6 +93,7 @@ func (o *options) why(ctx context.Context, name string) error {
 	if o.output != "" {
 		return write(o.Out, o.output, out)
 	}
+	oneLines(&out)
 	fmt.Fprintln(o.Out, out.Text)
 	if out.Change != "" {
 		fmt.Fprintln(o.Out, out.Change)

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+// attack is a text with which a node could change what an administrator sees: it sets the
+// clipboard, clears the screen, colours what follows, and begins another line.
+const attack = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x1b[32m\u009b31m\u202eall is well\r\nnode-9: nothing is wrong\tnothing"
+
+// hostile has a node write texts that act on terminals wherever it can write any.
+func hostile(s *server) {
+	shared(s)
+	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	inv.Status.DriverVersion = attack
+	inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "X", Message: attack}}
+	for i := range inv.Status.GPUs {
+		g := &inv.Status.GPUs[i]
+		g.ProductName = attack
+		g.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: attack}}
+	}
+	s.items[own+"gpuinventories"] = []any{inv}
+	for _, x := range s.items[resources+"resourceslices"] {
+		for _, d := range x.(resourceapi.ResourceSlice).Spec.Devices {
+			d.Attributes["productName"] = resourceapi.DeviceAttribute{StringValue: new(attack)}
+		}
+	}
+	for i, x := range s.items[own+"sharingpolicies"] {
+		p := x.(v1alpha1.SharingPolicy)
+		p.Status.Problems = append(p.Status.Problems, v1alpha1.PolicyProblem{Message: attack, Example: attack})
+		s.items[own+"sharingpolicies"][i] = p
+	}
+}
+
+// TestTextsOfNodes: no text of a node acts on a terminal, or begins a line, with or
+// without colours; JSON and YAML have it as it is.
+func TestTextsOfNodes(t *testing.T) {
+	for _, args := range [][]string{
+		{"map"}, {"get"}, {"get", "-o", "wide"}, {"slots"}, {"top"}, {"doctor"}, {"policy"}, {"policy", "shares"},
+		{"fits", "-f", "-"}, {"drain", "node/0", "--dry-run"}, {"policy", "--dry-run", "-f", "-"},
+	} {
+		for _, on := range []screen{{width: 120}, {width: 120, colour: true}} {
+			s := cluster(t)
+			busy(s)
+			hostile(s)
+			taint(s)
+			in := shares
+			if args[0] == "fits" {
+				in = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, ` +
+					`exactly: {deviceClassName: gpu.nvidia.com, ` +
+					`selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].productName == "x"'}}]}}]}}}`
+			}
+			out := run(t, s, on, in, args...)
+			rest := out
+			for _, c := range []string{bold, red, green, plain} {
+				if on.colour {
+					rest = strings.ReplaceAll(rest, c, "")
+				}
+			}
+			acts := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
+			if i := strings.IndexFunc(rest, acts); i >= 0 || strings.Contains(out, "\nnode-9:") || strings.Contains(out, green+"\u009b") {
+				t.Errorf("%v, colours %v: a node's text acts on the terminal, or passes for a line:\n%q", args, on.colour, out)
+			}
+		}
+	}
+}
+
+// TestDocumentsAreExact: JSON and YAML have the texts of nodes as they are.
+func TestDocumentsAreExact(t *testing.T) {
+	for _, form := range []string{"json", "yaml"} {
+		s := cluster(t)
+		hostile(s)
+		out := run(t, s, screen{}, "", "map", "-o", form)
+		if form == "json" && strings.ContainsFunc(out, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }) {
+			t.Errorf("%s has characters that a terminal acts on: %q", form, out)
+		}
+		var c view.Cluster
+		decode := func(raw []byte, into any) error { return json.Unmarshal(raw, into) }
+		if form == "yaml" {
+			decode = func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
+		}
+		document, _, _ := strings.Cut(out, "note: ")
+		if err := decode([]byte(document), &c); err != nil {
+			t.Fatalf("%s: %v: %q", form, err, out)
+		}
+		if len(c.Nodes) == 0 || len(c.Nodes[0].GPUs) == 0 || len(c.Nodes[0].GPUs[0].Conditions) == 0 {
+			t.Fatalf("%s: %q", form, out)
+		}
+		if got := c.Nodes[0].GPUs[0].Conditions[0].Message; got != attack {
+			t.Errorf("%s: %q, want %q", form, got, attack)
+		}
+	}
+}
+
+// TestTerminal: a terminal with colours shows those of this program only.
+func TestTerminal(t *testing.T) {
+	for _, tc := range []struct {
+		colour   bool
+		in, want string
+	}{
+		{true, red + "bad" + plain + "\x1b[5m", red + "bad" + plain + "\ufffd[5m"},
+		{false, red + "bad" + plain, "\ufffd[31mbad\ufffd[0m"},
+		{true, "a\u00a0b\tc\n\u009b\x7f\xff", "a b\tc\n\ufffd\ufffd\ufffd"},
+	} {
+		var out strings.Builder
+		n, err := terminal{&out, tc.colour}.Write([]byte(tc.in))
+		if n != len(tc.in) || err != nil || out.String() != tc.want {
+			t.Errorf("%q: %q (%d, %v), want %q", tc.in, out.String(), n, err, tc.want)
+		}
+	}
+}
