@@ -133,7 +133,13 @@ func examineAllocations(inv *v1alpha1.GPUInventory) []finding {
 
 func examineGPUs(inv *v1alpha1.GPUInventory) []finding {
 	var out []finding
-	for _, g := range inventory.Node(inv).GPUs {
+	all := inventory.Node(inv).GPUs
+	for _, g := range all {
+		subject := fmt.Sprintf("GPU %d", g.Index)
+		another := func(o gpu.GPU) bool { return o.Index == g.Index && o.UUID != g.UUID }
+		if g.Index < 0 || slices.ContainsFunc(all, another) {
+			subject = "GPU " + string(g.UUID)
+		}
 		for _, c := range g.Conditions {
 			level, what := note, string(c.Type)
 			if c.Blocks() {
@@ -145,7 +151,7 @@ func examineGPUs(inv *v1alpha1.GPUInventory) []finding {
 				what += ": " + c.Message
 			}
 			out = append(out, finding{
-				Level: level, Check: "gpu-condition", Subject: fmt.Sprintf("GPU %d", g.Index), What: what,
+				Level: level, Check: "gpu-condition", Subject: subject, What: what,
 				Do: "See what follows from the condition, and how it ends: " + documents + "health.md",
 			})
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,7 +121,11 @@ func (o *options) gpuNames(ctx context.Context) []string {
 	for _, n := range c.Nodes {
 		out = append(out, n.Name)
 		for _, g := range n.GPUs {
-			out = append(out, fmt.Sprintf("%s/%d", n.Name, g.Index))
+			name := strconv.Itoa(g.Index)
+			if len(named(n.GPUs, name)) != 1 {
+				name = g.Device
+			}
+			out = append(out, n.Name+"/"+name)
 		}
 	}
 	return out
@@ -183,12 +188,33 @@ func (d *drainer) find(c view.Cluster) error {
 		return nil
 	}
 	gpus := c.Nodes[i].GPUs
-	k := slices.IndexFunc(gpus, func(g view.GPU) bool { return name == strconv.Itoa(g.Index) || name == g.UUID || name == g.Device })
-	if k < 0 {
+	switch found := named(gpus, name); len(found) {
+	case 0:
 		return fmt.Errorf("node %s has no GPU %s; kubectl gpu map %s shows its GPUs", node, name, node)
+	case 1:
+		d.gpu = found[0]
+		return nil
+	default:
+		var which []string
+		for _, g := range found {
+			which = append(which, fmt.Sprintf("%s/%s (%s)", node, g.Device, cmp.Or(g.UUID, "UUID unknown")))
+		}
+		return fmt.Errorf("node %s has %d GPUs with index %s: name one by its device or UUID: %s",
+			node, len(found), name, strings.Join(which, ", "))
 	}
-	d.gpu = &gpus[k]
-	return nil
+}
+
+// named are the GPUs with the index, UUID or name of a device. A lost GPU keeps its index,
+// which another one may have since; one whose index isn't known has none.
+func named(gpus []view.GPU, name string) []*view.GPU {
+	var out []*view.GPU
+	for i := range gpus {
+		g := &gpus[i]
+		if g.Index >= 0 && name == strconv.Itoa(g.Index) || name == g.UUID && name != "" || name == g.Device {
+			out = append(out, g)
+		}
+	}
+	return out
 }
 
 // concerns reports whether a device of the node is to be drained.

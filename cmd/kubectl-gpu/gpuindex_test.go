@@ -1,0 +1,59 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/view"
+)
+
+// TestAmbiguousGPU: an index that two GPUs have names none of them, and one that isn't known
+// names none; devices and UUIDs do.
+func TestAmbiguousGPU(t *testing.T) {
+	c := view.Cluster{Nodes: []view.Node{{Name: "node", GPUs: []view.GPU{
+		{Index: 3, Device: "gpu-aaaaaaaa", UUID: "GPU-aaaaaaaa"}, {Index: 3, Device: "gpu-bbbbbbbb"},
+		{Index: 4, Device: "gpu-cccccccc"}, {Index: -1, Device: "gpu-dddddddd"},
+	}}}}
+	const which = "node node has 2 GPUs with index 3: name one by its device or UUID: " +
+		"node/gpu-aaaaaaaa (GPU-aaaaaaaa), node/gpu-bbbbbbbb (UUID unknown)"
+	none := func(name string) string {
+		return "node node has no GPU " + name + "; kubectl gpu map node shows its GPUs"
+	}
+	for target, want := range map[string]string{
+		"node/3": which, "node/4": "gpu-cccccccc", "node/-1": none("-1"), "node/": none(""),
+		"node/gpu-bbbbbbbb": "gpu-bbbbbbbb", "node/GPU-aaaaaaaa": "gpu-aaaaaaaa", "node/gpu-dddddddd": "gpu-dddddddd",
+	} {
+		d := &drainer{target: target, reader: &reader{}}
+		err := d.find(c)
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = d.gpu.Device
+		}
+		if got != want {
+			t.Errorf("%s: %s\nwant %s", target, got, want)
+		}
+	}
+}
+
+// TestDoctorNamesTheGPU: a finding names a GPU by its UUID where another has its index.
+func TestDoctorNamesTheGPU(t *testing.T) {
+	s := cluster(t)
+	healthy(s)
+	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	broken := []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: "broken"}}
+	inv.Status.GPUs[0].Index, inv.Status.GPUs[1].Index, inv.Status.GPUs[2].Index = 0, 2, 2
+	inv.Status.GPUs[0].Conditions, inv.Status.GPUs[2].Conditions = broken, broken
+	s.items[own+"gpuinventories"] = []any{inv}
+	out := run(t, s, screen{}, "", "doctor")
+	for _, want := range []string{"node, GPU 0: ResetRequired: broken", "node, GPU " + inv.Status.GPUs[2].UUID + ": ResetRequired: broken"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("doctor doesn't say %q:\n%s", want, out)
+		}
+	}
+}
