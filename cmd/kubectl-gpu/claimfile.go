@@ -71,6 +71,9 @@ func readClaim(raw []byte) (*resourceapi.ResourceClaim, error) {
 	}
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	obj, _, err := decoder.Decode(plain, nil, nil)
+	if runtime.IsNotRegisteredError(err) {
+		return nil, nil //nolint:nilnil // of a CustomResourceDefinition, such as a SharingPolicy
+	}
 	if err != nil {
 		return nil, err
 	}

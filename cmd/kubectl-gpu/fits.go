@@ -39,7 +39,8 @@ memory and taints of nodes don't count.
 A profile asks for a MIG partition. --memory asks three times: for an MPS share of so
 much memory, a partition and a whole GPU that have at least so much. A file has
 ResourceClaims or ResourceClaimTemplates, of any version of the API; a pod would have
-all of them. Unknown fields in it are errors.
+all of them. Unknown fields in it are errors. Other kinds in it are ignored: a
+SharingPolicy counts once it is applied.
 
 The exit status is 1 if nothing fits.`,
 		Example: `  kubectl gpu fits 3g.40gb
