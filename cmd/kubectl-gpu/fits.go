@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -127,9 +128,9 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 	return []*resourceapi.ResourceClaim{c}
 }
 
-// judge reads the objects that a scheduler uses. It fails if the user may not read the
+// judge reads the objects that a scheduler uses for a pod, or for claims alone. It fails if the user may not read the
 // slices, classes or claims, because the answer would be wrong without them.
-func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.Objects, error) {
+func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (*fit.Judge, fit.Objects, error) {
 	var o fit.Objects
 	var err error
 	if o.Slices, err = r.slices(ctx, ""); err != nil {
@@ -153,6 +154,11 @@ func (r *reader) judge(ctx context.Context, namespace string) (*fit.Judge, fit.O
 	if o.Nodes, err = r.nodes(ctx); err != nil {
 		return nil, o, err
 	}
+	if pod != nil && o.ServedByPlugins(pod) {
+		if o.Pods, err = r.pods(ctx); err != nil {
+			return nil, o, err
+		}
+	}
 	return fit.NewJudge(o), o, nil
 }
 
@@ -162,7 +168,7 @@ func (o *options) fits(ctx context.Context, asked []question, limit int) error {
 	if err != nil {
 		return err
 	}
-	j, _, err := r.judge(ctx, o.currentNamespace())
+	j, _, err := r.judge(ctx, o.currentNamespace(), nil)
 	if err != nil {
 		return err
 	}
@@ -170,7 +176,7 @@ func (o *options) fits(ctx context.Context, asked []question, limit int) error {
 	defer r.printNotes(o.ErrOut)
 	count := 0
 	for i := range asked {
-		if asked[i].Answer, err = j.Fits(ctx, j.Nodes(), asked[i].claims, limit); err != nil {
+		if asked[i].Answer, err = j.Fits(ctx, j.Nodes(), fit.PodClaims{Waiting: asked[i].claims}, limit); err != nil {
 			return err
 		}
 		count += asked[i].Answer.Count

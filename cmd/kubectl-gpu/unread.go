@@ -70,6 +70,7 @@ func missingParts() []missingPart {
 		{nodesName, []purpose{forFits, forWhy}, "labels and taints of nodes are ignored"},
 		{nodesName, []purpose{forWeb}, "nodes are grouped by the models of their GPUs, not by their pools"},
 		{podsName, []purpose{forModel}, "the phases of pods aren't shown"},
+		{podsName, []purpose{forWhy}, "how much device plugins have left isn't known"},
 		{podsName, []purpose{forTop}, "nothing can be measured"},
 		{podsName, []purpose{forDoctor}, "whether Tessera's own pods are ready isn't known"},
 		{podsName, []purpose{forWeb}, "which pods wait isn't known"},
@@ -102,7 +103,7 @@ func (r *reader) tolerateUnread(err error, resource string) error {
 	case err == nil:
 		return nil
 	case apierrors.IsForbidden(err):
-		u.reason, u.do = fmt.Sprintf("You may not list %s", resource), "Ask for the verb list on them."
+		u.reason, u.do = fmt.Sprintf("You may not list %s", resource), askForList
 		if resource == podsName || resource == claimsName {
 			u.do = inAllNamespaces
 		}
@@ -115,7 +116,11 @@ func (r *reader) tolerateUnread(err error, resource string) error {
 	return nil
 }
 
-const inAllNamespaces = "Ask for the verb list on them in all namespaces."
+// Remedies.
+const (
+	askForList      = "Ask for the verb list on them."
+	inAllNamespaces = "Ask for the verb list on them in all namespaces."
+)
 
 // addUnread remembers, and notes, that a resource can't be read.
 func (r *reader) addUnread(u unread) {

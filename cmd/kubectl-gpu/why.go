@@ -21,6 +21,8 @@ type explanation struct {
 	// Text is the reason, and Change what would change it: a sentence each.
 	Text   string `json:"text"`
 	Change string `json:"change,omitempty"`
+	// NotLookedAt are sentences about nodes that don't take the pod, whatever its claims.
+	NotLookedAt []string `json:"notLookedAt,omitempty"`
 	// Reason in detail, if claims of the pod fit nowhere.
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
@@ -98,6 +100,9 @@ func (o *options) why(ctx context.Context, name string) error {
 	if out.Change != "" {
 		fmt.Fprintln(o.Out, out.Change)
 	}
+	if len(out.NotLookedAt) > 0 {
+		fmt.Fprintf(o.Out, "Not looked at: %s.\n", strings.Join(out.NotLookedAt, "; "))
+	}
 	return nil
 }
 
@@ -106,7 +111,7 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 	if out, ok := placed(pod); ok {
 		return out, nil
 	}
-	j, objects, err := r.judge(ctx, pod.Namespace)
+	j, objects, err := r.judge(ctx, pod.Namespace, pod)
 	if err != nil {
 		return explanation{}, err
 	}
@@ -122,24 +127,27 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 	case len(nodes) == 0:
 		return explanation{
 			Waits: true, Text: "No node takes it, whatever its claims: " + strings.Join(refused, "; ") + ".",
-			Change: "Change the pod's node selector, affinity or tolerations, or the nodes.",
+			Change: "Change the pod's node selector, affinity or tolerations, or the nodes, or wait until other pods end there.",
 		}, nil
 	case len(claims.Waiting) == 0:
 		return explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
 	}
 	r.noteVersion()
-	answer, err := j.Fits(ctx, nodes, claims.Waiting, 1)
+	answer, err := j.Fits(ctx, nodes, claims, 1)
 	if err != nil {
 		return explanation{}, err
 	}
 	if answer.Reason != nil {
-		if len(refused) > 0 {
-			r.note("Not looked at: %s.", strings.Join(refused, "; "))
-		}
-		return explanation{Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, Reason: answer.Reason}, nil
+		return explanation{
+			Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, NotLookedAt: refused, Reason: answer.Reason,
+		}, nil
+	}
+	what, at := "Its claims fit now", answer.Nodes[0]
+	if len(at.Devices) == 0 {
+		what = "A device plugin has what it needs"
 	}
 	return explanation{
-		Text:   fmt.Sprintf("Its claims fit now, on %s; it waits for something else: %s", answer.Nodes[0].Node, schedulersWord(pod)),
+		Text:   fmt.Sprintf("%s, on %s; it waits for something else: %s", what, at.Node, schedulersWord(pod)),
 		Change: "If the scheduler's message is of claims, it is old: the scheduler tries again when something changes, or after 5 minutes.",
 	}, nil
 }

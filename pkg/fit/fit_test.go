@@ -39,6 +39,11 @@ func exactly(class string, edit ...func(*resourceapi.ExactDeviceRequest)) *resou
 	return c
 }
 
+// waiting are claims of a pod that has no others.
+func waiting(claims ...*resourceapi.ResourceClaim) fit.PodClaims {
+	return fit.PodClaims{Waiting: claims}
+}
+
 func where(expression string) func(*resourceapi.ExactDeviceRequest) {
 	return func(e *resourceapi.ExactDeviceRequest) {
 		e.Selectors = append(e.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
@@ -239,7 +244,7 @@ func TestAgreement(t *testing.T) {
 		clusters := []seen{{a, tracked["a"]}, {b, tracked["b"]}}
 		j := fit.NewJudge(o)
 		claim := all[random.IntN(len(all))]
-		got, err := j.Fits(t.Context(), j.Nodes(), []*resourceapi.ResourceClaim{claim}, limit)
+		got, err := j.Fits(t.Context(), j.Nodes(), waiting(claim), limit)
 		want, refused := expect(t, clusters, claim)
 		switch {
 		case refused != nil:
@@ -331,7 +336,7 @@ func TestSentences(t *testing.T) {
 		}},
 	} {
 		j := fit.NewJudge(objects(tc.cluster))
-		got, err := j.Fits(t.Context(), j.Nodes(), []*resourceapi.ResourceClaim{tc.claim}, 1)
+		got, err := j.Fits(t.Context(), j.Nodes(), waiting(tc.claim), 1)
 		if err != nil || got.Reason == nil {
 			t.Errorf("%s: %+v, %v", name, got, err)
 			continue

@@ -34,17 +34,19 @@ type Room struct {
 	Devices []string `json:"devices"`
 }
 
-// Fits says on which of the nodes all of the claims together fit, and how often, up to
-// limit times a node, or why they don't fit on any.
-func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, limit int) (Answer, error) {
+// Fits says on which of the nodes all of a pod's waiting claims together fit, and how
+// often, up to limit times a node, or why they don't fit on any. Its allocated claims keep
+// their devices.
+func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims PodClaims, limit int) (Answer, error) {
+	t := trial{claims: claims.Waiting, holders: claims.Allocated}
 	rooms := make([]Room, len(nodes))
 	err := eachNode(ctx, nodes, func(ctx context.Context, i int) (err error) {
-		rooms[i], err = j.room(ctx, nodes[i], claims, limit)
+		rooms[i], err = j.room(ctx, nodes[i], t.claims, limit)
 		return err
 	})
 	out := Answer{Nodes: []Room{}}
 	if err != nil {
-		out.Reason, err = j.whyRefused(ctx, nodes, claims, err)
+		out.Reason, err = j.whyRefused(ctx, nodes, t.claims, err)
 		return out, err
 	}
 	for _, r := range rooms {
@@ -53,8 +55,8 @@ func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims []*resour
 		}
 	}
 	if out.Count == 0 {
-		if out.Reason, err = j.why(ctx, nodes, claims); err != nil {
-			out.Reason, err = j.whyRefused(ctx, nodes, claims, err)
+		if out.Reason, err = j.why(ctx, nodes, t); err != nil {
+			out.Reason, err = j.whyRefused(ctx, nodes, t.claims, err)
 		}
 	}
 	return out, err
@@ -74,7 +76,7 @@ func eachNode(ctx context.Context, nodes []*corev1.Node, f func(ctx context.Cont
 // ends the scheduling of a pod, so that it counts even if other nodes have room.
 func (j *Judge) room(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim, limit int) (Room, error) {
 	out := Room{Node: node.Name}
-	if len(j.slicesFor(node)) == 0 {
+	if len(j.slicesFor(node)) == 0 && len(allocatedOn(node, claims)) > 0 {
 		return out, nil
 	}
 	holders := j.holders(node)
@@ -95,7 +97,7 @@ func (j *Judge) room(ctx context.Context, node *corev1.Node, claims []*resourcea
 			holders = append(slices.Clip(holders), &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &got[i]}})
 		}
 		if !keepsAny(got) {
-			out.Count = limit // as often as one likes: it only watches
+			out.Count = limit // as often as one likes: it only watches, or needs no device of a driver
 			return out, nil
 		}
 		out.Count++
@@ -150,13 +152,13 @@ func describe(c *resourceapi.ResourceClaim) Claim {
 // maxReleaseNodes is on how many nodes a smallest release is looked for.
 const maxReleaseNodes = 16
 
-// release finds claims on one of the nodes after whose end the given claims fit there:
+// release finds claims on one of the nodes after whose end those of the trial fit there:
 // none of them can be left out, and on no other node that was looked at are they fewer.
-func (j *Judge) release(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*corev1.Node, []*resourceapi.ResourceClaim, error) {
+func (j *Judge) release(ctx context.Context, nodes []*corev1.Node, t trial) (*corev1.Node, []*resourceapi.ResourceClaim, error) {
 	var node *corev1.Node
 	var fewest []*resourceapi.ResourceClaim
 	for _, n := range nodes[:min(len(nodes), maxReleaseNodes)] {
-		found, err := j.releaseOn(ctx, n, claims)
+		found, err := j.releaseOn(ctx, n, t)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -170,21 +172,25 @@ func (j *Judge) release(ctx context.Context, nodes []*corev1.Node, claims []*res
 	return node, fewest, nil
 }
 
-// releaseOn does so on a node on which the claims fit once all others are gone.
-func (j *Judge) releaseOn(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) ([]*resourceapi.ResourceClaim, error) {
-	holders := j.holders(node)
+// releaseOn does so on a node on which the claims fit once all others than the pod's own
+// are gone.
+func (j *Judge) releaseOn(ctx context.Context, node *corev1.Node, t trial) ([]*resourceapi.ResourceClaim, error) {
+	t.node = node
+	own := t.holders
+	others := without(j.holders(node), own)
 	fits := func(stay []*resourceapi.ResourceClaim) (bool, error) {
-		got, err := j.ask(ctx, trial{node: node, claims: claims, holders: stay})
+		t.holders = slices.Concat(own, stay)
+		got, err := j.ask(ctx, t)
 		return got != nil, err
 	}
-	for i, h := range holders {
-		ok, err := fits(slices.Delete(slices.Clone(holders), i, i+1))
+	for i, h := range others {
+		ok, err := fits(slices.Delete(slices.Clone(others), i, i+1))
 		if ok || err != nil {
 			return []*resourceapi.ResourceClaim{h}, err
 		}
 	}
 	var stay, leave []*resourceapi.ResourceClaim
-	for _, h := range holders {
+	for _, h := range others {
 		ok, err := fits(append(slices.Clip(stay), h))
 		if err != nil {
 			return nil, err
@@ -196,4 +202,10 @@ func (j *Judge) releaseOn(ctx context.Context, node *corev1.Node, claims []*reso
 		}
 	}
 	return leave, nil
+}
+
+// without returns the claims that aren't among the others.
+func without(claims, others []*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+	other := func(c *resourceapi.ResourceClaim) bool { return slices.Contains(others, c) }
+	return slices.DeleteFunc(slices.Clone(claims), other)
 }

@@ -12,14 +12,14 @@ import (
 
 // whyInUse explains which claims have what is needed, on a node where the fewest have
 // to end.
-func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
-	node, leave, err := j.release(ctx, nodes, claims)
+func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, t trial) (*Reason, error) {
+	node, leave, err := j.release(ctx, nodes, t)
 	if err != nil {
 		return nil, err
 	}
 	holders := j.holders(node)
-	stay := slices.DeleteFunc(slices.Clone(holders), func(c *resourceapi.ResourceClaim) bool { return slices.Contains(leave, c) })
-	got, err := j.ask(ctx, trial{node: node, claims: claims, holders: stay})
+	t.node, t.holders = node, without(holders, leave)
+	got, err := j.ask(ctx, t)
 	if err != nil {
 		return nil, err
 	}
@@ -29,13 +29,42 @@ func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, claims []*re
 		d := describe(c)
 		r.Release, names = append(r.Release, d), append(names, d.String())
 	}
-	on := onNode{node: node.Name, holders: holders, slices: j.slicesFor(node)}
+	on := j.onNode(node, holders)
 	r.Text = fmt.Sprintf("Other claims have what it needs: %s.", on.blocked(got))
 	r.Change = fmt.Sprintf("It fits on %s after the end of claim %s.", node.Name, list(names))
 	if len(names) > 1 {
 		r.Change = fmt.Sprintf("It fits on %s after the end of claims %s.", node.Name, list(names))
 	}
 	return r, nil
+}
+
+// whyOwn explains that the pod's own claims, which stay, have what its other claims need;
+// nil if they don't fit without these either.
+func (j *Judge) whyOwn(ctx context.Context, nodes []*corev1.Node, t trial) (*Reason, error) {
+	own := t.holders
+	if len(own) == 0 {
+		return nil, nil //nolint:nilnil // it has none
+	}
+	t.holders, t.untainted = nil, true
+	possible, err := j.where(ctx, nodes, t)
+	if len(possible) == 0 || err != nil {
+		return nil, err
+	}
+	t.node = possible[0]
+	got, err := j.ask(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	return &Reason{
+		Cause: Own,
+		Text:  fmt.Sprintf("The pod's own claims have what its other claims need: %s.", j.onNode(t.node, own).blocked(got)),
+		Change: "Allocated claims keep their devices: ask for less, or use another claim, for which the scheduler chooses devices " +
+			"together with the others.",
+	}, nil
+}
+
+func (j *Judge) onNode(node *corev1.Node, holders []*resourceapi.ResourceClaim) onNode {
+	return onNode{node: node.Name, holders: holders, slices: j.slicesFor(node)}
 }
 
 // onNode knows the devices of a node, and the claims that have some.

@@ -35,7 +35,7 @@ func TestJointCounters(t *testing.T) {
 					want = 0
 				}
 				j := fit.NewJudge(part)
-				got, err := j.Fits(t.Context(), j.Nodes(), []*resourceapi.ResourceClaim{claim}, 200)
+				got, err := j.Fits(t.Context(), j.Nodes(), waiting(claim), 200)
 				if err != nil || got.Count != want {
 					t.Errorf("%s, %d of %d slices missing: %d fit, %v, want %d: %+v", name, missing, len(o.Slices), got.Count, err, want, got.Reason)
 				}

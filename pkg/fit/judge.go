@@ -34,6 +34,9 @@ type Objects struct {
 	Slices  []resourceapi.ResourceSlice
 	Classes []resourceapi.DeviceClass
 	Claims  []resourceapi.ResourceClaim
+	// Pods are those on nodes whose device plugins have what is asked for (see
+	// ServedByPlugins); nil: they aren't known.
+	Pods []corev1.Pod
 	// TaintRules add taints to devices of the slices.
 	TaintRules []resourceapi.DeviceTaintRule
 }
@@ -46,6 +49,8 @@ type Judge struct {
 	byNode  map[string][]*resourceapi.ResourceSlice
 	shared  []*resourceapi.ResourceSlice
 	classes classes
+	// used is how much of each extended resource pods have, by node; nil: it isn't known.
+	used map[string]corev1.ResourceList
 	// byPool are the allocated claims that have devices of a pool.
 	byPool map[pool][]*resourceapi.ResourceClaim
 	cache  *cel.Cache
@@ -93,6 +98,7 @@ func NewJudge(o Objects) *Judge {
 	for i := range o.Nodes {
 		j.nodes = append(j.nodes, &o.Nodes[i])
 	}
+	j.used = usedByPods(o.Pods)
 	if len(j.nodes) == 0 {
 		j.bare = true
 		for name := range j.byNode {
@@ -150,7 +156,8 @@ func (j *Judge) holders(node *corev1.Node) []*resourceapi.ResourceClaim {
 type trial struct {
 	node   *corev1.Node
 	claims []*resourceapi.ResourceClaim
-	// holders are the claims that have devices.
+	// holders are the claims that have devices: where there is no node yet, only the pod's
+	// own, which stay.
 	holders []*resourceapi.ResourceClaim
 	// untainted: taints are ignored.
 	untainted bool
@@ -170,6 +177,10 @@ const filterTimeout = 10 * time.Second
 
 // ask returns the allocations that the claims would get; nil if they don't fit.
 func (j *Judge) ask(ctx context.Context, t trial) ([]resourceapi.AllocationResult, error) {
+	claims := allocatedOn(t.node, t.claims)
+	if len(claims) == 0 {
+		return []resourceapi.AllocationResult{}, nil
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, j.within, fmt.Errorf("%w: node %s: %w", errUnjudgeable, t.node.Name, errTooLong))
 	defer cancel()
 	f := features()
@@ -178,7 +189,7 @@ func (j *Judge) ask(ctx context.Context, t trial) ([]resourceapi.AllocationResul
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errUnjudgeable, err)
 	}
-	out, err := a.Allocate(ctx, t.node, t.claims)
+	out, err := a.Allocate(ctx, t.node, claims)
 	switch {
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
 		return nil, nil

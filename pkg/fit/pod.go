@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
@@ -39,8 +38,11 @@ func Default(c *resourceapi.ResourceClaim) {
 type PodClaims struct {
 	// Waiting have no devices yet; Allocated have.
 	Waiting, Allocated []*resourceapi.ResourceClaim
-	// Missing are sentences about claims that don't exist.
+	// Missing are sentences about claims that don't exist, or that the pod can't have.
 	Missing []string
+	// Uncreated are those of Missing that don't exist yet for a template, by their names in
+	// the pod.
+	Uncreated []string
 }
 
 // ClaimsOf returns the pod's claims, of those given. Extended resources of DeviceClasses
@@ -48,32 +50,46 @@ type PodClaims struct {
 func (j *Judge) ClaimsOf(pod *corev1.Pod, claims []resourceapi.ResourceClaim) PodClaims {
 	var out PodClaims
 	for i := range pod.Spec.ResourceClaims {
-		of := &pod.Spec.ResourceClaims[i]
-		name, mustBeOwned, err := resourceclaim.Name(pod, of)
-		if err != nil {
-			out.Missing = append(out.Missing, fmt.Sprintf("The claim %s isn't created yet from the ResourceClaimTemplate %s: check that the template exists in namespace %s.",
-				of.Name, deref(of.ResourceClaimTemplateName), pod.Namespace))
-			continue
-		}
-		if name == nil {
-			continue // the pod needs none
-		}
-		k := slices.IndexFunc(claims, func(c resourceapi.ResourceClaim) bool { return c.Namespace == pod.Namespace && c.Name == *name })
-		switch {
-		case k < 0:
-			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s doesn't exist: create it.", pod.Namespace, *name))
-		case mustBeOwned && resourceclaim.IsForPod(pod, &claims[k], false) != nil:
-			out.Missing = append(out.Missing, fmt.Sprintf("The ResourceClaim %s/%s isn't owned by this pod: delete it, and Kubernetes creates a new one.", pod.Namespace, *name))
-		case claims[k].Status.Allocation != nil:
-			out.Allocated = append(out.Allocated, &claims[k])
-		default:
-			out.Waiting = append(out.Waiting, &claims[k])
-		}
+		out.add(pod, &pod.Spec.ResourceClaims[i], claims)
 	}
 	if c := j.extended(pod); c != nil && pod.Status.ExtendedResourceClaimStatus == nil {
 		out.Waiting = append(out.Waiting, c)
 	}
 	return out
+}
+
+// add adds one of the pod's claims.
+func (p *PodClaims) add(pod *corev1.Pod, of *corev1.PodResourceClaim, claims []resourceapi.ResourceClaim) {
+	name, mustBeOwned, err := resourceclaim.Name(pod, of)
+	if err != nil {
+		p.Uncreated = append(p.Uncreated, of.Name)
+		p.miss("The claim %s isn't created yet from the ResourceClaimTemplate %s: check that the template exists in namespace %s.",
+			of.Name, deref(of.ResourceClaimTemplateName), pod.Namespace)
+		return
+	}
+	if name == nil {
+		return // the pod needs none
+	}
+	named := func(c resourceapi.ResourceClaim) bool { return c.Namespace == pod.Namespace && c.Name == *name }
+	k := slices.IndexFunc(claims, named)
+	switch {
+	case k < 0:
+		p.miss("The ResourceClaim %s/%s doesn't exist: create it.", pod.Namespace, *name)
+	case claims[k].DeletionTimestamp != nil:
+		p.miss("The ResourceClaim %s/%s is being deleted, so that no other pod gets it: it goes when the pods that use it have "+
+			"ended, and a new one can be created then.", pod.Namespace, *name)
+	case mustBeOwned && resourceclaim.IsForPod(pod, &claims[k], true) != nil:
+		p.miss("The ResourceClaim %s/%s is neither this pod's own nor that of its PodGroup: delete it, and Kubernetes creates a "+
+			"new one.", pod.Namespace, *name)
+	case claims[k].Status.Allocation != nil:
+		p.Allocated = append(p.Allocated, &claims[k])
+	default:
+		p.Waiting = append(p.Waiting, &claims[k])
+	}
+}
+
+func (p *PodClaims) miss(format string, args ...any) {
+	p.Missing = append(p.Missing, fmt.Sprintf(format, args...))
 }
 
 func deref(s *string) string {
@@ -86,11 +102,11 @@ func deref(s *string) string {
 // extended is the claim that the scheduler makes for the pod's extended resources; nil if
 // it has none that a DeviceClass stands for.
 func (j *Judge) extended(pod *corev1.Pod) *resourceapi.ResourceClaim {
-	names := extendedresourcecache.NewExtendedResourceCache(logr.Discard())
-	for _, c := range j.classes {
-		names.OnAdd(c, true)
-	}
-	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "of the extended resources"}}
+	names := j.classes.extended()
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: "of the extended resources",
+		Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
+	}}
 	for name, n := range extendedAmounts(pod) {
 		class := names.GetDeviceClass(name)
 		if class == nil {
@@ -137,14 +153,15 @@ func extendedAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 	return stay
 }
 
-// Candidates returns the nodes that take the pod as far as their labels and taints are
-// concerned, and where its allocated claims are, and sentences about the others. Nodes
-// of which nothing but the name is known are candidates.
+// Candidates returns the nodes that take the pod as far as their labels, taints and device
+// plugins are concerned, and where its allocated claims are, and sentences about the
+// others. Nodes of which nothing but the name is known are candidates.
 func (j *Judge) Candidates(pod *corev1.Pod, allocated []*resourceapi.ResourceClaim) ([]*corev1.Node, []string) {
 	var out []*corev1.Node
 	why := make(map[string]int)
+	requested := j.classes.requested(pod)
 	for _, n := range j.nodes {
-		if reason := j.refuses(n, pod, allocated); reason != "" {
+		if reason := cmp.Or(j.refuses(n, pod, allocated), j.pluginLacks(n, requested)); reason != "" {
 			why[reason]++
 			continue
 		}

@@ -40,7 +40,7 @@ func TestTooLong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j := fit.NewJudge(objects(c))
 			j.GiveUpAfter(500 * time.Millisecond)
-			got, err := j.Fits(t.Context(), j.Nodes(), tc.claims, 1)
+			got, err := j.Fits(t.Context(), j.Nodes(), waiting(tc.claims...), 1)
 			if err != nil || got.Count != 0 || got.Reason == nil || got.Reason.Cause != tc.want {
 				t.Errorf("%+v, %v; want the cause %s", got.Reason, err, tc.want)
 			}
@@ -50,7 +50,7 @@ func TestTooLong(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		j := fit.NewJudge(objects(c))
-		if got, err := j.Fits(ctx, j.Nodes(), []*resourceapi.ResourceClaim{hard}, 1); err == nil {
+		if got, err := j.Fits(ctx, j.Nodes(), waiting(hard), 1); err == nil {
 			t.Errorf("%+v, want an error", got)
 		}
 	})

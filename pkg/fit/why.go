@@ -27,6 +27,8 @@ const (
 	TooLong Cause = "TooLong"
 	// Updating: slices of a pool are missing while they are being written.
 	Updating Cause = "Updating"
+	// Own: allocated claims of the pod itself have what its other claims need.
+	Own Cause = "Own"
 	// NoMatch: no device matches a request.
 	NoMatch Cause = "NoMatch"
 	// TooMany: a request asks for more devices than a node has.
@@ -52,8 +54,8 @@ type Reason struct {
 	Release []Claim `json:"release,omitempty"`
 }
 
-// why finds the reason why the claims fit on none of the nodes.
-func (j *Judge) why(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
+// why finds the reason why the claims of the trial fit on none of the nodes.
+func (j *Judge) why(ctx context.Context, nodes []*corev1.Node, t trial) (*Reason, error) {
 	if len(nodes) == 0 {
 		return &Reason{Cause: NoNode, Text: "There is no node that it could run on.", Change: "Add a node."}, nil
 	}
@@ -64,18 +66,20 @@ func (j *Judge) why(ctx context.Context, nodes []*corev1.Node, claims []*resourc
 			Change: "Look at the nodes' GPUInventories: kubectl gpu get.",
 		}, nil
 	}
-	possible, err := j.where(ctx, nodes, trial{claims: claims, untainted: true})
+	t.untainted = true
+	possible, err := j.where(ctx, nodes, t)
 	if len(possible) == 0 || err != nil {
-		return j.whyNever(ctx, nodes, claims, err)
+		return j.whyNever(ctx, nodes, t, err)
 	}
-	healthy, err := j.where(ctx, possible, trial{claims: claims})
+	t.untainted = false
+	healthy, err := j.where(ctx, possible, t)
 	if err != nil {
 		return nil, err
 	}
 	if len(healthy) == 0 {
-		return j.whyTainted(ctx, possible, claims), nil
+		return j.whyTainted(ctx, possible, t.claims), nil
 	}
-	return j.whyInUse(ctx, healthy, claims)
+	return j.whyInUse(ctx, healthy, t)
 }
 
 // where returns the nodes on which the trial succeeds.
@@ -97,19 +101,22 @@ func (j *Judge) where(ctx context.Context, nodes []*corev1.Node, t trial) ([]*co
 	return out, err
 }
 
-// whyNever explains why the claims wouldn't fit either if nothing were in use or
-// tainted. The error is the allocator's, if it refuses them.
-func (j *Judge) whyNever(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, err error) (*Reason, error) {
+// whyNever explains why the claims wouldn't fit either if nobody else had devices and
+// none were tainted. The error is the allocator's, if it refuses them.
+func (j *Judge) whyNever(ctx context.Context, nodes []*corev1.Node, t trial, err error) (*Reason, error) {
 	if err != nil {
 		return nil, err
 	}
 	if r := j.updating(nodes); r != nil {
 		return r, nil
 	}
-	if r, err := j.whyAlone(ctx, nodes, claims); r != nil || err != nil {
+	if r, err := j.whyOwn(ctx, nodes, t); r != nil || err != nil {
 		return r, err
 	}
-	return j.whyTogether(ctx, nodes, claims)
+	if r, err := j.whyAlone(ctx, nodes, t.claims); r != nil || err != nil {
+		return r, err
+	}
+	return j.whyTogether(ctx, nodes, t.claims)
 }
 
 // whyAlone explains why a request can't be met even alone; nil if all can.

@@ -119,7 +119,8 @@ function waitingPod(p, atOnce, draw) {
   if (atOnce && (!known || stale)) queueMicrotask(() => ask(p, draw));
   return h("li.item", null,
     h("span.title", null, h("b", null, p.name), h("span", null, p.namespace), h("time", null, age(p.since))),
-    known?.text ? [h("span.text", null, known.text), known.change ? h("span.text.change", null, known.change) : null]
+    known?.text ? [h("span.text", null, known.text), known.change ? h("span.text.change", null, known.change) : null,
+      known.notLookedAt?.length ? h("span.text", null, `Not looked at: ${known.notLookedAt.join("; ")}.`) : null]
       : h("span.text.quote", null, known ? "Asking the allocator …" : p.message || "The scheduler hasn't looked at it yet."),
     !known || stale || (known.text && !atOnce) ? h("button.quiet", {type: "button", "data-key": `why ${key}`, onclick: () => ask(p, draw)}, known ? "Ask again" : "Why?") : null);
 }
