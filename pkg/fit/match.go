@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -77,19 +76,6 @@ func wishesOf(r *resourceapi.DeviceRequest) []wish {
 	return out
 }
 
-// whyNoMatch explains why no device matches a request, or any of its alternatives.
-func (j *Judge) whyNoMatch(ctx context.Context, nodes []*corev1.Node, r *resourceapi.DeviceRequest) *Reason {
-	devices := j.offers(nodes)
-	var texts, changes []string
-	for _, w := range wishesOf(r) {
-		why := j.noMatch(ctx, devices, w)
-		if texts = append(texts, why.Text); !slices.Contains(changes, why.Change) {
-			changes = append(changes, why.Change)
-		}
-	}
-	return &Reason{Cause: NoMatch, Text: strings.Join(texts, " "), Change: strings.Join(changes, " ")}
-}
-
 // noMatch explains why none of the devices matches.
 func (j *Judge) noMatch(ctx context.Context, devices []offered, w wish) *Reason {
 	ofClass := devices
@@ -126,11 +112,7 @@ func (j *Judge) noMatch(ctx context.Context, devices []offered, w wish) *Reason 
 			Change: "Leave out one of the selectors, or add nodes or a SharingPolicy with such devices.",
 		}
 	case w.capacity != nil:
-		return &Reason{
-			Cause:  NoMatch,
-			Text:   fmt.Sprintf("Request %s asks for %s, which none of the %s that match has: %s.", w.name, wanted(w.capacity), count(len(left), "device"), capacities(w.capacity, left)),
-			Change: "Ask for less.",
-		}
+		return noCapacity(w, left)
 	}
 	return &Reason{
 		Cause: NoMatch, Text: fmt.Sprintf("None of the %s that match request %s can be allocated on a node that it can run on.", count(len(left), "device"), w.name),
@@ -140,48 +122,6 @@ func (j *Judge) noMatch(ctx context.Context, devices []offered, w wish) *Reason 
 
 func oneLine(s resourceapi.DeviceSelector) string {
 	return strings.Join(strings.Fields(s.CEL.Expression), " ")
-}
-
-func wanted(c *resourceapi.CapacityRequirements) string {
-	var out []string
-	for name, q := range c.Requests {
-		out = append(out, fmt.Sprintf("%s of capacity %s", q.String(), name))
-	}
-	slices.Sort(out)
-	return list(out)
-}
-
-// capacities says how much devices have of the requested capacities.
-func capacities(c *resourceapi.CapacityRequirements, devices []offered) string {
-	var out []string
-	for name := range c.Requests {
-		out = append(out, tally(string(name), devices, func(d offered) string { return capacityOf(d, string(name)) }))
-	}
-	slices.Sort(out)
-	return strings.Join(out, "; ")
-}
-
-// term finds the attributes and capacities that a CEL expression reads:
-// device.attributes["gpu.nvidia.com"].?profile, device.capacity['gpu.nvidia.com'].memory.
-var term = regexp.MustCompile(`device\.(attributes|capacity)\[\??\s*['"]([^'"]+)['"]\s*\]\s*\.\s*(?:\?|orValue\(\{\}\)\.\??)?([A-Za-z_][A-Za-z0-9_]*)`)
-
-// values lists the values of the attributes and capacities that the selector reads.
-func values(s resourceapi.DeviceSelector, devices []offered) string {
-	var out []string
-	for _, m := range term.FindAllStringSubmatch(s.CEL.Expression, -1) {
-		kind, domain, name := m[1], m[2], m[3]
-		of := func(d offered) string { return attributeOf(d, domain, name) }
-		if kind == "capacity" {
-			of = func(d offered) string { return capacityOf(d, name) }
-		}
-		if line := tally(name, devices, of); !slices.Contains(out, line) {
-			out = append(out, line)
-		}
-	}
-	if len(out) == 0 {
-		return "it reads no attribute of the driver"
-	}
-	return strings.Join(out, "; ")
 }
 
 // maxValues is how many different values of an attribute a sentence lists.
@@ -210,35 +150,6 @@ func tally(name string, devices []offered, of func(offered) string) string {
 		out = append(out, fmt.Sprintf("and %s more", count(more, "value")))
 	}
 	return name + " is " + strings.Join(out, ", ")
-}
-
-func attributeOf(d offered, domain, name string) string {
-	a, ok := d.Attributes[resourceapi.QualifiedName(domain+"/"+name)]
-	if !ok && domain == d.driver {
-		a, ok = d.Attributes[resourceapi.QualifiedName(name)]
-	}
-	switch {
-	case !ok:
-		return "absent"
-	case a.StringValue != nil:
-		return *a.StringValue
-	case a.IntValue != nil:
-		return fmt.Sprint(*a.IntValue)
-	case a.BoolValue != nil:
-		return fmt.Sprint(*a.BoolValue)
-	case a.VersionValue != nil:
-		return *a.VersionValue
-	default:
-		return "of an unknown type"
-	}
-}
-
-func capacityOf(d offered, name string) string {
-	c, ok := d.Capacity[resourceapi.QualifiedName(name)]
-	if !ok {
-		return "absent"
-	}
-	return c.Value.String()
 }
 
 // whyTainted explains which taints keep the claims off.

@@ -143,7 +143,7 @@ func (j *Judge) whyRefused(ctx context.Context, nodes []*corev1.Node, claims []*
 		}
 		return tooLong(err), ctx.Err()
 	case errors.Is(err, errUnjudgeable):
-		return refused(err), nil
+		return j.refused(ctx, nodes, claims, err), nil
 	}
 	return nil, err
 }
@@ -157,13 +157,19 @@ func tooLong(err error) *Reason {
 	}
 }
 
-func refused(err error) *Reason {
+// refused explains an error of the allocator that is of the claims.
+func (j *Judge) refused(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim, err error) *Reason {
 	text := strings.TrimPrefix(err.Error(), errUnjudgeable.Error()+": ")
+	text, _, _ = strings.Cut(text, ". consider using CEL") // Change says how
 	r := &Reason{Cause: Refused, Text: "The scheduler refuses it on every node: " + text + ".", Change: "Correct the claim."}
 	switch {
 	case strings.Contains(text, "could not retrieve device class"):
 		r.Change = "Correct the name of the DeviceClass, or create it: kubectl get deviceclasses lists them."
-	case strings.Contains(text, "no such key"):
+	case strings.Contains(text, noSuchKey):
+		_, key, _ := strings.Cut(text, noSuchKey)
+		if r.Change = j.unknownKey(ctx, nodes, claims, key); r.Change != "" {
+			break
+		}
 		r.Change = "Write selectors that are false where an attribute is absent: .?NAME.orValue(\"\") in place of .NAME."
 	}
 	return r
@@ -196,30 +202,66 @@ func (j *Judge) updating(nodes []*corev1.Node) *Reason {
 	return nil
 }
 
-// whyRequest explains why one request alone can't be met; nil if it can.
+// whyRequest explains why one request alone can't be met, by none of its alternatives;
+// nil if it can.
 func (j *Judge) whyRequest(ctx context.Context, nodes []*corev1.Node, c *resourceapi.ResourceClaim, i int) (*Reason, error) {
-	alone := c.DeepCopy()
-	alone.Spec.Devices.Requests = alone.Spec.Devices.Requests[i : i+1]
-	alone.Spec.Devices.Constraints = nil
-	t := trial{claims: []*resourceapi.ResourceClaim{alone}, untainted: true}
+	out := &Reason{}
+	var texts, changes []string
+	for _, one := range alternatives(c.Spec.Devices.Requests[i].DeepCopy()) {
+		alone := c.DeepCopy()
+		alone.Spec.Devices = resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{one}}
+		r, err := j.whyAlternative(ctx, nodes, alone)
+		if r == nil || err != nil {
+			return nil, err
+		}
+		if out.Cause != "" && out.Cause != r.Cause {
+			r.Cause = NoMatch
+		}
+		out.Cause, texts = r.Cause, append(texts, r.Text)
+		if !slices.Contains(changes, r.Change) {
+			changes = append(changes, r.Change)
+		}
+	}
+	out.Text, out.Change = strings.Join(texts, " "), strings.Join(changes, " ")
+	return out, nil
+}
+
+// alternatives returns the request for each of its alternatives, or as it is if it has
+// none.
+func alternatives(r *resourceapi.DeviceRequest) []resourceapi.DeviceRequest {
+	if r.Exactly != nil {
+		return []resourceapi.DeviceRequest{*r}
+	}
+	var out []resourceapi.DeviceRequest
+	for _, s := range r.FirstAvailable {
+		out = append(out, resourceapi.DeviceRequest{Name: r.Name, FirstAvailable: []resourceapi.DeviceSubRequest{s}})
+	}
+	return out
+}
+
+// whyAlternative explains why a claim with one request without other alternatives can't
+// be met; nil if it can. It changes the claim.
+func (j *Judge) whyAlternative(ctx context.Context, nodes []*corev1.Node, c *resourceapi.ResourceClaim) (*Reason, error) {
+	t := trial{claims: []*resourceapi.ResourceClaim{c}, untainted: true}
 	met, err := j.where(ctx, nodes, t)
 	if len(met) > 0 || err != nil {
 		return nil, err
 	}
-	request := &alone.Spec.Devices.Requests[0]
-	if request.Exactly == nil || request.Exactly.Count <= 1 {
-		return j.whyNoMatch(ctx, nodes, request), nil
+	request := &c.Spec.Devices.Requests[0]
+	wish, count := wishesOf(request)[0], countOf(request)
+	want := *count
+	if want > 1 {
+		*count = 1
+		if met, err = j.where(ctx, nodes, t); err != nil {
+			return nil, err
+		}
 	}
-	want := request.Exactly.Count
-	request.Exactly.Count = 1
-	if met, err = j.where(ctx, nodes, t); err != nil {
-		return nil, err
-	} else if len(met) == 0 {
-		return j.whyNoMatch(ctx, nodes, request), nil
+	if len(met) == 0 {
+		return j.noMatch(ctx, j.offers(nodes), wish), nil
 	}
 	most, where := int64(1), met[0].Name
 	for n := int64(2); n < want; n++ {
-		request.Exactly.Count = n
+		*count = n
 		more, err := j.where(ctx, met, t)
 		if err != nil {
 			return nil, err
@@ -230,10 +272,19 @@ func (j *Judge) whyRequest(ctx context.Context, nodes []*corev1.Node, c *resourc
 		most, where, met = n, more[0].Name, more
 	}
 	return &Reason{
-		Cause:  TooMany,
-		Text:   fmt.Sprintf("Request %s asks for %d devices of one node, and no node has more than %d that match (%s).", request.Name, want, most, where),
+		Cause: TooMany,
+		Text: fmt.Sprintf("Request %s asks for %d devices of one node, and no node has more than %d that match (%s).",
+			wish.name, want, most, where),
 		Change: fmt.Sprintf("Ask for at most %d, or divide the work among several pods.", most),
 	}, nil
+}
+
+// countOf is the number of devices that a request without other alternatives asks for.
+func countOf(r *resourceapi.DeviceRequest) *int64 {
+	if r.Exactly != nil {
+		return &r.Exactly.Count
+	}
+	return &r.FirstAvailable[0].Count
 }
 
 // whyTogether explains why requests that can each be met can't be met together.
