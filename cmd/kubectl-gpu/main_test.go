@@ -36,6 +36,8 @@ type server struct {
 	// items by the path of their list.
 	items     map[string][]any
 	forbidden []string
+	// objects by their own path.
+	objects map[string]any
 	// metrics by path.
 	metrics map[string]string
 	// pages counts requests with a continue token.
@@ -64,6 +66,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if text, ok := s.metrics[r.URL.Path]; ok {
 		_, _ = io.WriteString(w, text)
+		return
+	}
+	if object, ok := s.objects[r.URL.Path]; ok && r.Method == http.MethodGet {
+		reply(http.StatusOK, object)
 		return
 	}
 	items, ok := s.items[r.URL.Path]

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -32,8 +34,9 @@ func whyCommand(o *options) *cobra.Command {
 		Use:   "why POD",
 		Short: "Say why a pod waits for devices, and what would change it",
 		Long: `Say in one sentence why a pod waits for its devices: no device matches, and which
-values they have; a taint; a counter or a capacity that other claims have used up. And
-in another, what would change it. The scheduler's own allocator judges.`,
+values they have; a taint; a counter or a capacity that other claims have used up; a
+quota that refuses the claim. And in another, what would change it. The scheduler's own
+allocator judges.`,
 		Example: `  kubectl gpu why train-0
   kubectl gpu why train-0 -n team -o json`,
 		Args: exactly("the name of a pod"),
@@ -117,6 +120,8 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 	}
 	claims := j.ClaimsOf(pod, objects.Claims)
 	switch {
+	case len(claims.Uncreated) > 0:
+		return r.whyUncreated(ctx, pod, claims)
 	case len(claims.Missing) > 0:
 		return explanation{Waits: true, Text: claims.Missing[0]}, nil
 	case len(claims.Waiting) == 0 && len(claims.Allocated) == 0:
@@ -150,6 +155,70 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 		Text:   fmt.Sprintf("%s, on %s; it waits for something else: %s", what, at.Node, schedulersWord(pod)),
 		Change: "If the scheduler's message is of claims, it is old: the scheduler tries again when something changes, or after 5 minutes.",
 	}, nil
+}
+
+// uncreated is the reason of events about claims that aren't created from templates, which
+// are about the pod or its PodGroup.
+const uncreated = "FailedResourceClaimCreation"
+
+// exceeded finds the ResourceQuota in the API server's message.
+var exceeded = regexp.MustCompile(`exceeded quota: ([^,\s]+)`)
+
+// whyUncreated explains why Kubernetes doesn't create claims of the pod from their
+// templates.
+func (r *reader) whyUncreated(ctx context.Context, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
+	out := explanation{Waits: true, Text: claims.Missing[0]}
+	ofReason := metav1.ListOptions{FieldSelector: "reason=" + uncreated}
+	events, err := r.kube.CoreV1().Events(pod.Namespace).List(ctx, ofReason)
+	if apierrors.IsForbidden(err) {
+		r.note("You may not list events in namespace %s: whether Kubernetes tried to create the claim isn't known. "+askForList,
+			pod.Namespace)
+		return out, nil
+	}
+	if err != nil {
+		return out, fmt.Errorf("list events in namespace %s: %w", pod.Namespace, err)
+	}
+	message := refusal(pod, events.Items)
+	if message == "" {
+		return out, nil
+	}
+	message = strings.TrimSuffix(message, ".")
+	out.Text = fmt.Sprintf("Kubernetes can't create the claim %s: %s.", claims.Uncreated[0], message)
+	out.Change = "Correct the ResourceClaimTemplate, or its name in the pod."
+	if m := exceeded.FindStringSubmatch(message); m != nil {
+		out.Change = fmt.Sprintf("Raise the ResourceQuota %s in namespace %s, or end pods there that have such devices; "+
+			"Kubernetes then tries again.", m[1], pod.Namespace)
+	}
+	return out, nil
+}
+
+// refusal is the newest message on claims of the pod or its PodGroup; "" if there is none.
+func refusal(pod *corev1.Pod, events []corev1.Event) string {
+	var newest *corev1.Event
+	when := func(e *corev1.Event) time.Time {
+		if e.EventTime.After(e.LastTimestamp.Time) {
+			return e.EventTime.Time
+		}
+		return e.LastTimestamp.Time
+	}
+	about := func(o corev1.ObjectReference) bool {
+		group := pod.Spec.SchedulingGroup
+		return o.UID == pod.UID || o.Kind == "PodGroup" && group != nil && group.PodGroupName != nil && o.Name == *group.PodGroupName
+	}
+	for i := range events {
+		e := &events[i]
+		if e.Reason == uncreated && about(e.InvolvedObject) && (newest == nil || !when(e).Before(when(newest))) {
+			newest = e
+		}
+	}
+	if newest == nil {
+		return ""
+	}
+	_, message, found := strings.Cut(newest.Message, ": ") // "PodResourceClaim NAME: "
+	if !found {
+		return newest.Message
+	}
+	return message
 }
 
 // placed answers for a pod that the scheduler isn't asked about any more, or not yet.
