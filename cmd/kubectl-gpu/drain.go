@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/view"
 )
@@ -145,11 +146,30 @@ type drainer struct {
 	objects view.Objects
 }
 
-// eviction is a pod that goes, or would go.
+// eviction is a pod that goes, or would go, or all pods of a PodGroup of which none is
+// known.
 type eviction struct {
-	Pod    string `json:"pod"`
-	Claim  string `json:"claim"`
-	Device string `json:"device"`
+	Pod      string `json:"pod,omitempty"`
+	PodGroup string `json:"podGroup,omitempty"`
+	Claim    string `json:"claim"`
+	Device   string `json:"device"`
+}
+
+// String is how a line names the pods.
+func (e eviction) String() string {
+	of := fmt.Sprintf("(claim %s, %s)", e.Claim, e.Device)
+	switch {
+	case e.Pod == "":
+		return fmt.Sprintf("the pods of PodGroup %s %s", e.PodGroup, of)
+	case e.PodGroup != "":
+		return fmt.Sprintf("%s of PodGroup %s %s", e.Pod, e.PodGroup, of)
+	}
+	return e.Pod + " " + of
+}
+
+// same reports whether both are the same pods.
+func (e eviction) same(f eviction) bool {
+	return e.Pod == f.Pod && (e.Pod != "" || e.PodGroup == f.PodGroup)
 }
 
 func (o *options) newDrainer(ctx context.Context, target string) (*drainer, error) {
@@ -165,6 +185,9 @@ func (o *options) newDrainer(ctx context.Context, target string) (*drainer, erro
 func (d *drainer) read(ctx context.Context) (err error) {
 	d.notes, d.unread, d.gpu = nil, nil, nil
 	if d.objects, d.all, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
+		return err
+	}
+	if d.objects.Pods, err = d.groupPods(ctx, d.objects.Claims); err != nil {
 		return err
 	}
 	if err := d.checkRules(ctx); err != nil {
@@ -226,6 +249,7 @@ func (d *drainer) concerns(device string) bool {
 func (d *drainer) evictions() (gone, stay []eviction) {
 	taint := resourceapi.DeviceTaint{Key: drainKey, Effect: resourceapi.DeviceTaintEffectNoExecute}
 	gone, stay = []eviction{}, []eviction{}
+	groups := fit.GroupsOf(d.objects.Pods)
 	for i := range d.objects.Claims {
 		c := &d.objects.Claims[i]
 		if c.Status.Allocation == nil {
@@ -239,10 +263,8 @@ func (d *drainer) evictions() (gone, stay []eviction) {
 			if toleratesForEver(r.Tolerations, taint) {
 				into = &stay
 			}
-			for _, by := range c.Status.ReservedFor {
-				e := eviction{Pod: c.Namespace + "/" + by.Name, Claim: c.Name, Device: r.Device}
-				same := func(x eviction) bool { return x.Pod == e.Pod }
-				if by.APIGroup == "" && by.Resource == "pods" && !slices.ContainsFunc(*into, same) {
+			for _, user := range groups.UsersOf(c) {
+				if e := evictionOf(user, c, r.Device); !slices.ContainsFunc(*into, e.same) {
 					*into = append(*into, e)
 				}
 			}
@@ -250,9 +272,20 @@ func (d *drainer) evictions() (gone, stay []eviction) {
 	}
 	// A pod with one claim that tolerates the taint and one that doesn't goes.
 	stay = slices.DeleteFunc(stay, func(s eviction) bool {
-		return slices.ContainsFunc(gone, func(g eviction) bool { return g.Pod == s.Pod })
+		return slices.ContainsFunc(gone, s.same)
 	})
 	return gone, stay
+}
+
+func evictionOf(user fit.User, c *resourceapi.ResourceClaim, device string) eviction {
+	out := eviction{Claim: c.Name, Device: device}
+	if user.Pod != "" {
+		out.Pod = c.Namespace + "/" + user.Pod
+	}
+	if user.Group != "" {
+		out.PodGroup = c.Namespace + "/" + user.Group
+	}
+	return out
 }
 
 // toleratesForEver reports whether pods with such tolerations stay.
@@ -274,9 +307,9 @@ func (d *drainer) list(prefix string, gone, stay []eviction) {
 		fmt.Fprintf(d.options.Out, "%sPods%s that would be evicted with the effect NoExecute:\n", prefix, unsure)
 	}
 	for _, e := range gone {
-		fmt.Fprintf(d.options.Out, "%s  %s (claim %s, %s)\n", prefix, e.Pod, e.Claim, e.Device)
+		fmt.Fprintf(d.options.Out, "%s  %s\n", prefix, e)
 	}
 	for _, e := range stay {
-		fmt.Fprintf(d.options.Out, "%sStays, because its claim tolerates the taint: %s (claim %s, %s)\n", prefix, e.Pod, e.Claim, e.Device)
+		fmt.Fprintf(d.options.Out, "%sStays, because its claim tolerates the taint: %s\n", prefix, e)
 	}
 }

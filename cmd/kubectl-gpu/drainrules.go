@@ -232,7 +232,7 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 		if yes {
 			return d.carryOut(ctx, p)
 		}
-		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, count(len(p.evicted), "pod"))
+		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, podCount(p.evicted))
 		if said := d.answer(ctx); said != "y" && said != "yes" {
 			fmt.Fprintln(d.options.Out, "\nNothing was changed.")
 			return errNo
@@ -254,11 +254,28 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 	return nil
 }
 
+// podCount counts the pods; those of a PodGroup of which none is known have no number.
+func podCount(all []eviction) string {
+	pods := 0
+	var out []string
+	for _, e := range all {
+		if e.Pod == "" {
+			out = append(out, "the pods of PodGroup "+e.PodGroup)
+			continue
+		}
+		pods++
+	}
+	if pods > 0 || len(out) == 0 {
+		out = append([]string{count(pods, "pod")}, out...)
+	}
+	return strings.Join(out, " and ")
+}
+
 // already says that there is nothing to do.
 func (d *drainer) already(p drainPlan) {
 	fmt.Fprintf(d.options.Out, "%s is drained already: %s in force.\n", d.target, isOrAre(len(p.inForce), "DeviceTaintRule"))
 	for _, e := range slices.Concat(p.evicted, p.stay) {
-		fmt.Fprintf(d.options.Out, "Still there: %s (claim %s, %s)\n", e.Pod, e.Claim, e.Device)
+		fmt.Fprintf(d.options.Out, "Still there: %s\n", e)
 	}
 }
 

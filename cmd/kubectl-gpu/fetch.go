@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/pkg/view"
 )
@@ -189,18 +190,38 @@ func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects,
 	return o, all, err
 }
 
-// model reads the model. Pods are read only if their phases are wanted.
+// model reads the model. All pods are read only if their phases are wanted.
 func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
 	o, all, err := r.objects(ctx, namespace)
 	if err != nil {
 		return view.Cluster{}, err
 	}
 	if phases {
-		if o.Pods, err = r.pods(ctx); err != nil {
-			return view.Cluster{}, err
-		}
+		o.Pods, err = r.pods(ctx)
+	} else {
+		o.Pods, err = r.groupPods(ctx, o.Claims)
+	}
+	if err != nil {
+		return view.Cluster{}, err
 	}
 	return build(o, all), nil
+}
+
+// groupPods are the pods of the namespaces in which PodGroups have claims.
+func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
+	var out []corev1.Pod
+	for _, namespace := range fit.GroupNamespaces(claims) {
+		pods, err := list[corev1.Pod](ctx, r.podResource(""), namespace, metav1.ListOptions{})
+		if apierrors.IsForbidden(err) {
+			r.note("You may not list pods in namespace %s: which pods its PodGroups have isn't known. "+askForList, namespace)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list pods in namespace %s: %w", namespace, err)
+		}
+		out = append(out, pods...)
+	}
+	return out, nil
 }
 
 // build makes the model. Without all claims nothing is known of the claims that fit.

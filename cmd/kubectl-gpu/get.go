@@ -190,12 +190,10 @@ func memory(n int64) string {
 
 // pods names the users of a claim, with the phases of pods in a wide table.
 func pods(u view.Use, wide bool) string {
-	var out []string
-	for _, p := range u.Pods {
+	out := u.Users()
+	for i, p := range u.Pods {
 		if wide && p.Phase != "" {
-			out = append(out, fmt.Sprintf("%s (%s)", p.Name, p.Phase))
-		} else {
-			out = append(out, p.Name)
+			out[i] = fmt.Sprintf("%s (%s)", p.Name, p.Phase)
 		}
 	}
 	return strings.Join(out, ",")

@@ -184,15 +184,15 @@ func segments(g view.GPU, width int) []segment {
 	return out
 }
 
-// label names a use: its pod, or its claim in parentheses.
+// label names a use: its pod or PodGroup, or its claim in parentheses.
 func label(u view.Use) string {
-	switch len(u.Pods) {
+	switch users := u.Users(); len(users) {
 	case 0:
 		return "(" + u.Claim.Name + ")"
 	case 1:
-		return u.Pods[0].Name
+		return users[0]
 	default:
-		return fmt.Sprintf("%s+%d", u.Pods[0].Name, len(u.Pods)-1)
+		return fmt.Sprintf("%s+%d", users[0], len(users)-1)
 	}
 }
 

@@ -114,33 +114,38 @@ func keepsAny(got []resourceapi.AllocationResult) bool {
 	return false
 }
 
-// Claim names a claim that has devices, and the pods for which it is reserved.
+// Claim names a claim that has devices, and those for whom it is reserved.
 type Claim struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
 	UID       types.UID `json:"uid"`
 	Pods      []string  `json:"pods,omitempty"`
+	PodGroups []string  `json:"podGroups,omitempty"`
 	Devices   []string  `json:"devices"`
 }
 
 // String is how a sentence names the claim.
 func (c Claim) String() string {
-	out := c.Namespace + "/" + c.Name
-	switch len(c.Pods) {
-	case 0:
-		return out + " (no pod uses it)"
-	case 1:
-		return fmt.Sprintf("%s (pod %s)", out, c.Pods[0])
-	default:
-		return fmt.Sprintf("%s (pods %s)", out, list(c.Pods))
+	var users []string
+	if len(c.Pods) > 0 {
+		users = append(users, "pod"+plural(len(c.Pods))+" "+list(c.Pods))
 	}
+	if len(c.PodGroups) > 0 {
+		users = append(users, "PodGroup"+plural(len(c.PodGroups))+" "+list(c.PodGroups))
+	}
+	if len(users) == 0 {
+		users = []string{"no pod uses it"}
+	}
+	return fmt.Sprintf("%s/%s (%s)", c.Namespace, c.Name, list(users))
 }
 
 func describe(c *resourceapi.ResourceClaim) Claim {
 	out := Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
-	for _, by := range c.Status.ReservedFor {
-		if by.APIGroup == "" && by.Resource == "pods" {
-			out.Pods = append(out.Pods, by.Name)
+	for _, u := range Groups(nil).UsersOf(c) {
+		if u.Pod != "" {
+			out.Pods = append(out.Pods, u.Pod)
+		} else {
+			out.PodGroups = append(out.PodGroups, u.Group)
 		}
 	}
 	for _, r := range results(c) {

@@ -20,8 +20,9 @@ import (
 // Objects are what the model is made of. Objects that the reader may not see, or
 // that the cluster doesn't have, are missing: the model then knows less.
 type Objects struct {
-	Slices      []resourceapi.ResourceSlice
-	Claims      []resourceapi.ResourceClaim
+	Slices []resourceapi.ResourceSlice
+	Claims []resourceapi.ResourceClaim
+	// Pods tell their phases, and which pods PodGroups have.
 	Pods        []corev1.Pod
 	Inventories []v1alpha1.GPUInventory
 	Policies    []v1alpha1.SharingPolicy
@@ -31,7 +32,9 @@ type Objects struct {
 
 // Build makes the model. Slices and claims of other drivers are ignored.
 func Build(o Objects) Cluster {
-	b := builder{nodes: make(map[string]*node), places: make(map[placeKey]*Placement)}
+	b := builder{
+		nodes: make(map[string]*node), places: make(map[placeKey]*Placement), groups: fit.GroupsOf(o.Pods), phases: phases(o.Pods),
+	}
 	for i := range o.Inventories {
 		b.addInventory(&o.Inventories[i])
 	}
@@ -40,7 +43,7 @@ func Build(o Objects) Cluster {
 		b.addSlice(&all[i])
 	}
 	b.each((*node).readPool)
-	b.addClaims(o.Claims, phases(o.Pods))
+	b.addClaims(o.Claims)
 	b.addPolicies(o.Policies)
 	b.each((*node).finish)
 	out := Cluster{Nodes: make([]Node, 0, len(b.nodes))}
@@ -76,6 +79,8 @@ func phases(pods []corev1.Pod) map[types.UID]string {
 type builder struct {
 	nodes  map[string]*node
 	places map[placeKey]*Placement
+	groups fit.Groups
+	phases map[types.UID]string
 }
 
 // placeKey identifies a partition of any GPU of a model by the end of its name.
@@ -200,7 +205,7 @@ func (c *gpuBuilder) addTaint(t resourceapi.DeviceTaint) {
 	}
 }
 
-func (b *builder) addClaims(claims []resourceapi.ResourceClaim, phases map[types.UID]string) {
+func (b *builder) addClaims(claims []resourceapi.ResourceClaim) {
 	for i := range claims {
 		c := &claims[i]
 		if c.Status.Allocation == nil {
@@ -208,24 +213,27 @@ func (b *builder) addClaims(claims []resourceapi.ResourceClaim, phases map[types
 		}
 		for j := range c.Status.Allocation.Devices.Results {
 			if r := &c.Status.Allocation.Devices.Results[j]; r.Driver == gpu.DriverName {
-				b.addResult(c, r, phases)
+				b.addResult(c, r)
 			}
 		}
 	}
 }
 
 // addResult adds a device that a claim was allocated. A pool has its node's name.
-func (b *builder) addResult(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, phases map[types.UID]string) {
+func (b *builder) addResult(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) {
 	n := b.node(r.Pool)
 	at := n.gpuBuilder(gpu.DeviceName(r.Device).Whole())
 	u := b.use(n, at, r)
 	u.Claim = Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID)}
-	for _, by := range c.Status.ReservedFor {
-		if by.APIGroup == "" && by.Resource == "pods" {
-			u.Pods = append(u.Pods, Pod{Namespace: c.Namespace, Name: by.Name, UID: string(by.UID), Phase: phases[by.UID]})
+	for _, user := range b.groups.UsersOf(c) {
+		if user.Pod != "" {
+			pod := Pod{Namespace: c.Namespace, Name: user.Pod, UID: string(user.UID), Phase: b.phases[user.UID]}
+			u.Pods = append(u.Pods, pod)
+		}
+		if user.Group != "" && !slices.Contains(u.PodGroups, user.Group) {
+			u.PodGroups = append(u.PodGroups, user.Group)
 		}
 	}
-	slices.SortFunc(u.Pods, func(a, b Pod) int { return cmp.Compare(a.Name, b.Name) })
 	at.Uses = append(at.Uses, u)
 	if !u.AdminAccess {
 		at.hold(r)

@@ -109,8 +109,26 @@ type Use struct {
 	// claim.
 	Leftover bool  `json:"leftover,omitempty"`
 	Claim    Claim `json:"claim"`
-	// Pods for which the claim is reserved, by name; none while no pod uses it.
+	// Pods that use the claim, by name: those for which it is reserved, and those of its
+	// PodGroups, as far as they are known.
 	Pods []Pod `json:"pods,omitempty"`
+	// PodGroups for which the claim is reserved.
+	PodGroups []string `json:"podGroups,omitempty"`
+}
+
+// Users names those who use the claim: its pods, or the PodGroups if no pod is known; none
+// while no pod uses it.
+func (u *Use) Users() []string {
+	var out []string
+	for _, p := range u.Pods {
+		out = append(out, p.Name)
+	}
+	if len(out) == 0 {
+		for _, g := range u.PodGroups {
+			out = append(out, "podgroup/"+g)
+		}
+	}
+	return out
 }
 
 // Claim is a ResourceClaim.

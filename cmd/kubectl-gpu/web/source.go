@@ -237,12 +237,13 @@ type Cluster struct {
 	Policies []view.Policy     `json:"policies,omitempty"`
 }
 
-// node derives a node's part of the page; none if it has no GPUs and no news.
+// node derives a node's part of the page; none if it has no GPUs and no news. PodGroups are
+// shown as such: most of their pods aren't pending, and so not read.
 func (s *Source) node(name string) nodeJSON {
 	o := view.Objects{
 		Slices: on[resourceapi.ResourceSlice](s.slices, name), Claims: on[resourceapi.ResourceClaim](s.claims, name),
 		Inventories: on[v1alpha1.GPUInventory](s.inventories, name), Policies: on[v1alpha1.SharingPolicy](s.policies, name),
-		TaintRules: items[resourceapi.DeviceTaintRule](s.rules), Pods: on[corev1.Pod](s.pods, name),
+		TaintRules: items[resourceapi.DeviceTaintRule](s.rules), Pods: slices.DeleteFunc(on[corev1.Pod](s.pods, name), inGroup),
 	}
 	built := view.Build(o).Nodes
 	i := slices.IndexFunc(built, func(n view.Node) bool { return n.Name == name })
@@ -262,6 +263,8 @@ func (s *Source) node(name string) nodeJSON {
 	page := view.Page(n, view.Pool(n, labels, s.options.PoolLabels))
 	return nodeJSON{encode(page), encode(page.Outline())}
 }
+
+func inGroup(p corev1.Pod) bool { return p.Spec.SchedulingGroup != nil }
 
 func encode(v any) json.RawMessage {
 	raw, err := json.Marshal(v)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -228,6 +229,41 @@ func TestFollows(t *testing.T) {
 		}
 	}
 	page.until(t, "a page without the node", func() bool { _, there := page.Nodes[pool]; return !there && equal() })
+}
+
+// TestPodGroup: the page shows a PodGroup as such, and not the few of its pods that are
+// pending.
+func TestPodGroup(t *testing.T) {
+	c, err := webtest.Mixed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := c.Objects().Claims
+	i := slices.IndexFunc(claims, func(c resourceapi.ResourceClaim) bool { return len(c.Status.ReservedFor) > 0 })
+	claim := claims[i].DeepCopy()
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang", UID: "g"}}
+	c.Claims.Delete(claims[i].DeepCopy())
+	c.Claims.Add(claim)
+	member := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: "gang-7", UID: "m"}}
+	member.Spec.NodeName = claim.Status.Allocation.Devices.Results[0].Pool
+	member.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("gang")}
+	member.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
+	c.Pods.Add(member)
+	page := open(t, serve(t, c))
+	var use view.Use
+	page.until(t, "the claim", func() bool {
+		for _, g := range page.Nodes[member.Spec.NodeName].GPUs {
+			for _, u := range g.Uses {
+				if u.Claim.Name == claim.Name && u.Claim.Namespace == claim.Namespace {
+					use = u
+				}
+			}
+		}
+		return page.all
+	})
+	if !slices.Equal(use.PodGroups, []string{"gang"}) || len(use.Pods) > 0 {
+		t.Errorf("%+v", use)
+	}
 }
 
 // TestSendsWhatChanged: a change of one node is sent alone, also to who comes back.

@@ -1,7 +1,7 @@
 // GPUs as they are drawn: a bar with everything in it, or a cell among thousands.
 
 import {age, bytes, h, plural, s} from "./dom.js";
-import {STATES, KINDS, fitName, findings, useKind, useName} from "./model.js";
+import {STATES, KINDS, fitName, findings, useKind, useName, usersOf} from "./model.js";
 
 const percent = (x) => `${(100 * x).toFixed(4)}%`;
 
@@ -68,7 +68,7 @@ export function bar(g) {
   for (const seg of g.segments) {
     const uses = seg.uses.map((i) => g.uses[i]);
     const u = uses[0];
-    parts.push(h(`span.seg.k-${u.type}${uses.some((x) => x.pods?.length) ? "" : ".idle"}`, {
+    parts.push(h(`span.seg.k-${u.type}${uses.some((x) => usersOf(x).length) ? "" : ".idle"}`, {
       "--from": percent(seg.start), "--size": percent(seg.size), "data-use": seg.uses[0],
     }, h("b", null, useName(u) + (uses.length > 1 ? ` +${uses.length - 1}` : "")), u.profile ? h("i", null, u.profile) : null));
   }
@@ -134,9 +134,9 @@ export function useCard(g, u) {
   const facts = [useKind(u), u.memoryBytes ? bytes(u.memoryBytes) : null, u.threadPercentage ? `${u.threadPercentage} % of the threads` : null,
     u.placement ? `slots ${u.placement.start} to ${u.placement.start + u.placement.size - 1}` : null,
     u.adminAccess ? "watches only (admin access)" : null, u.leftover ? "no longer offered" : null];
-  const pods = u.pods ?? [];
+  const users = usersOf(u);
   return [
-    h("div.who", null, pods.length ? pods.map((p) => h("div", null, h("b", null, p.name), p.phase ? h("span.phase", null, p.phase) : null)) : h("b.none", null, "no pod uses it")),
+    h("div.who", null, users.length ? users.map((p) => h("div", null, h("b", null, p.name), p.phase ? h("span.phase", null, p.phase) : null)) : h("b.none", null, "no pod uses it")),
     h("div.facts", null, h(`span.dot.k-${u.type}`, {"aria-hidden": "true"}), facts.filter(Boolean).join(" · ")),
     h("div.facts", null, `claim ${u.claim.namespace}/${u.claim.name}`),
   ];
@@ -154,7 +154,7 @@ export function gpuCard(g) {
 
 // nodeCard describes a node in the tooltip of its tile.
 export function nodeCard(node) {
-  const used = new Set(node.gpus.flatMap((g) => g.uses.flatMap((u) => (u.pods ?? []).map((p) => p.name))));
+  const used = new Set(node.gpus.flatMap((g) => g.uses.flatMap((u) => usersOf(u).map((p) => p.name))));
   const kinds = Object.entries(KINDS).map(([k, v]) => [node.gpus.flatMap((g) => g.uses).filter((u) => u.type === k).length, v.one]).filter(([n]) => n);
   return [
     h("div.who", null, h("b", null, node.name), h("span.phase", null, plural(node.gpus.length, "GPU"))),

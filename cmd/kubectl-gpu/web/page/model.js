@@ -112,10 +112,16 @@ export function fitName(f) {
   return f.profile || f.type;
 }
 
-// useName names who has a use: its pods, or its claim in parentheses.
+// usersOf are those who use a claim: its pods, or its PodGroups if no pod is known.
+export function usersOf(u) {
+  return u.pods?.length ? u.pods : (u.podGroups ?? []).map((name) => ({name: `podgroup/${name}`}));
+}
+
+// useName names who has a use: its users, or its claim in parentheses.
 export function useName(u) {
-  if (!u.pods?.length) return `(${u.claim.name})`;
-  return u.pods[0].name + (u.pods.length > 1 ? ` +${u.pods.length - 1}` : "");
+  const users = usersOf(u);
+  if (!users.length) return `(${u.claim.name})`;
+  return users[0].name + (users.length > 1 ? ` +${users.length - 1}` : "");
 }
 
 // useKind says what a use is: "MIG partition 3g.40gb", "MPS share 1 of 4".
@@ -161,7 +167,7 @@ function haystack(g) {
   g.text ??= [
     g.node.name, g.node.pool, g.uuid, g.device, g.model, g.policy,
     ...(g.conditions ?? []).map((c) => c.type), ...(g.taints ?? []).map((t) => `${t.key}=${t.value}`),
-    ...g.uses.flatMap((u) => [u.device, u.profile, u.claim.namespace, u.claim.name, ...(u.pods ?? []).map((p) => p.name)]),
+    ...g.uses.flatMap((u) => [u.device, u.profile, u.claim.namespace, u.claim.name, ...usersOf(u).map((p) => p.name)]),
   ].join("\n").toLowerCase();
   return g.text;
 }
