@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/test/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
@@ -37,7 +38,8 @@ const batch = 25
 
 // TestAgreement: of every pod `kubectl gpu fits` says before whether it will be placed,
 // on which nodes, and which devices it gets there; `kubectl gpu why` says that it waits;
-// and after the end of the claims that it names, the scheduler places the pod.
+// and after the end of the claims that it names, the scheduler places the pod. Then pods of
+// shapes that random claims don't have.
 func TestAgreement(t *testing.T) {
 	c := begin(t)
 	for i := range *count {
@@ -54,6 +56,7 @@ func TestAgreement(t *testing.T) {
 	if c.placed < c.pods/4 || c.causes[fit.InUse] < c.pods/20 {
 		t.Error("so few pods were placed, or waited for others, that agreement says little")
 	}
+	c.shapes(t)
 }
 
 // tally counts what happened.
@@ -309,6 +312,8 @@ func begin(t *testing.T) *check {
 		t.Fatalf("build kubectl-gpu: %v: %s", err, out)
 	}
 	s, err := stack.Up(t.Context(), stack.Options{
+		// PodGroups are off by default.
+		DRA: cluster.DRAAll, FeatureGates: map[string]bool{"GenericWorkload": true, "DRAWorkloadResourceClaims": true},
 		Name: *name, Machines: []string{"8xh100-80gb", "2xa100-80gb,2xl40s,1xh200", "8xh100-80gb"},
 		// Nodes without kubelets get taints, which would evict the controller.
 		Values: []string{"controller.tolerations[0].operator=Exists"}, Out: os.Stderr,

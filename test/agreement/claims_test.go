@@ -72,9 +72,7 @@ func (a author) exactly() resourceapi.ExactDeviceRequest {
 	case n < 34:
 		e.DeviceClassName = "mps.gpu.nvidia.com"
 		if !a.one(4) {
-			e.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-				gpu.MemoryCapacity: *resource.NewQuantity(int64(1+a.IntN(pick(a, 20, 20, 40, 160)))<<30, resource.BinarySI),
-			}}
+			a.capacity(&e, gpu.MemoryCapacity, int64(1+a.IntN(pick(a, 20, 20, 40, 160)))<<30)
 		}
 	case n < 38:
 		e.DeviceClassName, e.Count = "timeslice.gpu.nvidia.com", pick(a, int64(1), 1, 1, 2, 5)
@@ -85,6 +83,11 @@ func (a author) exactly() resourceapi.ExactDeviceRequest {
 		e.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 	}
 	return e
+}
+
+func (author) capacity(e *resourceapi.ExactDeviceRequest, name resourceapi.QualifiedName, amount int64) {
+	q := *resource.NewQuantity(amount, resource.BinarySI)
+	e.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{name: q}}
 }
 
 func (a author) whole(e *resourceapi.ExactDeviceRequest) {
@@ -102,13 +105,18 @@ func (a author) whole(e *resourceapi.ExactDeviceRequest) {
 // unusual is a request that is wrong or asks for any kind of device.
 func (a author) unusual(e *resourceapi.ExactDeviceRequest) {
 	e.DeviceClassName = pick(a, "gpu.nvidia.com", "mig.nvidia.com", "mps.gpu.nvidia.com")
-	switch a.IntN(4) {
+	switch a.IntN(6) {
 	case 0:
 		e.DeviceClassName = "no-such-class"
 	case 1:
 		e.Selectors = where(`device.attributes["gpu.nvidia.com"].noSuchAttribute == %s`, "1")
 	case 2:
 		e.Selectors = where(`device.attributes["gpu.nvidia.com"].architecture == "%s"`, pick(a, "Hopper", "Ada Lovelace", "Ampere", "Volta"))
+	case 3:
+		a.capacity(e, "shares", 1)
+	case 4:
+		e.DeviceClassName = "mps.gpu.nvidia.com"
+		a.capacity(e, gpu.ThreadCapacity, pick(a, int64(50), 100, 150))
 	default:
 		e.Count = 2
 	}

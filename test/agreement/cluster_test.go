@@ -63,15 +63,28 @@ func (c *check) publish(t *testing.T) {
 	}
 }
 
-// newPod writes a pod and its claims.
+// newPod writes a pod and its random claims.
 func (c *check) newPod(name string) *corev1.Pod {
+	var specs []resourceapi.ResourceClaimSpec
+	for range pick(c.random, 1, 1, 1, 1, 2) {
+		specs = append(specs, c.random.spec())
+	}
+	p := c.podOf(name, specs...)
+	if c.random.one(5) {
+		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: pick(c.random, c.Cluster.Nodes()...)}
+	}
+	return p
+}
+
+// podOf writes a pod and its claims.
+func (c *check) podOf(name string, specs ...resourceapi.ResourceClaimSpec) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	main := corev1.Container{Name: "main", Image: "registry.k8s.io/pause"}
-	for i := range pick(c.random, 1, 1, 1, 1, 2) {
+	for i, spec := range specs {
 		claim := resourceapi.ResourceClaim{
 			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint(name, ".", claimSuffix, i)},
-			Spec:       c.random.spec(),
+			Spec:       spec,
 		}
 		c.claims[name] = append(c.claims[name], claim)
 		of := corev1.PodResourceClaim{Name: fmt.Sprint(claimSuffix, i), ResourceClaimName: &claim.Name}
@@ -80,9 +93,6 @@ func (c *check) newPod(name string) *corev1.Pod {
 	}
 	p.Spec.Containers = []corev1.Container{main}
 	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // the kubelets are stopped
-	if c.random.one(5) {
-		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: pick(c.random, c.Cluster.Nodes()...)}
-	}
 	return p
 }
 

@@ -6,5 +6,7 @@
 // Claims that get devices change the answer for the next pod, so pods are judged and
 // scheduled one at a time. The nodes' kubelets are stopped once Tessera has published
 // its devices: allocation needs none, and without containers hundreds of pods take
-// minutes only.
+// minutes only. At the end come single pods of shapes that are no matter of chance: with
+// claims of their own that have devices already, with claims that are being deleted or
+// that a quota refuses, of PodGroups, and for a node with a device plugin.
 package agreement

@@ -32,9 +32,10 @@ const (
 type Options struct {
 	// Name of the cluster.
 	Name string
-	// Kubernetes, Kubelet, Containerd and DRA are those of cluster.Options.
+	// Kubernetes, Kubelet, Containerd, DRA and FeatureGates are those of cluster.Options.
 	Kubernetes, Kubelet, Containerd string
 	DRA                             cluster.DRA
+	FeatureGates                    map[string]bool
 	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
 	// the first. There are as many nodes as machines. With none there is one
 	// node, with the GPUs that this host really has.
@@ -70,7 +71,7 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 		return nil, err
 	}
 	c, err := cluster.Up(ctx, cluster.Options{
-		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Containerd: o.Containerd, DRA: o.DRA,
+		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Containerd: o.Containerd, DRA: o.DRA, FeatureGates: o.FeatureGates,
 		Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
 	})
 	if err != nil {
