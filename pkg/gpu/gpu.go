@@ -296,7 +296,7 @@ func (t ConditionType) Effect() Effect {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing, UnusableUUID, FabricNotReady,
 		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed:
 		return NoSchedule
-	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection, AttributesUnreadable:
+	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection, AttributesUnreadable, VitalsUnreadable:
 		return Informational
 	case CDIFailed, ComputeModeChanged, TimeSliceUnsupported:
 		return NoTaint

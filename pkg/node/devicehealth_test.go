@@ -109,6 +109,7 @@ func TestHealthByCondition(t *testing.T) {
 		gpu.FabricNotReady:       unhealthy,
 		gpu.UnusableUUID:         unhealthy,
 		gpu.AttributesUnreadable: healthy,
+		gpu.VitalsUnreadable:     healthy,
 		gpu.NotResponding:        unknown,
 		gpu.Unreadable:           unknown,
 		gpu.StateUnreadable:      healthy,

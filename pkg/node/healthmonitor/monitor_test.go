@@ -214,12 +214,18 @@ func TestUnreadableRecord(t *testing.T) {
 	})
 }
 
-// TestVitalsThatCannotBeRead say nothing about the GPU.
+// TestVitalsThatCannotBeRead say nothing about the GPU but that its health isn't known.
 func TestVitalsThatCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		n.set(gpu0, gpu.RecoveryUnsupported, errors.New("unknown error"))
 		time.Sleep(5 * time.Minute)
-		n.has(gpu0)
+		n.has(gpu0, gpu.VitalsUnreadable)
+		if len(n.journal.AllHealth()) > 0 {
+			t.Errorf("the journal has %+v, want nothing", n.journal.AllHealth())
+		}
+		n.set(gpu0, gpu.RecoveryReset, nil)
+		time.Sleep(5 * time.Second)
+		n.has(gpu0, gpu.ResetRequired)
 	})
 }
 

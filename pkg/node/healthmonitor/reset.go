@@ -88,7 +88,8 @@ func (m *Monitor) explain(w *watchedGPU, text string) {
 	}
 }
 
-// conditions returns the GPU's conditions, with the explanation.
+// conditions returns the GPU's conditions, with the explanation. The one about readings isn't
+// part of the state: the next reading says whether it is still so.
 func (w *watchedGPU) conditions() []gpu.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,6 +98,9 @@ func (w *watchedGPU) conditions() []gpu.Condition {
 		if all[i].Type == gpu.ResetRequired && w.healing != "" {
 			all[i].Message += "; " + w.healing
 		}
+	}
+	if w.unread != "" {
+		all = append(all, gpu.Condition{Type: gpu.VitalsUnreadable, Message: w.unread})
 	}
 	return all
 }

@@ -41,10 +41,10 @@ type watchedGPU struct {
 	// another one, is under it.
 	deciding sync.Mutex
 	unsaved  bool
-	// lastError is the error of the last reading, if it was logged; only watch uses it.
-	lastError string
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// unread is why the last reading said nothing about the GPU; empty if it did.
+	unread  string
 	current health.State
 	xids    []gpu.XID // not decided on yet, each kind once
 	// healing explains how the condition ResetRequired is going to end.
@@ -59,6 +59,13 @@ func (w *watchedGPU) state() health.State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.current
+}
+
+// sick reports whether something is wrong with the GPU, or not known.
+func (w *watchedGPU) sick() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.current.Causes) > 0 || w.unread != ""
 }
 
 func (w *watchedGPU) set(s health.State) {
@@ -108,7 +115,7 @@ func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
 			m.heal(ctx, w, vitals.Recovery)
 		}
 		every := readEvery
-		if faults, _ := m.cfg.DaemonFaults(w.uuid); len(faults) > 0 || len(w.state().Causes) > 0 {
+		if faults, _ := m.cfg.DaemonFaults(w.uuid); len(faults) > 0 || w.sick() {
 			every = readSickEvery
 		}
 		pause(ctx, minInterval, nil)
@@ -198,11 +205,11 @@ func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, rec
 }
 
 // observe decides on a reading. An error that may be one of this program says
-// nothing about the GPU; the reading of its facts has conditions for it.
+// nothing about the GPU but that its health isn't known.
 func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	r := health.Reading{At: time.Now(), Load: m.hardware.Load()}
 	r.DaemonFaults, r.DaemonsKnown = m.cfg.DaemonFaults(w.uuid)
-	problem := ""
+	var problem error
 	switch {
 	case a.err == nil:
 		r.Vitals = &a.vitals
@@ -211,11 +218,27 @@ func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	case errors.Is(a.err, nvml.ErrNotResponding):
 		r.Conditions = []gpu.Condition{{Type: gpu.NotResponding, Message: a.err.Error()}}
 	default:
-		problem = a.err.Error()
+		problem = a.err
 	}
-	if problem != "" && problem != w.lastError {
-		klog.FromContext(ctx).Error(a.err, "A GPU's vitals can't be read", "node", m.cfg.NodeName, "gpu", w.uuid)
-	}
-	w.lastError = problem
+	m.noteUnread(ctx, w, problem)
 	m.change(ctx, w, func(s health.State) health.State { return s.Observe(r) })
+}
+
+// noteUnread sets why a reading said nothing about the GPU; nil if it did.
+func (m *Monitor) noteUnread(ctx context.Context, w *watchedGPU, err error) {
+	why := ""
+	if err != nil {
+		why = err.Error()
+	}
+	w.mu.Lock()
+	changed := w.unread != why
+	w.unread = why
+	w.mu.Unlock()
+	if !changed {
+		return
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A GPU's vitals can't be read", "node", m.cfg.NodeName, "gpu", w.uuid)
+	}
+	m.publish()
 }
