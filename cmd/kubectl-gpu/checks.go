@@ -116,6 +116,12 @@ func examinePlugin(inv *v1alpha1.GPUInventory) []finding {
 			Do: "Only one driver may serve the GPUs of a node: remove the other one from it.",
 		})
 	}
+	if c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionUnidentifiedGPUs); c != nil && c.Status == metav1.ConditionTrue {
+		out = append(out, finding{
+			Level: trouble, Check: "gpus-not-identified", What: c.Message,
+			Do: "Look at nvidia-smi -L and at the kernel log of the node: the GPU or its connection is broken, mostly.",
+		})
+	}
 	return out
 }
 

@@ -263,8 +263,9 @@ func (b *builder) addInventory(inv *v1alpha1.GPUInventory) {
 	n := b.node(inv.Name)
 	n.DriverVersion = inv.Status.DriverVersion
 	for _, c := range inv.Status.Conditions {
-		bad := c.Type == v1alpha1.ConditionReady && c.Status != metav1.ConditionTrue ||
-			c.Type == v1alpha1.ConditionConflicting && c.Status == metav1.ConditionTrue
+		is := c.Status == metav1.ConditionTrue
+		bad := c.Type == v1alpha1.ConditionReady && !is ||
+			(c.Type == v1alpha1.ConditionConflicting || c.Type == v1alpha1.ConditionUnidentifiedGPUs) && is
 		if bad {
 			n.Problems = append(n.Problems, c.Reason+": "+c.Message)
 		}

@@ -243,7 +243,8 @@ func TestIncompletePool(t *testing.T) {
 	}
 }
 
-// TestGPUsWithoutNames checks that GPUs whose UUIDs give no name are shown, and hide no other.
+// TestGPUsWithoutNames checks that GPUs whose UUIDs give no name are shown, and hide no other,
+// and that those without a UUID are counted.
 func TestGPUsWithoutNames(t *testing.T) {
 	n, err := offertest.Node("l4", 4)
 	if err != nil {
@@ -254,8 +255,15 @@ func TestGPUsWithoutNames(t *testing.T) {
 	n.GPUs[3].UUID = n.GPUs[2].UUID
 	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 	inventory.SetFacts(&inv.Status, n)
+	inv.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionUnidentifiedGPUs, Status: metav1.ConditionTrue, Reason: "NotIdentified", Message: "NVML lists 5 GPUs, 4 are identified",
+	}}
+	shown := view.Build(view.Objects{Inventories: []v1alpha1.GPUInventory{inv}}).Nodes[0]
+	if !slices.Contains(shown.Problems, "NotIdentified: NVML lists 5 GPUs, 4 are identified") {
+		t.Errorf("problems %q, want the GPUs that aren't identified", shown.Problems)
+	}
 	var got []string
-	for _, g := range view.Build(view.Objects{Inventories: []v1alpha1.GPUInventory{inv}}).Nodes[0].GPUs {
+	for _, g := range shown.GPUs {
 		got = append(got, fmt.Sprintf("%d %s %q", g.Index, g.UUID, g.Device))
 	}
 	name, _ := gpu.NameAll(n.GPUs).Name(gpu.Whole{GPU: named})
