@@ -21,7 +21,8 @@ const (
 	RowRemapFailed ConditionType = "RowRemapFailed"
 	// NVLinkDown: NVLinks that were active are down.
 	NVLinkDown ConditionType = "NVLinkDown"
-	// VitalsUnreadable: the driver doesn't say how the GPU is, or whether it must be reset.
+	// VitalsUnreadable: the driver doesn't say how the GPU is, or whether it must be reset, or
+	// doesn't report its errors.
 	VitalsUnreadable ConditionType = "VitalsUnreadable"
 	// NeedsInspection: the GPU reported an error that people must look at; whether it
 	// can be used isn't known.

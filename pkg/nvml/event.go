@@ -82,9 +82,11 @@ func (s *Session) WaitEvent(ctx context.Context) (Event, error) {
 		}
 		data, ret := s.events.Wait(waitMillis)
 		if ret == gonvml.ERROR_TIMEOUT {
+			s.noteUnheard(allGPUs, nil)
 			continue
 		}
 		err := wrap(ret, "nvmlEventSetWait", "")
+		s.noteUnheard(allGPUs, err)
 		if errors.Is(err, ErrLost) && s.dropLost() {
 			return Event{Kind: EventUnavailable}, nil
 		}
@@ -153,7 +155,9 @@ func instanceID(id uint32) *int {
 func (s *Session) watch() error {
 	if s.events == nil {
 		set, ret := s.lib.EventSetCreate()
-		if err := wrap(ret, "nvmlEventSetCreate", ""); err != nil {
+		err := wrap(ret, "nvmlEventSetCreate", "")
+		s.noteUnheard(allGPUs, err)
+		if err != nil {
 			return err
 		}
 		s.events, s.watched = set, map[gpu.UUID]bool{}
@@ -167,7 +171,9 @@ func (s *Session) watch() error {
 		if _, ok := s.watched[uuid]; ok {
 			continue
 		}
-		if err := s.register(uuid, s.events); err == nil || errors.Is(err, ErrNotSupported) {
+		err := s.register(uuid, s.events)
+		s.noteUnheard(uuid, err)
+		if err == nil || errors.Is(err, ErrNotSupported) {
 			s.watched[uuid] = err == nil
 			delete(s.dropped, uuid)
 		} else {
@@ -180,6 +186,31 @@ func (s *Session) watch() error {
 		return fmt.Errorf("watch GPUs for events: none of %d GPUs has any: %w", len(gpus), cmp.Or(failed, ErrNotSupported))
 	}
 	return nil
+}
+
+// allGPUs in noteUnheard is what the whole set is about.
+const allGPUs gpu.UUID = ""
+
+// noteUnheard stores why events of a GPU don't arrive; with nil, and if something else than
+// NVML's answer keeps them away, that they do. A GPU that is lost has a condition for that.
+func (s *Session) noteUnheard(uuid gpu.UUID, err error) {
+	_, answered := errors.AsType[gonvml.Return](err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answered && failure(err) != nil && !errors.Is(err, ErrLost) {
+		s.unheard[uuid] = err
+	} else {
+		delete(s.unheard, uuid)
+	}
+}
+
+// addUnheard adds a condition to the GPUs whose events don't arrive. It needs the lock.
+func (s *Session) addUnheard(gpus []gpu.GPU) {
+	for i, g := range gpus {
+		if err := cmp.Or(s.unheard[g.UUID], s.unheard[allGPUs]); err != nil {
+			gpus[i].Conditions = append(gpus[i].Conditions, gpu.Condition{Type: gpu.VitalsUnreadable, Message: "the GPU's errors are not reported: " + err.Error()})
+		}
+	}
 }
 
 // dropLost frees the set, from which NVML removes no single GPU, so that the next one is

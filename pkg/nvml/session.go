@@ -40,6 +40,8 @@ type Session struct {
 	handles map[gpu.UUID]gonvml.Device
 	indexes map[int]gpu.UUID
 	gpm     map[gpu.UUID]*gpmSamples
+	// unheard has why events of GPUs don't arrive; see noteUnheard.
+	unheard map[gpu.UUID]error
 
 	watching sync.Mutex // held by WaitEvent
 	events   gonvml.EventSet
@@ -139,7 +141,7 @@ func (o *Opener) init(lib *library, name string) (*Session, error) {
 	}
 	return &Session{
 		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, dropped: map[gpu.UUID]bool{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, unheard: map[gpu.UUID]error{}, dropped: map[gpu.UUID]bool{},
 	}, nil
 }
 
@@ -253,6 +255,7 @@ func (s *Session) List() (Listing, error) {
 	defer s.mu.Unlock()
 	gpus, unidentified := s.known.list(before, read, failed)
 	s.nvlinks.join(gpus)
+	s.addUnheard(gpus)
 	return Listing{GPUs: gpus, Count: len(identified) + len(failed), Unidentified: unidentified}, nil
 }
 

@@ -1,6 +1,7 @@
 package nvml_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -361,6 +362,66 @@ func TestUUIDs(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" || len(l.Unidentified) != tc.unidentified {
 				t.Errorf("unidentified are %v, want %d; listed (-want +got):\n%s", l.Unidentified, tc.unidentified, diff)
 			}
+		})
+	}
+}
+
+// TestEventsThatDoNotArrive checks that a GPU whose errors aren't reported says so, and that
+// all do if nothing can be waited for.
+func TestEventsThatDoNotArrive(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fault nvmlsim.Fault
+		want  []string // a part of each GPU's condition; empty: none
+	}{
+		"of one GPU":            {nvmlsim.Fault{Call: "DeviceRegisterEvents", GPU: 0, Code: nvmlsim.Unknown}, []string{"nvmlDeviceRegisterEvents", ""}},
+		"of one without types":  {nvmlsim.Fault{Call: "DeviceGetSupportedEventTypes", GPU: 1, Code: nvmlsim.Timeout}, []string{"", "nvmlDeviceGetSupportedEventTypes"}},
+		"of one that has none":  {nvmlsim.Fault{Call: "DeviceGetSupportedEventTypes", GPU: 1, Code: nvmlsim.NotSupported}, []string{"", ""}},
+		"of a driver without":   {nvmlsim.Fault{Call: "EventSetCreate", GPU: nvmlsim.AnyGPU, Code: nvmlsim.NotSupported}, []string{"", ""}},
+		"no set":                {nvmlsim.Fault{Call: "EventSetCreate", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown}, []string{"nvmlEventSetCreate", "nvmlEventSetCreate"}},
+		"a set that can't wait": {nvmlsim.Fault{Call: "EventSetWait", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown}, []string{"nvmlEventSetWait", "nvmlEventSetWait"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, "2xl4")
+			check := func(when string, want []string) {
+				t.Helper()
+				for i, g := range listing(t, s.Session).GPUs {
+					var got string
+					if len(g.Conditions) > 0 {
+						got = string(g.Conditions[0].Type) + ": " + g.Conditions[0].Message
+					}
+					if (want[i] == "") != (got == "") || want[i] != "" && (!strings.HasPrefix(got, "VitalsUnreadable: ") || !strings.Contains(got, want[i])) {
+						t.Errorf("%s: GPU %d has condition %q, want %q", when, i, got, want[i])
+					}
+				}
+			}
+			if err := s.Machine.Fault(tc.fault); err != nil {
+				t.Fatal(err)
+			}
+			wait := func() {
+				ctx, cancel := context.WithCancel(t.Context())
+				if tc.fault.Call != "EventSetWait" {
+					cancel() // it only registers
+				}
+				_ = s.Listen()
+				_, _ = s.WaitEvent(ctx)
+				cancel()
+			}
+			check("before", []string{"", ""})
+			wait()
+			check("when it fails", tc.want)
+			if err := s.Machine.ClearFaults(); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Listen(); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Machine.RaiseXID(0, nvmlsim.XID{Code: 13}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.WaitEvent(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			check("when it works", []string{"", ""})
 		})
 	}
 }
