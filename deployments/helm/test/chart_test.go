@@ -217,6 +217,12 @@ func TestPluginsUpdateStrategy(t *testing.T) {
 			t.Errorf("the manifest for %s has no %q:\n%s", version, want, out)
 		}
 	}
+	for version, want := range map[string]string{"1.32.13": "updateStrategy:\n    type: RollingUpdate\n", "1.37.1": "rollingUpdate: {maxSurge: 1, maxUnavailable: 0}"} {
+		out, all, err := template(t, "--kube-version="+version, "--show-only=templates/node/daemonset.yaml", "--set=node.updateStrategy.rollingUpdate=null")
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("without rollingUpdate, the manifest for %s has no %q: %v\n%s", version, want, err, all)
+		}
+	}
 }
 
 // TestLeftOut checks what NOTES.txt says that a version of Kubernetes leaves out.
@@ -300,6 +306,9 @@ func TestRefusals(t *testing.T) {
 		"digest":                       {"image.digest=latest", []string{"/image/digest", "sha256:"}},
 		"a second plugin on a node":    {"node.updateStrategy.rollingUpdate.maxSurge=1", []string{"/node/updateStrategy/rollingUpdate", "'maxSurge' not allowed"}},
 		"an upgrade of nothing":        {"node.updateStrategy.rollingUpdate.maxUnavailable=0", []string{"/node/updateStrategy/rollingUpdate/maxUnavailable"}},
+		"a label of the chart's":       {`node.podLabels.app\.kubernetes\.io/component=mine`, []string{"invalid propertyName 'app.kubernetes.io/component'"}},
+		"a label of a PodMonitor":      {`monitoring.podMonitor.labels.app\.kubernetes\.io/name=mine`, []string{"invalid propertyName 'app.kubernetes.io/name'"}},
+		"an annotation of the chart's": {`mps.podAnnotations.kubectl\.kubernetes\.io/default-container=mine`, []string{"invalid propertyName 'kubectl.kubernetes.io/default-container'"}},
 		"no machine":                   {"simulator.enabled=true,simulator.machine=", []string{"/simulator/machine"}},
 		"two drivers":                  {"simulator.enabled=true,node.driverRoot=/run/nvidia/driver", []string{"simulator.enabled", "node.driverRoot (/run/nvidia/driver)"}},
 		"extended resource":            {"deviceClasses.extendedResourceName=gpu", []string{"/deviceClasses/extendedResourceName"}},

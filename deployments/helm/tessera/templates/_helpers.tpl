@@ -69,7 +69,7 @@ running one and takes over from it, on as many nodes at a time as maxUnavailable
 {{- include "tessera.updateStrategy" $strategy -}}
 {{- else -}}
 type: RollingUpdate
-rollingUpdate: {maxSurge: {{ $strategy.rollingUpdate.maxUnavailable }}, maxUnavailable: 0}
+rollingUpdate: {maxSurge: {{ ($strategy.rollingUpdate | default dict).maxUnavailable | default 1 }}, maxUnavailable: 0}
 {{- end -}}
 {{- end -}}
 
