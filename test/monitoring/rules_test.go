@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/tessera-dra/tessera/test/cluster"
@@ -25,6 +26,19 @@ func TestRules(t *testing.T) {
 	tests, err := filepath.Glob("testdata/*.rules.yaml")
 	if err != nil || len(tests) == 0 {
 		t.Fatalf("no tests of rules: %v", err)
+	}
+	var texts string
+	for _, file := range tests {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts += string(text)
+	}
+	for name := range alerts(t) {
+		if !strings.Contains(texts, name) {
+			t.Errorf("the alert %s has no test", name)
+		}
 	}
 	for _, args := range [][]string{
 		{"check", "rules", "--lint=all", "--lint-fatal", rulesFile},
