@@ -335,5 +335,5 @@ func (o *draft) describePart(n gpu.Node, p part, name gpu.DeviceName) resourceap
 	if p.shared {
 		return o.describeShared(n, p, name)
 	}
-	return describePartition(o.g, p, name)
+	return describePartition(n, o.g, p, name)
 }

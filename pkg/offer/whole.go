@@ -47,15 +47,13 @@ func describeWhole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Devic
 	}
 	a.string("addressingMode", g.AddressingMode)
 	a.nvlink(n, g)
-	return resourceapi.Device{
-		Name:       string(name),
-		Attributes: a,
+	c := capacities{
 		// Unlike an attribute, memory that isn't known is there, and 0: a selector on a capacity
 		// that a device lacks fails, and with it the pod, on every node.
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			"memory": {Value: *resource.NewQuantity(g.MemoryBytes, resource.BinarySI)},
-		},
+		gpu.MemoryCapacity: {Value: *resource.NewQuantity(g.MemoryBytes, resource.BinarySI)},
 	}
+	c.largest(g.MIG)
+	return resourceapi.Device{Name: string(name), Attributes: a, Capacity: c}
 }
 
 // clique has the form of the node label nvidia.com/gpu.clique: a clique's number
@@ -68,17 +66,12 @@ type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // model sets what all GPUs of one product, and all on one driver, share.
 func (a attributes) model(n gpu.Node, g gpu.GPU) {
-	a.product(g)
-	a.string("brand", g.Model.Brand)
-	a.version("driverVersion", n.DriverVersion)
-	a.version("cudaDriverVersion", n.CUDADriverVersion)
-}
-
-// product sets the attributes by which manifests choose a product.
-func (a attributes) product(g gpu.GPU) {
 	a.string("productName", g.Model.ProductName)
+	a.string("brand", g.Model.Brand)
 	a.string("architecture", g.Model.Architecture)
 	a.version("cudaComputeCapability", g.Model.CUDAComputeCapability)
+	a.version("driverVersion", n.DriverVersion)
+	a.version("cudaDriverVersion", n.CUDADriverVersion)
 }
 
 // place sets where in the machine the GPU is.
@@ -87,6 +80,11 @@ func (a attributes) place(g gpu.GPU) {
 	if g.Minor >= 0 {
 		a.int("minor", g.Minor)
 	}
+	a.bus(g)
+}
+
+// bus sets where the GPU is on the PCI bus, with the names that all drivers use.
+func (a attributes) bus(g gpu.GPU) {
 	a.string(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
 	a.string(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	if g.NUMANode != nil && *g.NUMANode >= 0 {

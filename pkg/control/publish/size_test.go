@@ -2,7 +2,6 @@ package publish
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 	"time"
 
@@ -12,28 +11,23 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// maxNode is how many bytes of JSON a node of eight H100s may publish: all placements of
-// partitions, NVLink, the attributes of PCI that hosts report, and the counter of memory.
-const maxNode = 90 << 10
-
-// TestSizeOfNode checks that a node stays within maxNode, also if all devices of one GPU have
-// a taint.
+// TestSizeOfNode checks how many bytes of JSON a node of eight H100s publishes: all
+// placements of partitions, NVLink, what hosts report of PCI, and the counter of memory;
+// and that all devices of some GPUs have a taint.
 func TestSizeOfNode(t *testing.T) {
-	for name, conditions := range map[string][]gpu.Condition{
-		"healthy":          nil,
-		"one GPU of eight": {{Type: gpu.ResetRequired, Since: time.Unix(1e9, 0)}},
+	for name, tc := range map[string]struct{ tainted, most int }{
+		"healthy":          {0, 140 << 10},
+		"one GPU of eight": {1, 142 << 10},
+		"all GPUs":         {8, 158 << 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, err := offertest.Node("h100-80gb", 8)
+			n, err := offertest.Host("h100-80gb", 8)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range n.GPUs {
-				g := &n.GPUs[i]
-				g.PCI, g.PCIeRoot = gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 16+i)), fmt.Sprintf("pci0000:%02x", 15+i)
-				g.NUMANode, g.ECCEnabled = new(i/4), new(true)
+			for i := range tc.tainted {
+				n.GPUs[i].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Since: time.Unix(1e9, 0)}}
 			}
-			n.GPUs[0].Conditions = conditions
 			built := offer.Build(n, offertest.OnePlan(n, v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}), nil,
 				offer.Server{Counters: true, MaxTainted: SplitCounters.MaxTainted()})
 			size, devices, taints := 0, 0, 0
@@ -52,11 +46,11 @@ func TestSizeOfNode(t *testing.T) {
 					}
 				}
 			}
-			if devices != 144 || taints != 18*len(conditions) {
+			if devices != 144 || taints != 18*tc.tainted {
 				t.Errorf("%d devices have %d taints", devices, taints)
 			}
-			if size > maxNode {
-				t.Errorf("%d bytes, want at most %d", size, maxNode)
+			if size > tc.most {
+				t.Errorf("%d bytes, want at most %d", size, tc.most)
 			}
 			t.Logf("%.1f KiB", float64(size)/1024)
 		})

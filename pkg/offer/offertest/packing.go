@@ -96,6 +96,18 @@ func NodeOf(m *nvmlsim.Model, n int) gpu.Node {
 	return node
 }
 
+// Host is a node with so many GPUs of a model that reports all that a host does: PCI
+// addresses and roots, NUMA nodes and ECC besides what Node has.
+func Host(model string, n int) (gpu.Node, error) {
+	node, err := Node(model, n)
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		g.PCI, g.PCIeRoot = gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 16+i)), fmt.Sprintf("pci0000:%02x", 15+i)
+		g.NUMANode, g.ECCEnabled = new(i/4), new(true)
+	}
+	return node, err
+}
+
 // nvlink is that of the model's boards with NVSwitches.
 func nvlink(m *nvmlsim.Model, n int) *gpu.NVLink {
 	if n < 2 || m.NVLink == nil || m.NVLink.Topology != "switch" {
