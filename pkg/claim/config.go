@@ -29,57 +29,84 @@ type MPS struct {
 
 // effective is the configuration that counts for a result.
 type effective struct {
-	mps       *MPS
-	timeSlice v1beta1.TimeSliceInterval
+	mps         *MPS
+	timeSlice   v1beta1.TimeSliceInterval
+	ineffective bool
 }
 
-// configFor finds the configuration that counts for a result of the
-// allocation, and refuses one that this driver can't read or honour. The
-// configurations of the device class come first, then those of the claim; the
-// last one that applies to the result counts. One of the wrong kind for the
-// device is ignored if it is for all requests, and refused if it names this one.
+// configFor finds the configuration that counts for a result of the allocation: as with
+// NVIDIA's driver the last one that is for the request, or for all requests and of the
+// right kind for the device. Configurations of the device class come first, then those of
+// the claim. It refuses one that this driver can't read, whichever counts, and one that
+// counts and has values that aren't valid, is of the wrong kind, or can't be honoured.
 func configFor(allocation resourceapi.DeviceAllocationResult, driver string, result resourceapi.DeviceRequestAllocationResult) (effective, error) {
-	var counts effective
-	device := gpu.DeviceName(result.Device)
-	for _, c := range byPrecedence(resourceclaim.ConfigForResult(allocation.Config, result)) {
+	counts, found := effective{}, false
+	for _, c := range slices.Backward(byPrecedence(resourceclaim.ConfigForResult(allocation.Config, result))) {
 		if c.Opaque.Driver != driver {
 			continue
 		}
 		config, err := v1beta1.Decode(c.Opaque.Parameters.Raw)
+		if err == nil && !found {
+			counts, found, err = honour(config, c, allocation, driver, gpu.DeviceName(result.Device))
+		}
 		if err != nil {
 			return effective{}, permanent(c.Source, err)
-		}
-		strategy, right := strategyFor(config, device)
-		problem := impossible(strategy, device)
-		switch {
-		case !right && len(c.Requests) > 0:
-			return effective{}, permanent(c.Source, wrongKind(config, device))
-		case right && problem == nil:
-			counts = read(config, c.Source)
-		case right && (len(c.Requests) > 0 || !meansAnother(allocation, driver, strategy)):
-			return effective{}, permanent(c.Source, fmt.Errorf("sharing.strategy %s isn't for device %q: %w", strategy, device, problem))
 		}
 	}
 	return counts, nil
 }
 
-// strategyFor returns the strategy that a configuration asks for, empty for
-// none, and whether it is one for this kind of device. A share of a partition
-// can be configured as either.
-func strategyFor(config v1beta1.Config, device gpu.DeviceName) (_ v1beta1.SharingStrategy, right bool) {
-	switch config := config.(type) {
-	case *v1beta1.GpuConfig:
-		right = !device.IsPartition() || device.IsShare()
-		if config.Sharing != nil {
-			return config.Sharing.Strategy, right
+// honour reads a configuration for a device. It returns false for one that is for all
+// requests and means other devices.
+func honour(config v1beta1.Config, c resourceapi.DeviceAllocationConfiguration, allocation resourceapi.DeviceAllocationResult, driver string, device gpu.DeviceName) (_ effective, counts bool, _ error) {
+	addressed := len(c.Requests) > 0
+	if !isFor(config, device) {
+		if addressed {
+			return effective{}, false, wrongKind(config, device)
 		}
-	case *v1beta1.MigDeviceConfig:
-		right = device.IsPartition()
-		if config.Sharing != nil {
-			return config.Sharing.Strategy, right
-		}
+		return effective{}, false, nil
 	}
-	return "", right
+	if errs := config.Validate(); len(errs) > 0 {
+		return effective{}, false, fmt.Errorf("%s: %w", kindOf(config), errs.ToAggregate())
+	}
+	e := read(config, c.Source)
+	strategy := e.strategy()
+	problem := impossible(strategy, device)
+	switch {
+	case problem == nil:
+		return e, true, nil
+	case !addressed && meansAnother(allocation, driver, strategy):
+		return effective{}, false, nil
+	default:
+		return effective{}, false, fmt.Errorf("sharing.strategy %s isn't for device %q: %w", strategy, device, problem)
+	}
+}
+
+// isFor reports whether a configuration is of the kind for the device. A share of a
+// partition can be configured as either.
+func isFor(config v1beta1.Config, device gpu.DeviceName) bool {
+	switch config.(type) {
+	case *v1beta1.GpuConfig:
+		return !device.IsPartition() || device.IsShare()
+	case *v1beta1.MigDeviceConfig:
+		return device.IsPartition()
+	case *v1beta1.VfioDeviceConfig:
+	}
+	return false
+}
+
+func kindOf(config v1beta1.Config) string { return config.GetObjectKind().GroupVersionKind().Kind }
+
+// strategy returns the strategy by which the device is to be shared; empty for none.
+func (e effective) strategy() v1beta1.SharingStrategy {
+	switch {
+	case e.mps != nil:
+		return v1beta1.MPSStrategy
+	case e.timeSlice != "":
+		return v1beta1.TimeSlicingStrategy
+	default:
+		return ""
+	}
 }
 
 // impossible says why a device can't be shared with a strategy; nil where it
@@ -106,7 +133,7 @@ func meansAnother(allocation resourceapi.DeviceAllocationResult, driver string, 
 	})
 }
 
-// read takes the parameters out of a configuration that was decoded.
+// read takes the parameters out of a valid configuration.
 func read(config v1beta1.Config, source resourceapi.AllocationConfigSource) effective {
 	switch config := config.(type) {
 	case *v1beta1.GpuConfig:
@@ -115,13 +142,21 @@ func read(config v1beta1.Config, source resourceapi.AllocationConfigSource) effe
 		case s == nil:
 		case s.Strategy == v1beta1.MPSStrategy:
 			return effective{mps: readMPS(s.MpsConfig, source)}
-		case s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil:
+		case s.TimeSlicingConfig != nil:
 			return effective{timeSlice: *s.TimeSlicingConfig.Interval}
+		default:
+			return effective{timeSlice: v1beta1.DefaultTimeSlice}
 		}
 	case *v1beta1.MigDeviceConfig:
-		if config.Sharing != nil {
-			return effective{mps: readMPS(config.Sharing.MpsConfig, source)}
+		s := config.Sharing
+		switch {
+		case s == nil:
+		case s.Strategy == v1beta1.MPSStrategy:
+			return effective{mps: readMPS(s.MpsConfig, source)}
+		default:
+			return effective{ineffective: true}
 		}
+	case *v1beta1.VfioDeviceConfig:
 	}
 	return effective{}
 }
@@ -149,11 +184,11 @@ func readMPS(c *v1beta1.MpsConfig, source resourceapi.AllocationConfigSource) *M
 
 // wrongKind says which kind of configuration is for which kind of device.
 func wrongKind(config v1beta1.Config, device gpu.DeviceName) error {
-	got, want := v1beta1.GpuConfigKind, v1beta1.MigDeviceConfigKind
-	if _, ok := config.(*v1beta1.MigDeviceConfig); ok {
-		got, want = want, got
+	want := v1beta1.GpuConfigKind
+	if device.IsPartition() {
+		want = v1beta1.MigDeviceConfigKind
 	}
-	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", got, device, describeKind(device), want)
+	return fmt.Errorf("%s isn't for device %q, which is %s: use %s, or address it to another request", kindOf(config), device, describeKind(device), want)
 }
 
 // describeKind returns the kind of device in words.

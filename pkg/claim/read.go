@@ -42,6 +42,9 @@ type Grant struct {
 	// TimeSlice is the interval that the configuration asks for with strategy
 	// TimeSlicing; empty where it doesn't. Whole GPUs only.
 	TimeSlice v1beta1.TimeSliceInterval
+	// Ineffective: the configuration asks for TimeSlicing on a MIG device, which is valid
+	// and has no effect.
+	Ineffective bool
 }
 
 // Read returns the claim's grants from one driver's pool, in the order of the
@@ -93,7 +96,7 @@ func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, resul
 	if g.Admin {
 		return g, nil
 	}
-	g.MPS, g.TimeSlice = config.mps, config.timeSlice
+	g.MPS, g.TimeSlice, g.Ineffective = config.mps, config.timeSlice, config.ineffective
 	if g.Device.IsShare() {
 		g.Consumed, err = consumed(result.ConsumedCapacity, driver)
 	}

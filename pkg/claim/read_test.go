@@ -56,7 +56,10 @@ const (
 	mig        = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`
 	plainMIG   = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`
 	slicedMIG  = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"TimeSlicing"}}`
+	vfio       = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig","iommu":{"backendPolicy":"LegacyOnly"}}`
 	misspelt   = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharign":{}}`
+
+	misspeltStrategy = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"mps"}}`
 )
 
 func TestRead(t *testing.T) {
@@ -127,6 +130,18 @@ func TestRead(t *testing.T) {
 			configs: []resourceapi.DeviceAllocationConfiguration{config(fromClass, driver, timeSliced), config(fromClaim, driver, mps)},
 			want:    []claim.Grant{{Request: "part", Device: partition}},
 		},
+		"values of a configuration of another kind aren't looked at": {
+			results: []resourceapi.DeviceRequestAllocationResult{result("part", partition)},
+			configs: []resourceapi.DeviceAllocationConfiguration{config(fromClaim, driver, misspeltStrategy), config(fromClaim, driver, vfio)},
+			want:    []claim.Grant{{Request: "part", Device: partition}},
+		},
+		"neither are those of one that doesn't count": {
+			results: []resourceapi.DeviceRequestAllocationResult{result("gpu", "gpu-0")},
+			configs: []resourceapi.DeviceAllocationConfiguration{
+				config(fromClass, driver, misspeltStrategy), config(fromClaim, driver, mig, "gpu"), config(fromClaim, driver, plain),
+			},
+			want: []claim.Grant{{Request: "gpu", Device: "gpu-0"}},
+		},
 		"each kind of device with a configuration of its own": {
 			results: []resourceapi.DeviceRequestAllocationResult{result("gpu", "gpu-0"), result("part", partition)},
 			configs: []resourceapi.DeviceAllocationConfiguration{
@@ -172,8 +187,14 @@ func TestReadRefuses(t *testing.T) {
 		},
 		"for MIG, addressed to a GPU":        {allocated(one, config(fromClaim, driver, mig, "gpu")), true, []string{"MigDeviceConfig", "GpuConfig"}},
 		"for GPUs, addressed to a partition": {allocated(part, config(fromClaim, driver, plain, "part")), true, []string{"GpuConfig", "MigDeviceConfig", partition}},
-		"time-slicing on a partition":        {allocated(part, config(fromClaim, driver, slicedMIG)), true, []string{"can't be time-sliced"}},
-		"no parameters":                      {allocated(one, config(fromClaim, driver, "")), true, nil},
+		"misspelt strategy": {
+			allocated(one, config(fromClaim, driver, misspeltStrategy)), true, []string{`GpuConfig: sharing.strategy: Unsupported value: "mps"`, `"TimeSlicing", "MPS"`, "ResourceClaim"},
+		},
+		"misspelt strategy, addressed to a partition": {
+			allocated(part, config(fromClaim, driver, misspeltStrategy, "part")), true, []string{"GpuConfig isn't for device", "MigDeviceConfig"},
+		},
+		"for passthrough, addressed to a GPU": {allocated(one, config(fromClaim, driver, vfio, "gpu")), true, []string{"VfioDeviceConfig isn't for device", "use GpuConfig"}},
+		"no parameters":                       {allocated(one, config(fromClaim, driver, "")), true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := claim.Read(tc.claim, driver, pool)

@@ -30,6 +30,7 @@ const (
 	mpsOther    = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":40}}}`
 	sliced      = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing"}}`
 	migLimits   = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"1Gi"}}}`
+	mpsEmpty    = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{}}}`
 	nothingSaid = ""
 )
 
@@ -40,6 +41,7 @@ func TestSharingByKind(t *testing.T) {
 	type outcome struct {
 		mps       *claim.MPS // without its source
 		timeSlice v1beta1.TimeSliceInterval
+		nothing   bool   // the strategy has no effect
 		refused   string // a part of the error
 		passed    bool   // over, where it isn't addressed
 	}
@@ -57,6 +59,20 @@ func TestSharingByKind(t *testing.T) {
 		mpsLimits: {
 			whole: {mps: &limits}, share: {mps: &limits}, consumable: {mps: &limits}, partitionShare: {mps: &limits},
 			replica: {refused: "sharing.strategy MPS isn't for device"}, partition: {refused: "use MigDeviceConfig", passed: true},
+		},
+		mpsEmpty: {
+			whole: {mps: &claim.MPS{}}, share: {mps: &claim.MPS{}}, consumable: {mps: &claim.MPS{}}, partitionShare: {mps: &claim.MPS{}},
+			replica: {refused: "sharing.strategy MPS isn't for device"}, partition: {refused: "use MigDeviceConfig", passed: true},
+		},
+		slicedMIG: {
+			partition: {nothing: true}, partitionShare: {nothing: true},
+			whole: {refused: "use GpuConfig", passed: true}, share: {refused: "use GpuConfig", passed: true},
+			consumable: {refused: "use GpuConfig", passed: true}, replica: {refused: "use GpuConfig", passed: true},
+		},
+		vfio: {
+			partition: {refused: "use MigDeviceConfig", passed: true}, partitionShare: {refused: "use MigDeviceConfig", passed: true},
+			whole: {refused: "use GpuConfig", passed: true}, share: {refused: "use GpuConfig", passed: true},
+			consumable: {refused: "use GpuConfig", passed: true}, replica: {refused: "use GpuConfig", passed: true},
 		},
 		migLimits: {
 			partition: {mps: &claim.MPS{MemoryMiB: 1024}}, partitionShare: {mps: &claim.MPS{MemoryMiB: 1024}},
@@ -89,7 +105,7 @@ func TestSharingByKind(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					wanted := claim.Grant{Request: "r/sub", Device: gpu.DeviceName(device), TimeSlice: want.timeSlice}
+					wanted := claim.Grant{Request: "r/sub", Device: gpu.DeviceName(device), TimeSlice: want.timeSlice, Ineffective: want.nothing}
 					if want.mps != nil {
 						mps := *want.mps
 						mps.Source = c.Source
@@ -135,6 +151,7 @@ func TestSharingPrecedence(t *testing.T) {
 		"another driver's":                {whole, configs{config(fromClaim, "nic.example.com", "[]")}, claim.Grant{}},
 		"limits don't add up":             {whole, configs{config(fromClass, driver, mpsLimits), config(fromClaim, driver, mpsOther)}, claim.Grant{MPS: &claim.MPS{ThreadPercentage: 40, Source: fromClaim}}},
 		"MIG's wins on a partition share": {partitionShare, configs{config(fromClass, driver, mpsOther), config(fromClaim, driver, migLimits)}, claim.Grant{MPS: &claim.MPS{MemoryMiB: 1024, Source: fromClaim}}},
+		"time-slicing takes MPS back":     {partition, configs{config(fromClass, driver, migLimits), config(fromClaim, driver, slicedMIG)}, claim.Grant{Ineffective: true}},
 		"of the wrong kind, in between":   {partition, configs{config(fromClass, driver, migLimits), config(fromClaim, driver, sliced)}, claim.Grant{MPS: &claim.MPS{MemoryMiB: 1024, Source: fromClass}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,9 +15,10 @@ import (
 )
 
 // Decode reads the parameters of an opaque device configuration (JSON),
-// strictly: an unknown or repeated field, a wrong type, another kind or
-// version, a value out of range or an empty part is an error that names the
-// field. The returned configuration is valid, with its defaults filled in.
+// strictly: an unknown or repeated field, a wrong type, and another kind or
+// version is an error that names the field. Values are for the configuration's
+// Validate to check, because one that doesn't apply to a device needs none that
+// are valid.
 func Decode(raw []byte) (Config, error) {
 	var meta metav1.TypeMeta
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
@@ -34,10 +35,6 @@ func Decode(raw []byte) (Config, error) {
 	case len(strict) > 0:
 		return nil, fmt.Errorf("%s: %w", meta.Kind, errors.Join(strict...))
 	}
-	if errs := config.Validate(); len(errs) > 0 {
-		return nil, fmt.Errorf("%s: %w", meta.Kind, errs.ToAggregate())
-	}
-	config.setDefaults()
 	return config, nil
 }
 
@@ -50,6 +47,8 @@ func empty(meta metav1.TypeMeta) (Config, error) {
 		return &GpuConfig{}, nil
 	case MigDeviceConfigKind:
 		return &MigDeviceConfig{}, nil
+	case VfioDeviceConfigKind:
+		return &VfioDeviceConfig{}, nil
 	default:
 		return nil, fmt.Errorf("claim configuration: kind is %q, this driver knows %s and %s", meta.Kind, GpuConfigKind, MigDeviceConfigKind)
 	}

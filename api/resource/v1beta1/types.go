@@ -3,6 +3,7 @@ package v1beta1
 import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -13,15 +14,20 @@ const APIVersion = "resource.nvidia.com/v1beta1"
 const (
 	GpuConfigKind       = "GpuConfig"
 	MigDeviceConfigKind = "MigDeviceConfig"
+	// VfioDeviceConfigKind is known only so that it can be skipped: this driver has
+	// no such devices.
+	VfioDeviceConfigKind = "VfioDeviceConfig"
 )
 
-// Config is a *GpuConfig or a *MigDeviceConfig.
+// Config is a *GpuConfig, a *MigDeviceConfig or a *VfioDeviceConfig.
 //
 //sumtype:decl
 type Config interface {
-	// Validate returns the errors in the configuration's form, by field.
+	// GetObjectKind returns the configuration's kind and API version.
+	GetObjectKind() schema.ObjectKind
+	// Validate returns the errors in the configuration's values, by field.
 	Validate() field.ErrorList
-	setDefaults()
+	isConfig()
 }
 
 // GpuConfig says how the consumers of one claim share its whole GPUs.
@@ -36,6 +42,13 @@ type GpuConfig struct {
 type MigDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
 	Sharing         *MigDeviceSharing `json:"sharing,omitempty"`
+}
+
+// VfioDeviceConfig configures GPUs that NVIDIA's driver passes through to virtual
+// machines. In a claim for all requests it is no concern of the devices here.
+type VfioDeviceConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	Iommu           any `json:"iommu,omitempty"`
 }
 
 // SharingStrategy is a way to share a device.
@@ -57,8 +70,8 @@ type GpuSharing struct {
 	MpsConfig *MpsConfig `json:"mpsConfig,omitempty"`
 }
 
-// MigDeviceSharing is a strategy and its parameters. A MIG device can't be
-// time-sliced, so MPS is the only strategy.
+// MigDeviceSharing is a strategy and its parameters. TimeSlicing is valid and has no
+// effect: the hardware can't time-slice a MIG device otherwise than it does anyway.
 type MigDeviceSharing struct {
 	Strategy  SharingStrategy `json:"strategy"`
 	MpsConfig *MpsConfig      `json:"mpsConfig,omitempty"`
@@ -81,7 +94,7 @@ type TimeSlicingConfig struct {
 	Interval *TimeSliceInterval `json:"interval,omitempty"`
 }
 
-// MpsConfig are the parameters of MPS. At least one must be given.
+// MpsConfig are the parameters of MPS; without any, there are no limits.
 type MpsConfig struct {
 	// DefaultActiveThreadPercentage is the part of the GPU's threads that each
 	// client may use, 0 to 100.

@@ -9,13 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
+func (*GpuConfig) isConfig()        {}
+func (*MigDeviceConfig) isConfig()  {}
+func (*VfioDeviceConfig) isConfig() {}
+
 // Validate returns the errors in the configuration, by field.
 func (c *GpuConfig) Validate() field.ErrorList {
 	s, path := c.Sharing, field.NewPath("sharing")
 	if s == nil {
 		return nil
 	}
-	errs := strategy(s.Strategy, path, TimeSlicingStrategy, MPSStrategy)
+	errs := strategy(s.Strategy, path)
 	if s.TimeSlicingConfig != nil {
 		errs = append(errs, goesWith(s.Strategy, TimeSlicingStrategy, path.Child("timeSlicingConfig"))...)
 		errs = append(errs, s.TimeSlicingConfig.validate(path.Child("timeSlicingConfig"))...)
@@ -33,27 +37,18 @@ func (c *MigDeviceConfig) Validate() field.ErrorList {
 	if s == nil {
 		return nil
 	}
-	if s.Strategy == TimeSlicingStrategy {
-		return field.ErrorList{field.Forbidden(path.Child("strategy"), "a MIG device can't be time-sliced, the hardware has no such thing: leave sharing out")}
-	}
-	errs := strategy(s.Strategy, path, MPSStrategy)
-	if s.MpsConfig != nil {
+	errs := strategy(s.Strategy, path)
+	if s.MpsConfig != nil && s.Strategy == MPSStrategy {
 		errs = append(errs, s.MpsConfig.validate(path.Child("mpsConfig"))...)
 	}
 	return errs
 }
 
-func (c *GpuConfig) setDefaults() {
-	if s := c.Sharing; s != nil && s.Strategy == TimeSlicingStrategy && s.TimeSlicingConfig == nil {
-		interval := DefaultTimeSlice
-		s.TimeSlicingConfig = &TimeSlicingConfig{Interval: &interval}
-	}
-}
+// Validate returns nil: this driver has no device that the configuration is for.
+func (*VfioDeviceConfig) Validate() field.ErrorList { return nil }
 
-func (*MigDeviceConfig) setDefaults() {}
-
-func strategy(got SharingStrategy, sharing *field.Path, known ...SharingStrategy) field.ErrorList {
-	path := sharing.Child("strategy")
+func strategy(got SharingStrategy, sharing *field.Path) field.ErrorList {
+	path, known := sharing.Child("strategy"), []SharingStrategy{TimeSlicingStrategy, MPSStrategy}
 	switch {
 	case got == "":
 		return field.ErrorList{field.Required(path, "say how to share, or leave out sharing")}
@@ -82,10 +77,6 @@ func (c *TimeSlicingConfig) validate(path *field.Path) field.ErrorList {
 }
 
 func (c *MpsConfig) validate(path *field.Path) field.ErrorList {
-	if c.DefaultActiveThreadPercentage == nil && c.DefaultPinnedDeviceMemoryLimit == nil &&
-		len(c.DefaultPerDevicePinnedMemoryLimit) == 0 && c.MultiUser == nil {
-		return field.ErrorList{field.Required(path, "is empty; set one of its fields, or leave it out")}
-	}
 	var errs field.ErrorList
 	if p := c.DefaultActiveThreadPercentage; p != nil && (*p < 0 || *p > 100) {
 		errs = append(errs, field.Invalid(path.Child("defaultActiveThreadPercentage"), *p, "must be 0 to 100"))

@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -19,12 +20,35 @@ const (
 	reasonInUse = "DevicesStillInUse"
 	// reasonOneDaemon is the reason of the note that no container can use all devices of a pod.
 	reasonOneDaemon = "OneMPSDaemonPerContainer"
+	// reasonIneffective is the reason of the note that a part of a claim's configuration has no
+	// effect.
+	reasonIneffective = "TimeSlicingHasNoEffect"
 )
 
 // warn writes a warning about a claim.
 func (p *Preparer) warn(c kubeletplugin.NamespacedObject, reason, message string) {
 	about := corev1.ObjectReference{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID}
 	p.cfg.Event(about, corev1.EventTypeWarning, reason, message)
+}
+
+// note writes an event about a pod of the claim.
+func (p *Preparer) note(r holding.Record, pod holding.Pod, reason, message string) {
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+	p.cfg.Event(about, corev1.EventTypeNormal, reason, message)
+}
+
+// noteIneffective writes an event about each pod of a claim whose configuration asks for
+// time slices on a MIG device.
+func (p *Preparer) noteIneffective(r holding.Record, grants []claim.Grant) {
+	for _, g := range grants {
+		if !g.Ineffective {
+			continue
+		}
+		for _, pod := range r.Pods {
+			p.note(r, pod, reasonIneffective, fmt.Sprintf("Request %q of claim %s was given %s: sharing.strategy TimeSlicing in its MigDeviceConfig has no effect, because the length of time slices can't be set on MIG devices; "+
+				"leave sharing out, or have the claim's processes run side by side with strategy MPS", g.Request, r.Name, g.Device))
+		}
+	}
 }
 
 // noteDaemons writes an event about each pod of the claim that has devices of several MPS
@@ -37,8 +61,7 @@ func (p *Preparer) noteDaemons(r holding.Record) {
 		if len(together) < 2 {
 			continue
 		}
-		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
-		p.cfg.Event(about, corev1.EventTypeNormal, reasonOneDaemon, fmt.Sprintf("A container can use only one of these: %s. It reaches one MPS daemon, with the limits of one request, and through it only the daemon's devices; "+
+		p.note(r, pod, reasonOneDaemon, fmt.Sprintf("A container can use only one of these: %s. It reaches one MPS daemon, with the limits of one request, and through it only the daemon's devices; "+
 			"of several that one container names, the last applies. Name one of them in a container's resources.claims", strings.Join(together, "; ")))
 	}
 }

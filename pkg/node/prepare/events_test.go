@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -65,5 +66,29 @@ func TestOneDaemonPerContainer(t *testing.T) {
 				t.Errorf("told %q, want the pod to be told of %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestTimeSlicingOfPartition checks that a configuration that asks for it has no effect, and
+// that the pod is told.
+func TestTimeSlicingOfPartition(t *testing.T) {
+	f := newFixture(t, 1)
+	c := forPod(newClaim("a", part("part", 0, "1g.10gb", 2)))[0]
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim, Requests: []string{"part"},
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver:     driver,
+			Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"TimeSlicing"}}`)},
+		}},
+	}}
+	mustPrepare(t, f, c)
+	if got := <-f.noted; !strings.HasPrefix(got, `default/worker TimeSlicingHasNoEffect: Request "part" of claim a was given `+c.Status.Allocation.Devices.Results[0].Device) {
+		t.Errorf("told %q", got)
+	}
+	if len(f.noted)+len(f.warned) > 0 {
+		t.Error("there are more events")
+	}
+	if r, ok := f.journal.Get("a"); !ok || r.Shares() {
+		t.Errorf("the claim has %+v", r)
 	}
 }

@@ -169,6 +169,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 		return nil, err
 	}
 	p.noteDaemons(r)
+	p.noteIneffective(r, grants)
 	return p.results(r, ids), nil
 }
 
