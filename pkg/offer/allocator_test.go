@@ -257,6 +257,24 @@ func TestBridgedPairs(t *testing.T) {
 	s.waits("a third pair", pair)
 }
 
+// TestSizesForGPUClaims: an amount is the same on each model, although the memory of none
+// is a multiple of the policy's step.
+func TestSizesForGPUClaims(t *testing.T) {
+	plan := bySize("1Gi", 4)
+	plan.MPS.Consumable.ServesGPUClass = true
+	for _, model := range []string{"h100-80gb", "a100-80gb"} {
+		for amount, want := range map[string]string{"4Gi": "4Gi", "1100Mi": "1100Mi", "1": "1Gi", "5000000k": "4769Mi"} {
+			t.Run(model+" "+amount, func(t *testing.T) {
+				s := newScheduler(t, plan)
+				s.node = node(t, model, 1)
+				s.gets("a", "mps clients=1 memory="+want+" threadPercentage=100", request{
+					Kind: "gpu", Capacity: map[resourceapi.QualifiedName]string{"memory": amount},
+				})
+			})
+		}
+	}
+}
+
 // TestSharesForGPUClaims: a GPU that serves the class of GPUs too. A claim with
 // a request for capacity gets a share; one without gets all of it, and other
 // claims get nothing. It has no counters, so that older schedulers count

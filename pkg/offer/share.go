@@ -293,17 +293,15 @@ func (o *draft) describeBySize(n gpu.Node, d resourceapi.Device) resourceapi.Dev
 	return d
 }
 
-// sizesOfAll lets claims have all memory, or all minus a multiple of the step.
+// sizesOfAll lets claims have all memory, or a part of it that is at least a step, in
+// whole mebibytes. Multiples of the step aren't possible: the default has to be the least
+// amount plus a multiple of the policy's step, and all memory is none.
 func (o *draft) sizesOfAll(all int64) *resourceapi.CapacityRequestPolicy {
-	least := all % o.step
-	if least == 0 {
-		least = o.step
-	}
 	if all/o.step < 2 {
 		return fixedAmount(memory(all))
 	}
 	return &resourceapi.CapacityRequestPolicy{Default: memory(all), ValidRange: &resourceapi.CapacityRequestPolicyRange{
-		Min: memory(least), Step: memory(o.step),
+		Min: memory(o.step), Step: memory(1),
 	}}
 }
 

@@ -171,7 +171,8 @@ type MPSPlan struct {
 
 // ConsumableMPS lets each claim say how much memory it wants.
 type ConsumableMPS struct {
-	// memoryStep that requests are rounded up to.
+	// memoryStep that requests are rounded up to. With servesGPUClass it is the least
+	// amount, and requests are rounded up to 1Mi.
 	// +optional
 	// +kubebuilder:default="1Gi"
 	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",message="must be a quantity such as 1Gi, and more than 0"
