@@ -2,6 +2,7 @@ package control
 
 import (
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -104,6 +105,38 @@ func (f *fleet) label(t *testing.T, node, key, value string) {
 	}
 	if err := f.api.Update(t.Context(), n, client.FieldOwner("somebody")); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestLabelsOfGPUFeatureDiscovery: each label of GPU Feature Discovery (NVIDIA/k8s-device-plugin,
+// internal/lm and docs/gfd_labels.md) is written here, or the page about migration names it.
+func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
+	page, err := os.ReadFile("../../docs/migration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(page), "### Node selectors")
+	section, _, _ = strings.Cut(section, "\n### ")
+	if !found {
+		t.Fatal("the page has no section about node selectors")
+	}
+	for _, key := range []string{
+		"gpu.present", "gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute.major", "gpu.compute.minor", "mig.capable",
+		"cuda.driver.major", "cuda.driver.minor", "cuda.driver.rev", "cuda.runtime.major", "cuda.runtime.minor",
+		"cuda.driver-version.major", "cuda.driver-version.minor", "cuda.driver-version.revision", "cuda.driver-version.full",
+		"cuda.runtime-version.major", "cuda.runtime-version.minor", "cuda.runtime-version.full",
+		"gpu.replicas", "gpu.sharing-strategy", "mps.capable", "mig.strategy", "mig-1g.10gb.", "gpu.multiprocessors", "gpu.slices.gi", "gpu.slices.ci",
+		"gpu.engines.", "gpu.mode", "gpu.machine", "gpu.clique", "gpu.imex-domain", "vgpu.present", "vgpu.host-driver-version",
+		"vgpu.host-driver-branch", "gfd.timestamp",
+	} {
+		if !slices.Contains(labelKeys(), key) && !strings.Contains(section, "`"+labelPrefix+key) {
+			t.Errorf("%s%s isn't written, and docs/migration.md doesn't say what to select by instead", labelPrefix, key)
+		}
+	}
+	for _, ending := range []string{"`-SHARED`", "`-MIG-1g.10gb`"} {
+		if !strings.Contains(section, "`"+labelPrefix+"gpu.product` that ends in "+ending) {
+			t.Errorf("docs/migration.md doesn't say what to do about products that end in %s", ending)
+		}
 	}
 }
 
