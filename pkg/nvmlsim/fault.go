@@ -190,6 +190,7 @@ func (m *Machine) updateGPU(gpu int, change func(*State, *GPUState) error) error
 // call runs at the start of every NVML function: it applies faults, and fails
 // for a lost GPU.
 func (m *Machine) call(name string, gpu int) error {
+	defer m.awaitChange(name, gpu)()
 	if err := m.hang(name, gpu); err != nil {
 		return err
 	}
@@ -210,6 +211,32 @@ func (m *Machine) call(name string, gpu int) error {
 		}
 	}
 	return st.refuses(name, gpu)
+}
+
+// awaitChange waits while another call of this process changes the GPU, as the driver's lock
+// has callers wait (assumed). The function that is returned lets others in.
+func (m *Machine) awaitChange(call string, gpu int) (done func()) {
+	if gpu < 0 || gpu >= len(m.changing) {
+		return func() {}
+	}
+	lock := &m.changing[gpu]
+	if changesGPU(call) {
+		lock.Lock()
+		return lock.Unlock
+	}
+	lock.RLock()
+	lock.RUnlock() //nolint:staticcheck // it waits, and holds nothing: reads don't exclude each other
+	return func() {}
+}
+
+// changesGPU reports whether a function changes MIG mode or instances.
+func changesGPU(call string) bool {
+	switch call {
+	case "DeviceSetMigMode", "DeviceCreateGpuInstance", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceDestroy",
+		"GpuInstanceCreateComputeInstance", "GpuInstanceCreateComputeInstanceWithPlacement", "ComputeInstanceDestroy":
+		return true
+	}
+	return false
 }
 
 // refuses returns the answer to calls of a GPU that doesn't work.

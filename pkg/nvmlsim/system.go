@@ -44,6 +44,10 @@ type Machine struct {
 	inits  int // calls of Init minus calls of Shutdown
 
 	gpm gpmSamples
+
+	// changing has a lock for each GPU, by position: held while a call that changes the
+	// GPU is delayed or hangs.
+	changing [MaxGPUs]sync.RWMutex
 }
 
 // Open opens the machine with this state file and sees all its GPUs.

@@ -110,6 +110,21 @@ func TestHang(t *testing.T) {
 	}
 }
 
+// TestChangeBlocksTheGPU checks that calls for a GPU wait while another call changes it.
+func TestChangeBlocksTheGPU(t *testing.T) {
+	m := create(t, "h100-80gb")
+	check(t, m.Fault(nvmlsim.Fault{Call: "DeviceSetMigMode", GPU: 0, DelayMS: 100, Count: 1}))
+	changed := make(chan error)
+	start := time.Now()
+	go func() { changed <- second(m.GPUs()[0].SetMIGMode(true)) }()
+	m.Await(t.Context(), func(s *nvmlsim.State) bool { return len(s.Faults) == 0 }) // it is being delayed
+	get(t, m.GPUs()[0].UUID)
+	if d := time.Since(start); d < 100*time.Millisecond {
+		t.Errorf("a call during the change was answered after %s", d)
+	}
+	check(t, <-changed)
+}
+
 func TestDelayIsWaited(t *testing.T) {
 	m := create(t, "l4")
 	check(t, m.Fault(nvmlsim.Fault{Call: "DeviceGetUUID", GPU: 0, DelayMS: 30, Count: 1}))
