@@ -136,11 +136,11 @@ func start(tmp string) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
-	there, _, err := driver.ReadNode(pool, host, root, session)
+	r, err := driver.ReadNode(pool, host, root, session)
 	if err != nil {
 		return nil, err
 	}
-	return wire(tmp, host, root, session, there)
+	return wire(tmp, host, root, session, r.Node)
 }
 
 func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.Session, there gpu.Node) (*running, error) {

@@ -17,17 +17,22 @@ import (
 // onGPU calls f with the handle of a GPU and the GPU's name for errors. It
 // makes no calls for other GPUs, unless this one has not been identified yet.
 func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
+	return onGPUAs(s, uuid, reads, what, within, f)
+}
+
+// onGPUAs is onGPU for a call with the given access to the GPU.
+func onGPUAs[T any](s *Session, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
 	handle, err := s.find(uuid)
 	if err != nil {
 		var none T
 		return none, err
 	}
-	return onHandle(s, handle, uuid, what, within, f)
+	return onHandle(s, handle, uuid, as, what, within, f)
 }
 
-// onHandle is onGPU with the GPU's handle.
-func onHandle[T any](s *Session, handle gonvml.Device, uuid gpu.UUID, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
-	return ask(s.guard, subject(uuid), what, within, func() (T, error) {
+// onHandle is onGPUAs with the GPU's handle.
+func onHandle[T any](s *Session, handle gonvml.Device, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
+	return askAs(s.guard, subject(uuid), as, what, within, func() (T, error) {
 		object := fmt.Sprintf("of GPU %s", uuid)
 		if err := check(handle, uuid, object); err != nil {
 			var none T
@@ -52,7 +57,7 @@ func check(handle gonvml.Device, uuid gpu.UUID, object string) error {
 
 // change is like onGPU, for a call that changes the GPU and has no result.
 func change(s *Session, uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
-	_, err := onGPU(s, uuid, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
+	_, err := onGPUAs(s, uuid, changes, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
 		return struct{}{}, f(handle, object)
 	})
 	return err
@@ -93,7 +98,7 @@ func (s *Session) identified() []gpu.UUID {
 
 // identify reads the UUIDs of all GPUs in parallel, and stores their handles.
 // failed has the errors of GPUs that don't answer, by index. It makes no call
-// for a GPU with a late call.
+// for a GPU with a late call, nor for one that is being changed.
 func (s *Session) identify() (identified map[int]identification, failed map[int]error, _ error) {
 	count, err := ask(s.guard, theDriver, "nvmlDeviceGetCount", s.limits.read, func() (int, error) {
 		count, ret := s.lib.DeviceGetCount()
@@ -129,16 +134,16 @@ type identification struct {
 }
 
 func (s *Session) identifyOne(index int) (identification, error) {
+	about := theIndex(index)
 	s.mu.Lock()
 	last, known := s.indexes[index]
+	before := identification{s.handles[last], last}
 	s.mu.Unlock()
 	if known {
-		if err := s.guard.late(subject(last)); err != nil {
-			return identification{}, err
-		}
+		about = subject(last)
 	}
 	object := fmt.Sprintf("of GPU %d", index)
-	return ask(s.guard, theIndex(index), identifying, s.limits.identify, func() (identification, error) {
+	now, err := askAs(s.guard, about, readsUnlessChanged, identifying, s.limits.identify, func() (identification, error) {
 		handle, ret := s.lib.DeviceGetHandleByIndex(index)
 		if err := wrap(ret, "nvmlDeviceGetHandleByIndex", object); err != nil {
 			return identification{}, err
@@ -152,6 +157,10 @@ func (s *Session) identifyOne(index int) (identification, error) {
 		}
 		return identification{handle, gpu.UUID(uuid)}, nil
 	})
+	if errors.Is(err, errBeingChanged) {
+		return before, nil
+	}
+	return now, err
 }
 
 // isUUID reports whether a GPU can be reported with the UUID: a node's report accepts no
@@ -162,13 +171,14 @@ func isUUID(s string) bool {
 }
 
 // Probe makes a call for every GPU for which the driver has to access the
-// hardware, and returns the GPUs that don't respond: UUIDs and, for GPUs that
-// haven't been identified, "GPU" and the index.
+// hardware, except for those that are being changed, and returns the GPUs that
+// don't respond: UUIDs and, for GPUs that haven't been identified, "GPU" and the
+// index.
 func (s *Session) Probe() []string {
 	var wg sync.WaitGroup
 	for _, uuid := range s.identified() {
 		wg.Go(func() {
-			_, _ = onGPU(s, uuid, "probe it", s.limits.read, func(handle gonvml.Device, _ string) (gonvml.Memory, error) {
+			_, _ = onGPUAs(s, uuid, readsUnlessChanged, "probe it", s.limits.read, func(handle gonvml.Device, _ string) (gonvml.Memory, error) {
 				memory, _ := handle.GetMemoryInfo() // any answer will do
 				return memory, nil
 			})
@@ -225,151 +235,6 @@ type subject string
 const theDriver subject = "the driver"
 
 func theIndex(i int) subject { return subject(fmt.Sprintf("GPU %d", i)) }
-
-// guard keeps a call into the driver that never returns from blocking others: the
-// caller stops waiting after a while, and as long as the call is under way,
-// further calls for the same subject fail at once. So each subject has at most
-// the calls that began before the first one was late, and no new goroutines or
-// threads after that.
-type guard struct {
-	mu    sync.Mutex
-	calls map[subject]map[*call]bool
-	// identified is when the last call that identifies a GPU returned.
-	identified time.Time
-}
-
-// identifying is what a call does that identifies a GPU.
-const identifying = "identify it"
-
-// call is a call under way.
-type call struct {
-	what  string
-	since time.Time
-	late  bool
-}
-
-func newGuard() *guard { return &guard{calls: map[subject]map[*call]bool{}} }
-
-// ask runs f. It returns ErrNotResponding if f takes longer than within; f goes on
-// then, and its result is dropped. If another call for the subject is late, ask
-// returns ErrNotResponding at once, without f.
-func ask[T any](g *guard, about subject, what string, within time.Duration, f func() (T, error)) (T, error) {
-	var none T
-	c, err := g.begin(about, what)
-	if err != nil {
-		return none, err
-	}
-	type answer struct {
-		value T
-		err   error
-	}
-	answered := make(chan answer, 1)
-	go func() {
-		value, err := f()
-		g.end(about, c)
-		answered <- answer{value, err}
-	}()
-	timer := time.NewTimer(within)
-	defer timer.Stop()
-	for {
-		select {
-		case a := <-answered:
-			return a.value, a.err
-		case <-timer.C:
-			if left := g.isLate(c, within); left > 0 {
-				timer.Reset(left)
-				continue
-			}
-			return none, c.err(about)
-		}
-	}
-}
-
-// isLate marks a call as late whose time is over. It returns the time that is left for a
-// call that may have been waiting for others.
-func (g *guard) isLate(c *call, within time.Duration) (left time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c.what == identifying {
-		left = within - time.Since(g.identified)
-	}
-	c.late = left <= 0
-	return left
-}
-
-// do is ask for a call without a result.
-func do(g *guard, about subject, what string, within time.Duration, f func() error) error {
-	_, err := ask(g, about, what, within, func() (struct{}, error) { return struct{}{}, f() })
-	return err
-}
-
-func (g *guard) begin(about subject, what string) (*call, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if late := g.oldestLate(about); late != nil {
-		return nil, late.err(about)
-	}
-	c := &call{what: what, since: time.Now()}
-	if g.calls[about] == nil {
-		g.calls[about] = map[*call]bool{}
-	}
-	g.calls[about][c] = true
-	return c, nil
-}
-
-func (g *guard) end(about subject, c *call) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c.what == identifying {
-		g.identified = time.Now()
-	}
-	delete(g.calls[about], c)
-	if len(g.calls[about]) == 0 {
-		delete(g.calls, about)
-	}
-}
-
-// late returns an error if a call for the subject is late.
-func (g *guard) late(about subject) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c := g.oldestLate(about); c != nil {
-		return c.err(about)
-	}
-	return nil
-}
-
-// allLate returns the subjects that have a late call, in order.
-func (g *guard) allLate() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var all []string
-	for _, about := range slices.Sorted(maps.Keys(g.calls)) {
-		if g.oldestLate(about) != nil {
-			all = append(all, string(about))
-		}
-	}
-	return all
-}
-
-// oldestLate returns the late call that began first, nil where none is late;
-// needs the lock.
-func (g *guard) oldestLate(about subject) *call {
-	var oldest *call
-	for c := range g.calls[about] {
-		if c.late && (oldest == nil || c.since.Before(oldest.since)) {
-			oldest = c
-		}
-	}
-	return oldest
-}
-
-// err names the call and when it began, and so stays the same as long as the
-// call is under way.
-func (c *call) err(about subject) error {
-	return fmt.Errorf("%s: a call into the driver (%s) that began at %s has not returned: %w",
-		about, c.what, c.since.UTC().Format(time.RFC3339), ErrNotResponding)
-}
 
 // wrap returns nil for SUCCESS, and otherwise an error that names the call and
 // the object.

@@ -151,7 +151,7 @@ func instanceID(id uint32) *int {
 }
 
 // watch registers the GPUs that aren't in the event set yet for the events they
-// support. A GPU that doesn't respond is registered later.
+// support. A GPU that doesn't respond, or is being changed, is registered later.
 func (s *Session) watch() error {
 	if s.events == nil {
 		set, ret := s.lib.EventSetCreate()
@@ -221,7 +221,7 @@ func (s *Session) dropLost() bool {
 		if !registered {
 			continue
 		}
-		err := change(s, uuid, "look whether it is lost", checkHardware)
+		err := s.onGPUToWatch(uuid, "look whether it is lost", checkHardware)
 		if errors.Is(err, ErrLost) {
 			s.dropped[uuid], dropped = true, true
 		}
@@ -233,6 +233,15 @@ func (s *Session) dropLost() bool {
 	return dropped
 }
 
+// onGPUToWatch calls f with the handle of a GPU, unless the GPU is being changed. The call may
+// take as long as a change: the driver may have to initialize the GPU.
+func (s *Session) onGPUToWatch(uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
+	_, err := onGPUAs(s, uuid, readsUnlessChanged, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
+		return struct{}{}, f(handle, object)
+	})
+	return err
+}
+
 // checkHardware makes a call for which the driver has to access the GPU.
 func checkHardware(handle gonvml.Device, object string) error {
 	_, ret := handle.GetMemoryInfo()
@@ -240,7 +249,7 @@ func checkHardware(handle gonvml.Device, object string) error {
 }
 
 func (s *Session) register(uuid gpu.UUID, set gonvml.EventSet) error {
-	return change(s, uuid, "register for its events", func(handle gonvml.Device, object string) error {
+	return s.onGPUToWatch(uuid, "register for its events", func(handle gonvml.Device, object string) error {
 		if s.dropped[uuid] {
 			if err := checkHardware(handle, object); err != nil {
 				return err

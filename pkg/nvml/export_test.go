@@ -7,6 +7,9 @@ func (s *Session) SetLimits(all time.Duration) {
 	s.limits = limits{initialize: all, identify: all, read: all, change: all}
 }
 
+// SetReadLimit sets the time after which calls that only read count as late.
+func (s *Session) SetReadLimit(d time.Duration) { s.limits.identify, s.limits.read = d, d }
+
 // SetLimits has calls count as late after the given time.
 func (o *Opener) SetLimits(all time.Duration) {
 	o.limits = limits{initialize: all, identify: all, read: all, change: all}

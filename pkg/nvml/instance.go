@@ -29,7 +29,7 @@ func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 }
 
 func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
-	return onGPU(s, p.GPU, "create a MIG instance", s.limits.change, func(handle gonvml.Device, object string) (gpu.Instance, error) {
+	return onGPUAs(s, p.GPU, changes, "create a MIG instance", s.limits.change, func(handle gonvml.Device, object string) (gpu.Instance, error) {
 		return s.createOn(handle, object, p)
 	})
 }
@@ -48,7 +48,7 @@ func (s *Session) createOn(handle gonvml.Device, object string, p gpu.Partition)
 	if err == nil {
 		return made, nil
 	}
-	if left := s.undo(p.GPU, gi, ci); left != nil {
+	if left := undo(gi, ci); left != nil {
 		return gpu.Instance{}, fmt.Errorf("%v; %w", err, left) //nolint:errorlint // it may say that there was no room, but something is there now
 	}
 	return gpu.Instance{}, err
@@ -134,13 +134,8 @@ func wholeCompute(gi gonvml.GpuInstance, slices uint32) (gonvml.ComputeInstanceP
 	return whole, nil
 }
 
-// undo destroys the instances that CreateInstance has created. Usage may have seen them
-// already.
-func (s *Session) undo(uuid gpu.UUID, gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
-	samples := s.gpmOf(uuid)
-	samples.mu.Lock()
-	defer samples.mu.Unlock()
-	samples.freeAll() // the instance's ID may be unknown: reading it may be what failed
+// undo destroys the instances that CreateInstance has created.
+func undo(gi gonvml.GpuInstance, ci gonvml.ComputeInstance) error {
 	if ci != nil {
 		if err := wrap(ci.Destroy(), "undo: nvmlComputeInstanceDestroy", ""); err != nil {
 			return err

@@ -20,6 +20,8 @@ type identity struct {
 	maybe bool
 	// minorReads counts the readings of the minor number alone.
 	minorReads int
+	// conditions are those of the last reading.
+	conditions []gpu.Condition
 }
 
 // Remember adds GPUs that the machine had before the session began, so that
@@ -59,8 +61,9 @@ func (k known) list(before known, read []gpu.GPU, failed map[int]error) (gpus []
 			g.Minor = last.Minor
 			read[i] = g
 		}
+		conditions := g.Conditions
 		g.Conditions = nil
-		k[g.UUID] = identity{GPU: g, minorReads: last.minorReads}
+		k[g.UUID] = identity{GPU: g, minorReads: last.minorReads, conditions: conditions}
 		delete(silent, g.UUID)
 	}
 	gpus = slices.Clone(read)

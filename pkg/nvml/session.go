@@ -16,9 +16,11 @@ import (
 )
 
 // Session is one initialized NVML. Its methods may be called concurrently, and
-// none waits longer than a minute, or longer than the driver takes to initialize the GPUs: if a call for a GPU never returns, calls for
+// none waits without a limit: if a call for a GPU never returns, calls for
 // that GPU fail with ErrNotResponding, and calls for other GPUs are not
-// affected. It stores the handles and identities of the GPUs it has seen, so
+// affected. While a call changes a GPU (its MIG mode, instances, compute mode),
+// other calls for that GPU wait outside the driver, and those for all GPUs leave it
+// out. It stores the handles and identities of the GPUs it has seen, so
 // that a call for one GPU needs no other and a lost GPU can still be named;
 // their MIG profiles, which don't change while the driver is loaded; and their
 // NVLinks; and a sample of the performance counters of each GPU instance, for
@@ -215,18 +217,22 @@ type Listing struct {
 	// Unidentified has the errors of those of them, by index, that can't be identified
 	// and that can't be the last known GPU there: they are not in GPUs.
 	Unidentified map[int]error
+	// Unread are the GPUs that are being changed. GPUs has them as they were last read.
+	Unread []gpu.UUID
 }
 
-// GPUs returns the GPUs of List.
+// GPUs returns the GPUs of List, after having waited for those that are being changed.
 func (s *Session) GPUs() ([]gpu.GPU, error) {
-	l, err := s.List()
+	l, err := s.list(reads)
 	return l.GPUs, err
 }
 
 // List reads every GPU. A GPU that can't be identified is listed with its last known
-// facts, or those from Remember, and counted if it has none. The error is about the
-// listing itself.
-func (s *Session) List() (Listing, error) {
+// facts, or those from Remember, and counted if it has none. It doesn't wait for GPUs that are
+// being changed. The error is about the listing itself.
+func (s *Session) List() (Listing, error) { return s.list(readsUnlessChanged) }
+
+func (s *Session) list(as access) (Listing, error) {
 	s.mu.Lock()
 	before := maps.Clone(s.known)
 	s.mu.Unlock()
@@ -235,19 +241,23 @@ func (s *Session) List() (Listing, error) {
 		return Listing{}, err
 	}
 	read := make([]gpu.GPU, 0, len(identified))
+	var unread []gpu.UUID
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i, a := range identified {
-		last := before[a.uuid].GPU
+		last, as := before[a.uuid], as
 		if last.UUID == "" {
-			last.Minor = gpu.NoMinor
+			last.Minor, as = gpu.NoMinor, reads
 		}
 		last.UUID, last.Index = a.uuid, i
 		wg.Go(func() {
-			g := s.readKnown(a.handle, last)
+			g, err := s.readKnown(a.handle, last, as)
 			mu.Lock()
 			defer mu.Unlock()
 			read = append(read, g)
+			if errors.Is(err, errBeingChanged) {
+				unread = append(unread, a.uuid)
+			}
 		})
 	}
 	wg.Wait()
@@ -256,23 +266,26 @@ func (s *Session) List() (Listing, error) {
 	gpus, unidentified := s.known.list(before, read, failed)
 	s.nvlinks.join(gpus)
 	s.addUnheard(gpus)
-	return Listing{GPUs: gpus, Count: len(identified) + len(failed), Unidentified: unidentified}, nil
+	return Listing{GPUs: gpus, Count: len(identified) + len(failed), Unidentified: unidentified, Unread: unread}, nil
 }
 
 // readKnown reads a GPU. One that can't be read is returned with a condition, and with
-// those of its last known facts that weren't read.
-func (s *Session) readKnown(handle gonvml.Device, last gpu.GPU) gpu.GPU {
-	g, err := onHandle(s, handle, last.UUID, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
-		return s.readGPU(handle, last, object)
+// those of its last known facts that weren't read; and one that is being changed as it was last
+// read.
+func (s *Session) readKnown(handle gonvml.Device, last identity, as access) (gpu.GPU, error) {
+	g, err := onHandle(s, handle, last.UUID, as, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
+		return s.readGPU(handle, last.GPU, object)
 	})
-	if err == nil {
-		return g
-	}
 	if g.UUID == "" {
-		g = last // the reading didn't begin, or hasn't ended
+		g = last.GPU // the reading didn't begin, or hasn't ended
 	}
-	g.Conditions = []gpu.Condition{conditionOf(err)}
-	return g
+	switch {
+	case errors.Is(err, errBeingChanged):
+		g.Conditions = last.conditions
+	case err != nil:
+		g.Conditions = []gpu.Condition{conditionOf(err)}
+	}
+	return g, err
 }
 
 func conditionOf(err error) gpu.Condition {

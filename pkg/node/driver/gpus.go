@@ -21,17 +21,25 @@ func devDir(host driverroot.Host, root driverroot.Root) string {
 	return host.Path(filepath.Join(root.DevRoot, "dev"))
 }
 
+// Reading is what a node has, as it was read.
+type Reading struct {
+	Node    gpu.Node
+	Listing facts.Listing
+	// Unread are the GPUs that were being changed. Node has them as they were last read.
+	Unread []gpu.UUID
+}
+
 // ReadNode reads the node's driver and GPUs. A GPU with a problem is in the list with a
 // condition that says so, and one that can't be identified is counted; the error is about
 // the node as a whole.
-func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (gpu.Node, facts.Listing, error) {
+func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, session *nvml.Session) (Reading, error) {
 	driver, err := session.Driver()
 	if err != nil {
-		return gpu.Node{}, facts.Listing{}, err
+		return Reading{}, err
 	}
 	list, err := session.List()
 	if err != nil {
-		return gpu.Node{}, facts.Listing{}, err
+		return Reading{}, err
 	}
 	sys, dev := host.Path(filepath.Join(root.SysRoot, "sys")), devDir(host, root)
 	names := gpu.NameAll(list.GPUs)
@@ -40,12 +48,13 @@ func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, sessi
 		placeInHost(g, sys)
 		g.Conditions = append(g.Conditions, unusable(*g, names, dev)...)
 	}
-	return gpu.Node{
+	node := gpu.Node{
 		Name:              nodeName,
 		DriverVersion:     driver.Version,
 		CUDADriverVersion: driver.CUDAVersion,
 		GPUs:              list.GPUs,
-	}, counted(list), nil
+	}
+	return Reading{Node: node, Listing: counted(list), Unread: list.Unread}, nil
 }
 
 // unusable returns the conditions of a GPU that follow from its UUID and its device node.

@@ -64,33 +64,39 @@ func (f *Follower) rereadAfter() time.Duration {
 
 // read reads the hardware, and sets the driver of the CDI specifications and the
 // facts. It returns all that there is, with the partitions that are created for
-// claims. The error is about the driver as a whole.
+// claims, but without the GPUs that are being changed, which are read again in a while.
+// The error is about the driver as a whole.
 func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
 	f.modules.load(ctx, f.cfg.Opener.host, root, devDir(f.cfg.Opener.host, root))
 	before := f.remember(session)
 	for {
 		began := time.Now()
 		switches := f.cfg.Minors.switches()
-		there, reported, listing, err := f.readUndisturbed(root, session, before)
+		r, reported, err := f.readNode(root, session, before)
 		if err != nil {
 			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.cfg.NodeName, err)
 		}
 		current, err := f.cfg.Minors.setDriver(&cdi.Driver{
-			Version: there.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
-			LibraryDirs: root.LibraryDirs, GPUs: there.GPUs, Session: session,
+			Version: r.Node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
+			LibraryDirs: root.LibraryDirs, GPUs: r.Node.GPUs, Session: session,
 		}, switches, hostToo)
 		if !current {
 			continue // the reading is out of date
 		}
 		f.noteCDI(ctx, err)
-		f.noteListing(ctx, listing)
-		f.fabricPending = slices.ContainsFunc(there.GPUs, hasPendingFabric)
-		f.cfg.Facts.SetListing(listing)
+		f.noteListing(ctx, r.Listing)
+		f.fabricPending = slices.ContainsFunc(r.Node.GPUs, hasPendingFabric)
+		f.cfg.Facts.SetListing(r.Listing)
 		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
 			return gpu.Node{}, err
 		}
 		f.looked.setIfLater(began)
 		f.endReading()
+		if len(r.Unread) > 0 {
+			f.cfg.Signals.soon()
+		}
+		there := r.Node
+		there.GPUs = slices.DeleteFunc(slices.Clone(there.GPUs), func(g gpu.GPU) bool { return slices.Contains(r.Unread, g.UUID) })
 		return there, nil
 	}
 }
@@ -112,19 +118,16 @@ func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
 	return has
 }
 
-// readUndisturbed reads the node, and again while MIG modes are being switched. It
-// returns all that there is, the same without the partitions that are created
-// for claims, and how many GPUs NVML lists.
-func (f *Follower) readUndisturbed(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (there, reported gpu.Node, listing facts.Listing, err error) {
+// readNode reads the node. It returns all that there is, and the same without the partitions
+// that are created for claims.
+func (f *Follower) readNode(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (_ Reading, reported gpu.Node, _ error) {
 	w := f.cfg.Partitions.Watch()
 	defer w.End()
-	for again := true; again; again = w.Disturbed() {
-		there, listing, err = ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
-	}
+	r, err := ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
 	if err != nil {
-		return gpu.Node{}, gpu.Node{}, facts.Listing{}, err
+		return Reading{}, gpu.Node{}, err
 	}
-	return there, w.Hide(there, before), listing, nil
+	return r, w.Hide(r.Node, r.Unread, before), nil
 }
 
 // noteListing logs which GPUs can't be identified, when that changes.

@@ -78,9 +78,6 @@ type Manager struct {
 	idle    map[gpu.Partition]time.Time
 	empty   map[gpu.UUID]time.Time
 	watches map[*Watch]bool
-	// switching is how many MIG modes are being switched, switched how many were
-	// begun to be.
-	switching, switched int
 	// unread has the GPUs whose MIG mode may have been switched since ModeSwitched
 	// succeeded for them.
 	unread map[gpu.UUID]bool

@@ -348,7 +348,6 @@ func (v *visit) isGone(ctx context.Context, err error, o own) bool {
 
 // switchMode switches the mode that is, or becomes, ours to switch.
 func (v *visit) switchMode(ctx context.Context, on bool) error {
-	defer v.m.disturb()()
 	v.m.setUnread(v.uuid, true) // after an error, too, the mode may have been switched
 	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
 		return err

@@ -97,7 +97,7 @@ func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 }
 
 // createWhileRead has the creation of an instance fail at its last call, while the usage of
-// the instance is read. Nothing must be left of the instance.
+// its GPU is to be read. The reading must not see the instance, of which nothing must be left.
 func createWhileRead(t *testing.T, s *Simulated, p gpu.Partition) {
 	t.Helper()
 	must(t, s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMigDeviceHandleByIndex", GPU: 0, Code: nvmlsim.Unknown, DelayMS: 1000, Count: 1}))
@@ -109,8 +109,8 @@ func createWhileRead(t *testing.T, s *Simulated, p gpu.Partition) {
 	synctest.Wait() // until the creation has reached the call that is delayed
 	u, err := s.Usage(p.GPU, usageOver)
 	must(t, err)
-	if len(u.Partitions) != 3 {
-		t.Errorf("usage of %d partitions, want 3, with the one that is being created", len(u.Partitions))
+	if len(u.Partitions) != 2 {
+		t.Errorf("usage of %d partitions, want 2, without the one that was being created", len(u.Partitions))
 	}
 	if err := <-created; err == nil || errors.Is(err, nvml.ErrInUse) {
 		t.Errorf("got %v, want the driver's error alone", err)
