@@ -293,7 +293,17 @@ func (s *Session) setMIGModeOn(handle gonvml.Device, object string, uuid gpu.UUI
 	if !can {
 		return fmt.Errorf("%w: before Hopper this needs a GPU reset, and in a virtual machine the hypervisor controls it; an administrator can switch it with nvidia-smi -mig", ErrNotSwitchable)
 	}
+	s.noteMIGMode(uuid, current, want) // before links go down, and until they may be up again
+	defer s.noteMIGModeNow(handle, uuid)
 	return activate(handle, current, want)
+}
+
+// noteMIGModeNow stores the mode after an attempt to switch it; the last one if it can't be
+// read.
+func (s *Session) noteMIGModeNow(handle gonvml.Device, uuid gpu.UUID) {
+	if current, pending, ret := handle.GetMigMode(); ret == gonvml.SUCCESS {
+		s.noteMIGMode(uuid, current, pending)
+	}
 }
 
 // noInstances returns ErrInUse if the GPU has instances.

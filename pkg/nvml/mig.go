@@ -34,7 +34,7 @@ func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 // readMIG returns nil for a GPU without MIG. A GPU that has a MIG mode but no
 // profiles (some guests) counts as one without.
 func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*gpu.MIG, error) {
-	mig, err := readMode(handle, object)
+	mig, err := s.readMode(handle, uuid, object)
 	if errors.Is(err, ErrNotSupported) {
 		return nil, nil //nolint:nilnil // nil is the documented value for "no MIG"
 	}
@@ -53,7 +53,7 @@ func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*
 		there, err = readInstances(handle, profiles, object)
 	}
 	if errors.Is(err, ErrNotSupported) { // the mode was switched off in the meantime, or a guest can't see instances
-		mig, err = readMode(handle, object)
+		mig, err = s.readMode(handle, uuid, object)
 	}
 	for _, i := range there {
 		mig.Instances = append(mig.Instances, i.Instance)
@@ -62,11 +62,12 @@ func (s *Session) readMIG(handle gonvml.Device, uuid gpu.UUID, object string) (*
 	return &mig, err
 }
 
-func readMode(handle gonvml.Device, object string) (gpu.MIG, error) {
+func (s *Session) readMode(handle gonvml.Device, uuid gpu.UUID, object string) (gpu.MIG, error) {
 	current, pending, ret := handle.GetMigMode()
 	if err := wrap(ret, "nvmlDeviceGetMigMode", object); err != nil {
 		return gpu.MIG{}, err
 	}
+	s.noteMIGMode(uuid, current, pending)
 	can, err := switchable(handle, object)
 	return gpu.MIG{
 		Enabled:    current == gonvml.DEVICE_MIG_ENABLE,

@@ -44,6 +44,8 @@ type Session struct {
 	gpm     map[gpu.UUID]*gpmSamples
 	// unheard has why events of GPUs don't arrive; see noteUnheard.
 	unheard map[gpu.UUID]error
+	// migOn has the GPUs whose MIG mode was on, or about to be, when it was last read or set.
+	migOn map[gpu.UUID]bool
 
 	watching sync.Mutex // held by WaitEvent
 	events   gonvml.EventSet
@@ -143,7 +145,8 @@ func (o *Opener) init(lib *library, name string) (*Session, error) {
 	}
 	return &Session{
 		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, unheard: map[gpu.UUID]error{}, dropped: map[gpu.UUID]bool{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, unheard: map[gpu.UUID]error{},
+		migOn: map[gpu.UUID]bool{}, dropped: map[gpu.UUID]bool{},
 	}, nil
 }
 

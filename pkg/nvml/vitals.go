@@ -125,10 +125,14 @@ func recoveryAction(value uint64) gpu.RecoveryAction {
 }
 
 // readLinks returns the links that this session has seen active, by their state
-// now. None in MIG mode, in which links may be off.
+// now. None in MIG mode, in which links may be off, and none that leads directly to a GPU in
+// MIG mode.
 func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) (up, down []int, err error) {
 	current, pending, ret := handle.GetMigMode()
-	if ret == gonvml.SUCCESS && (current == gonvml.DEVICE_MIG_ENABLE || pending == gonvml.DEVICE_MIG_ENABLE) {
+	if ret == gonvml.SUCCESS {
+		s.noteMIGMode(uuid, current, pending)
+	}
+	if s.isMIGOn(uuid) {
 		return nil, nil, nil
 	}
 	known, _ := s.nvlinks.known(uuid)
@@ -141,9 +145,35 @@ func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) 
 		case state == nil: // it is neither up nor down
 		case *state == gonvml.FEATURE_ENABLED:
 			up = append(up, link)
-		default:
+		case !s.leadsToMIG(known[link]):
 			down = append(down, link)
 		}
 	}
 	return up, down, nil
+}
+
+// noteMIGMode stores whether the GPU's MIG mode is on or pending.
+func (s *Session) noteMIGMode(uuid gpu.UUID, current, pending int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.migOn[uuid] = current == gonvml.DEVICE_MIG_ENABLE || pending == gonvml.DEVICE_MIG_ENABLE
+}
+
+func (s *Session) isMIGOn(uuid gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.migOn[uuid]
+}
+
+// leadsToMIG reports whether the other end of a link is a GPU in MIG mode. It makes no call
+// for that GPU, which may not answer.
+func (s *Session) leadsToMIG(end linkEnd) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uuid, g := range s.known {
+		if !end.isSwitch && g.PCI == end.pci {
+			return s.migOn[uuid]
+		}
+	}
+	return false
 }

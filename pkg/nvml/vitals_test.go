@@ -82,6 +82,43 @@ func TestVitalsInMIGMode(t *testing.T) {
 	}
 }
 
+// TestLinksToAGPUInMIGMode checks that links which lead directly to a GPU in MIG mode
+// aren't down, whoever has switched the mode, and that others are.
+func TestLinksToAGPUInMIGMode(t *testing.T) {
+	s := nvmltest.NewSimulated(t, "{gpus: [{model: h100-nvl, nvlink: mesh, count: 3}]}")
+	gpus := list(t, s) // reads the links
+	other := nvmltest.OpenSimulated(s.Machine)
+	if err := s.Machine.ChangeGPU(1, func(g *nvmlsim.GPUState) error { g.NVLinksDown = []int{0}; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	expect := func(what string, up []int, down ...int) {
+		t.Helper()
+		v, err := s.Vitals(gpus[1].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string][]int{"up": up, "down": down}, map[string][]int{"up": v.NVLinksUp, "down": v.NVLinksDown}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	// In this mesh, even links of GPU 1 lead to GPU 2, and odd ones to GPU 0.
+	all, toTheOther := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, []int{2, 4, 6, 8, 10}
+	expect("no GPU in MIG mode", all, 0)
+	for name, switches := range map[string]func(on bool) error{
+		"by this session": func(on bool) error { return s.SetMIGMode(gpus[0].UUID, on) },
+		"by another":      func(on bool) error { defer list(t, s); return other.SetMIGMode(gpus[0].UUID, on) },
+	} {
+		if err := switches(true); err != nil {
+			t.Fatal(err)
+		}
+		expect("MIG mode switched on "+name, toTheOther, 0)
+		if err := switches(false); err != nil {
+			t.Fatal(err)
+		}
+		expect("MIG mode switched off "+name, all, 0)
+	}
+}
+
 // TestVitalsOfAWedgedGPU checks that a GPU which doesn't answer has no vitals,
 // while others have theirs.
 func TestVitalsOfAWedgedGPU(t *testing.T) {

@@ -110,10 +110,25 @@ func (g *GPU) linked(link int) NVLink {
 	case nvlinkMesh:
 		other = (me + meshOffset(link, len(board))) % len(board)
 	}
-	if other < 0 || other >= len(board) {
+	if other < 0 || other >= len(board) || g.dividesLink(board[other]) {
 		return NVLink{}
 	}
 	return NVLink{Active: true, Remote: board[other].PCI()}
+}
+
+// dividesLink reports whether a link that leads directly to another GPU is off because
+// one of the two is in MIG mode (assumed: NVIDIA says only that there is no P2P then).
+func (g *GPU) dividesLink(other Identity) bool {
+	s := g.m.state()
+	if s == nil {
+		return false
+	}
+	for i, id := range g.m.description.GPUs {
+		if (i == g.pos || id.UUID == other.UUID) && s.GPUs[i].MIGCurrent {
+			return true
+		}
+	}
+	return false
 }
 
 // board returns the GPUs of the same entry of the machine file, and the index
