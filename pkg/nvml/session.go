@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -54,6 +55,10 @@ type Session struct {
 	watched map[gpu.UUID]bool
 	// dropped has the GPUs that were lost while they were in the set, and aren't back.
 	dropped map[gpu.UUID]bool
+
+	// closed: nvmlShutdown was called. It isn't called again: NVML counts the calls of all
+	// sessions together.
+	closed atomic.Bool
 }
 
 // Driver identifies the driver.
@@ -155,7 +160,8 @@ func Open(path string) (*Session, error) { return NewOpener().Open(path) }
 
 // Close ends the session. The library may stay loaded. While a call into the
 // driver doesn't return, NVML stays initialized, and the error is
-// ErrNotResponding: shutting it down would wait for the call.
+// ErrNotResponding: shutting it down would wait for the call. Close may be called again
+// then.
 func (s *Session) Close() error {
 	if late := s.guard.allLate(); len(late) > 0 {
 		return fmt.Errorf("NVML stays initialized: %s: %w", strings.Join(late, ", "), ErrNotResponding)
@@ -165,6 +171,9 @@ func (s *Session) Close() error {
 	if s.events != nil {
 		s.events.Free()
 		s.events = nil
+	}
+	if s.closed.Swap(true) {
+		return nil
 	}
 	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, func() error {
 		s.freeSamples()

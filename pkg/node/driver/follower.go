@@ -101,7 +101,7 @@ type Follower struct {
 	// looked is when the last reading that confirmed the facts began; reading is since
 	// when a reading has been requested or in progress.
 	looked, reading instant
-	// staysOpen: the last session could not be closed.
+	// staysOpen: a session could not be closed.
 	staysOpen atomic.Bool
 	listening listening
 
@@ -130,7 +130,7 @@ func New(c Config) *Follower {
 	return &Follower{cfg: c, closings: make(chan *closing, 1), first: make(chan struct{})}
 }
 
-// StaysOpen reports whether the last session could not be closed, because a call into the
+// StaysOpen reports whether a session could not be closed, because a call into the
 // driver doesn't return. Such a call may still change the hardware.
 func (f *Follower) StaysOpen() bool { return f.staysOpen.Load() }
 
@@ -182,6 +182,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // this. looked is called after Arrived has returned or lasted for RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	f.beginReading()
+	_ = f.closeRest() // tried again later
 	root, session, err := f.cfg.Opener.open()
 	if err != nil {
 		return err
@@ -228,17 +229,25 @@ func (f *Follower) lose(ctx context.Context, err error) {
 }
 
 // close ends a session, which is left because of an error, and returns that error. A
-// session that can't be ended now ends with the process.
+// session that can't be ended now is ended when its calls have returned, or with the process.
 func (f *Follower) close(ctx context.Context, session *nvml.Session, why error) error {
-	err := session.Close()
+	err := f.cfg.Opener.close(session)
 	f.staysOpen.Store(err != nil)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "NVML isn't shut down", "node", f.cfg.NodeName)
+		klog.FromContext(ctx).Error(err, "NVML isn't shut down yet", "node", f.cfg.NodeName)
 	}
 	if c, ok := errors.AsType[*closed](why); ok {
 		c.failed = err
 	}
 	return why
+}
+
+// closeRest closes earlier sessions that could not be closed, and returns an error if one
+// stays open.
+func (f *Follower) closeRest() error {
+	err := f.cfg.Opener.closeRest()
+	f.staysOpen.Store(err != nil)
+	return err
 }
 
 // arrive calls Arrived. It returns when that has returned, or after RecoverWithin.

@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -24,6 +25,9 @@ type Opener struct {
 	// ahead is the session of OpenAhead with the driver at aheadRoot, nil if there is none.
 	ahead     *nvml.Session
 	aheadRoot driverroot.Root
+	// unclosed are sessions that could not be closed. They keep all GPUs open, so that none
+	// can be reset.
+	unclosed []*nvml.Session
 }
 
 // NewOpener returns an Opener of the driver at driverRoot or, if driverRoot is empty, of
@@ -57,6 +61,25 @@ func (o *Opener) CloseAhead() error {
 	}
 	o.ahead = nil
 	return nil
+}
+
+// close closes a session, and those that could not be closed. If one can't be closed now,
+// because a call into the driver doesn't return, closeRest closes it.
+func (o *Opener) close(session *nvml.Session) error {
+	o.unclosed = append(o.unclosed, session)
+	return o.closeRest()
+}
+
+// closeRest closes the sessions that could not be closed. It returns an error if there are
+// such sessions still.
+func (o *Opener) closeRest() error {
+	var errs []error
+	o.unclosed = slices.DeleteFunc(o.unclosed, func(s *nvml.Session) bool {
+		err := s.Close()
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
 }
 
 // find finds the driver.

@@ -26,7 +26,8 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if c := f.nextClosing(session); c != nil {
+		rest := f.closeRest()
+		if c := f.nextClosing(session, rest); c != nil {
 			return &closed{closing: c, root: root}
 		}
 		f.beginReading()

@@ -116,9 +116,9 @@ func (f *Follower) whileClosed(ctx context.Context, do func(context.Context, SMI
 	return <-c.result
 }
 
-// nextClosing returns the closing that waits; nil if none does, or the session can't be
-// closed.
-func (f *Follower) nextClosing(session *nvml.Session) *closing {
+// nextClosing returns the closing that waits; nil if none does, or the session, or the rest
+// of the earlier ones, can't be closed.
+func (f *Follower) nextClosing(session *nvml.Session, rest error) *closing {
 	var c *closing
 	select {
 	case c = <-f.closings:
@@ -129,6 +129,10 @@ func (f *Follower) nextClosing(session *nvml.Session) *closing {
 	}
 	if silent := session.Silent(); len(silent) > 0 {
 		c.result <- fmt.Errorf("close NVML while a call doesn't return: %s: %w", strings.Join(silent, ", "), nvml.ErrNotResponding)
+		return nil
+	}
+	if rest != nil {
+		c.result <- fmt.Errorf("close NVML: %w", rest)
 		return nil
 	}
 	return c

@@ -91,6 +91,51 @@ func TestNoResetBesideAWedgedGPU(t *testing.T) {
 	if !f.StaysOpen() {
 		t.Error("the session counts as closed while a call may still change the hardware")
 	}
+	if err := m.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	for f.Opener.closeRest() != nil { // while the call hasn't returned
+		<-time.After(20 * time.Millisecond)
+	}
+}
+
+// TestResetAfterASessionStayedOpen checks that a session which could not be closed, because
+// a call didn't return, is closed when the call has: NVML keeps GPUs open for it, and a reset
+// would find them in use.
+func TestResetAfterASessionStayedOpen(t *testing.T) {
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { _ = m.Heal(0) })
+	f := startFixture(t)
+	<-f.arrivals
+	answers := func() bool {
+		s, _ := f.Facts.State()
+		return len(s.Node.GPUs) == 2 && len(s.Node.GPUs[0].Conditions) == 0
+	}
+	if err := m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Wedged = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, f, "that the GPU doesn't respond", func() bool { return !answers() })
+	back := moveAside(t, installed.Root)
+	eventually(t, f, "the driver's loss", func() bool { return f.Facts.Trouble() != nil })
+	if !f.StaysOpen() {
+		t.Error("the session was closed while a call didn't return")
+	}
+	back()
+	<-f.arrivals
+	if err := m.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, f, "that the GPU responds", answers)
+	if err := f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); err != nil {
+		t.Errorf("reset: %v", err)
+	}
+	if f.StaysOpen() {
+		t.Error("the first session is still open")
+	}
 }
 
 // TestResetIsExplained checks the error of a failed reset, and whether it is tried again.
