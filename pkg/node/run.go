@@ -47,7 +47,7 @@ const firstReportWithin = 15 * time.Second
 // hardware: the kubelet must be able to unprepare while the driver hangs.
 const firstLookWithin = 45 * time.Second
 
-// stopWithin is how long the parts may take to end. A part that hangs in the
+// stopWithin is how long the parts may take to end, when no GPU is being reset any more. A part that hangs in the
 // driver ends with the process, after the lock of the data directory was
 // released, so that the next plugin can start.
 const stopWithin = 25 * time.Second
@@ -205,7 +205,7 @@ func (p *plugin) run(ctx context.Context) error {
 			}
 		})
 	})
-	return endWithin(ctx, stopWithin, group.Wait)
+	return endWithin(ctx, stopWithin, p.driver.AwaitReset, group.Wait)
 }
 
 // work runs the parts that use the journal and the hardware until ctx ends or one can't
@@ -232,8 +232,8 @@ func (p *plugin) work(ctx context.Context) error {
 }
 
 // endWithin returns the result of wait, or an error if wait has not returned that
-// long after ctx has ended.
-func endWithin(ctx context.Context, within time.Duration, wait func() error) error {
+// long after ctx has ended and awaitReset has returned.
+func endWithin(ctx context.Context, within time.Duration, awaitReset func(), wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
 	select {
@@ -241,6 +241,7 @@ func endWithin(ctx context.Context, within time.Duration, wait func() error) err
 		return err
 	case <-ctx.Done():
 	}
+	awaitReset()
 	select {
 	case err := <-ended:
 		return err

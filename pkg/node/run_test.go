@@ -81,11 +81,11 @@ func TestEndIsNotWaitedForLong(t *testing.T) {
 		hangs := make(chan error)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := endWithin(ctx, stopWithin, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "did not stop") {
+		if err := endWithin(ctx, stopWithin, func() {}, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "did not stop") {
 			t.Errorf("got %v, want an error that says that the plugin did not stop", err)
 		}
 		hangs <- nil
-		if err := endWithin(ctx, stopWithin, func() error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
+		if err := endWithin(ctx, stopWithin, func() {}, func() error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("got %v, want what the parts returned", err)
 		}
 	})

@@ -77,11 +77,14 @@ func (p *plugin) handOver(ctx context.Context, stop func(context.Context) error)
 }
 
 // refuses returns why the plugin doesn't hand over now: the kubelet hasn't registered it
-// since it took the node back, the other plugin couldn't register, or the program refuses
-// the request (tenure.refuses).
+// since it took the node back, it is resetting a GPU, the other plugin couldn't register, or
+// the program refuses the request (tenure.refuses).
 func (p *plugin) refuses(r handover.Request) error {
 	if p.inGrace() && !p.registered.Load() {
 		return errors.New("this plugin has just taken the node back from another that ended, and the kubelet hasn't registered it yet")
+	}
+	if p.driver.IsResetting() {
+		return errors.New("this plugin is resetting a GPU")
 	}
 	switch known, _ := p.facts.State(); {
 	case known.DRADriver != "":

@@ -104,6 +104,8 @@ type Follower struct {
 	// staysOpen: a session could not be closed.
 	staysOpen atomic.Bool
 	listening listening
+	// resetting is held while a GPU is being reset.
+	resetting sync.Mutex
 
 	// Of Run's goroutine only:
 

@@ -34,13 +34,32 @@ var (
 // may be ErrResetImpossible, has its words.
 func (f *Follower) Reset(ctx context.Context, uuid gpu.UUID) error {
 	return f.whileClosed(ctx, func(ctx context.Context, smi SMIFunc) error {
+		f.resetting.Lock()
+		defer f.resetting.Unlock()
 		f.cfg.Step("reset.closed")
 		defer f.cfg.Step("reset.done")
 		return reset(ctx, smi, uuid, resetWithin)
 	})
 }
 
-// reset runs nvidia-smi. A reset that has begun isn't interrupted by the plugin's end.
+// AwaitReset returns when no reset is under way, after little more than resetWithin. None begins
+// after the context of Run has ended. The process must not end before, because nvidia-smi ends
+// with the container that it runs in.
+func (f *Follower) AwaitReset() {
+	f.resetting.Lock()
+	defer f.resetting.Unlock()
+}
+
+// IsResetting reports whether a reset is under way.
+func (f *Follower) IsResetting() bool {
+	if f.resetting.TryLock() {
+		f.resetting.Unlock()
+		return false
+	}
+	return true
+}
+
+// reset runs nvidia-smi. The end of ctx doesn't interrupt a reset that has begun.
 func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()

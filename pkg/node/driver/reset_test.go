@@ -63,6 +63,59 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// TestResetOutlivesTheFollowersContext checks that a reset which has begun goes on when the
+// plugin is told to end, and that AwaitReset waits for it.
+func TestResetOutlivesTheFollowersContext(t *testing.T) {
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { _, _ = m.ClearFaults(), m.Heal(1) })
+	f := newFixture(t)
+	begun := make(chan struct{})
+	f.Step = func(step string) {
+		if step == "reset.closed" {
+			close(begun)
+		}
+	}
+	f.start(t)
+	<-f.arrivals
+	if err := errors.Join(m.SetRecoveryAction(1, 1), m.Fault(nvmlsim.Fault{Call: "DeviceReset", GPU: 1, Hang: true})); err != nil {
+		t.Fatal(err)
+	}
+	reset, awaited, ended := make(chan error, 1), make(chan error, 1), make(chan struct{})
+	go func() { reset <- f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)) }()
+	<-begun
+	if !f.IsResetting() {
+		t.Error("the reset doesn't count as under way")
+	}
+	go func() {
+		defer close(ended)
+		f.stop()
+	}()
+	go func() {
+		f.AwaitReset()
+		if m.State().GPUs[1].RecoveryAction != 0 {
+			awaited <- errors.New("AwaitReset has returned before the reset has ended")
+		}
+		close(awaited)
+	}()
+	if err := m.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reset; err != nil {
+		t.Errorf("reset: %v", err)
+	}
+	if err := <-awaited; err != nil {
+		t.Error(err)
+	}
+	<-ended
+	if f.IsResetting() {
+		t.Error("the reset counts as under way after its end")
+	}
+}
+
 // TestNoResetBesideAWedgedGPU checks that NVML isn't closed while a call doesn't
 // return: it couldn't be.
 func TestNoResetBesideAWedgedGPU(t *testing.T) {
