@@ -26,8 +26,24 @@ type warnings struct {
 	inventory atomic.Value
 }
 
+const (
+	// eventBurst is how many events about one object may come together: all GPUs of a node
+	// are one object, its GPUInventory, and each of 16 may have a few.
+	eventBurst = 200
+	// eventsPerSecond is how many more may follow.
+	eventsPerSecond = 1. / 6
+)
+
+// newWarnings returns warnings that wait for run. Events are combined only if their messages
+// are the same, because messages name the GPU.
 func newWarnings(client kubernetes.Interface, nodeName string) *warnings {
-	b := record.NewBroadcaster()
+	b := record.NewBroadcasterWithCorrelatorOptions(record.CorrelatorOptions{
+		BurstSize: eventBurst, QPS: eventsPerSecond,
+		KeyFunc: func(e *corev1.Event) (aggregate, local string) {
+			aggregate, local = record.EventAggregatorByReasonFunc(e)
+			return aggregate + local, local
+		},
+	})
 	return &warnings{
 		nodeName: nodeName, client: client, broadcaster: b,
 		recorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: userAgent, Host: nodeName}),
