@@ -172,6 +172,23 @@ func (s State) End(e Ending, begunBy time.Time) (State, error) {
 	return s, nil
 }
 
+// EndUnlisted is End for the condition Lost of a GPU that NVML doesn't list any more, and so
+// won't answer: it has been unbound from the driver, or removed.
+func (s State) EndUnlisted(e Ending, begunBy time.Time) (State, error) {
+	gone := s
+	gone.Causes = slices.Clone(s.Causes)
+	for i, c := range gone.Causes {
+		if c.isOf(gpu.Lost, FromReading) && c.goneAt.IsZero() {
+			gone.Causes[i].goneAt = e.At
+		}
+	}
+	after, err := gone.End(e, begunBy)
+	if err != nil {
+		return s, err
+	}
+	return after, nil
+}
+
 // Conditions returns the GPU's conditions, the worst first and each type once, with
 // the message of the cause that began first.
 func (s State) Conditions() []gpu.Condition {

@@ -212,6 +212,29 @@ func TestEnd(t *testing.T) {
 	}
 }
 
+// TestEndUnlisted checks that Lost of a GPU that NVML doesn't list can be ended, and nothing
+// else that the driver could still report.
+func TestEndUnlisted(t *testing.T) {
+	lost := after(t, silent(gpu.Condition{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}))
+	ending := health.Ending{Type: gpu.Lost, By: "ann", Why: "bound to vfio", At: start.Add(time.Minute)}
+	if _, err := lost.EndUnlisted(ending, start.Add(-time.Second)); err == nil {
+		t.Error("ended before it began")
+	}
+	ended, err := lost.EndUnlisted(ending, start.Add(time.Minute))
+	if err != nil || len(ended.Causes) > 0 || len(ended.Ended) != 1 || ended.Ended[0].Why != ending.Why {
+		t.Errorf("%v; causes %v, ended %v", err, ended.Causes, ended.Ended)
+	}
+	again := after(t, is(ended), silent(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"}))
+	if len(again.Conditions()) != 1 {
+		t.Errorf("a GPU that is lost again has %v", again.Conditions())
+	}
+	silent := after(t, silent(gpu.Condition{Type: gpu.NotResponding, Message: "hangs"}))
+	ending.Type = gpu.NotResponding
+	if _, err := silent.EndUnlisted(ending, start.Add(time.Minute)); err == nil {
+		t.Error("a GPU that hangs was declared gone")
+	}
+}
+
 // TestEndOfEarlierCauses: who ends a condition doesn't mean causes that begin later, such
 // as one after a reset.
 func TestEndOfEarlierCauses(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
 )
+
+// forgetWithin is how long it may take to find out whether NVML lists a GPU.
+const forgetWithin = 30 * time.Second
 
 // reasonNotEnded: a condition that was to be ended by hand stays.
 const reasonNotEnded = "GPUConditionNotEnded"
@@ -110,10 +114,24 @@ func (e *endings) end(ctx context.Context, text string) error {
 	for _, g := range known.Node.GPUs {
 		if words[0] == string(g.UUID) || words[0] == strconv.Itoa(g.Index) {
 			ending := health.Ending{Type: gpu.ConditionType(words[1]), At: time.Now(), By: words[3], Why: words[4]}
+			if _, silent, _ := e.p.facts.GPUs(); ending.Type == gpu.Lost && slices.Contains(silent, g.UUID) {
+				forget := func(ctx context.Context) error { return e.forget(ctx, g.UUID) }
+				return e.p.health.EndUnlisted(ctx, g.UUID, ending, begunBy, forget)
+			}
 			return e.p.health.End(ctx, g.UUID, ending, begunBy)
 		}
 	}
 	return fmt.Errorf("the node has no GPU %s", words[0])
+}
+
+// forget removes a lost GPU from the facts, if NVML doesn't list it and no claim has it.
+func (e *endings) forget(ctx context.Context, uuid gpu.UUID) error {
+	if users := e.p.resets.users(uuid); len(users) > 0 {
+		return fmt.Errorf("%s has the GPU", users[0])
+	}
+	ctx, cancel := context.WithTimeout(ctx, forgetWithin)
+	defer cancel()
+	return e.p.driver.Forget(ctx, uuid)
 }
 
 // remove removes the annotation if it still has that value.

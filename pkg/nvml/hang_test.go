@@ -232,6 +232,39 @@ func TestLostBeforeOpened(t *testing.T) {
 	}
 }
 
+// TestForget checks that a GPU can be forgotten only if NVML lists neither it nor one that may
+// be it.
+func TestForget(t *testing.T) {
+	first := nvmltest.NewSimulated(t, "2xh100-80gb")
+	before := list(t, first)
+	s := nvmltest.OpenSimulated(first.Machine)
+	gone := gpu.GPU{UUID: "GPU-gone", Index: 2}
+	s.Remember([]gpu.GPU{gone}, false)
+	lost := gone
+	lost.Conditions = []gpu.Condition{{Type: gpu.Lost}}
+	if diff := cmp.Diff(append(slices.Clone(before), lost), list(t, s)); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if err := s.Forget(before[0].UUID); err == nil {
+		t.Error("a GPU that is there was forgotten")
+	}
+	if err := first.Machine.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Forget(gone.UUID); err == nil {
+		t.Error("a GPU was forgotten while NVML lists one that can't be identified")
+	}
+	if err := first.Machine.Heal(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Forget(gone.UUID); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, list(t, s)); diff != "" {
+		t.Errorf("GPUs, when one was forgotten (-want +got):\n%s", diff)
+	}
+}
+
 // TestMinorOfAGPUThatFails checks that a GPU which doesn't answer is listed with the
 // device node that it had last, after a switch of its MIG mode.
 func TestMinorOfAGPUThatFails(t *testing.T) {

@@ -2,6 +2,8 @@ package nvml
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -37,6 +39,29 @@ func (s *Session) Remember(gpus []gpu.GPU, mayBeGone bool) {
 			s.known[g.UUID] = identity{GPU: g, maybe: mayBeGone}
 		}
 	}
+}
+
+// Forget removes a GPU that NVML doesn't list, so that GPUs doesn't list it either, until NVML
+// does again. It returns an error if NVML lists the GPU, or one that can't be identified.
+func (s *Session) Forget(uuid gpu.UUID) error {
+	identified, failed, err := s.identify()
+	if err != nil {
+		return err
+	}
+	for i, there := range identified {
+		if there == uuid {
+			return fmt.Errorf("NVML lists GPU %s, as GPU %d", uuid, i)
+		}
+	}
+	if err := errors.Join(slices.Collect(maps.Values(failed))...); err != nil {
+		return fmt.Errorf("NVML lists a GPU that may be %s: %w", uuid, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.known, uuid)
+	delete(s.handles, uuid)
+	maps.DeleteFunc(s.indexes, func(_ int, u gpu.UUID) bool { return u == uuid })
+	return nil
 }
 
 // setMinor sets the minor number of a known GPU.

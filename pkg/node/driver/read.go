@@ -30,6 +30,7 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if c := f.nextClosing(session, rest); c != nil {
 			return &closed{closing: c, root: root}
 		}
+		f.forget(session)
 		f.beginReading()
 		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
 		now, err := f.cfg.Opener.find()

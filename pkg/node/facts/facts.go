@@ -170,6 +170,16 @@ func (f *Facts) Remembered() (has, hadBefore []gpu.GPU) {
 	return f.memory.lists()
 }
 
+// Forget removes a GPU that the machine doesn't have any more. A later reading may find it
+// again.
+func (f *Facts) Forget(uuid gpu.UUID) {
+	f.mu.Change(func() {
+		f.read.GPUs = without(f.read.GPUs, uuid)
+		f.node = f.withHealth()
+		f.memory.forget(uuid)
+	})
+}
+
 // Device returns what a device's name stands for and the GPU it is or is part
 // of, as last read. It fails while there is no driver, when the node has no such
 // device, and when the GPU doesn't answer. It doesn't fail because of another driver:

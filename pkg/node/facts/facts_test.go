@@ -1,6 +1,7 @@
 package facts_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,6 +102,46 @@ func TestMayPrepare(t *testing.T) {
 		if _, _, err := r.Device("gpu-980fb007"); err != nil {
 			t.Errorf("%s: %v", tc.what, err)
 		}
+	}
+}
+
+// TestForget checks that a GPU which was forgotten isn't remembered, and is back when it is
+// read again.
+func TestForget(t *testing.T) {
+	r := facts.New("node-0")
+	other, gone := h100, h100
+	other.UUID, gone.UUID = "GPU-11111111-8a10-0135-bada-13f71feaef21", "GPU-22222222-8a10-0135-bada-13f71feaef21"
+	r.Recall([]gpu.GPU{h100, other, gone}, true)
+	expect := func(what string, want ...gpu.UUID) {
+		t.Helper()
+		has, _ := r.Remembered()
+		state, _ := r.State()
+		read, _, _ := r.GPUs()
+		var remembered, reported []gpu.UUID
+		for _, g := range has {
+			remembered = append(remembered, g.UUID)
+		}
+		for _, g := range state.Node.GPUs {
+			reported = append(reported, g.UUID)
+		}
+		for _, got := range [][]gpu.UUID{remembered, reported, read} {
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: remembered %v, reported %v, read %v; want %v of each", what, remembered, reported, read, want)
+				return
+			}
+		}
+	}
+	for range 2 {
+		if err := r.Found(node(h100, other, gone)); err != nil {
+			t.Fatal(err)
+		}
+		expect("all", other.UUID, gone.UUID, h100.UUID)
+		r.Forget(gone.UUID)
+		expect("one forgotten", other.UUID, h100.UUID)
+	}
+	if _, _, err := r.Device("gpu-22222222"); err == nil {
+		t.Error("handed out a GPU that was forgotten")
 	}
 }
 

@@ -46,6 +46,16 @@ func (m *memory) found(gpus []gpu.GPU) {
 	}
 }
 
+func (m *memory) forget(uuid gpu.UUID) {
+	m.last, m.reported = without(m.last, uuid), without(m.reported, uuid)
+	delete(m.answered, uuid)
+}
+
+// without returns the GPUs but the one with the UUID.
+func without(gpus []gpu.GPU, uuid gpu.UUID) []gpu.GPU {
+	return slices.DeleteFunc(slices.Clone(gpus), func(g gpu.GPU) bool { return g.UUID == uuid })
+}
+
 // mayReplace reports whether the previous plugin's report may be overwritten: the
 // last reading took it into account, or agrees with it about all of its GPUs.
 func (m *memory) mayReplace() bool {

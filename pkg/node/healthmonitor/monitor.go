@@ -221,8 +221,24 @@ func (m *Monitor) publish() {
 // End ends a condition of a GPU that has begun by a time, as an admin wants, and records an
 // event.
 func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time) error {
-	_, _, err := m.replace(ctx, m.getOrAdd(uuid), func(s health.State) (health.State, error) { return s.End(e, begunBy) })
-	if err != nil {
+	return m.end(ctx, uuid, e, func(s health.State) (health.State, error) { return s.End(e, begunBy) })
+}
+
+// EndUnlisted is End for a GPU that is lost. forget removes it from the facts, or returns an
+// error if NVML still lists it.
+func (m *Monitor) EndUnlisted(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time, forget func(context.Context) error) error {
+	end := func(s health.State) (health.State, error) { return s.EndUnlisted(e, begunBy) }
+	if _, err := end(m.getOrAdd(uuid).state()); err != nil {
+		return err
+	}
+	if err := forget(ctx); err != nil {
+		return fmt.Errorf("end %s by hand, which needs that NVML doesn't list the GPU and no claim has it: %w", e.Type, err)
+	}
+	return m.end(ctx, uuid, e, end)
+}
+
+func (m *Monitor) end(ctx context.Context, uuid gpu.UUID, e health.Ending, decide func(health.State) (health.State, error)) error {
+	if _, _, err := m.replace(ctx, m.getOrAdd(uuid), decide); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("A condition of a GPU was ended by hand", "node", m.cfg.NodeName, "gpu", uuid, "condition", e.Type, "by", e.By, "why", e.Why)

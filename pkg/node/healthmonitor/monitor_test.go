@@ -1,7 +1,9 @@
 package healthmonitor_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -286,6 +288,43 @@ func TestMPSDaemonFails(t *testing.T) {
 		n.setFault(false)
 		time.Sleep(10 * time.Second)
 		n.has(gpu0)
+	})
+}
+
+// TestEndUnlisted checks that Lost of a GPU that is gone from the facts is ended, and doesn't
+// begin again until the GPU is back.
+func TestEndUnlisted(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.set(gpu0, gpu.RecoveryNotRead, fmt.Errorf("find it: %w", nvml.ErrLost))
+		n.monitor.SawEvent(gpu0)
+		n.has(gpu0, gpu.Lost)
+		began := n.eventsWith("Lost: ") // on the node, and on the pods
+		ending := health.Ending{Type: gpu.Lost, By: "ann", Why: "bound to vfio", At: time.Now()}
+		listed := errors.New("NVML lists it")
+		err := n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now(), func(context.Context) error { return listed })
+		if !errors.Is(err, listed) {
+			t.Errorf("end it for a GPU that NVML lists: %v", err)
+		}
+		n.has(gpu0, gpu.Lost)
+		err = n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now(), func(context.Context) error {
+			n.facts.Forget(gpu0)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Minute)
+		if n.eventsWith("Lost: ") != began || n.eventsWith("Lost was ended by ann: bound to vfio") != 1 {
+			t.Errorf("events %q, want that it was lost once, and that ann ended it", n.events)
+		}
+		if all := n.journal.AllHealth(); len(all) != 1 || len(all[0].State.Causes) > 0 || len(all[0].State.Ended) != 1 {
+			t.Errorf("the journal has %+v, want the ending", all)
+		}
+		if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		n.has(gpu0, gpu.Lost) // it is back, and has fallen off the bus
 	})
 }
 

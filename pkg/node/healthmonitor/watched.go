@@ -147,11 +147,12 @@ type answer struct {
 }
 
 // examine reads the GPU, and decides on its XIDs and on the reading, which it returns;
-// nil if the GPU could not be read. Without hardware there is nothing to decide on.
+// nil if the GPU could not be read. Without hardware there is nothing to decide on, nor for
+// a GPU that the node doesn't have any more.
 func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	m.using.RLock()
 	defer m.using.RUnlock()
-	if m.hardware == nil {
+	if all, _, _ := m.cfg.Facts.GPUs(); m.hardware == nil || !slices.Contains(all, w.uuid) {
 		return nil
 	}
 	xids := w.take()

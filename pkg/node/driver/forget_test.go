@@ -1,0 +1,41 @@
+package driver
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// TestForget checks that a GPU of an earlier report that NVML doesn't list stays in the facts
+// until it is forgotten, and that one that is there can't be.
+func TestForget(t *testing.T) {
+	f := newFixture(t)
+	gone := gpu.GPU{UUID: "GPU-99999999-8a10-0135-bada-13f71feaef21", Index: 7}
+	f.Facts.Recall([]gpu.GPU{gone}, true)
+	f.start(t)
+	<-f.arrivals
+	has := func(uuid gpu.UUID) bool {
+		all, _, _ := f.Facts.GPUs()
+		return slices.Contains(all, uuid)
+	}
+	if !has(gone.UUID) {
+		t.Fatal("the facts don't have the GPU of the report")
+	}
+	there := gpu.UUID(installed.Machine.GPUs[0].UUID)
+	if err := f.Forget(t.Context(), there); err == nil || !has(there) {
+		t.Errorf("a GPU that NVML lists: %v; in the facts: %t", err, has(there))
+	}
+	if err := f.Forget(t.Context(), gone.UUID); err != nil {
+		t.Fatal(err)
+	}
+	if has(gone.UUID) {
+		t.Error("the facts have a GPU that was forgotten")
+	}
+	before, changed := f.Facts.State()
+	f.Signals.Wake()
+	<-changed // it was read again
+	if after, _ := f.Facts.State(); len(after.Node.GPUs) != len(before.Node.GPUs) || has(gone.UUID) {
+		t.Errorf("the next reading has found %d GPUs, want %d", len(after.Node.GPUs), len(before.Node.GPUs))
+	}
+}
