@@ -49,7 +49,7 @@ func (s *Session) Forget(uuid gpu.UUID) error {
 		return err
 	}
 	for i, there := range identified {
-		if there == uuid {
+		if there.uuid == uuid {
 			return fmt.Errorf("NVML lists GPU %s, as GPU %d", uuid, i)
 		}
 	}
