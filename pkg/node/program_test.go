@@ -134,7 +134,7 @@ func TestReadyAfterTakingBack(t *testing.T) {
 func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accepts := func(handover.Request) error { return nil }
-		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}, facts: facts.New("node-a")}
+		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}, facts: facts.New("node-a"), driver: &driver.Follower{}}
 		if p.refuses(handover.Request{}) == nil {
 			t.Error("hands over although neither plugin is registered")
 		}
@@ -147,7 +147,7 @@ func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 		if err := p.refuses(handover.Request{}); err != nil {
 			t.Errorf("the kubelet doesn't register it: %v", err)
 		}
-		if err := (&plugin{tenure: tenure{refuses: accepts}, facts: facts.New("node-a")}).refuses(handover.Request{}); err != nil {
+		if err := (&plugin{tenure: tenure{refuses: accepts}, facts: facts.New("node-a"), driver: &driver.Follower{}}).refuses(handover.Request{}); err != nil {
 			t.Errorf("it hasn't taken the node back: %v", err)
 		}
 	})
@@ -169,7 +169,7 @@ func TestNotHandedOverToOneThatCannotRegister(t *testing.T) {
 		"beside a DRA driver":                         {draDriver: draDriver, request: handover.Request{BesideDevicePlugin: true}, want: draDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &plugin{tenure: tenure{refuses: func(handover.Request) error { return nil }}, facts: facts.New("node-a")}
+			p := &plugin{tenure: tenure{refuses: func(handover.Request) error { return nil }}, facts: facts.New("node-a"), driver: &driver.Follower{}}
 			p.registered.Store(true)
 			p.facts.SawNode(true, tc.devicePlugin)
 			p.facts.SetOtherDriver(tc.draDriver)
