@@ -58,7 +58,10 @@ func configFor(allocation resourceapi.DeviceAllocationResult, driver string, res
 
 // honour reads a configuration for a device. It returns false for one that is for all
 // requests and means other devices.
-func honour(config v1beta1.Config, c resourceapi.DeviceAllocationConfiguration, allocation resourceapi.DeviceAllocationResult, driver string, device gpu.DeviceName) (_ effective, counts bool, _ error) {
+func honour(
+	config v1beta1.Config, c resourceapi.DeviceAllocationConfiguration,
+	allocation resourceapi.DeviceAllocationResult, driver string, device gpu.DeviceName,
+) (_ effective, counts bool, _ error) {
 	addressed := len(c.Requests) > 0
 	if !isFor(config, device) {
 		if addressed {
