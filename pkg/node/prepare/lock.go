@@ -26,7 +26,7 @@ func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unloc
 		}
 	}()
 	for {
-		released := p.releases.next()
+		released := p.nextRelease()
 		unlock, err := p.claimLocks.Lock(ctx, want.ClaimUID)
 		if err != nil {
 			return nil, nil, fmt.Errorf("wait for another operation on the claim: %w", err)
@@ -121,26 +121,11 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 	return nil
 }
 
-// broadcast wakes all waiting goroutines at once.
-type broadcast struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
-
-func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
-
-// next is closed at the next wakeAll.
-func (b *broadcast) next() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.ch
-}
-
-func (b *broadcast) wakeAll() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.ch)
-	b.ch = make(chan struct{})
+// nextRelease returns a channel that is closed when a claim has released its devices.
+func (p *Preparer) nextRelease() <-chan struct{} {
+	p.releases.Lock()
+	defer p.releases.Unlock()
+	return p.releases.Changed()
 }
 
 // errUnprepared stops a prepare that an unprepare has overtaken.

@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Config is what a Preparer is built from.
@@ -69,7 +70,7 @@ type Preparer struct {
 	excluded sync.Map
 	calls    *calls
 	// releases wakes waiting prepares when a claim has released its devices.
-	releases *broadcast
+	releases notify.Mutex
 	metrics  *metrics
 	// load is the current load of the driver; nil: not known yet.
 	load atomic.Pointer[health.Load]
@@ -93,7 +94,7 @@ func New(c Config) *Preparer {
 		c.ConditionsChanged = func() {}
 	}
 	return &Preparer{
-		cfg: c, calls: newCalls(), releases: newBroadcast(),
+		cfg: c, calls: newCalls(),
 		metrics: newMetrics(c.Registerer, c.Journal),
 	}
 }

@@ -85,7 +85,7 @@ func (p *Preparer) drop(claimUID string) error {
 		return err
 	}
 	p.cfg.Claims.Reset(claimUID)
-	p.releases.wakeAll()
+	p.releases.Change(func() {})
 	p.notifyRead(unreadable)
 	p.cfg.Step("unprepare.forgotten")
 	return nil
