@@ -188,3 +188,34 @@ func TestSupervisorIsBack(t *testing.T) {
 		end()
 	})
 }
+
+// TestClosedInSpiteOfFailures: a GPU whose daemon dies is closed at once, also while the
+// next attempt to change the daemon is minutes away.
+func TestClosedInSpiteOfFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		end := n.run(t)
+		n.prepare(t, claim("a", some(gpu0, 2, 2)))
+		n.prepare(t, claim("b", some(gpu0, 1, 1)))
+		m.mu.Lock()
+		m.fault = func(call string) error {
+			if strings.HasPrefix(call, "ensure ") {
+				return errDevice
+			}
+			return nil
+		}
+		m.mu.Unlock()
+		n.unprepare(t, "a")
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		m.do(func() { m.die("gpu-980fb007") })
+		synctest.Wait()
+		m.mu.Lock()
+		if got := m.modes[gpu0]; got != nvml.ComputeProhibited {
+			t.Errorf("the GPU whose daemon has died is in mode %s", got)
+		}
+		m.mu.Unlock()
+		end()
+	})
+}
