@@ -123,12 +123,12 @@ func TestReadNode(t *testing.T) {
 				}
 			}
 			host := hostWithNodes(t)
-			node, listing, err := ReadNode("node-0", host, driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
+			r, err := ReadNode("node-0", host, driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got [][]gpu.ConditionType
-			for _, g := range node.GPUs {
+			for _, g := range r.Node.GPUs {
 				var types []gpu.ConditionType
 				for _, c := range g.Conditions {
 					types = append(types, c.Type)
@@ -138,6 +138,7 @@ func TestReadNode(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("conditions (-want +got):\n%s", diff)
 			}
+			listing := r.Listing
 			if (tc.message == "") != (listing.Message == "") || !strings.Contains(listing.Message, tc.message) {
 				t.Errorf("message %q, want %q in it", listing.Message, tc.message)
 			}
@@ -157,8 +158,8 @@ func TestCallsForTheNode(t *testing.T) {
 		if err := s.Machine.Fault(f); err != nil {
 			t.Fatal(err)
 		}
-		node, _, err := ReadNode("node-0", hostWithNodes(t), driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
-		return node, err
+		r, err := ReadNode("node-0", hostWithNodes(t), driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
+		return r.Node, err
 	}
 	for _, call := range []string{"DeviceGetCount", "SystemGetDriverVersion", "SystemGetCudaDriverVersion"} {
 		for _, code := range []nvmlsim.Return{nvmlsim.Unknown, nvmlsim.Timeout} {
