@@ -113,7 +113,7 @@ func TestSelectorsForPartitionsOfNVIDIAsDriver(t *testing.T) {
 			})
 			j := fit.NewJudge(o)
 			for attribute, expression := range selectors(device) {
-				got, err := j.Fits(t.Context(), j.Nodes(), []*resourceapi.ResourceClaim{exactly("mig", where(expression))}, 1)
+				got, err := j.Fits(t.Context(), j.Nodes(), waiting(exactly("mig", where(expression))), 1)
 				if err != nil {
 					t.Fatal(err)
 				}
