@@ -147,14 +147,23 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 			Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, NotLookedAt: refused, Reason: answer.Reason,
 		}, nil
 	}
-	what, at := "Its claims fit now", answer.Nodes[0]
+	return fitsNow(pod, answer.Nodes[0]), nil
+}
+
+// fitsNow answers for a pod whose claims fit.
+func fitsNow(pod *corev1.Pod, at fit.Room) explanation {
+	what, word := "Its claims fit now", schedulersWord(pod)
 	if len(at.Devices) == 0 {
 		what = "A device plugin has what it needs"
 	}
-	return explanation{
-		Text:   fmt.Sprintf("%s, on %s; it waits for something else: %s", what, at.Node, schedulersWord(pod)),
+	out := explanation{
+		Text:   fmt.Sprintf("%s, on %s; it waits for something else: %s", what, at.Node, word),
 		Change: "If the scheduler's message is of claims, it is old: the scheduler tries again when something changes, or after 5 minutes.",
-	}, nil
+	}
+	if advice := quotaAdvice(word, pod.Namespace); advice != "" { // on the claim for its extended resources
+		out.Waits, out.Change = true, advice
+	}
+	return out
 }
 
 // uncreated is the reason of events about claims that aren't created from templates, which
@@ -185,11 +194,21 @@ func (r *reader) whyUncreated(ctx context.Context, pod *corev1.Pod, claims fit.P
 	message = strings.TrimSuffix(message, ".")
 	out.Text = fmt.Sprintf("Kubernetes can't create the claim %s: %s.", claims.Uncreated[0], message)
 	out.Change = "Correct the ResourceClaimTemplate, or its name in the pod."
-	if m := exceeded.FindStringSubmatch(message); m != nil {
-		out.Change = fmt.Sprintf("Raise the ResourceQuota %s in namespace %s, or end pods there that have such devices; "+
-			"Kubernetes then tries again.", m[1], pod.Namespace)
+	if advice := quotaAdvice(message, pod.Namespace); advice != "" {
+		out.Change = advice
 	}
 	return out, nil
+}
+
+// quotaAdvice says what to do about a ResourceQuota that a message names; "" if it names
+// none.
+func quotaAdvice(message, namespace string) string {
+	m := exceeded.FindStringSubmatch(message)
+	if m == nil {
+		return ""
+	}
+	return fmt.Sprintf("Raise the ResourceQuota %s in namespace %s, or end pods there that have such devices; "+
+		"Kubernetes then tries again.", m[1], namespace)
 }
 
 // refusal is the newest message on claims of the pod or its PodGroup; "" if there is none.

@@ -64,6 +64,27 @@ func TestWhyUncreated(t *testing.T) {
 	}
 }
 
+// TestWhyQuotaOfAnExtendedResource: why names the quota, too, that refuses the claim which
+// the scheduler makes for an extended resource.
+func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
+	s := cluster(t)
+	p := waitingPod(s)
+	p.Spec.Containers = make([]corev1.Container, 1)
+	p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+	p.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+		Message: `running PreBind plugin "DynamicResources": create claim: forbidden: exceeded quota: no-gpus, requested: requests.nvidia.com/gpu=1`,
+	}}
+	gpus := class("gpu.nvidia.com", "gpu")
+	gpus.Spec.ExtendedResourceName = new("nvidia.com/gpu")
+	s.items[resources+"deviceclasses"], s.items[resources+"resourceclaims"] = []any{gpus}, []any{}
+	got := run(t, s, screen{}, "", "why", "waits")
+	if !strings.Contains(got, "exceeded quota: no-gpus") || !strings.HasSuffix(got, "\nRaise the ResourceQuota no-gpus in namespace default, "+
+		"or end pods there that have such devices; Kubernetes then tries again.\n") {
+		t.Error(got)
+	}
+}
+
 // TestWhyDevicePlugin: why says whether a device plugin has what the pod needs, beside what
 // the driver's devices are used for.
 func TestWhyDevicePlugin(t *testing.T) {
