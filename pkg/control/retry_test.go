@@ -198,3 +198,27 @@ func TestServerThatFailsIsAskedSeldom(t *testing.T) {
 		})
 	}
 }
+
+// TestFirstProbeIsShared: while the server has never answered, all nodes together ask it
+// once a second.
+func TestFirstProbeIsShared(t *testing.T) {
+	fake := &fakeServer{err: errFull}
+	s := newAPIServer(fake)
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	s.clock = clock
+	for range 3 {
+		for range 100 {
+			if _, err := s.abilities(t.Context()); !errors.Is(err, errFull) {
+				t.Errorf("got %v, want %v", err, errFull)
+			}
+		}
+		clock.Step(firstProbePause)
+	}
+	if fake.asked != 3 {
+		t.Errorf("%d probes in 3 seconds, want 3", fake.asked)
+	}
+	fake.err = nil
+	if _, err := s.abilities(t.Context()); err != nil {
+		t.Errorf("a server that answers: %v", err)
+	}
+}

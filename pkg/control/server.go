@@ -26,6 +26,9 @@ const (
 	// answer is asked again.
 	probePause   = 10 * time.Second
 	probeTimeout = 10 * time.Second
+	// firstProbePause is that time as long as the server has never answered: then nothing
+	// can be published.
+	firstProbePause = time.Second
 	// steady is how long one answer must be the only one before it counts alone
 	// again.
 	steady = 10 * time.Minute
@@ -64,7 +67,7 @@ type apiServer struct {
 		version string
 	}
 	probedAt  time.Time
-	failed    bool // the last probe
+	failed    error // of the last probe; nil: it succeeded
 	listeners []chan event.GenericEvent
 }
 
@@ -83,10 +86,14 @@ func (s *apiServer) changes() <-chan event.GenericEvent {
 	return c
 }
 
-// abilities returns what the server stores; the first time it asks the server.
+// abilities returns what the server stores; the first time it asks the server. If that
+// fails, all nodes have the same error for a moment: each tries again for itself.
 func (s *apiServer) abilities(ctx context.Context) (publish.Abilities, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.failed != nil && !s.known && s.clock.Since(s.probedAt) < firstProbePause {
+		return publish.Abilities{}, s.failed
+	}
 	if !s.known {
 		if err := s.probe(ctx); err != nil {
 			return publish.Abilities{}, err
@@ -113,7 +120,7 @@ func (s *apiServer) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
 	defer cancel()
 	able, err := s.ask(ctx)
-	s.failed = err != nil
+	s.failed = err
 	if err != nil {
 		return err
 	}
@@ -253,7 +260,7 @@ func (s *apiServer) interval() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.failed:
+	case s.failed != nil:
 		return probePause
 	case s.known && s.able.Doubt != "":
 		return doubtEvery
