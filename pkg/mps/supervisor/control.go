@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -288,7 +289,8 @@ func (d *driver) serve(ctx context.Context, at place) (int, error) {
 func (d *driver) awaitServer(ctx context.Context, at place, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, serverTime)
 	defer cancel()
-	for pause := firstServerPause; ; pause *= 2 {
+	pauses := flowcontrol.NewBackOff(firstServerPause, serverTime)
+	for {
 		out, err := d.command(ctx, at, fmt.Sprintf("get_server_status %d", pid))
 		if err != nil {
 			return err
@@ -300,8 +302,9 @@ func (d *driver) awaitServer(ctx context.Context, at place, pid int) error {
 		case !strings.Contains(out, "INITIALIZING") && !strings.Contains(out, "FAULT"):
 			return nil // ACTIVE, or a driver that has no such command
 		}
+		pauses.Next(string(at), time.Now())
 		select {
-		case <-time.After(pause):
+		case <-time.After(pauses.Get(string(at))):
 		case <-ctx.Done():
 			return withServerLog(fmt.Errorf("the MPS server %d takes no clients yet, it is %s", pid, strings.TrimSpace(out)), at)
 		}
