@@ -122,6 +122,9 @@ func examinePlugin(inv *v1alpha1.GPUInventory) []finding {
 			Do: "Look at nvidia-smi -L and at the kernel log of the node: the GPU or its connection is broken, mostly.",
 		})
 	}
+	if c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionOverwritten); c != nil && c.Status == metav1.ConditionTrue {
+		out = append(out, finding{Level: trouble, Check: "overwritten", What: c.Reason + ": " + c.Message})
+	}
 	return out
 }
 

@@ -10,7 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
 // TestExamineNodes: the findings of the plugins' own doctors have their nodes, also where
@@ -64,5 +67,22 @@ func TestExamineNodes(t *testing.T) {
 	}
 	if diff := cmp.Diff(notes, r.notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+}
+
+// TestDoctorNamesTwoReleases reports a node whose slices two releases write.
+func TestDoctorNamesTwoReleases(t *testing.T) {
+	inv := &v1alpha1.GPUInventory{}
+	inv.Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue},
+		{Type: v1alpha1.ConditionOverwritten, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOtherRelease, Message: "Two releases."},
+	}
+	want := []finding{{Level: trouble, Check: "overwritten", What: "OtherRelease: Two releases."}}
+	if diff := cmp.Diff(want, examinePlugin(inv)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	inv.Status.Conditions[1].Status = metav1.ConditionFalse
+	if got := examinePlugin(inv); len(got) > 0 {
+		t.Errorf("got %v after that has ended", got)
 	}
 }

@@ -88,7 +88,7 @@ func (n *nodeReconciler) contest(ctx context.Context, inv *v1alpha1.GPUInventory
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := n.withdraw(ctx, current.Ours); err != nil {
+	if err := n.withdraw(ctx, inv.Name, inv, current.Ours); err != nil {
 		return reconcile.Result{}, err
 	}
 	since, evicted := n.sinceEviction(inv.Name)

@@ -28,6 +28,7 @@ const (
 	reasonFirst     = "first"
 	reasonRepair    = "repair"
 	reasonHealth    = "health"
+	reasonRelease   = "release"
 	reasonDevices   = "devices"
 	reasonWithdrawn = "withdrawn"
 	reasonForeign   = "foreign"
@@ -39,7 +40,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		offers: make(map[offerKey]int),
 		writes: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tessera_slice_writes_total",
-			Help: "ResourceSlices written or deleted, by reason: first (the node had none), repair (some of a pool were missing), health (only taints changed), devices (anything else of the offer changed), " +
+			Help: "ResourceSlices written or deleted, by reason: first (the node had none), repair (some of a pool were missing), health (only taints changed), release (another release, or none, had written them), devices (anything else of the offer changed), " +
 				"withdrawn (the node offers nothing now), foreign (another driver's were deleted).",
 		}, []string{"reason"}),
 		offered: f.NewGaugeVec(prometheus.GaugeOpts{
@@ -55,7 +56,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 			Help: "ResourceClaims without an allocation, by the type of the first of Tessera's DeviceClasses that they name.",
 		}, []string{"type"}),
 	}
-	for _, r := range []string{reasonFirst, reasonRepair, reasonHealth, reasonDevices, reasonWithdrawn, reasonForeign} {
+	for _, r := range []string{reasonFirst, reasonRepair, reasonHealth, reasonRelease, reasonDevices, reasonWithdrawn, reasonForeign} {
 		m.writes.WithLabelValues(r)
 	}
 	for _, t := range []string{gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMPS, gpu.TypeTimeSlice} {
@@ -199,6 +200,8 @@ func reasonOf(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceS
 		return reasonFirst
 	case !publish.Complete(current):
 		return reasonRepair
+	case publish.Equal(current, want):
+		return reasonRelease
 	case publish.Equal(untainted(current), values(untainted(pointers(want)))):
 		return reasonHealth
 	default:

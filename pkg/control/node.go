@@ -22,6 +22,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -47,6 +48,13 @@ type nodeReconciler struct {
 	// failures delays nodes that could not be published. The work queue's rate
 	// limiter can't do that: objects that a failed attempt wrote wake the controller.
 	failures *pauses
+
+	// writes paces writes that somebody else undoes.
+	writes *undone.Writes
+
+	// release is the identity of the slices of this release, see publish.ReleaseAnnotation.
+	// Empty: it has none.
+	release string
 
 	// contests paces the attempts to delete the slices of a driver that writes them
 	// again.
@@ -86,6 +94,7 @@ func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, 
 		client:        api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,
 		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
 		contests:        newPauses(c, firstContest, maxContest),
+		writes:          undone.New(c),
 		publishRequests: make(map[string]publishRequest), evicted: make(map[string]time.Time),
 		unseen: make(map[string]bool),
 	}
@@ -94,6 +103,15 @@ func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, 
 // Reconcile brings one node's slices in line. In a steady state it reads the
 // caches and writes nothing.
 func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	result, err := n.reconcile(ctx, r)
+	left, err := undone.Wait(err)
+	if left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	return result, err
+}
+
+func (n *nodeReconciler) reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	inv, err := n.inventories.get(ctx, r.Name)
 	switch {
 	case err != nil:
@@ -114,19 +132,31 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 		return reconcile.Result{RequeueAfter: left}, err
 	}
 	want, settings, err := n.desired(ctx, inv)
-	if err == nil {
-		err = n.endDoubleAllocation(ctx, inv)
-	}
 	switch {
 	case errors.Is(err, errNodeUnknown):
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	if err := n.writeSettings(ctx, inv, settings); err != nil {
+	wait, err := n.writeInventory(ctx, inv, settings)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return n.converge(ctx, r.Name, inv, want)
+	result, err := n.converge(ctx, r.Name, inv, want)
+	if result.RequeueAfter == 0 {
+		result.RequeueAfter = wait
+	}
+	return result, err
+}
+
+// writeInventory writes to a node's inventory what was decided. It returns how long to wait
+// with a write that somebody else undoes; nothing else waits for that.
+func (n *nodeReconciler) writeInventory(ctx context.Context, inv *v1alpha1.GPUInventory, settings []v1alpha1.GPUSpec) (wait time.Duration, err error) {
+	if wait, err = undone.Wait(n.endDoubleAllocation(ctx, inv)); err != nil {
+		return 0, err
+	}
+	left, err := undone.Wait(n.writeSettings(ctx, inv, settings))
+	return max(wait, left), err
 }
 
 // upToDate reports whether nothing has changed since the last decision on a node, and all
@@ -135,8 +165,7 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 // leads to one. It checks ignored taints, which depend on claims that decisions don't.
 func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventory) (done bool, wait time.Duration, err error) {
 	last, unchanged := n.planner.unchanged(ctx, inv)
-	doubly := meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
-	if !unchanged || doubly || inv.Status.HasForeignSlices() || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
+	if !unchanged || n.isContested(inv) || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
 		return false, 0, nil
 	}
 	if wait := n.untilAnswered(inv); wait > 0 {
@@ -150,7 +179,7 @@ func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventor
 		return len(cached.Ours) == 0, 0, nil
 	}
 	since, published := n.planner.publishedSince(inv.Name)
-	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool {
+	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool || !n.isOurs(cached.Ours) {
 		return false, 0, nil
 	}
 	n.recordSeen(inv.Name)
@@ -173,18 +202,28 @@ func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha
 		n.forget(node)
 		n.failures.forget(node)
 	}
-	if equal && (len(want) == 0 || len(cached.Foreign) == 0) {
+	if equal && n.isOurs(cached.Ours) && (len(want) == 0 || len(cached.Foreign) == 0) {
 		n.recordSeen(node)
-		return reconcile.Result{}, n.checkIgnoredTaints(ctx, inv, blockedDevices(want), since)
+		left, err := n.judgeOverwritten(ctx, inv)
+		return reconcile.Result{RequeueAfter: left}, errors.Join(err, n.checkIgnoredTaints(ctx, inv, blockedDevices(want), since))
 	}
-	if left := n.failures.left(node); len(want) > 0 && left > 0 {
+	if left := n.untilWritten(node, want); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	current, err := n.current(ctx, node, cached)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return n.replaceSlices(ctx, inv, current, want)
+	return n.replaceSlices(ctx, node, inv, current, want)
+}
+
+// untilWritten returns how long to wait before the slices are written, because that has failed,
+// or was undone by somebody else. A withdrawal doesn't wait for either.
+func (n *nodeReconciler) untilWritten(node string, want []resourceapi.ResourceSlice) time.Duration {
+	if len(want) == 0 {
+		return 0
+	}
+	return max(n.failures.left(node), n.writes.Left(slicesOf(node), fingerprint(want)))
 }
 
 // current returns the node's slices as the API server has them. It doesn't list them where
@@ -251,14 +290,6 @@ func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory
 	return d.Pool, d.settings, err
 }
 
-// withdraw deletes our slices of a node.
-func (n *nodeReconciler) withdraw(ctx context.Context, ours []*resourceapi.ResourceSlice) error {
-	if len(ours) > 0 {
-		klog.FromContext(ctx).Info("Withdrawing the node's devices", "slices", len(ours))
-	}
-	return n.slices.Delete(ctx, ours)
-}
-
 // writeSettings writes the policies' settings for the node to the inventory, unless
 // they are there. The patch leaves the rest of the spec as it is.
 func (n *nodeReconciler) writeSettings(ctx context.Context, inv *v1alpha1.GPUInventory, settings []v1alpha1.GPUSpec) error {
@@ -266,27 +297,30 @@ func (n *nodeReconciler) writeSettings(ctx context.Context, inv *v1alpha1.GPUInv
 		return nil
 	}
 	before := inv.DeepCopy()
-	inv.Spec.GPUs = settings
-	if err := n.client.Patch(ctx, inv, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+	times, err := n.writes.Do(settingsOf(inv.Name), undone.Content(settings), func() error {
+		inv.Spec.GPUs = settings
+		return client.IgnoreNotFound(n.client.Patch(ctx, inv, client.MergeFrom(before)))
+	})
+	if err != nil {
 		return fmt.Errorf("write spec.gpus of GPUInventory %s: %w", inv.Name, err)
 	}
 	klog.FromContext(ctx).Info("Wrote the policies' settings for the node", "gpus", len(settings))
-	return nil
+	return n.reportUndone(ctx, inv, times, "spec.gpus of this GPUInventory is changed", nil)
 }
 
 // replaceSlices replaces the live slices with the wanted ones, now or after the
 // plugin's answer. Foreign slices are deleted after that answer: it shows that the
 // plugin is the one that the kubelet has registered.
-func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+func (n *nodeReconciler) replaceSlices(ctx context.Context, node string, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
 	alone := len(current.Foreign) == 0
 	switch {
 	case len(want) == 0:
-		return reconcile.Result{}, n.withdraw(ctx, current.Ours)
-	case alone && publish.Equal(current.Ours, want):
+		return reconcile.Result{}, n.withdraw(ctx, node, inv, current.Ours)
+	case alone && publish.Equal(current.Ours, want) && n.isOurs(current.Ours):
 		n.forget(inv.Name) // an answer to an earlier request must not serve for a later deletion
 		return reconcile.Result{}, nil
 	case !alone && n.cameBack(inv.Name):
-		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, current.Ours))
+		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, node, inv, current.Ours))
 	case alone && publish.Complete(current.Ours) || n.lives(inv, current):
 		// An answer, or a registration, is valid for one attempt: if this one fails, the
 		// plugin may be gone at the next.
@@ -295,9 +329,9 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 			return reconcile.Result{}, err
 		}
 		klog.FromContext(ctx).Info("Publishing the node's devices", "slices", len(want), "before", len(current.Ours))
-		return reconcile.Result{}, n.write(ctx, inv.Name, current, want)
+		return reconcile.Result{}, n.write(ctx, inv, current, want)
 	default:
-		if err := n.slices.Delete(ctx, current.Ours); err != nil {
+		if err := n.deleteOurs(ctx, node, inv, current.Ours); err != nil {
 			return reconcile.Result{}, err
 		}
 		return n.raisePublishRequest(ctx, inv)
@@ -305,7 +339,8 @@ func (n *nodeReconciler) replaceSlices(ctx context.Context, inv *v1alpha1.GPUInv
 }
 
 // write publishes, and keeps count of failures.
-func (n *nodeReconciler) write(ctx context.Context, node string, current publish.Found, want []resourceapi.ResourceSlice) error {
+func (n *nodeReconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) error {
+	node := inv.Name
 	n.mu.Lock()
 	n.unseen[node] = true
 	n.mu.Unlock()
@@ -317,7 +352,9 @@ func (n *nodeReconciler) write(ctx context.Context, node string, current publish
 		return err
 	}
 	n.failures.forget(node)
-	return nil
+	n.writes.Forget(deletionOf(node))
+	return n.reportUndone(ctx, inv, n.writes.Record(slicesOf(node), fingerprint(want)),
+		"ResourceSlices that the controller writes are changed or deleted", current.Ours)
 }
 
 // raisePublishRequest raises the number of the node's publishRequest, unless one is under
@@ -347,37 +384,6 @@ func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.
 	defer n.mu.Unlock()
 	n.publishRequests[inv.Name] = publishRequest{inventory: inv.UID, number: number, raised: now}
 	return reconcile.Result{RequeueAfter: answerWithin}, nil
-}
-
-// setSilent sets the inventory's condition that the node's plugin doesn't answer,
-// unless the plugin itself has reported why it isn't ready. The plugin removes it.
-func (n *nodeReconciler) setSilent(ctx context.Context, inv *v1alpha1.GPUInventory, number int64) error {
-	if !meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionReady) {
-		return nil
-	}
-	return n.setCondition(ctx, inv, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPluginSilent,
-		Message: fmt.Sprintf("The node's plugin didn't answer publishRequest %d within %s, and nothing of the node is offered until it does: "+
-			"look at the plugin's pod on the node, and at the kubelet.", number, answerWithin),
-	})
-}
-
-// setCondition writes one condition of an inventory. On a conflict it does nothing,
-// because the newer inventory is reconciled next.
-func (n *nodeReconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInventory, c metav1.Condition) error {
-	changed := inv.DeepCopy()
-	if !meta.SetStatusCondition(&changed.Status.Conditions, c) {
-		return nil
-	}
-	err := n.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil
-	case err != nil:
-		return fmt.Errorf("write condition %s of GPUInventory %s: %w", c.Type, inv.Name, err)
-	}
-	klog.FromContext(ctx).Info("Wrote a condition of the node's inventory", "condition", c.Type, "status", c.Status, "reason", c.Reason)
-	return nil
 }
 
 // inventoryMetadata names an inventory for a patch to which the server answers with the
@@ -425,6 +431,7 @@ func (n *nodeReconciler) forgetNode(node string) {
 	n.failures.forget(node)
 	n.contests.forget(node)
 	n.registrations.forget(node)
+	n.writes.Forget(writesOf(node)...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.publishRequests, node)

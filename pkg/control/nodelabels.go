@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 )
@@ -144,6 +145,7 @@ type nodeLabeler struct {
 	client      client.Client // reads come from the cache
 	inventories *inventoryReader
 	clock       clock.PassiveClock
+	writes      *undone.Writes
 
 	mu sync.Mutex
 	// refused are labels that a node has from others: their values, by node and key.
@@ -151,7 +153,7 @@ type nodeLabeler struct {
 }
 
 func newNodeLabeler(c client.Client, live client.Reader, k kinds, now clock.PassiveClock) *nodeLabeler {
-	return &nodeLabeler{client: c, inventories: newInventoryReader(c, live, k), clock: now, refused: make(map[string]labels.Set)}
+	return &nodeLabeler{client: c, inventories: newInventoryReader(c, live, k), clock: now, writes: undone.New(now), refused: make(map[string]labels.Set)}
 }
 
 // Reconcile brings the labels of one node in line. In a steady state it writes
@@ -174,7 +176,9 @@ func (l *nodeLabeler) Reconcile(ctx context.Context, r reconcile.Request) (recon
 	if l.hasLabels(node, want) {
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{}, l.apply(ctx, node, want)
+	_, err = l.writes.Do(labelsOf(r.Name), want.String(), func() error { return l.apply(ctx, node, want) })
+	left, err := undone.Wait(err)
+	return reconcile.Result{RequeueAfter: left}, err
 }
 
 // wantedLabels returns the labels that this program should have written to the node

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -143,9 +144,11 @@ func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
 // Only our own labels are changed and removed; labels of others stay.
 func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	f := newFleet(t, 0, nodeWith("n", "", l4(0), l4(1))...)
-	l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
+	now := testingclock.NewFakeClock(time.Unix(1000, 0))
+	l := newNodeLabeler(f.api, f.api, f.kinds, now)
 	reconciled := func() map[string]string {
 		t.Helper()
+		now.Step(2 * undone.Quiet)
 		r := reconcile.Request{}
 		r.Name = "n"
 		if _, err := l.Reconcile(t.Context(), r); err != nil {
@@ -181,7 +184,7 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	f.label(t, "n", "product", "mine")
 	check("somebody takes one over", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
 
-	l = newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{}) // another controller
+	l = newNodeLabeler(f.api, f.api, f.kinds, now) // another controller
 	f.kinds.gone = []string{inventories}
 	inv := nodeWith("n", "")[1]
 	if err := f.api.Delete(t.Context(), inv); err != nil {

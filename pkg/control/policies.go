@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // policyReconciler writes the statuses of SharingPolicies. It reads all policies and
@@ -33,6 +34,8 @@ type policyReconciler struct {
 	slices  interface {
 		Cached(node string) (publish.Found, error)
 	}
+	// writes paces statuses that somebody else changes.
+	writes *undone.Writes
 	// warn writes an event about a policy.
 	warn func(s *v1alpha1.SharingPolicy, reason, message string)
 	// next is when to judge again at the earliest.
@@ -71,14 +74,16 @@ func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (
 	}
 	all := judge(rules, nodes)
 	var errs []error
+	var wait time.Duration
 	for i := range list.Items {
-		err := p.write(ctx, &list.Items[i], all[list.Items[i].Name])
+		left, err := undone.Wait(p.write(ctx, &list.Items[i], all[list.Items[i].Name]))
+		wait = max(wait, left)
 		if apierrors.IsConflict(err) {
 			continue // the cache is outdated; the event of the newer object will follow
 		}
 		errs = append(errs, err)
 	}
-	return reconcile.Result{}, errors.Join(errs...)
+	return reconcile.Result{RequeueAfter: wait}, errors.Join(errs...)
 }
 
 // write stores a status that changed.
@@ -91,13 +96,15 @@ func (p *policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy,
 		return nil
 	}
 	before := s.Status.Problems
-	s.Status = status
-	err := p.client.Status().Update(ctx, s)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
+	times, err := p.writes.Do("policy/"+string(s.UID), undone.Content(untimed(status)), func() error {
+		s.Status = status
+		return client.IgnoreNotFound(p.client.Status().Update(ctx, s))
+	})
 	if err != nil {
 		return fmt.Errorf("write the status of SharingPolicy %s: %w", s.Name, err)
+	}
+	if times == undone.Fight {
+		p.warn(s, v1alpha1.ConditionOverwritten, explainUndone("the status of this SharingPolicy is changed", ""))
 	}
 	accepted := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionAccepted)
 	klog.FromContext(ctx).Info("Judged a SharingPolicy", "policy", s.Name, "accepted", accepted.Status, "reason", accepted.Reason,
@@ -109,6 +116,16 @@ func (p *policyReconciler) write(ctx context.Context, s *v1alpha1.SharingPolicy,
 		}
 	}
 	return nil
+}
+
+// untimed returns a status without the times of its conditions, which change when somebody
+// else has changed the conditions.
+func untimed(status v1alpha1.SharingPolicyStatus) v1alpha1.SharingPolicyStatus {
+	status.Conditions = slices.Clone(status.Conditions)
+	for i := range status.Conditions {
+		status.Conditions[i].LastTransitionTime = metav1.Time{}
+	}
+	return status
 }
 
 // judgedNode is a node with the decisions about its GPUs.

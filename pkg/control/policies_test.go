@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // verdict is a status in one line.
@@ -72,7 +73,10 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 
 // restart makes the controller forget.
 func (f *fleet) restart() {
-	f.policies = &policyReconciler{clock: testingclock.NewFakePassiveClock(time.Unix(1000, 0)), client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, warn: f.warn}
+	now := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
+	f.policies = &policyReconciler{
+		clock: now, client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, writes: undone.New(now), warn: f.warn,
+	}
 }
 
 func (f *fleet) warn(s *v1alpha1.SharingPolicy, reason, message string) {

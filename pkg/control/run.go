@@ -39,6 +39,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
@@ -104,6 +105,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	publisher.Release = c.Namespace
 	claims, err := newClaimIndex(resources)
 	if err != nil {
 		return err
@@ -113,22 +115,23 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	server := newAPIServer(publisher)
-	if err := add(mgr, publisher, claims, server); err != nil {
+	writes := undone.New(clock.RealClock{})
+	if err := add(mgr, publisher, claims, server, writes); err != nil {
 		return err
 	}
-	if err := addOptional(mgr, c, clientset.Discovery(), server); err != nil {
+	if err := addOptional(mgr, c, clientset.Discovery(), server, writes); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
 }
 
 // addOptional makes the manager run what the configuration asks for.
-func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *apiServer) error {
+func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *apiServer, w *undone.Writes) error {
 	if err := addClasses(mgr, c.DeviceClasses, d, s); err != nil {
 		return err
 	}
 	if c.NodeLabels {
-		return addNodeLabels(mgr)
+		return addNodeLabels(mgr, w)
 	}
 	return nil
 }
@@ -193,7 +196,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer) error {
+func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer, w *undone.Writes) error {
 	registry := prometheus.NewRegistry()
 	counted := newMetrics(registry)
 	if _, err := c.informer.AddEventHandler(counted.claims()); err != nil {
@@ -212,6 +215,7 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer)
 		return fmt.Errorf("register metrics of policies and pools: %w", err)
 	}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{}, mgr.Elected())
+	n.release, n.writes = p.Release, w
 	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
@@ -342,7 +346,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 // change.
 func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *apiServer) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   &policyReconciler{clock: n.clock, client: mgr.GetClient(), planner: n.planner, slices: n.slices, warn: warner(mgr)},
+		Reconciler:   &policyReconciler{clock: n.clock, client: mgr.GetClient(), planner: n.planner, slices: n.slices, writes: n.writes, warn: warner(mgr)},
 		EnableWarmup: new(true),
 		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger {
@@ -379,10 +383,12 @@ func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message
 
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a
 // Node's labels change.
-func addNodeLabels(mgr manager.Manager) error {
+func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
+	labeler := newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), kinds, clock.RealClock{})
+	labeler.writes = w
 	ctl, err := controller.New("node-labels", mgr, controller.Options{
-		Reconciler:              newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), kinds, clock.RealClock{}),
+		Reconciler:              labeler,
 		MaxConcurrentReconciles: parallelNodes,
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
 		LogConstructor: func(r *reconcile.Request) logr.Logger {

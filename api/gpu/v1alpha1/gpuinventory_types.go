@@ -305,6 +305,10 @@ const (
 	// node, which only shared counters keep apart, to two claims. Its reason is
 	// DoubleAllocationReason.
 	ConditionDoubleAllocation = "DoubleAllocation"
+	// ConditionOverwritten: somebody else undoes the controller's writes of this node: of
+	// its ResourceSlices, of the GPUInventory's spec, or of the Node's labels. The controller
+	// sets it and takes it back.
+	ConditionOverwritten = "Overwritten"
 )
 
 // Reasons of conditions that controller and plugin both know.
@@ -317,6 +321,12 @@ const (
 	// ReasonForeignSlices of Conflicting: another driver writes ResourceSlices of
 	// this node again and again. The controller sets it and takes it back.
 	ReasonForeignSlices = "ForeignSlices"
+	// ReasonOtherRelease of Overwritten: another release of Tessera does it.
+	ReasonOtherRelease = "OtherRelease"
+	// ReasonOtherWriter of Overwritten: somebody else does it.
+	ReasonOtherWriter = "OtherWriter"
+	// ReasonUndisturbed of Overwritten: nobody does.
+	ReasonUndisturbed = "Undisturbed"
 	// ReasonNoOtherDriver of Conflicting: there is none.
 	ReasonNoOtherDriver = "NoOtherDriver"
 	// ReasonNewVersion of DoubleAllocation: the API server has another version now. The

@@ -1,6 +1,7 @@
 package classes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 const (
@@ -47,6 +50,7 @@ type Reconciler struct {
 	reader   client.Reader // reads from the server
 	recorder events.EventRecorder
 	clock    clock.PassiveClock
+	writes   *undone.Writes // paces writes that somebody else undoes
 
 	// The fields below are only used by Reconcile, which isn't called concurrently.
 	lacksUntil time.Time         // until then the server is taken not to store extended resource names
@@ -58,7 +62,7 @@ func New(wanted *Wanted, d discovery.ServerResourcesInterface, api dynamic.Inter
 	s := &server{discovery: d, client: api}
 	return &Reconciler{
 		Informer: s.informer(), wanted: wanted, server: s, reader: reader, recorder: recorder,
-		clock: clock.RealClock{}, warned: make(map[string]string),
+		clock: clock.RealClock{}, writes: undone.New(clock.RealClock{}), warned: make(map[string]string),
 	}
 }
 
@@ -83,10 +87,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	w := writer{Reconciler: r, api: api, version: version}
 	changes, err := r.wanted.changes(owner, r.cached())
 	failed := []error{err}
+	var wait time.Duration
 	for _, c := range changes {
-		failed = append(failed, w.apply(ctx, c.have, c.want))
+		left, err := undone.Wait(w.apply(ctx, c.have, c.want))
+		wait = max(wait, left)
+		failed = append(failed, err)
 	}
-	return reconcile.Result{RequeueAfter: max(0, r.lacksUntil.Sub(r.clock.Now()))}, errors.Join(failed...)
+	return reconcile.Result{RequeueAfter: cmp.Or(wait, max(0, r.lacksUntil.Sub(r.clock.Now())))}, errors.Join(failed...)
 }
 
 // owner returns a reference to the release's ClusterRole.
@@ -125,20 +132,34 @@ func (w writer) apply(ctx context.Context, have, want *unstructured.Unstructured
 	}
 	switch decision {
 	case create, update:
-		return w.write(ctx, decision, want)
+		return w.paced(ctx, want, contentOf(want), func() error { return w.write(ctx, decision, want) })
 	case remove:
-		uid := have.GetUID()
-		err := w.api.Delete(ctx, have.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return nil // the informer hasn't seen yet what the server has
-		} else if err != nil {
-			return fmt.Errorf("delete DeviceClass %s: %w", have.GetName(), err)
-		}
-		klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.GetName())
+		return w.paced(ctx, have, "", func() error { return w.remove(ctx, have) })
 	case foreign:
 		w.warnForeign(ctx, have)
 	case keep:
 	}
+	return nil
+}
+
+// paced makes a write, with growing pauses while somebody else undoes it.
+func (w writer) paced(ctx context.Context, class *unstructured.Unstructured, content string, write func() error) error {
+	times, err := w.writes.Do(class.GetName(), content, write)
+	if times == undone.Fight {
+		w.event(ctx, class, corev1.EventTypeWarning, "Overwritten", overwritten)
+	}
+	return err
+}
+
+func (w writer) remove(ctx context.Context, have *unstructured.Unstructured) error {
+	uid := have.GetUID()
+	err := w.api.Delete(ctx, have.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // the informer hasn't seen yet what the server has
+	} else if err != nil {
+		return fmt.Errorf("delete DeviceClass %s: %w", have.GetName(), err)
+	}
+	klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.GetName())
 	return nil
 }
 
@@ -172,6 +193,14 @@ func (w writer) write(ctx context.Context, decision action, want *unstructured.U
 const extendedResourceNotStored = "the API server doesn't store spec.extendedResourceName: pods can get devices of this class by claims, " +
 	"not by resources.limits. Kubernetes 1.36 and later store it; on 1.34 and 1.35 turn on the feature gate DRAExtendedResource " +
 	"on kube-apiserver, kube-scheduler, kube-controller-manager and the kubelets"
+
+const overwritten = "Somebody else changes or deletes this DeviceClass again and again. Look for programs that restore, prune or delete objects. " +
+	"Until that ends, the controller writes it less and less often"
+
+// contentOf returns the fields of a class that are written.
+func contentOf(want *unstructured.Unstructured) string {
+	return undone.Content([]any{want.GetLabels(), want.GetOwnerReferences(), want.Object["spec"]})
+}
 
 // warnForeign writes an event about a class of somebody else, once for each version
 // of it.

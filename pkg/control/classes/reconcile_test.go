@@ -17,6 +17,8 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // oldServer has v1beta1 and stores no extended resource names, until it is
@@ -43,9 +45,9 @@ func (s *oldServer) react(a clienttesting.Action) (bool, runtime.Object, error) 
 	return true, u, nil
 }
 
-// TestServerWithoutExtendedResources checks that a class without the name is as good
-// as it gets, that this is told once, and that the server is asked again.
-func TestServerWithoutExtendedResources(t *testing.T) {
+// newReconciler returns the reconciler of one class and what it works with.
+func newReconciler(t *testing.T) (*Reconciler, *oldServer, *Wanted, *events.FakeRecorder, *testingclock.FakePassiveClock) {
+	t.Helper()
 	wanted, err := read(t, file)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +68,14 @@ func TestServerWithoutExtendedResources(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	r := New(wanted, discovery, api, fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(role).Build(), recorder)
 	clock := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
-	r.clock = clock
+	r.clock, r.writes = clock, undone.New(clock)
+	return r, server, wanted, recorder, clock
+}
+
+// TestServerWithoutExtendedResources checks that a class without the name is as good
+// as it gets, that this is told once, and that the server is asked again.
+func TestServerWithoutExtendedResources(t *testing.T) {
+	r, server, wanted, recorder, clock := newReconciler(t)
 
 	// reconcile returns what was written, and how many events.
 	reconciled := func(request reconcile.Request) (writes string, told int, again time.Duration) {
@@ -104,5 +113,31 @@ func TestServerWithoutExtendedResources(t *testing.T) {
 	writes, told, again = reconciled(RequestServerChanged())
 	if writes != "update v1beta1 gpu.nvidia.com" || told != 0 || again != 0 {
 		t.Errorf("after an upgrade: wrote %q, %d events, again in %v", writes, told, again)
+	}
+}
+
+// TestFightOverAClass: somebody changes a class back each time.
+func TestFightOverAClass(t *testing.T) {
+	r, server, wanted, recorder, clock := newReconciler(t)
+	server.upgraded = true
+	for range 300 {
+		// The server forgets the update: somebody else has undone it.
+		if err := r.Informer.GetStore().Add(stored(t, wanted, func(o *unstructured.Unstructured) { setSpec(t, o, []any{}, "selectors") })); err != nil {
+			t.Fatal(err)
+		}
+		result, err := r.Reconcile(t.Context(), reconcile.Request{})
+		if err != nil || len(server.writes) > 0 && result.RequeueAfter > undone.Quiet {
+			t.Fatalf("again in %s, error %v", result.RequeueAfter, err)
+		}
+		clock.SetTime(clock.Now().Add(time.Second))
+	}
+	if n := len(server.writes); n > 16 || n < 8 {
+		t.Errorf("%d writes in five minutes", n)
+	}
+	if n := len(recorder.Events); n != 1 {
+		t.Fatalf("%d events, want one", n)
+	}
+	if e := <-recorder.Events; !strings.Contains(e, "Warning Overwritten Somebody else changes") {
+		t.Errorf("event %q", e)
 	}
 }

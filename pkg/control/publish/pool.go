@@ -23,6 +23,11 @@ const (
 	ManagedBy      = "tessera"
 )
 
+// ReleaseAnnotation has the identity of the release that wrote a slice: the namespace of the
+// Lease by which its controllers elect their leader. The controllers of one namespace are
+// never at work at the same time; those of two are, and would write the same slices.
+const ReleaseAnnotation = "gpu.tessera.dev/published-by"
+
 // maxName is how long an object's name may be.
 const maxName = 253
 
@@ -208,6 +213,11 @@ func Equal(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlic
 	return true
 }
 
+// OfRelease reports whether a release has written all of the slices.
+func OfRelease(all []*resourceapi.ResourceSlice, release string) bool {
+	return !slices.ContainsFunc(all, func(s *resourceapi.ResourceSlice) bool { return s.Annotations[ReleaseAnnotation] != release })
+}
+
 // same compares what Pool decides. A server's own additions to the object's
 // metadata don't count.
 func same(have, want *resourceapi.ResourceSlice) bool {
@@ -230,19 +240,21 @@ const (
 	shownKey   = "abilities of the server that it shows"
 )
 
-// trim replaces the large parts of a slice by a digest of its spec, hashes of its devices'
-// names and the abilities that it shows, because the cache holds every slice of the cluster.
+// trim replaces the large parts of a slice, and its annotations but for ReleaseAnnotation, by a
+// digest of its spec, hashes of its devices' names and the abilities that it shows, because the cache holds every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return
 	}
-	shown, hashes := textOfShown(s), make([]byte, 0, len(s.Spec.Devices)*hashSize)
+	shown, release, hashes := textOfShown(s), s.Annotations[ReleaseAnnotation], make([]byte, 0, len(s.Spec.Devices)*hashSize)
 	for _, d := range s.Spec.Devices {
 		hashes = append(hashes, nameHash(d.Name)...)
 	}
 	s.Annotations = map[string]string{digestKey: digest(s.Spec), devicesKey: string(hashes)}
-	if shown != "" {
-		s.Annotations[shownKey] = shown
+	for key, value := range map[string]string{shownKey: shown, ReleaseAnnotation: release} {
+		if value != "" {
+			s.Annotations[key] = value
+		}
 	}
 	s.ManagedFields, s.Spec.SharedCounters, s.Spec.Devices = nil, nil, nil
 }

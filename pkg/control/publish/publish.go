@@ -58,6 +58,9 @@ type Publisher struct {
 	informer cache.SharedIndexInformer
 	api      func() string
 	watches  chan struct{}
+
+	// Release, which may be empty, becomes the ReleaseAnnotation of slices that are written.
+	Release string
 }
 
 // New returns a publisher whose Informer isn't running yet.
@@ -174,21 +177,28 @@ func (p *Publisher) Live(ctx context.Context, node string) (Found, error) {
 // under a new generation, then deletes the remaining old slices. Until all of
 // the new generation is there the pool is incomplete; schedulers from 1.35 on
 // allocate nothing from it, older ones allocate from the slices that are there.
+// Slices that only another release has written keep their generation.
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
 // slices repairs it. It is a DroppedFieldsError where the server stored something
 // else than was sent, which trying again doesn't mend.
 func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
-	next := generation(current) + 1
+	next := generation(current)
+	if !Equal(current, want) {
+		next++
+	}
 	have := byName(current)
 	for i := range want {
 		s := want[i].DeepCopy()
+		if p.Release != "" {
+			s.Annotations = map[string]string{ReleaseAnnotation: p.Release}
+		}
 		s.Spec.Pool.Generation = next
 		stored, err := p.put(ctx, have[s.Name], s)
 		if err != nil {
 			return fmt.Errorf("write ResourceSlice %s: %w", s.Name, err)
 		}
-		if stored.Spec.Pool.Generation != next || !same(stored, s) {
+		if stored.Spec.Pool.Generation != next || !same(stored, s) || !OfRelease([]*resourceapi.ResourceSlice{stored}, p.Release) {
 			return &DroppedFieldsError{Slice: s.Name}
 		}
 	}

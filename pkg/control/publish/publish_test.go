@@ -32,6 +32,7 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 		"spec":    func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Attributes = nil },
 		"owner":   func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil },
 		"label":   func(s *resourceapi.ResourceSlice) { delete(s.Labels, ManagedByLabel) },
+		"release": func(s *resourceapi.ResourceSlice) { s.Annotations = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := fake.NewClientset()
@@ -48,11 +49,43 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			p.Release = "tessera"
 			err = p.Write(t.Context(), nil, Pool(owner("n"), gpus(2), NoCounters))
 			if dropped := (*DroppedFieldsError)(nil); errors.As(err, &dropped) != (change != nil) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestWriteOfAnotherRelease has a release write what another one has written: the pool stays
+// whole and of its generation, so that schedulers notice nothing.
+func TestWriteOfAnotherRelease(t *testing.T) {
+	server := fake.NewClientset()
+	want := Pool(owner("n"), cuttable(33), SplitCounters)
+	for i, release := range []string{"", "first", "second", "second"} {
+		p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Release = release
+		found, err := p.Live(t.Context(), "n")
+		if err != nil || len(found.Ours) > 0 && OfRelease(found.Ours, release) != (i == 3) {
+			t.Errorf("%s: slices of %v, error %v", release, found.Ours[0].Annotations, err)
+		}
+		if err := p.Write(t.Context(), found.Ours, want); err != nil {
+			t.Fatal(err)
+		}
+		found, err = p.Live(t.Context(), "n")
+		if err != nil || !Equal(found.Ours, want) || generation(found.Ours) != 1 || !OfRelease(found.Ours, release) {
+			t.Errorf("%s: generation %d, slices of %v, error %v", release, generation(found.Ours), found.Ours[0].Annotations, err)
+		}
+		for _, s := range found.Ours {
+			trim(s)
+		}
+		if !OfRelease(found.Ours, release) {
+			t.Errorf("%s: the cache has slices of %v", release, found.Ours[0].Annotations)
+		}
 	}
 }
 

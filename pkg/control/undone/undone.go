@@ -1,0 +1,146 @@
+// Package undone paces writes to the API server that somebody else undoes: a second release of
+// Tessera, or a program that restores or deletes objects. A write that succeeds needs no retry,
+// so no retry's pause slows such a fight down.
+package undone
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// Quiet is how long a write must have stayed for the next one to be the first again.
+	Quiet = time.Minute
+	// Fight is how often in a row a write must have been undone to be reported. Single
+	// ones happen: an admin deletes an object, or the kubelet the slices of a plugin that ends.
+	Fight = 3
+)
+
+// Writes remembers for each key, which stands for a part of an object, what was written last.
+type Writes struct {
+	clock clock.PassiveClock
+
+	mu   sync.Mutex
+	last map[string]written
+}
+
+type written struct {
+	content [sha256.Size]byte // its hash: statuses are large
+	at      time.Time
+	undone  int           // how often in a row
+	pause   time.Duration // before the content may be written again
+	pauses  wait.Backoff
+}
+
+// New returns Writes that remember nothing yet.
+func New(c clock.PassiveClock) *Writes {
+	return &Writes{clock: c, last: make(map[string]written)}
+}
+
+// Left returns how long to wait before the content is written again; 0 for another content
+// than the last one.
+func (w *Writes) Left(key, content string) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, ok := w.last[key]
+	if !ok || last.content != sha256.Sum256([]byte(content)) {
+		return 0
+	}
+	return max(0, last.pause-w.clock.Since(last.at))
+}
+
+// Record records that the content was written, and returns how often in a row it has been
+// undone.
+func (w *Writes) Record(key, content string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now, sum := w.clock.Now(), sha256.Sum256([]byte(content))
+	last, ok := w.last[key]
+	if !ok || last.content != sum || now.Sub(last.at) >= Quiet {
+		w.last[key] = written{
+			content: sum, at: now,
+			pauses: wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: Quiet / 2},
+		}
+		return 0
+	}
+	last.at, last.pause = now, last.pauses.Step()
+	last.undone++
+	w.last[key] = last
+	return last.undone
+}
+
+// Do calls write and records it, unless the content has to wait: then it returns an error from
+// which Wait tells how long. It returns how often in a row the content has been undone.
+func (w *Writes) Do(key, content string, write func() error) (int, error) {
+	if left := w.Left(key, content); left > 0 {
+		return 0, waitError{left}
+	}
+	if err := write(); err != nil {
+		return 0, err
+	}
+	return w.Record(key, content), nil
+}
+
+// Undone returns how often in a row the last write has been undone.
+func (w *Writes) Undone(key string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := w.last[key]
+	if w.clock.Since(last.at) >= Quiet {
+		return 0
+	}
+	return last.undone
+}
+
+// UntilQuiet returns how long until none of the writes counts as undone; 0 if none does.
+func (w *Writes) UntilQuiet(keys ...string) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var left time.Duration
+	for _, key := range keys {
+		if last, ok := w.last[key]; ok && last.undone > 0 {
+			left = max(left, Quiet-w.clock.Since(last.at))
+		}
+	}
+	return left
+}
+
+// Forget makes the next write of each key the first.
+func (w *Writes) Forget(keys ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, key := range keys {
+		delete(w.last, key)
+	}
+}
+
+// Content returns an object as text that is the same for equal objects.
+func Content(object any) string {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return err.Error() // never: objects are marshalled to be sent as well
+	}
+	return string(text)
+}
+
+type waitError struct{ left time.Duration }
+
+func (e waitError) Error() string {
+	return fmt.Sprintf("somebody else undoes this write: it is tried again in %s", e.left)
+}
+
+// Wait returns how long to wait if the error is Do's for that, and then no error; another error
+// stays.
+func Wait(err error) (time.Duration, error) {
+	if e, ok := errors.AsType[waitError](err); ok {
+		return e.left, nil
+	}
+	return 0, err
+}
