@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -173,12 +174,21 @@ func (l *nodeLabeler) Reconcile(ctx context.Context, r reconcile.Request) (recon
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	want := wantedLabels(inv)
+	if inv != nil && driverFails(inv) {
+		return reconcile.Result{}, nil // the node's GPUs are unknown, not gone: their labels stay
+	}
 	if l.hasLabels(node, want) {
 		return reconcile.Result{}, nil
 	}
 	_, err = l.writes.Do(labelsOf(r.Name), want.String(), func() error { return l.apply(ctx, node, want) })
 	left, err := undone.Wait(err)
 	return reconcile.Result{RequeueAfter: left}, err
+}
+
+// driverFails reports whether the node's driver doesn't work, so that its GPUs are unknown.
+func driverFails(inv *v1alpha1.GPUInventory) bool {
+	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
+	return ready != nil && ready.Reason == v1alpha1.ReasonNVMLError
 }
 
 // wantedLabels returns the labels that this program should have written to the node

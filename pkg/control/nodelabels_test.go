@@ -230,6 +230,30 @@ func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
 	}
 }
 
+// TestLabelsWhileTheDriverFails: the GPUs of the node are unknown then, not gone.
+func TestLabelsWhileTheDriverFails(t *testing.T) {
+	f := newFleet(t, 0, nodeWith("n", "", l4(0))...)
+	l := newNodeLabeler(f.api, f.api, f.kinds, testingclock.NewFakeClock(time.Unix(1000, 0)))
+	for _, gpus := range [][]v1alpha1.GPU{{l4(0)}, nil} {
+		inv := &v1alpha1.GPUInventory{}
+		if err := f.api.Get(t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
+			t.Fatal(err)
+		}
+		if inv.Status.GPUs = gpus; gpus == nil {
+			inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNVMLError}}
+		}
+		if err := f.api.Status().Update(t.Context(), inv); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Reconcile(t.Context(), requestFor("n")); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}, f.labels(t, "n")); diff != "" {
+			t.Errorf("%d GPUs (-want +got):\n%s", len(gpus), diff)
+		}
+	}
+}
+
 func TestRemoveNodeLabels(t *testing.T) {
 	f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
 	l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})

@@ -80,8 +80,7 @@ func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
 // wantsPool reports whether a node should have a pool. As long as nothing could be decided
 // about a node with GPUs, it should, and while the node's driver fails, which hides its GPUs.
 func (m *objectMetrics) wantsPool(inv *v1alpha1.GPUInventory) bool {
-	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
-	if ready != nil && ready.Reason == v1alpha1.ReasonNVMLError {
+	if driverFails(inv) {
 		return publishable(inv)
 	}
 	if last, decided := m.planner.lastAccount(inv.Name); decided && last.pool == "" {
