@@ -141,6 +141,54 @@ func TestProfileNamesByGoNVLib(t *testing.T) {
 	}
 }
 
+// TestInstancesByGoNVLib creates an instance of each profile by the ids that NVIDIA's library
+// has for its name, as mig-parted and NVIDIA's DRA driver do. For a profile of one slice with
+// double memory, too, it is the compute instance profile with enum 0, one of two.
+func TestInstancesByGoNVLib(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	machine := filepath.Join(t.TempDir(), "machine.yaml")
+	err := os.WriteFile(machine, []byte("gpus:\n- {model: a30, migEnabled: true}\n- {model: a100-80gb, migEnabled: true}\n"+
+		"- {model: h100-80gb, migEnabled: true}\n- {model: b200, migEnabled: true}\n- {model: rtx-pro-6000, migEnabled: true}\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, install(t, machine))
+	devices, err := nvdevice.New(l).GetDevices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		profiles, err := d.GetMigProfiles()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]bool{} // of several with a name, the first is taken
+		for _, profile := range profiles {
+			p := profile.GetInfo()
+			if p.C != p.G || seen[profile.String()] {
+				continue
+			}
+			seen[profile.String()] = true
+			info, r := d.GetGpuInstanceProfileInfo(p.GIProfileID)
+			ok(t, r)
+			gi, r := d.CreateGpuInstance(&info)
+			ok(t, r)
+			compute, r := gi.GetComputeInstanceProfileInfo(p.CIProfileID, p.CIEngProfileID)
+			if r != nvml.SUCCESS {
+				t.Errorf("%s: compute instance profile %d: %v", profile, p.CIProfileID, r)
+				ok(t, gi.Destroy())
+				continue
+			}
+			ci, r := gi.CreateComputeInstance(&compute)
+			ok(t, r)
+			ok(t, ci.Destroy())
+			ok(t, gi.Destroy())
+		}
+	}
+}
+
 func TestSMIForMIG(t *testing.T) {
 	root := install(t, "1xh100-80gb,1xa100-40gb,1xl4")
 	for _, step := range []struct {

@@ -222,3 +222,42 @@ func first(t *testing.T, s *nvmltest.Simulated) gpu.Partition {
 	p := gpus[0].MIG.Profiles[0]
 	return gpu.Partition{GPU: gpus[0].UUID, Profile: p.Name, Placement: p.Placements[0]}
 }
+
+// TestPartitionsHaveAllMultiprocessors checks that the compute instance of each profile has
+// all multiprocessors of its GPU instance. Profiles of one slice with double memory have
+// a second, smaller compute instance profile of one slice.
+func TestPartitionsHaveAllMultiprocessors(t *testing.T) {
+	models, err := nvmlsim.Models()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range models {
+		if model.MIG == nil {
+			continue
+		}
+		machine := "{gpus: [{model: " + model.ID + ", migEnabled: true}]}"
+		s := nvmltest.NewSimulated(t, machine)
+		gpus, err := s.GPUs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, profile := range gpus[0].MIG.Profiles {
+			made, err := s.CreateInstance(gpu.Partition{GPU: gpus[0].UUID, Profile: profile.Name, Placement: profile.Placements[0]})
+			if err != nil {
+				t.Fatalf("%s, %s: %v", machine, profile.Name, err)
+			}
+			devices, err := s.Machine.GPUs()[0].MIGDevices()
+			if err != nil || len(devices) != 1 {
+				t.Fatalf("%s, %s: MIG devices %v, error %v", machine, profile.Name, devices, err)
+			}
+			parent, compute, err := devices[0].Attributes()
+			if err != nil || compute.MultiprocessorCount != parent.MultiprocessorCount {
+				t.Errorf("%s, %s: compute instance with %d of %d multiprocessors, error %v",
+					machine, profile.Name, compute.MultiprocessorCount, parent.MultiprocessorCount, err)
+			}
+			if err := s.DestroyInstance(gpus[0].UUID, made); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

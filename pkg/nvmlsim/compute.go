@@ -29,9 +29,11 @@ type ComputeProfile struct {
 
 // computeProfiles returns the compute instance profiles of GPU instances of
 // profile p. By go-nvlib's rule, c of g slices is a profile if c equals g or 2c
-// ≤ g+1. The profile of a GPU instance with double memory has id 7 (seen on
-// H100). A profile of c slices has the multiprocessors of c one-slice instances
-// (seen on A30, assumed for others).
+// ≤ g+1. A profile of c slices has the multiprocessors of c one-slice instances
+// (seen on A30 and B300, assumed for others). A GPU instance of one slice that has
+// more multiprocessors, because it has double memory, has a second profile of one
+// slice, with id 7 and all of them (seen on H100 and B300: dra-driver-nvidia-gpu#1454);
+// one that doesn't have more, as on A100, has no such profile (go-nvlib#102).
 func (g *GPU) computeProfiles(p Profile) []ComputeProfile {
 	one := p.MultiprocessorCount
 	for _, q := range g.model.MIG.Profiles {
@@ -45,16 +47,21 @@ func (g *GPU) computeProfiles(p Profile) []ComputeProfile {
 			continue
 		}
 		profile := ComputeProfile{ID: uint32(enum), SliceCount: c, InstanceCount: p.SliceCount / c, MultiprocessorCount: min(c*one, p.MultiprocessorCount), Parent: p}
-		if c == p.SliceCount {
+		if c == p.SliceCount && c > 1 {
 			profile.MultiprocessorCount = p.MultiprocessorCount
-		}
-		const doubleMemory = 9
-		if p.Enum == doubleMemory {
-			profile.ID = 7
 		}
 		all = append(all, profile)
 	}
+	if p.SliceCount == 1 && p.MultiprocessorCount > one {
+		const oneSliceRevision1 = 7
+		all = append(all, ComputeProfile{ID: oneSliceRevision1, SliceCount: 1, InstanceCount: 1, MultiprocessorCount: p.MultiprocessorCount, Parent: p})
+	}
 	return all
+}
+
+// isWhole reports whether an instance of the profile takes all of its GPU instance.
+func (p ComputeProfile) isWhole() bool {
+	return p.SliceCount == p.Parent.SliceCount && p.MultiprocessorCount == p.Parent.MultiprocessorCount
 }
 
 // ComputeProfile finds a compute instance profile by its enum, which is its id.
@@ -333,22 +340,15 @@ func (c Compute) Name() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return c.in.g.model.ProductName + " MIG " + c.profileName(gi, ci), nil
+	p, err := c.in.computeProfile(gi, ci.Profile, Unknown)
+	return c.in.g.model.ProductName + " MIG " + p.Name(), err
 }
 
 // ProfileName returns the profile of the MIG device: "1g.10gb", or "1c.2g.20gb"
 // for a part of a GPU instance.
 func (c Compute) ProfileName() (string, error) {
-	gi, ci, err := c.get("DeviceGetAttributes")
-	return c.profileName(gi, ci), err
-}
-
-func (c Compute) profileName(gi GPUInstance, ci ComputeInstance) string {
-	p := c.in.profile(gi)
-	if ci.Size == p.SliceCount {
-		return p.Name
-	}
-	return fmt.Sprintf("%dc.%s", ci.Size, p.Name)
+	_, cp, err := c.Attributes()
+	return cp.Name(), err
 }
 
 // Attributes returns the data of nvmlDeviceAttributes of the MIG device: its
@@ -407,7 +407,7 @@ func IsMIG(uuid string) bool { return strings.HasPrefix(uuid, "MIG-") }
 // Name returns the name of the profile: "2g.20gb" if it is all of the GPU
 // instance, otherwise "1c.2g.20gb".
 func (p ComputeProfile) Name() string {
-	if p.SliceCount == p.Parent.SliceCount {
+	if p.isWhole() {
 		return p.Parent.Name
 	}
 	return fmt.Sprintf("%dc.%s", p.SliceCount, p.Parent.Name)

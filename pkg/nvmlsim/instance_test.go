@@ -206,12 +206,13 @@ func TestComputeInstances(t *testing.T) {
 		model, profile string
 		want           map[uint32][2]uint32 // id → count, multiprocessors
 	}{
-		"1g":        {"h100-80gb", "1g.10gb", map[uint32][2]uint32{0: {1, 16}}},
-		"1g double": {"h100-80gb", "1g.20gb", map[uint32][2]uint32{7: {1, 26}}},
-		"3g":        {"h100-80gb", "3g.40gb", map[uint32][2]uint32{0: {3, 16}, 1: {1, 32}, 2: {1, 60}}},
-		"4g":        {"h100-80gb", "4g.40gb", map[uint32][2]uint32{0: {4, 16}, 1: {2, 32}, 3: {1, 64}}},
-		"7g":        {"h100-80gb", "7g.80gb", map[uint32][2]uint32{0: {7, 16}, 1: {3, 32}, 2: {2, 48}, 3: {1, 64}, 4: {1, 132}}},
-		"A30 2g":    {"a30", "2g.12gb", map[uint32][2]uint32{0: {2, 14}, 1: {1, 28}}},
+		"1g":                                 {"h100-80gb", "1g.10gb", map[uint32][2]uint32{0: {1, 16}}},
+		"1g double":                          {"h100-80gb", "1g.20gb", map[uint32][2]uint32{0: {1, 16}, 7: {1, 26}}},
+		"1g double, no more multiprocessors": {"a100-80gb", "1g.20gb", map[uint32][2]uint32{0: {1, 14}}},
+		"3g":                                 {"h100-80gb", "3g.40gb", map[uint32][2]uint32{0: {3, 16}, 1: {1, 32}, 2: {1, 60}}},
+		"4g":                                 {"h100-80gb", "4g.40gb", map[uint32][2]uint32{0: {4, 16}, 1: {2, 32}, 3: {1, 64}}},
+		"7g":                                 {"h100-80gb", "7g.80gb", map[uint32][2]uint32{0: {7, 16}, 1: {3, 32}, 2: {2, 48}, 3: {1, 64}, 4: {1, 132}}},
+		"A30 2g":                             {"a30", "2g.12gb", map[uint32][2]uint32{0: {2, 14}, 1: {1, 28}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := mig(t, c.model)

@@ -304,7 +304,7 @@ func createCompute(g *nvmlsim.GPU, i nvmlsim.Instance, want string, b *strings.B
 	}
 	for enum := range uint32(9) {
 		p, err := i.ComputeProfile(enum)
-		if err != nil || (want == "" && p.SliceCount != p.Parent.SliceCount) || (want != "" && want != p.Name() && want != fmt.Sprint(p.ID)) {
+		if err != nil || (want == "" && p.Name() != p.Parent.Name) || (want != "" && want != p.Name() && want != fmt.Sprint(p.ID)) {
 			continue
 		}
 		c, err := i.CreateCompute(p.ID, nil)
