@@ -35,6 +35,8 @@ type Model struct {
 	VBIOSVersion   string  `json:"vbiosVersion,omitempty"`
 	Engines        Engines `json:"engines"`
 	ECC            bool    `json:"ecc"`
+	// Displays is true if the board has connectors for displays.
+	Displays bool `json:"displays,omitempty"`
 	// AddressingMode is none, HMM or ATS.
 	AddressingMode      string `json:"addressingMode"`
 	PowerLimitWatts     uint32 `json:"powerLimitWatts"`

@@ -275,11 +275,11 @@ func capabilityEntries(minor int, gpus []nvmlsim.Identity) []entry {
 }
 
 // sysEntries returns the entries of the PCI functions in sysfs, with the facts
-// that a driver reads there: NUMA node, ids and, in the path of the device, the
-// root complex.
+// that a driver and NVIDIA's tools read there: NUMA node, ids, regions, configuration space
+// and, in the path of the device, the root complex.
 func sysEntries(d nvmlsim.Description) []entry {
 	entries := []entry{text(nvmlsim.ModuleFile, "%s\n", d.DriverVersion)}
-	for _, g := range d.GPUs {
+	for n, g := range d.GPUs {
 		m, err := nvmlsim.FindModel(g.Model)
 		if err != nil {
 			continue // Describe checked it
@@ -290,7 +290,9 @@ func sysEntries(d nvmlsim.Description) []entry {
 			text(filepath.Join("sys", dir, "device"), "0x%04x\n", m.PCIDeviceID>>16),
 			text(filepath.Join("sys", dir, "subsystem_vendor"), "0x%04x\n", m.PCISubSystemID&0xFFFF),
 			text(filepath.Join("sys", dir, "subsystem_device"), "0x%04x\n", m.PCISubSystemID>>16),
-			text(filepath.Join("sys", dir, "class"), "0x030200\n"),
+			text(filepath.Join("sys", dir, "class"), "0x%06x\n", pciClass(m)),
+			text(filepath.Join("sys", dir, "resource"), "%s", pciResources(m, n)),
+			text(filepath.Join("sys", dir, "config"), "%s", pciConfig(m)),
 			text(filepath.Join("sys", dir, "numa_node"), "%d\n", g.NUMANode),
 			link(filepath.Join("sys/bus/pci/devices", g.BusID), filepath.Join("../../..", dir)))
 	}
