@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade versions release prometheus scaling kueue browser agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade versions release prometheus scaling kueue browser nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -36,6 +36,9 @@ scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestSca
 
 # kueue is a module of its own, which is built first.
 kueue() { "${GO:-go}" test -tags kueue -count 1 -timeout 20m ./test/kueue; }
+
+# nvidia builds NVIDIA's programs, modules of their own, first.
+nvidia() { "${GO:-go}" test -tags nvidia -count 1 -timeout 20m ./test/nvidia; }
 
 release() { deployments/release/twice.sh; }
 

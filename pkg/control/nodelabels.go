@@ -35,7 +35,7 @@ const labelOwner = "tessera-node-labels"
 // labelPrefix starts the key of each of them.
 const labelPrefix = "nvidia.com/"
 
-// labelKeys are the keys, without the prefix, that nodeLabels may use.
+// labelKeys are the keys, without the prefix, that NodeLabels may use.
 func labelKeys() []string {
 	return []string{
 		"gpu.present", "gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute.major", "gpu.compute.minor", "mig.capable",
@@ -46,11 +46,11 @@ func labelKeys() []string {
 	}
 }
 
-// nodeLabels are the labels that GPU Feature Discovery (NVIDIA/k8s-device-plugin,
+// NodeLabels are the labels that GPU Feature Discovery (NVIDIA/k8s-device-plugin,
 // internal/lm) would give a node with these GPUs, in the same form. Where the
 // node has several models they are about the one with the most GPUs, or else the
 // lowest index. A GPU that is lost counts as gone.
-func nodeLabels(n gpu.Node) labels.Set {
+func NodeLabels(n gpu.Node) labels.Set {
 	g, count := mainModel(n.GPUs)
 	if count == 0 {
 		return nil
@@ -197,7 +197,7 @@ func wantedLabels(inv *v1alpha1.GPUInventory) labels.Set {
 	if inv == nil || inv.DeletionTimestamp != nil {
 		return nil
 	}
-	return nodeLabels(inventory.Node(inv))
+	return NodeLabels(inventory.Node(inv))
 }
 
 // hasLabels reports whether the node has all labels that it should have, apart

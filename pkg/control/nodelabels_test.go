@@ -62,7 +62,7 @@ func TestNodeLabels(t *testing.T) {
 				key, value, _ := strings.Cut(word, "=")
 				want["nvidia.com/"+key] = value
 			}
-			got := nodeLabels(tc.node)
+			got := NodeLabels(tc.node)
 			if diff := cmp.Diff(maps.Collect(maps.All(want)), maps.Collect(maps.All(got))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
