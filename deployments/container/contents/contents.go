@@ -65,9 +65,13 @@ func Build(ctx context.Context, t Target, log io.Writer) ([]image.Entry, error) 
 	return append(entries, libraries...), nil
 }
 
+// user is what the programs run as where nothing says otherwise. It is a number, by which
+// the kubelet sees that it isn't root.
+const user = "65532:65532"
+
 // Config is the image's configuration.
 func Config(version string) v1.Config {
-	return v1.Config{Env: []string{"PATH=/usr/bin"}, Labels: labels(version)}
+	return v1.Config{User: user, Env: []string{"PATH=/usr/bin"}, Labels: labels(version)}
 }
 
 // labels are those of the OCI image specification, as the Dockerfile has them.

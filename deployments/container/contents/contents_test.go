@@ -52,7 +52,7 @@ func TestDockerfileBuildsTheSame(t *testing.T) {
 	}
 	got := readDockerfile(t, "../Dockerfile")
 	want := dockerfile{
-		version: version, labels: labels("${VERSION}"), cgoFlags: cgoFlags,
+		version: version, user: Config(version).User, labels: labels("${VERSION}"), cgoFlags: cgoFlags,
 		programs: map[string]goBuild{}, compilers: map[string]string{},
 	}
 	for _, p := range platforms() {
@@ -70,6 +70,7 @@ func TestDockerfileBuildsTheSame(t *testing.T) {
 // values.
 type dockerfile struct {
 	version   string // VERSION's default
+	user      string
 	labels    map[string]string
 	cgoFlags  string
 	compilers map[string]string  // by the architecture that they compile for
@@ -103,6 +104,8 @@ func readDockerfile(t *testing.T, file string) dockerfile {
 			goflags = strings.Fields(strings.TrimPrefix(words[1], "GOFLAGS="))
 		case words[0] == "ENV" && strings.HasPrefix(words[1], "CGO_CFLAGS="):
 			d.cgoFlags = strings.TrimPrefix(words[1], "CGO_CFLAGS=")
+		case words[0] == "USER":
+			d.user = words[1]
 		case words[0] == "LABEL":
 			for _, label := range words[1:] {
 				key, value, _ := strings.Cut(label, "=")

@@ -92,6 +92,7 @@ func privileges(pod corev1.PodSpec, c corev1.Container) []string {
 	add(pod.HostIPC, "shares the host's memory")
 	add(ptr.Deref(pod.AutomountServiceAccountToken, true), "has a token")
 	add(!ptr.Deref(cmp.Or(own.RunAsNonRoot, shared.RunAsNonRoot), false), "runs as root")
+	add(own.RunAsUser == nil && !ptr.Deref(shared.RunAsNonRoot, false), "may be root, but isn't: the image's user")
 	add(!ptr.Deref(own.ReadOnlyRootFilesystem, false), "can write to its root file system")
 	if ptr.Deref(own.Privileged, false) {
 		has = append(has, "is privileged")
