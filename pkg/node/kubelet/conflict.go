@@ -70,13 +70,18 @@ func (p *Plugin) watchSockets(ctx context.Context, intact func() bool) error {
 	}
 }
 
+// reportConflict reports the conflict, or that there is none, and logs it once: it may last
+// for days, and is checked every few seconds.
 func (p *Plugin) reportConflict(ctx context.Context, err error) {
-	if err == nil {
-		p.cfg.OnConflict("")
-		return
+	conflict := ""
+	if err != nil {
+		conflict = err.Error()
 	}
-	klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
-	p.cfg.OnConflict(err.Error())
+	if err != nil && conflict != p.conflict {
+		klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
+	}
+	p.conflict = conflict
+	p.cfg.OnConflict(conflict)
 }
 
 // areThere reports whether all sockets still exist and are the same files.

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -13,3 +14,6 @@ func (p *Plugin) LookOften() { p.every = 10 * time.Millisecond }
 func NewHandler(claims Claims, health Health) kubeletplugin.DRAPlugin {
 	return newHandler(Config{Claims: claims, Health: health}, nil, nil)
 }
+
+// ReportConflict reports the result of a check for other drivers.
+func (p *Plugin) ReportConflict(ctx context.Context, err error) { p.reportConflict(ctx, err) }

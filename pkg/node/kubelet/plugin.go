@@ -68,6 +68,8 @@ type Plugin struct {
 	apart map[string]os.FileInfo
 	// every is the interval of checks of the sockets.
 	every time.Duration
+	// conflict is the one that was reported last.
+	conflict string
 }
 
 // New builds a Plugin; Run starts it.
