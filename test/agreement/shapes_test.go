@@ -196,14 +196,22 @@ func (c *check) quota(t *testing.T) {
 	}
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "no-gpus"}}
 	quota.Spec.Hard = corev1.ResourceList{"requests.nvidia.com/gpu": resource.MustParse("0")}
-	if _, err := c.Kube().CoreV1().ResourceQuotas(poor).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
+	quotas := c.Kube().CoreV1().ResourceQuotas(poor)
+	_, err := quotas.Create(t.Context(), quota, metav1.CreateOptions{})
+	for until := time.Now().Add(time.Minute); err == nil && len(quota.Status.Hard) == 0; time.Sleep(20 * time.Millisecond) {
+		// Claims are counted once it has a status.
+		if quota, err = quotas.Get(t.Context(), quota.Name, metav1.GetOptions{}); time.Now().After(until) {
+			t.Fatalf("the quota has no status: %v", err)
+		}
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	p := c.fromTemplate("refused", c.template(t, poor))
 	p.Namespace = poor
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		// The namespace's ServiceAccount comes after it.
-		_, err := c.Kube().CoreV1().Pods(poor).Create(t.Context(), p, metav1.CreateOptions{})
+		_, err = c.Kube().CoreV1().Pods(poor).Create(t.Context(), p, metav1.CreateOptions{})
 		if err == nil {
 			break
 		}
@@ -250,7 +258,7 @@ func (c *check) podGroup(t *testing.T) {
 			}
 		}
 	}
-	if got, want := strings.Join(users, " "), "[gang][gang-0 gang-1]"; got != want {
+	if got, want := strings.Join(users, " "), "[gang] [gang-0 gang-1]"; got != want {
 		t.Errorf("get says that %s use GPUs, want %s", got, want)
 	}
 	var drain struct {
