@@ -86,7 +86,7 @@ func TestDocumentsAreExact(t *testing.T) {
 			t.Errorf("%s has characters that a terminal acts on: %q", form, out)
 		}
 		var c view.Cluster
-		decode := func(raw []byte, into any) error { return json.Unmarshal(raw, into) }
+		decode := json.Unmarshal
 		if form == "yaml" {
 			decode = func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
 		}

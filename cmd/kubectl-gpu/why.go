@@ -220,13 +220,9 @@ func refusal(pod *corev1.Pod, events []corev1.Event) string {
 		}
 		return e.LastTimestamp.Time
 	}
-	about := func(o corev1.ObjectReference) bool {
-		group := pod.Spec.SchedulingGroup
-		return o.UID == pod.UID || o.Kind == "PodGroup" && group != nil && group.PodGroupName != nil && o.Name == *group.PodGroupName
-	}
 	for i := range events {
 		e := &events[i]
-		if e.Reason == uncreated && about(e.InvolvedObject) && (newest == nil || !when(e).Before(when(newest))) {
+		if e.Reason == uncreated && isAbout(e, pod) && (newest == nil || !when(e).Before(when(newest))) {
 			newest = e
 		}
 	}
@@ -238,6 +234,12 @@ func refusal(pod *corev1.Pod, events []corev1.Event) string {
 		return newest.Message
 	}
 	return message
+}
+
+// isAbout reports whether an event is about the pod or its PodGroup.
+func isAbout(e *corev1.Event, pod *corev1.Pod) bool {
+	o, group := e.InvolvedObject, pod.Spec.SchedulingGroup
+	return o.UID == pod.UID || o.Kind == "PodGroup" && group != nil && group.PodGroupName != nil && o.Name == *group.PodGroupName
 }
 
 // placed answers for a pod that the scheduler isn't asked about any more, or not yet.

@@ -167,6 +167,10 @@ func (b *breakage) applyState(m *nvmlsim.Machine, gpu int) error {
 			return err
 		}
 	}
+	return b.applyFlags(m, gpu)
+}
+
+func (b *breakage) applyFlags(m *nvmlsim.Machine, gpu int) error {
 	model, err := nvmlsim.FindModel(m.Description().GPUs[gpu].Model)
 	if err != nil {
 		return err

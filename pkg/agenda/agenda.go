@@ -33,7 +33,7 @@ type Worker struct {
 // NewWorker returns a worker whose delay after consecutive failures on a GPU grows
 // from first to last.
 func NewWorker(first, last time.Duration) *Worker {
-	return &Worker{Agenda: New[gpu.UUID]("gpu", first, last)}
+	return &Worker{Agenda: New[gpu.UUID](first, last)}
 }
 
 // Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
@@ -83,8 +83,6 @@ func Each(uuids []gpu.UUID, f func(gpu.UUID) error) error {
 
 // Agenda has one entry per key. Its methods may be called concurrently.
 type Agenda[K ~string] struct {
-	// kind is the log key of a key.
-	kind string
 	// delays has the delays after failures, by key.
 	delays *flowcontrol.Backoff
 	wake   chan struct{}
@@ -98,21 +96,20 @@ type Agenda[K ~string] struct {
 	failures map[K]int
 }
 
-// New returns an empty agenda, whose errors are logged with kind as the log key of the
-// key. The delay after consecutive failures of a key grows from first to last.
-func New[K ~string](kind string, first, last time.Duration) *Agenda[K] {
+// New returns an empty agenda. The delay after consecutive failures of a key grows from first to last.
+func New[K ~string](first, last time.Duration) *Agenda[K] {
 	return &Agenda[K]{
-		kind: kind, delays: flowcontrol.NewBackOff(first, last), wake: make(chan struct{}, 1),
+		delays: flowcontrol.NewBackOff(first, last), wake: make(chan struct{}, 1),
 		due: map[K]time.Time{}, running: map[K]bool{}, failures: map[K]int{},
 	}
 }
 
-// Sweep calls do for each key that is due, until ctx ends, and logs failures with the
-// message.
-func (a *Agenda[K]) Sweep(ctx context.Context, message string, do func(context.Context, K) error) {
+// Sweep calls do for each key that is due, until ctx ends, and log for those of its errors
+// that are news.
+func (a *Agenda[K]) Sweep(ctx context.Context, do func(context.Context, K) error, log func(klog.Logger, K, error)) {
 	a.Run(ctx, func(ctx context.Context, key K) {
 		if err := do(ctx, key); err != nil && ctx.Err() == nil && a.IsNews(key) {
-			klog.FromContext(ctx).Error(err, message, a.kind, key)
+			log(klog.FromContext(ctx), key, err)
 		}
 	})
 }

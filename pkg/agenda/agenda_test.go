@@ -14,7 +14,7 @@ import (
 
 func TestAgenda(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string]("key", 2*time.Second, 5*time.Second)
+		a := New[string](2*time.Second, 5*time.Second)
 		begun := time.Now()
 		var mu sync.Mutex
 		var seen []time.Duration
@@ -55,7 +55,7 @@ func TestAgenda(t *testing.T) {
 // failure, whether it comes during the failing call or after it.
 func TestDelayAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string]("key", 2*time.Second, time.Minute)
+		a := New[string](2*time.Second, time.Minute)
 		begun := time.Now()
 		var seen []time.Duration
 		ctx, cancel := context.WithTimeout(t.Context(), 31*time.Second)
@@ -81,7 +81,7 @@ func TestDelayAfterFailure(t *testing.T) {
 // on again afterwards, and not before.
 func TestScheduledDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string]("key", time.Second, time.Minute)
+		a := New[string](time.Second, time.Minute)
 		begun := time.Now()
 		var seen []time.Duration
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -101,7 +101,7 @@ func TestScheduledDuringACall(t *testing.T) {
 
 func TestRetryNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string]("key", 10*time.Second, time.Minute)
+		a := New[string](10*time.Second, time.Minute)
 		begun := time.Now()
 		seen := map[string][]time.Duration{}
 		var mu sync.Mutex

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -92,7 +94,7 @@ func TestRetries(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		w.Sweep(ctx, "It failed", try)
+		w.Sweep(ctx, try, func(klog.Logger, gpu.UUID, error) {})
 		for i, want := range []int{1, 3, 1} {
 			if tries[uuids[i]] != want {
 				t.Errorf("a GPU that %s was tried %d times, want %d", uuids[i], tries[uuids[i]], want)

@@ -308,55 +308,6 @@ func (n *nodeReconciler) writeSettings(ctx context.Context, inv *v1alpha1.GPUInv
 	return n.reportUndone(ctx, inv, times, "spec.gpus of this GPUInventory is changed", nil)
 }
 
-// replaceSlices replaces the live slices with the wanted ones, now or after the
-// plugin's answer. Foreign slices are deleted after that answer: it shows that the
-// plugin is the one that the kubelet has registered.
-func (n *nodeReconciler) replaceSlices(ctx context.Context, node string, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
-	alone := len(current.Foreign) == 0
-	switch {
-	case len(want) == 0:
-		return reconcile.Result{}, n.withdraw(ctx, node, inv, current.Ours)
-	case alone && publish.Equal(current.Ours, want) && n.isOurs(current.Ours):
-		n.forget(inv.Name) // an answer to an earlier request must not serve for a later deletion
-		return reconcile.Result{}, nil
-	case !alone && n.cameBack(inv.Name):
-		return reconcile.Result{}, errors.Join(n.setContested(ctx, inv, current.Foreign), n.withdraw(ctx, node, inv, current.Ours))
-	case alone && publish.Complete(current.Ours) || n.lives(inv, current):
-		// An answer, or a registration, is valid for one attempt: if this one fails, the
-		// plugin may be gone at the next.
-		n.forget(inv.Name)
-		if err := n.evict(ctx, inv.Name, current.Foreign); err != nil {
-			return reconcile.Result{}, err
-		}
-		klog.FromContext(ctx).Info("Publishing the node's devices", "slices", len(want), "before", len(current.Ours))
-		return reconcile.Result{}, n.write(ctx, inv, current, want)
-	default:
-		if err := n.deleteOurs(ctx, node, inv, current.Ours); err != nil {
-			return reconcile.Result{}, err
-		}
-		return n.raisePublishRequest(ctx, inv)
-	}
-}
-
-// write publishes, and keeps count of failures.
-func (n *nodeReconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, current publish.Found, want []resourceapi.ResourceSlice) error {
-	node := inv.Name
-	n.mu.Lock()
-	n.unseen[node] = true
-	n.mu.Unlock()
-	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
-		n.failures.begin(node)
-		if publish.Doubtful(err) {
-			err = errors.Join(err, n.planner.server.probeAgain(ctx))
-		}
-		return err
-	}
-	n.failures.forget(node)
-	n.writes.Forget(deletionOf(node))
-	return n.reportUndone(ctx, inv, n.writes.Record(slicesOf(node), fingerprint(want)),
-		"ResourceSlices that the controller writes are changed or deleted", current.Ours)
-}
-
 // raisePublishRequest raises the number of the node's publishRequest, unless one is under
 // way. If that one wasn't answered in time, it calls setSilent.
 func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {

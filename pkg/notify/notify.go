@@ -37,6 +37,19 @@ func (m *Mutex) Changed() <-chan struct{} {
 	return m.changed
 }
 
+// Await returns once ok, which is called with the lock held, returns true.
+func (m *Mutex) Await(ok func() bool) {
+	for {
+		m.Lock()
+		done, changed := ok(), m.Changed()
+		m.Unlock()
+		if done {
+			return
+		}
+		<-changed
+	}
+}
+
 // Wait returns nil once ok, which is called with the lock held, returns true, and the
 // context's error if the context ends first.
 func (m *Mutex) Wait(ctx context.Context, ok func() bool) error {

@@ -1,7 +1,6 @@
 package nvml
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -125,7 +124,7 @@ func (g *guard) begin(about subject, as access, what string) (c *call, err error
 		g.announce(about, 1)
 		defer g.announce(about, -1)
 	}
-	_ = g.mu.Wait(context.Background(), func() bool { // it fails only at the context's end
+	g.mu.Await(func() bool {
 		switch late := g.oldestLate(about); {
 		case late != nil:
 			err = late.err(about)

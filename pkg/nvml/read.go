@@ -191,12 +191,11 @@ func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) er
 		return nil
 	}
 	info, ret := handle.GetGpuFabricInfo()
-	err := wrap(ret, callFabric, object)
-	if failure(err) != nil {
+	if err := failure(wrap(ret, callFabric, object)); err != nil {
 		return err
 	}
 	g.Fabric = nil
-	if err != nil || info.State == gonvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+	if ret != gonvml.SUCCESS || info.State == gonvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		return nil
 	}
 	if why := fabricTrouble(info); why != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -261,8 +262,11 @@ func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) 
 // and retries failures. It returns when the context has ended and operations in
 // progress are done.
 func (m *Manager) Run(ctx context.Context) {
-	m.worker.Sweep(ctx, "Idle MIG partitions stay for now; it is tried again", func(ctx context.Context, uuid gpu.UUID) error {
+	sweep := func(ctx context.Context, uuid gpu.UUID) error {
 		return m.tidy(ctx, "sweep", uuid, limits{keepWarm: m.keep(uuid), linger: modeLinger})
+	}
+	m.worker.Sweep(ctx, sweep, func(log klog.Logger, uuid gpu.UUID, err error) {
+		log.Error(err, "Idle MIG partitions stay for now; it is tried again", "gpu", uuid)
 	})
 }
 

@@ -139,7 +139,7 @@ func New(c Config) *Manager {
 		c.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
 	}
 	m := &Manager{
-		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), daemons: agenda.New[string]("daemon", retryFirst, retryLast),
+		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), daemons: agenda.New[string](retryFirst, retryLast),
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, others: map[string]map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},

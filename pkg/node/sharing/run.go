@@ -34,9 +34,13 @@ func (m *Manager) Run(ctx context.Context) {
 	wg.Go(func() { m.follow(ctx) })
 	wg.Go(func() { m.verify(ctx) })
 	wg.Go(func() {
-		m.daemons.Sweep(ctx, "Can't start, change or stop an MPS daemon as claims need, retrying", m.settle)
+		m.daemons.Sweep(ctx, m.settle, func(log klog.Logger, name string, err error) {
+			log.Error(err, "Can't start, change or stop an MPS daemon as claims need, retrying", "daemon", name)
+		})
 	})
-	m.worker.Sweep(ctx, "Can't apply what claims need to a GPU, retrying", m.tidy)
+	m.worker.Sweep(ctx, m.tidy, func(log klog.Logger, uuid gpu.UUID, err error) {
+		log.Error(err, "Can't apply what claims need to a GPU, retrying", "gpu", uuid)
+	})
 }
 
 // follow watches the daemons. The first report of a supervisor that answers again
