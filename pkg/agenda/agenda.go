@@ -193,14 +193,11 @@ func (a *Agenda[K]) wakeRun() {
 
 // At makes Run call do for the key at that time, or earlier, but not during the delay
 // after a failure of the key: otherwise an operation whose failure is the reason for the
-// next call would be retried without any delay.
+// next call would be retried without any delay. A delay that RetryNow has ended doesn't count.
 func (a *Agenda[K]) At(key K, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.delays.IsInBackOffSinceUpdate(string(key), at) {
-		return // Failed has scheduled it
-	}
-	if before, ok := a.due[key]; ok && before.Before(at) {
+	if before, ok := a.due[key]; ok && (before.Before(at) || a.delays.IsInBackOffSinceUpdate(string(key), at)) {
 		return
 	}
 	a.due[key] = at

@@ -127,3 +127,30 @@ func TestRetryNow(t *testing.T) {
 		}
 	})
 }
+
+// TestScheduledDuringACallOfRetryNow: a key that is scheduled during a call that RetryNow has
+// caused is worked on again, although the delay after its failure would not be over.
+func TestScheduledDuringACallOfRetryNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New[string]("key", 10*time.Second, time.Minute)
+		begun := time.Now()
+		var seen []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		a.At("a", begun)
+		time.AfterFunc(3*time.Second, a.RetryNow)
+		time.AfterFunc(4*time.Second, func() { a.At("a", time.Now()) })
+		a.Run(ctx, func(_ context.Context, key string) {
+			_ = a.Try(key, func() error {
+				if seen = append(seen, time.Since(begun)); len(seen) == 1 {
+					return errors.New("it fails")
+				}
+				time.Sleep(2 * time.Second)
+				return nil
+			})
+		})
+		if diff := cmp.Diff([]time.Duration{0, 3 * time.Second, 5 * time.Second}, seen); diff != "" {
+			t.Errorf("calls of do (-want +got):\n%s", diff)
+		}
+	})
+}
