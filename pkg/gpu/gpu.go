@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -93,6 +94,14 @@ type GPU struct {
 
 	// Conditions say what is wrong with the GPU; none means healthy.
 	Conditions []Condition
+}
+
+// Answered reports whether NVML, when the GPU was last read, answered with the facts that are
+// needed to use it. Conditions are those of that reading.
+func (g GPU) Answered() bool {
+	return !slices.ContainsFunc(g.Conditions, func(c Condition) bool {
+		return slices.Contains([]ConditionType{Lost, Unreadable, NotResponding, ResetRequired}, c.Type)
+	})
 }
 
 // NoMinor is the minor number of a GPU without a device node.

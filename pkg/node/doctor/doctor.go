@@ -147,8 +147,8 @@ func (l *look) readHardware() error {
 		return fmt.Errorf("read the GPUs: %w", err)
 	}
 	for _, g := range all {
-		if len(g.Conditions) > 0 {
-			continue // a known GPU that doesn't answer
+		if !g.Answered() {
+			continue
 		}
 		l.gpus = append(l.gpus, g)
 		if g.MIG == nil {

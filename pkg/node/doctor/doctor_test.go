@@ -191,6 +191,14 @@ func TestCheck(t *testing.T) {
 			before: func(n *node) { n.machine.gpus = n.machine.gpus[:1] },
 			want:   []string{"note gpu-gone ", "trouble gpu-gone default/p"},
 		},
+		"GPU lost, and known": {
+			before: func(n *node) { n.machine.gpus[1].Conditions = []gpu.Condition{{Type: gpu.Lost}} },
+			want:   []string{"note gpu-gone ", "trouble gpu-gone default/p"},
+		},
+		"an attribute of a GPU can't be read": {
+			before: func(n *node) { n.machine.gpus[1].Conditions = []gpu.Condition{{Type: gpu.AttributesUnreadable}} },
+			want:   []string{},
+		},
 		"MIG doesn't answer": {
 			before: func(n *node) { n.machine.err = errors.New("unknown error") },
 			want:   []string{"trouble mig-unreadable ", "trouble mig-unreadable "},

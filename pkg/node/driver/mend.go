@@ -51,10 +51,9 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 	}
 }
 
-// lacks reports whether the node has the GPU, and no fault with it, but not the
-// partition.
+// lacks reports whether the node has the GPU, and it answers, but not the partition.
 func lacks(there gpu.Node, p gpu.Partition) bool {
-	n := slices.IndexFunc(there.GPUs, func(g gpu.GPU) bool { return g.UUID == p.GPU && g.MIG != nil && len(g.Conditions) == 0 })
+	n := slices.IndexFunc(there.GPUs, func(g gpu.GPU) bool { return g.UUID == p.GPU && g.MIG != nil && g.Answered() })
 	return n >= 0 && !slices.ContainsFunc(there.GPUs[n].MIG.Instances, func(i gpu.Instance) bool {
 		return i.UUID != "" && i.Profile == p.Profile && i.Placement == p.Placement
 	})

@@ -34,6 +34,24 @@ func (*broken) ClearMIG(context.Context, gpu.UUID) error                        
 func (*broken) MayPrepare() error                                               { return nil }
 func (*broken) Device(gpu.DeviceName) (gpu.Device, gpu.GPU, error)              { return nil, gpu.GPU{}, nil }
 
+// TestLacks checks that a GPU of which only an attribute can't be read is mended, and none
+// whose MIG instances aren't known.
+func TestLacks(t *testing.T) {
+	p := gpu.Partition{GPU: "GPU-a", Profile: "1g.10gb"}
+	for condition, want := range map[gpu.ConditionType]bool{
+		"": true, gpu.AttributesUnreadable: true, gpu.VitalsUnreadable: true, gpu.FabricNotReady: true,
+		gpu.Lost: false, gpu.Unreadable: false, gpu.NotResponding: false, gpu.ResetRequired: false,
+	} {
+		g := gpu.GPU{UUID: p.GPU, MIG: &gpu.MIG{}}
+		if condition != "" {
+			g.Conditions = []gpu.Condition{{Type: condition}}
+		}
+		if got := lacks(gpu.Node{GPUs: []gpu.GPU{g}}, p); got != want {
+			t.Errorf("condition %q: %t, want %t", condition, got, want)
+		}
+	}
+}
+
 // TestMendPaces removes a partition, which comes back or stays away. It counts as missing
 // once two looks in a row don't find it; then its creation is tried once a minute, however
 // often the follower looks.
