@@ -122,6 +122,9 @@ func (o *options) gpuNames(ctx context.Context) []string {
 	for _, n := range c.Nodes {
 		out = append(out, n.Name)
 		for _, g := range n.GPUs {
+			if g.Device == "" {
+				continue // it can't be drained
+			}
 			name := strconv.Itoa(g.Index)
 			if len(named(n.GPUs, name)) != 1 {
 				name = g.Device
@@ -215,12 +218,16 @@ func (d *drainer) find(c view.Cluster) error {
 	case 0:
 		return fmt.Errorf("node %s has no GPU %s; kubectl gpu map %s shows its GPUs", node, name, node)
 	case 1:
+		if found[0].Device == "" { // a rule without a device is for the whole node
+			return fmt.Errorf("GPU %s of node %s can't be drained: its UUID, %s, identifies no GPU, so that nobody gets it",
+				name, node, cmp.Or(found[0].UUID, "which is unknown"))
+		}
 		d.gpu = found[0]
 		return nil
 	default:
 		var which []string
 		for _, g := range found {
-			which = append(which, fmt.Sprintf("%s/%s (%s)", node, g.Device, cmp.Or(g.UUID, "UUID unknown")))
+			which = append(which, fmt.Sprintf("%s/%s (%s)", node, cmp.Or(g.Device, g.UUID), cmp.Or(g.UUID, "UUID unknown")))
 		}
 		return fmt.Errorf("node %s has %d GPUs with index %s: name one by its device or UUID: %s",
 			node, len(found), name, strings.Join(which, ", "))
@@ -233,7 +240,7 @@ func named(gpus []view.GPU, name string) []*view.GPU {
 	var out []*view.GPU
 	for i := range gpus {
 		g := &gpus[i]
-		if g.Index >= 0 && name == strconv.Itoa(g.Index) || name == g.UUID && name != "" || name == g.Device {
+		if name != "" && (g.Index >= 0 && name == strconv.Itoa(g.Index) || name == g.UUID || name == g.Device) {
 			out = append(out, g)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,6 +38,27 @@ func TestAmbiguousGPU(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %s\nwant %s", target, got, want)
+		}
+	}
+}
+
+// TestDrainOfAGPUWithoutDevice: the GPU's UUID gives no name, and a rule without the name of a
+// device would be for the whole node.
+func TestDrainOfAGPUWithoutDevice(t *testing.T) {
+	s := cluster(t)
+	healthy(s)
+	taint(s)
+	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	inv.Status.GPUs = slices.Clone(inv.Status.GPUs)
+	inv.Status.GPUs = append(inv.Status.GPUs, v1alpha1.GPU{Index: 77, UUID: "GPU-odd", ProductName: "odd"})
+	s.items[own+"gpuinventories"] = []any{inv}
+	for target, want := range map[string]string{
+		"0": "device: gpu-00000001\n", "77": "its UUID, GPU-odd, identifies no GPU", "GPU-odd": "GPU GPU-odd of node node can't be drained",
+		"": "node node has no GPU ;",
+	} {
+		out := run(t, s, screen{}, "", "drain", "node/"+target, "--dry-run")
+		if !strings.Contains(out, want) || strings.Contains(out, "error: ") != (target != "0") {
+			t.Errorf("%s: no %q in\n%s", target, want, out)
 		}
 	}
 }
