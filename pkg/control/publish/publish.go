@@ -181,13 +181,15 @@ func (p *Publisher) Live(ctx context.Context, node string) (Found, error) {
 //
 // An error leaves a pool that isn't Complete; calling again with fresh live
 // slices repairs it. It is a DroppedFieldsError where the server stored something
-// else than was sent, which trying again doesn't mend.
+// else than was sent, which trying again doesn't mend; where that is only the
+// ReleaseAnnotation, the pool is whole.
 func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSlice, want []resourceapi.ResourceSlice) error {
 	next := generation(current)
 	if !Equal(current, want) {
 		next++
 	}
 	have := byName(current)
+	var unmarked string
 	for i := range want {
 		s := want[i].DeepCopy()
 		if p.Release != "" {
@@ -198,15 +200,21 @@ func (p *Publisher) Write(ctx context.Context, current []*resourceapi.ResourceSl
 		if err != nil {
 			return fmt.Errorf("write ResourceSlice %s: %w", s.Name, err)
 		}
-		if stored.Spec.Pool.Generation != next || !same(stored, s) || !OfRelease([]*resourceapi.ResourceSlice{stored}, p.Release) {
+		if stored.Spec.Pool.Generation != next || !same(stored, s) {
 			return &DroppedFieldsError{Slice: s.Name}
 		}
+		if stored.Annotations[ReleaseAnnotation] != p.Release {
+			unmarked = s.Name // what schedulers read is there: the pool is made whole
+		}
 	}
-	return p.Delete(ctx, superseded(current, want))
+	if err := p.Delete(ctx, superseded(current, want)); err != nil || unmarked == "" {
+		return err
+	}
+	return &DroppedFieldsError{Slice: unmarked}
 }
 
 // DroppedFieldsError says that the server silently dropped or changed something
-// of a slice: in its spec, its owner or our label.
+// of a slice: in its spec, its owner, our label or the ReleaseAnnotation.
 type DroppedFieldsError struct {
 	Slice string
 }

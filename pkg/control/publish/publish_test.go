@@ -58,6 +58,41 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 	}
 }
 
+// TestPoolWithoutReleaseIsWhole writes to a server that drops annotations, which no scheduler
+// reads.
+func TestPoolWithoutReleaseIsWhole(t *testing.T) {
+	server := fake.NewClientset()
+	drop := func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if a, ok := action.(clienttesting.CreateAction); ok { // an update, too
+			if s, ok := a.GetObject().(*resourceapi.ResourceSlice); ok {
+				s.Annotations = nil
+			}
+		}
+		return false, nil, nil
+	}
+	server.PrependReactor("create", "resourceslices", drop)
+	server.PrependReactor("update", "resourceslices", drop)
+	p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Release = "tessera"
+	for _, n := range []int{33, 1} {
+		want := Pool(owner("n"), cuttable(n), SplitCounters)
+		found, err := p.Live(t.Context(), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Write(t.Context(), found.Ours, want)
+		if dropped := (*DroppedFieldsError)(nil); !errors.As(err, &dropped) {
+			t.Errorf("got %v", err)
+		}
+		if found, err = p.Live(t.Context(), "n"); err != nil || !Complete(found.Ours) || !Equal(found.Ours, want) {
+			t.Errorf("%d slices, want %d; error %v", len(found.Ours), len(want), err)
+		}
+	}
+}
+
 // TestWriteOfAnotherRelease has a release write what another one has written: the pool stays
 // whole and of its generation, so that schedulers notice nothing.
 func TestWriteOfAnotherRelease(t *testing.T) {
