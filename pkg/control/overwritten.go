@@ -28,10 +28,10 @@ func settingsOf(node string) string                 { return "settings/" + node 
 func labelsOf(node string) string                   { return "labels/" + node }
 func conditionOf(conditionType, node string) string { return "condition/" + conditionType + "/" + node }
 
-// writesOf returns the keys of all writes about a node.
+// writesOf returns the keys of all writes about a node with an inventory.
 func writesOf(node string) []string {
 	return []string{
-		slicesOf(node), deletionOf(node), settingsOf(node), labelsOf(node),
+		slicesOf(node), settingsOf(node), labelsOf(node),
 		conditionOf(v1alpha1.ConditionReady, node), conditionOf(v1alpha1.ConditionConflicting, node),
 		conditionOf(v1alpha1.ConditionDoubleAllocation, node), conditionOf(v1alpha1.ConditionOverwritten, node),
 	}

@@ -109,16 +109,27 @@ func TestFightOverSlices(t *testing.T) {
 
 // TestFightOverWithdrawnSlices: somebody restores the slices of a node that must have none.
 func TestFightOverWithdrawnSlices(t *testing.T) {
-	s := newFixture(t)
-	s.published()
-	backup := slices.Clone(s.store.slices)
-	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = conflict() })
-	s.mustReconcile()
-	s.mustHave(0)
-	if n := s.fight(func() { s.store.slices = slices.Clone(backup) }, func() int { return s.store.writes }); n > mostWrites {
-		t.Errorf("%d writes", n)
+	for name, gone := range map[string]bool{"another driver": false, "no inventory": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			s.published()
+			backup := slices.Clone(s.store.slices)
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = conflict() })
+			if gone {
+				if err := s.api.Delete(t.Context(), s.inventory()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.mustReconcile()
+			s.mustHave(0)
+			if n := s.fight(func() { s.store.slices = slices.Clone(backup) }, func() int { return s.store.writes }); n > mostWrites {
+				t.Errorf("%d writes", n)
+			}
+			if !gone {
+				s.mustBeOverwritten(v1alpha1.ReasonOtherWriter, "ResourceSlices that the controller deletes are created")
+			}
+		})
 	}
-	s.mustBeOverwritten(v1alpha1.ReasonOtherWriter, "ResourceSlices that the controller deletes are created")
 }
 
 // TestAWithdrawalIsNoFight: the controller itself deletes what it has written, and writes it again.

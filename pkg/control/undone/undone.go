@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -27,8 +28,9 @@ const (
 type Writes struct {
 	clock clock.PassiveClock
 
-	mu   sync.Mutex
-	last map[string]written
+	mu      sync.Mutex
+	last    map[string]written
+	dropped time.Time // when those that have stayed were dropped
 }
 
 type written struct {
@@ -62,6 +64,7 @@ func (w *Writes) Record(key, content string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now, sum := w.clock.Now(), sha256.Sum256([]byte(content))
+	w.dropQuiet(now)
 	last, ok := w.last[key]
 	if !ok || last.content != sum || now.Sub(last.at) >= Quiet {
 		w.last[key] = written{
@@ -74,6 +77,16 @@ func (w *Writes) Record(key, content string) int {
 	last.undone++
 	w.last[key] = last
 	return last.undone
+}
+
+// dropQuiet drops, from time to time, the writes that have stayed: the next one is the first
+// anyway, and most are of objects that are gone.
+func (w *Writes) dropQuiet(now time.Time) {
+	if now.Sub(w.dropped) < Quiet {
+		return
+	}
+	w.dropped = now
+	maps.DeleteFunc(w.last, func(_ string, last written) bool { return now.Sub(last.at) >= Quiet })
 }
 
 // Do calls write and records it, unless the content has to wait: then it returns an error from

@@ -2,6 +2,7 @@ package undone
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -58,6 +59,24 @@ func TestQuiet(t *testing.T) {
 				t.Errorf("undone %d times, %s to wait", n, w.Left("key", "content"))
 			}
 		})
+	}
+}
+
+// TestQuietWritesAreDropped: keys of objects that are gone don't add up.
+func TestQuietWritesAreDropped(t *testing.T) {
+	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
+	w := New(clock)
+	for i := range 100 {
+		for range 2 {
+			w.Record(fmt.Sprint("key ", i), "content")
+		}
+		if n := w.Undone(fmt.Sprint("key ", i)); n != 1 {
+			t.Errorf("key %d was undone %d times", i, n)
+		}
+		clock.Step(Quiet / 10)
+	}
+	if n := len(w.last); n > 20 {
+		t.Errorf("%d writes are remembered", n)
 	}
 }
 
