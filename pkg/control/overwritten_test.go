@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -147,6 +148,33 @@ func TestAWithdrawalIsNoFight(t *testing.T) {
 	if c := meta.FindStatusCondition(s.inventory().Status.Conditions, v1alpha1.ConditionOverwritten); c != nil {
 		t.Errorf("condition %+v", c)
 	}
+}
+
+// TestAPartialWriteIsNoFight: the server refuses a part of the pool again and again. The
+// controller itself has written what it deletes then.
+func TestAPartialWriteIsNoFight(t *testing.T) {
+	s := newFixture(t)
+	s.server.form = publish.SplitCounters
+	s.cuttable()
+	s.store.broken = errors.New("the server refuses the second slice")
+	for range 4 * undone.Fight {
+		for range 2 { // the plugin is asked, and answers
+			if err := s.reconcile(); err != nil && !errors.Is(err, s.store.broken) {
+				t.Fatal(err)
+			}
+			s.pluginAnswers()
+		}
+		s.clock.Step(s.nodes.failures.left("n"))
+	}
+	if c := meta.FindStatusCondition(s.inventory().Status.Conditions, v1alpha1.ConditionOverwritten); c != nil {
+		t.Errorf("condition %+v", c)
+	}
+	if s.store.writes < 2*undone.Fight {
+		t.Fatalf("only %d writes", s.store.writes)
+	}
+	s.store.broken = nil
+	s.publish()
+	s.mustHave(2)
 }
 
 // releaseStore is the store as one release sees it.

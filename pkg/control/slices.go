@@ -53,6 +53,7 @@ func (n *nodeReconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, 
 	n.mu.Lock()
 	n.unseen[node] = true
 	n.mu.Unlock()
+	n.writes.Forget(deletionOf(node)) // what is deleted next may be what a write that fails leaves
 	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
 		n.failures.begin(node)
 		if publish.Doubtful(err) {
@@ -61,7 +62,6 @@ func (n *nodeReconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, 
 		return err
 	}
 	n.failures.forget(node)
-	n.writes.Forget(deletionOf(node))
 	return n.reportUndone(ctx, inv, n.writes.Record(slicesOf(node), fingerprint(want)),
 		"ResourceSlices that the controller writes are changed or deleted", current.Ours)
 }
