@@ -105,10 +105,11 @@ func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, 
 func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
 	result, err := n.reconcile(ctx, r)
 	left, err := undone.Wait(err)
-	if left > 0 {
-		return reconcile.Result{RequeueAfter: left}, nil
+	if err != nil {
+		return reconcile.Result{}, err
 	}
-	return result, err
+	result.RequeueAfter = undone.Sooner(result.RequeueAfter, left)
+	return result, nil
 }
 
 func (n *nodeReconciler) reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
@@ -143,9 +144,7 @@ func (n *nodeReconciler) reconcile(ctx context.Context, r reconcile.Request) (re
 		return reconcile.Result{}, err
 	}
 	result, err := n.converge(ctx, r.Name, inv, want)
-	if result.RequeueAfter == 0 {
-		result.RequeueAfter = wait
-	}
+	result.RequeueAfter = undone.Sooner(result.RequeueAfter, wait)
 	return result, err
 }
 
@@ -156,7 +155,7 @@ func (n *nodeReconciler) writeInventory(ctx context.Context, inv *v1alpha1.GPUIn
 		return 0, err
 	}
 	left, err := undone.Wait(n.writeSettings(ctx, inv, settings))
-	return max(wait, left), err
+	return undone.Sooner(wait, left), err
 }
 
 // upToDate reports whether nothing has changed since the last decision on a node, and all

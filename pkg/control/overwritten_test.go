@@ -261,6 +261,20 @@ func TestFightOverSettings(t *testing.T) {
 		t.Errorf("%d writes", n)
 	}
 	s.mustBeOverwritten(v1alpha1.ReasonOtherWriter, "Spec.gpus of this GPUInventory is changed again and again")
+
+	for range 10 { // the condition stays, and its end isn't waited for
+		restore()
+		result, err := s.nodes.Reconcile(t.Context(), requestFor("n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.clock.Step(result.RequeueAfter)
+		s.mustReconcile()
+		if got := s.inventory().Spec.GPUs; len(got) == 0 {
+			t.Fatalf("the settings aren't written %s later", result.RequeueAfter)
+		}
+		s.mustBeOverwritten(v1alpha1.ReasonOtherWriter)
+	}
 }
 
 // TestFightOverConditions: somebody removes a condition that the controller sets.

@@ -77,7 +77,7 @@ func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (
 	var wait time.Duration
 	for i := range list.Items {
 		left, err := undone.Wait(p.write(ctx, &list.Items[i], all[list.Items[i].Name]))
-		wait = max(wait, left)
+		wait = undone.Sooner(wait, left)
 		if apierrors.IsConflict(err) {
 			continue // the cache is outdated; the event of the newer object will follow
 		}

@@ -1,7 +1,6 @@
 package classes
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,10 +89,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	var wait time.Duration
 	for _, c := range changes {
 		left, err := undone.Wait(w.apply(ctx, c.have, c.want))
-		wait = max(wait, left)
+		wait = undone.Sooner(wait, left)
 		failed = append(failed, err)
 	}
-	return reconcile.Result{RequeueAfter: cmp.Or(wait, max(0, r.lacksUntil.Sub(r.clock.Now())))}, errors.Join(failed...)
+	wait = undone.Sooner(wait, max(0, r.lacksUntil.Sub(r.clock.Now())))
+	return reconcile.Result{RequeueAfter: wait}, errors.Join(failed...)
 }
 
 // owner returns a reference to the release's ClusterRole.

@@ -149,11 +149,35 @@ func (e waitError) Error() string {
 	return fmt.Sprintf("somebody else undoes this write: it is tried again in %s", e.left)
 }
 
-// Wait returns how long to wait if the error is Do's for that, and then no error; another error
-// stays.
-func Wait(err error) (time.Duration, error) {
-	if e, ok := errors.AsType[waitError](err); ok {
+// Wait returns how long to wait if the error is Do's for that, or the shortest time of several,
+// and no error then. Other errors stay.
+func Wait(err error) (left time.Duration, other error) {
+	e, ok := errors.AsType[waitError](err)
+	if !ok {
+		return 0, err
+	}
+	several, ok := errors.AsType[joined](err)
+	if !ok {
 		return e.left, nil
 	}
-	return 0, err
+	var others []error
+	for _, e := range several.Unwrap() {
+		l, e := Wait(e)
+		left, others = Sooner(left, l), append(others, e)
+	}
+	return left, errors.Join(others...)
+}
+
+// joined is an error of errors.Join.
+type joined interface {
+	error
+	Unwrap() []error
+}
+
+// Sooner returns the shorter one of two waits; 0 is none.
+func Sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }

@@ -80,6 +80,28 @@ func TestQuietWritesAreDropped(t *testing.T) {
 	}
 }
 
+// TestWaitOfSeveral checks that errors beside waits stay, and that the shortest wait counts.
+func TestWaitOfSeveral(t *testing.T) {
+	failure := errors.New("x")
+	long, short := waitError{2 * time.Second}, fmt.Errorf("write: %w", waitError{time.Second})
+	for _, tc := range []struct {
+		err  error
+		left time.Duration
+		rest error
+	}{
+		{nil, 0, nil},
+		{short, time.Second, nil},
+		{errors.Join(long, short), time.Second, nil},
+		{errors.Join(short, nil, long), time.Second, nil},
+		{errors.Join(long, failure), 2 * time.Second, failure},
+		{fmt.Errorf("both: %w", errors.Join(failure, short)), time.Second, failure},
+	} {
+		if left, rest := Wait(tc.err); left != tc.left || !errors.Is(rest, tc.rest) || (rest == nil) != (tc.rest == nil) {
+			t.Errorf("%v: wait %s, error %v", tc.err, left, rest)
+		}
+	}
+}
+
 func TestDo(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	w, failure, calls := New(clock), errors.New("x"), 0
