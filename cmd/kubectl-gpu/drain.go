@@ -149,8 +149,8 @@ type drainer struct {
 	objects view.Objects
 }
 
-// eviction is a pod that goes, or would go, or all pods of a PodGroup of which none is
-// known.
+// eviction is a pod that is evicted, or would be, or all pods of a PodGroup of which none
+// is known.
 type eviction struct {
 	Pod      string `json:"pod,omitempty"`
 	PodGroup string `json:"podGroup,omitempty"`
@@ -158,7 +158,7 @@ type eviction struct {
 	Device   string `json:"device"`
 }
 
-// String is how a line names the pods.
+// String names the pods in one line.
 func (e eviction) String() string {
 	of := fmt.Sprintf("(claim %s, %s)", e.Claim, e.Device)
 	switch {
@@ -234,8 +234,8 @@ func (d *drainer) find(c view.Cluster) error {
 	}
 }
 
-// named are the GPUs with the index, UUID or name of a device. A lost GPU keeps its index,
-// which another one may have since; one whose index isn't known has none.
+// named returns the GPUs that a name identifies: an index, a UUID or a device. A lost GPU
+// keeps its index, which another one may have since; an unknown index identifies none.
 func named(gpus []view.GPU, name string) []*view.GPU {
 	var out []*view.GPU
 	for i := range gpus {

@@ -207,7 +207,7 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	return build(o, all), nil
 }
 
-// groupPods are the pods of the namespaces in which PodGroups have claims.
+// groupPods lists the pods of the namespaces in which PodGroups have claims.
 func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
 	var out []corev1.Pod
 	for _, namespace := range fit.GroupNamespaces(claims) {

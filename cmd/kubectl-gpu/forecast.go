@@ -133,7 +133,7 @@ func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string,
 	return out
 }
 
-// problems are the parts of the plan that can't be carried out on a GPU.
+// problems returns the parts of the plan that can't be carried out on a GPU.
 func problems(uuid gpu.UUID, d decision.Decision) []string {
 	o, _ := d.Offer(uuid)
 	out := slices.Clone(o.Problems)

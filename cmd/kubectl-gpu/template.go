@@ -231,7 +231,7 @@ func readInventory(file string, in io.Reader) (*v1alpha1.GPUInventory, error) {
 	return inv, nil
 }
 
-// newNode is a new node with the GPUs of the inventory: all in order, and none divided.
+// newNode returns a new node with the GPUs of the inventory: all in order, and none divided.
 func newNode(inv *v1alpha1.GPUInventory, t templateOptions) *v1alpha1.GPUInventory {
 	n := inv.DeepCopy()
 	if t.name != "" {

@@ -43,7 +43,7 @@ func (t terminal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ownColour is the colour of this program's that the text begins with; "" if there is none.
+// ownColour returns the colour of this program that the text begins with; "" if there is none.
 func ownColour(text string) string {
 	for _, c := range []string{bold, red, green, plain} {
 		if strings.HasPrefix(text, c) {
@@ -53,7 +53,7 @@ func ownColour(text string) string {
 	return ""
 }
 
-// visible returns characters that can be seen as they are, and marks others.
+// visible returns a printable character as it is, a space for white space, and U+FFFD for others.
 func visible(r rune) rune {
 	switch {
 	case unicode.IsPrint(r):
@@ -65,11 +65,11 @@ func visible(r rune) rune {
 	}
 }
 
-// oneLine is a text of somebody else in one line, without characters that a terminal acts
-// on.
+// oneLine returns a text that another program has written as one line, without characters
+// that a terminal acts on.
 func oneLine(s string) string { return strings.Map(visible, s) }
 
-// document is v as JSON, in which characters that a terminal acts on, or YAML doesn't have,
+// document returns v as JSON. Characters that a terminal acts on, or that YAML doesn't have,
 // are escaped.
 func document(v any, indent string) ([]byte, error) {
 	var raw, out bytes.Buffer

@@ -116,7 +116,7 @@ func (r *reader) tolerateUnread(err error, resource string) error {
 	return nil
 }
 
-// Remedies.
+// Remedies that notes end with.
 const (
 	askForList      = "Ask for the verb list on them."
 	inAllNamespaces = "Ask for the verb list on them in all namespaces."

@@ -200,7 +200,7 @@ func (r *reader) whyUncreated(ctx context.Context, pod *corev1.Pod, claims fit.P
 	return out, nil
 }
 
-// quotaAdvice says what to do about a ResourceQuota that a message names; "" if it names
+// quotaAdvice returns the remedy for a ResourceQuota that a message names; "" if it names
 // none.
 func quotaAdvice(message, namespace string) string {
 	m := exceeded.FindStringSubmatch(message)
@@ -211,7 +211,7 @@ func quotaAdvice(message, namespace string) string {
 		"Kubernetes then tries again.", m[1], namespace)
 }
 
-// refusal is the newest message on claims of the pod or its PodGroup; "" if there is none.
+// refusal returns the newest message on claims of the pod or its PodGroup; "" if there is none.
 func refusal(pod *corev1.Pod, events []corev1.Event) string {
 	var newest *corev1.Event
 	when := func(e *corev1.Event) time.Time {

@@ -175,7 +175,7 @@ func (a *Agenda[K]) takeDue(now time.Time) (due []K, next time.Duration) {
 	return due, next
 }
 
-// returned is called after a call for the key has returned.
+// returned records that a call for the key has returned.
 func (a *Agenda[K]) returned(key K) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

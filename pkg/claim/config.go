@@ -136,7 +136,7 @@ func meansAnother(allocation resourceapi.DeviceAllocationResult, driver string, 
 	})
 }
 
-// read takes the parameters out of a valid configuration.
+// read returns the parameters of a valid configuration.
 func read(config v1beta1.Config, source resourceapi.AllocationConfigSource) effective {
 	switch config := config.(type) {
 	case *v1beta1.GpuConfig:

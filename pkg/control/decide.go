@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// nodeDecision is the decision on one node, with what else follows from it.
+// nodeDecision is the decision on one node, with the settings and figures that follow from it.
 type nodeDecision struct {
 	decision.Decision
 	// settings are the policies' settings for the node's GPUs, by UUID.

@@ -35,7 +35,7 @@ const labelOwner = "tessera-node-labels"
 // labelPrefix starts the key of each of them.
 const labelPrefix = "nvidia.com/"
 
-// labelKeys are the keys, without the prefix, that NodeLabels may use.
+// labelKeys returns the keys, without the prefix, that NodeLabels may use.
 func labelKeys() []string {
 	return []string{
 		"gpu.present", "gpu.product", "gpu.count", "gpu.memory", "gpu.family", "gpu.compute.major", "gpu.compute.minor", "mig.capable",
@@ -46,8 +46,8 @@ func labelKeys() []string {
 	}
 }
 
-// NodeLabels are the labels that GPU Feature Discovery (NVIDIA/k8s-device-plugin,
-// internal/lm) would give a node with these GPUs, in the same form. Where the
+// NodeLabels returns the labels that GPU Feature Discovery (NVIDIA/k8s-device-plugin,
+// internal/lm) would set on a node with these GPUs, in the same form. Where the
 // node has several models they are about the one with the most GPUs, or else the
 // lowest index. A GPU that is lost counts as gone.
 func NodeLabels(n gpu.Node) labels.Set {

@@ -151,8 +151,8 @@ func (n *nodeReconciler) judgeOverwritten(ctx context.Context, inv *v1alpha1.GPU
 	})
 }
 
-// explainReleases is the same text for both releases: each would otherwise replace the
-// other's.
+// explainReleases names both releases. Its text is the same in both: each would otherwise
+// replace the other's.
 func explainReleases(a, b string) string {
 	return fmt.Sprintf("Two releases of Tessera, in the namespaces %s and %s, write the ResourceSlices of this node, and each replaces what the other has written. "+
 		"A cluster needs only one: uninstall the other (helm list --all-namespaces). Until then each writes less and less often.",

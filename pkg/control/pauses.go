@@ -14,7 +14,7 @@ type pauses struct {
 	*flowcontrol.Backoff
 
 	mu  sync.Mutex
-	end map[string]time.Time // by node; a Backoff doesn't tell it
+	end map[string]time.Time // by node; a Backoff doesn't have it
 }
 
 // newPauses returns pauses that grow from first to longest.

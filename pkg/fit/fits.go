@@ -34,9 +34,9 @@ type Room struct {
 	Devices []string `json:"devices"`
 }
 
-// Fits says on which of the nodes all of a pod's waiting claims together fit, and how
-// often, up to limit times a node, or why they don't fit on any. Its allocated claims keep
-// their devices.
+// Fits finds the nodes on which all of a pod's waiting claims together fit, and how often
+// they do, up to limit times a node, or the reason why they fit on none. The pod's allocated
+// claims keep their devices.
 func (j *Judge) Fits(ctx context.Context, nodes []*corev1.Node, claims PodClaims, limit int) (Answer, error) {
 	t := trial{claims: claims.Waiting, holders: claims.Allocated}
 	rooms := make([]Room, len(nodes))
@@ -177,8 +177,8 @@ func (j *Judge) release(ctx context.Context, nodes []*corev1.Node, t trial) (*co
 	return node, fewest, nil
 }
 
-// releaseOn does so on a node on which the claims fit once all others than the pod's own
-// are gone.
+// releaseOn finds them on one node, on which the claims fit once all others than the pod's
+// own are gone.
 func (j *Judge) releaseOn(ctx context.Context, node *corev1.Node, t trial) ([]*resourceapi.ResourceClaim, error) {
 	t.node = node
 	own := t.holders

@@ -39,7 +39,7 @@ func readingsOf(s resourceapi.DeviceSelector) []reading {
 	return out
 }
 
-// of is the value that a device has; "" if it has none.
+// of returns the value that a device has; "" if it has none.
 func (r reading) of(d offered) string {
 	if r.kind == "capacity" {
 		if c, ok := in(d.Capacity, d, r.domain, r.name); ok {
@@ -73,7 +73,8 @@ func in[T any](all map[resourceapi.QualifiedName]T, d offered, domain, name stri
 	return v, ok
 }
 
-// unknown says that no device has what is read, and what they have; "" if one has it.
+// unknown returns a sentence that no device has the name, with the names that they have; ""
+// if one has it.
 func (r reading) unknown(devices []offered) string {
 	names, domains := sets.New[string](), sets.New[string]()
 	for _, d := range devices {
@@ -139,8 +140,8 @@ func (j *Judge) unknownKey(ctx context.Context, nodes []*corev1.Node, claims []*
 	return ""
 }
 
-// unknownKey says that none of the devices has a name that a selector reads; "" if one has
-// it, or no selector reads it.
+// unknownKey returns a sentence that none of the devices has a name that a selector reads; ""
+// if one has it, or no selector reads it.
 func (w wish) unknownKey(devices []offered, key string) string {
 	if len(devices) == 0 {
 		return ""
@@ -214,7 +215,7 @@ func capacityNames(devices []offered) string {
 	return "their capacities are " + list(sets.List(names))
 }
 
-// mostOf is the most that one request can have of a capacity.
+// mostOf returns the most that one request can have of a capacity.
 func mostOf(c resourceapi.DeviceCapacity) resource.Quantity {
 	most := c.Value
 	p := c.RequestPolicy

@@ -36,7 +36,7 @@ func (o *Objects) ServedByPlugins(pod *corev1.Pod) bool {
 	return false
 }
 
-// requested is how much the pod requests of the extended resources that DeviceClasses
+// requested returns how much the pod requests of the extended resources that DeviceClasses
 // stand for.
 func (c classes) requested(pod *corev1.Pod) corev1.ResourceList {
 	names := c.extended()
@@ -83,8 +83,8 @@ func usedByPods(pods []corev1.Pod) map[string]corev1.ResourceList {
 	return out
 }
 
-// pluginLacks says which of the requested resources the node's device plugin has too
-// little left of; "" if it has enough of each that is its own.
+// pluginLacks names a requested resource of which the node's device plugin has too little
+// left; "" if it has enough of each that is its own.
 func (j *Judge) pluginLacks(n *corev1.Node, requested corev1.ResourceList) string {
 	for _, name := range sortedNames(requested) {
 		has, want := pluginHas(n, name), requested[name]

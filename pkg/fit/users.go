@@ -14,7 +14,7 @@ import (
 
 // User uses a claim: a pod, or a PodGroup of which no pod is known.
 type User struct {
-	// Pod and UID of it; empty for a PodGroup.
+	// Pod is the pod's name, and UID its UID; both are empty for a PodGroup.
 	Pod string
 	UID types.UID
 	// Group is the PodGroup for which the claim is reserved; empty where it is reserved for
@@ -59,7 +59,7 @@ func (g Groups) UsersOf(c *resourceapi.ResourceClaim) []User {
 	return slices.CompactFunc(out, func(a, b User) bool { return a.Pod == b.Pod && (a.Pod != "" || a.Group == b.Group) })
 }
 
-// members are the pods of a PodGroup that use the claim, or the group if none is known.
+// members returns the pods of a PodGroup that use the claim, or the group if none is known.
 func (g Groups) members(c *resourceapi.ResourceClaim, group string) []User {
 	var out []User
 	for _, p := range g[types.NamespacedName{Namespace: c.Namespace, Name: group}] {

@@ -279,7 +279,7 @@ func (j *Judge) whyAlternative(ctx context.Context, nodes []*corev1.Node, c *res
 	}, nil
 }
 
-// countOf is the number of devices that a request without other alternatives asks for.
+// countOf returns the number of devices that a request without other alternatives asks for.
 func countOf(r *resourceapi.DeviceRequest) *int64 {
 	if r.Exactly != nil {
 		return &r.Exactly.Count

@@ -58,35 +58,35 @@ type GPU struct {
 	UUID UUID
 	// Index is NVML's; it may move on reboot, hot-plug and MIG toggles.
 	Index int
-	// Minor is N of /dev/nvidiaN; NoMinor where NVML doesn't tell.
+	// Minor is N of /dev/nvidiaN; NoMinor where NVML doesn't report it.
 	Minor int
 	PCI   PCIAddress
 	// PCIeRoot is the root complex the GPU hangs off, as sysfs spells it
-	// ("pci0000:00"); empty where the host doesn't tell.
+	// ("pci0000:00"); empty where the host doesn't report it.
 	PCIeRoot string
-	// NUMANode is nil where the host doesn't tell.
+	// NUMANode is nil where the host doesn't report it.
 	NUMANode *int
 
 	Model Model
 
-	// MemoryBytes is NVML's total, reserved memory included; 0 where NVML doesn't tell,
-	// because the GPU has no memory of its own.
+	// MemoryBytes is NVML's total, reserved memory included; 0 where NVML doesn't report
+	// it, because the GPU has no memory of its own.
 	MemoryBytes int64
 	// MemoryReservedBytes of it the driver keeps for itself; 0 where NVML doesn't
-	// tell.
+	// report it.
 	MemoryReservedBytes int64
 
 	// ECCEnabled is nil where the GPU has no ECC.
 	ECCEnabled *bool
 	// VirtualizationMode is "none", "passthrough", "vgpu", "host-vgpu" or
-	// "host-vsga"; empty where NVML doesn't tell.
+	// "host-vsga"; empty where NVML doesn't report it.
 	VirtualizationMode string
 	// Fabric is nil where the GPU is in no NVLink fabric.
 	Fabric *Fabric
 	// NVLink is nil where no NVLink of the GPU has been active.
 	NVLink *NVLink
 	// AddressingMode is how the GPU reaches the memory of processes: "HMM", "ATS" or
-	// "None"; empty where NVML doesn't tell.
+	// "None"; empty where NVML doesn't report it.
 	AddressingMode string
 
 	// MIG is nil where the GPU has no MIG.
@@ -246,10 +246,10 @@ const (
 	// are as they were last known.
 	AttributesUnreadable ConditionType = "AttributesUnreadable"
 	// UnusableUUID: devices can't be named after the GPU's UUID, because it has another
-	// form, or another GPU of the node has the same. It takes no claims.
+	// form, or another GPU of the node has the same. It blocks new claims.
 	UnusableUUID ConditionType = "UnusableUUID"
 	// FabricNotReady: the GPU is behind NVSwitches, and Fabric Manager has not registered
-	// it. It takes no claims, because CUDA programs fail on it.
+	// it. It blocks new claims, because CUDA programs fail on such a GPU.
 	FabricNotReady ConditionType = "FabricNotReady"
 	// NotResponding: a call into the driver for this GPU has not returned. It takes
 	// no claims until the call has.

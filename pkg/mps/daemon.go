@@ -84,10 +84,10 @@ func EqualLimits(a, b Daemon) bool {
 	return a.Threads() == b.Threads()
 }
 
-// Threads is the upper bound of each client, in percent.
+// Threads returns the upper bound of each client, in percent.
 func (d Daemon) Threads() int { return cmp.Or(d.ThreadPercentage, 100) }
 
-// memoryMiB is the upper bound of each client on a device; 0: no bound.
+// memoryMiB returns the upper bound of each client on a device; 0: no bound.
 func (d Daemon) memoryMiB(device int) int64 {
 	if device >= len(d.MemoryMiB) {
 		return 0

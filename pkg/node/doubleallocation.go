@@ -36,7 +36,7 @@ func (p *plugin) reportDoubleAllocation(ctx context.Context, d prepare.DoubleAll
 	return nil
 }
 
-// describeDoubleAllocation names both claims with their devices and pods, and what follows.
+// describeDoubleAllocation names both claims with their devices and pods, and the consequence.
 func describeDoubleAllocation(d prepare.DoubleAllocation, kubernetes string) string {
 	one := func(a prepare.AllocatedDevice) string {
 		text := fmt.Sprintf("%s to claim %s/%s", a.Device, a.Claim.Namespace, a.Claim.Name)

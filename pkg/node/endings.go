@@ -20,7 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 )
 
-// forgetWithin is how long it may take to find out whether NVML lists a GPU.
+// forgetWithin bounds the time to find out whether NVML lists a GPU.
 const forgetWithin = 30 * time.Second
 
 // reasonNotEnded: a condition that was to be ended by hand stays.

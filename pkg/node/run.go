@@ -47,9 +47,9 @@ const firstReportWithin = 15 * time.Second
 // hardware: the kubelet must be able to unprepare while the driver hangs.
 const firstLookWithin = 45 * time.Second
 
-// stopWithin is how long the parts may take to end, when no GPU is being reset any more. A part that hangs in the
-// driver ends with the process, after the lock of the data directory was
-// released, so that the next plugin can start.
+// stopWithin bounds the time that the parts may take to end, once no GPU is being reset.
+// A part that hangs in the driver ends with the process, after the lock of the data
+// directory was released, so that the next plugin can start.
 const stopWithin = 25 * time.Second
 
 // plugin is the parts, wired.

@@ -29,7 +29,7 @@ func (p *plugin) newReadings(host driverroot.Host) *usage.Readings {
 	})
 }
 
-// gpus returns the GPUs, each UUID once: it is what metrics tell GPUs apart by.
+// gpus returns the GPUs, each UUID once, because the UUID is the label of metrics.
 func (p *plugin) gpus() []gpu.GPU {
 	known, _ := p.facts.State()
 	seen := map[gpu.UUID]bool{}

@@ -20,7 +20,7 @@ func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, 
 	return onGPUAs(s, uuid, reads, what, within, f)
 }
 
-// onGPUAs is onGPU for a call with the given access to the GPU.
+// onGPUAs does the same for a call with the given access to the GPU.
 func onGPUAs[T any](s *Session, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
 	handle, err := s.find(uuid)
 	if err != nil {
@@ -30,7 +30,7 @@ func onGPUAs[T any](s *Session, uuid gpu.UUID, as access, what string, within ti
 	return onHandle(s, handle, uuid, as, what, within, f)
 }
 
-// onHandle is onGPUAs with the GPU's handle.
+// onHandle calls f as onGPUAs does, with a handle that the caller has.
 func onHandle[T any](s *Session, handle gonvml.Device, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
 	return askAs(s.guard, subject(uuid), as, what, within, func() (T, error) {
 		object := fmt.Sprintf("of GPU %s", uuid)

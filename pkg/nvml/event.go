@@ -188,7 +188,7 @@ func (s *Session) watch() error {
 	return nil
 }
 
-// allGPUs in noteUnheard is what the whole set is about.
+// allGPUs stands for all GPUs in noteUnheard: an error of the whole event set.
 const allGPUs gpu.UUID = ""
 
 // noteUnheard stores why events of a GPU don't arrive; with nil, and if something else than

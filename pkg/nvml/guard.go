@@ -10,7 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// access says what a call does to its subject, and so which calls it excludes.
+// access is the effect of a call on its subject, which decides which calls it excludes.
 type access int
 
 const (
@@ -34,7 +34,7 @@ var errBeingChanged = errors.New("the GPU is being changed")
 // It also keeps other calls out of the driver while a call changes their subject. The driver
 // may let them wait for the change, which takes longer than they may, or may answer that the
 // GPU is lost, because it unbinds the GPU meanwhile (nvml.h, nvmlDeviceSetMigMode). So a
-// GPU that is being changed is taken neither for a late one nor for a lost one.
+// GPU that is being changed counts neither as late nor as lost.
 type guard struct {
 	mu    notify.Mutex
 	calls map[subject]map[*call]bool
@@ -44,7 +44,7 @@ type guard struct {
 	identified time.Time
 }
 
-// identifying is what a call does that identifies a GPU.
+// identifying is the text in errors for a call that identifies a GPU.
 const identifying = "identify it"
 
 // call is a call under way.
@@ -59,7 +59,7 @@ func newGuard() *guard {
 	return &guard{calls: map[subject]map[*call]bool{}, waiting: map[subject]int{}}
 }
 
-// ask is askAs for a call that reads.
+// ask runs f as askAs does, for a call that reads.
 func ask[T any](g *guard, about subject, what string, within time.Duration, f func() (T, error)) (T, error) {
 	return askAs(g, about, reads, what, within, f)
 }
@@ -111,7 +111,7 @@ func (g *guard) isLate(c *call, within time.Duration) (left time.Duration) {
 	return left
 }
 
-// do is ask for a call without a result.
+// do runs f as ask does, for a call without a result.
 func do(g *guard, about subject, what string, within time.Duration, f func() error) error {
 	_, err := ask(g, about, what, within, func() (struct{}, error) { return struct{}{}, f() })
 	return err
@@ -163,7 +163,7 @@ func (g *guard) mayBegin(about subject, as access) bool {
 	return g.waiting[about] == 0
 }
 
-// add needs the lock.
+// add stores a call that begins; needs the lock.
 func (g *guard) add(about subject, as access, what string) *call {
 	c := &call{as: as, what: what, since: time.Now()}
 	if g.calls[about] == nil {

@@ -78,7 +78,7 @@ func (s *Session) readMode(handle gonvml.Device, uuid gpu.UUID, object string) (
 
 // switchable reports whether a MIG mode takes effect at once and affects only
 // this GPU: from Hopper on (MIG user guide), and not in a guest, where the
-// hypervisor controls it. It returns false if the driver doesn't tell.
+// hypervisor controls it. It returns false if the driver doesn't report it.
 func switchable(handle gonvml.Device, object string) (bool, error) {
 	architecture, ret := handle.GetArchitecture()
 	if err := wrap(ret, "nvmlDeviceGetArchitecture", object); err != nil {

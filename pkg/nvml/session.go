@@ -20,8 +20,8 @@ import (
 // none waits without a limit: if a call for a GPU never returns, calls for
 // that GPU fail with ErrNotResponding, and calls for other GPUs are not
 // affected. While a call changes a GPU (its MIG mode, instances, compute mode),
-// other calls for that GPU wait outside the driver, and those for all GPUs leave it
-// out. It stores the handles and identities of the GPUs it has seen, so
+// other calls for that GPU wait outside the driver, and those for all GPUs skip
+// it. It stores the handles and identities of the GPUs it has seen, so
 // that a call for one GPU needs no other and a lost GPU can still be named;
 // their MIG profiles, which don't change while the driver is loaded; and their
 // NVLinks; and a sample of the performance counters of each GPU instance, for
@@ -66,7 +66,7 @@ type Driver struct {
 	// Version, e.g. "580.159.04".
 	Version string
 	// CUDAVersion is the newest CUDA that the driver supports, "major.minor";
-	// empty for a driver that was installed without CUDA, or doesn't tell.
+	// empty for a driver that was installed without CUDA, or doesn't report it.
 	CUDAVersion string
 }
 

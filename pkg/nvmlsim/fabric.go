@@ -1,6 +1,7 @@
 package nvmlsim
 
-// FabricState is how far Fabric Manager has got with a GPU behind NVSwitches.
+// FabricState is the state of a GPU's registration with Fabric Manager, if it is behind
+// NVSwitches.
 type FabricState string
 
 // The states of a GPU's registration with Fabric Manager.
@@ -11,7 +12,7 @@ const (
 	FabricFailed     FabricState = "failed"
 )
 
-// FabricStates are all states but FabricReady.
+// FabricStates returns all states but FabricReady.
 func FabricStates() []FabricState {
 	return []FabricState{FabricNotStarted, FabricInProgress, FabricFailed}
 }
@@ -25,7 +26,7 @@ type FabricInfo struct {
 	Status Return
 }
 
-// FabricInfo is nvmlDeviceGetGpuFabricInfo: NotSupported before Hopper (nvml.h), and the
+// FabricInfo answers nvmlDeviceGetGpuFabricInfo: NotSupported before Hopper (nvml.h), and the
 // state not supported for a GPU that isn't behind NVSwitches.
 func (g *GPU) FabricInfo() (FabricInfo, error) {
 	if g.model.ArchitectureType() < architectureHopper {

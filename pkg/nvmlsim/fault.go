@@ -214,7 +214,7 @@ func (m *Machine) call(name string, gpu int) error {
 }
 
 // awaitChange waits while another call of this process changes the GPU, as the driver's lock
-// has callers wait (assumed). The function that is returned lets others in.
+// makes callers wait (assumed). The returned function ends the wait of others.
 func (m *Machine) awaitChange(call string, gpu int) (done func()) {
 	if gpu < 0 || gpu >= len(m.changing) {
 		return func() {}

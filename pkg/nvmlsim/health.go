@@ -67,7 +67,7 @@ func (a RecoveryAction) inKernelLog() string {
 
 // afterReset returns the state after a reset of the GPU: pending rows are
 // remapped, and NVLinks trained again. Actions that need more than a reset stay,
-// and so do the mark of worn SRAM and what Fabric Manager lacks.
+// and so do the mark of worn SRAM and the registration with Fabric Manager.
 func (h Health) afterReset() Health {
 	after := Health{RemappedRows: h.RemappedRows, SRAMThresholdExceeded: h.SRAMThresholdExceeded, Fabric: h.Fabric}
 	after.RemappedRows.Pending = false

@@ -22,7 +22,7 @@ import (
 type Objects struct {
 	Slices []resourceapi.ResourceSlice
 	Claims []resourceapi.ResourceClaim
-	// Pods tell their phases, and which pods PodGroups have.
+	// Pods have the phases, and the names of their PodGroups.
 	Pods        []corev1.Pod
 	Inventories []v1alpha1.GPUInventory
 	Policies    []v1alpha1.SharingPolicy

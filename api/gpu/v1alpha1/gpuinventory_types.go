@@ -103,8 +103,8 @@ type GPUInventoryStatus struct {
 	// conditions of the node's GPUs as a whole. Ready: the plugin has a driver
 	// and is registered; the controller sets it to False when the plugin doesn't
 	// answer a publishRequest. Conflicting: another driver serves the same GPUs.
-	// UnidentifiedGPUs, only while it is so: NVML lists more GPUs than gpus has, because
-	// it doesn't say which ones the others are.
+	// UnidentifiedGPUs, present only while it is True: NVML lists GPUs that can't be
+	// identified, and that gpus therefore lacks.
 	// DoubleAllocation: the plugin refused a claim whose devices overlap those of
 	// another one. Nothing of the node that needs shared counters is offered until the
 	// API server's version, which is the reason, is another one; then the controller
@@ -124,7 +124,7 @@ type GPU struct {
 	UUID string `json:"uuid"`
 	// index in NVML's order; it may move on reboot.
 	Index int32 `json:"index"`
-	// minor is N of /dev/nvidiaN; -1 where NVML doesn't tell.
+	// minor is N of /dev/nvidiaN; -1 where NVML doesn't report it.
 	Minor int32 `json:"minor"`
 	// pciAddress as sysfs spells it, e.g. 0000:07:00.0.
 	PCIAddress string `json:"pciAddress"`
@@ -307,7 +307,7 @@ const (
 	ConditionDoubleAllocation = "DoubleAllocation"
 	// ConditionOverwritten: somebody else undoes the controller's writes of this node: of
 	// its ResourceSlices, of the GPUInventory's spec, or of the Node's labels. The controller
-	// sets it and takes it back.
+	// sets it to True and to False.
 	ConditionOverwritten = "Overwritten"
 )
 
@@ -321,11 +321,11 @@ const (
 	// ReasonForeignSlices of Conflicting: another driver writes ResourceSlices of
 	// this node again and again. The controller sets it and takes it back.
 	ReasonForeignSlices = "ForeignSlices"
-	// ReasonOtherRelease of Overwritten: another release of Tessera does it.
+	// ReasonOtherRelease of Overwritten: another release of Tessera undoes the writes.
 	ReasonOtherRelease = "OtherRelease"
-	// ReasonOtherWriter of Overwritten: somebody else does it.
+	// ReasonOtherWriter of Overwritten: another program, or a person, undoes them.
 	ReasonOtherWriter = "OtherWriter"
-	// ReasonUndisturbed of Overwritten: nobody does.
+	// ReasonUndisturbed of Overwritten: none has been undone for a while.
 	ReasonUndisturbed = "Undisturbed"
 	// ReasonNoOtherDriver of Conflicting: there is none.
 	ReasonNoOtherDriver = "NoOtherDriver"

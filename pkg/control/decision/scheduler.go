@@ -31,8 +31,8 @@ func distrustsCounters(inv *v1alpha1.GPUInventory, able publish.Abilities) bool 
 		(able.Doubt != "" || able.Version == "" || c.Reason == v1alpha1.DoubleAllocationReason(able.Version))
 }
 
-// distrustText says why the counters aren't used: complete sentences. They have nothing
-// that the node reports, because statuses of policies have them.
+// distrustText explains in complete sentences why the counters aren't used. It contains
+// nothing that the node reports, because it is written to statuses of policies.
 func distrustText(able publish.Abilities) string {
 	return fmt.Sprintf("A scheduler of the cluster doesn't count shared counters as the API server (Kubernetes %s) stores them: "+
 		"it allocated the same part of a GPU to two claims, which the condition %s of the node's GPUInventory names. "+

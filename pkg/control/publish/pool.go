@@ -241,7 +241,8 @@ const (
 )
 
 // trim replaces the large parts of a slice, and its annotations but for ReleaseAnnotation, by a
-// digest of its spec, hashes of its devices' names and the abilities that it shows, because the cache holds every slice of the cluster.
+// digest of its spec, hashes of its devices' names and the abilities that it shows, because
+// the cache has every slice of the cluster.
 func trim(s *resourceapi.ResourceSlice) {
 	if _, done := s.Annotations[digestKey]; done {
 		return

@@ -194,8 +194,8 @@ func (s *Supervisor) makePlace(at place, name string) (fresh bool, err error) {
 	return err == nil && !s.hasGroup(name), nil
 }
 
-// clean gives the next daemon empty directories, which containers may use also where
-// SELinux confines them.
+// clean empties the directories for the next daemon, and labels them so that containers may
+// use them also where SELinux confines these.
 func clean(hostRoot string, at place) error {
 	// Containers mount clients and shm. The sockets in clients are links to those in pipe,
 	// whose label they have from that directory.

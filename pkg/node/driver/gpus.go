@@ -21,7 +21,7 @@ func devDir(host driverroot.Host, root driverroot.Root) string {
 	return host.Path(filepath.Join(root.DevRoot, "dev"))
 }
 
-// Reading is what a node has, as it was read.
+// Reading is the result of one reading of a node.
 type Reading struct {
 	Node    gpu.Node
 	Listing facts.Listing

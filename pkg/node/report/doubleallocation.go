@@ -10,7 +10,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-// ReportDoubleAllocation has the condition DoubleAllocation set, with the API server's version
+// ReportDoubleAllocation sets the condition DoubleAllocation, with the API server's version
 // and a message, and returns nil once the object has it. A condition of the same version keeps
 // its message. It isn't set again after somebody has removed it or deleted the object.
 func (r *Reporter) ReportDoubleAllocation(ctx context.Context, kubernetes, message string) error {

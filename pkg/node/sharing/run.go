@@ -119,7 +119,7 @@ func (m *Manager) converge() {
 	}
 }
 
-// schedule has Run start, change or stop daemons as claims need. Attempts that have
+// schedule makes Run start, change or stop daemons as claims need. Attempts that have
 // failed are repeated after a delay, however often the daemon is scheduled: each attempt
 // changes the daemon's state, and each change is a report that schedules it.
 func (m *Manager) schedule(daemons ...string) {

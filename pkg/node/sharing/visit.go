@@ -102,8 +102,8 @@ func (v *visit) tidy(ctx context.Context) error {
 	return v.applySettings(ctx)
 }
 
-// start starts a needed daemon, or changes its limits, after the settings of its GPUs. It
-// leaves that to the end of daemons that no claim needs, which schedules the GPUs.
+// start starts a needed daemon, or changes its limits, after the settings of its GPUs. While
+// there are daemons that no claim needs, it only schedules these: their end schedules the GPUs.
 func (v *visit) start(ctx context.Context, name string) error {
 	if names := v.unwanted(nil); len(names) > 0 {
 		v.m.schedule(names...)

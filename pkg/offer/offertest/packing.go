@@ -96,8 +96,8 @@ func NodeOf(m *nvmlsim.Model, n int) gpu.Node {
 	return node
 }
 
-// Host is a node with so many GPUs of a model that reports all that a host does: PCI
-// addresses and roots, NUMA nodes and ECC besides what Node has.
+// Host returns a node with n GPUs of a model that reports all that a host does: besides
+// the facts of Node, PCI addresses and roots, NUMA nodes and ECC.
 func Host(model string, n int) (gpu.Node, error) {
 	node, err := Node(model, n)
 	for i := range node.GPUs {
