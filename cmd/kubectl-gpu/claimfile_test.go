@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestQuickStart: fits takes the claims of a manifest that has other kinds, too.
+// TestQuickStart checks that fits finds the claims in a manifest that has other kinds, too.
 func TestQuickStart(t *testing.T) {
 	text, err := os.ReadFile("../../docs/sharing.md")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // clipboard, clears the screen, colours what follows, and begins another line.
 const attack = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x1b[32m\u009b31m\u202eall is well\r\nnode-9: nothing is wrong\tnothing"
 
-// hostile has a node write texts that act on terminals wherever it can write any.
+// hostile adds texts that act on terminals wherever a node can write any.
 func hostile(s *server) {
 	shared(s)
 	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)

@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// waitingPod has the server have a pod that waits, in namespace default.
+// waitingPod makes a pod that waits, in namespace default, the server's only object.
 func waitingPod(s *server) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "waits", UID: "w"}}
 	s.objects = map[string]any{"/api/v1/namespaces/default/pods/waits": p}
 	return p
 }
 
-// creationEvent is an event about a claim that isn't created.
+// creationEvent returns an event about a claim that isn't created.
 func creationEvent(about string, minute int, message string) corev1.Event {
 	return corev1.Event{
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: types.UID(about)}, Reason: uncreated, Message: "PodResourceClaim gpu: " + message,

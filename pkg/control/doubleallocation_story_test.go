@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-// One node's refusal withdraws from that node what the scheduler can't be trusted with, and
-// changes nothing of the others.
+// TestDoubleAllocationInACluster checks that one node's refusal withdraws the devices of that
+// node with which the scheduler can't be trusted, and changes nothing of the others.
 func TestDoubleAllocationInACluster(t *testing.T) {
 	for name, tc := range map[string]struct {
 		plan      v1alpha1.Plan
@@ -52,7 +52,7 @@ func bySize() v1alpha1.Plan {
 	return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}
 }
 
-// refuses has a node's plugin report a double allocation.
+// refuses makes a node's plugin report a double allocation.
 func refuses(t *testing.T, n *node) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -30,8 +30,8 @@ func counting(t *testing.T, plan v1alpha1.Plan, offered ...string) *fixture {
 	return s
 }
 
-// refuse has the node's plugin report a double allocation while the API server that it asks
-// has a version.
+// refuse reports a double allocation as the node's plugin does that asks an API server of the
+// version.
 func (s *fixture) refuse(version string) {
 	s.t.Helper()
 	inv := s.inventory()

@@ -146,7 +146,7 @@ type fakeServer struct {
 	unfilled error
 }
 
-// noVersion is the version of a server that doesn't say it.
+// noVersion is the version of a server that doesn't report any.
 const noVersion = "none"
 
 func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {

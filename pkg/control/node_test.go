@@ -301,8 +301,8 @@ func conflict() []metav1.Condition {
 	return []metav1.Condition{{Type: v1alpha1.ConditionConflicting, Status: metav1.ConditionTrue, Reason: "DevicePlugin"}}
 }
 
-// Its slices would have no owner, and outlive the node. Those that are there would stay as
-// they are, whatever happens to the node's GPUs.
+// TestInventoryWithoutNodeIsRefused: the slices would have no owner, and outlive the node.
+// Those that are there would stay as they are, whatever happens to the node's GPUs.
 func TestInventoryWithoutNodeIsRefused(t *testing.T) {
 	s := newFixture(t)
 	s.published()

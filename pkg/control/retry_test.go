@@ -23,7 +23,7 @@ import (
 )
 
 // queued runs a reconciler as controller-runtime's queue does, with an event after each
-// attempt that has written something: whatever an attempt wrote wakes the controller.
+// attempt that has written something: each write wakes the controller.
 type queued struct {
 	reconciler reconcile.Reconciler
 	clock      *testingclock.FakeClock
@@ -145,7 +145,7 @@ func newQueued(r reconcile.Reconciler, c *testingclock.FakeClock, state func() s
 	return &queued{reconciler: r, clock: c, state: state, limiter: limiter}
 }
 
-// failingWrites is the server with all writes refused.
+// failingWrites returns the server with all writes refused.
 func failingWrites(t *testing.T, api client.Client) client.Client {
 	t.Helper()
 	watching, ok := api.(client.WithWatch)

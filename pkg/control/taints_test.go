@@ -102,7 +102,7 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 }
 
 // TestTaintThatWasAway checks that a node can't make a healthy scheduler look like one that
-// ignores taints: it takes a condition away until a claim has the device, and sets it again.
+// ignores taints: it removes a condition until a claim has the device, and sets it again.
 func TestTaintThatWasAway(t *testing.T) {
 	s := newFixture(t)
 	s.server.taints = true

@@ -39,7 +39,7 @@ func exactly(class string, edit ...func(*resourceapi.ExactDeviceRequest)) *resou
 	return c
 }
 
-// waiting are claims of a pod that has no others.
+// waiting returns the claims as those of a pod that has no others.
 func waiting(claims ...*resourceapi.ResourceClaim) fit.PodClaims {
 	return fit.PodClaims{Waiting: claims}
 }

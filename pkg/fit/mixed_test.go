@@ -19,8 +19,8 @@ import (
 	"github.com/tessera-dra/tessera/test/allocators"
 )
 
-// nvidiaPartition is a partition as NVIDIA's driver publishes one that it creates on
-// demand; made is one that it found: with its UUID and its memory slices.
+// nvidiaPartition returns a partition as NVIDIA's driver publishes it: one that it creates on
+// demand, or, if made, one that it found, with its UUID and its memory slices.
 func nvidiaPartition(made bool) resourceapi.Device {
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	version := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{VersionValue: &s} }

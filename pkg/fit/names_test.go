@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/fit"
 )
 
-// described has a node with two devices, one with a capacity of which a request may have a
-// part only.
+// described returns a node with two devices, one with a capacity of which a request may have
+// a part only.
 func described() fit.Objects {
 	s := slice("node-0", "gpu-0", "gpu-1")
 	for i := range s.Spec.Devices {

@@ -18,7 +18,7 @@ func node(name string) corev1.Node {
 	return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 }
 
-// slice is that of a node with the devices.
+// slice returns the slice of a node with the devices.
 func slice(node string, devices ...string) resourceapi.ResourceSlice {
 	out := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	out.Spec = resourceapi.ResourceSliceSpec{
@@ -30,17 +30,17 @@ func slice(node string, devices ...string) resourceapi.ResourceSlice {
 	return out
 }
 
-// extendedResource is that of anyDevice.
+// extendedResource is the extended resource of anyDevice.
 const extendedResource = "nvidia.com/gpu"
 
-// anyDevice is a DeviceClass of all devices.
+// anyDevice returns a DeviceClass of all devices.
 func anyDevice() resourceapi.DeviceClass {
 	out := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}
 	out.Spec.ExtendedResourceName = new(extendedResource)
 	return out
 }
 
-// claim asks for a device, and has those of node-0 that are given.
+// claim returns a claim for a device that was allocated the named devices of node-0.
 func claim(name string, has ...string) resourceapi.ResourceClaim {
 	c := *exactly("gpu")
 	c.Name, c.UID = name, types.UID(name)
@@ -54,7 +54,7 @@ func claim(name string, has ...string) resourceapi.ResourceClaim {
 	return c
 }
 
-// podWith is a pod with the claims.
+// podWith returns a pod with the claims.
 func podWith(claims ...string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p"}}
 	for _, c := range claims {
@@ -63,7 +63,7 @@ func podWith(claims ...string) *corev1.Pod {
 	return p
 }
 
-// requesting is a pod that requests units of the extended resource.
+// requesting returns a pod that requests units of the extended resource.
 func requesting(n string) *corev1.Pod {
 	p := podWith()
 	p.Spec.Containers = make([]corev1.Container, 1)
@@ -71,7 +71,7 @@ func requesting(n string) *corev1.Pod {
 	return p
 }
 
-// answerTo is what the judge says of the pod.
+// answerTo returns the judge's answer for the pod, and why nodes were not candidates.
 func answerTo(t *testing.T, o fit.Objects, p *corev1.Pod) (fit.Answer, []string) {
 	t.Helper()
 	j := fit.NewJudge(o)

@@ -26,7 +26,7 @@ func reserve(c resourceapi.ResourceClaim, group string, pods ...string) resource
 	return c
 }
 
-// member is a pod of a PodGroup that names a claim.
+// member returns a pod of a PodGroup that names a claim.
 func member(name, group, claim string) corev1.Pod {
 	p := *podWith(claim)
 	p.Name, p.UID = name, types.UID(name)

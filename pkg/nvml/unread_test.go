@@ -166,9 +166,9 @@ func listing(t *testing.T, s *nvml.Session) nvml.Listing {
 	return l
 }
 
-// TestEachCallFails has each call that a reading makes for one of two GPUs fail in each way,
-// from the first reading on and later: the other GPU is always reported as it is, and
-// the first one is never silently absent or wrong.
+// TestEachCallFails checks that, however and whenever a call fails that a reading makes for
+// one of two GPUs, the other GPU is reported as it is, and the first one is never silently
+// absent or wrong.
 func TestEachCallFails(t *testing.T) {
 	s, l := twoGPUs(t)
 	healthy := listing(t, s).GPUs
@@ -198,7 +198,7 @@ func TestEachCallFails(t *testing.T) {
 	}
 }
 
-// failCall has a call for the first GPU fail, and checks what is listed then and afterwards.
+// failCall makes a call for the first GPU fail, and checks the listings then and afterwards.
 func failCall(t *testing.T, healthy []gpu.GPU, call string, ret gonvml.Return, later bool) {
 	s, l := twoGPUs(t)
 	if later {

@@ -124,12 +124,12 @@ func wholeGPU() resourceapi.ResourceClaimSpec {
 	}})
 }
 
-// asking is a claim with the request.
+// asking returns a claim with the request.
 func asking(r resourceapi.DeviceRequest) resourceapi.ResourceClaimSpec {
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{r}}}
 }
 
-// onNode has the scheduler place a pod on a node.
+// onNode restricts a pod to a node.
 func onNode(p *corev1.Pod, node string) *corev1.Pod {
 	p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	return p
@@ -180,7 +180,7 @@ func (c *check) template(t *testing.T, namespace string) string {
 	return out.Name
 }
 
-// fromTemplate is a pod with a claim of a template.
+// fromTemplate returns a pod with a claim of a template.
 func (c *check) fromTemplate(name, template string) *corev1.Pod {
 	p := c.podOf(name)
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}

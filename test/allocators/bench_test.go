@@ -17,7 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
-// BenchmarkNodes is the scheduler's work for a pod with one claim: it tries the allocation
+// BenchmarkNodes measures the scheduler's work for a pod with one claim: it tries the allocation
 // on each of a hundred nodes with eight H100s, of which half the GPUs are in use.
 // cpu-ms/op doesn't depend on what else the machine does.
 func BenchmarkNodes(b *testing.B) {
@@ -60,7 +60,7 @@ func BenchmarkNodes(b *testing.B) {
 	}
 }
 
-// host is a node with eight H100s, with all that hosts report.
+// host returns a node with eight H100s, with all that hosts report.
 func host(b *testing.B, name string) *Cluster {
 	n, err := offertest.Host("h100-80gb", 8)
 	if err != nil {

@@ -46,8 +46,8 @@ func TestRestrictedV2(t *testing.T) {
 	}
 }
 
-// refusals returns what restricted-v2 doesn't admit of a pod. Its rules are those of OpenShift 4.11 and later
-// (cluster-kube-apiserver-operator, bindata/bootkube/scc-manifests).
+// refusals returns the parts of a pod that restricted-v2 doesn't admit. Its rules are those of
+// OpenShift 4.11 and later (cluster-kube-apiserver-operator, bindata/bootkube/scc-manifests).
 func refusals(pod corev1.PodSpec) []string {
 	var refused []string
 	refuse := func(is bool, what string) {

@@ -158,9 +158,9 @@ func pluginStatuses(t *testing.T, s *server) {
 	}
 }
 
-// pluginInventories has plugins and the controller of this release and of an earlier one write
-// the same inventories, while the CRD is of either release: of the earlier one is the field
-// status.doubleAllocation, which this one replaces by a condition.
+// pluginInventories writes the same inventories as plugins and the controller of this release
+// and of an earlier one do, while the CRD is of either release. The CRD of the earlier one has
+// the field status.doubleAllocation, in whose place this one has a condition.
 func pluginInventories(t *testing.T, s *server) {
 	ctx, known := t.Context(), runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(known); err != nil {
@@ -193,7 +193,7 @@ func pluginInventories(t *testing.T, s *server) {
 			}
 		}
 	}
-	// records has the plugin of the earlier release write a double allocation.
+	// records writes a double allocation as the plugin of the earlier release does.
 	records := func() {
 		t.Helper()
 		if err := s.admin.Get(ctx, client.ObjectKeyFromObject(inv), inv); err != nil {
@@ -206,7 +206,7 @@ func pluginInventories(t *testing.T, s *server) {
 			t.Errorf("the earlier plugin writes its record: %v", err)
 		}
 	}
-	// reports has the plugin of this release write its status.
+	// reports writes the status as the plugin of this release does.
 	reports := func() {
 		t.Helper()
 		var now v1alpha1.GPUInventory

@@ -45,7 +45,7 @@ func (s *oldServer) react(a clienttesting.Action) (bool, runtime.Object, error) 
 	return true, u, nil
 }
 
-// newReconciler returns the reconciler of one class and what it works with.
+// newReconciler returns the reconciler of one class, its server, file, events and clock.
 func newReconciler(t *testing.T) (*Reconciler, *oldServer, *Wanted, *events.FakeRecorder, *testingclock.FakePassiveClock) {
 	t.Helper()
 	wanted, err := read(t, file)

@@ -7,8 +7,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// TestOr takes earlier answers where there are none, as long as the server is of the same
-// minor version.
+// TestOr checks that earlier answers count where there are none, as long as the server is of
+// the same minor version.
 func TestOr(t *testing.T) {
 	before := Abilities{Counters: SplitCounters, Multiple: Yes, Taints: No, InformationalTaints: No, Charged: true, Version: "v1.36.3"}
 	for version, kept := range map[string]bool{
@@ -28,7 +28,7 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// TestOrShown finds abilities in slices, trimmed ones too.
+// TestOrShown checks which abilities slices show, trimmed ones too.
 func TestOrShown(t *testing.T) {
 	several := gpus(1)
 	several[0].Devices[0].AllowMultipleAllocations = new(true)

@@ -93,8 +93,8 @@ func TestPoolWithoutReleaseIsWhole(t *testing.T) {
 	}
 }
 
-// TestWriteOfAnotherRelease has a release write what another one has written: the pool stays
-// whole and of its generation, so that schedulers notice nothing.
+// TestWriteOfAnotherRelease checks that a release that writes the slices of another one keeps
+// the pool complete and of its generation, so that schedulers notice nothing.
 func TestWriteOfAnotherRelease(t *testing.T) {
 	server := fake.NewClientset()
 	want := Pool(owner("n"), cuttable(33), SplitCounters)

@@ -9,7 +9,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 )
 
-// TestPausesGrow writes the same again as soon as it may.
+// TestPausesGrow checks the pauses of a writer that writes the same again as soon as it may.
 func TestPausesGrow(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	w := New(clock)
@@ -35,7 +35,8 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
-// TestQuiet begins anew after a minute, with another content, and where it is asked to.
+// TestQuiet checks that a write is the first again after a minute, with another content, and
+// after Forget.
 func TestQuiet(t *testing.T) {
 	for name, happens := range map[string]func(*Writes, *testingclock.FakeClock){
 		"a minute":        func(_ *Writes, c *testingclock.FakeClock) { c.Step(Quiet) },

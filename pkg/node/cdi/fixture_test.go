@@ -82,7 +82,7 @@ func inject(t *testing.T, dir string, ids []string) *oci.Spec {
 	return injectInto(t, dir, &oci.Spec{}, ids)
 }
 
-// injectInto is inject with the spec that the pod has asked for.
+// injectInto does the same with a container whose spec the pod has determined.
 func injectInto(t *testing.T, dir string, spec *oci.Spec, ids []string) *oci.Spec {
 	t.Helper()
 	err := driverroot.NewHost(installed.Host).Do(func() error {

@@ -216,7 +216,8 @@ func TestUnreadableRecord(t *testing.T) {
 	})
 }
 
-// TestVitalsThatCannotBeRead say nothing about the GPU but that its health isn't known.
+// TestVitalsThatCannotBeRead checks that a failed reading sets a condition, and that the
+// journal has nothing of it.
 func TestVitalsThatCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		n.set(gpu0, gpu.RecoveryUnsupported, errors.New("unknown error"))

@@ -18,7 +18,7 @@ func withPods(uid string) holding.Record {
 	return r
 }
 
-// givenUp is a claim that was unprepared while its GPUs were lost and its containers ran.
+// givenUp returns a claim that was unprepared while its GPUs were lost and its containers ran.
 func givenUp(uid string) holding.Record {
 	r := everything(uid)
 	r.GivenUp = &health.Load{Boot: r.BootID, Driver: "48213"}
@@ -28,7 +28,7 @@ func givenUp(uid string) holding.Record {
 // TestOldFormatOfPods keeps records with pods readable, and written as they are.
 func TestOldFormatOfPods(t *testing.T) { checkFormat(t, "v1-pods", withPods(formatUID)) }
 
-// TestOldFormatOfGivenUp does so with claims that were given up.
+// TestOldFormatOfGivenUp keeps records of claims that were given up readable.
 func TestOldFormatOfGivenUp(t *testing.T) { checkFormat(t, "v1-given-up", givenUp(formatUID)) }
 
 // formatUID is of the claims in testdata.

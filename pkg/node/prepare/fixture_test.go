@@ -73,7 +73,7 @@ type fixture struct {
 	sharing *preparetest.Sharing
 	metrics *prometheus.Registry
 	changes int
-	// The warnings, and the other events, as far as there is room.
+	// warned and noted have the warnings and the other events, as far as there is room.
 	warned, noted chan string
 	// doubles are the reported double allocations, each time; doubleError is the answer.
 	doubles     []prepare.DoubleAllocation

@@ -17,8 +17,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
-// runningPod has a process run in the pod of the claim until end is called, also while the
-// plugin is restarted.
+// runningPod adds a process to the pod of the claim that runs until end is called, also while
+// the plugin is restarted.
 func runningPod(t *testing.T, node *preparetest.Node, c *resourceapi.ResourceClaim) (end func()) {
 	t.Helper()
 	pids := filepath.Join(node.Root, "sys/fs/cgroup/pids/kubepods/besteffort/pod"+podUID, "pids.current")
@@ -27,7 +27,7 @@ func runningPod(t *testing.T, node *preparetest.Node, c *resourceapi.ResourceCla
 	return func() { writeNew(t, pids, "0\n") }
 }
 
-// loseAndUnprepare has the kubelet unprepare the claim while its GPU is lost.
+// loseAndUnprepare unprepares the claim while its GPU is lost.
 func loseAndUnprepare(t *testing.T, f *fixture, c *resourceapi.ResourceClaim) {
 	t.Helper()
 	f.node.Lose(preparetest.UUID(0))
@@ -72,7 +72,7 @@ func TestGPULostForAMoment(t *testing.T) {
 	}
 }
 
-// prepareUntil calls Prepare with so much time before its margin.
+// prepareUntil calls Prepare with a deadline that leaves d before its margin.
 func prepareUntil(t *testing.T, f *fixture, c *resourceapi.ResourceClaim, d time.Duration) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(testContext(t), 2*time.Second+d)

@@ -13,8 +13,8 @@ import (
 // daemonOfPartition is the name of the daemon of ofPartition(gpu0, 0).
 const daemonOfPartition = "gpu-980fb007-mig-1g18gb-0"
 
-// record writes that the partition was created with this MIG device; "" is the intent, and
-// false that there is none.
+// record writes the record that the partition was created as this MIG device, or, if that is
+// empty, is being created. If there is false, the record has no partition.
 func (n *node) record(t *testing.T, mig gpu.UUID, there bool) {
 	t.Helper()
 	r := holding.GPURecord{GPU: gpu0, BootID: n.boot}
@@ -30,7 +30,7 @@ func (n *node) record(t *testing.T, mig gpu.UUID, there bool) {
 	}
 }
 
-// reported has the supervisor report a change of another daemon.
+// reported makes the supervisor report a change of another daemon.
 func (n *node) reported() {
 	n.machine.do(func() {
 		n.machine.daemons["claim-other"] = mps.State{Daemon: mps.Daemon{Name: "claim-other", Devices: []gpu.UUID{gpu1}}, Phase: mps.Ending}
@@ -109,7 +109,7 @@ func TestInstanceOfTheMoment(t *testing.T) {
 	})
 }
 
-// instances is the answer of the partitions' Manager for a claim with one partition.
+// instances returns the answer of the partitions' Manager for a claim with one partition.
 func instances(r holding.Record, mig gpu.UUID) map[gpu.DeviceName]gpu.Prepared {
 	g := r.Holdings[0]
 	return map[gpu.DeviceName]gpu.Prepared{g.Device: {Device: g.DeviceHeld(), Instance: gpu.Instance{UUID: mig}}}

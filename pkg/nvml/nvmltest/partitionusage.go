@@ -96,8 +96,8 @@ func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 	}
 }
 
-// createWhileRead has the creation of an instance fail at its last call, while the usage of
-// its GPU is to be read. The reading must not see the instance, of which nothing must be left.
+// createWhileRead makes the creation of an instance fail at its last call, and reads the usage
+// of its GPU meanwhile. The reading must not see the instance, of which nothing must be left.
 func createWhileRead(t *testing.T, s *Simulated, p gpu.Partition) {
 	t.Helper()
 	must(t, s.Machine.Fault(nvmlsim.Fault{Call: "DeviceGetMigDeviceHandleByIndex", GPU: 0, Code: nvmlsim.Unknown, DelayMS: 1000, Count: 1}))
