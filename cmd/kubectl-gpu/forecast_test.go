@@ -13,8 +13,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// TestForecastOfWhatNodesReport checks that a forecast goes by what nodes report of their
-// GPUs' health and of the scheduler, as the controller does.
+// TestForecastOfWhatNodesReport checks that a forecast follows the nodes' reports about their
+// GPUs' health and the scheduler, as the controller does.
 func TestForecastOfWhatNodesReport(t *testing.T) {
 	rows := []v1alpha1.GPUCondition{{Type: string(gpu.RowRemapPending), Status: metav1.ConditionTrue, Message: "rows wait for a reset"}}
 	doubly := []metav1.Condition{{

@@ -85,8 +85,8 @@ func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
 	}
 }
 
-// TestWhyDevicePlugin: why says whether a device plugin has what the pod needs, beside what
-// the driver's devices are used for.
+// TestWhyDevicePlugin: why says whether a device plugin has the resource that the pod needs,
+// besides the use of the driver's devices.
 func TestWhyDevicePlugin(t *testing.T) {
 	s := cluster(t)
 	p := waitingPod(s)

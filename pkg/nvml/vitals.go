@@ -125,8 +125,8 @@ func recoveryAction(value uint64) gpu.RecoveryAction {
 }
 
 // readLinks returns the links that this session has seen active, by their state
-// now. None in MIG mode, in which links may be off, and none that leads directly to a GPU in
-// MIG mode.
+// now. It returns none of a GPU in MIG mode, in which links may be off, and none that leads
+// directly to a GPU in MIG mode.
 func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) (up, down []int, err error) {
 	current, pending, ret := handle.GetMigMode()
 	if ret == gonvml.SUCCESS {

@@ -9,7 +9,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// How many attributes and capacities a partition on a host has, usually.
+// Numbers of attributes and capacities that most partitions on hosts have.
 const (
 	partitionAttributes = 15
 	partitionCapacities = 7

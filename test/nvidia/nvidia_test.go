@@ -156,7 +156,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestPartitions compares partitions that Tessera created with what NVIDIA's programs find.
+// TestPartitions compares partitions that Tessera created with those that NVIDIA's programs find.
 func TestPartitions(t *testing.T) {
 	h := open(t)
 	divided := h.gpus[2]

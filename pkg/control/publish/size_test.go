@@ -12,7 +12,7 @@ import (
 )
 
 // TestSizeOfNode checks how many bytes of JSON a node of eight H100s publishes: all
-// placements of partitions, NVLink, what hosts report of PCI, and the counter of memory;
+// placements of partitions, NVLink, the PCI facts that hosts report, and the counter of memory;
 // and that all devices of some GPUs have a taint.
 func TestSizeOfNode(t *testing.T) {
 	for name, tc := range map[string]struct{ tainted, most int }{

@@ -24,7 +24,7 @@ const (
 	Fight = 3
 )
 
-// Writes remembers for each key, which stands for a part of an object, what was written last.
+// Writes remembers the last write of each key, which stands for a part of an object.
 type Writes struct {
 	clock clock.PassiveClock
 
@@ -149,8 +149,8 @@ func (e waitError) Error() string {
 	return fmt.Sprintf("somebody else undoes this write: it is tried again in %s", e.left)
 }
 
-// Wait returns how long to wait if the error is Do's for that, or the shortest time of several,
-// and no error then. Other errors stay.
+// Wait returns how long to wait, and no error, if Do returned the error because the content has
+// to wait; of several joined errors, the shortest time. It returns other errors as they are.
 func Wait(err error) (left time.Duration, other error) {
 	e, ok := errors.AsType[waitError](err)
 	if !ok {

@@ -30,8 +30,7 @@ done
 `
 
 // TestFailuresAreRetriedSeldom: a goroutine of the supervisor whose work fails at once each
-// time repeats and logs it a few times a minute, less often later, and so is what it
-// reports.
+// time repeats, logs and reports it a few times a minute, and less often later.
 func TestFailuresAreRetriedSeldom(t *testing.T) {
 	record := mps.Record{Daemon: one("a"), PID: os.Getpid(), Restarts: 1}
 	for name, tc := range map[string]struct {

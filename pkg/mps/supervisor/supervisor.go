@@ -48,7 +48,7 @@ type Supervisor struct {
 	serving atomic.Bool
 	metrics *metrics
 
-	// mu wakes the watchers at each change of what is reported.
+	// mu wakes the watchers at each change that is reported.
 	mu      notify.Mutex
 	daemons map[string]*daemon
 	// revision grows with each of these changes.

@@ -238,9 +238,9 @@ func (f *Facts) absence() string {
 	return "the GPUs of this node have not been read yet"
 }
 
-// MayPrepare returns why no claim may be given a device of the node now: another driver
-// serves the GPUs, or the Node, which shows a device plugin, hasn't been read yet. What
-// claims have stays theirs, and is restored and unprepared as ever.
+// MayPrepare returns the reason why no claim may be prepared on the node now: another driver
+// serves the GPUs, or the Node, which shows a device plugin, hasn't been read yet. Claims that
+// are prepared keep their devices, and are restored and unprepared as usual.
 func (f *Facts) MayPrepare() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

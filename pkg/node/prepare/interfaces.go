@@ -41,7 +41,7 @@ type Containers interface {
 
 // Inventory has the node's current devices.
 type Inventory interface {
-	// MayPrepare returns why no claim may be given a device of the node now; nil if
+	// MayPrepare returns the reason why no claim may be prepared on the node now; nil if
 	// claims may.
 	MayPrepare() error
 	// Device resolves a name to a device and its GPU's facts, from which the size of a

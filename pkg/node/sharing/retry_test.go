@@ -167,8 +167,8 @@ func TestSupervisorEndsAfterEachReport(t *testing.T) {
 	})
 }
 
-// TestSupervisorIsBack: what failed because the supervisor was away is done as soon as it
-// answers again.
+// TestSupervisorIsBack: operations that failed because the supervisor was away are done as soon
+// as it answers again.
 func TestSupervisorIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
