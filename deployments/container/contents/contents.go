@@ -65,8 +65,8 @@ func Build(ctx context.Context, t Target, log io.Writer) ([]image.Entry, error) 
 	return append(entries, libraries...), nil
 }
 
-// user is the image's user and group. The kubelet can tell only from a number that it isn't
-// root.
+// user is the image's user and group. From a number the kubelet knows that it isn't root
+// (runAsNonRoot).
 const user = "65532:65532"
 
 // Config is the image's configuration.
