@@ -128,8 +128,9 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 	return []*resourceapi.ResourceClaim{c}
 }
 
-// judge reads the objects that a scheduler uses for a pod, or for claims alone. It fails if the user may not read the
-// slices, classes or claims, because the answer would be wrong without them.
+// judge reads the objects that a scheduler uses for a pod, or for claims alone. It
+// fails if the user may not read the slices, classes or claims, because the answer would be
+// wrong without them.
 func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (*fit.Judge, fit.Objects, error) {
 	var o fit.Objects
 	var err error

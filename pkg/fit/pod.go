@@ -154,7 +154,8 @@ func extendedAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 }
 
 // Candidates returns the nodes that admit the pod as far as their labels, taints, device
-// plugins and its allocated claims are concerned, and sentences about the others. Nodes of which nothing but the name is known are candidates.
+// plugins and its allocated claims are concerned, and sentences about the others. Nodes of
+// which nothing but the name is known are candidates.
 func (j *Judge) Candidates(pod *corev1.Pod, allocated []*resourceapi.ResourceClaim) ([]*corev1.Node, []string) {
 	var out []*corev1.Node
 	why := make(map[string]int)
