@@ -341,3 +341,16 @@ func readMIGDevice(h gonvml.Device) (gpuInstance int, d migDevice, ret gonvml.Re
 		whole: attributes.ComputeInstanceSliceCount == attributes.GpuInstanceSliceCount,
 	}, ret
 }
+
+// noteMIGMode stores whether the GPU's MIG mode is on or pending.
+func (s *Session) noteMIGMode(uuid gpu.UUID, current, pending int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.migOn[uuid] = current == gonvml.DEVICE_MIG_ENABLE || pending == gonvml.DEVICE_MIG_ENABLE
+}
+
+func (s *Session) isMIGOn(uuid gpu.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.migOn[uuid]
+}

@@ -195,7 +195,7 @@ func (s *Session) readFabric(handle gonvml.Device, g *gpu.GPU, object string) er
 		return err
 	}
 	g.Fabric = nil
-	if ret != gonvml.SUCCESS || info.State == gonvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+	if info.State == gonvml.GPU_FABRIC_STATE_NOT_SUPPORTED { // so too after a call that isn't supported
 		return nil
 	}
 	if why := fabricTrouble(info); why != "" {

@@ -152,19 +152,6 @@ func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) 
 	return up, down, nil
 }
 
-// noteMIGMode stores whether the GPU's MIG mode is on or pending.
-func (s *Session) noteMIGMode(uuid gpu.UUID, current, pending int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.migOn[uuid] = current == gonvml.DEVICE_MIG_ENABLE || pending == gonvml.DEVICE_MIG_ENABLE
-}
-
-func (s *Session) isMIGOn(uuid gpu.UUID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.migOn[uuid]
-}
-
 // leadsToMIG reports whether the other end of a link is a GPU in MIG mode. It makes no call
 // for that GPU, which may not answer.
 func (s *Session) leadsToMIG(end linkEnd) bool {

@@ -364,3 +364,59 @@ func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
 	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
 	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
 }
+
+// remember stores the instances of the claim's partitions that others created, and
+// forgets those of claims that have gone.
+func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepared) {
+	others := map[gpu.Partition]gpu.UUID{}
+	for _, g := range r.Holdings {
+		p, ok := g.Base().(gpu.Partition)
+		if _, made := m.made(p); ok && !made && given[g.Device].Instance.UUID != "" {
+			others[p] = given[g.Device].Instance.UUID
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.others, func(uid string, _ map[gpu.Partition]gpu.UUID) bool {
+		_, there := m.cfg.Journal.Get(uid)
+		return !there
+	})
+	if delete(m.others, r.ClaimUID); len(others) > 0 {
+		m.others[r.ClaimUID] = others
+	}
+}
+
+// made returns the MIG device of a partition that Tessera has created, or is creating or
+// destroying: then it is empty.
+func (m *Manager) made(p gpu.Partition) (mig gpu.UUID, ok bool) {
+	r, ok := m.cfg.Journal.GPU(p.GPU)
+	if !ok || r.BootID != m.cfg.BootID {
+		return "", false
+	}
+	for _, made := range r.Partitions {
+		switch {
+		case made.Partition != holding.PartitionOf(p):
+		case made.Made == nil:
+			return "", true
+		default:
+			return made.Made.UUID, true
+		}
+	}
+	return "", false
+}
+
+// instance returns the MIG device that a partition is now; empty if that isn't known. It
+// isn't known of an earlier claim, because the UUIDs of MIG devices are used again.
+func (m *Manager) instance(w *wanted, p gpu.Partition) gpu.UUID {
+	if mig, ok := m.made(p); ok {
+		return mig
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, claim := range w.claims {
+		if mig := m.others[claim.ClaimUID][p]; mig != "" {
+			return mig
+		}
+	}
+	return ""
+}

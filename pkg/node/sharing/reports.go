@@ -331,3 +331,38 @@ func (w *wanted) faultMessage(message string) string {
 	}
 	return fmt.Sprintf("GPU %s: %s", strings.Join(names, ", "), message)
 }
+
+// gpusOf returns the GPUs that a daemon uses, as far as they are known. Needs the
+// lock.
+func (m *Manager) gpusOf(d mps.Daemon) []gpu.UUID {
+	var uuids []gpu.UUID
+	for _, device := range d.Devices {
+		if uuid := m.gpuOf(device); uuid != "" {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
+}
+
+// gpuOf returns the GPU that a daemon's device is or is of, empty for a MIG device that
+// isn't known. Needs the lock.
+func (m *Manager) gpuOf(device gpu.UUID) gpu.UUID {
+	if device.IsWhole() {
+		return device
+	}
+	for _, r := range m.cfg.Journal.GPUs() {
+		for _, p := range r.Partitions {
+			if r.BootID == m.cfg.BootID && p.Made != nil && p.Made.UUID == device {
+				return r.GPU
+			}
+		}
+	}
+	for _, instances := range m.others {
+		for p, mig := range instances {
+			if mig == device {
+				return p.GPU
+			}
+		}
+	}
+	return ""
+}
