@@ -63,6 +63,9 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 			unknown = err
 			continue
 		}
+		if h.GivenUp != nil {
+			return nil
+		}
 		if !standing.AwaitsUnprepare {
 			p.reportDoubleAllocation(ctx, w.want, h)
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
@@ -76,13 +79,14 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 }
 
 // look asks for a holder's standing, once per wait unless it could not be told. Of a holder
-// that was given up it releases the devices; the error says why it can't.
+// that was given up it releases the devices; the error says why it can't. Without an error the
+// holder has released them, or was prepared again.
 func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
 	if s, ok := w.standings[h.ClaimUID]; ok {
 		return s, nil
 	}
 	if h.GivenUp != nil {
-		return Standing{AwaitsUnprepare: true, Reason: "it was given up"}, p.reclaim(w.ctx, h.ClaimUID)
+		return Standing{}, p.reclaim(w.ctx, h.ClaimUID)
 	}
 	if h.Name == "" {
 		return Standing{}, errors.New("its journal record can't be read")
@@ -182,6 +186,8 @@ func (p *Preparer) waitForMemory(ctx context.Context, w *wait, s *shortage, rele
 		case err != nil:
 			unknown = err
 			leaving = append(leaving, h)
+		case h.GivenUp != nil:
+			return nil
 		case standing.AwaitsUnprepare && h.BootID != p.cfg.BootID:
 			return p.forget(ctx, h)
 		case standing.AwaitsUnprepare:
