@@ -95,7 +95,7 @@ type Follower struct {
 	// closings are waiting for the session to be closed.
 	closings chan *closing
 	// forgettings are waiting for the next reading.
-	forgettings chan forgetting
+	forgettings chan *forgetting
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
 	// alive is beaten at each step of the loop.
@@ -131,7 +131,7 @@ func New(c Config) *Follower {
 		c.Step = func(string) {}
 	}
 	registerMetrics(c.Registerer, c.Facts)
-	return &Follower{cfg: c, closings: make(chan *closing, 1), forgettings: make(chan forgetting, 1), first: make(chan struct{})}
+	return &Follower{cfg: c, closings: make(chan *closing, 1), forgettings: make(chan *forgetting, 1), first: make(chan struct{})}
 }
 
 // StaysOpen reports whether a session could not be closed, because a call into the

@@ -89,6 +89,12 @@ func (f *fixture) build() {
 func (f *fixture) start(t *testing.T) {
 	t.Helper()
 	f.build()
+	f.run(t)
+}
+
+// run is start for a Follower that has been built.
+func (f *fixture) run(t *testing.T) {
+	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -9,7 +10,9 @@ import (
 
 // forgetting requests that a GPU is forgotten.
 type forgetting struct {
-	uuid   gpu.UUID
+	uuid gpu.UUID
+	// taken is set by the one of caller and Follower that decides whether it is done.
+	taken  atomic.Bool
 	result chan error
 }
 
@@ -17,7 +20,7 @@ type forgetting struct {
 // NVML lists the GPU, or there is no session before ctx ends. If NVML lists the GPU later, it
 // is back.
 func (f *Follower) Forget(ctx context.Context, uuid gpu.UUID) error {
-	r := forgetting{uuid: uuid, result: make(chan error, 1)}
+	r := &forgetting{uuid: uuid, result: make(chan error, 1)}
 	select {
 	case f.forgettings <- r:
 	case <-ctx.Done():
@@ -28,14 +31,20 @@ func (f *Follower) Forget(ctx context.Context, uuid gpu.UUID) error {
 	case err := <-r.result:
 		return err
 	case <-ctx.Done():
+	}
+	if r.taken.CompareAndSwap(false, true) {
 		return context.Cause(ctx)
 	}
+	return <-r.result
 }
 
 // forget forgets the GPU that is to be forgotten, if there is one.
 func (f *Follower) forget(session *nvml.Session) {
 	select {
 	case r := <-f.forgettings:
+		if !r.taken.CompareAndSwap(false, true) {
+			return
+		}
 		err := session.Forget(r.uuid)
 		if err == nil {
 			f.cfg.Facts.Forget(r.uuid)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -37,5 +38,30 @@ func TestForget(t *testing.T) {
 	<-changed // it was read again
 	if after, _ := f.Facts.State(); len(after.Node.GPUs) != len(before.Node.GPUs) || has(gone.UUID) {
 		t.Errorf("the next reading has found %d GPUs, want %d", len(after.Node.GPUs), len(before.Node.GPUs))
+	}
+}
+
+// TestForgetIsGivenUp checks that a GPU that could not be forgotten in time, because there was
+// no session, stays in the facts when there is one.
+func TestForgetIsGivenUp(t *testing.T) {
+	f := newFixture(t)
+	gone := gpu.GPU{UUID: "GPU-99999999-8a10-0135-bada-13f71feaef21", Index: 7}
+	f.Facts.Recall([]gpu.GPU{gone}, true)
+	f.build()
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() { failed <- f.Forget(ctx, gone.UUID) }()
+	<-f.Signals.wake // it has requested it
+	cancel()
+	if err := <-failed; err == nil {
+		t.Fatal("forgotten without a session")
+	}
+	f.run(t)
+	<-f.arrivals
+	_, changed := f.Facts.State()
+	f.Signals.Wake()
+	<-changed // it was read again
+	if all, _, _ := f.Facts.GPUs(); !slices.Contains(all, gone.UUID) {
+		t.Error("the GPU was forgotten after Forget had returned an error")
 	}
 }
