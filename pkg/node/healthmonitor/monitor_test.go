@@ -292,6 +292,20 @@ func TestMPSDaemonFails(t *testing.T) {
 	})
 }
 
+// TestVitalsThatCannotBeReadNowAndThen checks that a reading that fails, and succeeds when it
+// is repeated, changes no condition: each change is published with the GPU's devices.
+func TestVitalsThatCannotBeReadNowAndThen(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		for range 10 {
+			n.set(gpu0, gpu.RecoveryUnsupported, errors.New("unknown error"))
+			n.monitor.SawEvent(gpu0)
+			n.has(gpu0)
+			n.set(gpu0, gpu.RecoveryUnsupported, nil)
+			time.Sleep(5 * time.Second)
+		}
+	})
+}
+
 // TestEndUnlisted checks that Lost of a GPU that is gone from the facts is ended, and doesn't
 // begin again until the GPU is back.
 func TestEndUnlisted(t *testing.T) {

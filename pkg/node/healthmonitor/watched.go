@@ -43,7 +43,9 @@ type watchedGPU struct {
 	unsaved  bool
 
 	mu sync.Mutex
-	// unread is why the last reading said nothing about the GPU; empty if it did.
+	// failed: the last reading said nothing about the GPU. unread is why, if the one before
+	// didn't either: one that fails now and then changes no condition.
+	failed  bool
 	unread  string
 	current health.State
 	xids    []gpu.XID // not decided on yet, each kind once
@@ -65,7 +67,7 @@ func (w *watchedGPU) state() health.State {
 func (w *watchedGPU) sick() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.current.Causes) > 0 || w.unread != ""
+	return len(w.current.Causes) > 0 || w.failed
 }
 
 func (w *watchedGPU) set(s health.State) {
@@ -225,15 +227,15 @@ func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	m.change(ctx, w, func(s health.State) health.State { return s.Observe(r) })
 }
 
-// noteUnread sets why a reading said nothing about the GPU; nil if it did.
+// noteUnread notes why a reading said nothing about the GPU; nil if it did.
 func (m *Monitor) noteUnread(ctx context.Context, w *watchedGPU, err error) {
+	w.mu.Lock()
 	why := ""
-	if err != nil {
+	if err != nil && w.failed {
 		why = err.Error()
 	}
-	w.mu.Lock()
 	changed := w.unread != why
-	w.unread = why
+	w.failed, w.unread = err != nil, why
 	w.mu.Unlock()
 	if !changed {
 		return
