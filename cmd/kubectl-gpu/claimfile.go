@@ -70,8 +70,8 @@ func readClaim(raw []byte) (*resourceapi.ResourceClaim, error) {
 		return nil, err
 	}
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	obj, _, err := decoder.Decode(plain, nil, nil)
-	if runtime.IsNotRegisteredError(err) {
+	obj, kind, err := decoder.Decode(plain, nil, nil)
+	if runtime.IsNotRegisteredError(err) && kind != nil && !scheme.Scheme.IsGroupRegistered(kind.Group) {
 		return nil, nil //nolint:nilnil // of a CustomResourceDefinition, such as a SharingPolicy
 	}
 	if err != nil {
