@@ -219,7 +219,7 @@ func (d *drainer) find(c view.Cluster) error {
 		return fmt.Errorf("node %s has no GPU %s; kubectl gpu map %s shows its GPUs", node, name, node)
 	case 1:
 		if found[0].Device == "" { // a rule without a device is for the whole node
-			return fmt.Errorf("GPU %s of node %s can't be drained: its UUID, %s, identifies no GPU, so that nobody gets it",
+			return fmt.Errorf("GPU %s of node %s can't be drained: no device can be named after its UUID, %s, so no claim gets it",
 				name, node, cmp.Or(found[0].UUID, "which is unknown"))
 		}
 		d.gpu = found[0]

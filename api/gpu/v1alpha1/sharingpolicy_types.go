@@ -324,7 +324,7 @@ type PolicyProblem struct {
 // WithheldGPU is a GPU that new claims don't get, or not all that is planned of it.
 type WithheldGPU struct {
 	Node string `json:"node"`
-	// gpu by its device name, or by its UUID where that identifies no GPU.
+	// gpu by its device name, or by its UUID where that names no device.
 	GPU string `json:"gpu"`
 	// message lists the GPU's conditions that keep new claims off it or parts of it.
 	Message string `json:"message"`
