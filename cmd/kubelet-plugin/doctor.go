@@ -71,7 +71,7 @@ func doctorCommand() *cobra.Command {
 	plugin := pflag.NewFlagSet("kubelet-plugin", pflag.ContinueOnError)
 	cfg.AddFlags(plugin)
 	adopt(plugin, pluginOf("/proc", os.Getpid()))
-	for _, name := range []string{"host-root", "driver-root", "data-dir", "cdi-dir", "mps-socket"} {
+	for _, name := range []string{"host-root", "driver-root", "kubelet-root", "data-dir", "cdi-dir", "mps-socket"} {
 		cmd.Flags().AddFlag(plugin.Lookup(name))
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")

@@ -23,20 +23,20 @@ func TestAdopt(t *testing.T) {
 		args      []string
 	}
 	doctorItself := process{"mnt:[2]", []string{"kubelet-plugin", "doctor", "--strict"}}
-	defaults := []string{"/", "", "/var/lib/tessera", "/var/run/cdi"}
+	defaults := []string{"/", "", "/var/lib/kubelet", "/var/lib/tessera", "/var/run/cdi"}
 	for name, tc := range map[string]struct {
 		processes map[int]process
-		want      []string // host root, driver root, data directory, CDI directory
+		want      []string // host root, driver root, kubelet root, data directory, CDI directory
 	}{
 		"the plugin's pod": {
 			processes: map[int]process{
 				1: {"mnt:[1]", []string{"/sbin/init", "--data-dir=/init"}},
 				2: {"mnt:[2]", []string{"/bin/sh", "--data-dir=/shell"}},
 				3: {"mnt:[3]", []string{"/usr/bin/kubelet-plugin", "--data-dir=/other"}}, // of another node's container
-				5: {"mnt:[2]", []string{"/usr/bin/kubelet-plugin", "--node-name=node-0", "--host-root=/host", "--driver-root=", "--data-dir", "/data", "--cdi-dir=/cdi", "-v=2", "--logging-format=json"}},
+				5: {"mnt:[2]", []string{"/usr/bin/kubelet-plugin", "--node-name=node-0", "--host-root=/host", "--driver-root=", "--kubelet-root=/kubelet", "--data-dir", "/data", "--cdi-dir=/cdi", "-v=2", "--logging-format=json"}},
 				9: doctorItself,
 			},
-			want: []string{"/host", "", "/data", "/cdi"},
+			want: []string{"/host", "", "/kubelet", "/data", "/cdi"},
 		},
 		"a host": {
 			processes: map[int]process{5: {"mnt:[3]", []string{"/usr/bin/kubelet-plugin", "--data-dir=/data"}}, 9: doctorItself},
@@ -60,8 +60,8 @@ func TestAdopt(t *testing.T) {
 			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 			cfg.AddFlags(flags)
 			adopt(flags, pluginOf(proc, 9))
-			if diff := cmp.Diff(tc.want, []string{cfg.HostRoot, cfg.DriverRoot, cfg.DataDir, cfg.CDIDir}); diff != "" {
-				t.Errorf("host root, driver root, data and CDI directory (-want +got):\n%s", diff)
+			if diff := cmp.Diff(tc.want, []string{cfg.HostRoot, cfg.DriverRoot, cfg.KubeletRoot, cfg.DataDir, cfg.CDIDir}); diff != "" {
+				t.Errorf("host root, driver root, kubelet root, data and CDI directory (-want +got):\n%s", diff)
 			}
 			if got := flags.Lookup("data-dir").DefValue; got != cfg.DataDir {
 				t.Errorf("--help says that the data directory is %s", got)

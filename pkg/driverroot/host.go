@@ -1,7 +1,9 @@
 package driverroot
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -72,4 +74,24 @@ func (h Host) enter() error {
 		return fmt.Errorf("enter the host's file system at %s: %w", h.mount, err)
 	}
 	return nil
+}
+
+// NoExec reports whether the host mounts a directory so that no program can be started in
+// it. A bind mount in this process's container may have other flags than the mount of the
+// host that it shows. What a directory that isn't there would have is that of the one above.
+func (h Host) NoExec(dir string) (noexec bool, err error) {
+	err = h.Do(func() error {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		for at := dir; errors.Is(err, fs.ErrNotExist) && at != "/"; {
+			at = filepath.Dir(at)
+			err = unix.Statfs(at, &st)
+		}
+		if err != nil {
+			return fmt.Errorf("read how the host mounts %s: %w", dir, err)
+		}
+		noexec = st.Flags&unix.ST_NOEXEC != 0
+		return nil
+	})
+	return noexec, err
 }

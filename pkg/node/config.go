@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
@@ -64,7 +66,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.HostRoot, "host-root", "/", "where the host's file system is mounted")
 	fs.StringVar(&c.DriverRoot, "driver-root", "", "directory on the host with the NVIDIA driver (default: searched)")
 	fs.StringVar(&c.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's root directory")
-	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and the files of this plugin that containers need; same path here and on the host")
+	fs.StringVar(&c.DataDir, "data-dir", "/var/lib/tessera", "directory for the journal and the files of this plugin that containers need; the hook program is in --kubelet-root where no program can be started here; same path here and on the host")
 	fs.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specifications; same path here and on the host")
 	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
 	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
@@ -73,6 +75,13 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.MetricsAuthentication, "metrics-authentication", false,
 		"serve metrics over TLS, to bearers of tokens that may get /metrics from the API server")
 	fs.StringVar(&c.HealthAddress, "health-address", "", "address to serve /healthz and /readyz on; empty serves none")
+}
+
+// otherHookDirs returns the directories of the host that may have the hook program if none can
+// be started in the data directory. Container-Optimized OS mounts /var noexec, and the
+// kubelet's root directory below it exec.
+func (c *Config) otherHookDirs() []string {
+	return []string{kubelet.DataDirectory(c.KubeletRoot, gpu.DriverName)}
 }
 
 // Validate reports everything that is wrong, each with its flag.

@@ -8,6 +8,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 )
@@ -25,17 +26,22 @@ func TestDataDirChanged(t *testing.T) {
 		t.Cleanup(func() { d.Close() })
 		return d
 	}
-	hook, err := lock(before).InstallHook("/proc/self/exe")
+	host, dir := driverroot.NewHost(installed.Host), t.TempDir()
+	first := lock(before)
+	hook, _, err := first.InstallHook("/proc/self/exe", driverroot.NewHost("/"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, dir := driverroot.NewHost(installed.Host), t.TempDir()
+	marks, err := containers.New(first.Marks(), host.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	root, session, err := driver.Open(host, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { session.Close() })
-	specs := cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: host})
+	specs := cdi.New(cdi.Config{Dir: dir, HookPath: hook, Host: host, Mark: marks.Mark})
 	gpus, err := session.GPUs()
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,10 @@ func Examine(ctx context.Context, cfg Config, o doctor.Options) (doctor.Report, 
 		return doctor.Report{}, err
 	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	n := doctor.Node{Journal: datadir.JournalOf(cfg.DataDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID, Kubernetes: kubernetesVersion(ctx)}
+	n := doctor.Node{
+		Journal: datadir.JournalOf(cfg.DataDir), CDI: cfg.CDIDir, Host: hostFS{host}, BootID: bootID, Kubernetes: kubernetesVersion(ctx),
+		NoHookDir: datadir.CheckHookDirs(host, cfg.DataDir, cfg.otherHookDirs()...),
+	}
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--mps-socket: %w", err)
@@ -94,6 +97,9 @@ func (h hostFS) Stat(name string) (info fs.FileInfo, err error) {
 	})
 	return info, err
 }
+
+// NoExec reports whether no program can be started in a directory.
+func (h hostFS) NoExec(dir string) (bool, error) { return h.host.NoExec(dir) }
 
 func (h hostFS) ReadFile(name string) (data []byte, err error) {
 	err = h.host.Do(func() error {

@@ -147,7 +147,7 @@ func (c *computer) start() (_ *onDisk, err error) {
 		return p, err
 	}
 	p.ends = append(p.ends, p.dir.Close)
-	hook, err := p.dir.InstallHook("/bin/true")
+	hook, _, err := p.dir.InstallHook("/bin/true", c.host)
 	if err != nil {
 		return p, err
 	}

@@ -121,7 +121,7 @@ func (p *process) start() error {
 		return err
 	}
 	p.closeAtEnd(p.dir)
-	hook, err := p.dir.InstallHook("/bin/true")
+	hook, _, err := p.dir.InstallHook("/bin/true", c.host)
 	if err != nil {
 		return err
 	}

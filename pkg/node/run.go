@@ -87,12 +87,8 @@ func newPlugin(cfg Config, api *rest.Config, client kubernetes.Interface, t tenu
 	if err != nil {
 		return nil, err
 	}
-	hook, err := p.dir.InstallHook(cfg.CDIHook)
-	if err != nil {
-		return nil, err
-	}
 	host := driverroot.NewHost(cfg.HostRoot)
-	if err := p.openState(host, hook); err != nil {
+	if err := p.openState(host); err != nil {
 		return nil, err
 	}
 	if err := p.build(api, host, bootID); err != nil {
@@ -159,17 +155,29 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	return p.registerUsage(host)
 }
 
-// openState opens the node's stored state of its claims: the journal, the marks of
-// their containers and their CDI specs. On an error the journal is closed.
-func (p *plugin) openState(host driverroot.Host, hook string) (err error) {
+// openState installs the hook, and opens the node's stored state of its claims: the journal,
+// the marks of their containers and their CDI specs. On an error the journal is closed.
+func (p *plugin) openState(host driverroot.Host) error {
+	hook, unusable, err := p.dir.InstallHook(p.cfg.CDIHook, host, p.cfg.otherHookDirs()...)
+	if err != nil {
+		return err
+	}
+	if unusable != nil {
+		klog.Background().Error(unusable, "Claims can't be prepared on this node", "node", p.cfg.NodeName)
+	} else {
+		klog.Background().Info("Container runtimes start the hook program", "node", p.cfg.NodeName, "path", hook)
+	}
 	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Step()); err != nil {
 		return err
 	}
 	if p.containers, err = containers.New(p.dir.Marks(), host.Path); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
-	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, Host: host, Mark: p.containers.Mark})
+	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, HookError: unusable, Host: host, Mark: p.containers.Mark})
 	if err := p.dir.Check(p.specs); err != nil {
+		return errors.Join(err, p.journal.Close())
+	}
+	if err := p.dir.RemoveOldHooks(hook, p.specs); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
 	return nil

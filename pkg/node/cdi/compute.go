@@ -117,6 +117,9 @@ func (s *Specs) set(d *Driver, edits *computed) {
 }
 
 func compute(cfg Config, d *Driver) (*computed, error) {
+	if cfg.HookError != nil {
+		return nil, cfg.HookError
+	}
 	c := &computed{devices: make(map[gpu.UUID]device, len(d.GPUs))}
 	err := cfg.Host.Do(func() error {
 		lib, err := nvcdi.New(options(cfg, d)...)

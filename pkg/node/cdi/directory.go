@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -33,24 +34,62 @@ func (s *Specs) Claims() ([]string, error) {
 	return claims, nil
 }
 
-// HookInUse returns the path of the hook program in the common specification on
-// disk, "" where there is none or it names no hook.
-func (s *Specs) HookInUse() (string, error) {
-	data, err := os.ReadFile(filepath.Join(s.cfg.Dir, commonFile))
+// HooksInUse returns the paths of the hook programs that the specifications on disk name.
+func (s *Specs) HooksInUse() ([]string, error) {
+	claims, err := s.Claims()
+	if err != nil {
+		return nil, err
+	}
+	paths := []string{filepath.Join(s.cfg.Dir, commonFile)}
+	for _, uid := range claims {
+		paths = append(paths, s.claimPath(uid))
+	}
+	var hooks []string
+	for _, path := range paths {
+		spec, err := readSpec(path)
+		if err != nil {
+			return nil, err
+		}
+		edits := []specs.ContainerEdits{spec.ContainerEdits}
+		for _, d := range spec.Devices {
+			edits = append(edits, d.ContainerEdits)
+		}
+		for _, e := range edits {
+			for _, h := range e.Hooks {
+				hooks = append(hooks, h.Path)
+			}
+		}
+	}
+	slices.Sort(hooks)
+	return slices.Compact(hooks), nil
+}
+
+// MarkInUse returns the path on the host of the claim's mark in its specification on disk, ""
+// where there is none or it has no mark.
+func (s *Specs) MarkInUse(claimUID string) (string, error) {
+	spec, err := readSpec(s.claimPath(claimUID))
+	for _, m := range spec.ContainerEdits.Mounts {
+		if filepath.Base(m.HostPath) == claimUID {
+			return m.HostPath, err
+		}
+	}
+	return "", err
+}
+
+// readSpec returns an empty specification where there is none, or none that can be decoded:
+// it will be written again.
+func readSpec(path string) (spec specs.Spec, err error) {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+		return specs.Spec{}, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("read the common CDI specification: %w", err)
+		return specs.Spec{}, fmt.Errorf("read CDI specification: %w", err)
 	}
-	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
-		return "", nil //nolint:nilerr // it will be written again
+		return specs.Spec{}, nil //nolint:nilerr // it will be written again
 	}
-	for _, h := range spec.ContainerEdits.Hooks {
-		return h.Path, nil
-	}
-	return "", nil
+	return spec, nil
 }
 
 // Remove deletes the claim's specification. It succeeds if there is none.

@@ -47,7 +47,10 @@ type Config struct {
 	Dir string
 	// HookPath is nvidia-cdi-hook on the host.
 	HookPath string
-	Host     Host
+	// HookError is why container runtimes can't start it, nil if they can. No
+	// specification is written then: its containers wouldn't start.
+	HookError error
+	Host      Host
 	// Mark, which may be nil, creates a file for a claim, and returns its path on the
 	// host and its mount path in the claim's containers (containers.Containers). It
 	// is idempotent.

@@ -19,9 +19,9 @@ const (
 	lockFile   = "lock"
 	journalDir = "claims"
 	marksDir   = "containers"
-	hookFile   = "bin/nvidia-cdi-hook"
-	hookTemp   = hookFile + ".tmp" // while it is installed
-	socketFile = "lock.sock"       // where the plugin that has the lock is asked for it
+	hookFile   = "bin/nvidia-cdi-hook" // also in the other directories that may have it
+	hookTemp   = hookFile + ".tmp"     // while it is installed
+	socketFile = "lock.sock"           // where the plugin that has the lock is asked for it
 )
 
 // LockPoll is how often a plugin that waits for the data directory tries its lock.
@@ -31,6 +31,8 @@ const LockPoll = 200 * time.Millisecond
 type Dir struct {
 	path string
 	lock *os.File
+	// hooks has the other directories in which InstallHook may have put the hook program.
+	hooks []string
 }
 
 // Lock waits until no other plugin uses the directory: in an update the old one may
@@ -134,13 +136,14 @@ func JournalOf(path string) string { return filepath.Join(path, journalDir) }
 // Marks returns the path of the directory of the marks of claims' containers.
 func (d *Dir) Marks() string { return filepath.Join(d.path, marksDir) }
 
-// Clean removes the hook program, a socket and the lock file, and removes bin/, the journal's
-// and the marks' directories if they are empty.
+// Clean removes the hook program wherever it is, a socket and the lock file, and removes bin/,
+// the journal's and the marks' directories if they are empty.
 func (d *Dir) Clean() error {
-	return errors.Join(
-		files.RemoveIfThere(filepath.Join(d.path, hookFile)),
-		files.RemoveIfThere(filepath.Join(d.path, hookTemp)),
-		files.RemoveIfEmpty(filepath.Join(d.path, filepath.Dir(hookFile))),
+	var err error
+	for _, dir := range d.hookDirs() {
+		err = errors.Join(err, removeHook(dir))
+	}
+	return errors.Join(err,
 		files.RemoveIfEmpty(d.Journal()),
 		files.RemoveIfEmpty(d.Marks()),
 		files.RemoveIfThere(d.HandoverSocket()),

@@ -12,7 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
+
+// here is the host.
+var here = driverroot.NewHost("/") //nolint:gochecknoglobals // a constant
 
 func dataDir(t *testing.T) string {
 	t.Helper()
@@ -45,7 +50,7 @@ func TestTemporaryHookIsRemoved(t *testing.T) {
 	for name, newer := range map[string]bool{"the same program": false, "another program": true} {
 		t.Run(name, func(t *testing.T) {
 			d, hook := locked(t, dataDir(t)), writeHook(t)
-			path, err := d.InstallHook(hook)
+			path, _, err := d.InstallHook(hook, here)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +72,7 @@ func TestTemporaryHookIsRemoved(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := d.InstallHook(hook); err != nil {
+			if _, _, err := d.InstallHook(hook, here); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(temp); !errors.Is(err, fs.ErrNotExist) {
@@ -82,7 +87,7 @@ func TestTemporaryHookIsRemoved(t *testing.T) {
 
 func TestInstallHook(t *testing.T) {
 	d, hook := locked(t, dataDir(t)), writeHook(t)
-	path, err := d.InstallHook(hook)
+	path, _, err := d.InstallHook(hook, here)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +98,7 @@ func TestInstallHook(t *testing.T) {
 	if first.Mode() != 0o755 {
 		t.Errorf("mode %v", first.Mode())
 	}
-	if _, err := d.InstallHook(hook); err != nil {
+	if _, _, err := d.InstallHook(hook, here); err != nil {
 		t.Fatal(err)
 	}
 	if again, err := os.Stat(path); err != nil || !os.SameFile(first, again) {
@@ -102,7 +107,7 @@ func TestInstallHook(t *testing.T) {
 	if err := os.WriteFile(hook, []byte("#!/bin/sh\n# newer\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.InstallHook(hook); err != nil {
+	if _, _, err := d.InstallHook(hook, here); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(path)
@@ -258,7 +263,7 @@ func TestHandOver(t *testing.T) {
 func TestLeave(t *testing.T) {
 	path := dataDir(t)
 	d := locked(t, path)
-	if _, err := d.InstallHook(writeHook(t)); err != nil {
+	if _, _, err := d.InstallHook(writeHook(t), here); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(d.Journal(), 0o700); err != nil {
@@ -284,29 +289,42 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// specs are the claims' CDI specifications, and the hook that they use.
+// specs are the claims' CDI specifications, and the hooks and the marks that they use.
 type specs struct {
 	claims []string
-	hook   string
+	hooks  []string
+	marks  string // directory
 }
 
-func (s specs) Claims() ([]string, error)  { return s.claims, nil }
-func (s specs) HookInUse() (string, error) { return s.hook, nil }
+func (s specs) Claims() ([]string, error)     { return s.claims, nil }
+func (s specs) HooksInUse() ([]string, error) { return s.hooks, nil }
+
+func (s specs) MarkInUse(claimUID string) (string, error) {
+	if s.marks == "" {
+		return "", nil
+	}
+	return filepath.Join(s.marks, claimUID), nil
+}
 
 // TestDataDirChanged: a plugin with another data directory doesn't start while
 // claims are prepared: its journal knows nothing of them.
 func TestDataDirChanged(t *testing.T) {
 	path := dataDir(t)
 	d := locked(t, path)
-	const before = "/var/lib/before"
+	const before, elsewhere = "/var/lib/before", "/var/lib/kubelet/plugins/gpu.nvidia.com/" + hookFile
+	one, marks := []string{"claim-1"}, before+"/"+marksDir
 	for name, tc := range map[string]struct {
 		specs specs
 		fails bool
 	}{
-		"same":             {specs{[]string{"claim-1"}, path + "/" + hookFile}, false},
-		"other":            {specs{[]string{"claim-1"}, before + "/" + hookFile}, true},
-		"nothing prepared": {specs{nil, before + "/" + hookFile}, false},
-		"no hook":          {specs{[]string{"claim-1"}, ""}, false},
+		"same":                      {specs{one, []string{path + "/" + hookFile}, d.Marks()}, false},
+		"same, hook elsewhere":      {specs{one, []string{elsewhere}, d.Marks()}, false},
+		"other":                     {specs{one, []string{before + "/" + hookFile}, marks}, true},
+		"other, hook elsewhere":     {specs{one, []string{elsewhere}, marks}, true},
+		"other, without marks":      {specs{one, []string{before + "/" + hookFile}, ""}, true},
+		"same, without marks":       {specs{one, []string{path + "/" + hookFile}, ""}, false},
+		"nothing prepared":          {specs{nil, []string{before + "/" + hookFile}, marks}, false},
+		"neither a hook nor a mark": {specs{one, nil, ""}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := d.Check(tc.specs)

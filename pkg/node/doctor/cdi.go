@@ -95,6 +95,23 @@ func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
 	}
 	for _, h := range edits.Hooks {
 		missing("hook", h.Path, mendHook)
+		if noexec, err := l.Host.NoExec(filepath.Dir(h.Path)); err == nil && noexec {
+			l.add(Finding{
+				Level: Trouble, Check: "cdi-hook-noexec", Path: path, Device: device,
+				What: fmt.Sprintf("the CDI spec names the hook %s, and the host mounts that directory noexec: containers with a GPU can't start", h.Path),
+				Do:   "restart the plugin's pod on this node: it chooses a directory for the hook when it starts",
+			})
+		}
+	}
+}
+
+// checkHookDir reports that claims can't be prepared for want of a place for the hook.
+func (l *look) checkHookDir() {
+	if l.NoHookDir != nil {
+		l.add(Finding{
+			Level: Trouble, Check: "cdi-hook-noexec", Path: l.CDI, What: "claims can't be prepared: " + l.NoHookDir.Error(),
+			Do: "drain the node and set node.dataDir to a directory of a file system that isn't mounted noexec, or mount one of these directories exec",
+		})
 	}
 }
 

@@ -20,13 +20,22 @@ type Hardware interface {
 	MIG(uuid gpu.UUID) (gpu.MIG, error)
 }
 
+// Host is the node's root file system.
+type Host interface {
+	fs.FS
+	// NoExec reports whether it is mounted so that no program can be started in a directory.
+	NoExec(dir string) (bool, error)
+}
+
 // Node gives access to a node's state.
 type Node struct {
 	// Journal and CDI are directories, as this process sees them.
 	Journal, CDI string
 	// Host is the node's root file system, in which paths of CDI specs are looked
 	// up.
-	Host fs.FS
+	Host Host
+	// NoHookDir is why no directory will do for the hook program, nil if one does.
+	NoHookDir error
 	// BootID of the running kernel.
 	BootID string
 	// Hardware is nil if it can't be read; then NoHardware is the reason. If both
@@ -93,6 +102,7 @@ func Check(n Node) (Report, error) {
 	l.checkGivenUp()
 	l.checkHolders()
 	l.checkSpecs()
+	l.checkHookDir()
 	l.checkHardware()
 	l.checkSharing()
 	l.checkServer()

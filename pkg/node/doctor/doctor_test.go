@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
@@ -104,6 +106,18 @@ func TestCheck(t *testing.T) {
 		},
 		"device node missing": {before: func(n *node) { delete(n.host, "dev/nvidia0") }, want: []string{"trouble cdi-path-missing "}},
 		"library missing":     {before: func(n *node) { delete(n.host, "lib/libcuda.so.1") }, want: []string{"trouble cdi-path-missing "}},
+		"hook that the host can't start": {
+			before: func(n *node) {
+				common := n.specs["k8s.gpu.nvidia.com-driver.json"]
+				common.ContainerEdits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/noexec/hook"}}
+				n.specs["k8s.gpu.nvidia.com-driver.json"], n.host["noexec/hook"] = common, &fstest.MapFile{}
+			},
+			want: []string{"trouble cdi-hook-noexec "},
+		},
+		"no directory for the hook": {
+			before: func(n *node) { n.NoHookDir = errors.New("all are mounted noexec") },
+			want:   []string{"trouble cdi-hook-noexec "},
+		},
 		"capability of another instance": {
 			before: func(n *node) {
 				n.specs["k8s.gpu.nvidia.com-claim_part.json"] = claimSpec("part-"+partName, withCaps(edits("/dev/nvidia1"), 21, 23))

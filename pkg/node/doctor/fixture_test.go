@@ -41,6 +41,11 @@ func (m *machine) MIG(uuid gpu.UUID) (gpu.MIG, error) {
 	return *m.migs[uuid], nil
 }
 
+// hostTree is a host that mounts only /noexec noexec.
+type hostTree struct{ fstest.MapFS }
+
+func (hostTree) NoExec(dir string) (bool, error) { return dir == "/noexec", nil }
+
 // node is a node without findings: the claim "whole" has the first GPU, "part"
 // a partition of the other.
 type node struct {
@@ -93,7 +98,7 @@ func newNode(t *testing.T) *node {
 	n.specs["k8s.gpu.nvidia.com-driver.json"] = common
 	dir := t.TempDir()
 	n.Node = doctor.Node{
-		Journal: filepath.Join(dir, "claims"), CDI: filepath.Join(dir, "cdi"), Host: n.host, BootID: boot, Hardware: n.machine, Capabilities: caps,
+		Journal: filepath.Join(dir, "claims"), CDI: filepath.Join(dir, "cdi"), Host: hostTree{n.host}, BootID: boot, Hardware: n.machine, Capabilities: caps,
 	}
 	return n
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -103,9 +104,14 @@ func (n *Node) SetModel(i int, m gpu.Model) { n.gpus[i].Model = m }
 func stateIn(dir, bootID string) doctor.Node {
 	return doctor.Node{
 		Journal: filepath.Join(dir, "journal"), CDI: filepath.Join(dir, "cdi"),
-		Host: os.DirFS(filepath.Join(dir, "root")), BootID: bootID,
+		Host: hostTree{os.DirFS(filepath.Join(dir, "root"))}, BootID: bootID,
 	}
 }
+
+// hostTree is a host where programs can be started everywhere.
+type hostTree struct{ fs.FS }
+
+func (hostTree) NoExec(string) (bool, error) { return false, nil }
 
 // DeviceNode is where the n-th GPU's device node is.
 func (n *Node) DeviceNode(i int) string { return filepath.Join(n.Root, path(i)) }
