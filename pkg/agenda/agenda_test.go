@@ -132,7 +132,7 @@ func TestRetryNow(t *testing.T) {
 // caused is worked on again, although the delay after its failure would not be over.
 func TestScheduledDuringACallOfRetryNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := New[string]("key", 10*time.Second, time.Minute)
+		a := New[string](10*time.Second, time.Minute)
 		begun := time.Now()
 		var seen []time.Duration
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
