@@ -28,13 +28,13 @@ type Program struct {
 // NoProgramError means that this installation of the driver lacks a program.
 type NoProgramError struct {
 	Program string
-	// Root is the searched driver root.
-	Root string
+	// Looked has the searched directories of the host.
+	Looked []string
 }
 
 func (e *NoProgramError) Error() string {
-	return fmt.Sprintf("this driver installation has no %s (looked under %s): install the driver's user space completely, or correct --driver-root",
-		e.Program, e.Root)
+	return fmt.Sprintf("this driver installation has no %s (looked in %s): install the driver's user space completely, or correct --driver-root",
+		e.Program, strings.Join(e.Looked, ", "))
 }
 
 // Program finds one of the driver's programs, such as "nvidia-smi"; it returns
@@ -44,15 +44,17 @@ func (r Root) Program(h Host, name string) (Program, error) {
 		return p, err
 	}
 	p := Program{Root: "/"}
+	var dirs []string
 	err := h.Do(func() error {
-		p.Path = locate(r.programDirs(r.Path), name)
+		dirs = r.programDirs(r.Path)
+		p.Path = locate(dirs, name)
 		return nil
 	})
 	if err != nil {
 		return Program{}, err
 	}
 	if p.Path == "" {
-		return Program{}, &NoProgramError{Program: name, Root: r.Path}
+		return Program{}, &NoProgramError{Program: name, Looked: dirs}
 	}
 	p.Env = environment(p.Path, r.libraryPath())
 	return p, nil
@@ -124,15 +126,21 @@ func IgnoreWaitDelay(err error) error {
 	return err
 }
 
-// programDirs returns the possible directories of the driver's programs, with
-// the driver root at a path.
+// programDirs returns the possible directories of the driver's programs, with the driver root
+// at a path: those of a tree that the library is in, those of the places that have the library,
+// which may be outside of the driver root, and the usual ones.
 func (r Root) programDirs(at string) []string {
-	own := filepath.Join(at, strings.TrimPrefix(filepath.Dir(filepath.Dir(r.Library)), r.Path))
-	dirs := []string{filepath.Join(own, "bin")}
+	libraryPath := r.Library
+	if below, ok := strings.CutPrefix(r.Library, strings.TrimSuffix(r.Path, "/")+"/"); ok {
+		libraryPath = filepath.Join(at, below)
+	}
+	dirs := []string{filepath.Join(filepath.Dir(filepath.Dir(libraryPath)), "bin")}
+	dirs = append(dirs, placeProgramDirs(at, libraryPath)...)
+	dirs = append(dirs, placeProgramDirs("/", libraryPath)...)
 	for _, dir := range []string{"usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/local/nvidia/bin"} {
 		dirs = append(dirs, filepath.Join(at, dir))
 	}
-	return dirs
+	return unique(dirs)
 }
 
 // libraryPath returns the directories that the host's loader must search in

@@ -43,12 +43,6 @@ func Candidates() []string {
 	}
 }
 
-// extraLibraryDirs returns directories below a driver root that the toolkit's
-// search doesn't know.
-func extraLibraryDirs() []string {
-	return []string{"/usr/lib", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/lib"}
-}
-
 // NotFoundError means that the host has no driver, or not yet.
 type NotFoundError struct {
 	// Looked has the driver roots that were tried.
@@ -59,12 +53,14 @@ type NotFoundError struct {
 
 func (e *NotFoundError) Error() string {
 	where := strings.Join(e.Looked, ", ")
+	// The toolkit doesn't export the usual ones.
+	dirs := "/usr/lib64, /usr/lib/x86_64-linux-gnu and other usual directories, those of ld.so.cache, and " + strings.Join(libraryDirs("/"), ", ")
 	if e.Asked {
-		return fmt.Sprintf("no NVIDIA driver at the --driver-root %s: it has no %s; correct the flag, or wait for the driver's installation to end",
-			where, library)
+		return fmt.Sprintf("no NVIDIA driver at the --driver-root %s: it has no %s (searched below it: %s); correct the flag, or wait for the driver's installation to end",
+			where, library, dirs)
 	}
-	return fmt.Sprintf("no NVIDIA driver on this host: no %s under %s; install the driver, or say where it is with --driver-root",
-		library, where)
+	return fmt.Sprintf("no NVIDIA driver on this host: no %s under %s (searched below each: %s); install the driver, or say where it is with --driver-root",
+		library, where, dirs)
 }
 
 // Find searches for the driver, only at path unless that is empty, and returns
@@ -142,8 +138,7 @@ func (r *Root) findLibrary() bool {
 		r.Library = found[0]
 		return true
 	}
-	for _, dir := range extraLibraryDirs() {
-		dir = filepath.Join(r.Path, dir)
+	for _, dir := range libraryDirs(r.Path) {
 		if resolved, err := filepath.EvalSymlinks(filepath.Join(dir, library)); err == nil {
 			r.Library, r.LibraryDirs = resolved, []string{dir}
 			return true

@@ -15,12 +15,13 @@ import (
 )
 
 // put creates files on a fake host: a path ending in "/" is a directory, one
-// with " -> " a link, one starting with "c " a character device.
+// with " -> " a link, one starting with "c " a character device, one with "x " a program.
 func put(t *testing.T, host string, entries ...string) {
 	t.Helper()
 	for _, e := range entries {
 		device, isDevice := strings.CutPrefix(e, "c ")
-		path, target, isLink := strings.Cut(device, " -> ")
+		program, isProgram := strings.CutPrefix(device, "x ")
+		path, target, isLink := strings.Cut(program, " -> ")
 		full := filepath.Join(host, path)
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 			t.Fatal(err)
@@ -31,6 +32,8 @@ func put(t *testing.T, host string, entries ...string) {
 			err = unix.Mknod(full, unix.S_IFCHR|0o666, int(unix.Mkdev(195, 255)))
 		case isLink:
 			err = os.Symlink(target, full)
+		case isProgram:
+			err = os.WriteFile(full, nil, 0o755)
 		case strings.HasSuffix(path, "/"):
 			err = os.MkdirAll(full, 0o755)
 		default:
