@@ -35,7 +35,7 @@ export function reset() {
 export function putNodes(nodes) {
   for (const n of nodes) {
     for (const g of n.gpus) {
-      g.key = `${n.name}/${g.device || `${g.uuid} ${g.index}`}`; // not all have a device
+      g.key = `${n.name}/${g.device || `index ${g.index}`}`; // an outline has no UUIDs
       g.node = n;
     }
     model.nodes.set(n.name, n);
