@@ -53,8 +53,8 @@ func TestDrainOfAGPUWithoutDevice(t *testing.T) {
 	inv.Status.GPUs = append(inv.Status.GPUs, v1alpha1.GPU{Index: 77, UUID: "GPU-odd", ProductName: "odd"})
 	s.items[own+"gpuinventories"] = []any{inv}
 	for target, want := range map[string]string{
-		"0": "device: gpu-00000001\n", "77": "no device can be named after its UUID, GPU-odd", "GPU-odd": "GPU GPU-odd of node node can't be drained",
-		"": "node node has no GPU ;",
+		"0": "device: gpu-00000001\n", "77": "no device can be named after its UUID, GPU-odd",
+		"GPU-odd": "GPU GPU-odd of node node can't be drained", "": "node node has no GPU ;",
 	} {
 		out := run(t, s, screen{}, "", "drain", "node/"+target, "--dry-run")
 		if !strings.Contains(out, want) || strings.Contains(out, "error: ") != (target != "0") {

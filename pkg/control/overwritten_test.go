@@ -123,7 +123,8 @@ func TestFightOverWithdrawnSlices(t *testing.T) {
 			}
 			s.mustReconcile()
 			s.mustHave(0)
-			if n := s.fight(func() { s.store.slices = slices.Clone(backup) }, func() int { return s.store.writes }); n > mostWrites {
+			restore := func() { s.store.slices = slices.Clone(backup) }
+			if n := s.fight(restore, func() int { return s.store.writes }); n > mostWrites {
 				t.Errorf("%d writes", n)
 			}
 			if !gone {
