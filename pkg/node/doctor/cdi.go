@@ -105,7 +105,7 @@ func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
 	}
 }
 
-// checkHookDir reports that claims can't be prepared for want of a place for the hook.
+// checkHookDir reports that claims can't be prepared because there is no place for the hook.
 func (l *look) checkHookDir() {
 	if l.NoHookDir != nil {
 		l.add(Finding{
