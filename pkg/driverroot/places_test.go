@@ -13,7 +13,7 @@ import (
 
 // platforms has the files of the driver on hosts whose libraries and programs aren't all in a
 // usual directory, and what is found of them.
-var platforms = map[string]struct { //nolint:gochecknoglobals // a table
+var platforms = map[string]struct {
 	host      []string
 	flag      string
 	library   string

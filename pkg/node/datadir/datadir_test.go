@@ -17,7 +17,7 @@ import (
 )
 
 // here is the host.
-var here = driverroot.NewHost("/") //nolint:gochecknoglobals // a constant
+var here = driverroot.NewHost("/")
 
 func dataDir(t *testing.T) string {
 	t.Helper()
