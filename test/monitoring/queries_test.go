@@ -55,6 +55,10 @@ func TestQueries(t *testing.T) {
 	t.Run("alerts", func(t *testing.T) {
 		exprs := alerts(t)
 		const near, down, withdrawn = "TesseraShareNearLimit", "TesseraPluginDown", "TesseraPoolWithdrawn"
+		// The plugin knows each GPU here, and so lists it whatever happens to it: the difference
+		// stays 0. Rule tests have a GPU that was never identified.
+		const unidentified = "TesseraGPUsNotIdentified"
+		exprs[unidentified] = strings.TrimSuffix(strings.TrimSpace(exprs[unidentified]), " > 0")
 		c.has(t, near, exprs[near]) // its program ends with the MPS daemons
 		c.breakMore(t)
 		for name, expr := range exprs {
