@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -34,6 +35,7 @@ type node struct {
 	holders []healthmonitor.Pod
 	log     string // path of the kernel log
 	resets  healthmonitor.Resetter
+	logger  klog.Logger
 
 	mu       sync.Mutex
 	recovery map[gpu.UUID]gpu.RecoveryAction
@@ -112,8 +114,8 @@ func (n *node) startWithoutDriver() {
 			return map[gpu.UUID]gpu.PCIAddress{gpu0: "0000:00:06.0", gpu1: "0000:00:07.0"}[uuid]
 		},
 	})
-	_, ctx := ktesting.NewTestContext(n.t)
-	ctx, cancel := context.WithCancel(ctx)
+	n.logger = ktesting.NewLogger(n.t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+	ctx, cancel := context.WithCancel(klog.NewContext(n.t.Context(), n.logger))
 	var running sync.WaitGroup
 	running.Go(func() { n.monitor.Run(ctx) })
 	n.stop = func() {
