@@ -4,21 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -113,6 +123,9 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 			q.reconciler = newNodeLabeler(failingWrites(t, f.api), f.api, f.kinds, q.clock)
 			return q, "n"
 		},
+		"classes can't be written": func(t *testing.T) (*queued, string) {
+			return newQueued(classesOfRefusingServer(t), testingclock.NewFakeClock(time.Unix(1000, 0)), func() string { return "" }), ""
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q, name := prepare(t)
@@ -143,6 +156,36 @@ func (f *fleet) queued(r reconcile.Reconciler) *queued {
 func newQueued(r reconcile.Reconciler, c *testingclock.FakeClock, state func() string) *queued {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay)
 	return &queued{reconciler: r, clock: c, state: state, limiter: limiter}
+}
+
+// classesOfRefusingServer returns the reconciler of two classes at a server that refuses all
+// writes.
+func classesOfRefusingServer(t *testing.T) *classes.Reconciler {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "device-classes.yaml")
+	if err := os.WriteFile(file, []byte("owner: owner\nclasses: [{name: a, spec: {}}, {name: b, spec: {}}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wanted, err := classes.Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := rbacv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	api.PrependReactor("create", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errFull })
+	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
+		{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}, {Name: "deviceclasses"}}},
+	}}}
+	owner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "owner", UID: "1"}}
+	reader := fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(owner).Build()
+	r := classes.New(wanted, discovery, api, reader, events.NewFakeRecorder(10))
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, errFull) {
+		t.Fatalf("got %v, want %v", err, errFull)
+	}
+	return r
 }
 
 // failingWrites returns the server with all writes refused.
