@@ -1,0 +1,162 @@
+package driver
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+)
+
+// manyCalls is the count of a fault that a test doesn't use up.
+const manyCalls = 1_000_000
+
+// failAlways makes a call of the machine fail each time, and returns how often it has failed.
+func failAlways(t *testing.T, m *nvmlsim.Machine, call string) (failures func() int) {
+	t.Helper()
+	if err := m.Fault(nvmlsim.Fault{Call: call, GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: manyCalls}); err != nil {
+		t.Fatal(err)
+	}
+	return func() int { return manyCalls - m.State().Faults[0].Count }
+}
+
+// TestFailuresAreRetriedSeldom: a driver that can't be opened, or not be read, is tried every
+// few seconds, and why is logged once.
+func TestFailuresAreRetriedSeldom(t *testing.T) {
+	for _, call := range []string{"Init", "SystemGetDriverVersion"} {
+		t.Run(call, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, err := installed.Hardware()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close()
+				failures := failAlways(t, m, call)
+				defer func() { _ = m.ClearFaults() }()
+				f := newFixture(t)
+				f.build()
+				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+				ended := make(chan error, 1)
+				go func() { ended <- f.Run(ctx) }()
+				var before, logged int
+				const most = 14 // one every 5 seconds
+				for minute, mostLines := range []int{2, 0, 0} {
+					time.Sleep(time.Minute)
+					attempts := failures() - before
+					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
+					if attempts == 0 || attempts > most || lines > mostLines || minute == 0 && lines == 0 {
+						t.Errorf("minute %d: %d attempts and %d log lines, want at most %d and %d", minute, attempts, lines, most, mostLines)
+					}
+					before, logged = before+attempts, logged+lines
+				}
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// silence is what GPUs that stop answering have in common.
+type silence struct {
+	begun  atomic.Bool
+	probes atomic.Int32
+	end    chan struct{}
+}
+
+// silentDevice answers no probe from the begin of the silence to its end.
+type silentDevice struct {
+	gonvml.Device
+	*silence
+}
+
+func (d silentDevice) GetMemoryInfo() (gonvml.Memory, gonvml.Return) {
+	if d.begun.Load() {
+		d.probes.Add(1)
+		<-d.end
+	}
+	return d.Device.GetMemoryInfo()
+}
+
+// silentLibrary has only silent GPUs.
+type silentLibrary struct {
+	gonvml.Interface
+	*silence
+}
+
+func (l silentLibrary) DeviceGetHandleByIndex(i int) (gonvml.Device, gonvml.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(i)
+	return silentDevice{d, l.silence}, ret
+}
+
+// TestSignalsOfFailuresAreRare: a wait for events that fails at once each time, and GPUs that
+// don't answer, lead to a few readings a minute.
+func TestSignalsOfFailuresAreRare(t *testing.T) {
+	for name, test := range map[string]struct {
+		watch  func(*Follower, context.Context, *nvml.Session) <-chan struct{}
+		silent bool
+		most   []int // in each minute
+	}{
+		"events":  {(*Follower).watchEvents, false, []int{6, 2, 2}},
+		"silence": {(*Follower).watchSilence, true, []int{2, 0, 0}}, // one for each GPU at most
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := simulated(t, nil).Machine
+				failures, gpus := failAlways(t, m, "EventSetWait"), &silence{end: make(chan struct{})}
+				if test.silent {
+					failures = func() int { return int(gpus.probes.Load()) }
+				}
+				session, err := nvml.NewOpener().Init(silentLibrary{nvmltest.Library(m), gpus}, "simulated")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := session.List(); err != nil {
+					t.Fatal(err)
+				}
+				gpus.begun.Store(test.silent)
+				f := newFixture(t)
+				f.build()
+				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(2)))
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+				ended := test.watch(f.Follower, ctx, session)
+				before, logged := failures(), 0
+				for minute, most := range test.most {
+					readings := 0
+					for over := time.Now().Add(time.Minute); time.Now().Before(over); {
+						if !f.Signals.await(ctx, time.Until(over)) {
+							continue
+						}
+						readings++
+						if _, err := session.List(); err != nil {
+							t.Error(err)
+						}
+					}
+					attempts := failures() - before
+					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
+					if attempts > most || readings > most || lines > most || minute == 0 && (attempts == 0 || readings == 0 || lines == 0) {
+						t.Errorf("minute %d: %d failures, %d readings and %d log lines, want at most %d", minute, attempts, readings, lines, most)
+					}
+					before, logged = before+attempts, logged+lines
+				}
+				close(gpus.end)
+				cancel()
+				<-ended
+				synctest.Wait()
+				if err := session.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
