@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -22,6 +23,13 @@ import (
 
 // forgetWithin bounds the time to find out whether NVML lists a GPU.
 const forgetWithin = 30 * time.Second
+
+const (
+	// removeFirst is the first pause after the annotation could not be removed.
+	removeFirst = 5 * time.Second
+	// removeLast is the longest one.
+	removeLast = time.Minute
+)
 
 // reasonNotEnded: a condition that was to be ended by hand stays.
 const reasonNotEnded = "GPUConditionNotEnded"
@@ -59,10 +67,20 @@ func (e *endings) enqueue(inv *v1alpha1.GPUInventory) {
 
 func (e *endings) run(ctx context.Context) {
 	e.awaitGPUs(ctx)
+	failures := flowcontrol.NewBackOff(removeFirst, removeLast) // each change of the inventory would be another attempt
 	for {
 		select {
 		case inv := <-e.requests:
-			e.handle(ctx, inv.Annotations[v1alpha1.AnnotationEndCondition])
+			if stays := e.handle(ctx, inv.Annotations[v1alpha1.AnnotationEndCondition]); !stays {
+				failures.Reset(e.p.cfg.NodeName)
+				continue
+			}
+			failures.Next(e.p.cfg.NodeName, time.Now())
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(failures.Get(e.p.cfg.NodeName)):
 		case <-ctx.Done():
 			return
 		}
@@ -85,12 +103,14 @@ func (e *endings) awaitGPUs(ctx context.Context) {
 	}
 }
 
-// handle removes the annotation, and ends the condition.
-func (e *endings) handle(ctx context.Context, text string) {
+// handle removes the annotation, and ends the condition. It reports whether the annotation
+// stays, because it could not be removed.
+func (e *endings) handle(ctx context.Context, text string) (stays bool) {
 	err := e.remove(ctx, text)
 	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
-		return // it has another value by now, or none
+		return false // it has another value by now, or none
 	}
+	stays = err != nil
 	if err == nil {
 		err = e.end(ctx, text)
 	}
@@ -98,6 +118,7 @@ func (e *endings) handle(ctx context.Context, text string) {
 		klog.FromContext(ctx).Info("A condition isn't ended by hand", "node", e.p.cfg.NodeName, "annotation", text, "err", err)
 		e.p.warnings.OnNode(corev1.EventTypeWarning, reasonNotEnded, fmt.Sprintf("%q: %v", text, err))
 	}
+	return stays
 }
 
 // end ends the condition that the annotation names.
