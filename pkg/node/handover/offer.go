@@ -41,7 +41,7 @@ func Await(ctx context.Context, socket string, accept func(Request) error) (_ *A
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, fmt.Errorf("listen for the next plugin: %w", err)
 	}
-	for {
+	for said := ""; ; {
 		conn, err := l.Accept()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -53,7 +53,10 @@ func Await(ctx context.Context, socket string, accept func(Request) error) (_ *A
 		if err == nil {
 			return &Accepted{Request: r, conn: conn.(*net.UnixConn)}, nil
 		}
-		klog.FromContext(ctx).Info("Not handing over the node", "podUID", r.PodUID, "err", err)
+		if why := fmt.Sprint(r.PodUID, err); said != why { // it asks every few seconds
+			said = why
+			klog.FromContext(ctx).Info("Not handing over the node", "podUID", r.PodUID, "err", err)
+		}
 		if err := errors.Join(send(conn, answer{Refused: err.Error()}), conn.Close()); err != nil {
 			klog.FromContext(ctx).V(2).Info("The other plugin doesn't listen", "podUID", r.PodUID, "err", err)
 		}
