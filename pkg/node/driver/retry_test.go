@@ -2,12 +2,10 @@ package driver
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -67,38 +65,6 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 	}
 }
 
-// silence is what GPUs that stop answering have in common.
-type silence struct {
-	begun  atomic.Bool
-	probes atomic.Int32
-	end    chan struct{}
-}
-
-// silentDevice answers no probe from the begin of the silence to its end.
-type silentDevice struct {
-	gonvml.Device
-	*silence
-}
-
-func (d silentDevice) GetMemoryInfo() (gonvml.Memory, gonvml.Return) {
-	if d.begun.Load() {
-		d.probes.Add(1)
-		<-d.end
-	}
-	return d.Device.GetMemoryInfo()
-}
-
-// silentLibrary has only silent GPUs.
-type silentLibrary struct {
-	gonvml.Interface
-	*silence
-}
-
-func (l silentLibrary) DeviceGetHandleByIndex(i int) (gonvml.Device, gonvml.Return) {
-	d, ret := l.Interface.DeviceGetHandleByIndex(i)
-	return silentDevice{d, l.silence}, ret
-}
-
 // TestSignalsOfFailuresAreRare: a wait for events that fails at once each time, and GPUs that
 // don't answer, lead to a few readings a minute.
 func TestSignalsOfFailuresAreRare(t *testing.T) {
@@ -113,18 +79,20 @@ func TestSignalsOfFailuresAreRare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := simulated(t, nil).Machine
-				failures, gpus := failAlways(t, m, "EventSetWait"), &silence{end: make(chan struct{})}
+				failures, gpus := failAlways(t, m, "EventSetWait"), nvmltest.NewSilence()
 				if test.silent {
-					failures = func() int { return int(gpus.probes.Load()) }
+					failures = gpus.Probes
 				}
-				session, err := nvml.NewOpener().Init(silentLibrary{nvmltest.Library(m), gpus}, "simulated")
+				session, err := nvml.NewOpener().Init(gpus.Library(m), "simulated")
 				if err != nil {
 					t.Fatal(err)
 				}
 				if _, err := session.List(); err != nil {
 					t.Fatal(err)
 				}
-				gpus.begun.Store(test.silent)
+				if test.silent {
+					gpus.Begin()
+				}
 				f := newFixture(t)
 				f.build()
 				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(2)))
@@ -149,7 +117,7 @@ func TestSignalsOfFailuresAreRare(t *testing.T) {
 					}
 					before, logged = before+attempts, logged+lines
 				}
-				close(gpus.end)
+				gpus.End()
 				cancel()
 				<-ended
 				synctest.Wait()
