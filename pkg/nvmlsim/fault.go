@@ -219,14 +219,18 @@ func (m *Machine) awaitChange(call string, gpu int) (done func()) {
 	if gpu < 0 || gpu >= len(m.changing) {
 		return func() {}
 	}
-	lock := &m.changing[gpu]
-	if changesGPU(call) {
-		lock.Lock()
-		return lock.Unlock
+	changes := changesGPU(call)
+	m.changes.Await(func() bool {
+		if m.changing[gpu] {
+			return false
+		}
+		m.changing[gpu] = changes // reads don't exclude each other
+		return true
+	})
+	if !changes {
+		return func() {}
 	}
-	lock.RLock()
-	lock.RUnlock() //nolint:staticcheck // it waits, and holds nothing: reads don't exclude each other
-	return func() {}
+	return func() { m.changes.Change(func() { m.changing[gpu] = false }) }
 }
 
 // changesGPU reports whether a function changes MIG mode or instances.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 const (
@@ -45,9 +47,11 @@ type Machine struct {
 
 	gpm gpmSamples
 
-	// changing has a lock for each GPU, by position: held while a call that changes the
-	// GPU is delayed or hangs.
-	changing [MaxGPUs]sync.RWMutex
+	// changing says for each GPU, by position, whether a call is changing it, which may be
+	// delayed or hang. The time of a synctest bubble goes on while others wait for that: it
+	// would stop if they waited for a lock. changes guards it.
+	changes  notify.Mutex
+	changing [MaxGPUs]bool
 }
 
 // Open opens the machine with this state file and sees all its GPUs.
