@@ -40,10 +40,8 @@ func (m *Mutex) Changed() <-chan struct{} {
 // Await returns once ok, which is called with the lock held, returns true.
 func (m *Mutex) Await(ok func() bool) {
 	for {
-		m.Lock()
-		done, changed := ok(), m.Changed()
-		m.Unlock()
-		if done {
+		changed := m.unless(ok)
+		if changed == nil {
 			return
 		}
 		<-changed
@@ -54,10 +52,8 @@ func (m *Mutex) Await(ok func() bool) {
 // context's error if the context ends first.
 func (m *Mutex) Wait(ctx context.Context, ok func() bool) error {
 	for {
-		m.Lock()
-		done, changed := ok(), m.Changed()
-		m.Unlock()
-		if done {
+		changed := m.unless(ok)
+		if changed == nil {
 			return nil
 		}
 		select {
@@ -66,4 +62,15 @@ func (m *Mutex) Wait(ctx context.Context, ok func() bool) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// unless returns nil if ok returns true, and else what Changed returns. It makes no channel
+// that nobody waits for: one of a synctest bubble can't be closed outside of it.
+func (m *Mutex) unless(ok func() bool) <-chan struct{} {
+	m.Lock()
+	defer m.Unlock()
+	if ok() {
+		return nil
+	}
+	return m.Changed()
 }
