@@ -12,11 +12,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
 // forbidding is a server, without a network, that forbids each request.
@@ -41,11 +41,9 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 			t.Fatal(err)
 		}
 		known := facts.New("node-0")
-		if err := known.Found(gpu.Node{Name: "node-0"}); err != nil {
-			t.Fatal(err)
-		}
+		known.Found(gpu.Node{Name: "node-0"})
 		e := newEndings(&plugin{cfg: Config{NodeName: "node-0"}, client: client, facts: known, warnings: newWarnings(client, "node-0")})
-		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+		logger, lines := pacetest.Logger(t)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		ended := make(chan struct{})
 		go func() {
@@ -54,19 +52,12 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 		}()
 		inv := &v1alpha1.GPUInventory{}
 		inv.Annotations = map[string]string{v1alpha1.AnnotationEndCondition: "0 NeedsInspection 2026-01-02T15:04:05Z jane it was replaced"}
-		var before, logged int
-		for _, most := range []int{6, 2, 2} {
+		pacetest.Minutes(t, func() int { return int(s.requests.Load()) }, lines, func() {
 			for range 60 {
 				e.enqueue(inv)
 				time.Sleep(time.Second)
 			}
-			attempts := int(s.requests.Load()) - before
-			lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
-			if attempts == 0 || attempts > most || lines > most {
-				t.Errorf("%d attempts and %d log lines in a minute, want at most %d", attempts, lines, most)
-			}
-			before, logged = before+attempts, logged+lines
-		}
+		}, pacetest.Bound{Attempts: 6, Lines: 6}, pacetest.Bound{Attempts: 2, Lines: 2}, pacetest.Bound{Attempts: 2, Lines: 2})
 		cancel()
 		<-ended
 		e.p.warnings.broadcaster.Shutdown()

@@ -12,13 +12,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/handover"
+	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
 // TestRefusedSuccessorAsksSeldom: a plugin that is refused each time asks every few seconds,
@@ -34,12 +34,8 @@ func TestRefusedSuccessorAsksSeldom(t *testing.T) {
 		t.Fatalf("locked %t, error %v", locked, err)
 	}
 	defer held.Close()
-	newLogger := func(t *testing.T) (klog.Logger, func() int) {
-		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
-		return logger, func() int { return len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) }
-	}
 	var refusals atomic.Int32
-	logger, refusalsLogged := newLogger(t)
+	logger, refusalsLogged := pacetest.Logger(t)
 	acting, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
 	ended := make(chan error, 1)
 	go func() { // outside of the bubble, where a wait for a connection would stop the clock
@@ -66,24 +62,17 @@ func TestRefusedSuccessorAsksSeldom(t *testing.T) {
 			cfg: Config{NodeName: "node-0", DataDir: dir, KubeletRoot: "/var/lib/kubelet"}, podUID: ptr.To(types.UID("b")), step: func(string) {},
 			opener: driver.NewOpener(driverroot.NewHost(t.TempDir()), ""),
 		}
-		logger, requestsLogged := newLogger(t)
+		logger, requestsLogged := pacetest.Logger(t)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		asks := make(chan error, 1)
 		go func() {
 			_, err := p.acquire(ctx)
 			asks <- err
 		}()
-		before, logged := 0, 0
 		const most = 14 // one every 5 seconds
-		for minute, mostLines := range []int{4, 0, 0} {
-			time.Sleep(time.Minute)
-			attempts := int(refusals.Load()) - before
-			lines := requestsLogged() + refusalsLogged() - logged
-			if attempts == 0 || attempts > most || lines > mostLines || minute == 0 && lines == 0 {
-				t.Errorf("minute %d: %d requests and %d log lines, want at most %d and %d", minute, attempts, lines, most, mostLines)
-			}
-			before, logged = before+attempts, logged+lines
-		}
+		pacetest.Minutes(t, func() int { return int(refusals.Load()) }, func() int { return requestsLogged() + refusalsLogged() },
+			func() { time.Sleep(time.Minute) },
+			pacetest.Bound{Attempts: most, Lines: 4}, pacetest.Bound{Attempts: most}, pacetest.Bound{Attempts: most})
 		cancel()
 		if err := <-asks; !errors.Is(err, context.Canceled) {
 			t.Error(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
 // manyCalls is the count of a fault that a test doesn't use up.
@@ -41,21 +42,13 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 				defer func() { _ = m.ClearFaults() }()
 				f := newFixture(t)
 				f.build()
-				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+				logger, lines := pacetest.Logger(t)
 				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 				ended := make(chan error, 1)
 				go func() { ended <- f.Run(ctx) }()
-				var before, logged int
 				const most = 14 // one every 5 seconds
-				for minute, mostLines := range []int{2, 0, 0} {
-					time.Sleep(time.Minute)
-					attempts := failures() - before
-					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
-					if attempts == 0 || attempts > most || lines > mostLines || minute == 0 && lines == 0 {
-						t.Errorf("minute %d: %d attempts and %d log lines, want at most %d and %d", minute, attempts, lines, most, mostLines)
-					}
-					before, logged = before+attempts, logged+lines
-				}
+				pacetest.Minutes(t, failures, lines, func() { time.Sleep(time.Minute) },
+					pacetest.Bound{Attempts: most, Lines: 2}, pacetest.Bound{Attempts: most}, pacetest.Bound{Attempts: most})
 				cancel()
 				if err := <-ended; err != nil {
 					t.Error(err)

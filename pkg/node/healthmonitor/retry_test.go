@@ -11,6 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
 // TestFailuresAreRetriedSeldom: a GPU whose reading fails each time, or whose health can't be
@@ -33,28 +34,20 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 			inBubble(t, func(t *testing.T, n *node) {
 				begin(t, n)
 				n.monitor.SawEvent(gpu0)
-				n.mu.Lock()
-				before := n.readings[gpu0]
-				n.mu.Unlock()
-				logged := len(n.logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
+				readings := func() int {
+					n.mu.Lock()
+					defer n.mu.Unlock()
+					return n.readings[gpu0]
+				}
+				lines := func() int { return len(n.logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) }
+				before, logged := readings(), lines()
 				const most = 17 // a reading every 4 seconds, and the first one
-				for minute, mostLines := range []int{3, 0, 0} {
+				pacetest.Minutes(t, func() int { return readings() - before }, func() int { return lines() - logged }, func() {
 					for second := range 60 {
 						time.Sleep(time.Second)
-						changed := gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, MemoryBytes: int64(second % 2)}, {UUID: gpu1, Index: 1}}}
-						if err := n.facts.Found(changed); err != nil {
-							t.Fatal(err)
-						}
+						n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, MemoryBytes: int64(second % 2)}, {UUID: gpu1, Index: 1}}})
 					}
-					n.mu.Lock()
-					attempts := n.readings[gpu0] - before
-					n.mu.Unlock()
-					lines := len(n.logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
-					if attempts == 0 || attempts > most || lines > mostLines || minute == 0 && lines == 0 {
-						t.Errorf("minute %d: %d readings and %d log lines, want at most %d and %d", minute, attempts, lines, most, mostLines)
-					}
-					before, logged = before+attempts, logged+lines
-				}
+				}, pacetest.Bound{Attempts: most, Lines: 3}, pacetest.Bound{Attempts: most}, pacetest.Bound{Attempts: most})
 			})
 		})
 	}

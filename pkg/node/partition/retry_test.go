@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
 // TestFailuresAreRetriedSeldom: an operation of the hardware that fails each time is
@@ -20,7 +20,7 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 		t.Run(failing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t, newHardware())
-				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+				logger, lines := pacetest.Logger(t)
 				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 				done := make(chan struct{})
 				go func() {
@@ -39,19 +39,13 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 					return nil
 				}
 				n.hw.mu.Unlock()
-				before, logged := n.hw.count(failing), 0
-				for _, most := range []int{9, 3, 3} {
+				before := n.hw.count(failing)
+				pacetest.Minutes(t, func() int { return n.hw.count(failing) - before }, lines, func() {
 					for second := range 60 {
 						time.Sleep(time.Second)
 						n.SetKeepWarm(map[gpu.UUID]time.Duration{gpu0: time.Duration(second%2) * time.Second})
 					}
-					attempts := n.hw.count(failing) - before
-					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
-					if attempts == 0 || attempts > most || lines > most {
-						t.Errorf("%d attempts and %d log lines in a minute, want at most %d", attempts, lines, most)
-					}
-					before, logged = before+attempts, logged+lines
-				}
+				}, pacetest.Bound{Attempts: 9, Lines: 9}, pacetest.Bound{Attempts: 3, Lines: 3}, pacetest.Bound{Attempts: 3, Lines: 3})
 				cancel()
 				<-done
 			})
