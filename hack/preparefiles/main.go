@@ -160,9 +160,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 		return nil, err
 	}
 	known := facts.New(pool)
-	if err := known.Found(there); err != nil {
-		return nil, err
-	}
+	known.Found(there)
 	known.SawNode(true, "")
 	claims := holding.NewClaims(j)
 	partitions := partition.New(partition.Config{Journal: j, Claims: claims, BootID: bootID})

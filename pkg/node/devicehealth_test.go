@@ -45,30 +45,25 @@ func TestDeviceHealth(t *testing.T) {
 	known := every(unhealthy, "ResetRequired: XID 46")
 	known["gpu-08779614"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-08779614", Health: healthy}
 	known["gpu-ef0ae64b"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-ef0ae64b", Health: unknown, Message: "this node has no GPU " + string(gone) + " now"}
-	found := func(f *facts.Facts) error {
-		return f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: sick, Conditions: []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 46"}}}, {UUID: other}}})
+	found := func(f *facts.Facts) {
+		f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: sick, Conditions: []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 46"}}}, {UUID: other}}})
 	}
 	for name, tc := range map[string]struct {
-		facts    func(*facts.Facts) error
+		facts    func(*facts.Facts)
 		outdated error
 		want     all
 	}{
-		"not read yet":  {facts: func(*facts.Facts) error { return nil }, want: every(unknown, "the GPUs of this node have not been read yet")},
+		"not read yet":  {facts: func(*facts.Facts) {}, want: every(unknown, "the GPUs of this node have not been read yet")},
 		"known":         {facts: found, want: known},
 		"known no more": {facts: found, outdated: errors.New("stuck since 12:00"), want: every(unknown, "stuck since 12:00")},
 		"no driver": {
-			facts: func(f *facts.Facts) error {
-				f.Missing(facts.ReasonNVMLError, "driver/library version mismatch")
-				return nil
-			},
-			want: every(unknown, "driver/library version mismatch"),
+			facts: func(f *facts.Facts) { f.Missing(facts.ReasonNVMLError, "driver/library version mismatch") },
+			want:  every(unknown, "driver/library version mismatch"),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := facts.New("node-a")
-			if err := tc.facts(f); err != nil {
-				t.Fatal(err)
-			}
+			tc.facts(f)
 			h := deviceHealth{
 				pool: "node-a", held: func() []holding.Record { return records }, facts: f,
 				outdated: func(time.Duration) error { return tc.outdated },
@@ -84,9 +79,7 @@ func TestDeviceHealth(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if err := found(f); err != nil {
-				t.Fatal(err)
-			}
+			found(f)
 			select {
 			case <-changed:
 			default:
@@ -150,12 +143,9 @@ func TestMPSDaemonFailed(t *testing.T) {
 func TestWorstHealthOfADevice(t *testing.T) {
 	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
 	f := facts.New("node-a")
-	err := f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: uuid, Conditions: []gpu.Condition{
+	f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: uuid, Conditions: []gpu.Condition{
 		{Type: gpu.MPSDaemonFailed, Message: "no server"}, {Type: gpu.NVLinkDown, Message: "link 3"},
 	}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	share := holding.Holding{Device: "gpu-980fb007-mps4-0", GPU: uuid, MPS: &holding.MPS{}}
 	admin := holding.Holding{Device: share.Device, GPU: uuid, Admin: true}
 	for _, holdings := range [][]holding.Holding{{share, admin}, {admin, share}} {

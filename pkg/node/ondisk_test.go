@@ -185,9 +185,7 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 	if err != nil {
 		return err
 	}
-	if err := known.Found(gpu.Node{Name: "node-0", GPUs: gpus}); err != nil {
-		return err
-	}
+	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
 	minor := func(uuid gpu.UUID) error {
 		now, err := c.hw.GPUs()
 		for _, g := range now {

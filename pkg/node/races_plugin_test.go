@@ -158,9 +158,7 @@ func (p *process) wire() error {
 	if err != nil {
 		return err
 	}
-	if err := known.Found(gpu.Node{Name: "node-0", GPUs: gpus}); err != nil {
-		return err
-	}
+	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
 	known.SawNode(true, "")
 	minor := func(uuid gpu.UUID) error {
 		n, err := session.Minor(uuid)

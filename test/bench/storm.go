@@ -145,9 +145,7 @@ func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernet
 	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: func() health.Load { return health.Load{Boot: "boot", Driver: "load"} }})
 	running.Go(func() { n.monitor.Run(ctx) })
 	running.Go(func() { _ = reporter.Run(ctx) })
-	if err := f.Found(there); err != nil {
-		return nil, err
-	}
+	f.Found(there)
 	reporter.Registered()
 	return n, nil
 }

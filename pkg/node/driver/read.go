@@ -89,9 +89,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 		f.noteListing(ctx, r.Listing)
 		f.fabricPending = slices.ContainsFunc(r.Node.GPUs, hasPendingFabric)
 		f.cfg.Facts.SetListing(r.Listing)
-		if err := f.cfg.Facts.Found(f.withConditions(reported)); err != nil {
-			return gpu.Node{}, err
-		}
+		f.cfg.Facts.Found(f.withConditions(reported))
 		f.looked.setIfLater(began)
 		f.endReading()
 		if len(r.Unread) > 0 {

@@ -93,13 +93,12 @@ func (f *Facts) SetListing(l Listing) {
 }
 
 // Found sets the GPUs. A GPU that can't be named has no devices.
-func (f *Facts) Found(node gpu.Node) error {
+func (f *Facts) Found(node gpu.Node) {
 	f.mu.Change(func() {
 		f.known, f.read, f.names, f.trouble = true, node, gpu.NameAll(node.GPUs), Trouble{}
 		f.node = f.withHealth()
 		f.memory.found(node.GPUs)
 	})
-	return nil
 }
 
 // Missing sets that there are no GPUs to offer, and why.

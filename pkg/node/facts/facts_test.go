@@ -21,26 +21,24 @@ func TestDevice(t *testing.T) {
 	lost := h100
 	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
 	for name, tc := range map[string]struct {
-		tell   func() error
+		tell   func()
 		device gpu.DeviceName
 		want   string // in the error; empty: none
 	}{
-		"there":   {tell: func() error { return r.Found(node(h100)) }, device: "gpu-980fb007"},
-		"another": {tell: func() error { return r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
-		"lost":    {tell: func() error { return r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
-		"answers again": {tell: func() error {
+		"there":   {tell: func() { r.Found(node(h100)) }, device: "gpu-980fb007"},
+		"another": {tell: func() { r.Found(node(h100)) }, device: "gpu-11111111", want: "no such GPU"},
+		"lost":    {tell: func() { r.Found(node(lost)) }, device: "gpu-980fb007", want: "fell off the bus"},
+		"answers again": {tell: func() {
 			r.SetHealth(map[gpu.UUID][]gpu.Condition{h100.UUID: lost.Conditions}) // until two readings agree
-			return r.Found(node(h100))
+			r.Found(node(h100))
 		}, device: "gpu-980fb007"},
 		"no driver": {
-			tell:   func() error { r.Missing(facts.ReasonDriverNotFound, "no driver under /"); return nil },
+			tell:   func() { r.Missing(facts.ReasonDriverNotFound, "no driver under /") },
 			device: "gpu-980fb007", want: "no driver under /",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := tc.tell(); err != nil {
-				t.Fatal(err)
-			}
+			tc.tell()
 			_, _, err := r.Device(tc.device)
 			if got := errorText(err); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 				t.Errorf("got %q, want %q", got, tc.want)
@@ -58,9 +56,7 @@ func TestGPUsWithoutNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := facts.New("node-0")
-			if err := f.Found(node(append(strange, h100)...)); err != nil {
-				t.Fatal(err)
-			}
+			f.Found(node(append(strange, h100)...))
 			if _, g, err := f.Device("gpu-980fb007"); err != nil || g.UUID != h100.UUID {
 				t.Errorf("the other GPU's device: %v, %v", g.UUID, err)
 			}
@@ -78,9 +74,7 @@ func TestGPUsWithoutNames(t *testing.T) {
 // GPUs, and that those they have can be looked up beside one.
 func TestMayPrepare(t *testing.T) {
 	r := facts.New("node-0")
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	const plugin, driver = "a device plugin offers 8 nvidia.com/gpu", "another DRA driver is alive"
 	for _, tc := range []struct {
 		what string
@@ -133,9 +127,7 @@ func TestForget(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := r.Found(node(h100, other, gone)); err != nil {
-			t.Fatal(err)
-		}
+		r.Found(node(h100, other, gone))
 		expect("all", other.UUID, gone.UUID, h100.UUID)
 		r.Forget(gone.UUID)
 		expect("one forgotten", other.UUID, h100.UUID)

@@ -51,9 +51,7 @@ func TestResetRequired(t *testing.T) {
 		n.has(gpu1)
 		n.stop()
 		n.startWithoutDriver()
-		if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}}}); err != nil {
-			t.Fatal(err)
-		}
+		n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}}})
 		n.has(gpu0, gpu.ResetRequired) // before the driver was asked
 		n.drive()
 		n.set(gpu0, gpu.RecoveryNone, nil)
@@ -131,9 +129,7 @@ func TestSlowGPU(t *testing.T) {
 func TestSilenceWithoutEvent(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		found := func(conditions ...gpu.Condition) {
-			if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, Conditions: conditions}}}); err != nil {
-				t.Fatal(err)
-			}
+			n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, Conditions: conditions}}})
 		}
 		n.set(gpu0, gpu.RecoveryUnsupported, nvml.ErrNotResponding)
 		found(gpu.Condition{Type: gpu.NotResponding, Message: "no answer"})
@@ -335,9 +331,7 @@ func TestEndUnlisted(t *testing.T) {
 		if all := n.journal.AllHealth(); len(all) != 1 || len(all[0].State.Causes) > 0 || len(all[0].State.Ended) != 1 {
 			t.Errorf("the journal has %+v, want the ending", all)
 		}
-		if err := n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}}); err != nil {
-			t.Fatal(err)
-		}
+		n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}})
 		time.Sleep(time.Minute)
 		n.has(gpu0, gpu.Lost) // it is back, and has fallen off the bus
 	})

@@ -15,9 +15,7 @@ import (
 func TestContestedNode(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	r.Registered()
 	eventually(t, s, "a plugin at work", ready(report.ReasonRegistered))
 	controller := func(status metav1.ConditionStatus, reason string) {

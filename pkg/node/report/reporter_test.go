@@ -82,18 +82,14 @@ func TestReportOfThePluginBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			before, stop := start(t, s)
-			if err := before.Found(node(h100, other)); err != nil {
-				t.Fatal(err)
-			}
+			before.Found(node(h100, other))
 			if err := before.WaitReported(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			stop()
 			recalled := make(chan struct{})
 			r, _ := startWith(t, report.Config{BootID: tc.boot, Recalled: func() { close(recalled) }, REST: s.config()})
-			if err := r.Found(node(h100)); err != nil { // one is lost, and wasn't known
-				t.Fatal(err)
-			}
+			r.Found(node(h100)) // one is lost, and wasn't known
 			<-recalled
 			if inv, _ := s.get(); inv.Status.GPUCount != 2 {
 				t.Errorf("the report of %d GPUs was written over by one that knew nothing of it", inv.Status.GPUCount)
@@ -102,9 +98,7 @@ func TestReportOfThePluginBefore(t *testing.T) {
 			if diff := cmp.Diff(tc.want, lists{uuids(has), uuids(hadBefore)}); diff != "" {
 				t.Errorf("remembered (-want +got):\n%s", diff)
 			}
-			if err := r.Found(node(h100)); err != nil {
-				t.Fatal(err)
-			}
+			r.Found(node(h100))
 			eventually(t, s, "the report of a reading that knew", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.GPUCount == 1 })
 		})
 	}
@@ -142,9 +136,7 @@ func ready(reason string) func(*v1alpha1.GPUInventory) bool {
 func TestReport(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	if err := r.WaitReported(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -166,9 +158,7 @@ func TestReport(t *testing.T) {
 
 	lost := h100
 	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
-	if err := r.Found(node(lost)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(lost))
 	eventually(t, s, "a lost GPU", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
 
 	unidentified := func(want string) func(*v1alpha1.GPUInventory) bool {
@@ -178,14 +168,10 @@ func TestReport(t *testing.T) {
 		}
 	}
 	r.SetListing(facts.Listing{Listed: 2, Identified: 1, Message: "nvmlDeviceGetUUID of GPU 1: Unknown Error"})
-	if err := r.Found(node(lost)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(lost))
 	eventually(t, s, "a GPU that isn't identified", unidentified("NVML lists 2 GPUs, 1 are identified: nvmlDeviceGetUUID of GPU 1: Unknown Error"))
 	r.SetListing(facts.Listing{Listed: 2, Identified: 2})
-	if err := r.Found(node(lost)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(lost))
 	eventually(t, s, "all GPUs identified", unidentified(""))
 
 	r.Missing(facts.ReasonDriverNotFound, "no driver under /")
@@ -197,16 +183,12 @@ func TestReport(t *testing.T) {
 func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	s := newServer(t)
 	r, stop := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	r.Registered()
 	eventually(t, s, "registration", ready(report.ReasonRegistered))
 	_, before := s.get()
 	for range 10 {
-		if err := r.Found(node(h100)); err != nil {
-			t.Fatal(err)
-		}
+		r.Found(node(h100))
 	}
 	s.request(1) // the answer shows that all before it has been looked at
 	eventually(t, s, "the answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 1 })
@@ -218,9 +200,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	// The next plugin finds the object as its predecessor left it.
 	_, before = s.get()
 	r, _ = start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	if err := r.WaitReported(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -232,18 +212,14 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 func TestOnlyARegisteredPluginAnswers(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	if err := r.WaitReported(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.request(7)
 	lost := h100
 	lost.Conditions = []gpu.Condition{{Type: gpu.Lost}}
-	if err := r.Found(node(lost)); err != nil { // a change that shows that the request was seen
-		t.Fatal(err)
-	}
+	r.Found(node(lost)) // a change that shows that the request was seen
 	inv := eventually(t, s, "a change", func(inv *v1alpha1.GPUInventory) bool { return len(inv.Status.GPUs[0].Conditions) == 1 })
 	if inv.Status.PublishResponse != 0 {
 		t.Error("a plugin that isn't registered has answered")
@@ -257,9 +233,7 @@ func TestOnlyARegisteredPluginAnswers(t *testing.T) {
 func TestObjectDeleted(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	r.Registered()
 	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
 	s.remove()
@@ -273,9 +247,7 @@ func TestServerAway(t *testing.T) {
 	s := newServer(t)
 	s.setAway(true)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	names, err := gpu.NewNames([]gpu.GPU{h100})
 	if err != nil {
 		t.Fatal(err)
@@ -299,9 +271,7 @@ func TestDevicePluginResources(t *testing.T) {
 			s := newServer(t)
 			s.allocatable(name, "8")
 			r, _ := start(t, s)
-			if err := r.Found(node(h100)); err != nil {
-				t.Fatal(err)
-			}
+			r.Found(node(h100))
 			inv := eventually(t, s, "a report", func(inv *v1alpha1.GPUInventory) bool {
 				return meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting) != nil
 			})
@@ -317,9 +287,7 @@ func TestDevicePlugin(t *testing.T) {
 	s := newServer(t)
 	s.allocatable("nvidia.com/gpu", "8")
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	inv := eventually(t, s, "the conflict", ready(report.ReasonConflicting))
 	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionConflicting)
 	if c.Status != "True" || !strings.Contains(c.Message, "remove the NVIDIA device plugin") {
@@ -343,9 +311,7 @@ func TestDevicePlugin(t *testing.T) {
 func TestConditionsKeepTheirTime(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
-	if err := r.Found(node(h100)); err != nil {
-		t.Fatal(err)
-	}
+	r.Found(node(h100))
 	r.Registered()
 	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
 	r.Registered() // the kubelet has restarted
