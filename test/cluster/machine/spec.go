@@ -56,8 +56,30 @@ type Spec struct {
 	// MaskedSysctls are replaced by plain files with these contents, so that a
 	// component that sets them does not change the host's kernel.
 	MaskedSysctls map[string]string `json:"maskedSysctls,omitempty"`
+	// Links are symbolic links, by their path, in place of what the host has there.
+	Links map[string]string `json:"links,omitempty"`
+	// OwnDevices gives the machine a /dev of its own, with the host's nodes but those of
+	// NVIDIA's driver, and lets it add files to the kernel's own: in /proc/driver,
+	// /proc/devices, /sys/devices, /sys/bus/pci/devices and /sys/module. They go with the machine.
+	OwnDevices bool `json:"ownDevices,omitempty"`
+	// Mounts are made after all else, in this order.
+	Mounts []Mount `json:"mounts,omitempty"`
+	// Umask of the components; that of pid 1's creator if it is 0.
+	Umask int `json:"umask,omitempty"`
 	// Components are started together, each as soon as its WaitFor answers.
 	Components []Component `json:"components"`
+}
+
+// Mount is a file system of a machine.
+type Mount struct {
+	// Path of the directory. It is made if it isn't there.
+	Path string `json:"path"`
+	// Type: "" gives other options to what is there, without what is mounted below; tmpfs is
+	// empty whenever the machine is switched on; disk is a directory below State/FilesDir;
+	// overlay shows what is there and takes all writes until the machine is switched off.
+	Type string `json:"type,omitempty"`
+	// Options: ro, noexec, nosuid, nodev.
+	Options []string `json:"options,omitempty"`
 }
 
 // Component is one long-running program of a machine.
@@ -68,6 +90,10 @@ type Component struct {
 	// WaitFor are addresses (unix:///path or tcp://host:port) that must accept
 	// a connection before the component is started.
 	WaitFor []string `json:"waitFor,omitempty"`
+	// View are the directories of the machine that the component sees, besides the programs
+	// and libraries of the host, BinDir and StateDir. What it mounts in them is seen by the
+	// machine too. If there are none, it sees all.
+	View []string `json:"view,omitempty"`
 }
 
 // Request is one line of JSON sent to the control socket; one Response line
