@@ -6,20 +6,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/tessera-dra/tessera/test/outcome"
 )
 
 const (
@@ -52,14 +50,14 @@ func do(ctx context.Context, only, stories string, lanes int, list, write bool) 
 		}
 		return nil
 	}
-	results, err := read()
+	results, err := outcome.Read(recorded)
 	if err != nil {
 		return err
 	}
 	if write {
 		return writePage(results)
 	}
-	tree, err := treeHash(ctx)
+	tree, err := outcome.Tree(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,8 +71,8 @@ func do(ctx context.Context, only, stories string, lanes int, list, write bool) 
 			return fmt.Errorf("%s: %w", c.id(), err)
 		}
 		results[c.id()] = c.merge(results[c.id()], r)
-		failed += r.count(fails)
-		if err := save(results); err != nil {
+		failed += r.Count(outcome.Fails)
+		if err := errors.Join(outcome.Write(recorded, results), writePage(results)); err != nil {
 			return err
 		}
 	}
@@ -95,10 +93,10 @@ func (c column) chosen(list string) []string {
 }
 
 // merge adds newer results to older ones, and leaves out stories that aren't rows any more.
-func (c column) merge(older, newer result) result {
-	merged := result{}
+func (c column) merge(older, newer outcome.Result) outcome.Result {
+	merged := outcome.Result{}
 	for _, story := range append(c.stories(), withoutDRA) {
-		for _, r := range []result{older, newer} {
+		for _, r := range []outcome.Result{older, newer} {
 			if found, ran := r[story]; ran {
 				merged[story] = found
 			}
@@ -108,15 +106,12 @@ func (c column) merge(older, newer result) result {
 }
 
 // once runs the stories that haven't passed for this tree.
-func (c column) once(ctx context.Context, stories []string, lanes int, dir string) (result, error) {
+func (c column) once(ctx context.Context, stories []string, lanes int, dir string) (outcome.Result, error) {
 	mark := filepath.Join(dir, c.id()+".json")
-	passed := result{}
-	if data, err := os.ReadFile(mark); err == nil {
-		if err := json.Unmarshal(data, &passed); err != nil {
-			return nil, fmt.Errorf("read %s: %w; delete it to run the stories again", mark, err)
-		}
+	stories, passed, err := outcome.Missing(mark, stories)
+	if err != nil {
+		return nil, err
 	}
-	stories = slices.DeleteFunc(stories, func(s string) bool { _, has := passed[s]; return has })
 	if len(stories) == 0 {
 		fmt.Printf("matrix: %s: nothing to run: the stories have passed for these files, or aren't rows of this column\n", c.id())
 		return passed, nil
@@ -128,88 +123,17 @@ func (c column) once(ctx context.Context, stories []string, lanes int, dir strin
 		return nil, err
 	}
 	fmt.Printf("matrix: %s took %s: %d work, %d aren't on this server, %d fail\n",
-		c.id(), time.Since(began).Round(time.Second), r.count(works), r.count(absent), r.count(fails))
+		c.id(), time.Since(began).Round(time.Second), r.Count(outcome.Works), r.Count(outcome.Absent), r.Count(outcome.Fails))
 	r = c.merge(passed, r)
-	passed = maps.Clone(r)
-	maps.DeleteFunc(passed, func(_ string, found cell) bool { return found.Outcome == fails })
-	return r, writeJSON(mark, passed)
-}
-
-func (r result) count(outcome string) int {
-	n := 0
-	for _, c := range r {
-		if c.Outcome == outcome {
-			n++
-		}
-	}
-	return n
-}
-
-// treeHash names the state of the checkout's files, but those that this program
-// writes.
-func treeHash(ctx context.Context) (string, error) {
-	const script = `git ls-files -co --exclude-standard -z | grep -zvE '^(docs/|README.md$)' | xargs -0 sha1sum | sha1sum | cut -c1-12`
-	out, err := exec.CommandContext(ctx, "bash", "-c", script).Output()
-	if err != nil {
-		return "", fmt.Errorf("name the tree: %w", err)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
-
-func read() (map[string]result, error) {
-	results := map[string]result{}
-	data, err := os.ReadFile(recorded)
-	if errors.Is(err, fs.ErrNotExist) {
-		return results, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &results)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", recorded, err)
-	}
-	return results, nil
-}
-
-func save(results map[string]result) error {
-	if err := writeJSON(recorded, results); err != nil {
-		return err
-	}
-	return writePage(results)
-}
-
-func writeJSON(path string, value any) error {
-	data, err := json.MarshalIndent(value, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(data, '\n'), 0o644)
+	return r, r.Keep(mark)
 }
 
 // writePage replaces what is between the markers of the pages' tables.
-func writePage(results map[string]result) error {
+func writePage(results map[string]outcome.Result) error {
 	for _, kind := range []string{"default", "all", "others"} {
-		if err := fill(page, "matrix "+kind, table(kind, results)); err != nil {
+		if err := outcome.Fill(page, "matrix "+kind, table(kind, results)); err != nil {
 			return err
 		}
 	}
-	return fill(readme, "matrix needs", needs(results))
-}
-
-// fill replaces the text between the markers of that name in a Markdown file.
-func fill(file, name, text string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->\n"
-	before, rest, found := strings.Cut(string(data), begin)
-	_, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		return fmt.Errorf("%s has no lines %q and %q", file, begin, end)
-	}
-	return os.WriteFile(file, []byte(before+begin+"\n"+text+"\n"+end+after), 0o644)
+	return outcome.Fill(readme, "matrix needs", needs(results))
 }

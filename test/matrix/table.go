@@ -2,16 +2,16 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/outcome"
 )
 
 // table renders the columns of a kind that have results as a Markdown table, with
 // the reasons below it.
-func table(kind string, results map[string]result) string {
+func table(kind string, results map[string]outcome.Result) string {
 	var shown []column
 	for _, c := range columns() {
 		if c.kind() == kind && results[c.id()] != nil {
@@ -40,25 +40,10 @@ func table(kind string, results map[string]result) string {
 	}
 	b.WriteString("| run at |")
 	for _, c := range shown {
-		b.WriteString(" " + results[c.id()].runs() + " |")
+		b.WriteString(" " + results[c.id()].Runs() + " |")
 	}
 	b.WriteString("\n\n" + notes.String())
 	return b.String()
-}
-
-// runs lists the commits and dates of a column's runs, the oldest date first.
-func (r result) runs() string {
-	byDate := map[string][]string{}
-	for _, found := range r {
-		if !slices.Contains(byDate[found.Date], found.Commit) {
-			byDate[found.Date] = append(byDate[found.Date], found.Commit)
-		}
-	}
-	var all []string
-	for _, date := range slices.Sorted(maps.Keys(byDate)) {
-		all = append(all, strings.Join(slices.Sorted(slices.Values(byDate[date])), ", ")+", "+date)
-	}
-	return strings.Join(all, "; ")
 }
 
 // title is a column's head.
@@ -81,20 +66,20 @@ type notes struct {
 	numbers map[string]int
 }
 
-func (n *notes) mark(c column, r result, story string) string {
+func (n *notes) mark(c column, r outcome.Result, story string) string {
 	found, ran := r[story]
 	if c.dra == cluster.DRADefault {
 		found, ran = r[withoutDRA]
-		if found.Outcome == works { // the test: helm install fails and says why
-			found = cell{Outcome: absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
+		if found.Outcome == outcome.Works { // the test: helm install fails and says why
+			found = outcome.Cell{Outcome: outcome.Absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
 		}
 	}
 	switch {
 	case !ran:
 		return "–"
-	case found.Outcome == absent:
+	case found.Outcome == outcome.Absent:
 		return fmt.Sprintf("no<sup>%d</sup>", n.number(reason(found.Reason)))
-	case found.Outcome == works:
+	case found.Outcome == outcome.Works:
 		return "works"
 	}
 	return "**fails**"
@@ -126,7 +111,7 @@ func (n *notes) String() string {
 
 // needs renders for each feature the oldest Kubernetes on which it works, with
 // default feature gates and with more of them.
-func needs(results map[string]result) string {
+func needs(results map[string]outcome.Result) string {
 	for _, c := range columns() {
 		if c.kind() != "others" && results[c.id()] == nil {
 			return "See [docs/compatibility.md](docs/compatibility.md): not every version has run yet.\n"
@@ -149,14 +134,14 @@ func needs(results map[string]result) string {
 
 // oldest returns the oldest version of the columns of a kind from which on the
 // feature works; "–" if none does.
-func oldest(results map[string]result, kind string, f feature) string {
+func oldest(results map[string]outcome.Result, kind string, f feature) string {
 	version := "–"
 	for _, c := range slices.Backward(columns()) {
 		r := results[c.id()]
 		if c.kind() != kind || c.dra == cluster.DRADefault || r == nil {
 			continue
 		}
-		if r[f.story].Outcome != works {
+		if r[f.story].Outcome != outcome.Works {
 			break
 		}
 		version = c.kubernetes
