@@ -119,6 +119,10 @@ allocators: prepare ## Play claims with the allocators of all Kubernetes release
 matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/compatibility.md (hours; ONLY=1.33-on STORIES=one-gpu; can be resumed). Needs root
 	$(GO) run ./test/matrix -only '$(ONLY)' -stories '$(STORIES)'
 
+.PHONY: platforms
+platforms: prepare ## Run a story on clusters that imitate each platform (GKE, OpenShift, Talos …), and write docs/platforms.md (an hour; ONLY=gke-cos; can be resumed). Needs root
+	$(GO) run ./test/platforms -only '$(ONLY)'
+
 .PHONY: fuzz
 fuzz: prepare ## Fuzz everything that parses, 10 s a target (FUZZTIME=5m: longer)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME)

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade versions release prometheus scaling kueue browser nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade versions release platforms prometheus scaling kueue browser nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -39,6 +39,14 @@ kueue() { "${GO:-go}" test -tags kueue -count 1 -timeout 20m ./test/kueue; }
 
 # nvidia builds NVIDIA's programs, modules of their own, first.
 nvidia() { "${GO:-go}" test -tags nvidia -count 1 -timeout 20m ./test/nvidia; }
+
+# platforms runs the story of one platform, which the commit's hash chooses.
+platforms() {
+	local names hash
+	mapfile -t names < <("${GO:-go}" run ./test/platforms -list | cut -f 1)
+	hash=$(git rev-parse HEAD)
+	"${GO:-go}" run ./test/platforms -only "${names[$((16#${hash:7:7} % ${#names[@]}))]}"
+}
 
 release() { deployments/release/twice.sh; }
 

@@ -44,6 +44,8 @@ type Options struct {
 	Containerd string
 	// DRA says how much of Dynamic Resource Allocation is on; DRAOn.
 	DRA DRA
+	// Platform that the nodes and the API server imitate, by name; none.
+	Platform string `json:"platform,omitempty"`
 	// Nodes is the number of node machines; 1.
 	Nodes int
 	// FeatureGates are passed to all Kubernetes components, besides those of DRA.

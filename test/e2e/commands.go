@@ -44,6 +44,7 @@ import (
 //	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
 //	[kubernetes:1.36] COMMAND       from that version on; [kubelet:1.36] from that of the kubelets
 //	namespace NAME...               make namespaces besides the story's; they go with it
+//	doctor NODE                     the plugin's doctor finds nothing wrong, and nothing left over
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
 	runner := func(name string) func(*testscript.TestScript, bool, []string) {
 		return func(ts *testscript.TestScript, neg bool, args []string) {
@@ -72,6 +73,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"power":        func(ts *testscript.TestScript, neg bool, args []string) { power(ts, s, neg, args) },
 		"etcd":         func(ts *testscript.TestScript, neg bool, args []string) { etcd(ts, s, neg, args) },
 		"certificates": func(ts *testscript.TestScript, neg bool, args []string) { certificates(ts, s, neg, args) },
+		"doctor":       func(ts *testscript.TestScript, neg bool, args []string) { examine(ts, s, neg, args) },
 		"namespace":    func(ts *testscript.TestScript, neg bool, args []string) { namespace(ts, s, neg, args) },
 	}
 }
@@ -100,10 +102,10 @@ func do(ts *testscript.TestScript, s *stack.Stack, args []string) (string, strin
 	case "node":
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, args[2:]...)
 	case "smi":
-		smi := append([]string{stack.DriverRoot + "/usr/bin/nvidia-smi"}, args[2:]...)
+		smi := append([]string{s.SMI}, args[2:]...)
 		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, smi...)
 	case "nvmlsim":
-		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, simulator(args[2:])...)
+		err = s.Cluster.Run(ctx, args[1], cluster.Stdio{Out: &out, Err: &errs}, s.SimulatorCommand(args[2:]...)...)
 	case "nudge":
 		out.WriteString(nudge(ctx, ts, s, args[1]))
 	case "cuda":
@@ -135,15 +137,6 @@ func nudge(ctx context.Context, ts *testscript.TestScript, s *stack.Stack, name 
 	p, err := s.Kube().CoreV1().Pods(ts.Getenv("NS")).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	ts.Check(err)
 	return string(p.Status.Phase)
-}
-
-// simulator runs the program of the node's simulator pod, on the node.
-func simulator(args []string) []string {
-	const script = `for p in /proc/[0-9]*; do
-  [ "$(cat $p/comm 2>/dev/null)" = nvmlsim ] && exec $p/exe "$@"
-done
-echo "no simulator runs here" >&2; exit 1`
-	return append([]string{"sh", "-c", script, "sh"}, append(args, "--root", stack.DriverRoot)...)
 }
 
 func run(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {

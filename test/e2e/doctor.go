@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -21,16 +22,33 @@ const recovery = time.Minute
 // nothing left over.
 func healthy(ctx context.Context, s *stack.Stack) error {
 	for _, node := range s.Cluster.Nodes() {
-		var last error
-		err := wait.PollUntilContextTimeout(ctx, time.Second, recovery, true, func(ctx context.Context) (bool, error) {
-			last = doctor(ctx, s, node)
-			return last == nil, nil
-		})
-		if err != nil {
-			return fmt.Errorf("%s after %v: %w", node, recovery, last)
+		if err := healthyNode(ctx, s, node); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func healthyNode(ctx context.Context, s *stack.Stack, node string) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, time.Second, recovery, true, func(ctx context.Context) (bool, error) {
+		last = doctor(ctx, s, node)
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s after %v: %w", node, recovery, last)
+	}
+	return nil
+}
+
+// examine waits until the doctor finds nothing wrong on a node.
+//
+//	doctor NODE
+func examine(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: doctor NODE")
+	}
+	ts.Check(healthyNode(context.Background(), s, args[0]))
 }
 
 func doctor(ctx context.Context, s *stack.Stack, node string) error {

@@ -82,7 +82,7 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 		}
 		for _, node := range s.Cluster.Nodes() {
 			for _, mend := range [][]string{{"fault", "--clear"}, {"heal"}} {
-				if _, err := s.Cluster.Exec(context.Background(), node, simulator(mend)...); err != nil {
+				if _, err := s.Cluster.Exec(context.Background(), node, s.SimulatorCommand(mend...)...); err != nil {
 					env.T().Log("the story leaves the faults of its hardware behind:", err)
 				}
 			}

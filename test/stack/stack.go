@@ -4,6 +4,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/cluster/platform"
 )
 
 const (
@@ -21,11 +23,11 @@ const (
 	Namespace = "tessera-system"
 	// TestImage is on every node: a shell, glibc and ldconfig.
 	TestImage = cluster.GlibcImage
-	// DriverRoot is where the simulated driver is on a node.
+	// DriverRoot is where the chart's simulated driver is on a node.
 	DriverRoot = "/var/lib/tessera-simulator/driver"
 
-	// imageRepository is the name that deployments/container/build gives the image.
-	imageRepository = "localhost/tessera"
+	// ImageRepository is the name that deployments/container/build gives the image.
+	ImageRepository = "localhost/tessera"
 )
 
 // Options say what stack is wanted.
@@ -36,6 +38,9 @@ type Options struct {
 	Kubernetes, Kubelet, Containerd string
 	DRA                             cluster.DRA
 	FeatureGates                    map[string]bool
+	// Platform that the cluster imitates, by name. Its nodes have a driver, so that none
+	// comes with the chart, which isn't installed yet: see InstallCommand.
+	Platform string
 	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
 	// the first. There are as many nodes as machines. With none there is one
 	// node, with the GPUs that this host really has.
@@ -58,6 +63,8 @@ type Options struct {
 // Stack is a running stack.
 type Stack struct {
 	Cluster *cluster.Cluster
+	// DriverRoot is where the simulated driver is on a node, and SMI its nvidia-smi.
+	DriverRoot, SMI string
 
 	kube kubernetes.Interface
 	out  io.Writer
@@ -72,19 +79,33 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 	}
 	c, err := cluster.Up(ctx, cluster.Options{
 		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Containerd: o.Containerd, DRA: o.DRA, FeatureGates: o.FeatureGates,
-		Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
+		Platform: o.Platform, Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
 	})
 	if err != nil {
 		return nil, err
 	}
-	s := &Stack{Cluster: c, out: o.Out}
+	s := &Stack{Cluster: c, DriverRoot: DriverRoot, SMI: DriverRoot + "/usr/bin/nvidia-smi", out: o.Out}
 	if s.kube, err = c.Client(); err != nil {
 		return nil, err
 	}
 	if err := c.LoadImage(ctx, p.image); err != nil {
 		return nil, err
 	}
+	if o.Platform != "" {
+		return s, s.findDriver(o.Platform)
+	}
 	return s, s.install(ctx, p.chart, o)
+}
+
+// findDriver sets where a platform has the driver.
+func (s *Stack) findDriver(name string) error {
+	p, err := platform.Find(name)
+	if err != nil {
+		return err
+	}
+	s.DriverRoot = p.Node.Driver.Root
+	s.SMI = filepath.Join(s.DriverRoot, cmp.Or(p.Node.Driver.Programs, "usr/bin"), "nvidia-smi")
+	return nil
 }
 
 // parts are the files a stack is made of.
@@ -142,7 +163,7 @@ func BuildImage(ctx context.Context, out io.Writer) (string, error) {
 func (s *Stack) install(ctx context.Context, chart string, o Options) error {
 	args := []string{
 		"upgrade", "--install", "tessera", chart, "--namespace", Namespace, "--create-namespace",
-		"--set", "image.repository=" + imageRepository, "--set", fmt.Sprintf("simulator.enabled=%t", len(o.Machines) > 0), "--wait", "--timeout", "3m",
+		"--set", "image.repository=" + ImageRepository, "--set", fmt.Sprintf("simulator.enabled=%t", len(o.Machines) > 0), "--wait", "--timeout", "3m",
 	}
 	for _, v := range o.Values {
 		args = append(args, "--set", v)
@@ -217,10 +238,14 @@ done
 // Simulator runs a command of the simulator's program (nvmlsim fault, latency
 // …) on the simulated machine of a node.
 func (s *Stack) Simulator(ctx context.Context, node string, stdio cluster.Stdio, args ...string) error {
+	return s.Cluster.Run(ctx, node, stdio, s.SimulatorCommand(args...)...)
+}
+
+// SimulatorCommand is the command that does it, on the node.
+func (s *Stack) SimulatorCommand(args ...string) []string {
 	const script = `for p in /proc/[0-9]*; do
   [ "$(cat $p/comm 2>/dev/null)" = nvmlsim ] && exec $p/exe "$@"
 done
 echo "no simulator runs here" >&2; exit 1`
-	command := append([]string{"sh", "-c", script, "sh"}, append(args, "--root", DriverRoot)...)
-	return s.Cluster.Run(ctx, node, stdio, command...)
+	return append([]string{"sh", "-c", script, "sh"}, append(args, "--root", s.DriverRoot)...)
 }

@@ -141,8 +141,10 @@ type Use struct {
 	Cannot string `json:"cannot,omitempty"`
 	// Refused is a regular expression for what the user reads where Tessera can't work.
 	Refused string `json:"refused,omitempty"`
+	// Withheld is how many of the node's GPUs aren't offered.
+	Withheld int `json:"withheld,omitempty"`
 	// Lacks are the parts of the story that the platform can't have, with the reason:
-	// shares, partitions.
+	// share, partition.
 	Lacks map[string]string `json:"lacks,omitempty"`
 }
 
@@ -185,6 +187,11 @@ func (p *Platform) validate() error {
 	}
 	if len(p.Sources) == 0 {
 		errs = append(errs, errors.New("sources: name where the facts are from"))
+	}
+	for part := range p.Use.Lacks {
+		if !slices.Contains(parts, part) {
+			errs = append(errs, fmt.Errorf("use.lacks: there is no part %q: want one of %s", part, strings.Join(parts, ", ")))
+		}
 	}
 	for i, m := range p.Node.Mounts {
 		if !path.IsAbs(m.Path) {

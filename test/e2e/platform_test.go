@@ -1,0 +1,187 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/test/stack"
+)
+
+var platformName = flag.String("platform", "", "the platform whose story TestPlatform runs; localcluster platforms lists them")
+
+// TestPlatform runs the story of a platform: its parts, one after the other, on a cluster
+// that imitates it. The chart is installed as docs/platforms.md says.
+func TestPlatform(t *testing.T) {
+	if *platformName == "" {
+		t.Skip("no -platform: make platforms runs this for each")
+	}
+	p, err := platform.Find(*platformName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := stack.BuildImage(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := *clusters + "-" + strings.ReplaceAll(p.Name, ".", "")
+	if !*keep {
+		t.Cleanup(func() {
+			if err := cluster.Down(context.Background(), name, t.Output()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	s, err := stack.Up(t.Context(), stack.Options{Name: name, Platform: p.Name, Image: image, Out: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range p.Story() {
+		passed := t.Run(part, func(t *testing.T) {
+			testscript.RunT(inLane{t}, testscript.Params{
+				Files:     []string{filepath.Join("testdata", "platform", part+".txtar")},
+				Deadline:  time.Now().Add(storyTime),
+				Setup:     func(env *testscript.Env) error { return setupPart(env, s, p) },
+				Cmds:      partCommands(s, p),
+				Condition: have,
+			})
+		})
+		if part == "install" && !passed {
+			t.Fatal("the chart isn't installed: the other parts can't run")
+		}
+	}
+}
+
+// setupPart gives a part of a platform's story a namespace of its own and the names of what
+// differs between platforms.
+func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error {
+	part := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
+	dataDir, cdiDir, err := nodeDirs(p)
+	if err != nil {
+		return err
+	}
+	node := s.Cluster.Nodes()[0]
+	gpus, err := s.Cluster.Exec(context.Background(), node, s.SMI, "-L")
+	if err != nil && p.Use.Cannot == "" {
+		return fmt.Errorf("list the GPUs of the node: %w", err)
+	}
+	for name, value := range map[string]string{
+		"NS": part, "WHOLE": wholeGPUs, "SYSTEM": stack.Namespace, "NODE": node, "GPUS": strconv.Itoa(strings.Count("\n"+string(gpus), "\nGPU ") - p.Use.Withheld), "SMI": s.SMI,
+		"DATA": dataDir, "CDI": cdiDir, "KUBELET": p.KubeletRoot(),
+	} {
+		env.Setenv(name, value)
+	}
+	if err := convertManifests(env.WorkDir, s); err != nil {
+		return err
+	}
+	if _, err := s.Kubectl(context.Background(), "create", "namespace", part); err != nil {
+		return err
+	}
+	env.Defer(func() {
+		if env.T().(inLane).Failed() {
+			env.T().Log(s.Explain(context.Background()))
+		}
+		if _, err := s.Kubectl(context.Background(), "delete", "namespace", part, "--wait=true", "--timeout=120s"); err != nil {
+			env.T().Log("the part leaves its namespace behind:", err)
+		}
+	})
+	return nil
+}
+
+// nodeDirs returns node.dataDir and node.cdiDir of the chart as the platform's values have them.
+func nodeDirs(p *platform.Platform) (dataDir, cdiDir string, err error) {
+	var values struct {
+		Node struct{ DataDir, CDIDir string }
+	}
+	files := []string{"../../deployments/helm/tessera/values.yaml"}
+	if p.Use.Values != "" {
+		files = append(files, filepath.Join("../../deployments/helm/tessera/platforms", p.Use.Values))
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", "", err
+		}
+		if err := yaml.Unmarshal(data, &values); err != nil {
+			return "", "", fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return values.Node.DataDir, values.Node.CDIDir, nil
+}
+
+// partCommands are the commands of stories, and these:
+//
+//	install             what docs/platforms.md says for the platform, up to helm install
+//	upgrade [FLAG...]   helm upgrade with the same values and these
+//	refused             install, where it can't work: what the user reads says why
+func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscript.TestScript, bool, []string) {
+	helm := func(verb string, flags ...string) string {
+		return p.HelmCommand(verb, stack.ImageRepository, append([]string{"--wait", "--timeout", "3m"}, flags...)...)
+	}
+	cmds := commands(s)
+	cmds["install"] = func(ts *testscript.TestScript, _ bool, _ []string) {
+		out, err := shell(s, p.Use.Before+"\n"+helm("install"))
+		ts.Logf("%s", out)
+		ts.Check(err)
+	}
+	cmds["upgrade"] = func(ts *testscript.TestScript, _ bool, args []string) {
+		out, err := shell(s, helm("upgrade", args...))
+		ts.Logf("%s", out)
+		ts.Check(err)
+	}
+	cmds["refused"] = func(ts *testscript.TestScript, _ bool, _ []string) { refused(ts, s, p) }
+	return cmds
+}
+
+// refused installs the chart on a platform where Tessera can't work, and waits until what the
+// user reads says why.
+func refused(ts *testscript.TestScript, s *stack.Stack, p *platform.Platform) {
+	helm, _ := shell(s, p.Use.Before+"\n"+p.HelmCommand("install", stack.ImageRepository)) // what it prints counts
+	ctx := context.Background()
+	read := func(args ...string) string {
+		out, err := s.Kubectl(ctx, args...)
+		return fmt.Sprintf("kubectl %s:\n%s%v\n", strings.Join(args, " "), out, err)
+	}
+	why := regexp.MustCompile(p.Use.Refused)
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+		seen := "helm install:\n" + helm +
+			read("get", "gpuinventories", "-o", "yaml") +
+			read("logs", "-n", stack.Namespace, "-l", "app.kubernetes.io/component=node", "--tail=100") +
+			read("get", "events", "-n", stack.Namespace)
+		if why.MatchString(seen) {
+			ts.Logf("the user reads: %s", why.FindString(seen))
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("nothing that the user reads matches %q:\n%s", p.Use.Refused, seen)
+		}
+	}
+}
+
+// shell runs commands as an administrator of the cluster types them in a checkout.
+func shell(s *stack.Stack, commands string) (string, error) {
+	admin := s.Command(context.Background(), "kubectl")
+	cmd := exec.Command("sh", "-ec", commands)
+	cmd.Dir = "../.."
+	cmd.Env = append(admin.Environ(), "PATH="+filepath.Dir(admin.Path)+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", commands, err, out)
+	}
+	return string(out), err
+}
