@@ -18,7 +18,7 @@ cp -r deployments/helm/tessera "$bundle/chart"
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$bundle/" ./cmd/localcluster
 CGO_ENABLED=1 go build -trimpath -ldflags '-s -w' -o "$bundle/" ./test/bench
 CGO_ENABLED=1 go test -c -trimpath -ldflags '-s -w' -o "$bundle/contract.test" ./pkg/nvml
-cp test/metal/*.cu test/metal/*.yaml test/metal/*.py test/metal/{lib,mps,pytorch,health,usage}.sh "$bundle/"
+cp test/metal/*.cu test/metal/*.yaml test/metal/*.py test/metal/{lib,mps,churn,pytorch,health,usage}.sh "$bundle/"
 cp test/metal/run.sh "$out/"
 
 echo "bundle: packing $(du -sh "$bundle" | cut -f1)"

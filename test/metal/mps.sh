@@ -23,6 +23,7 @@ title() {
     timeslice) echo "time slices by policy and by the claim's configuration" ;;
     throughput) echo "throughput on shares, time-sliced, and in turn" ;;
     torch) echo "the host's PyTorch multiplies matrices in a pod and on four shares, and on the host" ;;
+    churn) echo "a busy node: pods of all kinds come and go while plugin and supervisor are killed and replaced" ;;
     pair) echo "all GPUs in one claim reduce over NCCL; one GPU in shares beside whole ones" ;;
   esac
 }

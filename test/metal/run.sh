@@ -14,16 +14,17 @@
 #                                  the others from running
 #   ./run.sh phases                what phases there are
 #
-# A host may have any number of GPUs: phases about one use the first. FIGURES,
-# PODS, ROLLOUTS and IDLE are passed to the benchmark (-only, -pods, -rollouts,
-# -idle). PYTHON is an interpreter that has PyTorch, python3 if it isn't set.
+# A host may have any number of GPUs: phases about one use the first. FOR=5m is how
+# long the phase churn lasts. FIGURES, PODS, ROLLOUTS and IDLE are passed to the
+# benchmark (-only, -pods, -rollouts, -idle). PYTHON is an interpreter that has
+# PyTorch, python3 if it isn't set.
 set -euo pipefail
 parts=$(cd "$(dirname "$0")" && pwd)
 work=/var/tmp/tessera-metal
 bundle=$work/bundle
 summary=$work/summary
 
-on_cluster="whole xid usage shares consumable configured escape fault daemon context timeslice throughput torch pair"
+on_cluster="whole xid usage shares consumable configured escape fault daemon context timeslice throughput torch pair churn"
 mps="shares consumable configured escape fault daemon context timeslice throughput prepare"
 phases="contract $on_cluster prepare bench simulated"
 
@@ -59,6 +60,8 @@ helm=$bundle/bin/helm
 . "$bundle/lib.sh"
 # shellcheck source=mps.sh
 . "$bundle/mps.sh"
+# shellcheck source=churn.sh
+. "$bundle/churn.sh"
 # shellcheck source=health.sh
 . "$bundle/health.sh"
 # shellcheck source=usage.sh
