@@ -6,8 +6,8 @@
 package platform
 
 import (
+	"cmp"
 	"embed"
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -32,8 +32,8 @@ type Platform struct {
 	// NotImitated is what the platform has and the local cluster hasn't.
 	NotImitated []string `json:"notImitated,omitempty"`
 
-	Cluster Cluster `json:"cluster,omitempty"`
-	Node    Node    `json:"node,omitempty"`
+	Cluster Cluster `json:"cluster"`
+	Node    Node    `json:"node"`
 	Use     Use     `json:"use"`
 }
 
@@ -69,9 +69,9 @@ type Node struct {
 	Links map[string]string `json:"links,omitempty"`
 	// Mounts are made in this order.
 	Mounts     []Mount    `json:"mounts,omitempty"`
-	Kubelet    Kubelet    `json:"kubelet,omitempty"`
-	Containerd Containerd `json:"containerd,omitempty"`
-	Driver     Driver     `json:"driver,omitempty"`
+	Kubelet    Kubelet    `json:"kubelet"`
+	Containerd Containerd `json:"containerd"`
+	Driver     Driver     `json:"driver"`
 	// Umask of all programs of the node, in octal; 022.
 	Umask string `json:"umask,omitempty"`
 	// DevicePlugin is a device plugin of nvidia.com/gpu that runs as a process of the host.
@@ -112,7 +112,7 @@ type Containerd struct {
 
 // Driver is where the simulated NVIDIA driver has its files.
 type Driver struct {
-	// Root is the driver root: / or, for example, /run/nvidia/driver.
+	// Root is the driver root, such as /run/nvidia/driver; /.
 	Root string `json:"root,omitempty"`
 	// Libraries and Programs are directories in Root. Default: those of Debian.
 	Libraries string `json:"libraries,omitempty"`
@@ -177,34 +177,6 @@ func Find(name string) (*Platform, error) {
 	if err := p.validate(); err != nil {
 		return nil, fmt.Errorf("platform %s: %w", name, err)
 	}
+	p.Node.Driver.Root = cmp.Or(p.Node.Driver.Root, "/")
 	return p, nil
-}
-
-func (p *Platform) validate() error {
-	var errs []error
-	if p.Title == "" {
-		errs = append(errs, errors.New("title is missing"))
-	}
-	if len(p.Sources) == 0 {
-		errs = append(errs, errors.New("sources: name where the facts are from"))
-	}
-	for part := range p.Use.Lacks {
-		if !slices.Contains(parts, part) {
-			errs = append(errs, fmt.Errorf("use.lacks: there is no part %q: want one of %s", part, strings.Join(parts, ", ")))
-		}
-	}
-	for i, m := range p.Node.Mounts {
-		if !path.IsAbs(m.Path) {
-			errs = append(errs, fmt.Errorf("node.mounts[%d].path: %q isn't absolute", i, m.Path))
-		}
-		if !slices.Contains([]string{"", "tmpfs", "disk", "overlay"}, m.Type) {
-			errs = append(errs, fmt.Errorf("node.mounts[%d].type: %q is none of tmpfs, disk, overlay", i, m.Type))
-		}
-		for _, o := range m.Options {
-			if !slices.Contains([]string{"ro", "noexec", "nosuid", "nodev"}, o) {
-				errs = append(errs, fmt.Errorf("node.mounts[%d].options: %q is none of ro, noexec, nosuid, nodev", i, o))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
