@@ -1,6 +1,7 @@
 // Command deviceplugin is a device plugin for tests: it offers the kubelet of its
 // node COUNT devices of a RESOURCE, and gives the containers that get one of them an
-// environment variable DEVICE_PLUGIN with the device's name. It runs until a signal.
+// environment variable DEVICE_PLUGIN with the device's name. It runs until a signal, and
+// ends with the kubelet, with which it would have to register again.
 package main
 
 import (
@@ -46,7 +47,8 @@ func run(args []string) error {
 		return err
 	}
 	server := grpc.NewServer()
-	api.RegisterDevicePluginServer(server, &plugin{done: ctx.Done(), count: count})
+	p := &plugin{done: ctx.Done(), left: make(chan struct{}, 1), count: count}
+	api.RegisterDevicePluginServer(server, p)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if err := register(ctx, args[0], filepath.Base(socket)); err != nil {
@@ -55,6 +57,8 @@ func run(args []string) error {
 	select {
 	case err := <-served:
 		return err
+	case <-p.left:
+		return errors.New("the kubelet has ended")
 	case <-ctx.Done():
 		server.Stop()
 		return nil
@@ -74,6 +78,7 @@ func register(ctx context.Context, resource, endpoint string) error {
 type plugin struct {
 	api.UnimplementedDevicePluginServer
 	done  <-chan struct{}
+	left  chan struct{} // has a token once the kubelet is gone
 	count int
 }
 
@@ -92,6 +97,10 @@ func (p *plugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 	select {
 	case <-p.done:
 	case <-stream.Context().Done():
+		select {
+		case p.left <- struct{}{}:
+		default:
+		}
 	}
 	return nil
 }
