@@ -10,85 +10,31 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 
 	"github.com/tessera-dra/tessera/test/cluster/machine"
+	"github.com/tessera-dra/tessera/test/cluster/platform"
 )
 
 // stateRoot holds one directory per cluster. Its path is short because unix
 // sockets lie below it.
 const stateRoot = "/var/lib/localcluster"
 
-// Defaults of Options.
-const (
-	DefaultName       = "tessera"
-	DefaultKubernetes = "1.37"
-	DefaultContainerd = "2"
-
-	oldContainerd = "1.7"
-)
-
-// Options say what cluster is wanted. The zero value of a field means its
-// default.
-type Options struct {
-	// Name distinguishes clusters on one host; the default is "tessera".
-	Name string
-	// Kubernetes is a minor version, the name of a directory in
-	// test/cluster/kubernetes; "1.37".
-	Kubernetes string
-	// Kubelet is the minor version of the nodes' kubelets, up to three older than
-	// Kubernetes; the same as Kubernetes.
-	Kubelet string
-	// Containerd of the nodes: "2" or "1.7"; "2".
-	Containerd string
-	// DRA says how much of Dynamic Resource Allocation is on; DRAOn.
-	DRA DRA
-	// Platform that the nodes and the API server imitate, by name; none.
-	Platform string `json:"platform,omitempty"`
-	// Nodes is the number of node machines; 1.
-	Nodes int
-	// FeatureGates are passed to all Kubernetes components, besides those of DRA.
-	FeatureGates map[string]bool
-	// BinDir is a directory of binaries made by Build. With it, nothing is
-	// built and Go isn't needed. Default: $TESSERA_BIN_DIR, or build.
-	BinDir string
-	// Log gets lines for people about what is going on; default: nowhere.
-	Log io.Writer `json:"-"`
-}
-
-func (o Options) withDefaults() Options {
-	if o.Name == "" {
-		o.Name = DefaultName
-	}
-	if o.Kubernetes == "" {
-		o.Kubernetes = DefaultKubernetes
-	}
-	if o.Kubelet == "" {
-		o.Kubelet = o.Kubernetes
-	}
-	if o.Containerd == "" {
-		o.Containerd = DefaultContainerd
-	}
-	if o.DRA == "" {
-		o.DRA = DRAOn
-	}
-	if o.Nodes == 0 {
-		o.Nodes = 1
-	}
-	if o.BinDir == "" {
-		o.BinDir = os.Getenv("TESSERA_BIN_DIR")
-	}
-	if o.Log == nil {
-		o.Log = io.Discard
-	}
-	return o
-}
-
 // Cluster is a handle on a cluster; it holds nothing open.
 type Cluster struct {
 	options Options
-	plan    plan
+	// platform that is imitated; the zero value if none is.
+	platform platform.Platform
+	plan     plan
+}
+
+func newCluster(options Options, slot int) (*Cluster, error) {
+	imitated, err := options.platform()
+	if err != nil {
+		return nil, err
+	}
+	nodes := nodeNames(options.Nodes, imitated.Node.NameFormat, options.Platform != "")
+	return &Cluster{options: options, platform: imitated, plan: plan{name: options.Name, slot: slot, nodes: nodes}}, nil
 }
 
 // record is the stored data of a cluster, written after all its files.
@@ -162,21 +108,13 @@ func openOrCreate(ctx context.Context, options Options) (*Cluster, error) {
 	return c, nil
 }
 
-// String shows the options by which clusters differ.
-func (o Options) String() string {
-	return fmt.Sprintf("Kubernetes %s, kubelets %s, containerd %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
-		o.Kubernetes, o.Kubelet, o.Containerd, o.Nodes, o.DRA, o.FeatureGates)
-}
-
-func sameCluster(a, b Options) bool {
-	return a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.Containerd == b.Containerd && a.DRA == b.DRA && a.Nodes == b.Nodes &&
-		(len(a.FeatureGates) == 0 && len(b.FeatureGates) == 0 || reflect.DeepEqual(a.FeatureGates, b.FeatureGates))
-}
-
 // create writes all files of a new cluster. The record comes last: a cluster
 // without one is started from scratch.
 func create(ctx context.Context, options Options) (*Cluster, error) {
-	c := &Cluster{options: options, plan: plan{name: options.Name, nodes: options.Nodes}}
+	c, err := newCluster(options, 0)
+	if err != nil {
+		return nil, err
+	}
 	if err := c.clear(ctx); err != nil {
 		return nil, err
 	}
@@ -210,14 +148,17 @@ func (c *Cluster) fillBinDir(ctx context.Context) error {
 		if err := Build(ctx, Versions{Kubernetes: c.options.Kubernetes, Containerd: c.options.Containerd}, c.binDir(), c.options.Log); err != nil {
 			return err
 		}
-		return Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log)
+		if err := Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log); err != nil {
+			return err
+		}
+		return c.fillPlatform(ctx)
 	}
 	for _, name := range []string{"machine-init", "kubernetes", "kubectl", "etcd", "containerd", baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
 			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
 		}
 	}
-	return errors.Join(linkAll(c.options.BinDir, c.binDir()), linkAll(c.options.BinDir, c.nodeBinDir()))
+	return errors.Join(linkAll(c.options.BinDir, c.binDir()), linkAll(c.options.BinDir, c.nodeBinDir()), c.fillPlatform(ctx))
 }
 
 func (c *Cluster) chooseSlot() error {
@@ -267,7 +208,11 @@ func Open(name string) (*Cluster, error) {
 		return nil, fmt.Errorf("open cluster %s: %s is unreadable: %w (localcluster down removes it)", name, recordFile, err)
 	}
 	r.Options.Log = io.Discard
-	return &Cluster{options: r.Options, plan: plan{name: name, slot: r.Slot, nodes: r.Options.Nodes}}, nil
+	c, err := newCluster(r.Options, r.Slot)
+	if err != nil {
+		return nil, fmt.Errorf("open cluster %s: %w (localcluster down removes it)", name, err)
+	}
+	return c, nil
 }
 
 // Down removes a cluster: processes, mounts, network links, cgroups and files.
@@ -384,8 +329,19 @@ func (c *Cluster) Gates() []string {
 // Has reports whether a feature gate is one of Gates.
 func (c *Cluster) Has(gate string) bool { return slices.Contains(c.Gates(), gate) }
 
-// Nodes names the node machines, which are also the Kubernetes nodes.
-func (c *Cluster) Nodes() []string { return c.plan.nodeNames() }
+// Nodes names the node machines, which are also the Kubernetes nodes. Those with the
+// platform's GPUs come first.
+func (c *Cluster) Nodes() []string { return slices.Clone(c.plan.nodes) }
+
+// GPUNodes names those of Nodes that were asked for: all but the one without GPUs that the
+// cluster of a platform has besides.
+func (c *Cluster) GPUNodes() []string { return c.Nodes()[:c.options.Nodes] }
+
+// Platform is the name of the platform that the cluster imitates; empty if none.
+func (c *Cluster) Platform() string { return c.options.Platform }
+
+// KubeletRoot is the root directory of the kubelets.
+func (c *Cluster) KubeletRoot() string { return c.platform.KubeletRoot() }
 
 // Machines names all machines, "control-plane" first.
 func (c *Cluster) Machines() []string { return c.plan.machineNames() }
@@ -407,7 +363,8 @@ func (c *Cluster) HostAddress() string { return c.plan.hostAddress().String() }
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.binDir(), name) }
 
 // NodeDir is the host's path under which a machine's own directories lie with
-// their usual paths: NodeDir(node)+"/var/lib/kubelet", "/run", "/etc/cdi" ….
+// their usual paths: NodeDir(node)+c.KubeletRoot(), "/run", "/etc/cdi" …. What a platform
+// mounts in them isn't there.
 func (c *Cluster) NodeDir(machineName string) string {
 	return filepath.Join(c.machineDir(machineName), machine.FilesDir)
 }
@@ -431,6 +388,10 @@ func (c *Cluster) binDir() string { return filepath.Join(c.Dir(), "bin") }
 func (c *Cluster) nodeBinDir() string { return filepath.Join(c.Dir(), "bin-nodes") }
 
 func (c *Cluster) machineDir(name string) string { return filepath.Join(c.Dir(), "machines", name) }
+
+func (c *Cluster) controlSocket(machineName string) string {
+	return filepath.Join(c.machineDir(machineName), machine.SocketFile)
+}
 
 func (c *Cluster) cgroup() string { return cgroupTop + "/" + c.plan.name }
 

@@ -11,29 +11,20 @@ import (
 
 // Paths inside the machines.
 const (
-	configDir        = machine.StateDir + "/config"
-	containerdSocket = "/run/containerd/containerd.sock"
-	etcdAddress      = "127.0.0.1:2379"
-	searchPath       = machine.BinDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	auditLogName     = "audit.log"
-	frontProxy       = "front-proxy-client"
-	pauseImage       = "localhost/tessera/pause:local"
+	configDir    = machine.StateDir + "/config"
+	etcdAddress  = "127.0.0.1:2379"
+	searchPath   = machine.BinDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	auditLogName = "audit.log"
+	frontProxy   = "front-proxy-client"
+	pauseImage   = "localhost/tessera/pause:local"
 )
 
 // volatileDirs are the directories of every machine that start empty whenever
 // it is switched on.
 func volatileDirs() []string { return []string{"/run", "/tmp"} }
 
-// controlPlaneDirs and nodeDirs are all the directories that a machine of the
-// kind has for itself.
+// controlPlaneDirs are all the directories that a control plane has for itself.
 func controlPlaneDirs() []string { return append(volatileDirs(), "/var/lib/etcd") }
-
-func nodeDirs() []string {
-	return append(volatileDirs(),
-		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
-		"/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/tessera",
-	)
-}
 
 // hostRunDirs are the places in /run where the services of a real NVIDIA
 // driver listen.
@@ -71,19 +62,6 @@ func (c *Cluster) controlPlaneSpec() machine.Spec {
 		{Name: "kube-apiserver", Args: c.apiserverArgs(), Env: env, WaitFor: []string{"tcp://" + etcdAddress}},
 		{Name: "kube-controller-manager", Args: c.controllerManagerArgs(), Env: env, WaitFor: []string{c.apiserverDial()}},
 		{Name: "kube-scheduler", Args: c.schedulerArgs(), Env: env, WaitFor: []string{c.apiserverDial()}},
-	}
-	return spec
-}
-
-func (c *Cluster) nodeSpec(node int) machine.Spec {
-	env := []string{"PATH=" + searchPath, "HOME=/root", fewerCollections, fewerThreads()}
-	spec := c.newSpec(nodeName(node), c.nodeBinDir(), nodeDirs())
-	spec.HostDirs = hostRunDirs()
-	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
-	spec.MaskedSysctls = maskedSysctls()
-	spec.Components = []machine.Component{
-		{Name: "containerd", Args: []string{program("containerd"), "--config", configDir + "/containerd.toml"}, Env: env},
-		{Name: "kubelet", Args: c.kubeletArgs(node), Env: env, WaitFor: []string{"unix://" + containerdSocket, c.apiserverDial()}},
 	}
 	return spec
 }
@@ -154,6 +132,9 @@ func (c *Cluster) apiserverArgs() []string {
 		"--audit-policy-file=" + configDir + "/audit-policy.yaml",
 		"--audit-log-path=" + machine.StateDir + "/" + machine.LogDir + "/" + auditLogName,
 	}
+	if admissionConfig(c.platform.Cluster) != nil {
+		args = append(args, "--admission-control-config-file="+configDir+"/"+admissionFile)
+	}
 	if config := c.options.runtimeConfig(); config != "" {
 		args = append(args, "--runtime-config="+config)
 	}
@@ -209,16 +190,6 @@ func (c *Cluster) schedulerArgs() []string {
 	}, c.options.Kubernetes)
 }
 
-func (c *Cluster) kubeletArgs(node int) []string {
-	return c.withFeatureGates([]string{
-		program("kubelet"),
-		"--config=" + configDir + "/kubelet.yaml",
-		"--kubeconfig=" + configDir + "/kubelet.kubeconfig",
-		"--hostname-override=" + nodeName(node),
-		"--node-ip=" + c.plan.nodeAddress(node).String(),
-	}, c.options.Kubelet)
-}
-
 // withFeatureGates adds the feature gates of a component of that version.
 func (c *Cluster) withFeatureGates(args []string, kubernetes string) []string {
 	var gates []string
@@ -230,136 +201,6 @@ func (c *Cluster) withFeatureGates(args []string, kubernetes string) []string {
 	}
 	slices.Sort(gates)
 	return append(args, "--feature-gates="+strings.Join(gates, ","))
-}
-
-// kubeletConfig renders a node's KubeletConfiguration. The kubelet retries a
-// prepare that failed with its periodic sync only: after 10 to 15 seconds with
-// this syncFrequency, after 60 to 90 with its default.
-func kubeletConfig(kubernetes, cgroupRoot string, hasKernelLog bool) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-authentication:
-  anonymous:
-    enabled: false
-  webhook:
-    enabled: true
-  x509:
-    clientCAFile: %[1]s/ca.crt
-authorization:
-  mode: Webhook
-tlsCertFile: %[1]s/kubelet.crt
-tlsPrivateKeyFile: %[1]s/kubelet.key
-containerRuntimeEndpoint: unix://%[2]s
-cgroupDriver: cgroupfs
-cgroupRoot: %[3]s
-clusterDNS: [%[4]s]
-clusterDomain: cluster.local
-resolvConf: ""
-enforceNodeAllocatable: []
-evictionHard: {}
-failSwapOn: false
-imageGCHighThresholdPercent: 100
-imageGCLowThresholdPercent: 99
-maxPods: 250
-oomScoreAdj: 0
-serializeImagePulls: false
-syncFrequency: 10s
-`, configDir, containerdSocket, cgroupRoot, dnsIP)
-	var gates []string
-	minor := minorVersion(kubernetes)
-	// Newer kubelets refuse cgroup v1 without this.
-	if minor >= 35 {
-		b.WriteString("failCgroupV1: false\n")
-	}
-	// A container that crashed is started again after two seconds, each time, and
-	// not after 10 s to 5 min.
-	if minor >= 32 {
-		b.WriteString("crashLoopBackOff:\n  maxContainerRestartPeriod: 2s\n")
-	}
-	if minor >= 32 && minor < 35 {
-		gates = append(gates, "KubeletCrashLoopBackOffMax")
-	}
-	// The kubelet stops when it can't watch the kernel log for killed
-	// processes, unless it believes itself without privileges.
-	if !hasKernelLog {
-		gates = append(gates, "KubeletInUserNamespace")
-	}
-	if len(gates) > 0 {
-		fmt.Fprintf(&b, "featureGates:\n  %s: true\n", strings.Join(gates, ": true\n  "))
-	}
-	return b.String()
-}
-
-// containerdConfig renders a node's containerd configuration.
-func containerdConfig(version, snapshotter string) string {
-	if version == oldContainerd {
-		return oldContainerdConfig(snapshotter)
-	}
-	return fmt.Sprintf(`version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-
-[grpc]
-address = %[1]q
-
-[plugins.'io.containerd.cri.v1.images']
-snapshotter = %[2]q
-
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-sandbox = %[3]q
-
-[plugins.'io.containerd.cri.v1.runtime']
-enable_cdi = true
-cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
-# Without CAP_SYS_RESOURCE runc could not lower a container's score.
-restrict_oom_score_adj = true
-
-[plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = [%[4]q]
-conf_dir = "/etc/cni/net.d"
-use_internal_loopback = true
-
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-BinaryName = %[5]q
-SystemdCgroup = false
-`, containerdSocket, snapshotter, pauseImage, machine.BinDir, program("runc"))
-}
-
-// oldContainerdConfig is for containerd 1.7, where the Container Device Interface is
-// off by default.
-func oldContainerdConfig(snapshotter string) string {
-	return fmt.Sprintf(`version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-
-[grpc]
-address = %[1]q
-
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = %[3]q
-enable_cdi = true
-cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
-# Without CAP_SYS_RESOURCE runc could not lower a container's score.
-restrict_oom_score_adj = true
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = %[4]q
-conf_dir = "/etc/cni/net.d"
-
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = %[2]q
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-BinaryName = %[5]q
-SystemdCgroup = false
-`, containerdSocket, snapshotter, pauseImage, machine.BinDir, program("runc"))
 }
 
 // cniConfig renders a node's pod network: a bridge with addresses of its own

@@ -29,19 +29,35 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-func testCluster() *Cluster {
+func testCluster(t *testing.T) *Cluster {
+	t.Helper()
 	options := Options{Name: "t", Nodes: 2, FeatureGates: map[string]bool{"B": false, "A": true}}.withDefaults()
-	return &Cluster{options: options, plan: plan{name: "t", slot: 3, nodes: 2}}
+	return mustCluster(t, options)
+}
+
+func mustCluster(t *testing.T, options Options) *Cluster {
+	t.Helper()
+	c, err := newCluster(options, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 func TestKubeletConfig(t *testing.T) {
-	golden(t, "kubelet-1.37.yaml", kubeletConfig("1.37", "/localcluster/t/node-0", true))
-	golden(t, "kubelet-1.31-no-kernel-log.yaml", kubeletConfig("1.31", "/localcluster/t/node-0", false))
+	o := kubeletOptions{kubernetes: "1.37", cgroupRoot: "/localcluster/t/node-0", socket: "/run/containerd/containerd.sock", hasKernelLog: true}
+	golden(t, "kubelet-1.37.yaml", kubeletConfig(o))
+	o.kubernetes, o.hasKernelLog = "1.31", false
+	golden(t, "kubelet-1.31-no-kernel-log.yaml", kubeletConfig(o))
 }
 
 func TestContainerdConfig(t *testing.T) {
-	golden(t, "containerd.toml", containerdConfig("2", "overlayfs"))
-	golden(t, "containerd-1.7.toml", containerdConfig("1.7", "overlayfs"))
+	o := containerdOptions{
+		version: "2", snapshotter: "overlayfs", socket: "/run/containerd/containerd.sock", cdi: true, cdiDirs: []string{"/etc/cdi", "/var/run/cdi"},
+	}
+	golden(t, "containerd.toml", containerdConfig(o))
+	o.version = "1.7"
+	golden(t, "containerd-1.7.toml", containerdConfig(o))
 }
 
 func TestCNIConfig(t *testing.T) { golden(t, "cni.conflist", cniConfig("10.244.1.0/24")) }
@@ -51,7 +67,7 @@ func TestKubeconfig(t *testing.T) {
 }
 
 func TestMachineSpecs(t *testing.T) {
-	c := testCluster()
+	c := testCluster(t)
 	for name, spec := range map[string]any{"control-plane.json": c.controlPlaneSpec(), "node.json": c.nodeSpec(1)} {
 		text, err := json.MarshalIndent(spec, "", "  ")
 		if err != nil {
@@ -72,6 +88,7 @@ func TestSameCluster(t *testing.T) {
 		"empty gates":   {func(o *Options) { o.FeatureGates = map[string]bool{} }, true},
 		"binaries":      {func(o *Options) { o.BinDir = "/elsewhere" }, true},
 		"nodes":         {func(o *Options) { o.Nodes = 2 }, false},
+		"platform":      {func(o *Options) { o.Platform = "gke-cos" }, false},
 		"Kubernetes":    {func(o *Options) { o.Kubernetes = "1.36" }, false},
 		"feature gates": {func(o *Options) { o.FeatureGates = map[string]bool{"A": true} }, false},
 	} {

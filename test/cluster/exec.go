@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -44,7 +45,7 @@ func (c *Cluster) Run(ctx context.Context, machine string, stdio Stdio, command 
 	if err != nil {
 		return err
 	}
-	cmd, err := startIn(ctx, pid, stdio, command)
+	cmd, err := startIn(ctx, pid, stdio, command, "CONTAINERD_ADDRESS="+c.containerdSocket())
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -56,7 +57,7 @@ func (c *Cluster) Run(ctx context.Context, machine string, stdio Stdio, command 
 
 // startIn starts a command in the namespaces of process pid. A thread is
 // sacrificed for it: its namespaces can't be changed back.
-func startIn(ctx context.Context, pid int, stdio Stdio, command []string) (*exec.Cmd, error) {
+func startIn(ctx context.Context, pid int, stdio Stdio, command []string, env ...string) (*exec.Cmd, error) {
 	type result struct {
 		cmd *exec.Cmd
 		err error
@@ -66,7 +67,7 @@ func startIn(ctx context.Context, pid int, stdio Stdio, command []string) (*exec
 		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
 		var r result
 		if r.err = enterNamespaces(pid); r.err == nil {
-			r.cmd, r.err = start(ctx, stdio, command)
+			r.cmd, r.err = start(ctx, stdio, command, env)
 		}
 		done <- r
 	}()
@@ -74,7 +75,7 @@ func startIn(ctx context.Context, pid int, stdio Stdio, command []string) (*exec
 	return r.cmd, r.err
 }
 
-func start(ctx context.Context, stdio Stdio, command []string) (*exec.Cmd, error) {
+func start(ctx context.Context, stdio Stdio, command, env []string) (*exec.Cmd, error) {
 	path, err := lookPath(command[0])
 	if err != nil {
 		return nil, err
@@ -82,10 +83,10 @@ func start(ctx context.Context, stdio Stdio, command []string) (*exec.Cmd, error
 	cmd := exec.CommandContext(ctx, path, command[1:]...)
 	cmd.Args[0] = command[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = stdio.In, stdio.Out, stdio.Err, "/"
-	cmd.Env = []string{
+	cmd.Env = slices.Concat(env, []string{
 		"PATH=" + searchPath, "HOME=/root", "TERM=" + os.Getenv("TERM"),
 		"CONTAINERD_NAMESPACE=k8s.io", "CRI_CONFIG_FILE=" + configDir + "/crictl.yaml",
-	}
+	})
 	return cmd, cmd.Start()
 }
 

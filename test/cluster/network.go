@@ -70,8 +70,7 @@ func (p plan) connect(pids map[string]int, fresh map[string]bool) error {
 	if err := p.connectHost(control, fresh[controlPlane]); err != nil {
 		return fmt.Errorf("connect the host: %w", err)
 	}
-	for node := range p.nodes {
-		name := nodeName(node)
+	for node, name := range p.nodes {
 		if err := p.connectNode(control, node, pids[name], fresh[controlPlane] || fresh[name]); err != nil {
 			return fmt.Errorf("connect %s: %w", name, err)
 		}
@@ -118,16 +117,16 @@ func (p plan) connectHost(control *side, fresh bool) error {
 }
 
 func (p plan) connectNode(control *side, node, pid int, fresh bool) error {
-	name := nodeName(node)
-	machine, err := openSide(name, pid)
+	cable := nodeCable(node)
+	machine, err := openSide(p.nodes[node], pid)
 	if err != nil {
 		return err
 	}
 	defer machine.close()
-	if err := control.cable(name, nodeLink, machine, fresh); err != nil {
+	if err := control.cable(cable, nodeLink, machine, fresh); err != nil {
 		return err
 	}
-	if err := control.plug(name); err != nil {
+	if err := control.plug(cable); err != nil {
 		return err
 	}
 	if err := machine.up("lo"); err != nil {

@@ -1,14 +1,13 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // Addresses that are the same in every cluster. They live in the machines'
@@ -30,13 +29,30 @@ const (
 	controlPlane = "control-plane"
 )
 
+// plainNode is the node without GPUs, labels and taints that the cluster of a platform
+// has besides those that were asked for: real ones have such nodes too, and what tolerates
+// no taint runs there.
+const plainNode = "system-0"
+
 // plan is everything about a cluster that follows from its name, slot and
-// size; pure.
+// nodes; pure.
 type plan struct {
 	name string
 	slot int
-	// nodes is the number of node machines.
-	nodes int
+	// nodes are the names of the node machines.
+	nodes []string
+}
+
+// nodeNames are those of the node machines. The format is empty for nodes of no platform.
+func nodeNames(count int, format string, plain bool) []string {
+	var names []string
+	for node := range count {
+		names = append(names, fmt.Sprintf(cmp.Or(format, "node-%d"), node))
+	}
+	if plain {
+		names = append(names, plainNode)
+	}
+	return names
 }
 
 func (p plan) address(host int) netip.Addr {
@@ -49,62 +65,20 @@ func (p plan) apiserverAddress() netip.Addr    { return p.address(2) }
 func (p plan) nodeAddress(node int) netip.Addr { return p.address(10 + node) }
 func (p plan) hostLink() string                { return "lc" + strconv.Itoa(p.slot) }
 
+// nodeCable is the control plane's end of a node's link. Names of links have at most 15 letters.
+func nodeCable(node int) string { return "node-" + strconv.Itoa(node) }
+
 func (p plan) podCIDR(node int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf(podCIDRFormat, node))
 }
 
-func nodeName(node int) string { return "node-" + strconv.Itoa(node) }
-
-func (p plan) nodeNames() []string {
-	var names []string
-	for node := range p.nodes {
-		names = append(names, nodeName(node))
-	}
-	return names
-}
-
 // machineNames lists the control plane first.
-func (p plan) machineNames() []string { return append([]string{controlPlane}, p.nodeNames()...) }
+func (p plan) machineNames() []string { return append([]string{controlPlane}, p.nodes...) }
 
 func (p plan) serverURL() string { return "https://" + p.apiserverAddress().String() }
 
 func (p plan) apiserverAddresses() []net.IP {
 	return []net.IP{net.ParseIP(p.apiserverAddress().String()), net.ParseIP(kubernetesIP), net.IPv4(127, 0, 0, 1)}
-}
-
-var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
-
-var kubernetesVersion = regexp.MustCompile(`^1\.[0-9]+$`)
-
-func (o Options) validate() error {
-	switch {
-	case !clusterName.MatchString(o.Name):
-		return fmt.Errorf("cluster name %q: use 1 to 32 lower-case letters, digits and hyphens", o.Name)
-	case !kubernetesVersion.MatchString(o.Kubernetes):
-		return fmt.Errorf("the Kubernetes version %q: write it as 1.37, without the patch release", o.Kubernetes)
-	case !kubernetesVersion.MatchString(o.Kubelet):
-		return fmt.Errorf("the kubelets' version %q: write it as 1.37, without the patch release", o.Kubelet)
-	case minorVersion(o.Kubelet) > minorVersion(o.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(o.Kubernetes)-kubeletSkew:
-		return fmt.Errorf("kubelets of %s with a control plane of %s: Kubernetes supports kubelets that are as new, or up to %d minor versions older",
-			o.Kubelet, o.Kubernetes, kubeletSkew)
-	case o.Containerd != DefaultContainerd && o.Containerd != oldContainerd:
-		return fmt.Errorf("containerd %q: there is %s and %s", o.Containerd, DefaultContainerd, oldContainerd)
-	case o.BinDir != "" && o.Kubelet != o.Kubernetes:
-		return errors.New("prebuilt binaries are of one Kubernetes version: leave out the kubelets' version")
-	case o.Nodes < 1 || o.Nodes > maxNodes:
-		return fmt.Errorf("%d nodes: a cluster has 1 to %d", o.Nodes, maxNodes)
-	}
-	return o.validateDRA()
-}
-
-// kubeletSkew is how many minor versions older than the API server a kubelet may
-// be (https://kubernetes.io/releases/version-skew-policy/).
-const kubeletSkew = 3
-
-func minorVersion(kubernetes string) int {
-	_, minor, _ := strings.Cut(kubernetes, ".")
-	n, _ := strconv.Atoi(minor) // validated before
-	return n
 }
 
 var errNoSlot = errors.New("all networks 198.18.0.0/24 to 198.18.63.0/24 are taken: run localcluster down for a cluster that isn't needed")

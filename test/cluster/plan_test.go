@@ -73,18 +73,30 @@ func TestAddressesDiffer(t *testing.T) {
 		seen[address] = what
 	}
 	for _, slot := range []int{0, 1, slots - 1} {
-		p := plan{slot: slot, nodes: maxNodes}
+		p := plan{slot: slot, nodes: nodeNames(maxNodes, "", true)}
 		note(p.hostAddress(), "host")
 		note(p.apiserverAddress(), "API server")
-		for node := range p.nodes {
-			note(p.nodeAddress(node), nodeName(node))
+		for node, name := range p.nodes {
+			note(p.nodeAddress(node), name)
 		}
 	}
 }
 
 func TestMachineNames(t *testing.T) {
-	want := []string{"control-plane", "node-0", "node-1"}
-	if diff := cmp.Diff(want, plan{nodes: 2}.machineNames()); diff != "" {
-		t.Error(diff)
+	for name, tc := range map[string]struct {
+		format string
+		plain  bool
+		want   []string
+	}{
+		"own nodes":      {"", false, []string{"control-plane", "node-0", "node-1"}},
+		"names of EKS":   {"ip-10-0-1-%d.compute.internal", true, []string{"control-plane", "ip-10-0-1-0.compute.internal", "ip-10-0-1-1.compute.internal", "system-0"}},
+		"names of AKS":   {"aks-gpu-vmss%06d", true, []string{"control-plane", "aks-gpu-vmss000000", "aks-gpu-vmss000001", "system-0"}},
+		"names like own": {"", true, []string{"control-plane", "node-0", "node-1", "system-0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, plan{nodes: nodeNames(2, tc.format, tc.plain)}.machineNames()); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

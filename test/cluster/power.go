@@ -146,7 +146,7 @@ func (c *Cluster) dial(machineName string) (*net.UnixConn, error) {
 	if !slices.Contains(c.Machines(), machineName) {
 		return nil, fmt.Errorf("cluster %s has no machine %q: it has %v", c.Name(), machineName, c.Machines())
 	}
-	address := &net.UnixAddr{Net: "unix", Name: filepath.Join(c.machineDir(machineName), machine.SocketFile)}
+	address := &net.UnixAddr{Net: "unix", Name: c.controlSocket(machineName)}
 	conn, err := net.DialUnix("unix", nil, address)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w (%w)", machineName, errOff, err)

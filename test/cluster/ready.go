@@ -47,6 +47,12 @@ func (c *Cluster) Client() (kubernetes.Interface, error) {
 	return client, nil
 }
 
+// stage is a part of a cluster that comes up.
+type stage struct {
+	name string
+	done func(context.Context, kubernetes.Interface) bool
+}
+
 // waitReady returns when pods can be run: API server ready, base images on all
 // nodes, nodes ready, default service account there.
 func (c *Cluster) waitReady(ctx context.Context) error {
@@ -58,13 +64,13 @@ func (c *Cluster) waitReady(ctx context.Context) error {
 	}
 	images := make(chan error, 1)
 	go func() { images <- c.ensureImages(ctx) }()
-	stages := []struct {
-		name string
-		done func(context.Context, kubernetes.Interface) bool
-	}{
+	stages := []stage{
 		{"the API server", apiserverReady},
 		{"the nodes", c.nodesReady},
 		{"the default service account", serviceAccountReady},
+	}
+	if c.hasDriver() {
+		stages = append(stages, stage{"the NVIDIA driver", c.driverReady})
 	}
 	for _, stage := range stages {
 		fmt.Fprintf(c.options.Log, "waiting for %s\n", stage.name)
@@ -77,7 +83,7 @@ func (c *Cluster) waitReady(ctx context.Context) error {
 			return fmt.Errorf("wait for %s: %w%s", stage.name, err, c.diagnosis())
 		}
 	}
-	return <-images
+	return errors.Join(<-images, c.applyPlatform(ctx, client))
 }
 
 func apiserverReady(ctx context.Context, client kubernetes.Interface) bool {
@@ -100,7 +106,7 @@ func (c *Cluster) nodesReady(ctx context.Context, client kubernetes.Interface) b
 			ready++
 		}
 	}
-	return ready == c.plan.nodes
+	return ready == len(c.plan.nodes)
 }
 
 // nodeReady also wants the taint of a new node to be gone.

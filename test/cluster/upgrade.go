@@ -69,7 +69,7 @@ func (c *Cluster) replace(ctx context.Context) error {
 		return err
 	}
 	for node := range c.plan.nodes {
-		if err := errors.Join(c.writeKubeletConfig(nodeName(node)), c.writeSpec(c.nodeSpec(node))); err != nil {
+		if err := errors.Join(c.writeKubeletConfig(node), c.writeSpec(c.nodeSpec(node))); err != nil {
 			return err
 		}
 	}
@@ -103,7 +103,13 @@ func (c *Cluster) restartSoon(ctx context.Context, machineName, component string
 	return c.Start(ctx, machineName, component)
 }
 
-func (c *Cluster) writeKubeletConfig(node string) error {
-	config := kubeletConfig(c.options.Kubelet, "/"+c.machineCgroup(node), hasKernelLog())
-	return writeFiles(c.machineConfigDir(node), map[string][]byte{"kubelet.yaml": []byte(config)})
+func (c *Cluster) writeKubeletConfig(node int) error {
+	name := c.plan.nodes[node]
+	o := kubeletOptions{
+		kubernetes: c.options.Kubelet, cgroupRoot: "/" + c.machineCgroup(name), socket: c.containerdSocket(), hasKernelLog: hasKernelLog(),
+	}
+	if c.likePlatform(node) {
+		o.taints = c.platform.Node.Taints
+	}
+	return writeFiles(c.machineConfigDir(name), map[string][]byte{"kubelet.yaml": []byte(kubeletConfig(o))})
 }

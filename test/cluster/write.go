@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -71,12 +72,15 @@ func (c *Cluster) writeControlPlane(ca *authority) error {
 	if err != nil {
 		return err
 	}
-	err = writeFiles(dir, map[string][]byte{
+	files := map[string][]byte{
 		"ca.crt": ca.pem, "ca.key": ca.keyPEM, rootAuthorities: ca.pem,
 		"service-account.pub": public, "service-account.key": private,
 		"audit-policy.yaml": []byte(auditPolicy),
-	})
-	if err != nil {
+	}
+	if config := admissionConfig(c.platform.Cluster); config != nil {
+		files[admissionFile] = config
+	}
+	if err := writeFiles(dir, files); err != nil {
 		return err
 	}
 	return c.writeSpec(c.controlPlaneSpec())
@@ -117,7 +121,7 @@ func (c *Cluster) writeKubeconfig(ca *authority, dir, name, user string, groups 
 }
 
 func (c *Cluster) writeNode(ca *authority, node int) error {
-	name := nodeName(node)
+	name := c.plan.nodes[node]
 	dir := c.machineConfigDir(name)
 	server, err := ca.server("system:node:"+name, []string{name}, net.IP(c.plan.nodeAddress(node).AsSlice()))
 	if err != nil {
@@ -129,23 +133,44 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 	if err := c.writeKubeconfig(ca, dir, "kubelet", "system:node:"+name, "system:nodes"); err != nil {
 		return err
 	}
-	cniDir := filepath.Join(c.NodeDir(name), "etc/cni/net.d")
-	if err := writeFiles(cniDir, map[string][]byte{"10-localcluster.conflist": []byte(cniConfig(c.plan.podCIDR(node).String()))}); err != nil {
+	files := map[string][]byte{
+		"ca.crt":      ca.pem,
+		"crictl.yaml": []byte("runtime-endpoint: unix://" + c.containerdSocket() + "\n"),
+	}
+	if c.likePlatform(node) {
+		maps.Copy(files, driverFiles(c.platform.Node.Driver, name))
+	}
+	if err := writeFiles(dir, files); err != nil {
 		return err
 	}
+	if err := c.writeRuntime(node); err != nil {
+		return err
+	}
+	if c.options.Platform != "" {
+		if err := writeVar(filepath.Join(c.NodeDir(name), "var")); err != nil {
+			return err
+		}
+	}
+	return errors.Join(c.writeKubeletConfig(node), c.writeSpec(c.nodeSpec(node)))
+}
+
+// writeRuntime writes the configuration of a node's containerd and of its pod network.
+func (c *Cluster) writeRuntime(node int) error {
+	name := c.plan.nodes[node]
 	snapshotter, err := c.snapshotter(name)
 	if err != nil {
 		return err
 	}
-	err = writeFiles(dir, map[string][]byte{
-		"ca.crt":          ca.pem,
-		"containerd.toml": []byte(containerdConfig(c.options.Containerd, snapshotter)),
-		"crictl.yaml":     []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
+	config := containerdConfig(containerdOptions{
+		version: c.options.Containerd, snapshotter: snapshotter, socket: c.containerdSocket(),
+		cdi: !c.platform.Node.Containerd.DisableCDI, cdiDirs: c.cdiDirs(),
 	})
-	if err != nil {
+	dir := c.machineConfigDir(name)
+	if err := writeFiles(dir, map[string][]byte{"containerd.toml": []byte(config)}); err != nil {
 		return err
 	}
-	return errors.Join(c.writeKubeletConfig(name), c.writeSpec(c.nodeSpec(node)))
+	network := cniConfig(c.plan.podCIDR(node).String())
+	return writeFiles(filepath.Join(dir, filepath.Base(cniDir)), map[string][]byte{"10-localcluster.conflist": []byte(network)})
 }
 
 func (c *Cluster) writeSpec(spec machine.Spec) error {
