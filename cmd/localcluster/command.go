@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/test/cluster/platform"
 )
 
 const about = `Run real Kubernetes clusters on this machine: etcd, API server, controller
@@ -52,7 +53,7 @@ func newCommand() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&s.options.Name, "name", cluster.DefaultName, "the cluster's name")
 	root.AddCommand(
-		s.up(), s.upgrade(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.gates(), s.convert(), s.power(), s.component(),
+		s.up(), platforms(), s.upgrade(), s.down(), s.status(), s.kubeconfig(), s.logs(), s.loadImage(), s.build(), s.exec(), s.binary(), s.gates(), s.convert(), s.power(), s.component(),
 	)
 	return root
 }
@@ -65,7 +66,14 @@ func (s *settings) up() *cobra.Command {
 		Use: "up", Args: cobra.NoArgs,
 		Short: "Bring the cluster up, or repair it",
 		Long: `Bring the cluster up and wait until its nodes are ready for pods. A cluster that
-is up already is checked, and machines of it that died are switched on again.`,
+is up already is checked, and machines of it that died are switched on again.
+
+With --platform the cluster imitates a platform, such as a cloud's: the mounts and
+paths of its nodes, their names, labels and taints, where the NVIDIA driver is (a
+simulated one), and what the API server admits. "localcluster platforms" lists
+them. Beside the nodes with GPUs there is then one without, system-0.`,
+		Example: `  localcluster up --nodes 2
+  localcluster up --platform gke-cos`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			begin := time.Now()
 			if s.options.Nodes < 1 {
@@ -83,16 +91,17 @@ is up already is checked, and machines of it that died are switched on again.`,
 			fmt.Fprintf(cmd.OutOrStdout(), `cluster %[1]s is up (%[2]s): Kubernetes %[3]s, nodes %[4]s
   export KUBECONFIG=%[5]s
   %[6]s get nodes
-look around with: localcluster exec node-0 -- crictl ps
+look around with: localcluster exec %[7]s -- crictl ps
 remove it with:   localcluster down --name %[1]s
-`, c.Name(), time.Since(begin).Round(100*time.Millisecond), s.options.Kubernetes, strings.Join(c.Nodes(), ", "), c.KubeconfigPath(), c.Binary("kubectl"))
+`, c.Name(), time.Since(begin).Round(100*time.Millisecond), c.Kubernetes(), strings.Join(c.Nodes(), ", "), c.KubeconfigPath(), c.Binary("kubectl"), c.Nodes()[0])
 			return nil
 		},
 	}
-	s.kubernetesFlag(cmd)
+	s.platformFlag(cmd)
+	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", "", "the Kubernetes version, a directory of test/cluster/kubernetes (default: the platform's, or "+cluster.DefaultKubernetes+")")
 	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "number of nodes of the cluster")
 	cmd.Flags().StringVar(&s.options.Kubelet, "kubelet", "", "the version of the nodes' kubelets, if it is older than that of the control plane")
-	cmd.Flags().StringVar(&s.options.Containerd, "containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
+	cmd.Flags().StringVar(&s.options.Containerd, "containerd", "", "the version of containerd: 2 or 1.7 (default: the platform's, or "+cluster.DefaultContainerd+")")
 	cmd.Flags().StringVar((*string)(&s.options.DRA), "dra", string(cluster.DRAOn), `how much of Dynamic Resource Allocation is on: default is what the version
 turns on by itself, on adds what claims need, all adds every feature gate of it`)
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false, besides those of --dra")
@@ -135,8 +144,13 @@ func (s *settings) withAdvice(err error) error {
 	return fmt.Errorf("%w\nits logs: localcluster logs --name %[2]s; to remove it: localcluster down --name %[2]s", err, s.options.Name)
 }
 
-func (s *settings) kubernetesFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", cluster.DefaultKubernetes, "the Kubernetes version, a directory of test/cluster/kubernetes")
+func (s *settings) platformFlag(cmd *cobra.Command) {
+	const name = "platform"
+	cmd.Flags().StringVar(&s.options.Platform, name, "", "imitate this platform; localcluster platforms lists them")
+	complete := cobra.FixedCompletions(platform.Names(), cobra.ShellCompDirectiveNoFileComp)
+	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
+		panic(err) // the flag is there
+	}
 }
 
 func parseGates(texts map[string]string) (map[string]bool, error) {
@@ -267,7 +281,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 			return nil
 		},
 	}
-	s.kubernetesFlag(cmd)
+	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", cluster.DefaultKubernetes, "the Kubernetes version, a directory of test/cluster/kubernetes")
 	cmd.Flags().StringVarP(&output, "output", "o", "", "also copy the binaries to this directory")
 	return cmd
 }
