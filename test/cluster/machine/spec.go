@@ -56,13 +56,18 @@ type Spec struct {
 	// MaskedSysctls are replaced by plain files with these contents, so that a
 	// component that sets them does not change the host's kernel.
 	MaskedSysctls map[string]string `json:"maskedSysctls,omitempty"`
-	// Links are symbolic links, by their path, in place of what the host has there.
+	// Links are symbolic links, by their path, in place of what the host has there. If that is
+	// a directory, and the host has nothing where the link leads, the machine has the
+	// directory there. In Dirs and Mounts a link takes the place of a file or an empty directory.
 	Links map[string]string `json:"links,omitempty"`
 	// OwnDevices gives the machine a /dev of its own, with the host's nodes but those of
 	// NVIDIA's driver, and lets it add files to the kernel's own: in /proc/driver,
-	// /proc/devices, /sys/devices, /sys/bus/pci/devices and /sys/module. They go with the machine.
+	// /proc/devices, /sys/devices (but not in virtual), /sys/bus/pci/devices and /sys/module.
+	// They go with the machine.
 	OwnDevices bool `json:"ownDevices,omitempty"`
-	// Mounts are made after all else, in this order.
+	// Mounts are made together with Dirs, HostDirs, StateDir, BinDir and what the host has
+	// mounted, parents first: none of them hides another one below it. Of those with the same
+	// path the last one counts. No path may lead through one of Links.
 	Mounts []Mount `json:"mounts,omitempty"`
 	// Umask of the components; that of pid 1's creator if it is 0.
 	Umask int `json:"umask,omitempty"`
@@ -74,11 +79,12 @@ type Spec struct {
 type Mount struct {
 	// Path of the directory. It is made if it isn't there.
 	Path string `json:"path"`
-	// Type: "" gives other options to what is there, without what is mounted below; tmpfs is
-	// empty whenever the machine is switched on; disk is a directory below State/FilesDir;
-	// overlay shows what is there and takes all writes until the machine is switched off.
+	// Type: "" gives other options to what is there; tmpfs is empty whenever the machine is
+	// switched on; disk is a directory below State/FilesDir; overlay shows what is there and
+	// takes all writes until the machine is switched off. / can only have the type "".
 	Type string `json:"type,omitempty"`
-	// Options: ro, noexec, nosuid, nodev.
+	// Options: ro, noexec, nosuid, nodev. They don't count for what is mounted below, and
+	// an option that isn't named is off.
 	Options []string `json:"options,omitempty"`
 }
 
