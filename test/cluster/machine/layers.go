@@ -53,6 +53,9 @@ func (r *root) layers() []layer {
 	for _, m := range r.spec.Mounts {
 		add(m.Path, func() error { return r.mount(m) })
 	}
+	for path, target := range r.spec.Links {
+		add(path, func() error { return r.link(path, target) })
+	}
 	slices.SortStableFunc(all, func(a, b layer) int { return strings.Compare(a.path, b.path) })
 	return all
 }

@@ -85,7 +85,10 @@ func (r *root) mountOverlay() error {
 			return err
 		}
 	}
-	options := fmt.Sprintf("lowerdir=/,upperdir=%s,workdir=%s", upperDir, workDir)
+	if err := r.linkBelow(); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=/,upperdir=%s,workdir=%s,redirect_dir=follow", upperDir, workDir)
 	return mount("overlay", newRoot, "overlay", 0, options)
 }
 
