@@ -127,6 +127,9 @@ func (r *root) mountKernelFileSystems() error {
 	if err := bind(hostRoot+"/sys/fs/cgroup", "/sys/fs/cgroup", unix.MS_REC); err != nil {
 		return err
 	}
+	if r.spec.OwnDevices {
+		return mountOwnDevices()
+	}
 	return bind(hostRoot+"/dev", "/dev", unix.MS_REC)
 }
 
