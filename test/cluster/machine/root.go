@@ -48,6 +48,7 @@ func mountRoot(spec *Spec) error {
 		r.mountKernelFileSystems,
 		r.mountLayers,
 		r.maskSysctls,
+		r.makeViews,
 		r.leaveHost,
 		r.setOptions,
 	}

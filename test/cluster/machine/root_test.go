@@ -16,12 +16,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// initName is the name by which the test binary knows that it is a machine's pid 1.
+// initName is the name by which the test binary knows that it is a machine's pid 1; pid 1
+// gives it that of its own file.
 const initName = "machine-init"
 
 func TestMain(m *testing.M) {
-	if os.Args[0] == initName {
-		fmt.Fprintln(os.Stderr, Run(os.Args[1]))
+	if os.Args[0] == initName || os.Args[0] == "/proc/self/exe" {
+		fmt.Fprintln(os.Stderr, Main(os.Args[1:]))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

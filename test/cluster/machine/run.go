@@ -13,10 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run is pid 1 of the machine whose state directory on the host is given. It
+// Main is the init program, with its arguments. It returns only when it fails.
+func Main(args []string) error {
+	switch {
+	case len(args) == 1:
+		return run(args[0])
+	case len(args) > 2 && args[0] == viewCommand:
+		return runViewed(strings.Split(args[1], ":"), args[2:])
+	}
+	return errors.New("usage: init STATE-DIR (started by localcluster; see localcluster --help)")
+}
+
+// run is pid 1 of the machine whose state directory on the host is given. It
 // returns only when the machine could not be set up; a running machine ends
 // by being killed.
-func Run(stateDir string) error {
+func run(stateDir string) error {
 	// Components must not inherit these: an end held open elsewhere never ends.
 	syscall.CloseOnExec(GoFD)
 	syscall.CloseOnExec(ReadyFD)

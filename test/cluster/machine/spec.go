@@ -97,8 +97,9 @@ type Component struct {
 	// a connection before the component is started.
 	WaitFor []string `json:"waitFor,omitempty"`
 	// View are the directories of the machine that the component sees, besides the programs
-	// and libraries of the host, BinDir and StateDir. What it mounts in them is seen by the
-	// machine too. If there are none, it sees all.
+	// and libraries of the host, its /etc read-only, the kernel's file systems, BinDir and
+	// StateDir. What it mounts in them is seen by the machine too. They are made if they aren't
+	// there. If there are none, it sees all.
 	View []string `json:"view,omitempty"`
 }
 

@@ -104,8 +104,13 @@ func launch(c Component) (pid int, err error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(c.Args[0], c.Args[1:]...)
-	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Dir = c.Env, log, log, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if len(c.View) > 0 {
+		cmd = exec.Command("/proc/self/exe", viewedArgs(c)...)
+		// Not Unshareflags: with those, Go ends the sharing of mounts with the machine.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWNS}
+	}
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Dir = c.Env, log, log, "/"
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start %s: %w", c.Name, err)
 	}

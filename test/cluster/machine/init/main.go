@@ -1,5 +1,6 @@
 // Command init is pid 1 of a machine of a local cluster; see package machine.
-// It is started by test/cluster, never by hand.
+// It is started by test/cluster, never by hand. Pid 1 starts it again for components that
+// see only a part of the machine.
 package main
 
 import (
@@ -10,11 +11,7 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: init STATE-DIR (started by localcluster; see localcluster --help)")
-		os.Exit(2)
-	}
-	if err := machine.Run(os.Args[1]); err != nil { //nolint:staticcheck // it returns only when it fails
+	if err := machine.Main(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "init:", err)
 		os.Exit(1)
 	}
