@@ -36,6 +36,15 @@ The machine is given in short (8xh100-80gb, or 4xa30,4xl40s) or as a YAML file:
 UUIDs, serial numbers and PCI addresses follow from the node's name: the same name
 gives the same machine, another name another one.
 
+Platforms have the driver in different places. This is the one of Talos Linux 1.13,
+on a machine whose /proc/driver, /proc/devices, /sys/devices, /sys/bus/pci/devices,
+/sys/module and /dev are its own; no other machine may have --kernel / or --root /:
+
+    nvmlsim install --root / --libraries usr/local/lib --programs usr/local/bin --kernel / --machine 2xl4
+
+There the driver's lines are added to /proc/devices, and /dev/kmsg becomes a file,
+until uninstall.
+
 It may be run again: what is there is put right, and the machine's state (faults,
 lost GPUs, MIG instances) is kept as long as the machine is the same one. Needs
 root (device nodes).`,
@@ -51,12 +60,20 @@ root (device nodes).`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&o.Root, "root", "", "driver root to create, e.g. /run/nvidia/driver")
 	c.Flags().StringVar(&machine, "machine", "", "machine file, or short form such as 8xh100-80gb")
 	c.Flags().StringVar(&name, "node-name", "", "name from which UUIDs are derived (default: the machine file's name)")
+	installFlags(c, &o)
+	return c
+}
+
+// installFlags adds the flags of install and serve.
+func installFlags(c *cobra.Command, o *driverroot.Options) {
+	c.Flags().StringVar(&o.Root, "root", "", "driver root to create, e.g. /run/nvidia/driver")
+	c.Flags().StringVar(&o.Libraries, "libraries", "", "directory of the libraries in the root (default: "+driverroot.LibraryDir()+")")
+	c.Flags().StringVar(&o.Programs, "programs", "", "directory of the programs in the root (default: usr/bin)")
+	c.Flags().StringVar(&o.Kernel, "kernel", "", "directory whose dev, proc and sys get device nodes and the kernel's files (default: the root)")
 	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
 	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
-	return c
 }
 
 // complete sets the options that follow from the flags: the parsed machine,

@@ -53,11 +53,9 @@ named after the node, or else the file ` + anyNode + `.`,
 			return serve(ctx, o, patience, c.OutOrStdout())
 		},
 	}
-	c.Flags().StringVar(&o.Root, "root", "", "driver root to create, e.g. /run/nvidia/driver")
 	c.Flags().StringVar(&machine, "machine", "", "machine file, directory of machine files, or short form such as 8xh100-80gb")
 	c.Flags().StringVar(&name, "node-name", "", "name from which UUIDs are derived (default: the machine file's name)")
-	c.Flags().StringVar(&o.Library, "library", "", "built library (default: libnvidia-ml.so.1 beside this program)")
-	must(c.MarkFlagRequired("root"), c.MarkFlagRequired("machine"))
+	installFlags(c, &o)
 	return c
 }
 

@@ -32,13 +32,17 @@ func Embed(root string, d Description) ([]byte, error) {
 }
 
 // Embedded reads the data that Embed appended to a file. root is the path of
-// the driver root; in a container into which the file was mounted it is "/".
+// the driver root; in a container into which the file was mounted it says nothing.
 func Embedded(path string) (root string, d Description, err error) {
 	e, err := readEmbedded(path)
 	if err != nil {
 		return "", Description{}, fmt.Errorf("%s has no description of a simulated machine: %w", path, err)
 	}
-	return filepath.Join(filepath.Dir(path), e.Root), e.Description, nil
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", Description{}, fmt.Errorf("driver root of %s: %w", path, err)
+	}
+	return filepath.Join(filepath.Dir(resolved), e.Root), e.Description, nil
 }
 
 func readEmbedded(path string) (embedded, error) {

@@ -9,27 +9,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KernelLogFile is the path of the kernel log under a driver root: a regular
-// file with records in the format of /dev/kmsg. Unlike the device, reading it
+// KernelLogFile is the path of the kernel log under the KernelDir of a driver root: a
+// regular file with records in the format of /dev/kmsg. Unlike the device, reading it
 // doesn't wait at the end, and nothing is ever removed from it.
 const KernelLogFile = "dev/kmsg"
 
 // KernelLog returns the path of the machine's kernel log: KernelLogFile of the
-// driver root, and beside a state file elsewhere. It is empty in containers,
+// driver root's KernelDir, and beside a state file elsewhere. It is empty in containers,
 // which can't write the log.
 func (m *Machine) KernelLog() string {
 	if m.store == nil || m.container != "" {
 		return ""
 	}
-	if root := m.root(); root != "" {
-		return filepath.Join(root, KernelLogFile)
+	if dir := m.kernelDir(); dir != "" {
+		return filepath.Join(dir, KernelLogFile)
 	}
 	return m.store.Path() + ".kmsg"
 }
 
-// root returns the driver root of the machine, "" if its state file is
-// elsewhere.
-func (m *Machine) root() string {
+// kernelDir returns the KernelDir of the machine's driver root, "" if its state
+// file is elsewhere.
+func (m *Machine) kernelDir() string {
 	if m.store == nil || m.container != "" {
 		return ""
 	}
@@ -37,7 +37,7 @@ func (m *Machine) root() string {
 	if !ok {
 		return ""
 	}
-	return root
+	return KernelDir(root + "/")
 }
 
 // logXID writes the driver's messages for an XID to the kernel log, as the open

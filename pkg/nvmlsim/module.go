@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// The directory of the kernel module in sysfs, under a driver root, and its name
+// The directory of the kernel module in sysfs, under the KernelDir of a driver root, and its name
 // while the module isn't loaded. Keeping the old directory until there is a new
 // one makes the inode number of each load a different one, as in sysfs.
 const (
@@ -22,14 +22,14 @@ const (
 
 // removeModule removes the module's directory, if there is one.
 func (m *Machine) removeModule() error {
-	root := m.root()
-	if root == "" {
+	dir := m.kernelDir()
+	if dir == "" {
 		return nil
 	}
-	if err := os.RemoveAll(filepath.Join(root, unloadedDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(dir, unloadedDir)); err != nil {
 		return fmt.Errorf("unload the driver: %w", err)
 	}
-	err := os.Rename(filepath.Join(root, moduleDir), filepath.Join(root, unloadedDir))
+	err := os.Rename(filepath.Join(dir, moduleDir), filepath.Join(dir, unloadedDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unload the driver: %w", err)
 	}
@@ -38,17 +38,17 @@ func (m *Machine) removeModule() error {
 
 // addModule creates the module's directory.
 func (m *Machine) addModule(d Description) error {
-	root := m.root()
-	if root == "" {
+	dir := m.kernelDir()
+	if dir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Join(root, moduleDir), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, moduleDir), 0o755); err != nil {
 		return fmt.Errorf("load the driver: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(root, ModuleFile), []byte(d.DriverVersion+"\n"), 0o444); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ModuleFile), []byte(d.DriverVersion+"\n"), 0o444); err != nil {
 		return fmt.Errorf("load the driver: %w", err)
 	}
-	if err := os.RemoveAll(filepath.Join(root, unloadedDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(dir, unloadedDir)); err != nil {
 		return fmt.Errorf("load the driver: %w", err)
 	}
 	return nil

@@ -22,7 +22,20 @@ const (
 	StateEnv = "NVSIM_STATE"
 	// StateFile is the path of the state file under a driver root.
 	StateFile = "var/lib/nvmlsim/state"
+	// KernelLink is the path under a driver root of a link to the directory with the
+	// kernel's files, if that isn't the driver root itself.
+	KernelLink = "var/lib/nvmlsim/kernel"
 )
+
+// KernelDir returns the directory that has the device nodes and the kernel's files of
+// a driver root, in dev, proc and sys.
+func KernelDir(root string) string {
+	link := filepath.Join(root, KernelLink)
+	if _, err := os.Lstat(link); err == nil {
+		return link
+	}
+	return root
+}
 
 // FirmwareFile returns a second name of the state file under a driver root. It
 // looks like the driver's firmware, which container runtimes mount read-only
@@ -157,7 +170,7 @@ func usable(path string) error {
 
 // OpenInstalled opens the machine of the file at imagePath (the installed
 // nvidia-smi): with the state file that NVSIM_STATE names; otherwise with that
-// of the driver root that contains the file; otherwise as in a container, with
+// of the driver root that the file belongs to; otherwise as in a container, with
 // the files mounted there and the description in the file.
 func OpenInstalled(imagePath string) (*Machine, error) {
 	if p := os.Getenv(StateEnv); p != "" {
@@ -171,7 +184,8 @@ func OpenInstalled(imagePath string) (*Machine, error) {
 	if !errors.Is(err, ErrNoState) {
 		return m, err
 	}
-	return OpenInContainer(d, root)
+	// Where a container has the file says nothing about the other files.
+	return OpenInContainer(d, "/")
 }
 
 // see creates the visible GPUs.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -68,4 +69,21 @@ func checkLibrary(image []byte, soname string) error {
 		return fmt.Errorf("not a library named %s: %v", soname, names)
 	}
 	return nil
+}
+
+// withPrograms returns the image of libnvidia-ml.so.1 with the path from its directory to
+// that of the programs, in the place that src/forward.c of package library has for it.
+func withPrograms(image []byte, path string) ([]byte, error) {
+	const size = 256
+	mark := []byte("NVMLSIM-PROGRAMS:")
+	at := bytes.Index(image, mark)
+	if at < 0 || len(image) < at+size {
+		return nil, errors.New("not the simulator's library, or an old one: build it again")
+	}
+	if len(mark)+len(path) >= size {
+		return nil, fmt.Errorf("the way from the libraries to the programs is too long: %s", path)
+	}
+	field := make([]byte, size)
+	copy(field, append(mark, path...))
+	return slices.Concat(image[:at], field, image[at+size:]), nil
 }

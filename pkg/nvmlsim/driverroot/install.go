@@ -8,14 +8,22 @@ import (
 	"path/filepath"
 	"reflect"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
 // Options of an installation.
 type Options struct {
 	// Root is the directory for the driver's files. Install creates it if it is
-	// missing. It must not be "/".
+	// missing.
 	Root string
+	// Libraries and Programs are directories in Root. Default: LibraryDir, and usr/bin.
+	Libraries, Programs string
+	// Kernel is the directory whose dev, proc and sys get the device nodes and the
+	// kernel's files. Default: Root. Only a machine that is made for it may have "/" here,
+	// and then in Root too.
+	Kernel string
 	// Machine to install.
 	Machine nvmlsim.Description
 	// Library is the path of the built libnvidia-ml.so.1, see package library.
@@ -30,42 +38,37 @@ type Options struct {
 // version or of removed GPUs are deleted, and the machine's state is kept
 // unless the machine is a different one. It needs CAP_MKNOD.
 func Install(o Options) error {
-	root, err := checkRoot(o.Root)
+	t, err := newTree(o)
 	if err != nil {
 		return err
 	}
-	entries, err := layout(o)
+	if err := t.checkKernel(); err != nil {
+		return err
+	}
+	entries, err := layout(o, t)
 	if err != nil {
 		return err
 	}
-	before, err := readManifest(root)
+	before, err := readManifest(t.root)
 	if err != nil {
 		return err
 	}
-	in := installer{root: root, made: before}
+	in := installer{root: t.root, made: before}
 	if err := in.announce(entries); err != nil {
+		return err
+	}
+	if err := t.linkKernel(); err != nil {
 		return err
 	}
 	// Create the state before nvidia-smi, which without a state file would assume
 	// that it is in a container.
-	if err := keepState(filepath.Join(root, nvmlsim.StateFile), o.Machine); err != nil {
+	if err := keepState(t.path(nvmlsim.StateFile), o.Machine); err != nil {
 		return err
 	}
 	if err := in.make(entries); err != nil {
 		return err
 	}
 	return in.prune(entries)
-}
-
-func checkRoot(root string) (string, error) {
-	abs, err := filepath.Abs(root)
-	if err != nil {
-		return "", fmt.Errorf("driver root: %w", err)
-	}
-	if root == "" || abs == "/" {
-		return "", errors.New("driver root must be a separate directory, not /")
-	}
-	return abs, nil
 }
 
 // keepState creates the state file, unless it exists with the same machine.
@@ -137,9 +140,9 @@ func (in *installer) prune(entries []entry) error {
 // directories, including root. Other files stay. Without an installation it
 // returns an error.
 func Uninstall(root string) error {
-	root, err := checkRoot(root)
+	root, err := filepath.Abs(root)
 	if err != nil {
-		return err
+		return fmt.Errorf("driver root: %w", err)
 	}
 	if _, err := os.Stat(filepath.Join(root, manifestFile)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("no simulated driver is installed under %s", root)
@@ -153,7 +156,11 @@ func Uninstall(root string) error {
 			return err
 		}
 	}
-	for _, path := range []string{nvmlsim.UnloadedModuleFile, nvmlsim.StateFile, manifestFile} {
+	kernel := nvmlsim.KernelDir(root)
+	if err := remove(kernel, nvmlsim.UnloadedModuleFile); err != nil {
+		return err
+	}
+	for _, path := range []string{nvmlsim.StateFile, nvmlsim.KernelLink, manifestFile} {
 		if err := remove(root, path); err != nil {
 			return err
 		}
@@ -162,14 +169,17 @@ func Uninstall(root string) error {
 }
 
 // remove removes a path, and then its empty parent directories up to and
-// including the root.
+// including the root, but no links to directories.
 func remove(root, path string) error {
 	full := filepath.Join(root, path)
+	if done, err := restore(path, full); done || err != nil {
+		return err
+	}
 	if err := os.Remove(full); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove: %w", err)
 	}
-	for dir := filepath.Dir(full); len(dir) >= len(root); dir = filepath.Dir(dir) {
-		if os.Remove(dir) != nil {
+	for dir := filepath.Dir(full); len(dir) >= len(root) && dir != "/"; dir = filepath.Dir(dir) {
+		if unix.Rmdir(dir) != nil {
 			return nil //nolint:nilerr // not empty: there is more to come, or others' files
 		}
 	}

@@ -47,7 +47,7 @@ func link(path, target string) entry {
 }
 
 // sameFile returns an entry for a second name of an existing file under the
-// root.
+// root: a link if it is in another file system.
 func sameFile(path, root, as string) entry {
 	return entry{path, func(full string) error {
 		other := filepath.Join(root, as)
@@ -56,18 +56,17 @@ func sameFile(path, root, as string) entry {
 		if err == nil && wantErr == nil && os.SameFile(have, want) {
 			return nil
 		}
-		return swap(full, func(tmp string) error { return os.Link(other, tmp) })
-	}}
-}
-
-// kernelLog returns an entry for the kernel log, which keeps its content.
-func kernelLog() entry {
-	return entry{nvmlsim.KernelLogFile, func(full string) error {
-		f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE, 0o644)
-		if err != nil {
-			return err
-		}
-		return f.Close()
+		return swap(full, func(tmp string) error {
+			err := os.Link(other, tmp)
+			if !errors.Is(err, unix.EXDEV) {
+				return err
+			}
+			target, err := filepath.Rel(realPath(filepath.Dir(full)), realPath(other))
+			if err != nil {
+				return err
+			}
+			return os.Symlink(target, tmp)
+		})
 	}}
 }
 
@@ -96,29 +95,66 @@ func makeNode(full string, major, minor uint32) error {
 
 // layout returns all entries of the driver in the order of creation.
 // libnvidia-ml.so.1 comes last, because programs wait for it.
-func layout(o Options) ([]entry, error) {
-	libraries, err := libraryEntries(o)
+func layout(o Options, t tree) ([]entry, error) {
+	libraries, err := libraryEntries(o, t)
 	if err != nil {
 		return nil, err
 	}
-	smi, err := withMachine(o.SMI, "../..", o.Machine)
+	programs, err := programEntries(o, t)
+	if err != nil {
+		return nil, err
+	}
+	firmware, err := firmwareEntries(o, t)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(kernelEntries(o.Machine, t.kernel), programs, firmware, libraries), nil
+}
+
+// kernelEntries returns the entries of the device nodes and the kernel's files, in a
+// directory below the root.
+func kernelEntries(d nvmlsim.Description, dir string) []entry {
+	entries := append(deviceEntries(d), kernelLog())
+	entries = append(entries, procEntries(d)...)
+	entries = append(entries, sysEntries(d)...)
+	for i := range entries {
+		entries[i].path = filepath.Join(dir, entries[i].path)
+	}
+	return entries
+}
+
+func programEntries(o Options, t tree) ([]entry, error) {
+	toRoot, err := t.relative(t.programs, "")
 	if err != nil {
 		return nil, fmt.Errorf("nvidia-smi: %w", err)
 	}
-	entries := append(deviceEntries(o.Machine), kernelLog())
-	entries = append(entries, procEntries(o.Machine)...)
-	entries = append(entries, sysEntries(o.Machine)...)
-	const program = "usr/bin/nvidia-smi"
-	entries = append(entries, file(program, 0o755, smi),
-		sameFile("usr/bin/nvidia-cuda-mps-control", o.Root, program),
-		sameFile("usr/bin/nvidia-cuda-mps-server", o.Root, program),
-		sameFile("usr/bin/nvidia-modprobe", o.Root, program),
-		// The second name of the state file, with which container runtimes mount it.
-		sameFile(nvmlsim.FirmwareFile(o.Machine.DriverVersion), o.Root, nvmlsim.StateFile))
-	return append(entries, libraries...), nil
+	content, err := withMachine(o.SMI, toRoot, o.Machine)
+	if err != nil {
+		return nil, fmt.Errorf("nvidia-smi: %w", err)
+	}
+	smi := filepath.Join(t.programs, "nvidia-smi")
+	entries := []entry{file(smi, 0o755, content)}
+	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe"} {
+		entries = append(entries, sameFile(filepath.Join(t.programs, name), t.root, smi))
+	}
+	return entries, nil
 }
 
-// LibraryDir returns the directory of the libraries under the root on this
+// firmwareEntries returns second names of the state file, with which container runtimes
+// mount it.
+func firmwareEntries(o Options, t tree) ([]entry, error) {
+	dirs, err := t.firmwareDirs()
+	if err != nil {
+		return nil, fmt.Errorf("firmware: %w", err)
+	}
+	var entries []entry
+	for _, dir := range dirs {
+		entries = append(entries, sameFile(filepath.Join(dir, nvmlsim.FirmwareFile(o.Machine.DriverVersion)), t.root, nvmlsim.StateFile))
+	}
+	return entries, nil
+}
+
+// LibraryDir returns the default directory of the libraries under the root on this
 // architecture.
 func LibraryDir() string {
 	if runtime.GOARCH == "arm64" {
@@ -127,7 +163,7 @@ func LibraryDir() string {
 	return "usr/lib/x86_64-linux-gnu"
 }
 
-func libraryEntries(o Options) ([]entry, error) {
+func libraryEntries(o Options, t tree) ([]entry, error) {
 	const nvml = "libnvidia-ml.so.1"
 	image, err := os.ReadFile(o.Library)
 	if err != nil {
@@ -136,7 +172,14 @@ func libraryEntries(o Options) ([]entry, error) {
 	if err := checkLibrary(image, nvml); err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", nvml, o.Library, err)
 	}
-	dir, version := LibraryDir(), o.Machine.DriverVersion
+	toPrograms, err := t.relative(t.libraries, t.programs)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", nvml, err)
+	}
+	if image, err = withPrograms(image, toPrograms); err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", nvml, o.Library, err)
+	}
+	dir, version := t.libraries, o.Machine.DriverVersion
 	var entries []entry
 	// Sonames of a 580 driver; "" if the file has no link.
 	for _, l := range []struct{ name, soname string }{
@@ -195,8 +238,7 @@ func text(path, format string, args ...any) entry {
 
 func procEntries(d nvmlsim.Description) []entry {
 	entries := []entry{
-		text("proc/devices", "Character devices:\n  1 mem\n%3d nvidia\n%3d nvidia-modeset\n%3d nvidiactl\n%3d nvidia-caps\n%3d nvidia-uvm\n\nBlock devices:\n",
-			nvidiaMajor, nvidiaMajor, nvidiaMajor, capsMajor, uvmMajor),
+		devices(),
 		text("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (nvmlsim)\n", d.DriverVersion),
 		text("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"),
 		text("proc/driver/nvidia/capabilities/mig/config", capability, 1, 256),

@@ -29,7 +29,7 @@ func Modprobe(path string, args []string) int {
 		if !slices.Contains(wanted, e.path) {
 			continue
 		}
-		if err := e.put(filepath.Join(root, e.path)); err != nil {
+		if err := e.put(filepath.Join(nvmlsim.KernelDir(root), e.path)); err != nil {
 			fmt.Println("nvidia-modprobe:", err)
 			return 1
 		}

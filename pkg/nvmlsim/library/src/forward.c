@@ -1,5 +1,5 @@
-// Passes calls to the engine, a child process: the nvidia-smi of the driver root
-// that this library lies in, which is the simulator's program under another name.
+// Passes calls to the engine, a child process: the nvidia-smi that was installed with
+// this library, which is the simulator's program under another name.
 // This side has no threads and no state of the hardware.
 //
 // The engine holds one end of a control socket. Each connection is a separate
@@ -111,18 +111,33 @@ __attribute__((destructor)) static void unloaded(void)
     pthread_mutex_unlock(&lock);
 }
 
-// engine_program finds usr/bin/nvidia-smi from usr/lib/ARCHITECTURE/libnvidia-ml.so.1.
+// to_programs is the path from the directory of this library to that of nvidia-smi.
+// The installation writes another one in its place (package driverroot).
+char to_programs[256] = "NVMLSIM-PROGRAMS:../../bin";
+
+static int has_engine(char *path, size_t size, int length, const char *dir, const char *below)
+{
+    int n = snprintf(path, size, "%.*s/%s/nvidia-smi", length, dir, below);
+    return n > 0 && (size_t)n < size && access(path, X_OK) == 0;
+}
+
+// engine_program finds nvidia-smi where the installation has put it. In a container
+// it may be elsewhere: then in the usual directories of programs.
 static int engine_program(char *path, size_t size)
 {
+    static const char *const usual[] = {"usr/bin", "bin", "usr/local/bin", "usr/sbin", "sbin", "usr/local/sbin"};
+    char file[PATH_MAX];
     Dl_info info;
-    const char *end;
-    if (!dladdr((void *)engine_program, &info) || !info.dli_fname)
+    size_t i;
+
+    if (!dladdr((void *)engine_program, &info) || !info.dli_fname || !realpath(info.dli_fname, file))
         return -1;
-    end = strrchr(info.dli_fname, '/');
-    if (!end)
-        return -1;
-    int n = snprintf(path, size, "%.*s/../../bin/nvidia-smi", (int)(end - info.dli_fname), info.dli_fname);
-    return n > 0 && (size_t)n < size ? 0 : -1;
+    if (has_engine(path, size, (int)(strrchr(file, '/') - file), file, strchr(to_programs, ':') + 1))
+        return 0;
+    for (i = 0; i < sizeof usual / sizeof *usual; i++)
+        if (has_engine(path, size, 0, "", usual[i]))
+            return 0;
+    return -1;
 }
 
 // spawn starts the engine. It inherits one end of the control socket and the
