@@ -155,20 +155,23 @@ func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
 
 // check returns an error if a path in the edits isn't on the host.
 func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
-	if err := checkEdits(h, d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
-		return err
-	}
-	for _, name := range sortedNames(devices) {
-		if err := c.checkDevice(h, d, devices[name].Device); err != nil {
-			return fmt.Errorf("device %s: %w", name, err)
+	return h.Do(func() error {
+		if err := checkEdits(d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
+			return err
 		}
-	}
-	return nil
+		for _, name := range sortedNames(devices) {
+			if err := c.checkDevice(d, devices[name].Device); err != nil {
+				return fmt.Errorf("device %s: %w", name, err)
+			}
+		}
+		return nil
+	})
 }
 
 // checkDevice returns an error if a path in a device's edits isn't on the host.
-// The paths of partitions are read when their edits are computed.
-func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
+// The paths of partitions are read when their edits are computed. It is called with
+// the host's root directory.
+func (c *computed) checkDevice(d *Driver, of gpu.Device) error {
 	dev, ok := c.devices[of.Parent()]
 	if !ok {
 		return fmt.Errorf("the driver lists no GPU %s now", of.Parent())
@@ -182,37 +185,37 @@ func (c *computed) checkDevice(h Host, d *Driver, of gpu.Device) error {
 		edits = dev.parent()
 	case gpu.Whole, gpu.Replica:
 	}
-	return checkEdits(h, d, &edits, dev.node)
+	return checkEdits(d, &edits, dev.node)
 }
 
 // checkEdits returns an error if a required node isn't in the edits, or if the
-// edits differ from the host.
-func checkEdits(h Host, d *Driver, edits *specs.ContainerEdits, required ...string) error {
+// edits differ from the host, whose root directory it is called with.
+func checkEdits(d *Driver, edits *specs.ContainerEdits, required ...string) error {
 	for _, path := range required {
 		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
 			return missingNode(filepath.Join(d.DevRoot, path))
 		}
 	}
 	for _, n := range edits.DeviceNodes {
-		if err := checkNode(h, n); err != nil {
+		if err := checkNode(n); err != nil {
 			return err
 		}
 	}
 	for _, m := range edits.Mounts {
-		if _, err := os.Lstat(h.Path(m.HostPath)); err != nil {
+		if _, err := os.Lstat(m.HostPath); err != nil {
 			return fmt.Errorf("driver file %s no longer exists on the host: %w", m.HostPath, err)
 		}
 	}
 	return nil
 }
 
-func checkNode(h Host, n *specs.DeviceNode) error {
+func checkNode(n *specs.DeviceNode) error {
 	path := n.HostPath
 	if path == "" {
 		path = n.Path
 	}
 	var st unix.Stat_t
-	err := unix.Stat(h.Path(path), &st)
+	err := unix.Stat(path, &st)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return missingNode(path)
