@@ -60,6 +60,15 @@ func (r Root) Program(h Host, name string) (Program, error) {
 	return p, nil
 }
 
+// ProgramDirs returns the directories of the host in which Program looks, the likeliest first.
+func (r Root) ProgramDirs(h Host) (dirs []string, err error) {
+	err = h.Do(func() error {
+		dirs = r.programDirs(r.Path)
+		return nil
+	})
+	return dirs, err
+}
+
 // inside finds the program in a driver root that has the program's loader: such
 // a root may have another C library than the host, so the program runs only
 // there. Otherwise the result has no Path.

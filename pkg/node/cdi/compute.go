@@ -23,6 +23,9 @@ type Driver struct {
 	// LibraryDirs to search when the usual directories don't have the
 	// libraries; usually empty.
 	LibraryDirs []string
+	// ProgramDirs to search for programs that aren't in the usual directories of
+	// the root, the likeliest first.
+	ProgramDirs []string
 	// GPUs the node has.
 	GPUs []gpu.GPU
 	// Session identifies the session that the facts were read in; it is open as long
@@ -95,7 +98,7 @@ func (s *Specs) SetMinor(uuid gpu.UUID, minor int) error {
 // not changed.
 func sameEdits(a, b *Driver) bool {
 	return a.Version == b.Version && a.Root == b.Root && a.DevRoot == b.DevRoot &&
-		a.Session == b.Session && slices.Equal(a.LibraryDirs, b.LibraryDirs) &&
+		a.Session == b.Session && slices.Equal(a.LibraryDirs, b.LibraryDirs) && slices.Equal(a.ProgramDirs, b.ProgramDirs) &&
 		slices.EqualFunc(a.GPUs, b.GPUs, func(g, h gpu.GPU) bool { return g.UUID == h.UUID && g.Minor == h.Minor && g.PCI == h.PCI })
 }
 
@@ -133,6 +136,7 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 		c.common = *common.ContainerEdits
 		dropGraphicsHook(&c.common)
 		mergeSymlinkHooks(&c.common)
+		addPrograms(&c.common, d.ProgramDirs)
 		for _, g := range d.GPUs {
 			c.devices[g.UUID] = describe(lib, d, g)
 		}

@@ -71,6 +71,10 @@ func (f *Follower) rereadAfter() time.Duration {
 func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
 	f.modules.load(ctx, f.cfg.Opener.host, root, devDir(f.cfg.Opener.host, root))
 	before := f.remember(session)
+	programDirs, err := root.ProgramDirs(f.cfg.Opener.host)
+	if err != nil {
+		return gpu.Node{}, err
+	}
 	for {
 		began := time.Now()
 		switches := f.cfg.Minors.switches()
@@ -80,7 +84,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 		}
 		current, err := f.cfg.Minors.setDriver(&cdi.Driver{
 			Version: r.Node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
-			LibraryDirs: root.LibraryDirs, GPUs: r.Node.GPUs, Session: session,
+			LibraryDirs: root.LibraryDirs, ProgramDirs: programDirs, GPUs: r.Node.GPUs, Session: session,
 		}, switches, hostToo)
 		if !current {
 			continue // the reading is out of date
