@@ -143,8 +143,7 @@ type Use struct {
 	Refused string `json:"refused,omitempty"`
 	// Withheld is how many of the node's GPUs aren't offered.
 	Withheld int `json:"withheld,omitempty"`
-	// Lacks are the parts of the story that the platform can't have, with the reason:
-	// share, partition.
+	// Lacks are the parts of the story (Parts) that the platform can't have, with the reason.
 	Lacks map[string]string `json:"lacks,omitempty"`
 }
 

@@ -1,87 +1,135 @@
 package platform
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 )
 
-// Every file is complete, has no unknown fields and only values that a cluster can be made of.
+// TestProfiles checks every profile, the chart's values file that it names, and that each
+// values file is installed by a profile.
 func TestProfiles(t *testing.T) {
-	if len(Names()) == 0 {
-		t.Fatal("there are no platforms")
-	}
+	const values = "../../../deployments/helm/tessera/platforms"
+	used := map[string]bool{}
+	nodes := map[string]string{}
 	for _, name := range Names() {
-		t.Run(name, func(t *testing.T) {
-			p, err := Find(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if p.Name != name {
-				t.Errorf("it calls itself %q", p.Name)
-			}
-		})
+		p, err := Find(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if p.Name != name {
+			t.Errorf("%s: its name is %q", name, p.Name)
+		}
+		if other := nodes[p.Node.NameFormat]; other != "" && p.Node.NameFormat != "" {
+			t.Errorf("nodes of %s and %s have the same names, %q", other, name, p.Node.NameFormat)
+		}
+		nodes[p.Node.NameFormat] = name
+		if p.Use.Values == "" {
+			continue
+		}
+		used[p.Use.Values] = true
+		if _, err := os.Stat(filepath.Join(values, p.Use.Values)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	files, err := filepath.Glob(values + "/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if !used[filepath.Base(file)] {
+			t.Errorf("no profile installs with %s", file)
+		}
 	}
 }
 
-func TestUnknownPlatform(t *testing.T) {
-	_, err := Find("no-such-cloud")
-	if err == nil || !strings.Contains(err.Error(), `"no-such-cloud"`) || !strings.Contains(err.Error(), "gke-cos") {
-		t.Errorf("got %v, want an error with the name and those that exist", err)
+// TestObjects checks that the objects of each profile are YAML with a kind and a name, and that
+// every admission policy has a binding.
+func TestObjects(t *testing.T) {
+	for _, name := range Names() {
+		p, err := Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var policies, bound []string
+		for text := range strings.SplitSeq(p.Cluster.Objects, "\n---\n") {
+			if strings.TrimSpace(text) == "" {
+				continue
+			}
+			var object struct {
+				APIVersion, Kind string
+				Metadata         struct{ Name string }
+				Spec             struct{ PolicyName string }
+			}
+			if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if object.APIVersion == "" || object.Kind == "" || object.Metadata.Name == "" {
+				t.Errorf("%s: an object without apiVersion, kind or name:\n%s", name, text)
+			}
+			if kind, isBinding := strings.CutSuffix(object.Kind, "Binding"); isBinding {
+				bound = append(bound, kind+" "+object.Spec.PolicyName)
+			} else if strings.HasSuffix(kind, "AdmissionPolicy") {
+				policies = append(policies, kind+" "+object.Metadata.Name)
+			}
+		}
+		if slices.Sort(policies); !slices.Equal(policies, slices.Sorted(slices.Values(bound))) {
+			t.Errorf("%s: policies %q, of which these are bound: %q", name, policies, bound)
+		}
 	}
 }
 
+// TestUnknown checks that an unknown name is answered with the known ones.
+func TestUnknown(t *testing.T) {
+	_, err := Find("gke")
+	if err == nil || !strings.Contains(err.Error(), `no platform "gke"`) || !strings.Contains(err.Error(), "gke-cos") {
+		t.Errorf("Find of an unknown platform: %v", err)
+	}
+}
+
+// TestValidate checks that a wrong field is named.
 func TestValidate(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change func(*Platform)
-		want   string // the field in the error; empty means valid
-	}{
-		"nothing":               {func(*Platform) {}, ""},
-		"no title":              {func(p *Platform) { p.Title = "" }, "title"},
-		"no sources":            {func(p *Platform) { p.Sources = nil }, "sources"},
-		"level of pod security": {func(p *Platform) { p.Cluster.PodSecurity = &PodSecurity{Enforce: "strict"} }, "cluster.podSecurity.enforce"},
-		"name without number":   {func(p *Platform) { p.Node.NameFormat = "node" }, "node.nameFormat"},
-		"number not as number":  {func(p *Platform) { p.Node.NameFormat = "node-%s" }, "node.nameFormat"},
-		"name in capitals":      {func(p *Platform) { p.Node.NameFormat = "Node-%d" }, "node.nameFormat"},
-		"name too long":         {func(p *Platform) { p.Node.NameFormat = strings.Repeat("n", 61) + "%d" }, "node.nameFormat"},
-		"name with dots":        {func(p *Platform) { p.Node.NameFormat = "ip-10-0-1-%d.eu-central-1.compute.internal" }, ""},
-		"name with zeros":       {func(p *Platform) { p.Node.NameFormat = "aks-gpu-12345678-vmss%06d" }, ""},
-		"key of a label":        {func(p *Platform) { p.Node.Labels = map[string]string{"a/b/c": ""} }, "node.labels.a/b/c"},
-		"value of a label":      {func(p *Platform) { p.Node.Labels = map[string]string{"a": "b c"} }, "node.labels.a"},
-		"effect of a taint":     {func(p *Platform) { p.Node.Taints = []corev1.Taint{{Key: "a", Effect: "Never"}} }, "node.taints[0].effect"},
-		"relative mount":        {func(p *Platform) { p.Node.Mounts = []Mount{{Path: "var", Type: "tmpfs"}} }, "node.mounts[0].path"},
-		"type of a mount":       {func(p *Platform) { p.Node.Mounts = []Mount{{Path: "/var", Type: "ext4"}} }, "node.mounts[0].type"},
-		"option of a mount":     {func(p *Platform) { p.Node.Mounts = []Mount{{Path: "/var", Options: []string{"rw"}}} }, "node.mounts[0].options"},
-		"mount of nothing":      {func(p *Platform) { p.Node.Mounts = []Mount{{Path: "/var"}} }, "node.mounts[0]"},
-		"relative link":         {func(p *Platform) { p.Node.Links = map[string]string{"usr": "/other"} }, "node.links"},
-		"link to nowhere":       {func(p *Platform) { p.Node.Links = map[string]string{"/usr": ""} }, "node.links./usr"},
-		"mount through a link": {func(p *Platform) {
-			p.Node.Links = map[string]string{"/usr/lib": "/other"}
-			p.Node.Mounts = []Mount{{Path: "/usr/lib/nvidia", Type: "disk"}}
-		}, "node.mounts[0].path"},
-		"umask":                {func(p *Platform) { p.Node.Umask = "0o77" }, "node.umask"},
-		"kubelet's root":       {func(p *Platform) { p.Node.Kubelet.Root = "/var/lib/kubelet/" }, "node.kubelet.root"},
-		"kubelet's view":       {func(p *Platform) { p.Node.Kubelet.View = []string{"dev"} }, "node.kubelet.view"},
-		"containerd's version": {func(p *Platform) { p.Node.Containerd.Version = "1.6" }, "node.containerd.version"},
-		"containerd's socket":  {func(p *Platform) { p.Node.Containerd.Socket = "unix:///run/x" }, "node.containerd.socket"},
-		"CDI directories":      {func(p *Platform) { p.Node.Containerd.CDIDirs = []string{"cdi"} }, "node.containerd.cdiDirs"},
-		"driver's libraries":   {func(p *Platform) { p.Node.Driver.Libraries = "/usr/lib" }, "node.driver.libraries"},
-		"driver's programs":    {func(p *Platform) { p.Node.Driver.Programs = "../bin" }, "node.driver.programs"},
-		"no hardware":          {func(p *Platform) { p.Node.Driver.Machine = "" }, "node.driver.machine"},
-		"unknown hardware":     {func(p *Platform) { p.Node.Driver.Machine = "2xh1000" }, "node.driver.machine"},
-		"no driver":            {func(p *Platform) { p.Node.Driver = Driver{None: true} }, ""},
+	const valid = "title: x\nsources: [y]\n"
+	for fields, want := range map[string]string{
+		"node: {driver: {none: true}}":                                              "",
+		"node: {driver: {machine: 1xt4}, mounts: [{path: var, options: [noexec]}]}": `node\.mounts\[0\]\.path: "var"`,
+		"node: {driver: {machine: 1xt4}, mounts: [{path: /var}]}":                   `node\.mounts\[0\] changes nothing`,
+		"node: {driver: {machine: 1xt4}, mounts: [{path: /var, type: nfs}]}":        `"nfs" is none of tmpfs, disk, overlay`,
+		"node: {driver: {machine: 1xt4}, mounts: [{path: /var, options: [sync]}]}":  `"sync" is none of ro, noexec`,
+		"node: {driver: {machine: 1xt4}, nameFormat: Node-%d}":                      `node\.nameFormat: .*lower case`,
+		"node: {driver: {machine: 1xt4}, nameFormat: node}":                         `"node" needs one %d`,
+		"node: {driver: {machine: 1xt4}, labels: {a: 'b c'}}":                       `node\.labels\[a\]`,
+		"node: {driver: {machine: 1xt4}, taints: [{key: a}]}":                       `node\.taints\[0\]\.effect: ""`,
+		"node: {driver: {machine: 1xt4}, links: {/a: b}}":                           `node\.links\[/a\]: "b"`,
+		"node: {driver: {machine: 1xt4}, containerd: {version: '3'}}":               `"3" is none of 2, 1\.7`,
+		"node: {driver: {machine: 1xt4, libraries: /lib}}":                          `node\.driver\.libraries: "/lib"`,
+		"node: {driver: {machine: 1xt4, ownTree: true}}":                            `node\.driver\.ownTree`,
+		"node: {driver: {}}":                          `want one of them`,
+		"node: {driver: {machine: 1xt4}, umask: '7'}": `node\.umask: "7"`,
+		"cluster: {podSecurity: {enforce: strict}}\nnode: {driver: {machine: 1xt4}}": `"strict" is none of privileged, baseline, restricted`,
+		"cluster: {kubernetes: v1.37}\nnode: {driver: {machine: 1xt4}}":              `cluster\.kubernetes: "v1\.37"`,
+		"node: {driver: {machine: 1xt4}}\nuse: {cannot: never}":                      `cannot and refused go together`,
+		"node: {driver: {machine: 1xt4}}\nuse: {cannot: never, refused: '('}":        `use\.refused`,
+		"node: {driver: {machine: 1xt4}}\nuse: {lacks: {mps: why}}":                  `"mps" is none of install, whole, share`,
+		"node: {driver: {machine: 1xt4}}\nuse: {values: ../x.yaml}":                  `use\.values`,
+		"node: {driver: {machine: 1xt4}}\nuse: {before: \"a \\\\\\nb\"}":             `one command a line`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			p := &Platform{Title: "t", Sources: []string{"s"}, Node: Node{Driver: Driver{Machine: "2xl4"}}}
-			tc.change(p)
-			err := p.validate()
-			if tc.want == "" && err != nil {
-				t.Fatalf("unexpected error: %v", err)
-			}
-			if tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want+": ")) {
-				t.Fatalf("got error %v, want one about %q", err, tc.want)
-			}
-		})
+		var p Platform
+		if err := yaml.UnmarshalStrict([]byte(valid+fields), &p); err != nil {
+			t.Fatalf("%s: %v", fields, err)
+		}
+		err := p.validate()
+		if want == "" && err == nil {
+			continue
+		}
+		if want == "" || err == nil || !regexp.MustCompile(want).MatchString(err.Error()) {
+			t.Errorf("%s: error %v, want %q", fields, err, want)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,140 +16,106 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// maxNodeName is the length of a label's value: a node has its name as a label.
-const maxNodeName = validation.LabelValueMaxLength
+// checks collects what is wrong with a platform.
+type checks []error
 
-// problems collects what is wrong with a platform, by field.
-type problems []error
-
-func (p *problems) add(field, format string, args ...any) {
-	*p = append(*p, fmt.Errorf("%s: %w", field, fmt.Errorf(format, args...)))
-}
-
-func (p *problems) oneOf(field, value string, values ...string) {
-	if !slices.Contains(values, value) {
-		p.add(field, "%q is none of %s", value, strings.Join(values, ", "))
+func (c *checks) addf(ok bool, format string, args ...any) {
+	if !ok {
+		*c = append(*c, fmt.Errorf(format, args...))
 	}
 }
 
-// absolute wants clean absolute paths. Empty ones are left to the default.
-func (p *problems) absolute(field string, paths ...string) {
-	for _, s := range paths {
-		if s != "" && (!path.IsAbs(s) || path.Clean(s) != s) {
-			p.add(field, "%q isn't an absolute path in its shortest form", s)
+// oneOf checks the value of a field against those that are known.
+func (c *checks) oneOf(field, value string, known ...string) {
+	c.addf(slices.Contains(known, value), "%s: %q is none of %s", field, value, strings.Join(slices.DeleteFunc(known, isEmpty), ", "))
+}
+
+func (c *checks) absolute(field, value string) {
+	c.addf(value == "" || path.IsAbs(value) && path.Clean(value) == value, "%s: %q is no clean absolute path", field, value)
+}
+
+func (c *checks) pattern(field, value, pattern string) {
+	c.addf(value == "" || regexp.MustCompile("^("+pattern+")$").MatchString(value), "%s: %q doesn't match %s", field, value, pattern)
+}
+
+func isEmpty(s string) bool { return s == "" }
+
+func (p *Platform) validate() error {
+	var c checks
+	c.addf(p.Title != "", "title is missing")
+	c.addf(len(p.Sources) > 0, "sources: name where the facts are from")
+	p.Cluster.check(&c)
+	p.Node.check(&c)
+	p.Use.check(&c)
+	return errors.Join(c...)
+}
+
+func (cl *Cluster) check(c *checks) {
+	c.pattern("cluster.kubernetes", cl.Kubernetes, `1\.[0-9]+`)
+	if s := cl.PodSecurity; s != nil {
+		c.addf(s.Enforce != "" || s.Warn != "", "cluster.podSecurity: neither enforce nor warn")
+		for field, level := range map[string]string{"enforce": s.Enforce, "warn": s.Warn} {
+			c.oneOf("cluster.podSecurity."+field, level, "", "privileged", "baseline", "restricted")
 		}
 	}
 }
 
-func (p *Platform) validate() error {
-	var found problems
-	if p.Title == "" {
-		found.add("title", "is missing")
+func (n *Node) check(c *checks) {
+	c.addf(n.NameFormat == "" || strings.Count(n.NameFormat, "%") == 1 && strings.Count(n.NameFormat, "%d") == 1,
+		"node.nameFormat: %q needs one %%d", n.NameFormat)
+	// Node 100 has the longest name, which is a label's value, too.
+	last := strings.ReplaceAll(n.NameFormat, "%d", "100")
+	for _, problem := range append(validation.IsDNS1123Subdomain(last), validation.IsValidLabelValue(last)...) {
+		c.addf(n.NameFormat == "", "node.nameFormat: %s: %s", last, problem)
 	}
-	if len(p.Sources) == 0 {
-		found.add("sources", "name where the facts are from")
-	}
-	for _, part := range slices.Sorted(maps.Keys(p.Use.Lacks)) {
-		found.oneOf("use.lacks", part, parts...)
-	}
-	p.Cluster.check(&found)
-	p.Node.check(&found)
-	return errors.Join(found...)
-}
-
-func (c *Cluster) check(found *problems) {
-	if s := c.PodSecurity; s != nil {
-		levels := []string{"", "privileged", "baseline", "restricted"}
-		found.oneOf("cluster.podSecurity.enforce", s.Enforce, levels...)
-		found.oneOf("cluster.podSecurity.warn", s.Warn, levels...)
-	}
-}
-
-func (n *Node) check(found *problems) {
-	n.checkName(found)
 	for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
-		for _, problem := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(n.Labels[key])...) {
-			found.add("node.labels."+key, "%s", problem)
+		for _, problem := range slices.Concat(validation.IsQualifiedName(key), validation.IsValidLabelValue(n.Labels[key])) {
+			c.addf(false, "node.labels[%s]: %s", key, problem)
 		}
 	}
 	for i, t := range n.Taints {
-		field := fmt.Sprintf("node.taints[%d]", i)
 		for _, problem := range append(validation.IsQualifiedName(t.Key), validation.IsValidLabelValue(t.Value)...) {
-			found.add(field, "%s", problem)
+			c.addf(false, "node.taints[%d]: %s", i, problem)
 		}
-		found.oneOf(field+".effect", string(t.Effect),
-			string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectPreferNoSchedule), string(corev1.TaintEffectNoExecute))
+		c.oneOf(fmt.Sprintf("node.taints[%d].effect", i), string(t.Effect), string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectNoExecute))
 	}
-	n.checkFiles(found)
-	if _, err := strconv.ParseUint(n.Umask, 8, 9); n.Umask != "" && err != nil {
-		found.add("node.umask", "%q is no octal number such as 077", n.Umask)
-	}
-	found.absolute("node.kubelet.root", n.Kubelet.Root)
-	found.absolute("node.kubelet.view", n.Kubelet.View...)
-	found.oneOf("node.containerd.version", n.Containerd.Version, "", "2", "1.7")
-	found.absolute("node.containerd.socket", n.Containerd.Socket)
-	found.absolute("node.containerd.cdiDirs", n.Containerd.CDIDirs...)
-	n.Driver.check(found)
-}
-
-func (n *Node) checkName(found *problems) {
-	if n.NameFormat == "" {
-		return
-	}
-	// Node 100 has the longest name.
-	first, last := fmt.Sprintf(n.NameFormat, 0), fmt.Sprintf(n.NameFormat, 100)
-	for _, problem := range validation.IsDNS1123Subdomain(last) {
-		found.add("node.nameFormat", "%s: %s", last, problem)
-	}
-	if first == last || strings.Contains(last, "%!") {
-		found.add("node.nameFormat", "%q has no place for a number: %%d", n.NameFormat)
-	}
-	if len(last) > maxNodeName {
-		found.add("node.nameFormat", "%s has more than %d letters", last, maxNodeName)
-	}
-}
-
-func (n *Node) checkFiles(found *problems) {
 	for _, link := range slices.Sorted(maps.Keys(n.Links)) {
-		found.absolute("node.links", link)
-		if n.Links[link] == "" {
-			found.add("node.links."+link, "leads nowhere")
-		}
+		c.absolute("node.links", link)
+		c.absolute(fmt.Sprintf("node.links[%s]", link), n.Links[link])
 	}
 	for i, m := range n.Mounts {
 		field := fmt.Sprintf("node.mounts[%d]", i)
-		if m.Path == "" {
-			found.add(field+".path", "is missing")
-		}
-		found.absolute(field+".path", m.Path)
-		for link := range n.Links {
-			if m.Path == link || strings.HasPrefix(m.Path, link+"/") {
-				found.add(field+".path", "%s leads through the link %s (node.links)", m.Path, link)
-			}
-		}
-		found.oneOf(field+".type", m.Type, "", "tmpfs", "disk", "overlay")
-		for _, option := range m.Options {
-			found.oneOf(field+".options", option, "ro", "noexec", "nosuid", "nodev")
-		}
-		if m.Type == "" && len(m.Options) == 0 {
-			found.add(field, "changes nothing: it has neither a type nor options")
+		c.addf(m.Path != "", "%s.path is missing", field)
+		c.absolute(field+".path", m.Path)
+		c.oneOf(field+".type", m.Type, "", "tmpfs", "disk", "overlay")
+		c.addf(m.Type != "" || len(m.Options) > 0, "%s changes nothing: it has neither type nor options", field)
+		for _, o := range m.Options {
+			c.oneOf(field+".options", o, "ro", "noexec", "nosuid", "nodev")
 		}
 	}
+	c.absolute("node.kubelet.root", n.Kubelet.Root)
+	for _, dir := range n.Kubelet.View {
+		c.absolute("node.kubelet.view", dir)
+	}
+	c.oneOf("node.containerd.version", n.Containerd.Version, "", "2", "1.7")
+	c.absolute("node.containerd.socket", n.Containerd.Socket)
+	for _, dir := range n.Containerd.CDIDirs {
+		c.absolute("node.containerd.cdiDirs", dir)
+	}
+	n.Driver.check(c)
+	c.pattern("node.umask", n.Umask, "0[0-7]{2}")
 }
 
-func (d *Driver) check(found *problems) {
-	found.absolute("node.driver.root", d.Root)
-	for field, dir := range map[string]string{"node.driver.libraries": d.Libraries, "node.driver.programs": d.Programs} {
-		if path.IsAbs(dir) || path.Clean("/"+dir) != "/"+dir && dir != "" {
-			found.add(field, "%q is no path in node.driver.root", dir)
-		}
+func (d *Driver) check(c *checks) {
+	c.absolute("node.driver.root", d.Root)
+	for field, dir := range map[string]string{"libraries": d.Libraries, "programs": d.Programs} {
+		c.addf(dir == "" || path.Clean(dir) == dir && !path.IsAbs(dir) && !strings.HasPrefix(dir, ".."),
+			"node.driver.%s: %q isn't a directory in the root", field, dir)
 	}
-	switch _, err := d.hardware(); {
-	case d.Machine == "" && !d.None:
-		found.add("node.driver.machine", "name the hardware, or leave the driver out with none")
-	case d.Machine != "" && err != nil:
-		found.add("node.driver.machine", "%w", err)
-	}
+	c.addf(d.None != (d.Machine != ""), "node.driver: none is %s, machine is %q: want one of them", strconv.FormatBool(d.None), d.Machine)
+	_, err := d.hardware()
+	c.addf(d.Machine == "" || err == nil, "node.driver.machine: %w", err)
+	c.addf(!d.OwnTree || d.Root != "" && d.Root != "/", "node.driver.ownTree: the root %q is the node's own", d.Root)
 }
 
 func (d *Driver) hardware() (nvmlsim.Description, error) {
@@ -163,4 +130,24 @@ func (d *Driver) hardware() (nvmlsim.Description, error) {
 func (d *Driver) GPUs() int {
 	hardware, _ := d.hardware() // validated before
 	return len(hardware.GPUs)
+}
+
+func (u *Use) check(c *checks) {
+	c.pattern("use.values", u.Values, `[a-z0-9.-]+\.yaml`)
+	c.addf((u.Cannot == "") == (u.Refused == ""), "use: cannot and refused go together")
+	_, err := regexp.Compile(u.Refused)
+	c.addf(err == nil, "use.refused: %w", err)
+	c.addf(u.Withheld >= 0, "use.withheld: %d", u.Withheld)
+	for _, part := range slices.Sorted(maps.Keys(u.Lacks)) {
+		c.oneOf("use.lacks", part, Parts()...)
+		c.addf(u.Lacks[part] != "", "use.lacks[%s] has no reason", part)
+	}
+	for _, command := range u.BeforeCommands() {
+		c.addf(!strings.HasSuffix(command, `\`), "use.before: %q goes on in the next line: write one command a line", command)
+	}
+}
+
+// BeforeCommands returns the commands of Before.
+func (u *Use) BeforeCommands() []string {
+	return slices.DeleteFunc(strings.Split(u.Before, "\n"), isEmpty)
 }
