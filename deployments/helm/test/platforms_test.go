@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -115,7 +116,7 @@ func filesOf(t *testing.T, archive string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close() //nolint:errcheck // only read
+	defer file.Close()
 	unzipped, err := gzip.NewReader(file)
 	if err != nil {
 		t.Fatal(err)
@@ -150,9 +151,7 @@ func TestRunsOnPlatforms(t *testing.T) {
 			t.Fatalf("%s: helm template: %v\n%s", name, err, all)
 		}
 		nodeLabels := map[string]string{corev1.LabelOSStable: "linux"}
-		for key, value := range p.Node.Labels {
-			nodeLabels[key] = value
-		}
+		maps.Copy(nodeLabels, p.Node.Labels)
 		for _, set := range daemonSets(t, out) {
 			pod := set.Spec.Template.Spec
 			if !runsOn(t, pod.Affinity, nodeLabels) {
