@@ -107,7 +107,7 @@ func Create(statePath string, d Description) (*Machine, error) {
 // returns DriverNotLoaded without nvidiactl, and Unknown if nvidiactl isn't
 // accessible.
 func OpenInContainer(d Description, root string) (*Machine, error) {
-	switch err := usable(filepath.Join(root, "dev/nvidiactl")); {
+	switch err := usable(filepath.Join(root, "dev/nvidiactl"), unix.R_OK|unix.W_OK); {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w", err, DriverNotLoaded)
 	case err != nil:
@@ -125,7 +125,7 @@ func OpenInContainer(d Description, root string) (*Machine, error) {
 		m.description = st.Description
 	}
 	return m, m.see(func(pos int) bool {
-		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(m.minor(pos)))) == nil
+		return usable(filepath.Join(root, "dev/nvidia"+strconv.Itoa(m.minor(pos))), unix.R_OK|unix.W_OK) == nil
 	})
 }
 
@@ -138,23 +138,24 @@ func (m *Machine) minor(gpu int) int {
 }
 
 // mayUse reports whether a MIG device may be used here: on the node always, in
-// a container if it has the capabilities' device nodes.
+// a container if it can read the capabilities' device nodes, which nobody but root
+// may write to.
 func (m *Machine) mayUse(gpuMinor int, gpuInstance, computeInstance uint32) bool {
 	if m.container == "" {
 		return true
 	}
 	gi, ci := CapabilityMinors(gpuMinor, gpuInstance, computeInstance)
 	for _, minor := range []int{gi, ci} {
-		if usable(filepath.Join(m.container, "dev/nvidia-caps/nvidia-cap"+strconv.Itoa(minor))) != nil {
+		if usable(filepath.Join(m.container, "dev/nvidia-caps/nvidia-cap"+strconv.Itoa(minor)), unix.R_OK) != nil {
 			return false
 		}
 	}
 	return true
 }
 
-// usable asks the kernel whether the device may be opened, including the device
-// cgroup, without opening it: that would wake a real GPU.
-func usable(path string) error {
+// usable asks the kernel whether the device may be opened for this access, including
+// the device cgroup, without opening it: that would wake a real GPU.
+func usable(path string, access uint32) error {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -162,7 +163,7 @@ func usable(path string) error {
 	if fi.Mode()&os.ModeCharDevice == 0 {
 		return fmt.Errorf("%s is not a character device", path)
 	}
-	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.R_OK|unix.W_OK, 0); err != nil {
+	if err := unix.Faccessat(unix.AT_FDCWD, path, access, 0); err != nil {
 		return fmt.Errorf("access %s: %w", path, err)
 	}
 	return nil
