@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -246,11 +248,15 @@ func (c *control) introduce(conn net.Conn, who client) string {
 		return notConnected
 	}
 	defer f.Close()
-	who.PID, who.UID = uint32(peer.Pid), peer.Uid
+	who.PID, who.UID = uint32(peer.Pid), c.owner(peer.Uid)
 	for {
 		s, problem := c.serverFor(who)
 		if problem != "" {
 			return problem
+		}
+		if s.uid != who.UID {
+			c.outlast(s)
+			continue
 		}
 		select {
 		case <-s.ready:
@@ -264,7 +270,38 @@ func (c *control) introduce(conn net.Conn, who client) string {
 	}
 }
 
-// serverFor returns the server of a client, which may not be ready yet.
+// owner returns the user whose server serves a user's clients: with -M they all pass
+// for root's (measured).
+func (c *control) owner(uid uint32) uint32 {
+	if c.multiuser {
+		return 0
+	}
+	return uid
+}
+
+// Pauses between two attempts to end the server of another user; they double (measured;
+// that they don't grow further is an assumption).
+const (
+	firstRetire = 200 * time.Millisecond
+	lastRetire  = 3200 * time.Millisecond
+)
+
+// outlast asks the server of another user to end until it has. It doesn't end while it
+// has clients.
+func (c *control) outlast(s *child) {
+	for pause := firstRetire; ; pause = min(2*pause, lastRetire) {
+		c.log.printf("Try shutting down server %d, backoff is enabled", s.pid)
+		_ = s.link.send(order{Retire: true}, nil) // fails if the server has ended
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// serverFor returns the running server, which may not be ready yet or belong to another
+// user. If there is none, it starts one for the client.
 func (c *control) serverFor(who client) (*child, string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -277,10 +314,8 @@ func (c *control) serverFor(who client) (*child, string) {
 			c.log.printf("%v", err)
 			return nil, notConnected
 		}
-	case !c.multiuser && c.running.uid != who.UID:
-		// The real daemon makes the client wait for the last client of the other
-		// user.
-		return nil, notReady
+	case c.running.uid != who.UID:
+		c.log.printf("NEW CLIENT %d from user %d: Server is not ready, push client to pending list", who.PID, who.UID)
 	default:
 		c.log.printf("NEW CLIENT %d from user %d: Server already exists", who.PID, who.UID)
 	}
@@ -302,6 +337,9 @@ func (c *control) start(uid uint32) error {
 	cmd.Args = []string{serverProgram}
 	if c.multiuser {
 		cmd.Args = append(cmd.Args, "-multiuser-server")
+	}
+	if !c.multiuser && os.Geteuid() == 0 { // the server is a process of its user (measured)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uint32(os.Getgid()), NoSetGroups: true}}
 	}
 	cmd.ExtraFiles = []*os.File{theirs}
 	// In a chroot there may be no /dev/null.
@@ -369,7 +407,7 @@ func (c *control) startServer(uid uint32) {
 	if c.running != nil || c.quitting {
 		return
 	}
-	if err := c.start(uid); err != nil {
+	if err := c.start(c.owner(uid)); err != nil {
 		c.log.printf("%v", err)
 	}
 }

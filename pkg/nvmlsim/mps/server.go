@@ -39,6 +39,7 @@ type server struct {
 	memory   limits
 	lastID   int
 	clients  []*guest
+	served   int // connections, also those without a context yet
 	draining bool
 }
 
@@ -157,12 +158,15 @@ func (s *server) receive() error {
 		conn, err := net.FileConn(f)
 		_ = f.Close()
 		if err == nil {
+			s.count(1)
 			go s.attend(conn, *o.Client)
 		}
 	case o.List > 0:
 		return s.control.send(report{List: o.List, Devices: s.list()}, nil)
 	case o.Drain:
 		s.drain(time.Duration(o.Seconds) * time.Second)
+	case o.Retire:
+		s.retire()
 	case o.Terminate > 0:
 		s.drop(func(g *guest) bool { return g.PID == o.Terminate }, rpcFailed)
 	default:
@@ -217,6 +221,24 @@ func (s *server) drain(patience time.Duration) {
 	}
 }
 
+// retire ends the server if it serves nobody.
+func (s *server) retire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.served > 0 {
+		s.log.printf("Server has %d clients and does not shut down", s.served)
+		return
+	}
+	s.draining = true
+	s.exit()
+}
+
+func (s *server) count(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.served += n
+}
+
 // exit makes serve return.
 func (s *server) exit() {
 	_ = s.control.conn.Close() // the connection may be closed already
@@ -224,6 +246,7 @@ func (s *server) exit() {
 
 // attend serves one client until its connection ends.
 func (s *server) attend(conn net.Conn, c client) {
+	defer s.count(-1)
 	defer conn.Close()
 	s.log.printf("Received new client request for {PID: %d}", c.PID)
 	g, problem := s.admit(conn, c)

@@ -116,6 +116,8 @@ type order struct {
 	// one or after Seconds; 0 means no limit.
 	Drain   bool `json:"drain,omitempty"`
 	Seconds int  `json:"seconds,omitempty"`
+	// Retire orders the server to end if it serves nobody.
+	Retire bool `json:"retire,omitempty"`
 	// Terminate ends the client of a PID.
 	Terminate uint32 `json:"terminate,omitempty"`
 }
