@@ -283,13 +283,21 @@ func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Prepared) (specs.C
 	}
 }
 
-// parent returns the edits of the GPU that a part of it needs: its device node.
-// Other edits of the GPU are left out; DRM nodes, for example, would give
-// access to the whole GPU.
+// parent returns the edits of the GPU that a part of it needs: its device node, and
+// its group if others may not open it. Other edits of the GPU are left out; DRM nodes,
+// for example, would give access to the whole GPU.
 func (d *device) parent() specs.ContainerEdits {
-	return specs.ContainerEdits{
-		DeviceNodes: slices.DeleteFunc(slices.Clone(d.edits.DeviceNodes), func(n *specs.DeviceNode) bool { return n.Path != d.node }),
+	var edits specs.ContainerEdits
+	for _, n := range d.edits.DeviceNodes {
+		if n.Path != d.node {
+			continue
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, n)
+		if n.GID != nil && slices.Contains(d.edits.AdditionalGIDs, *n.GID) {
+			edits.AdditionalGIDs = append(edits.AdditionalGIDs, *n.GID)
+		}
 	}
+	return edits
 }
 
 func (s *Specs) claimPath(claimUID string) string {
