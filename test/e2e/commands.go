@@ -32,7 +32,7 @@ import (
 //	certificates renew|announce|replace  of the API server; see faults.go
 //	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
 //	never DURATION REGEXP CMD...    fail if its output matches within the duration
-//	sees POD CONTAINER              exactly what its claims were allocated, nothing else
+//	sees POD CONTAINER [strict]     exactly what its claims were allocated, nothing else; see sees.go
 //	distinct TIMEOUT LABEL COUNT    so many pods run, each with a MIG device of its own; see distinct.go
 //	pod NAME [OPTIONS]              create a pod that sleeps; see pod.go
 //	nudge POD                       have the kubelet look at a pod at once; prints its phase

@@ -28,12 +28,14 @@ const driver = "gpu.nvidia.com"
 // sees checks that a container has exactly the GPUs and MIG partitions that its
 // claims were allocated: by its device nodes, by the output of nvidia-smi, and
 // by the devices that the device cgroup lets it open. A container with a share
-// or a replica sees all of the GPU or the partition.
+// or a replica sees all of the GPU or the partition. A strict container is not
+// root and can't make device nodes, so it opens those that it has.
 //
-//	sees [NAMESPACE/]POD CONTAINER
+//	sees [NAMESPACE/]POD CONTAINER [strict]
 func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: sees [NAMESPACE/]POD CONTAINER")
+	strict := len(args) == 3 && args[2] == "strict"
+	if neg || len(args) != 2 && !strict {
+		ts.Fatalf("usage: sees [NAMESPACE/]POD CONTAINER [strict]")
 	}
 	namespace, pod := address(ts, args[0])
 	container := args[1]
@@ -42,6 +44,9 @@ func sees(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	want := expect(have)
 	ts.Logf("%s/%s holds %v", pod, container, want.nodes)
 	probes := probesFor(want)
+	if strict {
+		probes = ownNodes(want)
+	}
 	cmd := s.Command(context.Background(), "kubectl", "-n", namespace, "exec", pod, "-c", container, "--", "sh", "-c", lookAround(probes))
 	var errs strings.Builder
 	cmd.Stderr = &errs // kubectl of 1.33 sometimes prints "Unknown stream id" there
@@ -72,14 +77,19 @@ func lookAround(probes []probe) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `set -e
 next() { printf '%[1]s'; }
-probe() { rm -f /tmp/probe; mknod /tmp/probe c "$1" "$2"; cat /tmp/probe 2>&1 || true; }
+make() { rm -f /tmp/probe; mknod /tmp/probe c "$1" "$2"; open /tmp/probe; }
+open() { cat "$1" 2>&1 || true; }
 for control in nvidiactl nvidia-uvm nvidia-uvm-tools; do test -c /dev/$control || { echo "no /dev/$control"; exit 1; }; done
 ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null || true
 next
 nvidia-smi -L
 `, strings.ReplaceAll(separator, "\n", `\n`))
 	for _, p := range probes {
-		fmt.Fprintf(&b, "next\nprobe %d %d\n", p.major, p.minor)
+		if p.node != "" {
+			fmt.Fprintf(&b, "next\nopen %s\n", p.node)
+		} else {
+			fmt.Fprintf(&b, "next\nmake %d %d\n", p.major, p.minor)
+		}
 	}
 	return b.String()
 }
@@ -144,11 +154,22 @@ func listed(out string) []string {
 	return uuids
 }
 
-// probe is a device node that a container makes itself and opens.
+// probe is a device node that a container opens: one that it has, or one that it
+// makes itself.
 type probe struct {
+	node         string // the path of one that it has
 	what         string
-	major, minor int
+	major, minor int // of one that it makes
 	own          bool
+}
+
+// ownNodes lists the device nodes that a container must be able to open.
+func ownNodes(want expected) []probe {
+	var probes []probe
+	for _, node := range slices.Concat(want.nodes, []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}) {
+		probes = append(probes, probe{node: node, what: node, own: true})
+	}
+	return probes
 }
 
 // probesFor lists what a container tries to open: GPUs and MIG capabilities,
@@ -157,19 +178,19 @@ func probesFor(want expected) []probe {
 	const gpuMajor, capsMajor = 195, 509 // as the simulator has them
 	var probes []probe
 	for minor := range 9 {
-		probes = append(probes, probe{"GPU", gpuMajor, minor, want.minors[minor]})
+		probes = append(probes, probe{what: "GPU", major: gpuMajor, minor: minor, own: want.minors[minor]})
 	}
 	others := 0
 	for c := 1; others < 3; c++ { // MIG's configuration and monitoring first
 		if !want.caps[c] {
-			probes = append(probes, probe{"capability", capsMajor, c, false})
+			probes = append(probes, probe{what: "capability", major: capsMajor, minor: c})
 			others++
 		}
 	}
 	for c := range want.caps {
-		probes = append(probes, probe{"capability", capsMajor, c, true})
+		probes = append(probes, probe{what: "capability", major: capsMajor, minor: c, own: true})
 		if !want.caps[c+2] { // a neighbour's
-			probes = append(probes, probe{"capability", capsMajor, c + 2, false})
+			probes = append(probes, probe{what: "capability", major: capsMajor, minor: c + 2})
 		}
 	}
 	return probes
@@ -177,13 +198,14 @@ func probesFor(want expected) []probe {
 
 // checkCgroup checks the results of opening the probes: the device cgroup must
 // refuse devices of others; the container's own may fail only because the
-// hardware is missing.
+// hardware is missing, and not by their permissions either.
 func checkCgroup(ts *testscript.TestScript, probes []probe, opened []string) {
 	if len(opened) != len(probes) {
 		ts.Fatalf("%d device nodes were to be opened, there are %d results: %q", len(probes), len(opened), opened)
 	}
 	for i, p := range probes {
-		if refused := strings.Contains(opened[i], "not permitted"); refused == p.own {
+		denied := strings.Contains(opened[i], "denied")
+		if refused := strings.Contains(opened[i], "not permitted"); refused == p.own || denied {
 			ts.Fatalf("%s %d, the container's own: %v; opening it: %q", p.what, p.minor, p.own, opened[i])
 		}
 	}

@@ -148,6 +148,7 @@ func TestServer(t *testing.T) {
 	t.Run("the plugin writes status.devices", func(t *testing.T) { pluginStatuses(t, s) })
 	t.Run("records of double allocations of earlier releases go", func(t *testing.T) { pluginInventories(t, s) })
 	t.Run("a tenant gets no admin access and nothing of others", func(t *testing.T) { tenant(t, s) })
+	t.Run("strict pods of all examples are admitted", func(t *testing.T) { strictExamples(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
 	s.install(t, "--set=controller.nodeLabels.enabled=true")
 	t.Run("the controller's token changes nothing of others", func(t *testing.T) { controllerToken(t, s) })
