@@ -147,7 +147,7 @@ func Wanted(j *journal.Journal, claims *holding.Claims, bootID string) (map[stri
 	daemons, intervals := map[string]Daemon{}, map[gpu.UUID]string{}
 	for _, r := range j.All() {
 		for _, g := range r.Holdings {
-			if r.BootID != bootID || claims.IsLeaving(r.ClaimUID) || g.Admin {
+			if r.BootID != bootID || !claims.IsStaying(r.ClaimUID) || g.Admin {
 				continue
 			}
 			if g.TimeSlice != "" {
