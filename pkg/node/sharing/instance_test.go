@@ -109,6 +109,95 @@ func TestInstanceOfTheMoment(t *testing.T) {
 	})
 }
 
+// TestClaimWithoutJoin: while a prepare makes a recorded claim's devices ready, no daemon is
+// started and no setting is changed for the claim, because its partition may still be
+// being destroyed after an earlier claim, and its GPU may be in MIG mode.
+func TestClaimWithoutJoin(t *testing.T) {
+	t.Run("partition that is being destroyed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, newMachine())
+			end := n.run(t)
+			n.record(t, "MIG-1", true)
+			r := n.hold(t, claim("a", ofPartition(gpu0, 0)))
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-1")); err != nil {
+				t.Fatal(err)
+			}
+			n.unprepare(t, "a") // its partition is being destroyed
+			r = n.hold(t, claim("b", ofPartition(gpu0, 0)))
+			n.reported()
+			n.isOn(t, "the partition is being destroyed")
+			n.record(t, "MIG-2", true)
+			if _, err := n.Join(t.Context(), r, instances(r, "MIG-2")); err != nil {
+				t.Fatal(err)
+			}
+			n.isOn(t, "the partition was created again", "MIG-2")
+			end()
+		})
+	})
+	t.Run("whole GPU", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, newMachine())
+			end := n.run(t)
+			n.SetTimeSlices(policy)
+			n.hold(t, claim("a", share(gpu0, 0)))
+			n.hold(t, claim("b", wholeMPS(gpu1, 10)))
+			n.hold(t, claim("c", replica(gpu1, 0)))
+			n.reported()
+			n.machine.do(func() { delete(n.machine.daemons, "claim-other") })
+			n.check(t, is{})
+			end()
+		})
+	})
+}
+
+// TestKeptForClaimWithoutJoin: the last claim that uses a daemon leaves while another one
+// that needs it is being prepared. The daemon and the compute mode stay, and go if that
+// prepare fails.
+func TestKeptForClaimWithoutJoin(t *testing.T) {
+	n := newNode(t, newMachine())
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.hold(t, claim("b", share(gpu0, 1)))
+	n.unprepare(t, "a")
+	n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+	n.unprepare(t, "b")
+	n.check(t, is{})
+}
+
+// TestModeIsRestoredForPartition: a claim that is to have a partition of a GPU doesn't keep the
+// compute mode that earlier claims needed of the whole GPU.
+func TestModeIsRestoredForPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		m.lingers = true
+		n := newNode(t, m)
+		end := n.run(t)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unprepare(t, "a")
+		n.hold(t, claim("b", ofPartition(gpu0, 0)))
+		m.end()
+		time.Sleep(5 * time.Second)
+		n.check(t, is{})
+		end()
+	})
+}
+
+// TestDaemonOfARestartedPlugin: a plugin that starts again starts a daemon that is missing
+// also for claims that it can't prepare again.
+func TestDaemonOfARestartedPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		n := newNode(t, m)
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.journal.Close()
+		m.do(func() { clear(m.daemons) })
+		n = start(t, m, n.dir, "boot-1", nil)
+		end := n.run(t)
+		time.Sleep(5 * time.Second)
+		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+		end()
+	})
+}
+
 // instances returns the answer of the partitions' Manager for a claim with one partition.
 func instances(r holding.Record, mig gpu.UUID) map[gpu.DeviceName]gpu.Prepared {
 	g := r.Holdings[0]

@@ -22,6 +22,7 @@ import (
 // AwaitDaemonEnds wait for it. Idempotent. A setting that can't be put back now is put
 // back later.
 func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
+	m.joined.Delete(r.ClaimUID)
 	groups := m.groups(r)
 	if len(r.Holdings) == 0 { // it can't be read
 		groups = nil

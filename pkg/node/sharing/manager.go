@@ -87,6 +87,11 @@ type Manager struct {
 	hw  Hardware
 	smi SMI
 
+	// joined are the UIDs of the claims whose Join has begun, and whose Leave hasn't since.
+	// Those with a record when the process started count, too: no partition of theirs is
+	// being destroyed.
+	joined sync.Map
+
 	mu sync.Mutex
 	// found are the daemons that the supervisor has reported, by name; listed is set
 	// when it has reported all.
@@ -143,6 +148,11 @@ func New(c Config) *Manager {
 		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, others: map[string]map[gpu.Partition]gpu.UUID{},
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
+	}
+	for _, r := range c.Journal.All() {
+		if r.BootID == c.BootID {
+			m.joined.Store(r.ClaimUID, true)
+		}
 	}
 	m.metrics = newMetrics(c.Registerer, m)
 	return m
@@ -223,11 +233,13 @@ func (m *Manager) change(f func()) {
 // Join sets up the sharing of a claim whose record is in the journal: compute
 // mode, time slice, MPS daemons. given has its devices that are, or are shares
 // of, partitions, with their instances. It returns the directories by which
-// containers reach the daemon of each device whose holding has MPS. Idempotent.
+// containers reach the daemon of each device whose holding has MPS. Idempotent. The
+// claim's partitions are there, and stay: until Join begins, Run starts no daemon for it.
 //
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	m.remember(r, given)
+	m.joined.Store(r.ClaimUID, true)
 	for _, uuid := range r.GPUs() {
 		if err := m.knowRemains(ctx, uuid); err != nil {
 			return nil, err
@@ -386,8 +398,8 @@ func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepar
 	}
 }
 
-// made returns the MIG device of a partition that Tessera has created, or is creating or
-// destroying: then it is empty.
+// made returns the MIG device of a partition that Tessera has created, or is destroying. It
+// is empty while the partition is being created.
 func (m *Manager) made(p gpu.Partition) (mig gpu.UUID, ok bool) {
 	r, ok := m.cfg.Journal.GPU(p.GPU)
 	if !ok || r.BootID != m.cfg.BootID {

@@ -7,15 +7,17 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// plan has the daemons and settings that claims need, by the journal.
+// plan has the daemons and settings that claims need, by the journal. A claim whose Join
+// hasn't begun needs none: its devices may not be ready, and its partition may still be
+// being destroyed after an earlier claim.
 type plan struct {
 	daemons map[string]*wanted
 	// timeSlices are the intervals that claims' configurations ask for, by GPU.
 	timeSlices map[gpu.UUID]string
 	// replicas are the GPUs that claims have replicas of.
 	replicas map[gpu.UUID]bool
-	// unknown has the needs of claims whose records can't be read.
-	unknown unknown
+	// kept has what no claim above may need, and another claim may.
+	kept kept
 }
 
 // wanted is a daemon that claims need.
@@ -29,8 +31,9 @@ type wanted struct {
 	claims []holding.Record
 }
 
-// unknown has the daemons and GPUs that claims with unreadable records may need.
-type unknown struct {
+// kept has the daemons, and the GPUs whose settings, stay if they are there: for claims whose
+// records can't be read, and for those whose Join hasn't begun.
+type kept struct {
 	all  bool
 	gpus map[gpu.UUID]bool
 	// daemons by name
@@ -42,19 +45,28 @@ type unknown struct {
 func (m *Manager) planNow() plan {
 	p := plan{
 		daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
-		unknown: unknown{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
+		kept: kept{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
 	}
 	for _, r := range m.cfg.Journal.All() {
-		if r.BootID == m.cfg.BootID && m.cfg.Claims.IsStaying(r.ClaimUID) {
+		switch {
+		case r.BootID != m.cfg.BootID || !m.cfg.Claims.IsStaying(r.ClaimUID):
+		case m.hasJoined(r.ClaimUID):
 			p.add(r)
+		default:
+			p.keepFor(r)
 		}
 	}
 	for _, u := range m.cfg.Journal.Unreadable() {
 		if m.cfg.Claims.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.cfg.BootID) {
-			p.addUnknown(u.Record)
+			p.keepForUnreadable(u.Record)
 		}
 	}
 	return p
+}
+
+func (m *Manager) hasJoined(claimUID string) bool {
+	_, ok := m.joined.Load(claimUID)
+	return ok
 }
 
 func (p *plan) add(r holding.Record) {
@@ -105,23 +117,39 @@ func loosest[N int | int64](a, b N) N {
 	return max(a, b)
 }
 
-func (p *plan) addUnknown(r holding.Record) {
-	p.unknown.daemons[r.OwnDaemonName()] = true
-	p.unknown.all = p.unknown.all || len(r.Holdings) == 0
+// keepFor keeps what a claim will need when its Join begins. Claims of partitions need no
+// settings: those that earlier claims needed of the GPU are restored meanwhile.
+func (p *plan) keepFor(r holding.Record) {
 	for _, g := range r.Holdings {
-		p.unknown.gpus[g.GPU] = true
-		p.unknown.daemons[g.SharedDaemonName()] = true
+		if !g.IsShared() {
+			continue
+		}
+		if g.Partition == (holding.Partition{}) {
+			p.kept.gpus[g.GPU] = true
+		}
+		if name := r.Daemon(g); name != "" {
+			p.kept.daemons[name] = true
+		}
 	}
 }
 
-// wants reports whether the daemon is needed, or may be.
-func (p *plan) wants(daemon string) bool {
-	return p.daemons[daemon] != nil || p.unknown.all || p.unknown.daemons[daemon]
+// keepForUnreadable keeps what a claim may need of whose record this could be read.
+func (p *plan) keepForUnreadable(r holding.Record) {
+	p.kept.daemons[r.OwnDaemonName()] = true
+	p.kept.all = p.kept.all || len(r.Holdings) == 0
+	for _, g := range r.Holdings {
+		p.kept.gpus[g.GPU] = true
+		p.kept.daemons[g.SharedDaemonName()] = true
+	}
 }
 
-// mayUse reports whether a claim whose record can't be read may have a device of the
-// GPU.
-func (p *plan) mayUse(uuid gpu.UUID) bool { return p.unknown.all || p.unknown.gpus[uuid] }
+// wants reports whether the daemon is needed, or kept.
+func (p *plan) wants(daemon string) bool {
+	return p.daemons[daemon] != nil || p.kept.all || p.kept.daemons[daemon]
+}
+
+// keepsSettings reports whether the GPU's settings are kept, whatever claims need.
+func (p *plan) keepsSettings(uuid gpu.UUID) bool { return p.kept.all || p.kept.gpus[uuid] }
 
 // hasWhole reports whether claims need a daemon for the whole GPU.
 func (p *plan) hasWhole(uuid gpu.UUID) bool {

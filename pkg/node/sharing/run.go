@@ -172,7 +172,7 @@ func (m *Manager) settle(ctx context.Context, name string) error {
 			return m.withGPUs(ctx, p.together(w.gpus()[0]), func(v *visit) error { return v.start(ctx, name) })
 		}
 		if p.wants(name) {
-			return nil // a claim whose record can't be read may need it
+			return nil // it is kept
 		}
 		if err := m.stop(ctx, name); err != nil {
 			return err

@@ -45,7 +45,7 @@ func (v *visit) applyMode(ctx context.Context, uuid gpu.UUID) error {
 	case v.settings(uuid).ComputeModeBefore == "":
 		v.m.setOthersMode(uuid, "")
 		return nil
-	case v.plan.mayUse(uuid): // a claim whose record can't be read
+	case v.plan.keepsSettings(uuid):
 		return nil
 	default:
 		return v.restoreMode(ctx, uuid)
@@ -265,7 +265,7 @@ func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 	switch {
 	case !known || want == "" && s.TimeSliceBefore == "":
 		return nil
-	case want == "" && v.plan.mayUse(uuid): // a claim whose record can't be read
+	case want == "" && v.plan.keepsSettings(uuid):
 		return nil
 	case want == "":
 		return v.restoreTimeSlice(ctx, uuid)

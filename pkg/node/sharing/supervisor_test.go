@@ -34,7 +34,9 @@ func TestSupervisorAway(t *testing.T) {
 		if err := n.giveUp(t.Context(), "a"); !errors.Is(err, mps.ErrUnavailable) {
 			t.Errorf("leave: got %v", err)
 		}
-		n.claims.Reset("a")
+		if _, err := n.Join(t.Context(), n.hold(t, claim("a", share(gpu0, 0))), nil); !errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("join again: got %v", err)
+		}
 		end := n.run(t)
 		time.Sleep(time.Minute)
 		m.do(func() {
