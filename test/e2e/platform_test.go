@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/test/cluster"
@@ -99,6 +101,9 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 		if _, err := s.Kubectl(context.Background(), "delete", "namespace", part, "--wait=true", "--timeout=120s"); err != nil {
 			env.T().Log("the part leaves its namespace behind:", err)
 		}
+		if _, err := s.Kubectl(context.Background(), "delete", "sharingpolicies", "--all", "--ignore-not-found"); err != nil && part != "uninstall" && part != platform.Refused {
+			env.T().Log("the part leaves its policies behind:", err)
+		}
 	})
 	return nil
 }
@@ -144,8 +149,41 @@ func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscr
 		ts.Logf("%s", out)
 		ts.Check(err)
 	}
+	cmds["pod"] = func(ts *testscript.TestScript, neg bool, args []string) {
+		made := podOf(ts, neg, args)
+		admit(made, p)
+		createPod(ts, s, made)
+	}
+	cmds["sees"] = func(ts *testscript.TestScript, neg bool, args []string) {
+		if isRestricted(p) {
+			args = append(args, "strict")
+		}
+		sees(ts, s, neg, args)
+	}
 	cmds["refused"] = func(ts *testscript.TestScript, _ bool, _ []string) { refused(ts, s, p) }
 	return cmds
+}
+
+func isRestricted(p *platform.Platform) bool {
+	return p.Cluster.PodSecurity != nil && p.Cluster.PodSecurity.Enforce == "restricted"
+}
+
+// admit makes a pod as users of the platform write it: it tolerates the taints of nodes with GPUs,
+// and is no more than the platform's Pod Security allows.
+func admit(made *corev1.Pod, p *platform.Platform) {
+	for _, t := range p.Node.Taints {
+		made.Spec.Tolerations = append(made.Spec.Tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpExists, Effect: t.Effect})
+	}
+	if !isRestricted(p) {
+		return
+	}
+	made.Spec.SecurityContext = &corev1.PodSecurityContext{
+		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](1000),
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	made.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+		AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
 }
 
 // refused installs the chart on a platform where Tessera can't work, and waits until what the

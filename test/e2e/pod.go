@@ -25,12 +25,17 @@ import (
 // namespace. In the pod, a claim from a template is named gpu, and another one as it is,
 // because the kubelet of 1.34 reports the health of such claims only.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	createPod(ts, s, podOf(ts, neg, args))
+}
+
+// podOf returns the pod that a command describes.
+func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"story": ts.Getenv("NS")}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"story": ts.Getenv("NS")}},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			Containers: []corev1.Container{{
@@ -62,7 +67,11 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	for _, claim := range p.Spec.ResourceClaims {
 		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
 	}
-	_, err := s.Kube().CoreV1().Pods(namespace).Create(context.Background(), p, metav1.CreateOptions{})
+	return p
+}
+
+func createPod(ts *testscript.TestScript, s *stack.Stack, p *corev1.Pod) {
+	_, err := s.Kube().CoreV1().Pods(p.Namespace).Create(context.Background(), p, metav1.CreateOptions{})
 	ts.Check(err)
 }
 
