@@ -33,7 +33,9 @@ const (
 func (c *Cluster) driverComponents(env []string) []machine.Component {
 	var components []machine.Component
 	if c.hasDriver() {
-		components = append(components, machine.Component{Name: driverComponent, Args: []string{"/bin/sh", configDir + "/" + driverScript}, Env: env})
+		// Mounts that the driver makes are seen by all, options that it changes by itself only.
+		args := []string{"unshare", "--mount", "--propagation=unchanged", "/bin/sh", configDir + "/" + driverScript}
+		components = append(components, machine.Component{Name: driverComponent, Args: args, Env: env})
 	}
 	if c.platform.Node.DevicePlugin {
 		components = append(components, machine.Component{
@@ -45,7 +47,8 @@ func (c *Cluster) driverComponents(env []string) []machine.Component {
 }
 
 // driverFiles are the files of a node's configuration that its driver is started with.
-func driverFiles(driver platform.Driver, node string) map[string][]byte {
+func driverFiles(p platform.Node, node string) map[string][]byte {
+	driver := p.Driver
 	if driver.None {
 		return nil
 	}
@@ -55,8 +58,20 @@ func driverFiles(driver platform.Driver, node string) map[string][]byte {
 		files[driverMachine] = []byte(hardware)
 		hardware = configDir + "/" + driverMachine
 	}
-	files[driverScript] = []byte(driverCommands(driver, hardware, node))
+	files[driverScript] = []byte("set -e\n" + writable(p.Mounts) + driverCommands(driver, hardware, node))
 	return files
+}
+
+// writable are the commands that let the driver's files be written where the platform has
+// them in its image, which is read-only when it runs.
+func writable(mounts []platform.Mount) string {
+	var b strings.Builder
+	for _, m := range mounts {
+		if slices.Contains(m.Options, "ro") {
+			fmt.Fprintf(&b, "mount -o remount,bind,rw %s\n", m.Path)
+		}
+	}
+	return b.String()
 }
 
 // driverCommands is the shell script of the driver. A machine that was switched off has
@@ -73,8 +88,7 @@ func driverCommands(driver platform.Driver, hardware, node string) string {
 		flags += " --kernel=/"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `set -e
-nvmlsim install %[1]s
+	fmt.Fprintf(&b, `nvmlsim install %[1]s
 if [ ! -e %[3]s ]; then
   nvmlsim reboot --root=%[2]s
 fi

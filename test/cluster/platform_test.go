@@ -194,14 +194,14 @@ func TestDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "nvidia-driver-gke-cos.sh", string(driverFiles(gke.Node.Driver, "n")[driverScript]))
+	golden(t, "nvidia-driver-gke-cos.sh", string(driverFiles(gke.Node, "n")[driverScript]))
 	own := platform.Driver{OwnTree: true, Root: "/run/nvidia/driver", LdCache: true, Libraries: "usr/lib64", Machine: "gpus:\n- {model: a30}\n"}
-	files := driverFiles(own, "n")
+	files := driverFiles(platform.Node{Driver: own}, "n")
 	golden(t, "nvidia-driver-own-tree.sh", string(files[driverScript]))
 	if string(files[driverMachine]) != own.Machine {
 		t.Errorf("the machine's file: %q", files[driverMachine])
 	}
-	if files := driverFiles(platform.Driver{None: true}, "n"); files != nil {
+	if files := driverFiles(platform.Node{Driver: platform.Driver{None: true}}, "n"); files != nil {
 		t.Errorf("of no driver: %v", files)
 	}
 }

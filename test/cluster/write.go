@@ -138,7 +138,7 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 		"crictl.yaml": []byte("runtime-endpoint: unix://" + c.containerdSocket() + "\n"),
 	}
 	if c.likePlatform(node) {
-		maps.Copy(files, driverFiles(c.platform.Node.Driver, name))
+		maps.Copy(files, driverFiles(c.platform.Node, name))
 	}
 	if err := writeFiles(dir, files); err != nil {
 		return err
