@@ -315,9 +315,13 @@ func (s *supervisor) restart(name string, after time.Duration) {
 	})
 }
 
-// reboot ends all daemons.
-func (s *supervisor) reboot() error {
-	s.change(func() { clear(s.all) })
+// endAll ends all daemons, and removes the run directory.
+func (s *supervisor) endAll() error {
+	s.change(func() {
+		for _, d := range s.all {
+			s.end(d)
+		}
+	})
 	return os.RemoveAll(s.c.host.Path(filepath.Dir(s.dir)))
 }
 

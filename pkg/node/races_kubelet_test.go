@@ -211,7 +211,7 @@ func (w *world) checkFailures(b batch) {
 	}
 	for _, o := range b.Ops {
 		switch o.Kind {
-		case opRestart, opKill, opReboot, opFail, opSlow, opAway, opDies, opServer:
+		case opRestart, opKill, opReboot, opSandbox, opFail, opSlow, opAway, opDies, opServer:
 			return // these may be the reason of any failure
 		case opPrepare, opUnprepare, opDeletePods, opStart, opPolicy:
 		}

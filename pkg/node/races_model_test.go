@@ -118,7 +118,7 @@ type modelClaim struct {
 	calls      []kubeletCall // of this batch
 }
 
-// kubeletCall is a call of a batch for one claim, or a reboot.
+// kubeletCall is a call of a batch for one claim, or a restart of the node or its sandbox.
 type kubeletCall struct {
 	op    op
 	start time.Time
@@ -155,7 +155,7 @@ func (s *modelClaim) after() claimState {
 			state = prepared
 		case c.is(opUnprepare, true):
 			state = gone
-		case c.op.Kind == opPrepare && state == prepared, c.op.Kind == opReboot && state == gone: // it stays so
+		case c.op.Kind == opPrepare && state == prepared, c.op.endsContainers() && state == gone: // it stays so
 		default:
 			state = uncertain
 		}

@@ -144,6 +144,8 @@ const (
 	opPolicy     kindOfOp = "policy"
 	opServer     kindOfOp = "the API server is away"
 	opReboot     kindOfOp = "the node reboots"
+	// opSandbox: see computer.restartSandbox.
+	opSandbox kindOfOp = "the node's sandbox restarts"
 )
 
 // op is one operation. Fields that its kind doesn't need are ignored.
@@ -192,7 +194,7 @@ func (o op) short() string {
 		text += fmt.Sprintf(": %s of GPU %d answers %v, %d times", o.Call, o.GPU, o.Code, o.Count)
 	case opSlow:
 		text += fmt.Sprintf(": %s of GPU %d takes %s, %d times", o.Call, o.GPU, o.For, o.Count)
-	case opRestart, opKill, opAway, opDies, opServer, opReboot:
+	case opRestart, opKill, opAway, opDies, opServer, opReboot, opSandbox:
 		text += fmt.Sprintf(" for %s", o.For)
 	case opPolicy:
 		text += fmt.Sprintf(" %d", o.Count)
@@ -234,8 +236,8 @@ func drawnHistories() *rapid.Generator[history] {
 // drawnOps draws an operation that starts within that many milliseconds.
 func drawnOps(spread int) *rapid.Generator[op] {
 	// Histories are shortened towards the first.
-	kinds := weighted([]kindOfOp{opPrepare, opUnprepare, opStart, opDeletePods, opPolicy, opSlow, opFail, opDies, opAway, opServer, opRestart, opKill, opReboot},
-		[]int{20, 14, 6, 2, 2, 2, 4, 2, 2, 1, 2, 2, 1})
+	kinds := weighted([]kindOfOp{opPrepare, opUnprepare, opStart, opDeletePods, opPolicy, opSlow, opFail, opDies, opAway, opServer, opRestart, opKill, opReboot, opSandbox},
+		[]int{20, 14, 6, 2, 2, 2, 4, 2, 2, 1, 2, 2, 1, 1})
 	return rapid.Custom(func(t *rapid.T) op {
 		o := op{Kind: rapid.SampledFrom(kinds).Draw(t, "kind"), At: millis(0, spread).Draw(t, "at")}
 		switch o.Kind {
@@ -254,7 +256,7 @@ func drawnOps(spread int) *rapid.Generator[op] {
 		case opSlow:
 			drawFault(t, &o, slowCalls())
 			o.For = millis(1, 10_000).Draw(t, "for")
-		case opRestart, opKill, opAway, opDies, opServer, opReboot:
+		case opRestart, opKill, opAway, opDies, opServer, opReboot, opSandbox:
 			o.GPU, o.For = rapid.IntRange(0, 1).Draw(t, "gpu"), millis(1, 15_000).Draw(t, "for")
 		case opPolicy:
 			o.Count = rapid.IntRange(0, 7).Draw(t, "policy")

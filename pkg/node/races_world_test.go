@@ -224,7 +224,7 @@ func (w *world) do(o op) {
 		w.update(func() { w.claims[o.Claim].unused = true })
 	case opStart:
 		w.startContainer(w.claims[o.Claim])
-	case opRestart, opKill, opReboot:
+	case opRestart, opKill, opReboot, opSandbox:
 		w.restart(o)
 	case opServer:
 		w.update(func() { w.serverAway = time.Now().Add(o.For) })
@@ -269,26 +269,33 @@ func (w *world) restart(o op) {
 		p.kill()
 		p.cancel()
 	}
-	if o.Kind == opReboot {
-		w.reboot()
+	if o.endsContainers() {
+		w.endContainers(o)
 	}
 	time.Sleep(o.For)
 	w.boot()
 }
 
-// reboot ends everything that isn't on a disk. The kubelet knows nothing of its claims then.
-func (w *world) reboot() {
-	w.c.boots++
+// endsContainers reports whether all containers end, and the kubelet with them.
+func (o op) endsContainers() bool { return o.Kind == opReboot || o.Kind == opSandbox }
+
+// endContainers ends everything that isn't on a disk. The kubelet knows nothing of its claims
+// then. Only a reboot changes the hardware.
+func (w *world) endContainers(o op) {
 	for _, s := range w.claims {
 		w.pods.stop(s.name)
 		w.update(func() {
 			s.has = false
 			s.unprepares++ // a prepare before this counts no more
-			s.calls = append(s.calls, kubeletCall{op: op{Kind: opReboot}, start: time.Now(), err: errUnanswered})
+			s.calls = append(s.calls, kubeletCall{op: o, start: time.Now(), err: errUnanswered})
 		})
 	}
-	err := errors.Join(w.sup.reboot(), w.c.machine.Reboot(), os.RemoveAll(w.c.cdi()))
+	err := errors.Join(w.sup.endAll(), os.RemoveAll(w.c.cdi()))
+	if o.Kind == opReboot {
+		w.c.boots++
+		err = errors.Join(err, w.c.machine.Reboot())
+	}
 	if err != nil {
-		w.broken("the node can't be rebooted", "%v", err)
+		w.broken("the node can't be restarted", "%v", err)
 	}
 }
