@@ -4,10 +4,13 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"path/filepath"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
@@ -28,12 +31,41 @@ func component(ts *testscript.TestScript, s *stack.Stack, neg bool, args []strin
 	}
 }
 
-// power switches a machine off, or on again.
+// power switches a machine off, or on again. Its simulated GPUs lose what they lose at a reboot.
+// The boot ID stays that of the host.
 func power(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	switch {
 	case neg || len(args) != 2:
 		ts.Fatalf("usage: power off|on MACHINE")
 	case args[0] == "off":
+		ts.Check(s.Cluster.PowerOff(context.Background(), args[1]))
+		ts.Check(rebootGPUs(s, args[1]))
+	default:
+		ts.Check(s.Cluster.PowerOn(context.Background()))
+	}
+}
+
+// rebootGPUs reboots the simulated GPUs of a machine that is off, if it has any.
+func rebootGPUs(s *stack.Stack, machine string) error {
+	m, err := nvmlsim.Open(filepath.Join(s.Cluster.NodeDir(machine), s.DriverRoot, nvmlsim.StateFile))
+	if errors.Is(err, nvmlsim.ErrNoState) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.Reboot(), m.Close())
+}
+
+// sandbox ends all processes of a node with its mounts, or starts it again with an empty /run and
+// /tmp, as Talos does with the sandbox that it has pods, the kubelet and the runtime in. The
+// kernel's boot ID, which is the host's, and the state of the simulated GPUs, which is on a disk,
+// are the same afterwards.
+func sandbox(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	switch {
+	case neg || len(args) != 2 || args[0] != "stop" && args[0] != "start":
+		ts.Fatalf("usage: sandbox stop|start NODE")
+	case args[0] == "stop":
 		ts.Check(s.Cluster.PowerOff(context.Background(), args[1]))
 	default:
 		ts.Check(s.Cluster.PowerOn(context.Background()))
