@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,12 +38,19 @@ func (n *mpsNode) serverUser(t *testing.T) uint32 {
 	return info.Sys().(*syscall.Stat_t).Uid
 }
 
-// awaitLog returns when the daemon's log has the text.
-func (n *mpsNode) awaitLog(t *testing.T, text string) {
+// waiting starts the CUDA program as a user's process, and returns when it waits for the
+// server of another user.
+func (n *mpsNode) waiting(t *testing.T, uid uint32, out io.Writer) *exec.Cmd {
 	t.Helper()
+	c := n.user(t, uid)
+	c.Stdout = out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("NEW CLIENT %d from user %d: Server is not ready", c.Process.Pid, uid)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if log, _ := os.ReadFile(filepath.Join(n.log, "control.log")); strings.Contains(string(log), text) {
-			return
+			return c
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("the daemon's log lacks %q", text)
@@ -79,13 +87,15 @@ func TestMPSUsers(t *testing.T) {
 		if out, err := n.user(t, 1001).Output(); err != nil {
 			t.Errorf("beside the same user: %v, %s", err, out)
 		}
-		second := n.user(t, 1002)
-		var out strings.Builder
-		second.Stdout = &out
-		if err := second.Start(); err != nil {
+		impatient := n.waiting(t, 1002, io.Discard)
+		if err := impatient.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		n.awaitLog(t, fmt.Sprintf("NEW CLIENT %d from user 1002: Server is not ready", second.Process.Pid))
+		if err := impatient.Wait(); err == nil {
+			t.Error("a program that was ended while it waited had a context")
+		}
+		var out strings.Builder
+		second := n.waiting(t, 1002, &out)
 		if uid := n.serverUser(t); uid != 1001 {
 			t.Errorf("the server belongs to user %d while 1001 has a client", uid)
 		}

@@ -67,7 +67,7 @@ type gpuContext interface {
 // an error.
 func (p Program) Run(ctx context.Context, out io.Writer, open func() (*nvmlsim.Machine, error)) error {
 	began := time.Now()
-	c, problem := p.connect(open)
+	c, problem := p.connect(ctx, open)
 	if problem != "" {
 		fmt.Fprintf(out, "%s context %s %d ms\n", p.Tag, problem, time.Since(began).Milliseconds())
 		return errNoContext
@@ -120,8 +120,9 @@ func (p Program) hold(ctx context.Context, c gpuContext, out io.Writer) string {
 }
 
 // connect creates the context as CUDA does: through MPS if a control daemon
-// listens in the pipe directory, otherwise directly on the GPU.
-func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, string) {
+// listens in the pipe directory, otherwise directly on the GPU. The end of ctx ends the
+// wait for a server.
+func (p Program) connect(ctx context.Context, open func() (*nvmlsim.Machine, error)) (gpuContext, string) {
 	m, err := open()
 	if err != nil || m.Init() != nil {
 		return nil, noDevice
@@ -134,7 +135,7 @@ func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, str
 	if err != nil {
 		return p.direct(m, visible)
 	}
-	c, problem := meetServer(conn, client{
+	c, problem := meetServer(ctx, conn, client{
 		Name: os.Args[0], Namespace: pidNamespace(), Visible: visible, Device: p.Device,
 		Memory: os.Getenv(memoryEnv), Threads: os.Getenv(threadsEnv),
 	})
@@ -150,10 +151,10 @@ func (p Program) connect(open func() (*nvmlsim.Machine, error)) (gpuContext, str
 
 // meetServer retries once if the server was killed just when it got the
 // connection.
-func meetServer(conn net.Conn, who client) (*remote, string) {
+func meetServer(ctx context.Context, conn net.Conn, who client) (*remote, string) {
 	for range 2 {
 		c := &remote{conn: conn, r: bufio.NewReader(conn), replies: make(chan reply), gone: make(chan string, 1)}
-		switch err := c.greet(who); {
+		switch err := c.greet(ctx, who); {
 		case err == nil && c.about.Error == "":
 			go c.listen()
 			return c, ""
@@ -162,6 +163,9 @@ func meetServer(conn net.Conn, who client) (*remote, string) {
 			return nil, c.about.Error
 		}
 		c.close()
+		if ctx.Err() != nil {
+			return nil, notConnected
+		}
 		var err error
 		if conn, err = net.Dial("unix", controlSocket()); err != nil {
 			return nil, notConnected
@@ -194,7 +198,8 @@ type remote struct {
 	gone    chan string
 }
 
-func (c *remote) greet(who client) error {
+func (c *remote) greet(ctx context.Context, who client) error {
+	defer context.AfterFunc(ctx, func() { _ = c.conn.Close() })()
 	if err := writeLine(c.conn, greeting{Client: &who}); err != nil {
 		return err
 	}
