@@ -116,6 +116,7 @@ func layout(o Options, t tree) ([]entry, error) {
 func kernelEntries(d nvmlsim.Description, dir string) []entry {
 	entries := append(deviceEntries(d), kernelLog())
 	entries = append(entries, procEntries(d)...)
+	entries = append(entries, paramsFile(dir != ""))
 	entries = append(entries, sysEntries(d)...)
 	for i := range entries {
 		entries[i].path = filepath.Join(dir, entries[i].path)
@@ -236,11 +237,22 @@ func text(path, format string, args ...any) entry {
 	return file(path, 0o444, fmt.Appendf(nil, format, args...))
 }
 
+// paramsFile returns the entry of the driver's parameters. A driver makes device files by
+// default, and NVIDIA's container toolkit then mounts a file over this one in containers, which
+// have it as part of /proc. They haven't here: a machine's own driver has the other setting
+// (NVreg_ModifyDeviceFiles=0).
+func paramsFile(ofMachine bool) entry {
+	modify := 1
+	if ofMachine {
+		modify = 0
+	}
+	return text("proc/driver/nvidia/params", "ModifyDeviceFiles: %d\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n", modify)
+}
+
 func procEntries(d nvmlsim.Description) []entry {
 	entries := []entry{
 		devices(),
 		text("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (nvmlsim)\n", d.DriverVersion),
-		text("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"),
 		text("proc/driver/nvidia/capabilities/mig/config", capability, 1, 256),
 		text("proc/driver/nvidia/capabilities/mig/monitor", capability, 2, 292),
 		text("proc/driver/nvidia-caps/mig-minors", "%s", migMinors(d)),
