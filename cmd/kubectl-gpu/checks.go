@@ -53,6 +53,7 @@ type patient struct {
 	// tesseraPods are Tessera's own, if they could be listed.
 	tesseraPods     []corev1.Pod
 	tesseraPodsRead bool
+	daemonSets      daemonSets
 }
 
 // examine returns the findings, the worst first.
@@ -67,6 +68,7 @@ func (p *patient) examine() []finding {
 	for i := range p.tesseraPods {
 		out = append(out, examinePod(&p.tesseraPods[i])...)
 	}
+	out = append(out, p.daemonSets.examine()...)
 	out = append(out, p.claims()...)
 	sortFindings(out)
 	return out

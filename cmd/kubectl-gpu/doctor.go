@@ -44,7 +44,8 @@ func doctorCommand(o *options) *cobra.Command {
 		Long: `Look at all nodes at once, and say what is wrong and what to do: conditions of GPUs,
 plugins that don't answer, other drivers, silicon that was allocated twice, nodes
 without ResourceSlices, policies that are refused or not applied, devices that wait for
-claims, claims on nodes that are gone, and pods of Tessera that aren't ready.
+claims, claims on nodes that are gone, and pods of Tessera that aren't ready or that the
+API server refuses.
 
 With --exec it also runs kubelet-plugin doctor in the plugin's pod of each node, which
 compares journal, CDI files, MIG instances and MPS daemons there. That takes the verb
@@ -87,6 +88,9 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 		return err
 	}
 	p.tesseraPodsRead = !r.anyUnread(podsName)
+	if p.daemonSets, err = r.daemonSets(ctx); err != nil {
+		return err
+	}
 	if err := r.canExamine(p); err != nil {
 		return err
 	}

@@ -151,7 +151,7 @@ func cluster(t *testing.T) *server {
 	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 	inventory.SetFacts(&inv.Status, n)
 	s := &server{minor: "37", items: map[string][]any{
-		own + "gpuinventories": {inv}, own + "sharingpolicies": {}, "/api/v1/nodes": {map[string]any{"metadata": map[string]any{"name": n.Name}}},
+		own + "gpuinventories": {inv}, own + "sharingpolicies": {}, "/apis/apps/v1/daemonsets": {}, "/api/v1/nodes": {map[string]any{"metadata": map[string]any{"name": n.Name}}},
 		resources + "deviceclasses": {class("gpu.nvidia.com", "gpu"), class("mig.nvidia.com", "mig"), class("mps.gpu.nvidia.com", "mps")},
 		resources + "resourceclaims": {
 			claim("team", "train-gpu", "train-0", "gpu-00000002"), claim("team", "infer-7c9-gpu", "infer-7c9-xk2p1", "gpu-00000001-mig-3g40gb-4"),
@@ -244,8 +244,9 @@ func TestOutput(t *testing.T) {
 			s.forbidden = []string{"/api/v1/pods", own + "sharingpolicies"}
 		}},
 		"doctor-no-tessera": {args: []string{"doctor"}, change: func(s *server) {
-			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}}
+			s.items = map[string][]any{resources + "resourceslices": {}, resources + "resourceclaims": {}, "/api/v1/pods": {}, "/apis/apps/v1/daemonsets": {}}
 		}},
+		"doctor-pod-security":     {args: []string{"doctor"}, change: refused},
 		"policy":                  {args: []string{"policy"}, change: shared},
 		"policy-one":              {args: []string{"policy", "shares"}, change: shared},
 		"policy-none":             {args: []string{"policy", "shares"}},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -124,6 +125,30 @@ func ill(s *server) {
 	gone := claim("team", "forgotten", "", "gpu-0000000a")
 	gone.Status.Allocation.Devices.Results[0].Pool = "scrapped"
 	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], gone)
+}
+
+// refused has no plugins, because the namespace enforces a level of Pod Security, and one
+// supervisor less than it should have, which is being created.
+func refused(s *server) {
+	controller := program("tessera-controller-5f6c", "controller", "node", true)
+	s.items[own+"gpuinventories"], s.items[resources+"resourceslices"], s.items[resources+"resourceclaims"] = []any{}, []any{}, []any{}
+	s.items["/api/v1/pods"] = []any{controller}
+	set := func(name string, desired, current int32) appsv1.DaemonSet {
+		d := appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "tessera-system", Name: name}}
+		d.Status.DesiredNumberScheduled, d.Status.CurrentNumberScheduled = desired, current
+		return d
+	}
+	s.items["/apis/apps/v1/daemonsets"] = []any{set("tessera-node", 2, 0), set("tessera-mps", 2, 1)}
+	failed := func(name, kind, message string, at int64) corev1.Event {
+		e := corev1.Event{Reason: failedCreate, Message: message, LastTimestamp: metav1.Unix(at, 0)}
+		e.InvolvedObject = corev1.ObjectReference{Namespace: "tessera-system", Kind: kind, Name: name}
+		return e
+	}
+	s.items["/api/v1/namespaces/tessera-system/events"] = []any{
+		failed("tessera-node", "DaemonSet", `Error creating: pods "tessera-node-" is forbidden: violates PodSecurity "baseline:latest": host namespaces (hostPID=true), privileged`, 9),
+		failed("tessera-node", "DaemonSet", "Error creating: Internal error occurred: the server starts", 5),
+		failed("tessera-mps", "ReplicaSet", "Error creating: another kind", 9),
+	}
 }
 
 // program is one of Tessera's own pods.

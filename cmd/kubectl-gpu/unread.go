@@ -19,6 +19,8 @@ const (
 	policiesName    = "sharingpolicies.gpu.tessera.dev"
 	nodesName       = "nodes"
 	podsName        = "pods"
+	daemonSetsName  = "daemonsets.apps"
+	eventsName      = "events"
 )
 
 // purpose is the reason why a reader reads: the command, except for the model, which map
@@ -73,6 +75,8 @@ func missingParts() []missingPart {
 		{podsName, []purpose{forWhy}, "how much device plugins have left isn't known"},
 		{podsName, []purpose{forTop}, "nothing can be measured"},
 		{podsName, []purpose{forDoctor}, "whether Tessera's own pods are ready isn't known"},
+		{daemonSetsName, []purpose{forDoctor}, "whether all of Tessera's pods can be created isn't known"},
+		{eventsName, []purpose{forDoctor}, "why pods of Tessera aren't created isn't known"},
 		{podsName, []purpose{forWeb}, "which pods wait isn't known"},
 	}
 }
@@ -104,7 +108,7 @@ func (r *reader) tolerateUnread(err error, resource string) error {
 		return nil
 	case apierrors.IsForbidden(err):
 		u.reason, u.do = fmt.Sprintf("You may not list %s", resource), askForList
-		if resource == podsName || resource == claimsName {
+		if slices.Contains([]string{podsName, claimsName, daemonSetsName, eventsName}, resource) {
 			u.do = inAllNamespaces
 		}
 	case apierrors.IsNotFound(err):
