@@ -139,6 +139,7 @@ func (s *server) configAs(account, node string) *rest.Config {
 func TestServer(t *testing.T) {
 	s := startServer(t)
 	t.Run("every object is accepted", func(t *testing.T) { acceptsAll(t, s) })
+	t.Run("notes say that Pod Security admits no plugin", func(t *testing.T) { notesOnPodSecurity(t, s) })
 	t.Run("CRDs are kept", func(t *testing.T) { keepsCRDs(t, s) })
 	s.install(t)
 	populate(t, s)
@@ -196,6 +197,47 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 		if object.Object != nil {
 			all = append(all, object)
 		}
+	}
+}
+
+// notesOnPodSecurity checks that the notes begin with the level of Pod Security that a namespace
+// enforces, and with the command that changes it, where that level refuses the plugin's pods.
+func notesOnPodSecurity(t *testing.T, s *server) {
+	const begin = "NOTES:\n"
+	notes := func(namespace string) string {
+		t.Helper()
+		out, err := s.helm("install", "tessera", chart, "--namespace", namespace, "--dry-run=server", "--set=image.repository=registry.example.com/tessera")
+		_, notes, found := strings.Cut(out, begin)
+		if err != nil || !found {
+			t.Fatalf("helm install --dry-run=server: %v\n%s", err, out)
+		}
+		return notes
+	}
+	const installed = "Tessera 0.1.0 is installed"
+	for level, want := range map[string]string{
+		"restricted": "NO PLUGIN WILL BE ADMITTED, because the namespace guarded-restricted enforces",
+		"baseline":   "NO PLUGIN WILL BE ADMITTED, because the namespace guarded-baseline enforces",
+		"privileged": installed, "": installed,
+	} {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: strings.TrimSuffix("guarded-"+level, "-")}}
+		const label = "pod-security.kubernetes.io/enforce"
+		if level != "" {
+			namespace.Labels = map[string]string{label: level}
+		}
+		if err := s.admin.Create(t.Context(), namespace); err != nil {
+			t.Fatal(err)
+		}
+		got := notes(namespace.Name)
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("with the level %q the notes don't begin with %q:\n%s", level, want, got)
+		}
+		command := "kubectl label --overwrite namespace " + namespace.Name + " " + label + "=privileged\n"
+		if strings.Contains(got, command) != (want != installed) {
+			t.Errorf("with the level %q, should the notes have %q?\n%s", level, command, got)
+		}
+	}
+	if got := notes("is-made-later"); !strings.HasPrefix(got, installed) {
+		t.Errorf("without a namespace the notes begin otherwise:\n%s", got)
 	}
 }
 
