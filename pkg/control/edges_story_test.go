@@ -5,7 +5,6 @@ package control_test
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -254,45 +253,5 @@ func TestServerRefusesTooManyGPUs(t *testing.T) {
 	inv.Status.GPUs = inv.Status.GPUs[1:]
 	if err := api.Status().Update(t.Context(), inv); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestNodeLabels: a node has the labels while it has an inventory; labels of
-// others stay, and the command removes the remaining ones.
-func TestNodeLabels(t *testing.T) {
-	stop := startController(t, "--node-labels")
-	n, other := newNode(t, 2), newNode(t, 1)
-	label(t, n.name, "nvidia.com/gpu.family", "mine")
-	n.report(t)
-	other.report(t)
-	labels := func(n *node) string {
-		object := &corev1.Node{}
-		if err := api.Get(t.Context(), types.NamespacedName{Name: n.name}, object); err != nil {
-			t.Fatal(err)
-		}
-		l := object.Labels
-		return fmt.Sprint(l["nvidia.com/gpu.present"], " ", l["nvidia.com/gpu.product"], " ", l["nvidia.com/gpu.count"], " ", l["nvidia.com/gpu.family"])
-	}
-	eventually(t, "the node has its labels", func() bool { return labels(n) == "true NVIDIA-H100-80GB-HBM3 2 mine" })
-	eventually(t, "so has the other", func() bool { return labels(other) == "true NVIDIA-H100-80GB-HBM3 1 hopper" })
-	if err := api.Delete(t.Context(), n.inventory(t)); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "its labels go with its inventory", func() bool { return labels(n) == "   mine" })
-	stop()
-	if out, err := exec.Command(program, "remove-node-labels", "--kubeconfig", kubeconfig).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	if got := labels(other); got != "   " {
-		t.Errorf("left over: %q", got)
-	}
-	object := &corev1.Node{}
-	if err := api.Get(t.Context(), types.NamespacedName{Name: other.name}, object); err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range object.ManagedFields {
-		if m.Manager == "tessera-node-labels" {
-			t.Errorf("left over: %+v", m)
-		}
 	}
 }

@@ -280,30 +280,3 @@ func conflictingLabels(err error) []string {
 	}
 	return keys
 }
-
-// labelPage is how many Nodes are read at a time.
-const labelPage = 500
-
-// removeNodeLabels removes all labels of Nodes that nodeLabelers have written.
-func removeNodeLabels(ctx context.Context, c client.Client) error {
-	for page := ""; ; {
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(nodeKind().GroupVersion().WithKind("NodeList"))
-		if err := c.List(ctx, list, client.Limit(labelPage), client.Continue(page)); err != nil {
-			return fmt.Errorf("list Nodes: %w", err)
-		}
-		for i := range list.Items {
-			node := &list.Items[i]
-			if !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == labelOwner }) {
-				continue
-			}
-			if _, err := applyLabels(ctx, c, node, nil); client.IgnoreNotFound(err) != nil {
-				return fmt.Errorf("remove the labels of Node %s: %w", node.Name, err)
-			}
-			klog.FromContext(ctx).Info("Removed the node's labels", "node", node.Name)
-		}
-		if page = list.Continue; page == "" {
-			return nil
-		}
-	}
-}

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -250,26 +249,6 @@ func TestLabelsWhileTheDriverFails(t *testing.T) {
 		}
 		if diff := cmp.Diff(map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}, f.labels(t, "n")); diff != "" {
 			t.Errorf("%d GPUs (-want +got):\n%s", len(gpus), diff)
-		}
-	}
-}
-
-func TestRemoveNodeLabels(t *testing.T) {
-	f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
-	l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
-	f.label(t, "b", "product", "mine")
-	f.label(t, "c", "present", "true")
-	for _, name := range []string{"a", "b"} {
-		if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := removeNodeLabels(t.Context(), f.api); err != nil {
-		t.Fatal(err)
-	}
-	for node, want := range map[string]map[string]string{"a": {}, "b": {"product": "mine"}, "c": {"present": "true"}} {
-		if diff := cmp.Diff(want, f.labels(t, node)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", node, diff)
 		}
 	}
 }

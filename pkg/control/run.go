@@ -59,7 +59,8 @@ type Config struct {
 	MetricsAuthentication bool
 	// HealthAddress serves /healthz and /readyz; "0" serves nothing.
 	HealthAddress string
-	// NodeLabels writes labels about GPUs to Nodes.
+	// NodeLabels writes labels about GPUs to Nodes. Otherwise those are removed that were
+	// written earlier.
 	NodeLabels bool
 	// DeviceClasses is a file of the DeviceClasses that the cluster should have,
 	// see classes.Wanted. Empty: the controller leaves DeviceClasses alone.
@@ -130,10 +131,10 @@ func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, 
 	if err := addClasses(mgr, c.DeviceClasses, d, s); err != nil {
 		return err
 	}
-	if c.NodeLabels {
-		return addNodeLabels(mgr, w)
+	if !c.NodeLabels {
+		return addLabelRemoval(mgr, w)
 	}
-	return nil
+	return addNodeLabels(mgr, w)
 }
 
 // waitForAPI waits until the API server can be reached and serves the custom
@@ -310,18 +311,9 @@ func ready(mgr manager.Manager) healthz.Checker {
 // changes that the node's offer follows from: its inventory, one of its slices,
 // its labels, a policy, the devices of claims, or the server's abilities.
 func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.SharedIndexInformer, s *apiServer) error {
-	ctl, err := controller.New("node", mgr, controller.Options{
-		Reconciler:              n,
-		MaxConcurrentReconciles: parallelNodes,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
-		EnableWarmup:            new(true), // a new leader starts with full caches
-		LogConstructor: func(r *reconcile.Request) logr.Logger {
-			if r == nil {
-				return mgr.GetLogger()
-			}
-			return mgr.GetLogger().WithValues("node", r.Name)
-		},
-	})
+	options := nodeOptions(mgr, n)
+	options.EnableWarmup = new(true) // a new leader starts with full caches
+	ctl, err := controller.New("node", mgr, options)
 	if err != nil {
 		return fmt.Errorf("set up the node controller: %w", err)
 	}
@@ -339,6 +331,21 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 		}
 	}
 	return nil
+}
+
+// nodeOptions are those of a controller whose requests are nodes.
+func nodeOptions(mgr manager.Manager, r reconcile.Reconciler) controller.Options {
+	return controller.Options{
+		Reconciler:              r,
+		MaxConcurrentReconciles: parallelNodes,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
+		LogConstructor: func(node *reconcile.Request) logr.Logger {
+			if node == nil {
+				return mgr.GetLogger()
+			}
+			return mgr.GetLogger().WithValues("node", node.Name)
+		},
+	}
 }
 
 // addPolicies makes the manager reconcile all policies whenever a policy, an
@@ -387,17 +394,7 @@ func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
 	labeler := newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), kinds, clock.RealClock{})
 	labeler.writes = w
-	ctl, err := controller.New("node-labels", mgr, controller.Options{
-		Reconciler:              labeler,
-		MaxConcurrentReconciles: parallelNodes,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
-		LogConstructor: func(r *reconcile.Request) logr.Logger {
-			if r == nil {
-				return mgr.GetLogger()
-			}
-			return mgr.GetLogger().WithValues("node", r.Name)
-		},
-	})
+	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labeler))
 	if err != nil {
 		return fmt.Errorf("set up the node label controller: %w", err)
 	}
@@ -408,6 +405,20 @@ func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 		if err := ctl.Watch(source); err != nil {
 			return fmt.Errorf("set up the node label controller: %w", err)
 		}
+	}
+	return nil
+}
+
+// addLabelRemoval makes the manager remove the labels of Nodes that are left from a controller
+// that wrote them. Of Nodes without such labels it does nothing but look at the cached object.
+func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
+	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, &labelRemover{client: mgr.GetClient(), writes: w}))
+	if err != nil {
+		return fmt.Errorf("set up the removal of node labels: %w", err)
+	}
+	nodes := source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(hasOurLabels))
+	if err := ctl.Watch(nodes); err != nil {
+		return fmt.Errorf("set up the removal of node labels: %w", err)
 	}
 	return nil
 }

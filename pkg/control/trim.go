@@ -48,9 +48,13 @@ func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.Parti
 	for key, value := range node.Labels {
 		labels[oneCopy(&p.strings, key, key)] = oneCopy(&p.strings, value, value)
 	}
-	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+	trimmed := &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
 		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: labels,
 	}}
+	if hasOurLabels(node) {
+		trimmed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: labelOwner}}
+	}
+	return trimmed
 }
 
 // trimInventory makes the GPUs of an inventory share their lists of MIG profiles with

@@ -44,7 +44,32 @@ func template(t *testing.T, args ...string) (out, all string, err error) {
 
 func templateAsIs(t *testing.T, args ...string) (out, all string, err error) {
 	t.Helper()
+	return templateOf(t, chart, args...)
+}
+
+func templateOf(t *testing.T, chart string, args ...string) (out, all string, err error) {
+	t.Helper()
 	return helm(t, append([]string{"template", "tessera", chart, "--namespace", "tessera"}, args...)...)
+}
+
+// templateWithHooks renders what Helm installs into a cluster, hooks included.
+func templateWithHooks(t *testing.T, args ...string) (out, all string, err error) {
+	t.Helper()
+	dir := changedChart(t, "_hooks.tpl", `{{- define "tessera.runsHooks" -}}true{{- end -}}`)
+	return templateOf(t, dir, append([]string{"--set=image.repository=registry.example.com/tessera"}, args...)...)
+}
+
+// changedChart returns a copy of the chart with another file among its templates.
+func changedChart(t *testing.T, file, content string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "tessera")
+	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "templates", file), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func TestLint(t *testing.T) {
@@ -176,6 +201,26 @@ func TestMetricsOff(t *testing.T) {
 	}
 }
 
+// TestRenderedChartHasNoHooks checks that whoever applies a rendered chart without Helm creates
+// no Job, which would run at once, and no rights for it, which would stay.
+func TestRenderedChartHasNoHooks(t *testing.T) {
+	const hooks = "helm.sh/hook: "
+	args := []string{"--values=testdata/everything.values.yaml", "--set=controller.nodeLabels.enabled=true"}
+	for _, how := range []string{"--is-upgrade=false", "--is-upgrade"} {
+		out, all, err := template(t, append(args, how)...)
+		if err != nil {
+			t.Fatalf("helm template: %v\n%s", err, all)
+		}
+		if n := strings.Count(out, hooks); n > 0 || strings.Contains(out, "kind: Job\n") {
+			t.Errorf("with %s the rendered chart has %d hooks", how, n)
+		}
+	}
+	out, all, err := templateWithHooks(t, args...)
+	if n := strings.Count(out, hooks); err != nil || n != 4 {
+		t.Errorf("Helm installs the Job and its rights as %d hooks, want 4: %v\n%s", n, err, all)
+	}
+}
+
 // An upgrade of the cluster must leave the release upgradable and removable: its
 // manifest has no beta API, and is the same for all versions of Kubernetes but for the
 // plugin's update strategy (TestPluginsUpdateStrategy).
@@ -227,14 +272,8 @@ func TestPluginsUpdateStrategy(t *testing.T) {
 
 // TestLeftOut checks what NOTES.txt says that a version of Kubernetes leaves out.
 func TestLeftOut(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "tessera")
-	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
-		t.Fatal(err)
-	}
 	// Helm prints notes of installs only.
-	if err := os.WriteFile(filepath.Join(dir, "templates/left-out.yaml"), []byte(`text: {{ include "tessera.leftOut" . | quote }}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := changedChart(t, "left-out.yaml", `text: {{ include "tessera.leftOut" . | quote }}`)
 	const partitions, sizes, names = "MIG partitions on demand", "MPS shares by size", "nvidia.com/gpu in resources.limits"
 	for version, c := range map[string]struct {
 		set  string
@@ -249,7 +288,7 @@ func TestLeftOut(t *testing.T) {
 		"1.37.1":  {},
 	} {
 		t.Run(version, func(t *testing.T) {
-			out, all, err := helm(t, "template", "tessera", dir, "--kube-version="+version, "--show-only=templates/left-out.yaml",
+			out, all, err := templateOf(t, dir, "--kube-version="+version, "--show-only=templates/left-out.yaml",
 				"--set=image.repository=registry.example.com/tessera", "--set="+c.set)
 			if err != nil {
 				t.Fatalf("helm template: %v\n%s", err, all)

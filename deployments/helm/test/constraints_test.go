@@ -24,7 +24,7 @@ func TestRestrictedV2(t *testing.T) {
 		{"--values=testdata/simulator.values.yaml"},
 		{"--values=testdata/everything.values.yaml", "--set=fullnameOverride=tessera"},
 	} {
-		out, all, err := template(t, append(args, "--kube-version=1.37.1")...)
+		out, all, err := templateWithHooks(t, append(args, "--kube-version=1.37.1")...)
 		if err != nil {
 			t.Fatalf("helm template: %v\n%s", err, all)
 		}

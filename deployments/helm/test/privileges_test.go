@@ -52,7 +52,7 @@ func TestPrivileges(t *testing.T) {
 	}
 	got := map[string][]string{}
 	for _, args := range [][]string{{"--set=controller.nodeLabels.enabled=true"}, {"--values=testdata/simulator.values.yaml"}} {
-		out, all, err := template(t, append(args, "--kube-version=1.37.1")...)
+		out, all, err := templateWithHooks(t, append(args, "--kube-version=1.37.1")...)
 		if err != nil {
 			t.Fatalf("helm template: %v\n%s", err, all)
 		}

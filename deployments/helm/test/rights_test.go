@@ -4,12 +4,10 @@ package test
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -306,47 +304,5 @@ func pluginReads(t *testing.T, s *server) {
 		if err := plugin.Get(t.Context(), key, object); !apierrors.IsForbidden(err) {
 			t.Errorf("get a %s: %v, want it forbidden", kind, err)
 		}
-	}
-}
-
-// repeatsLabelRemoval turns node labels off while no Job can run. The rights of the
-// failed Job must be gone, and the next upgrade must try again.
-func repeatsLabelRemoval(t *testing.T, s *server) {
-	const name = "tessera-remove-node-labels"
-	fails := func(args ...string) {
-		t.Helper()
-		if out, err := s.helm(args...); err == nil {
-			t.Fatalf("helm %s succeeded, and there is nothing that runs Jobs:\n%s", strings.Join(args, " "), out)
-		}
-		for _, kind := range []string{"ClusterRole", "ClusterRoleBinding"} {
-			object := &metav1.PartialObjectMetadata{}
-			object.SetGroupVersionKind(schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: kind})
-			if err := s.admin.Get(t.Context(), types.NamespacedName{Name: name}, object); !apierrors.IsNotFound(err) {
-				t.Errorf("after helm %s, get %s %s: %v, want it deleted", args[0], kind, name, err)
-			}
-		}
-	}
-	job := func() types.UID {
-		t.Helper()
-		object := &batchv1.Job{}
-		if err := s.admin.Get(t.Context(), types.NamespacedName{Namespace: "tessera", Name: name}, object); err != nil {
-			t.Fatal(err)
-		}
-		return object.UID
-	}
-	upgrade := []string{"upgrade", "tessera", chart, "--namespace", "tessera", "--set=image.repository=registry.example.com/tessera", "--timeout=5s"}
-	s.install(t, "--set=controller.nodeLabels.enabled=true")
-	fails(upgrade...)
-	first := job()
-	fails(upgrade...)
-	if job() == first {
-		t.Error("the second upgrade didn't try again to remove the labels")
-	}
-	s.install(t, "--set=controller.nodeLabels.enabled=true")
-	fails("uninstall", "tessera", "--namespace", "tessera", "--timeout=5s")
-	second := job()
-	fails(slices.Insert(slices.Clone(upgrade), 1, "--install")...)
-	if job() == second {
-		t.Error("the install after an uninstall that failed didn't try to remove the labels")
 	}
 }

@@ -151,9 +151,11 @@ func TestServer(t *testing.T) {
 	t.Run("a tenant gets no admin access and nothing of others", func(t *testing.T) { tenant(t, s) })
 	t.Run("strict pods of all examples are admitted", func(t *testing.T) { strictExamples(t, s) })
 	t.Run("the plugin reads nothing that it doesn't need", func(t *testing.T) { pluginReads(t, s) })
+	t.Run("the controller only removes its own labels of nodes", func(t *testing.T) { removesLabels(t, s) })
 	s.install(t, "--set=controller.nodeLabels.enabled=true")
 	t.Run("the controller's token changes nothing of others", func(t *testing.T) { controllerToken(t, s) })
-	t.Run("a failed removal of labels is repeated", func(t *testing.T) { repeatsLabelRemoval(t, s) })
+	t.Run("notes say how labels of nodes are removed", func(t *testing.T) { notesOnLabels(t, s) })
+	t.Run("a failed removal of labels leaves no rights", func(t *testing.T) { failsToRemoveLabels(t, s) })
 }
 
 // acceptsAll creates what every golden file has, without leaving any of it. An

@@ -1,0 +1,69 @@
+package control
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tessera-dra/tessera/pkg/control/undone"
+)
+
+// TestRemoveNodeLabels checks that the command and a controller without the option remove the
+// labels that a controller with it wrote, and no other.
+func TestRemoveNodeLabels(t *testing.T) {
+	nodes := []string{"a", "b", "c"}
+	for name, remove := range map[string]func(*testing.T, client.Client){
+		"the command": func(t *testing.T, api client.Client) {
+			if err := removeNodeLabels(t.Context(), api); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a controller without the option": func(t *testing.T, api client.Client) {
+			l := &labelRemover{client: trimmedReads{api}, writes: undone.New(clock.RealClock{})}
+			for _, node := range nodes {
+				if _, err := l.Reconcile(t.Context(), requestFor(node)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
+			l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
+			f.label(t, "b", "product", "mine")
+			f.label(t, "c", "present", "true")
+			for _, node := range []string{"a", "b"} {
+				if _, err := l.Reconcile(t.Context(), requestFor(node)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 2 {
+				remove(t, f.api)
+			}
+			for node, want := range map[string]map[string]string{"a": {}, "b": {"product": "mine"}, "c": {"present": "true"}} {
+				if diff := cmp.Diff(want, f.labels(t, node)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", node, diff)
+				}
+			}
+		})
+	}
+}
+
+// trimmedReads is a client that reads Nodes as the manager's cache holds them.
+type trimmedReads struct{ client.Client }
+
+func (c trimmedReads) Get(ctx context.Context, key client.ObjectKey, obj client.Object, o ...client.GetOption) error {
+	if err := c.Client.Get(ctx, key, obj, o...); err != nil {
+		return err
+	}
+	trimmed, err := new(sharedParts).trim(obj)
+	if err == nil {
+		*obj.(*metav1.PartialObjectMetadata) = *trimmed.(*metav1.PartialObjectMetadata)
+	}
+	return err
+}
