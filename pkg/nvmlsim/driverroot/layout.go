@@ -108,15 +108,15 @@ func layout(o Options, t tree) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(kernelEntries(o.Machine, t.kernel), programs, firmware, libraries), nil
+	return slices.Concat(kernelEntries(o.Machine, t.kernel, o.Kernel != ""), programs, firmware, libraries), nil
 }
 
 // kernelEntries returns the entries of the device nodes and the kernel's files, in a
-// directory below the root.
-func kernelEntries(d nvmlsim.Description, dir string) []entry {
+// directory below the root, which may be the machine's own.
+func kernelEntries(d nvmlsim.Description, dir string, ofMachine bool) []entry {
 	entries := append(deviceEntries(d), kernelLog())
 	entries = append(entries, procEntries(d)...)
-	entries = append(entries, paramsFile(dir != ""))
+	entries = append(entries, paramsFile(ofMachine))
 	entries = append(entries, sysEntries(d)...)
 	for i := range entries {
 		entries[i].path = filepath.Join(dir, entries[i].path)
