@@ -21,6 +21,8 @@ func TestWhichNodes(t *testing.T) {
 		byDefault[seen+" feature.node.kubernetes.io/"+device+".present"] = true
 	}
 	byDefault[seen+" feature.node.kubernetes.io/pci-0300_1002.present"] = false
+	const processor = " feature.node.kubernetes.io/cpu-model.vendor_id"
+	byDefault[seen+processor+"=NVIDIA"], byDefault[seen+processor+"=ARM"] = true, false
 	const pausing = "nvidia.com/gpu.deploy.dra-driver"
 	byDefault[pausing] = true
 	byDefault[pausing+"=paused-for-driver-upgrade"] = false

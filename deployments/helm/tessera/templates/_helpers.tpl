@@ -114,6 +114,11 @@ nodeAffinity:
     - matchExpressions:
       - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
       {{- $stays | nindent 6 }}
+    # It found a processor of NVIDIA, as in some computers with Tegra: NVIDIA's own charts
+    # (dra-driver-nvidia-gpu, k8s-device-plugin) accept this label too.
+    - matchExpressions:
+      - {key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}
+      {{- $stays | nindent 6 }}
     # Somebody says so: GPU Operator, GPU Feature Discovery, an admin.
     - matchExpressions:
       - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
