@@ -2,7 +2,7 @@ package gpu
 
 // Usage is how much of a GPU programs use now. Values that the driver doesn't report are nil.
 type Usage struct {
-	// Memory of the whole GPU.
+	// Memory of the whole GPU; zero if the GPU has no memory of its own.
 	Memory MemoryUsage
 	// Utilization is the fraction of the driver's last sample period, at most a second,
 	// in which any program ran on the multiprocessors. The driver doesn't report it in MIG

@@ -28,7 +28,7 @@ func (s *Session) Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error) {
 }
 
 func (s *Session) readUsage(handle gonvml.Device, uuid gpu.UUID, over time.Duration, object string) (u gpu.Usage, err error) {
-	if u.Memory, err = s.readMemory(handle, object); err != nil {
+	if u.Memory, err = s.readMemory(handle, object); err != nil && !errors.Is(err, ErrNotSupported) {
 		return gpu.Usage{}, err
 	}
 	rates, ret := handle.GetUtilizationRates()

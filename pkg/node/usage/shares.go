@@ -36,8 +36,10 @@ func (d hardwareDescs) all() []*family {
 // collectUsage has the usage of one GPU and its partitions.
 func (c *Collector) collectUsage(s scrape, g gpu.GPU, r Reading) {
 	uuid := string(g.UUID)
-	s.gauge(c.hardware.gpuTotal, float64(r.Memory.Total), uuid)
-	s.gauge(c.hardware.gpuUsed, float64(r.Memory.Used), uuid)
+	if r.Memory.Total > 0 {
+		s.gauge(c.hardware.gpuTotal, float64(r.Memory.Total), uuid)
+		s.gauge(c.hardware.gpuUsed, float64(r.Memory.Used), uuid)
+	}
 	if r.Utilization != nil {
 		s.gauge(c.hardware.gpuUtilization, *r.Utilization, uuid)
 	}

@@ -57,6 +57,23 @@ tessera_partition_utilization_ratio{gpu_instance_id="9",parent_uuid="GPU-1111111
 	}
 }
 
+// TestMemoryOfTheComputer checks that no memory is told of a GPU without its own.
+func TestMemoryOfTheComputer(t *testing.T) {
+	const want = `
+# HELP tessera_gpu_utilization_ratio Fraction of the driver's last sample period in which any program ran on the GPU's multiprocessors. The driver doesn't tell it in MIG mode.
+# TYPE tessera_gpu_utilization_ratio gauge
+tessera_gpu_utilization_ratio{uuid="GPU-22222222-0000-0000-0000-000000000000"} 0.5
+`
+	c := collector(nil, nil)
+	c.cfg.Readings = func() map[gpu.UUID]Reading {
+		return map[gpu.UUID]Reading{shared: {Usage: gpu.Usage{Utilization: new(0.5)}}}
+	}
+	names := []string{"tessera_gpu_utilization_ratio", "tessera_gpu_memory_total_bytes", "tessera_gpu_memory_used_bytes"}
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestUsageOfShares checks which container's processes count for which share, and that
 // values that aren't measured have no series.
 func TestUsageOfShares(t *testing.T) {
