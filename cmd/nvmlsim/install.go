@@ -28,6 +28,7 @@ The machine is given in short (8xh100-80gb, or 4xa30,4xl40s) or as a YAML file:
     driverVersion: 580.159.04     # default
     cudaVersion: "13.0"           # default
     minorsMove: true              # a GPU's /dev/nvidiaN is another after a switch of its MIG mode; default: it stays
+    wsl: true                     # Windows Subsystem for Linux: /dev/dxg in place of device nodes; default: not
     gpus:
     - {model: h100-80gb, count: 8}
     - {model: a100-40gb, count: 2, migEnabled: true}

@@ -120,7 +120,7 @@ func inspectTree(candidate string) Root {
 	if !root.findLibrary() {
 		return Root{}
 	}
-	if isCharDevice(filepath.Join(path, "dev/nvidiactl")) {
+	if isCharDevice(filepath.Join(path, "dev/nvidiactl")) || isCharDevice(filepath.Join(path, "dev/dxg")) {
 		root.DevRoot = path
 	}
 	if _, err := os.Stat(filepath.Join(path, "sys/bus/pci/devices")); err == nil {

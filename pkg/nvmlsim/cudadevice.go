@@ -78,7 +78,7 @@ func (g *GPU) cudaDevices() []CUDADevice {
 	if !s.MIGCurrent {
 		return []CUDADevice{{
 			GPU: g, UUID: g.id.UUID, GPUInstance: NoInstance, ComputeInstance: NoInstance,
-			Multiprocessors: g.model.Engines.Multiprocessors, Memory: g.model.MemoryBytes() - g.model.ReservedBytes(),
+			Multiprocessors: g.model.Engines.Multiprocessors, Memory: g.model.CUDABytes(),
 		}}
 	}
 	var all []CUDADevice

@@ -188,7 +188,7 @@ func (m *Machine) updateGPU(gpu int, change func(*State, *GPUState) error) error
 }
 
 // call runs at the start of every NVML function: it applies faults, and fails
-// for a lost GPU.
+// for a lost GPU, and for one that doesn't have the function.
 func (m *Machine) call(name string, gpu int) error {
 	defer m.awaitChange(name, gpu)()
 	if err := m.hang(name, gpu); err != nil {
@@ -196,7 +196,7 @@ func (m *Machine) call(name string, gpu int) error {
 	}
 	st := m.state()
 	if st == nil {
-		return nil
+		return m.lacks(name, gpu)
 	}
 	for _, f := range st.Faults {
 		if f.Hang || !f.meets(name, gpu) {
@@ -210,7 +210,18 @@ func (m *Machine) call(name string, gpu int) error {
 			return f.Code
 		}
 	}
-	return st.refuses(name, gpu)
+	if err := st.refuses(name, gpu); err != nil {
+		return err
+	}
+	return m.lacks(name, gpu)
+}
+
+// lacks returns NotSupported for a call that the GPU doesn't have on this machine.
+func (m *Machine) lacks(call string, gpu int) error {
+	if gpu >= 0 && gpu < len(m.unsupported) && slices.Contains(m.unsupported[gpu], call) {
+		return NotSupported
+	}
+	return nil
 }
 
 // awaitChange waits while another call of this process changes the GPU, as the driver's lock

@@ -58,7 +58,7 @@ func (g *GPU) Identity() Identity { return g.id }
 // Index returns the index in NVML's order, among the GPUs visible here.
 func (g *GPU) Index() (int, error) { return value(g, "DeviceGetIndex", g.index) }
 
-// UUID returns "GPU-…".
+// UUID returns "GPU-…"; without the prefix for an integrated GPU.
 func (g *GPU) UUID() (string, error) { return value(g, "DeviceGetUUID", g.id.UUID) }
 
 // Name returns the product name.
@@ -127,7 +127,7 @@ func (p PCI) BusIDLegacy() string { return fmt.Sprintf("%04X:%02X:%02X.0", p.Dom
 // PCIInfo returns the GPU's address. The Model has the device and subsystem
 // ids.
 func (g *GPU) PCIInfo() (PCI, error) {
-	return value(g, "DeviceGetPciInfo", g.id.PCI())
+	return value(g, callPCIInfo, g.id.PCI())
 }
 
 func parseBusID(s string) (PCI, bool) {
@@ -168,7 +168,7 @@ func (g *GPU) MemoryInfo() (MemoryInfo, error) {
 		info.Used += p.UsedMemory
 	}
 	info.Free = info.Total - min(info.Used+info.Reserved, info.Total)
-	return value(g, "DeviceGetMemoryInfo", info)
+	return value(g, callMemoryInfo, info)
 }
 
 // AddressingMode is nvmlDeviceAddressingModeType_t.
@@ -272,6 +272,11 @@ func (g *GPU) Temperature() (uint32, error) {
 // PowerUsage returns the power in milliwatts.
 func (g *GPU) PowerUsage() (uint32, error) {
 	return fromState(g, "DeviceGetPowerUsage", func(s GPUState) uint32 { return s.PowerMilliwatts })
+}
+
+// PerformanceState is nvmlPstates_t: P0.
+func (g *GPU) PerformanceState() (uint32, error) {
+	return value(g, "DeviceGetPerformanceState", uint32(0))
 }
 
 // PowerLimit returns the limit in milliwatts.

@@ -41,8 +41,10 @@ type Spec struct {
 	Virtualization string `json:"virtualization,omitempty"`
 	// MinorsMove has a GPU's minor number change each time its MIG mode does, as
 	// nvml.h allows (nvmlDeviceSetMigMode).
-	MinorsMove bool      `json:"minorsMove,omitempty"`
-	GPUs       []GPUSpec `json:"gpus"`
+	MinorsMove bool `json:"minorsMove,omitempty"`
+	// WSL makes the machine one of Windows Subsystem for Linux: its GPUs are Windows'.
+	WSL  bool      `json:"wsl,omitempty"`
+	GPUs []GPUSpec `json:"gpus"`
 }
 
 // GPUSpec declares Count GPUs of one model.
@@ -70,7 +72,18 @@ type Description struct {
 	CUDAVersion    string     `json:"cudaVersion"`
 	Virtualization string     `json:"virtualization,omitempty"`
 	MinorsMove     bool       `json:"minorsMove,omitempty"`
+	WSL            bool       `json:"wsl,omitempty"`
 	GPUs           []Identity `json:"gpus"`
+}
+
+// unsupported returns the calls of NVML that answer NotSupported for the machine's GPUs of a
+// model. In WSL there are no device nodes and so no minor numbers: nvidia-smi's "Minor
+// Number: N/A" in github.com/NVIDIA/nvidia-container-toolkit/issues/271.
+func (d Description) unsupported(m *Model) []string {
+	if d.WSL {
+		return append(slices.Clone(m.Unsupported), "DeviceGetMinorNumber")
+	}
+	return m.Unsupported
 }
 
 // Minors returns the minor numbers that GPUs may have: one more than there are
@@ -91,9 +104,9 @@ type Identity struct {
 	Model  string `json:"model"`
 	UUID   string `json:"uuid"`
 	Serial string `json:"serial"`
-	// BusID in the format of sysfs: "0000:07:00.0".
+	// BusID in the format of sysfs: "0000:07:00.0"; empty if the GPU isn't on a PCI bus.
 	BusID string `json:"busID"`
-	// PCIeRoot is the root complex: "pci0000:00".
+	// PCIeRoot is the root complex: "pci0000:00"; empty without an address.
 	PCIeRoot string `json:"pcieRoot"`
 	// Minor is N of /dev/nvidiaN when the machine boots.
 	Minor      int  `json:"minor"`
@@ -107,7 +120,7 @@ type Identity struct {
 	Board int `json:"board,omitempty"`
 }
 
-// PCI returns the GPU's address.
+// PCI returns the GPU's address; that of a GPU that isn't on a PCI bus is zero.
 func (id Identity) PCI() PCI {
 	p, _ := parseBusID(id.BusID) // Describe made it
 	return p
@@ -196,6 +209,9 @@ func (g GPUSpec) validate() error {
 	if err := g.validateNVLink(m); err != nil {
 		return err
 	}
+	if len(g.PCIBusIDs) > 0 && !m.OnPCI() {
+		return fmt.Errorf("pciBusIDs: %s isn't on a PCI bus", g.Model)
+	}
 	if n := len(g.PCIBusIDs); n != 0 && n != max(g.Count, 1) {
 		return fmt.Errorf("pciBusIDs: %d addresses for %d GPUs", n, max(g.Count, 1))
 	}
@@ -214,7 +230,7 @@ func Describe(s Spec, name string) (Description, error) {
 	if err := s.Validate(); err != nil {
 		return Description{}, err
 	}
-	d := Description{Name: s.Name, DriverVersion: s.DriverVersion, CUDAVersion: s.CUDAVersion, Virtualization: s.Virtualization, MinorsMove: s.MinorsMove}
+	d := Description{Name: s.Name, DriverVersion: s.DriverVersion, CUDAVersion: s.CUDAVersion, Virtualization: s.Virtualization, MinorsMove: s.MinorsMove, WSL: s.WSL}
 	if name != "" {
 		d.Name = name
 	}
@@ -231,16 +247,21 @@ func Describe(s Spec, name string) (Description, error) {
 		}
 		for i := range max(g.Count, 1) {
 			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled, NVLink: g.topology(m), Board: board}
-			if g.PCIBusIDs != nil {
+			switch {
+			case g.PCIBusIDs != nil:
 				p, _ := parseBusID(g.PCIBusIDs[i]) // validated
 				id.BusID = p.sysfs()
+			case !slices.ContainsFunc(d.GPUs, func(other Identity) bool { return other.Model == g.Model }):
+				id.BusID = m.BusID
 			}
 			d.GPUs = append(d.GPUs, id)
 		}
 	}
-	identify(&d)
+	if err := identify(&d); err != nil {
+		return Description{}, err
+	}
 	for i := 1; i < len(d.GPUs); i++ {
-		if d.GPUs[i].BusID == d.GPUs[i-1].BusID {
+		if d.GPUs[i].BusID == d.GPUs[i-1].BusID && d.GPUs[i].BusID != "" {
 			return Description{}, fmt.Errorf("pciBusIDs: %s is listed twice", d.GPUs[i].BusID)
 		}
 	}
@@ -249,14 +270,21 @@ func Describe(s Spec, name string) (Description, error) {
 
 // identify sets the fields that are derived from the machine's name and the
 // GPU's position.
-func identify(d *Description) {
+func identify(d *Description) error {
 	n := len(d.GPUs)
 	for i := range d.GPUs {
 		g := &d.GPUs[i]
+		m, err := FindModel(g.Model)
+		if err != nil {
+			return err
+		}
 		sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", d.Name, i, g.Model))
-		g.UUID = "GPU-" + uuidText(sum[:16])
+		g.UUID = uuidText(sum[:16])
+		if !m.BareUUID {
+			g.UUID = "GPU-" + g.UUID
+		}
 		g.Serial = fmt.Sprintf("165%010d", binary.BigEndian.Uint64(sum[16:24])%1e10)
-		if g.BusID == "" {
+		if g.BusID == "" && m.OnPCI() {
 			// Buses 0x10 to 0xcf in ascending order, so that the order of declaration is
 			// the order of indexes.
 			stride := 0xc0 / n
@@ -270,10 +298,14 @@ func identify(d *Description) {
 		if n > 1 {
 			g.NUMANode = i * 2 / n
 		}
+		if g.BusID == "" {
+			continue
+		}
 		// Two GPUs share a root complex, as they share a switch on HGX boards.
 		first := d.GPUs[i&^1].PCI()
 		g.PCIeRoot = fmt.Sprintf("pci%04x:%02x", g.PCI().Domain, max(first.Bus, 1)-1)
 	}
+	return nil
 }
 
 // uuidText formats 16 bytes as a random-looking UUID (version 4 layout).

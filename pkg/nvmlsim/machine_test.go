@@ -1,6 +1,7 @@
 package nvmlsim_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,6 +33,8 @@ func TestParseSpec(t *testing.T) {
 		"bus ids":        {text: "gpus: [{model: l4, count: 2, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: 1 addresses for 2 GPUs"},
 		"bus id's parts": {text: "gpus: [{model: l4, pciBusIDs: ['000000000:07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
 		"bus id":         {text: "gpus: [{model: l4, pciBusIDs: ['07:00.0']}]", err: "gpus[0].pciBusIDs[0]"},
+		"not on a bus":   {text: "gpus: [{model: orin, pciBusIDs: ['0000:07:00.0']}]", err: "gpus[0].pciBusIDs: orin isn't on a PCI bus"},
+		"WSL":            {text: "{wsl: true, gpus: [{model: l4}]}", want: nvmlsim.Spec{WSL: true, GPUs: []nvmlsim.GPUSpec{{Model: "l4"}}}},
 		"empty":          {text: "", err: "want COUNTxMODEL"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,5 +122,32 @@ func TestPCIDomains(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("sysfs' address, root, NVML's address (-want +got):\n%s", diff)
+	}
+}
+
+// TestPartsOfComputers checks order, addresses and UUIDs of GPUs that are part of a computer,
+// beside a card.
+func TestPartsOfComputers(t *testing.T) {
+	for machine, want := range map[string][]string{ // "model at address, root, bare UUID or not"
+		"gb10":    {"gb10 at 000f:01:00.0, pci000f:00, false"},
+		"l4,thor": {"thor at 0000:01:00.0, pci0000:00, true", "l4"},
+		"l4,orin": {"orin at , , true", "l4"},
+	} {
+		m := create(t, machine)
+		var got []string
+		for i, g := range m.GPUs() {
+			id := g.Identity()
+			if id.Minor != i {
+				t.Errorf("%s: GPU %d has minor number %d", machine, i, id.Minor)
+			}
+			if id.Model == "l4" {
+				got = append(got, "l4")
+				continue
+			}
+			got = append(got, fmt.Sprintf("%s at %s, %s, %t", id.Model, id.BusID, id.PCIeRoot, !strings.HasPrefix(id.UUID, "GPU-")))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", machine, diff)
+		}
 	}
 }

@@ -21,20 +21,29 @@ type Model struct {
 	ProductName string `json:"productName"`
 	// Brand is one of GeForce, NVIDIA, NVIDIARTX, Tesla.
 	Brand string `json:"brand"`
-	// Architecture is one of Pascal, Volta, Turing, Ampere, Ada, Hopper, Blackwell.
+	// Architecture is one of Pascal, Volta, Turing, Ampere, Ada, Hopper, Blackwell, Orin.
 	Architecture string `json:"architecture"`
 	// CUDAComputeCapability is "major.minor".
 	CUDAComputeCapability string `json:"cudaComputeCapability"`
-	// MemoryMiB is NVML's total; MIG profile names follow from it.
+	// MemoryMiB is NVML's total; MIG profile names follow from it. It is CUDA's if NVML has
+	// none, because the GPU uses the computer's memory.
 	MemoryMiB uint64 `json:"memoryMiB"`
 	// ReservedMiB is the part of the memory that the driver reserves; 0 if it
 	// wasn't measured (see ReservedBytes).
-	ReservedMiB    uint64  `json:"reservedMiB,omitempty"`
-	PCIDeviceID    uint32  `json:"pciDeviceID"`
-	PCISubSystemID uint32  `json:"pciSubSystemID"`
-	VBIOSVersion   string  `json:"vbiosVersion,omitempty"`
-	Engines        Engines `json:"engines"`
-	ECC            bool    `json:"ecc"`
+	ReservedMiB    uint64 `json:"reservedMiB,omitempty"`
+	PCIDeviceID    uint32 `json:"pciDeviceID"`
+	PCISubSystemID uint32 `json:"pciSubSystemID"`
+	VBIOSVersion   string `json:"vbiosVersion,omitempty"`
+	// BusID is the PCI address of a GPU that is part of a computer; a machine's first GPU of
+	// the model has it. Empty for cards.
+	BusID string `json:"busID,omitempty"`
+	// BareUUID means that the UUID doesn't begin with "GPU-".
+	BareUUID bool `json:"bareUUID,omitempty"`
+	// Unsupported lists calls of NVML that answer NotSupported, besides those for which the
+	// model has another field. Without DeviceGetPciInfo, the GPU isn't on a PCI bus.
+	Unsupported []string `json:"unsupported,omitempty"`
+	Engines     Engines  `json:"engines"`
+	ECC         bool     `json:"ecc"`
 	// Displays is true if the board has connectors for displays.
 	Displays bool `json:"displays,omitempty"`
 	// AddressingMode is none, HMM or ATS.
@@ -94,18 +103,41 @@ type Profile struct {
 	Size uint32 `json:"size"`
 }
 
-// MemoryBytes is NVML's memory total.
-func (m *Model) MemoryBytes() uint64 { return m.MemoryMiB << 20 }
+// MemoryBytes is NVML's memory total, 0 if NVML has none.
+func (m *Model) MemoryBytes() uint64 {
+	if !m.supports(callMemoryInfo) {
+		return 0
+	}
+	return m.MemoryMiB << 20
+}
 
-// ReservedBytes is NVML's memory reserved. If it wasn't measured, it is
-// estimated with the H200's ratio.
+// ReservedBytes is NVML's memory reserved, 0 if NVML has none. If it wasn't measured, it
+// is estimated with the H200's ratio.
 func (m *Model) ReservedBytes() uint64 {
 	const h200, h200Reserved = 143771, 616
+	if !m.supports(callMemoryInfo) {
+		return 0
+	}
 	if m.ReservedMiB == 0 {
 		return m.MemoryMiB * h200Reserved / h200 << 20
 	}
 	return m.ReservedMiB << 20
 }
+
+// CUDABytes is the memory of the GPU that CUDA programs can use.
+func (m *Model) CUDABytes() uint64 { return m.MemoryMiB<<20 - m.ReservedBytes() }
+
+// Calls that models without them differ by.
+const (
+	callMemoryInfo = "DeviceGetMemoryInfo"
+	callPCIInfo    = "DeviceGetPciInfo"
+)
+
+// supports reports whether the GPUs have a call of NVML.
+func (m *Model) supports(call string) bool { return !slices.Contains(m.Unsupported, call) }
+
+// OnPCI reports whether the GPUs are on a PCI bus.
+func (m *Model) OnPCI() bool { return m.supports(callPCIInfo) }
 
 // Models returns all known models, ordered by id.
 func Models() ([]*Model, error) {
@@ -195,6 +227,8 @@ func (m *Model) ArchitectureType() uint32 {
 		return architectureHopper
 	case "Blackwell":
 		return 10
+	case "Orin": // NVML_DEVICE_ARCH_T23X
+		return 11
 	}
 	return 0xFFFFFFFF
 }

@@ -148,7 +148,7 @@ func TestModelsAreConsistent(t *testing.T) {
 		if len(m.Sources) == 0 {
 			t.Errorf("%s: no source", m.ID)
 		}
-		if m.BrandType() == 0 || m.ArchitectureType() > 10 {
+		if m.BrandType() == 0 || m.ArchitectureType() > 11 {
 			t.Errorf("%s: brand %q, architecture %q", m.ID, m.Brand, m.Architecture)
 		}
 		if m.MIG == nil {
@@ -176,8 +176,8 @@ func models(t *testing.T) []*nvmlsim.Model {
 	t.Helper()
 	all, err := nvmlsim.Models()
 	check(t, err)
-	if len(all) != 20 {
-		t.Errorf("%d models, want 20", len(all))
+	if len(all) != 23 {
+		t.Errorf("%d models, want 23", len(all))
 	}
 	return all
 }

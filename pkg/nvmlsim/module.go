@@ -36,10 +36,10 @@ func (m *Machine) removeModule() error {
 	return nil
 }
 
-// addModule creates the module's directory.
+// addModule creates the module's directory; in WSL there is none.
 func (m *Machine) addModule(d Description) error {
 	dir := m.kernelDir()
-	if dir == "" {
+	if dir == "" || d.WSL {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Join(dir, moduleDir), 0o755); err != nil {

@@ -50,9 +50,10 @@ func FirmwareFile(driverVersion string) string {
 // It may be used by any number of goroutines.
 type Machine struct {
 	description Description
-	store       *Store // nil if the state file can't be opened
-	gpus        []*GPU // those that are visible here, by index
-	container   string // the container's root directory, "" on the node
+	store       *Store     // nil if the state file can't be opened
+	gpus        []*GPU     // those that are visible here, by index
+	unsupported [][]string // calls that answer NotSupported, by the GPU's position
+	container   string     // the container's root directory, "" on the node
 	closed      atomic.Bool
 
 	initMu sync.Mutex
@@ -200,6 +201,7 @@ func (m *Machine) see(visible func(position int) bool) error {
 			}
 			models[id.Model] = model
 		}
+		m.unsupported = append(m.unsupported, m.description.unsupported(models[id.Model]))
 		if visible(pos) {
 			m.gpus = append(m.gpus, &GPU{m: m, pos: pos, index: len(m.gpus), id: id, model: models[id.Model]})
 		}
@@ -342,8 +344,8 @@ func (m *Machine) ByPCIBusID(busID string) (*GPU, error) {
 		return nil, InvalidArgument
 	}
 	return m.find("DeviceGetHandleByPciBusId", func(id Identity) bool {
-		have, _ := parseBusID(id.BusID)
-		return have == want
+		have, ok := parseBusID(id.BusID)
+		return ok && have == want
 	})
 }
 

@@ -26,6 +26,10 @@ const (
 	nodeName = "new-node"
 	// maxGPUs is how many GPUs a machine can have.
 	maxGPUs = 128
+	// wholePrefix begins the UUIDs of GPUs, except integrated ones.
+	wholePrefix = "GPU-"
+	// bareUUID stands in a file for a UUID without the prefix.
+	bareUUID = "00000000-0000-0000-0000-000000000000"
 )
 
 // Inventory makes the GPUInventory of a machine such as 8xh100-80gb, or, of several
@@ -50,8 +54,13 @@ func Inventory(machine string) (*v1alpha1.GPUInventory, error) {
 		}
 		for range count {
 			i := int32(len(inv.Status.GPUs))
-			g.UUID, g.Index, g.Minor = fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i+1), i, i
-			inv.Status.GPUs = append(inv.Status.GPUs, *g.DeepCopy())
+			bare := g.UUID != ""
+			one := g.DeepCopy()
+			one.UUID, one.Index, one.Minor = fmt.Sprintf("%08x-0000-0000-0000-000000000000", i+1), i, i
+			if !bare {
+				one.UUID = wholePrefix + one.UUID
+			}
+			inv.Status.GPUs = append(inv.Status.GPUs, *one)
 		}
 	}
 	if n := len(inv.Status.GPUs); n > maxGPUs {
@@ -103,7 +112,11 @@ func Models() []string {
 
 // common leaves out what differs between machines of GPUs of a model.
 func common(g v1alpha1.GPU) v1alpha1.GPU {
+	bare := !gpu.UUID(g.UUID).IsWhole()
 	g.UUID, g.Index, g.Minor, g.PCIAddress, g.PCIeRoot, g.NUMANode, g.Fabric = "", 0, 0, "", "", nil, nil
+	if bare {
+		g.UUID = bareUUID
+	}
 	if g.NVLink != nil && g.NVLink.Domain != gpu.SwitchDomain {
 		g.NVLink = nil
 	}

@@ -96,6 +96,9 @@ func makeNode(full string, major, minor uint32) error {
 // layout returns all entries of the driver in the order of creation.
 // libnvidia-ml.so.1 comes last, because programs wait for it.
 func layout(o Options, t tree) ([]entry, error) {
+	if o.Machine.WSL {
+		return wslLayout(o, t)
+	}
 	libraries, err := libraryEntries(o, t)
 	if err != nil {
 		return nil, err
@@ -125,20 +128,28 @@ func kernelEntries(d nvmlsim.Description, dir string, ofMachine bool) []entry {
 }
 
 func programEntries(o Options, t tree) ([]entry, error) {
+	smi, err := smiEntry(o, t)
+	if err != nil {
+		return nil, err
+	}
+	entries := []entry{smi}
+	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe"} {
+		entries = append(entries, sameFile(filepath.Join(t.programs, name), t.root, smi.path))
+	}
+	return entries, nil
+}
+
+// smiEntry returns the entry of nvidia-smi.
+func smiEntry(o Options, t tree) (entry, error) {
 	toRoot, err := t.relative(t.programs, "")
 	if err != nil {
-		return nil, fmt.Errorf("nvidia-smi: %w", err)
+		return entry{}, fmt.Errorf("nvidia-smi: %w", err)
 	}
 	content, err := withMachine(o.SMI, toRoot, o.Machine)
 	if err != nil {
-		return nil, fmt.Errorf("nvidia-smi: %w", err)
+		return entry{}, fmt.Errorf("nvidia-smi: %w", err)
 	}
-	smi := filepath.Join(t.programs, "nvidia-smi")
-	entries := []entry{file(smi, 0o755, content)}
-	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe"} {
-		entries = append(entries, sameFile(filepath.Join(t.programs, name), t.root, smi))
-	}
-	return entries, nil
+	return file(filepath.Join(t.programs, "nvidia-smi"), 0o755, content), nil
 }
 
 // firmwareEntries returns second names of the state file, with which container runtimes
@@ -164,8 +175,11 @@ func LibraryDir() string {
 	return "usr/lib/x86_64-linux-gnu"
 }
 
-func libraryEntries(o Options, t tree) ([]entry, error) {
-	const nvml = "libnvidia-ml.so.1"
+// nvml is the library's name.
+const nvml = "libnvidia-ml.so.1"
+
+// readLibrary reads the built library, which finds nvidia-smi where the tree has it.
+func readLibrary(o Options, t tree) ([]byte, error) {
 	image, err := os.ReadFile(o.Library)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", nvml, err)
@@ -179,6 +193,14 @@ func libraryEntries(o Options, t tree) ([]entry, error) {
 	}
 	if image, err = withPrograms(image, toPrograms); err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", nvml, o.Library, err)
+	}
+	return image, nil
+}
+
+func libraryEntries(o Options, t tree) ([]entry, error) {
+	image, err := readLibrary(o, t)
+	if err != nil {
+		return nil, err
 	}
 	dir, version := t.libraries, o.Machine.DriverVersion
 	var entries []entry
@@ -262,6 +284,9 @@ func procEntries(d nvmlsim.Description) []entry {
 		if err != nil {
 			continue // Describe checked it
 		}
+		if !m.OnPCI() {
+			continue
+		}
 		entries = append(entries, text("proc/driver/nvidia/gpus/"+g.BusID+"/information",
 			"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nVideo BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n",
 			m.ProductName, g.UUID, g.BusID, g.Minor))
@@ -335,8 +360,8 @@ func sysEntries(d nvmlsim.Description) []entry {
 	entries := []entry{text(nvmlsim.ModuleFile, "%s\n", d.DriverVersion)}
 	for n, g := range d.GPUs {
 		m, err := nvmlsim.FindModel(g.Model)
-		if err != nil {
-			continue // Describe checked it
+		if err != nil || !m.OnPCI() {
+			continue // Describe checked that there is the model
 		}
 		dir := filepath.Join("devices", g.PCIeRoot, strings.TrimPrefix(g.PCIeRoot, "pci")+":01.0", g.BusID)
 		entries = append(entries,

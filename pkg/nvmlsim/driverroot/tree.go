@@ -30,7 +30,11 @@ func newTree(o Options) (tree, error) {
 	if o.Root == "" || root == "/" && o.Kernel == "" {
 		return tree{}, errors.New("driver root must be a separate directory, not /, unless the device nodes and the kernel's files go to / too (--kernel /)")
 	}
-	t := tree{root: root, libraries: below(o.Libraries, LibraryDir()), programs: below(o.Programs, "usr/bin")}
+	libraries, programs := LibraryDir(), "usr/bin"
+	if o.Machine.WSL {
+		libraries, programs = wslDir, wslDir
+	}
+	t := tree{root: root, libraries: below(o.Libraries, libraries), programs: below(o.Programs, programs)}
 	if o.Kernel != "" {
 		if t.kernelTarget, err = filepath.Abs(o.Kernel); err != nil {
 			return tree{}, fmt.Errorf("directory of the kernel's files: %w", err)

@@ -81,10 +81,7 @@ func (s *session) deviceGetPowerManagementLimit(h handle, out *uint32) nvmlsim.R
 }
 
 func (s *session) deviceGetPerformanceState(h handle, out *uint32) nvmlsim.Return {
-	return number(s, h, out, func(g *nvmlsim.GPU) (uint32, error) {
-		_, err := g.PowerUsage()
-		return 0, err
-	})
+	return number(s, h, out, (*nvmlsim.GPU).PerformanceState)
 }
 
 func (s *session) deviceGetRemappedRows(h handle, correctable, uncorrectable, pending, failed *uint32) nvmlsim.Return {

@@ -51,7 +51,7 @@ func enabled(on bool) string {
 
 // idle returns zero, for values that are zero on an idle GPU.
 func idle(g *nvmlsim.GPU) (uint32, error) {
-	_, err := g.PowerUsage()
+	_, err := g.Index()
 	return 0, err
 }
 
@@ -121,7 +121,10 @@ func changing(name string) (field, bool) {
 	case "power.limit":
 		return measured("power.limit", "W", watts((*nvmlsim.GPU).PowerLimit)), true
 	case "pstate":
-		return plain("pstate", func(*nvmlsim.GPU) (string, error) { return "P0", nil }), true
+		return plain("pstate", func(g *nvmlsim.GPU) (string, error) {
+			state, err := g.PerformanceState()
+			return fmt.Sprintf("P%d", state), err
+		}), true
 	}
 	return field{}, false
 }

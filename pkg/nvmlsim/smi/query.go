@@ -62,10 +62,10 @@ func gpuTree(g *nvmlsim.GPU) node {
 			leaf("Compute Mode", "compute_mode", show(computeMode(g))),
 			{title: "Utilization", tag: "utilization", under: []node{leaf("GPU", "gpu_util", percent(g)), leaf("Memory", "memory_util", "0 %")}},
 			{title: "ECC Mode", tag: "ecc_mode", under: []node{leaf("Current", "current_ecc", show(state("", (*nvmlsim.GPU).ECCMode).get(nil, g)))}},
-			{title: "Temperature", tag: "temperature", under: []node{leaf("GPU Current Temp", "gpu_temp", show(g.Temperature())+" C")}},
+			{title: "Temperature", tag: "temperature", under: []node{leaf("GPU Current Temp", "gpu_temp", degrees(g.Temperature()))}},
 			{title: "GPU Power Readings", tag: "gpu_power_readings", under: []node{
-				leaf("Average Power Draw", "average_power_draw", show(watts((*nvmlsim.GPU).PowerUsage)(g))+" W"),
-				leaf("Current Power Limit", "current_power_limit", show(watts((*nvmlsim.GPU).PowerLimit)(g))+" W"),
+				leaf("Average Power Draw", "average_power_draw", power(g, (*nvmlsim.GPU).PowerUsage)),
+				leaf("Current Power Limit", "current_power_limit", power(g, (*nvmlsim.GPU).PowerLimit)),
 			}},
 			processTree(g),
 		},
@@ -73,15 +73,23 @@ func gpuTree(g *nvmlsim.GPU) node {
 }
 
 func pciTree(g *nvmlsim.GPU) node {
-	p, _ := g.PCIInfo()
+	p, err := g.PCIInfo()
+	hex := func(digits int, v uint32) string { return show(fmt.Sprintf("0x%0*X", digits, v), err) }
 	return node{title: "PCI", tag: "pci", under: []node{
-		leaf("Bus", "pci_bus", fmt.Sprintf("0x%02X", p.Bus)),
-		leaf("Device", "pci_device", fmt.Sprintf("0x%02X", p.Device)),
-		leaf("Domain", "pci_domain", fmt.Sprintf("0x%04X", p.Domain)),
-		leaf("Device Id", "pci_device_id", fmt.Sprintf("0x%08X", g.Model().PCIDeviceID)),
-		leaf("Bus Id", "pci_bus_id", p.BusID()),
-		leaf("Sub System Id", "pci_sub_system_id", fmt.Sprintf("0x%08X", g.Model().PCISubSystemID)),
+		leaf("Bus", "pci_bus", hex(2, p.Bus)),
+		leaf("Device", "pci_device", hex(2, p.Device)),
+		leaf("Domain", "pci_domain", hex(4, p.Domain)),
+		leaf("Device Id", "pci_device_id", hex(8, g.Model().PCIDeviceID)),
+		leaf("Bus Id", "pci_bus_id", show(p.BusID(), err)),
+		leaf("Sub System Id", "pci_sub_system_id", hex(8, g.Model().PCISubSystemID)),
 	}}
+}
+
+func degrees(celsius uint32, err error) string { return show(fmt.Sprintf("%d C", celsius), err) }
+
+func power(g *nvmlsim.GPU, get func(*nvmlsim.GPU) (uint32, error)) string {
+	w, err := watts(get)(g)
+	return show(w+" W", err)
 }
 
 func memoryTree(g *nvmlsim.GPU) node {

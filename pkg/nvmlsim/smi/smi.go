@@ -172,6 +172,9 @@ func pick(m *nvmlsim.Machine, ids []string) ([]*nvmlsim.GPU, error) {
 func index(g *nvmlsim.GPU) int { return g.VisibleIndex() }
 
 func busID(g *nvmlsim.GPU) string {
+	if !g.Model().OnPCI() {
+		return "N/A"
+	}
 	return g.Identity().PCI().BusID()
 }
 

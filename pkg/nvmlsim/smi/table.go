@@ -57,21 +57,45 @@ func row(b *strings.Builder, g *nvmlsim.GPU) {
 	persistence, err := g.PersistenceMode()
 	onOff := "Off"
 	if persistence {
-		onOff = "On"
+		onOff = "On "
 	}
 	ecc := "N/A"
 	if g.Model().ECC {
 		ecc = "0"
 	}
-	mem, _ := g.MemoryInfo()
-	draw, _ := g.PowerUsage()
-	limit, _ := g.PowerLimit()
-	temperature, _ := g.Temperature()
+	display := "Off"
+	if !g.Model().OnPCI() {
+		display = "N/A"
+	}
+	celsius, celsiusErr := g.Temperature()
+	performance, performanceErr := g.PerformanceState()
 	mig := show(state("", migMode(false)).get(nil, g))
-	fmt.Fprintf(b, "| %3d  %-24s %9s | %16s %5s | %20s |\n", index(g), name, show(onOff, err), busID(g), "Off", ecc)
-	fmt.Fprintf(b, "| N/A  %3dC    P0 %14dW / %4dW | %7dMiB / %6dMiB | %7s %12s |\n",
-		temperature, draw/1000, limit/1000, mem.Used/mib, mem.Total/mib, strings.Replace(percent(g), " %", "%", 1), shortMode(g))
+	fmt.Fprintf(b, "| %3d  %-24s %9s |   %-16s %3s | %20s |\n", index(g), name, wide(onOff, err), busID(g), display, ecc)
+	fmt.Fprintf(b, "| N/A %5s  %4s %15s / %5s | %s | %7s %12s |\n", show(fmt.Sprintf("%dC", celsius), celsiusErr), wide(fmt.Sprintf("P%d", performance), performanceErr),
+		wide(inWatts(g.PowerUsage())), wide(inWatts(g.PowerLimit())), memoryUsage(g), strings.Replace(percent(g), " %", "%", 1), shortMode(g))
 	fmt.Fprintf(b, "| %39s | %22s | %20s |\n%s\n", "", "", mig, ruler)
+}
+
+// wide formats a value, or an error with a space after it as nvidia-smi prints "N/A " in
+// some columns that are aligned to the right.
+func wide(v string, err error) string {
+	if err != nil {
+		return show(v, err) + " "
+	}
+	return v
+}
+
+func inWatts(milliwatts uint32, err error) (string, error) {
+	return fmt.Sprintf("%dW", milliwatts/1000), err
+}
+
+// memoryUsage is the column Memory-Usage, "Not Supported" for a GPU that uses the computer's.
+func memoryUsage(g *nvmlsim.GPU) string {
+	m, err := g.MemoryInfo()
+	if errors.Is(err, nvmlsim.NotSupported) {
+		return fmt.Sprintf("%-22s", "Not Supported")
+	}
+	return fmt.Sprintf("%7dMiB / %6dMiB", m.Used/mib, m.Total/mib)
 }
 
 // migTable prints the MIG devices of GPUs in MIG mode.
