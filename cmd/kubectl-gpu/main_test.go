@@ -264,6 +264,8 @@ func TestOutput(t *testing.T) {
 		"template-no-node":   {args: []string{"template", "nodes"}},
 		"template-two":       {args: []string{"template", "node", "-f", "-"}},
 		"template-misspelt":  {in: strings.Replace(machine, "gpus", "gpu", 1), args: []string{"template", "-f", "-"}},
+		"template-computer":  {args: []string{"template", "--machine", "gb10", "--driver-version", "580.95.05"}},
+		"template-thor":      {args: []string{"template", "--machine", "thor,l4", "--driver-version", "580.95.05"}},
 		"template-forbidden": {args: []string{"template", "node"}, change: func(s *server) { s.forbidden = []string{own + "sharingpolicies"} }},
 		"top":                {args: []string{"top"}, change: busy},
 		"top-namespace":      {args: []string{"top", "-n", "team"}, change: busy},

@@ -140,6 +140,9 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		return err
 	}
 	d := decision.Of(newNode(inv, t), in)
+	for _, w := range d.Withheld() {
+		r.note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
+	}
 	for _, g := range d.Node.GPUs {
 		for policy, err := range d.Verdicts[g.UUID].Failed {
 			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)

@@ -200,10 +200,15 @@ func Withheld(n gpu.Node, offered []GPU) []WithheldGPU {
 // claims may use it.
 func usable(names *gpu.Names, g gpu.GPU) (gpu.DeviceName, string) {
 	name, ok := names.Name(gpu.Whole{GPU: g.UUID})
-	if !ok {
+	why := reasons(g.Conditions, gpu.Condition.BlocksAllDevices)
+	switch {
+	case ok || why != "":
+		return name, why
+	case !g.UUID.IsWhole():
+		return "", "its UUID doesn't begin with GPU-, as that of an integrated GPU, and no device can be named after it"
+	default:
 		return "", "its UUID doesn't identify it: it is malformed, or another GPU of the node has the same"
 	}
-	return name, reasons(g.Conditions, gpu.Condition.BlocksAllDevices)
 }
 
 // reasons lists the conditions that matter, with their messages.

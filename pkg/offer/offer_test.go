@@ -201,17 +201,19 @@ func TestNodeThatReportsTooManyGPUs(t *testing.T) {
 // TestWithheld checks that every GPU of a node is either offered or withheld with a
 // reason.
 func TestWithheld(t *testing.T) {
-	n := node(t, "l4", 6)
+	n := node(t, "l4", 7)
 	n.GPUs[1].Conditions = []gpu.Condition{{Type: gpu.CDIFailed, Message: "no space"}, {Type: gpu.Lost, Message: "gone"}, {Type: gpu.Unreadable}}
 	n.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.CDIFailed, Message: "no space"}}
 	n.GPUs[4].UUID = n.GPUs[3].UUID
-	n.GPUs[5].UUID = "nonsense"
+	n.GPUs[5].UUID = "GPU-nonsense"
+	n.GPUs[6].UUID = "54d0709b-558d-5a59-9c65-0c5fc14a21a4"
 	ambiguous := "its UUID doesn't identify it: it is malformed, or another GPU of the node has the same"
 	want := []offer.WithheldGPU{
 		{UUID: n.GPUs[1].UUID, Name: "gpu-00000002", Reason: "Lost: gone; Unreadable"},
 		{UUID: n.GPUs[3].UUID, Reason: ambiguous},
 		{UUID: n.GPUs[3].UUID, Reason: ambiguous},
-		{UUID: "nonsense", Reason: ambiguous},
+		{UUID: "GPU-nonsense", Reason: ambiguous},
+		{UUID: n.GPUs[6].UUID, Reason: "its UUID doesn't begin with GPU-, as that of an integrated GPU, and no device can be named after it"},
 	}
 	if diff := cmp.Diff(want, offer.Withheld(n, build(n, options{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

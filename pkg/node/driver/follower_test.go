@@ -260,6 +260,20 @@ func TestCDITroubleIsNoMissingDriver(t *testing.T) {
 	}
 }
 
+// TestCDITroubleWithoutADeviceNode: a GPU that no CDI specification is for doesn't blame CDI.
+func TestCDITroubleWithoutADeviceNode(t *testing.T) {
+	f := newFixture(t)
+	f.build()
+	f.cdiFailed = errors.New("no libcuda.so")
+	n := f.withConditions(gpu.Node{GPUs: []gpu.GPU{{UUID: "GPU-1"}, {UUID: "GPU-2", Minor: gpu.NoMinor}}})
+	if all := n.GPUs[0].Conditions; len(all) != 1 || all[0].Type != gpu.CDIFailed {
+		t.Errorf("conditions %v, want %s", all, gpu.CDIFailed)
+	}
+	if all := n.GPUs[1].Conditions; len(all) != 0 {
+		t.Errorf("conditions %v of a GPU without a device node, want none", all)
+	}
+}
+
 // TestGPUIsLostBeforeTheDriverIsOpened: the GPU that a claim's record names is
 // reported as lost.
 func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {

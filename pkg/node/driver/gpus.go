@@ -60,12 +60,20 @@ func ReadNode(nodeName string, host driverroot.Host, root driverroot.Root, sessi
 // unusable returns the conditions of a GPU that follow from its UUID and its device node.
 func unusable(g gpu.GPU, names *gpu.Names, dev string) []gpu.Condition {
 	var all []gpu.Condition
-	if _, ok := names.Name(gpu.Whole{GPU: g.UUID}); !ok {
+	switch _, ok := names.Name(gpu.Whole{GPU: g.UUID}); {
+	case ok:
+	case !g.UUID.IsWhole():
+		all = append(all, gpu.Condition{Type: gpu.UnusableUUID, Message: fmt.Sprintf(
+			"the GPU's UUID %s doesn't begin with GPU-: it is an integrated GPU (Orin, Thor), and Tessera doesn't serve these", g.UUID)})
+	default:
 		all = append(all, gpu.Condition{Type: gpu.UnusableUUID, Message: fmt.Sprintf(
 			"no device can be named after the GPU's UUID %s: it doesn't have the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or another GPU has it too", g.UUID)})
 	}
 	switch {
 	case facts.Dead(g) != nil: // it may never have been read
+	case g.Minor < 0 && missingNode(dev, dxg) == "":
+		all = append(all, gpu.Condition{Type: gpu.DeviceNodeMissing, Message: "the GPU has no device node: this is Windows Subsystem for Linux, " +
+			"where programs use GPUs through /dev/" + dxg + ", and Tessera doesn't serve GPUs there"})
 	case g.Minor < 0:
 		all = append(all, gpu.Condition{Type: gpu.DeviceNodeMissing, Message: "NVML doesn't say which device node is the GPU's (nvmlDeviceGetMinorNumber: not supported)"})
 	default:
@@ -112,6 +120,9 @@ func placeInHost(g *gpu.GPU, sys string) {
 
 // controlNodes are the device nodes that all containers with a GPU need.
 func controlNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
+
+// dxg is the device node of all GPUs in Windows Subsystem for Linux.
+const dxg = "dxg"
 
 // missingControlNode returns the first of controlNodes that isn't in a directory
 // of device nodes, "" where all are.

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -144,6 +145,68 @@ func TestReadNode(t *testing.T) {
 			}
 			if listing.Listed != 2 || listing.Identified != len(tc.want) {
 				t.Errorf("%d GPUs are listed, %d identified; want 2, %d", listing.Listed, listing.Identified, len(tc.want))
+			}
+		})
+	}
+}
+
+// TestOddMachines checks which GPUs of computers that NVML tells less of can be used, and what
+// is said of the others.
+func TestOddMachines(t *testing.T) {
+	for machine, tc := range map[string]struct {
+		dxg  bool
+		want []string // of each GPU: its name, address and conditions
+	}{
+		"gb10": {want: []string{"NVIDIA GB10 at 000f:01:00.0, 0 bytes"}},
+		"thor,l4": {want: []string{
+			"NVIDIA Thor at 0000:01:00.0, 0 bytes; UnusableUUID: the GPU's UUID UUID doesn't begin with GPU-: it is an integrated GPU (Orin, Thor), and Tessera doesn't serve these",
+			"NVIDIA L4 at PCI, 24152899584 bytes",
+		}},
+		"orin,l4": {want: []string{
+			"Orin (nvgpu) at , 0 bytes; UnusableUUID: the GPU's UUID UUID doesn't begin with GPU-: it is an integrated GPU (Orin, Thor), and Tessera doesn't serve these; " +
+				"DeviceNodeMissing: NVML doesn't say which device node is the GPU's (nvmlDeviceGetMinorNumber: not supported)",
+			"NVIDIA L4 at PCI, 24152899584 bytes",
+		}},
+		"{wsl: true, gpus: [{model: l4}]}": {dxg: true, want: []string{
+			"NVIDIA L4 at PCI, 24152899584 bytes; DeviceNodeMissing: the GPU has no device node: this is Windows Subsystem for Linux, " +
+				"where programs use GPUs through /dev/dxg, and Tessera doesn't serve GPUs there",
+		}},
+	} {
+		t.Run(machine, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, machine)
+			host := hostWithNodes(t)
+			if tc.dxg {
+				root := t.TempDir()
+				if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Symlink("/dev/null", filepath.Join(root, "dev/dxg")); err != nil {
+					t.Fatal(err)
+				}
+				host = driverroot.NewHost(root)
+			}
+			r, err := ReadNode("node-0", host, driverroot.Root{DevRoot: "/", SysRoot: "/"}, s.Session)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for i, g := range r.Node.GPUs {
+				line := fmt.Sprintf("%s at %s, %d bytes", g.Model.ProductName, g.PCI, g.MemoryBytes)
+				for _, c := range g.Conditions {
+					line += fmt.Sprintf("; %s: %s", c.Type, c.Message)
+				}
+				id := s.Machine.Description().GPUs[i]
+				line = strings.ReplaceAll(line, id.UUID, "UUID")
+				if g.Model.ProductName == "NVIDIA L4" {
+					line = strings.ReplaceAll(line, id.BusID, "PCI")
+				}
+				got = append(got, line)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if l := r.Listing; l.Listed != len(tc.want) || l.Identified != len(tc.want) {
+				t.Errorf("%d GPUs are listed, %d identified; want %d", l.Listed, l.Identified, len(tc.want))
 			}
 		})
 	}

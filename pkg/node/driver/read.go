@@ -154,12 +154,13 @@ func (f *Follower) noteCDI(ctx context.Context, err error) {
 	f.cdiFailed = err
 }
 
-// withConditions adds the conditions that other parts know of.
+// withConditions adds the conditions that other parts know of. A GPU without a device node
+// needs no CDI specification.
 func (f *Follower) withConditions(node gpu.Node) gpu.Node {
 	known := f.cfg.Known.Conditions()
 	for i, g := range node.GPUs {
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
-		if f.cdiFailed != nil {
+		if f.cdiFailed != nil && g.Minor != gpu.NoMinor {
 			node.GPUs[i].Conditions = append(node.GPUs[i].Conditions, gpu.Condition{Type: gpu.CDIFailed, Message: f.cdiFailed.Error()})
 		}
 	}
