@@ -38,7 +38,7 @@ const storyTime = 20 * time.Minute
 // they start first, so that no lane is left alone with one in the end.
 var slowest = []string{
 	"handover-shared", "handover", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
-	"migrate-dra-driver", "driver-upgrade", "rollout-stops", "slices-deleted", "mig-keep-warm", "rendered", "mig-lost", "uninstall",
+	"migrate-dra-driver", "driver-upgrade", "rollout-stops", "slices-deleted", "mig-keep-warm", "rendered", "mig-lost", "uninstall", "odd-machines",
 }
 
 // storyFile is the file of a story.
