@@ -150,14 +150,19 @@ func run(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	}
 }
 
-// attempt returns all a command prints, and its failure as text, without the last
-// newline, after which ^$ would match.
+// attempt returns all a command prints, and its failure as text, without empty lines at its
+// ends and before the failure, where ^$ would match.
 func attempt(ts *testscript.TestScript, s *stack.Stack, args []string) string {
 	out, errs, err := do(ts, s, args)
-	if err != nil {
-		return fmt.Sprintf("%s%s\n%v", out, errs, err)
+	printed := strings.TrimSuffix(out+errs, "\n")
+	switch {
+	case err == nil:
+		return printed
+	case printed == "":
+		return err.Error()
+	default:
+		return printed + "\n" + err.Error()
 	}
-	return strings.TrimSuffix(out+errs, "\n")
 }
 
 func timed(ts *testscript.TestScript, args []string) (time.Duration, *regexp.Regexp, []string) {

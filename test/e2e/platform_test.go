@@ -17,6 +17,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
@@ -79,11 +81,12 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 	}
 	node := s.Cluster.Nodes()[0]
 	gpus, err := s.Cluster.Exec(context.Background(), node, s.SMI, "-L")
-	if err != nil && p.Use.Cannot == "" {
-		return fmt.Errorf("list the GPUs of the node: %w", err)
+	offered := strings.Count("\n"+string(gpus), "\nGPU ") - p.Use.Withheld
+	if p.Use.Cannot == "" && (err != nil || offered < 1) {
+		return fmt.Errorf("count the GPUs of the node: %q, %w", gpus, err)
 	}
 	for name, value := range map[string]string{
-		"NS": part, "WHOLE": wholeGPUs, "SYSTEM": stack.Namespace, "NODE": node, "GPUS": strconv.Itoa(strings.Count("\n"+string(gpus), "\nGPU ") - p.Use.Withheld), "SMI": s.SMI,
+		"NS": part, "WHOLE": wholeGPUs, "SYSTEM": stack.Namespace, "NODE": node, "GPUS": strconv.Itoa(offered), "SMI": s.SMI,
 		"DATA": dataDir, "CDI": cdiDir, "KUBELET": p.KubeletRoot(),
 	} {
 		env.Setenv(name, value)
@@ -151,11 +154,11 @@ func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscr
 	}
 	cmds["pod"] = func(ts *testscript.TestScript, neg bool, args []string) {
 		made := podOf(ts, neg, args)
-		admit(made, p)
+		adaptPod(made, p)
 		createPod(ts, s, made)
 	}
 	cmds["sees"] = func(ts *testscript.TestScript, neg bool, args []string) {
-		if isRestricted(p) {
+		if len(args) == 2 && !runsAsRoot(ts, s, args[0]) {
 			args = append(args, "strict")
 		}
 		sees(ts, s, neg, args)
@@ -164,24 +167,33 @@ func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscr
 	return cmds
 }
 
-func isRestricted(p *platform.Platform) bool {
-	return p.Cluster.PodSecurity != nil && p.Cluster.PodSecurity.Enforce == "restricted"
+// runsAsRoot reports whether a pod may be root, as the API server has admitted it: some platforms
+// give each pod a user.
+func runsAsRoot(ts *testscript.TestScript, s *stack.Stack, arg string) bool {
+	namespace, name := address(ts, arg)
+	made, err := s.Kube().CoreV1().Pods(namespace).Get(context.Background(), name, metav1.GetOptions{})
+	ts.Check(err)
+	return made.Spec.SecurityContext == nil || ptr.Deref(made.Spec.SecurityContext.RunAsUser, 0) == 0
 }
 
-// admit makes a pod as users of the platform write it: it tolerates the taints of nodes with GPUs,
-// and is no more than the platform's Pod Security allows.
-func admit(made *corev1.Pod, p *platform.Platform) {
+// adaptPod adds what the platform asks of users' pods: tolerations, probes and requests, and the
+// security context that its Pod Security wants.
+func adaptPod(made *corev1.Pod, p *platform.Platform) {
 	for _, t := range p.Node.Taints {
 		made.Spec.Tolerations = append(made.Spec.Tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpExists, Effect: t.Effect})
 	}
-	if !isRestricted(p) {
+	main := &made.Spec.Containers[0]
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
+	main.LivenessProbe, main.ReadinessProbe = probe, probe
+	main.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1m"), corev1.ResourceMemory: resource.MustParse("16Mi")}
+	if s := p.Cluster.PodSecurity; s == nil || s.Enforce != "restricted" {
 		return
 	}
 	made.Spec.SecurityContext = &corev1.PodSecurityContext{
 		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](1000),
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-	made.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+	main.SecurityContext = &corev1.SecurityContext{
 		AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
 }
