@@ -140,14 +140,7 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		return err
 	}
 	d := decision.Of(newNode(inv, t), in)
-	for _, w := range d.Withheld() {
-		r.note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
-	}
-	for _, g := range d.Node.GPUs {
-		for policy, err := range d.Verdicts[g.UUID].Failed {
-			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
-		}
-	}
+	r.noteGPUs(d)
 	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(d.Pool))
 }
 
@@ -191,6 +184,18 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 
 // templateAnswer completes the sentence "can't say …" of requireRead.
 const templateAnswer = "what the node will publish"
+
+// noteGPUs notes which GPUs aren't offered, and on which a policy's selector fails.
+func (r *reader) noteGPUs(d decision.Decision) {
+	for _, w := range d.Withheld() {
+		r.note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
+	}
+	for _, g := range d.Node.GPUs {
+		for policy, err := range d.Verdicts[g.UUID].Failed {
+			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
+		}
+	}
+}
 
 // noteLabels notes which policies select nodes by labels, if the new node's aren't known.
 func (r *reader) noteLabels(t templateOptions, policies []v1alpha1.SharingPolicy) {

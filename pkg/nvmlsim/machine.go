@@ -247,13 +247,7 @@ func Describe(s Spec, name string) (Description, error) {
 		}
 		for i := range max(g.Count, 1) {
 			id := Identity{Model: g.Model, MIGEnabled: g.MIGEnabled, NVLink: g.topology(m), Board: board}
-			switch {
-			case g.PCIBusIDs != nil:
-				p, _ := parseBusID(g.PCIBusIDs[i]) // validated
-				id.BusID = p.sysfs()
-			case !slices.ContainsFunc(d.GPUs, func(other Identity) bool { return other.Model == g.Model }):
-				id.BusID = m.BusID
-			}
+			id.BusID = g.busID(i, m, d.GPUs)
 			d.GPUs = append(d.GPUs, id)
 		}
 	}
@@ -266,6 +260,19 @@ func Describe(s Spec, name string) (Description, error) {
 		}
 	}
 	return d, nil
+}
+
+// busID returns the fixed address of the i-th GPU, in the format of sysfs: that of the machine
+// file, or that of the model for the first one after those before. Empty if there is none.
+func (g GPUSpec) busID(i int, m *Model, before []Identity) string {
+	if g.PCIBusIDs != nil {
+		p, _ := parseBusID(g.PCIBusIDs[i]) // validated
+		return p.sysfs()
+	}
+	if slices.ContainsFunc(before, func(other Identity) bool { return other.Model == g.Model }) {
+		return ""
+	}
+	return m.BusID
 }
 
 // identify sets the fields that are derived from the machine's name and the

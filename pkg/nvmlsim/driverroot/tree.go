@@ -30,10 +30,7 @@ func newTree(o Options) (tree, error) {
 	if o.Root == "" || root == "/" && o.Kernel == "" {
 		return tree{}, errors.New("driver root must be a separate directory, not /, unless the device nodes and the kernel's files go to / too (--kernel /)")
 	}
-	libraries, programs := LibraryDir(), "usr/bin"
-	if o.Machine.WSL {
-		libraries, programs = wslDir, wslDir
-	}
+	libraries, programs := usualDirs(o.Machine)
 	t := tree{root: root, libraries: below(o.Libraries, libraries), programs: below(o.Programs, programs)}
 	if o.Kernel != "" {
 		if t.kernelTarget, err = filepath.Abs(o.Kernel); err != nil {
@@ -52,6 +49,14 @@ func newTree(o Options) (tree, error) {
 		t.kernel = nvmlsim.KernelLink
 	}
 	return t, nil
+}
+
+// usualDirs returns where a machine's driver has its libraries and programs.
+func usualDirs(d nvmlsim.Description) (libraries, programs string) {
+	if d.WSL {
+		return wslDir, wslDir
+	}
+	return LibraryDir(), "usr/bin"
 }
 
 // below returns a directory relative to the root.
