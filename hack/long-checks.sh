@@ -42,8 +42,9 @@ nvidia() { "${GO:-go}" test -tags nvidia -count 1 -timeout 20m ./test/nvidia; }
 
 # platforms runs the story of one platform, which the commit's hash chooses.
 platforms() {
-	local names hash
-	mapfile -t names < <("${GO:-go}" run ./test/platforms -list | cut -f 1)
+	local list names hash
+	list=$("${GO:-go}" run ./test/platforms -list)
+	mapfile -t names < <(cut -f 1 <<<"$list")
 	hash=$(git rev-parse HEAD)
 	"${GO:-go}" run ./test/platforms -only "${names[$((16#${hash:7:7} % ${#names[@]}))]}"
 }

@@ -91,17 +91,22 @@ churn_plan() {
   done | k apply -f - >/dev/null
 }
 
-# churn_offered QUARTER: as many devices of each type as the plan says.
+# churn_offered QUARTER: each GPU is offered as the plan says.
 churn_offered() {
-  local i mps=0 slices=0
-  for i in $(seq 0 $((gpus - 1))); do
-    case $(churn_kind "$i" "$1") in
-      equal) mps=$((mps + 4)) ;;
-      size) mps=$((mps + 1)) ;;
-      slices) slices=$((slices + 4)) ;;
+  local i=0 uuid want
+  k get resourceslices -o jsonpath='{range .items[*].spec.devices[*]}{.attributes.parentUUID.string} {.attributes.type.string}{"\n"}{end}' >"$work/offered" || return
+  for uuid in $churn_uuids; do
+    case $(churn_kind $i "$1") in
+      equal) want="4 mps" ;;
+      size) want="1 mps" ;;
+      slices) want="4 timeslice" ;;
+      whole) want="0 mps" ;;
     esac
+    i=$((i + 1))
+    [ "$(grep -c "^$uuid ${want#* }$" "$work/offered")" = "${want% *}" ] || return
+    # Nothing else is offered of it.
+    [ "$(grep -c "^$uuid " "$work/offered")" = "${want% *}" ] || return
   done
-  offers mps $mps && offers timeslice $slices
 }
 
 # churn_disturb WAVE does what users and upgrades do to a busy node.
@@ -142,7 +147,10 @@ churn_wave() {
   k delete pods -l metal=churn --wait --timeout=60s >/dev/null
 }
 
-churn_ended() { ! k get pods -l metal=churn --no-headers 2>/dev/null | grep -vE ' (Completed|Error) ' | grep -q .; }
+churn_ended() {
+  local pods
+  pods=$(k get pods -l metal=churn --no-headers 2>/dev/null) && ! grep -vE ' (Completed|Error) ' <<<"$pods" | grep -q .
+}
 
 # churn_footprint prints open files and resident memory (MiB) of the node's programs, and the
 # number of their processes.
@@ -153,6 +161,13 @@ churn_footprint() {
       echo "$name files $(find "/proc/$p/fd" 2>/dev/null | wc -l) MiB $(awk '/VmRSS/ {print int($2 / 1024)}' "/proc/$p/status")"
     done
   done
+}
+
+# churn_bounded: the same programs run as after the first waves, with at most ten open files and
+# 30 MiB more.
+churn_bounded() {
+  paste -d ' ' "$work/footprint" "$work/footprint.end" |
+    awk '$1 != $6 || $8 > $3 + 10 || $10 > $5 + 30 {bad = 1} END {exit bad || !NR}'
 }
 
 gpu_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | tr '\n' ' '; }
@@ -184,9 +199,10 @@ phase_churn() {
   same "settings" "$(settings)" "$before"
   same "MPS processes" "$(mps_processes)" "$mps_before"
   doctor
+  churn_footprint >"$work/footprint.end"
   note "  after the first waves: $(tr '\n' ';' <"$work/footprint")"
-  note "  at the end: $(churn_footprint | tr '\n' ';')"
-  same "processes of the node's programs" "$(churn_footprint | wc -l)" "$(wc -l <"$work/footprint")"
+  note "  at the end: $(tr '\n' ';' <"$work/footprint.end")"
+  check "open files and memory didn't grow" churn_bounded
 }
 
 # seconds DURATION reads 300, 300s or 5m.
