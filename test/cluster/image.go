@@ -38,7 +38,7 @@ const baseImages = "base-images.tar"
 
 // imagesVersion is part of the cache key: raise it when what is below changes
 // the images' contents.
-const imagesVersion = "3"
+const imagesVersion = "4"
 
 // LoadImage imports an image archive (docker save or OCI layout as tar) into
 // every node.
@@ -295,7 +295,8 @@ func glibcLayer(files []string) (v1.Layer, error) {
 		}
 		l.file(imagePath(path), 0o755, data)
 	}
-	l.link("usr/bin/nvmlsim", "nvidia-smi")
+	// Where nvidia-smi is depends on the platform.
+	l.file("usr/bin/nvmlsim", 0o755, []byte("#!/bin/sh\nexec -a nvmlsim \"$(command -v nvidia-smi)\" \"$@\"\n"))
 	l.file("etc/ld.so.conf", 0o644, []byte("include /etc/ld.so.conf.d/*.conf\n"))
 	l.file("etc/ld.so.conf.d/"+triplet+".conf", 0o644, []byte("/lib/"+triplet+"\n/usr/lib/"+triplet+"\n"))
 	return l.close()
