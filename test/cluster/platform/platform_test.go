@@ -85,8 +85,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestUnknown checks that an unknown name is answered with the known ones.
-func TestUnknown(t *testing.T) {
+// TestUnknownPlatform checks that an unknown name is answered with the known ones.
+func TestUnknownPlatform(t *testing.T) {
 	_, err := Find("gke")
 	if err == nil || !strings.Contains(err.Error(), `no platform "gke"`) || !strings.Contains(err.Error(), "gke-cos") {
 		t.Errorf("Find of an unknown platform: %v", err)
