@@ -17,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 cluster=${CLUSTER:-demo}
-namespace=tessera
+namespace=tessera-system
 KEEP=${KEEP:-0}
 KUBERNETES=${KUBERNETES:-1.37}
 IMAGE=${IMAGE:-localhost/tessera/debian:local}

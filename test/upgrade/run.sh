@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 versions=("$@")
 [ $# -gt 0 ] || versions=(1.32 1.33 1.34 1.35 1.36 1.37)
 cluster=${CLUSTER:-upgrade}
-namespace=tessera
+namespace=tessera-system
 image=_output/images/tessera.tar
 work=$(mktemp -d)
 localcluster=$work/localcluster
