@@ -248,14 +248,14 @@ func (c *control) introduce(conn net.Conn, who client) string {
 		return notConnected
 	}
 	defer f.Close()
-	who.PID, who.UID = uint32(peer.Pid), c.owner(peer.Uid)
+	who.PID, who.UID = uint32(peer.Pid), c.serverUser(peer.Uid)
 	for {
 		s, problem := c.serverFor(who)
 		if problem != "" {
 			return problem
 		}
 		if s.uid != who.UID {
-			c.outlast(s)
+			c.retire(s)
 			continue
 		}
 		select {
@@ -270,9 +270,9 @@ func (c *control) introduce(conn net.Conn, who client) string {
 	}
 }
 
-// owner returns the user whose server serves a user's clients: with -M they all pass
+// serverUser returns the user whose server serves a user's clients: with -M they all pass
 // for root's (measured).
-func (c *control) owner(uid uint32) uint32 {
+func (c *control) serverUser(uid uint32) uint32 {
 	if c.multiuser {
 		return 0
 	}
@@ -282,16 +282,16 @@ func (c *control) owner(uid uint32) uint32 {
 // Pauses between two attempts to end the server of another user; they double (measured;
 // that they don't grow further is an assumption).
 const (
-	firstRetire = 200 * time.Millisecond
-	lastRetire  = 3200 * time.Millisecond
+	firstRetirePause = 200 * time.Millisecond
+	lastRetirePause  = 3200 * time.Millisecond
 )
 
-// outlast asks the server of another user to end until it has. It doesn't end while it
-// has clients.
-func (c *control) outlast(s *child) {
-	for pause := firstRetire; ; pause = min(2*pause, lastRetire) {
-		c.log.printf("Try shutting down server %d, backoff is enabled", s.pid)
+// retire asks a server of another user to end, until it does; it stays while it has clients.
+func (c *control) retire(s *child) {
+	c.log.printf("Try shutting down server %d, backoff is disabled", s.pid)
+	for pause := firstRetirePause; ; pause = min(2*pause, lastRetirePause) {
 		_ = s.link.send(order{Retire: true}, nil) // fails if the server has ended
+		c.log.printf("Control will try shutting down server %d again in at most %dms", s.pid, pause.Milliseconds())
 		select {
 		case <-s.ended:
 			return
@@ -407,7 +407,7 @@ func (c *control) startServer(uid uint32) {
 	if c.running != nil || c.quitting {
 		return
 	}
-	if err := c.start(c.owner(uid)); err != nil {
+	if err := c.start(c.serverUser(uid)); err != nil {
 		c.log.printf("%v", err)
 	}
 }

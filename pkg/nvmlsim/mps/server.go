@@ -226,6 +226,7 @@ func (s *server) retire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.served > 0 {
+		// (assumed: the real one's daemon logs "Server PID has N active worker threads. Server will not shutdown.")
 		s.log.printf("Server has %d clients and does not shut down", s.served)
 		return
 	}
