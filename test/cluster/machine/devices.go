@@ -118,7 +118,7 @@ func copyDeviceLink(from, to string) error {
 }
 
 func mountOwnSys() error {
-	// Network devices come and go there, which a layer over it would hide.
+	// Network devices come and go there, which an overlay would hide.
 	virtual := scratch("virtual")
 	if err := bind("/sys/devices/virtual", virtual, 0); err != nil {
 		return err
@@ -129,7 +129,7 @@ func mountOwnSys() error {
 		for !exists(have) {
 			have = filepath.Dir(have)
 		}
-		if err := mountLayer(have, scratch("")); err != nil {
+		if err := coverWithOverlay(have, scratch("")); err != nil {
 			return err
 		}
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -16,26 +16,26 @@ import (
 // another place.
 const redirected = "trusted.overlay.redirect"
 
-// linkBelow makes links in the layer that is about to be mounted over the host's root, where
-// a link can hide a directory that isn't empty. Links in file systems that are mounted
-// later are made there, by link.
+// linkBelow makes links in the upper layer of the overlay that is about to be mounted over
+// the host's root: there a link can hide a directory that isn't empty. Links in file systems
+// that are mounted later are made there, by link.
 func (r *root) linkBelow() error {
-	later := r.emptyPlaces()
+	later := r.emptyPaths()
 	for _, path := range slices.Sorted(maps.Keys(r.spec.Links)) {
 		if below(path, later) {
 			continue
 		}
-		if err := linkInLayer(filepath.Clean(path), r.spec.Links[path], later); err != nil {
+		if err := linkInRoot(filepath.Clean(path), r.spec.Links[path], later); err != nil {
 			return fmt.Errorf("make the link %s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-// linkInLayer makes a link. If the host has a directory there, and nothing where the link
+// linkInRoot makes a link. If the host has a directory there, and nothing where the link
 // leads, the machine has that directory there.
-func linkInLayer(path, target string, later []string) error {
-	parent, err := makeLayered(filepath.Dir(path))
+func linkInRoot(path, target string, later []string) error {
+	parent, err := makeRootDir(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -53,12 +53,12 @@ func linkInLayer(path, target string, later []string) error {
 	if below(filepath.Clean(target), later) {
 		return nil
 	}
-	return moveLayered(at.host, filepath.Clean(target))
+	return showHostDir(at.host, filepath.Clean(target))
 }
 
-// moveLayered shows a directory of the host in another place, unless something is there.
-func moveLayered(host, path string) error {
-	parent, err := makeLayered(filepath.Dir(path))
+// showHostDir shows a directory of the host in another place, unless something is there.
+func showHostDir(host, path string) error {
+	parent, err := makeRootDir(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -75,12 +75,12 @@ func moveLayered(host, path string) error {
 	return nil
 }
 
-// layered is a file of the machine's root before that is mounted: its path in the machine,
+// rootPath is a file of the machine's root before that is mounted: its path in the machine,
 // in the upper layer, and in the host's root.
-type layered struct{ path, upper, host string }
+type rootPath struct{ path, upper, host string }
 
-func (l layered) child(name string) layered {
-	c := layered{filepath.Join(l.path, name), filepath.Join(l.upper, name), filepath.Join(l.host, name)}
+func (p rootPath) child(name string) rootPath {
+	c := rootPath{filepath.Join(p.path, name), filepath.Join(p.upper, name), filepath.Join(p.host, name)}
 	buffer := make([]byte, unix.PathMax)
 	if n, err := unix.Lgetxattr(c.upper, redirected, buffer); err == nil {
 		c.host = string(buffer[:n])
@@ -89,36 +89,36 @@ func (l layered) child(name string) layered {
 }
 
 // link returns where a link leads, or nothing if it isn't one.
-func (l layered) link() string {
-	file := l.upper
+func (p rootPath) link() string {
+	file := p.upper
 	if !exists(file) {
-		file = l.host
+		file = p.host
 	}
 	target, err := os.Readlink(file)
 	if err != nil {
 		return ""
 	}
 	if !filepath.IsAbs(target) {
-		target = filepath.Join(filepath.Dir(l.path), target)
+		target = filepath.Join(filepath.Dir(p.path), target)
 	}
 	return target
 }
 
 // mkdir makes the directory in the upper layer, as it is on the host: the machine sees the
 // owner and mode of the upper one.
-func (l layered) mkdir() error {
+func (p rootPath) mkdir() error {
 	switch {
-	case exists(l.upper):
+	case exists(p.upper):
 		return nil
-	case exists(l.host):
-		return mkdirLike(l.upper, l.host)
+	case exists(p.host):
+		return mkdirLike(p.upper, p.host)
 	}
-	return os.Mkdir(l.upper, 0o755)
+	return os.Mkdir(p.upper, 0o755)
 }
 
-// makeLayered makes a directory and its parents. Links lead where they lead in the machine.
-func makeLayered(path string) (layered, error) {
-	top := layered{path: "/", upper: upperDir, host: "/"}
+// makeRootDir makes a directory and its parents. Links lead where they lead in the machine.
+func makeRootDir(path string) (rootPath, error) {
+	top := rootPath{path: "/", upper: upperDir, host: "/"}
 	const most = 40 // as many as the kernel follows
 	for range most {
 		at, rest, err := walk(top, path)
@@ -127,12 +127,12 @@ func makeLayered(path string) (layered, error) {
 		}
 		path = rest
 	}
-	return layered{}, fmt.Errorf("%s: %w", path, unix.ELOOP)
+	return rootPath{}, fmt.Errorf("%s: %w", path, unix.ELOOP)
 }
 
 // walk makes the directories of a path up to the first link. If there is one, rest is the
 // path where it leads, and otherwise empty.
-func walk(at layered, path string) (end layered, rest string, err error) {
+func walk(at rootPath, path string) (end rootPath, rest string, err error) {
 	names := strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 	for i, name := range names {
 		at = at.child(name)
@@ -163,15 +163,15 @@ func (r *root) link(path, target string) error {
 	return os.Symlink(target, path)
 }
 
-// ours tells whether a path is in a file system that the spec mounts, where the host's files don't change.
+// ours reports whether a path is in a file system that the spec mounts, where the host's files don't change.
 func (r *root) ours(path string) bool {
-	places := r.emptyPlaces()
+	paths := r.emptyPaths()
 	for _, m := range r.spec.Mounts {
 		if m.Type == typeOverlay {
-			places = append(places, m.Path)
+			paths = append(paths, m.Path)
 		}
 	}
-	return below(path, places)
+	return below(path, paths)
 }
 
 func exists(path string) bool {

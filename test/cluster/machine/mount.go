@@ -72,7 +72,7 @@ func makeMountPoint(path string, dir bool) error {
 	return f.Close()
 }
 
-// isMountPoint tells whether something is mounted on a directory or file.
+// isMountPoint reports whether something is mounted on a directory or file.
 func isMountPoint(path string) (bool, error) {
 	var status unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_TYPE, &status); err != nil {
@@ -81,10 +81,10 @@ func isMountPoint(path string) (bool, error) {
 	return status.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// mountLayer mounts a layer that takes all writes over a directory. The layer is kept in
+// coverWithOverlay mounts an overlay that takes all writes over a directory. They are kept in
 // scratch.
-func mountLayer(path, scratch string) error {
-	dir, err := os.MkdirTemp(scratch, "layer-")
+func coverWithOverlay(path, scratch string) error {
+	dir, err := os.MkdirTemp(scratch, "overlay-")
 	if err != nil {
 		return err
 	}

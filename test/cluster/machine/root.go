@@ -34,7 +34,7 @@ type root struct {
 }
 
 // mountRoot gives the machine its own view of the host: the host's root file
-// system under a layer that takes all writes and vanishes with the machine,
+// system under an overlay that takes all writes and vanishes with the machine,
 // own directories and mounts where the spec wants them, own /proc, /sys and /run.
 func mountRoot(spec *Spec) error {
 	r, err := newRootOf(spec)
@@ -46,7 +46,7 @@ func mountRoot(spec *Spec) error {
 		r.mountOverlay,
 		r.enter,
 		r.mountKernelFileSystems,
-		r.mountLayers,
+		r.mountPlaces,
 		r.maskSysctls,
 		r.makeViews,
 		r.leaveHost,
@@ -75,7 +75,7 @@ func newRootOf(spec *Spec) (*root, error) {
 	return r, nil
 }
 
-// mountOverlay mounts the host's root below a tmpfs layer. The layer can't lie
+// mountOverlay mounts the host's root below an upper layer in a tmpfs. That can't lie
 // on the host's root itself: overlayfs refuses layers inside each other.
 func (r *root) mountOverlay() error {
 	if err := mount("tmpfs", stage, "tmpfs", 0, "mode=0755"); err != nil {

@@ -148,7 +148,7 @@ func (m *testMachine) fails(script, want string) {
 
 const program = "#!/bin/sh\necho ran\n"
 
-// runs tells whether a program that is put in a directory of the machine can be run.
+// runs reports whether a program that is put in a directory of the machine can be run.
 func (m *testMachine) runs(dir string) bool {
 	m.t.Helper()
 	m.sh(fmt.Sprintf("mkdir -p %[1]s && printf %[2]q > %[1]s/program && chmod 755 %[1]s/program", dir, program))

@@ -9,8 +9,8 @@
 // every process in it and drops its mounts and network links, so nothing has
 // to be cleaned up by hand.
 //
-// The package knows nothing of Kubernetes. It is imported by test/cluster and
-// by its own init program only, and uses the standard library and
+// The package knows nothing of Kubernetes. It is imported by test/cluster, its
+// package platform and its own init program only, and uses the standard library and
 // golang.org/x/sys alone, so that pid 1 stays small.
 package machine
 

@@ -147,7 +147,7 @@ func filesOfEtc() (map[string]bool, error) {
 	return wanted, nil
 }
 
-// has tells whether a path is in the view already.
+// has reports whether a path is in the view already.
 func (v *view) has(path string) bool {
 	return slices.ContainsFunc(v.trees, func(t tree) bool { return t.all && below(path, []string{t.path}) })
 }

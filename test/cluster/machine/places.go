@@ -18,27 +18,27 @@ const (
 	typeOverlay = "overlay"
 )
 
-// layer is one thing that is mounted or linked in the machine's root.
-type layer struct {
+// place is a path of the machine's root where something is mounted or linked.
+type place struct {
 	path string
 	make func() error
 }
 
-// mountLayers makes all that has a place of its own in the machine's root. Parents come
-// first, so that nothing hides what is mounted below it.
-func (r *root) mountLayers() error {
-	for _, l := range r.layers() {
-		if err := l.make(); err != nil {
+// mountPlaces makes all places of the machine's root. Parents come first, so that nothing
+// hides what is mounted below it.
+func (r *root) mountPlaces() error {
+	for _, p := range r.places() {
+		if err := p.make(); err != nil {
 			return err
 		}
 	}
 	return os.Chmod("/tmp", 0o777|os.ModeSticky)
 }
 
-// layers of one path are in the order in which they cover each other.
-func (r *root) layers() []layer {
-	var all []layer
-	add := func(path string, make func() error) { all = append(all, layer{filepath.Clean(path), make}) }
+// places of one path are in the order in which they cover each other.
+func (r *root) places() []place {
+	var all []place
+	add := func(path string, make func() error) { all = append(all, place{filepath.Clean(path), make}) }
 	for _, point := range r.shownHostMounts() {
 		add(point, func() error { return bindFromHost(point, 0) })
 	}
@@ -56,7 +56,7 @@ func (r *root) layers() []layer {
 	for path, target := range r.spec.Links {
 		add(path, func() error { return r.link(path, target) })
 	}
-	slices.SortStableFunc(all, func(a, b layer) int { return strings.Compare(a.path, b.path) })
+	slices.SortStableFunc(all, func(a, b place) int { return strings.Compare(a.path, b.path) })
 	return all
 }
 
@@ -66,19 +66,19 @@ func (r *root) layers() []layer {
 // file systems stay out.
 func (r *root) shownHostMounts() []string {
 	skipped := append([]string{"/proc", "/sys", "/dev", "/run", "/var/run", "/tmp", stage}, r.spec.HiddenDirs...)
-	skipped = append(skipped, r.emptyPlaces()...)
+	skipped = append(skipped, r.emptyPaths()...)
 	return slices.DeleteFunc(slices.Clone(r.mounts), func(point string) bool { return point == "/" || below(point, skipped) })
 }
 
-// emptyPlaces are the paths where the machine sees nothing of the host.
-func (r *root) emptyPlaces() []string {
-	places := slices.Clone(r.spec.Dirs)
+// emptyPaths are the paths where the machine sees nothing of the host.
+func (r *root) emptyPaths() []string {
+	paths := slices.Clone(r.spec.Dirs)
 	for _, m := range r.spec.Mounts {
 		if m.Type == typeTmpfs || m.Type == typeDisk {
-			places = append(places, m.Path)
+			paths = append(paths, m.Path)
 		}
 	}
-	return places
+	return paths
 }
 
 func bindFromHost(path string, flags uintptr) error {
@@ -142,7 +142,7 @@ func takeWrites(path string) error {
 	if here.Dev == top.Dev {
 		return separate(path)
 	}
-	return mountLayer(path, scratch(""))
+	return coverWithOverlay(path, scratch(""))
 }
 
 // separate makes a directory a mount, so that it can have options of its own.
