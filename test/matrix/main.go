@@ -23,8 +23,8 @@ import (
 const (
 	page, readme = "docs/compatibility.md", "README.md"
 	// recorded has the results of which the page is made.
-	recorded = "docs/compatibility.json"
-	marks    = "_output/matrix"
+	recorded  = "docs/compatibility.json"
+	passedDir = "_output/matrix"
 )
 
 func main() {
@@ -66,7 +66,7 @@ func do(ctx context.Context, only, stories string, lanes int, list, write bool) 
 		if !c.wanted(only) {
 			continue
 		}
-		r, err := c.once(ctx, c.chosen(stories), lanes, filepath.Join(marks, tree))
+		r, err := c.runMissing(ctx, c.chosen(stories), lanes, filepath.Join(passedDir, tree))
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.id(), err)
 		}
@@ -78,7 +78,7 @@ func do(ctx context.Context, only, stories string, lanes int, list, write bool) 
 	}
 	fmt.Printf("matrix: took %s; %s is written\n", time.Since(began).Round(time.Second), page)
 	if failed > 0 {
-		return fmt.Errorf("%d stories failed; their logs are in %s", failed, filepath.Join(marks, tree))
+		return fmt.Errorf("%d stories failed; their logs are in %s", failed, filepath.Join(passedDir, tree))
 	}
 	return nil
 }
@@ -105,10 +105,10 @@ func (c column) merge(older, newer outcome.Result) outcome.Result {
 	return merged
 }
 
-// once runs the stories that haven't passed for this tree.
-func (c column) once(ctx context.Context, stories []string, lanes int, dir string) (outcome.Result, error) {
-	mark := filepath.Join(dir, c.id()+".json")
-	stories, passed, err := outcome.Missing(mark, stories)
+// runMissing runs the stories that haven't passed for this tree.
+func (c column) runMissing(ctx context.Context, stories []string, lanes int, dir string) (outcome.Result, error) {
+	passedFile := filepath.Join(dir, c.id()+".json")
+	stories, passed, err := outcome.Missing(passedFile, stories)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (c column) once(ctx context.Context, stories []string, lanes int, dir strin
 	fmt.Printf("matrix: %s took %s: %d work, %d aren't on this server, %d fail\n",
 		c.id(), time.Since(began).Round(time.Second), r.Count(outcome.Works), r.Count(outcome.Absent), r.Count(outcome.Fails))
 	r = c.merge(passed, r)
-	return r, r.Keep(mark)
+	return r, r.Keep(passedFile)
 }
 
 // writePage replaces what is between the markers of the pages' tables.

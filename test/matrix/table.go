@@ -71,7 +71,7 @@ func (n *notes) mark(c column, r outcome.Result, story string) string {
 	if c.dra == cluster.DRADefault {
 		found, ran = r[withoutDRA]
 		if found.Outcome == outcome.Works { // the test: helm install fails and says why
-			found = outcome.Cell{Outcome: outcome.Absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
+			found = outcome.Entry{Outcome: outcome.Absent, Reason: "Dynamic Resource Allocation is off: `helm install` fails and names the flags that turn it on"}
 		}
 	}
 	switch {

@@ -1,5 +1,5 @@
-// Package outcome runs end-to-end stories with go test, keeps what came of each, so that
-// a run that was interrupted goes on, and writes tables of it into documents.
+// Package outcome runs end-to-end stories with go test, keeps their outcomes, so that
+// a run that was interrupted goes on, and writes tables of them into documents.
 package outcome
 
 import (
@@ -23,8 +23,8 @@ const (
 	Absent = "not on this server"
 )
 
-// Cell is the outcome of a story on clusters of one kind.
-type Cell struct {
+// Entry is the outcome of a story on clusters of one kind.
+type Entry struct {
 	Outcome string `json:"outcome"`
 	// Reason why it is absent.
 	Reason string `json:"reason,omitempty"`
@@ -36,7 +36,7 @@ type Cell struct {
 }
 
 // Result has the outcome of each story, by the story's name.
-type Result map[string]Cell
+type Result map[string]Entry
 
 // Count returns how many stories have the outcome.
 func (r Result) Count(outcome string) int {
@@ -66,19 +66,19 @@ func (r Result) Runs() string {
 
 // Missing returns the stories that a file of results lacks, and those results. Stories that
 // failed aren't kept in such files: they are missing.
-func Missing(mark string, stories []string) ([]string, Result, error) {
+func Missing(passedFile string, stories []string) ([]string, Result, error) {
 	passed := Result{}
-	if err := readJSON(mark, &passed); err != nil {
+	if err := readJSON(passedFile, &passed); err != nil {
 		return nil, nil, fmt.Errorf("%w; delete it to run the stories again", err)
 	}
 	return slices.DeleteFunc(slices.Clone(stories), func(s string) bool { _, has := passed[s]; return has }), passed, nil
 }
 
 // Keep writes the results of stories that haven't failed to a file, for Missing.
-func (r Result) Keep(mark string) error {
+func (r Result) Keep(passedFile string) error {
 	passed := maps.Clone(r)
-	maps.DeleteFunc(passed, func(_ string, found Cell) bool { return found.Outcome == Fails })
-	return writeJSON(mark, passed)
+	maps.DeleteFunc(passed, func(_ string, found Entry) bool { return found.Outcome == Fails })
+	return writeJSON(passedFile, passed)
 }
 
 // Read reads the results of all kinds of clusters; none if there is no file.
@@ -130,8 +130,8 @@ func Fill(file, name, text string) error {
 	return os.WriteFile(file, []byte(before+begin+"\n"+text+"\n"+end+after), 0o644)
 }
 
-// Tree names the state of the checkout's files, but those of documents, which the
-// results are written to.
+// Tree returns a hash of the checkout's files, except documents, to which results are
+// written.
 func Tree(ctx context.Context) (string, error) {
 	const script = `git ls-files -co --exclude-standard -z | grep -zvE '^(docs/|README.md$)' | xargs -0 sha1sum | sha1sum | cut -c1-12`
 	out, err := exec.CommandContext(ctx, "bash", "-c", script).Output()

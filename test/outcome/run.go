@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -17,7 +18,7 @@ import (
 
 // Run is a run of stories.
 type Run struct {
-	// Title begins the lines about progress.
+	// Title is the prefix of progress lines.
 	Title string
 	// Stories that run.
 	Stories []string
@@ -52,7 +53,7 @@ func (run Run) Do(ctx context.Context) (Result, error) {
 	// go test says nothing of stories that a crash or its time limit cut short.
 	for _, story := range run.Stories {
 		if _, ended := r[story]; !ended {
-			r[story] = Cell{Outcome: Fails}
+			r[story] = Entry{Outcome: Fails}
 		}
 	}
 	for story, found := range r {
@@ -97,7 +98,7 @@ type testEvent struct {
 	Elapsed              float64
 }
 
-// collect reads the outcomes of stories, and says each.
+// collect reads the outcomes of stories, and prints each.
 func (run Run) collect(events io.Reader, r Result) error {
 	reasons := map[string]string{}
 	lines := bufio.NewScanner(events)
@@ -118,11 +119,11 @@ func (run Run) collect(events io.Reader, r Result) error {
 			}
 			continue
 		case "pass":
-			r[story] = Cell{Outcome: Works, Seconds: e.Elapsed}
+			r[story] = Entry{Outcome: Works, Seconds: e.Elapsed}
 		case "skip":
-			r[story] = Cell{Outcome: Absent, Reason: reasons[story]}
+			r[story] = Entry{Outcome: Absent, Reason: reasons[story]}
 		case "fail":
-			r[story] = Cell{Outcome: Fails, Seconds: e.Elapsed}
+			r[story] = Entry{Outcome: Fails, Seconds: e.Elapsed}
 		default:
 			continue
 		}
@@ -133,10 +134,8 @@ func (run Run) collect(events io.Reader, r Result) error {
 
 // story names the story of a test, which is a subtest, or one of the other tests.
 func (run Run) story(test string) string {
-	for _, other := range run.Tests {
-		if test == other {
-			return test
-		}
+	if slices.Contains(run.Tests, test) {
+		return test
 	}
 	_, story, _ := strings.Cut(test, "/")
 	return story

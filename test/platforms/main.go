@@ -1,6 +1,6 @@
 // Command platforms runs the story of each platform on a cluster that imitates it, and writes
-// what came of it to docs/platforms.md. Parts that have passed for the same files of the tree
-// aren't run again, so that a run that was interrupted goes on.
+// the outcomes to docs/platforms.md. Platforms whose parts have all passed for the same files of
+// the tree aren't run again, so that a run that was interrupted goes on with the next platform.
 package main
 
 import (
@@ -24,8 +24,8 @@ import (
 const (
 	page = "docs/platforms.md"
 	// recorded has the results of which the page is made.
-	recorded = "docs/platforms.json"
-	marks    = "_output/platforms"
+	recorded  = "docs/platforms.json"
+	passedDir = "_output/platforms"
 )
 
 func main() {
@@ -66,13 +66,13 @@ func do(ctx context.Context, only string, list, write bool, parallel int) error 
 		return err
 	}
 	began := time.Now()
-	failed, err := runAll(ctx, platforms, parallel, filepath.Join(marks, tree), results)
+	failed, err := runAll(ctx, platforms, parallel, filepath.Join(passedDir, tree), results)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("platforms: took %s; %s is written\n", time.Since(began).Round(time.Second), page)
 	if failed > 0 {
-		return fmt.Errorf("%d parts of stories failed; their logs are in %s", failed, filepath.Join(marks, tree))
+		return fmt.Errorf("%d parts of stories failed; their logs are in %s", failed, filepath.Join(passedDir, tree))
 	}
 	return nil
 }
@@ -94,21 +94,21 @@ func choose(names string) ([]*platform.Platform, error) {
 	return chosen, nil
 }
 
-// done is what came of a platform.
+// done has the outcomes of a platform.
 type done struct {
 	name   string
 	result outcome.Result
 	err    error
 }
 
-// runAll runs the platforms, so many at a time, and records what comes of each as soon as
-// it is there. It returns how many parts have failed.
+// runAll runs the platforms, so many at a time, and records the outcomes of each as soon as
+// they are there. It returns how many parts have failed.
 func runAll(ctx context.Context, platforms []*platform.Platform, parallel int, dir string, results map[string]outcome.Result) (failed int, err error) {
 	queue, finished := make(chan *platform.Platform), make(chan done)
 	for range parallel {
 		go func() {
 			for p := range queue {
-				r, err := once(ctx, p, dir)
+				r, err := runMissing(ctx, p, dir)
 				finished <- done{p.Name, r, err}
 			}
 		}()
@@ -133,13 +133,13 @@ func runAll(ctx context.Context, platforms []*platform.Platform, parallel int, d
 	return failed, errors.Join(errs...)
 }
 
-// once runs the story, unless all of its parts have passed for this tree.
-func once(ctx context.Context, p *platform.Platform, dir string) (outcome.Result, error) {
+// runMissing runs the story, unless all of its parts have passed for this tree.
+func runMissing(ctx context.Context, p *platform.Platform, dir string) (outcome.Result, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	mark := filepath.Join(dir, p.Name+".json")
-	missing, passed, err := outcome.Missing(mark, p.Story())
+	passedFile := filepath.Join(dir, p.Name+".json")
+	missing, passed, err := outcome.Missing(passedFile, p.Story())
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func once(ctx context.Context, p *platform.Platform, dir string) (outcome.Result
 		return nil, err
 	}
 	fmt.Printf("platforms: %s took %s: %d parts work, %d fail\n", p.Name, time.Since(began).Round(time.Second), r.Count(outcome.Works), r.Count(outcome.Fails))
-	return r, r.Keep(mark)
+	return r, r.Keep(passedFile)
 }
 
 func run(ctx context.Context, p *platform.Platform, log string) (outcome.Result, error) {

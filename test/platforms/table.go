@@ -14,7 +14,7 @@ var titles = map[string]string{
 	"restart": "plugin restart", "reboot": "reboot", "upgrade": "upgrade", "uninstall": "uninstall",
 }
 
-// table renders what came of each platform as a Markdown table, with the reasons below it.
+// table renders the outcomes of each platform as a Markdown table, with the reasons below it.
 func table(platforms []*platform.Platform, results map[string]outcome.Result) string {
 	var b strings.Builder
 	b.WriteString("| |")
@@ -28,7 +28,7 @@ func table(platforms []*platform.Platform, results map[string]outcome.Result) st
 		r := results[p.Name]
 		if p.Use.Cannot != "" && r[platform.Refused].Outcome == outcome.Works {
 			notes = append(notes, p.Use.Cannot)
-			fmt.Fprintf(&b, strings.Repeat(" can't (%d) |", len(titles)), repeat(len(notes), len(titles))...)
+			b.WriteString(strings.Repeat(fmt.Sprintf(" can't (%d) |", len(notes)), len(titles)))
 		} else {
 			for _, part := range platform.Parts() {
 				b.WriteString(" " + cell(p, r, part, &notes) + " |")
@@ -43,22 +43,12 @@ func table(platforms []*platform.Platform, results map[string]outcome.Result) st
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }
 
-func repeat(n, times int) []any {
-	all := make([]any, times)
-	for i := range all {
-		all[i] = n
-	}
-	return all
-}
-
-// cell says what came of a part, and notes why it can't be.
+// cell renders the outcome of a part, and notes why it can't be.
 func cell(p *platform.Platform, r outcome.Result, part string, notes *[]string) string {
 	switch {
 	case p.Use.Lacks[part] != "":
 		*notes = append(*notes, p.Title+": "+p.Use.Lacks[part])
 		return fmt.Sprintf("can't (%d)", len(*notes))
-	case r[part].Outcome == outcome.Works && part == "install" && (p.Use.Values != "" || p.Use.Before != ""):
-		return "works with settings"
 	case r[part].Outcome == outcome.Works:
 		return "works"
 	case r[part].Outcome == "":
