@@ -28,7 +28,7 @@ import (
 //	crash NODE PROCESS              kill -9 every process of that name on the node, or on all
 //	component stop|start|restart MACHINE COMPONENT  of Kubernetes; see faults.go
 //	power off|on MACHINE            as a power cut does, but for the boot ID
-//	sandbox stop|start NODE         all processes and mounts, under the same kernel; see faults.go
+//	userspace stop|start NODE       all processes and mounts, under the same kernel; see faults.go
 //	etcd DURATION                   each sync of a file of etcd takes that much longer
 //	certificates renew|announce|replace  of the API server; see faults.go
 //	until TIMEOUT REGEXP CMD...     repeat one of the above until its output matches
@@ -72,7 +72,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"deviceplugin": func(ts *testscript.TestScript, neg bool, args []string) { devicePlugin(ts, s, neg, args) },
 		"component":    func(ts *testscript.TestScript, neg bool, args []string) { component(ts, s, neg, args) },
 		"power":        func(ts *testscript.TestScript, neg bool, args []string) { power(ts, s, neg, args) },
-		"sandbox":      func(ts *testscript.TestScript, neg bool, args []string) { sandbox(ts, s, neg, args) },
+		"userspace":    func(ts *testscript.TestScript, neg bool, args []string) { userspace(ts, s, neg, args) },
 		"etcd":         func(ts *testscript.TestScript, neg bool, args []string) { etcd(ts, s, neg, args) },
 		"certificates": func(ts *testscript.TestScript, neg bool, args []string) { certificates(ts, s, neg, args) },
 		"doctor":       func(ts *testscript.TestScript, neg bool, args []string) { examine(ts, s, neg, args) },

@@ -57,14 +57,13 @@ func rebootGPUs(s *stack.Stack, machine string) error {
 	return errors.Join(m.Reboot(), m.Close())
 }
 
-// sandbox ends all processes of a node with its mounts, or starts it again with an empty /run and
-// /tmp, as Talos does with the sandbox that it has pods, the kubelet and the runtime in. The
-// kernel's boot ID, which is the host's, and the state of the simulated GPUs, which is on a disk,
-// are the same afterwards.
-func sandbox(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+// userspace ends all processes and mounts of a node under the same boot, or starts them again
+// with an empty /run and /tmp. Talos restarts pods, kubelet and runtime in this way. The state of
+// the simulated GPUs, which is on a disk, is the same afterwards.
+func userspace(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	switch {
 	case neg || len(args) != 2 || args[0] != "stop" && args[0] != "start":
-		ts.Fatalf("usage: sandbox stop|start NODE")
+		ts.Fatalf("usage: userspace stop|start NODE")
 	case args[0] == "stop":
 		ts.Check(s.Cluster.PowerOff(context.Background(), args[1]))
 	default:
