@@ -15,8 +15,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// options returns the options for nvcdi; it is called with the host's root
-// directory.
+// options returns the options for nvcdi. It runs inside Host.Do, where / is the host's
+// root.
 func options(cfg Config, d *Driver) []nvcdi.Option {
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml),

@@ -17,7 +17,7 @@ func programs() []string {
 
 // addPrograms adds the programs that nvcdi hasn't found, because it searches only the usual
 // directories. In a container they are in /usr/bin: their directory of the host is in no
-// container's PATH. It is called with the host's root directory.
+// container's PATH. It runs inside Host.Do, where / is the host's root.
 func addPrograms(edits *specs.ContainerEdits, dirs []string) {
 	for _, name := range programs() {
 		if slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool { return filepath.Base(m.ContainerPath) == name }) {

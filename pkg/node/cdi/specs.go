@@ -169,8 +169,8 @@ func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepa
 }
 
 // checkDevice returns an error if a path in a device's edits isn't on the host.
-// The paths of partitions are read when their edits are computed. It is called with
-// the host's root directory.
+// The paths of partitions are read when their edits are computed. It runs inside
+// Host.Do, where / is the host's root.
 func (c *computed) checkDevice(d *Driver, of gpu.Device) error {
 	dev, ok := c.devices[of.Parent()]
 	if !ok {
@@ -189,7 +189,7 @@ func (c *computed) checkDevice(d *Driver, of gpu.Device) error {
 }
 
 // checkEdits returns an error if a required node isn't in the edits, or if the
-// edits differ from the host, whose root directory it is called with.
+// edits differ from the host. It runs inside Host.Do, where / is the host's root.
 func checkEdits(d *Driver, edits *specs.ContainerEdits, required ...string) error {
 	for _, path := range required {
 		if !slices.ContainsFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {

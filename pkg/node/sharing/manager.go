@@ -233,8 +233,9 @@ func (m *Manager) change(f func()) {
 // Join sets up the sharing of a claim whose record is in the journal: compute
 // mode, time slice, MPS daemons. given has its devices that are, or are shares
 // of, partitions, with their instances. It returns the directories by which
-// containers reach the daemon of each device whose holding has MPS. Idempotent. The
-// claim's partitions are there, and stay: until Join begins, Run starts no daemon for it.
+// containers reach the daemon of each device whose holding has MPS. Idempotent. The caller
+// has created the claim's partitions and keeps them until Leave. Until Join begins, Run starts
+// no daemon for the claim.
 //
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {

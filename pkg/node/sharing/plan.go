@@ -16,7 +16,7 @@ type plan struct {
 	timeSlices map[gpu.UUID]string
 	// replicas are the GPUs that claims have replicas of.
 	replicas map[gpu.UUID]bool
-	// kept has what no claim above may need, and another claim may.
+	// kept lists what must stay for claims that the fields above don't cover.
 	kept kept
 }
 
@@ -31,8 +31,8 @@ type wanted struct {
 	claims []holding.Record
 }
 
-// kept has the daemons, and the GPUs whose settings, stay if they are there: for claims whose
-// records can't be read, and for those whose Join hasn't begun.
+// kept lists daemons that are not stopped and GPUs whose settings are not restored, because a
+// claim may need them: its record can't be read, or its Join hasn't begun.
 type kept struct {
 	all  bool
 	gpus map[gpu.UUID]bool
@@ -117,8 +117,8 @@ func loosest[N int | int64](a, b N) N {
 	return max(a, b)
 }
 
-// keepFor keeps what a claim will need when its Join begins. Claims of partitions need no
-// settings: those that earlier claims needed of the GPU are restored meanwhile.
+// keepFor keeps what a claim needs once its Join begins. A claim of a partition needs no
+// setting of the GPU, so those are restored.
 func (p *plan) keepFor(r holding.Record) {
 	for _, g := range r.Holdings {
 		if !g.IsShared() {
@@ -133,7 +133,7 @@ func (p *plan) keepFor(r holding.Record) {
 	}
 }
 
-// keepForUnreadable keeps what a claim may need of whose record this could be read.
+// keepForUnreadable keeps what a claim may need; r has what could be read of its record.
 func (p *plan) keepForUnreadable(r holding.Record) {
 	p.kept.daemons[r.OwnDaemonName()] = true
 	p.kept.all = p.kept.all || len(r.Holdings) == 0
@@ -148,7 +148,7 @@ func (p *plan) wants(daemon string) bool {
 	return p.daemons[daemon] != nil || p.kept.all || p.kept.daemons[daemon]
 }
 
-// keepsSettings reports whether the GPU's settings are kept, whatever claims need.
+// keepsSettings reports whether the GPU's settings must not be restored.
 func (p *plan) keepsSettings(uuid gpu.UUID) bool { return p.kept.all || p.kept.gpus[uuid] }
 
 // hasWhole reports whether claims need a daemon for the whole GPU.
