@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154
 # run.sh's phase churn. Sourced by run.sh, whose variables it uses, after mps.sh.
 
-# How the GPUs are offered: GPU i as the entry of i, and in the next quarter of the time
-# as the entry after it, so that each GPU is offered in all ways also where there are few.
+# GPU i is offered as churn_kinds[i mod 4], and one entry further in each quarter of the run:
+# each GPU is offered in all ways.
 churn_kinds=(equal size slices whole)
 
 # churn_policy INDEX UUID KIND offers a GPU in that way.
@@ -170,8 +170,6 @@ churn_bounded() {
     awk '$1 != $6 || $8 > $3 + 10 || $10 > $5 + 30 {bad = 1} END {exit bad || !NR}'
 }
 
-gpu_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | tr '\n' ' '; }
-
 phase_churn() {
   local quarter wave=0 end memory start
   churn_uuids=$(nvidia-smi --query-gpu=uuid --format=csv,noheader)
@@ -203,12 +201,4 @@ phase_churn() {
   note "  after the first waves: $(tr '\n' ';' <"$work/footprint")"
   note "  at the end: $(tr '\n' ';' <"$work/footprint.end")"
   check "open files and memory didn't grow" churn_bounded
-}
-
-# seconds DURATION reads 300, 300s or 5m.
-seconds() {
-  case $1 in
-    *m) echo $((${1%m} * 60)) ;;
-    *) echo "${1%s}" ;;
-  esac
 }

@@ -65,6 +65,17 @@ await() {
   done
 }
 
+# seconds DURATION reads 300, 300s or 5m.
+seconds() {
+  case $1 in
+    *m) echo $((${1%m} * 60)) ;;
+    *) echo "${1%s}" ;;
+  esac
+}
+
+# gpu_memory prints how much memory of each GPU is in use, in MiB.
+gpu_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | tr '\n' ' '; }
+
 no_pods() { k delete pods --all --ignore-not-found --wait --timeout=60s; }
 
 diagnose() {
