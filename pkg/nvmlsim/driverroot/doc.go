@@ -3,13 +3,12 @@
 // nvidia-smi, device nodes, and the driver's parts of /proc and /sys, all under
 // one root directory.
 //
-// A platform's own directories of libraries and programs can be given, and another
-// directory for what the kernel makes: device nodes, /proc and /sys. A link beside the
-// state file leads to that one. On a machine that is made for it, that is "/" itself:
-// then the driver's lines are added to /proc/devices, and the kernel log is kept under
-// another name, and both are put back in the end. The library and the programs find each
-// other and the root by relative paths that are written into them, so they do so through
-// another mount of the host too.
+// Options give the directories of libraries and programs, and Kernel, the directory for
+// device nodes, /proc and /sys, to which the link nvmlsim.KernelLink leads. Kernel may be
+// / on a machine made for it: Install then adds lines to /proc/devices and replaces
+// /dev/kmsg, and Uninstall restores both. The library and the programs find each other and
+// the root by relative paths that are written into them, so they do so through another
+// mount of the host too.
 //
 // The library and nvidia-smi are copies of built files; nvidia-smi, which the library
 // starts as its engine, carries the machine's description (nvmlsim.Embed). The other

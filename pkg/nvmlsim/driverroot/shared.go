@@ -13,11 +13,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 )
 
-// Two files may be the machine's own: they are changed, and put back in the end.
 const devicesFile = "proc/devices"
 
-// restore undoes the change of such a file, and reports whether it is one. path is
-// relative to the root.
+// restore undoes the change of a file that may be the machine's own, and reports whether it
+// is one of these two. path is relative to the root.
 func restore(path, full string) (done bool, err error) {
 	for _, shared := range []struct {
 		path string
