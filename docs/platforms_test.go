@@ -28,8 +28,8 @@ func TestPlatformsPage(t *testing.T) {
 		if p.Use.Cannot == "" && !strings.Contains(section, "```sh\n"+commands+"\n```\n") {
 			t.Errorf("%s: the page doesn't have these commands as a block:\n%s", name, commands)
 		}
-		if p.Use.Cloud != "" && !strings.Contains(section, "\n"+p.Use.Cloud+"```\n") {
-			t.Errorf("%s: the page doesn't have these lines as a block:\n%s", name, p.Use.Cloud)
+		if p.Use.Setup != "" && !strings.Contains(section, "\n"+p.Use.Setup+"```\n") {
+			t.Errorf("%s: the page doesn't have these lines as a block:\n%s", name, p.Use.Setup)
 		}
 		text := oneLine(section)
 		for what, want := range map[string]string{"why Tessera can't work there": p.Use.Cannot, "a link to the profile": "(../test/cluster/platform/profiles/" + name + ".yaml)"} {

@@ -55,11 +55,11 @@ func describePlatform(w io.Writer, p *platform.Platform) {
 		section(w, "Tessera can't work there", p.Use.Cannot)
 		return
 	}
-	section(w, "Commands before helm install", lines(p.Use.Before)...)
+	section(w, "Commands before helm install", p.Use.BeforeCommands()...)
 	if p.Use.Values != "" {
 		section(w, "Values of the chart", "deployments/helm/tessera/platforms/"+p.Use.Values)
 	}
-	section(w, "On the platform itself", lines(p.Use.Cloud)...)
+	section(w, "On the platform itself", lines(p.Use.Setup)...)
 	var lacks []string
 	for _, part := range slices.Sorted(maps.Keys(p.Use.Lacks)) {
 		lacks = append(lacks, part+": "+p.Use.Lacks[part])

@@ -26,7 +26,7 @@ func admissionConfig(p platform.Cluster) []byte {
 	if s := p.PodSecurity; s != nil {
 		plugins = append(plugins, map[string]any{"name": "PodSecurity", "configuration": podSecurity(s)})
 	}
-	if p.CriticalPriority {
+	if p.LimitCriticalPods {
 		plugins = append(plugins, map[string]any{"name": "ResourceQuota", "configuration": map[string]any{
 			"apiVersion": "apiserver.config.k8s.io/v1", "kind": "ResourceQuotaConfiguration",
 			"limitedResources": []any{map[string]any{"resource": "pods", "matchScopes": []any{criticalScope()}}},
@@ -61,7 +61,7 @@ func criticalScope() map[string]any {
 // objects are the manifests that a platform's cluster has from the beginning.
 func objects(p platform.Cluster) string {
 	all := p.Objects
-	if p.CriticalPriority {
+	if p.LimitCriticalPods {
 		all = string(mustYAML(map[string]any{
 			"apiVersion": "v1", "kind": "ResourceQuota",
 			"metadata": map[string]any{"name": criticalQuota, "namespace": metav1.NamespaceSystem},
@@ -121,7 +121,7 @@ func (c *Cluster) applyObjects(ctx context.Context, client kubernetes.Interface)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("apply the objects of platform %s (cluster.objects): %w: %s", c.Platform(), err, out)
 	}
-	if !c.platform.Cluster.CriticalPriority {
+	if !c.platform.Cluster.LimitCriticalPods {
 		return nil
 	}
 	// Until its use is counted, a quota admits nothing.

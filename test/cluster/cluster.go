@@ -151,14 +151,14 @@ func (c *Cluster) fillBinDir(ctx context.Context) error {
 		if err := Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log); err != nil {
 			return err
 		}
-		return c.fillPlatform(ctx)
+		return c.buildPlatformPrograms(ctx)
 	}
 	for _, name := range []string{"machine-init", "kubernetes", "kubectl", "etcd", "containerd", baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
 			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
 		}
 	}
-	return errors.Join(linkAll(c.options.BinDir, c.binDir()), linkAll(c.options.BinDir, c.nodeBinDir()), c.fillPlatform(ctx))
+	return errors.Join(linkAll(c.options.BinDir, c.binDir()), linkAll(c.options.BinDir, c.nodeBinDir()), c.buildPlatformPrograms(ctx))
 }
 
 func (c *Cluster) chooseSlot() error {

@@ -53,7 +53,7 @@ func TestKubeletConfig(t *testing.T) {
 
 func TestContainerdConfig(t *testing.T) {
 	o := containerdOptions{
-		version: "2", snapshotter: "overlayfs", socket: "/run/containerd/containerd.sock", cdi: true, cdiDirs: []string{"/etc/cdi", "/var/run/cdi"},
+		version: "2", snapshotter: "overlayfs", socket: "/run/containerd/containerd.sock", cdiDirs: []string{"/etc/cdi", "/var/run/cdi"},
 	}
 	golden(t, "containerd.toml", containerdConfig(o))
 	o.version = "1.7"

@@ -12,7 +12,6 @@ type containerdOptions struct {
 	version     string
 	snapshotter string
 	socket      string
-	cdi         bool
 	cdiDirs     []string
 }
 
@@ -38,14 +37,14 @@ snapshotter = %[2]q
 sandbox = %[3]q
 
 [plugins.'io.containerd.cri.v1.runtime']
-enable_cdi = %[6]t
-cdi_spec_dirs = %[7]s
+enable_cdi = true
+cdi_spec_dirs = %[6]s
 # Without CAP_SYS_RESOURCE runc could not lower a container's score.
 restrict_oom_score_adj = true
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [%[4]q]
-conf_dir = %[8]q
+conf_dir = %[7]q
 use_internal_loopback = true
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
@@ -54,7 +53,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 BinaryName = %[5]q
 SystemdCgroup = false
-`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), o.cdi, tomlList(o.cdiDirs), cniDir)
+`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
 }
 
 // oldContainerdConfig is for containerd 1.7, where the Container Device Interface is
@@ -69,14 +68,14 @@ address = %[1]q
 
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = %[3]q
-enable_cdi = %[6]t
-cdi_spec_dirs = %[7]s
+enable_cdi = true
+cdi_spec_dirs = %[6]s
 # Without CAP_SYS_RESOURCE runc could not lower a container's score.
 restrict_oom_score_adj = true
 
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = %[4]q
-conf_dir = %[8]q
+conf_dir = %[7]q
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = %[2]q
@@ -87,7 +86,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 BinaryName = %[5]q
 SystemdCgroup = false
-`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), o.cdi, tomlList(o.cdiDirs), cniDir)
+`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
 }
 
 func tomlList(texts []string) string {

@@ -33,7 +33,7 @@ const (
 func (c *Cluster) driverComponents(env []string) []machine.Component {
 	var components []machine.Component
 	if c.hasDriver() {
-		// Mounts that the driver makes are seen by all, options that it changes by itself only.
+		// Other processes see the driver's mounts, but not the mount options that it changes.
 		args := []string{"unshare", "--mount", "--propagation=unchanged", "/bin/sh", configDir + "/" + driverScript}
 		components = append(components, machine.Component{Name: driverComponent, Args: args, Env: env})
 	}
@@ -49,22 +49,22 @@ func (c *Cluster) driverComponents(env []string) []machine.Component {
 // driverFiles are the files of a node's configuration that its driver is started with.
 func driverFiles(p platform.Node, node string) map[string][]byte {
 	driver := p.Driver
-	if driver.None {
+	if driver.Hardware == "" {
 		return nil
 	}
 	files := map[string][]byte{}
-	hardware := driver.Machine
+	hardware := driver.Hardware
 	if strings.Contains(hardware, "\n") {
 		files[driverMachine] = []byte(hardware)
 		hardware = configDir + "/" + driverMachine
 	}
-	files[driverScript] = []byte("set -e\n" + writable(p.Mounts) + driverCommands(driver, hardware, node))
+	files[driverScript] = []byte("set -e\n" + remountWritable(p.Mounts) + driverCommands(driver, hardware, node))
 	return files
 }
 
-// writable are the commands that let the driver's files be written where the platform has
-// them in its image, which is read-only when it runs.
-func writable(mounts []platform.Mount) string {
+// remountWritable returns the commands that make read-only file systems writable for the
+// driver script only: on the platform these files are part of the image.
+func remountWritable(mounts []platform.Mount) string {
 	var b strings.Builder
 	for _, m := range mounts {
 		if slices.Contains(m.Options, "ro") {
@@ -74,8 +74,8 @@ func writable(mounts []platform.Mount) string {
 	return b.String()
 }
 
-// driverCommands is the shell script of the driver. A machine that was switched off has
-// its GPUs' state on disk as it was, and what GPUs forget at a reboot is in it.
+// driverCommands returns the driver's shell script. The state file of the GPUs survives a
+// power-off, so the script runs `nvmlsim reboot` once for each start of the machine.
 func driverCommands(driver platform.Driver, hardware, node string) string {
 	flags := fmt.Sprintf("--root=%s --machine=%s --node-name=%s", driver.Root, hardware, node)
 	if driver.Libraries != "" {
@@ -100,10 +100,12 @@ fi
 	return b.String()
 }
 
-// hasDriver says that the platform's nodes have a simulated driver.
-func (c *Cluster) hasDriver() bool { return c.options.Platform != "" && !c.platform.Node.Driver.None }
+// hasDriver reports whether the platform's nodes have a simulated driver.
+func (c *Cluster) hasDriver() bool {
+	return c.options.Platform != "" && c.platform.Node.Driver.Hardware != ""
+}
 
-// driverReady says that every node that is to have a driver has one.
+// driverReady reports whether every node that is to have a driver has one.
 func (c *Cluster) driverReady(ctx context.Context, _ kubernetes.Interface) bool {
 	return !slices.ContainsFunc(c.GPUNodes(), func(node string) bool {
 		_, err := c.Exec(ctx, node, "test", "-e", driverLoaded)

@@ -65,7 +65,7 @@ func Gates(kubernetes string, dra DRA) []string {
 	})
 }
 
-// turnedOn says that dra turns on a gate which is off by default.
+// turnedOn reports whether dra turns on a gate which is off by default.
 func (g gate) turnedOn(name string, minor int, dra DRA) bool {
 	exists, wanted := minor >= g.since && minor < g.on, dra == DRAAll || dra == DRAOn && name == "DynamicResourceAllocation"
 	return exists && wanted

@@ -16,8 +16,9 @@ import (
 	"github.com/tessera-dra/tessera/test/cluster/platform"
 )
 
-// nodeDirs are all the directories that a node has for itself. Those of a platform are
-// whole, so that what the platform mounts there has an effect on everything in them.
+// nodeDirs lists the directories that a node doesn't share with the host. Nodes of a
+// platform own /var, /opt and /home entirely, so that mount options there apply to all in
+// them.
 func (c *Cluster) nodeDirs() []string {
 	dirs := volatileDirs()
 	if c.options.Platform == "" {
@@ -77,8 +78,8 @@ func (c *Cluster) cdiDirs() []string {
 	return []string{"/etc/cdi", "/var/run/cdi"}
 }
 
-// likePlatform says that a node has the labels, taints and GPUs of the platform.
-func (c *Cluster) likePlatform(node int) bool {
+// imitatesGPUNode reports whether a node is one of the platform's GPU nodes.
+func (c *Cluster) imitatesGPUNode(node int) bool {
 	return c.options.Platform != "" && node < c.options.Nodes
 }
 
@@ -92,7 +93,7 @@ func (c *Cluster) nodeSpec(node int) machine.Spec {
 	} else {
 		imitate(&spec, c.platform.Node)
 	}
-	if c.likePlatform(node) {
+	if c.imitatesGPUNode(node) {
 		spec.Components = append(spec.Components, c.driverComponents(env)...)
 	}
 	spec.Components = append(spec.Components,
@@ -108,9 +109,7 @@ func (c *Cluster) nodeSpec(node int) machine.Spec {
 func imitate(spec *machine.Spec, node platform.Node) {
 	spec.OwnDevices = true
 	spec.Links = node.Links
-	for _, m := range node.Mounts {
-		spec.Mounts = append(spec.Mounts, machine.Mount(m))
-	}
+	spec.Mounts = node.Mounts
 	umask, _ := strconv.ParseUint(node.Umask, 8, 9) // validated before
 	spec.Umask = int(umask)
 }
@@ -135,7 +134,7 @@ func (c *Cluster) kubeletArgs(node int) []string {
 // kubeletLabels are the labels with which a kubelet registers its node, as KEY=VALUE.
 func (c *Cluster) kubeletLabels(node int) []string {
 	var labels []string
-	if c.likePlatform(node) {
+	if c.imitatesGPUNode(node) {
 		for key, value := range c.platform.Node.Labels {
 			if kubeletMaySet(key) {
 				labels = append(labels, key+"="+value)
@@ -159,7 +158,7 @@ func (c *Cluster) cloudLabels() map[string]string {
 	return labels
 }
 
-// kubeletMaySet says that kubelets may register with a label: of Kubernetes' own some only,
+// kubeletMaySet reports whether kubelets may register with a label: of Kubernetes' own some only,
 // and of these not with another value than they find themselves
 // (https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction).
 func kubeletMaySet(label string) bool {

@@ -26,30 +26,30 @@ const (
 // Options say what cluster is wanted. The zero value of a field means its
 // default.
 type Options struct {
-	// Name distinguishes clusters on one host; the default is "tessera".
+	// Name distinguishes clusters on one host. Default: "tessera".
 	Name string
 	// Platform is the name of the platform that the cluster imitates, see package
-	// platform; none. It decides what other options don't say.
+	// platform. It decides what other options don't say. Default: none.
 	Platform string `json:"platform,omitempty"`
 	// Kubernetes is a minor version, the name of a directory in
-	// test/cluster/kubernetes; "1.37".
+	// test/cluster/kubernetes. Default: "1.37".
 	Kubernetes string
 	// Kubelet is the minor version of the nodes' kubelets, up to three older than
-	// Kubernetes; the same as Kubernetes.
+	// Kubernetes. Default: the same as Kubernetes.
 	Kubelet string
-	// Containerd of the nodes: "2" or "1.7"; "2".
+	// Containerd of the nodes: "2" or "1.7". Default: what the platform has, or "2".
 	Containerd string
-	// DRA says how much of Dynamic Resource Allocation is on; DRAOn.
+	// DRA says how much of Dynamic Resource Allocation is on. Default: DRAOn.
 	DRA DRA
-	// Nodes is the number of node machines; 1. The cluster of a platform has one more,
-	// which is the last and has no GPUs.
+	// Nodes is the number of node machines. The cluster of a platform has one more,
+	// which is the last and has no GPUs. Default: 1.
 	Nodes int
 	// FeatureGates are passed to all Kubernetes components, besides those of DRA.
 	FeatureGates map[string]bool
 	// BinDir is a directory of binaries made by Build. With it, nothing is
 	// built and Go isn't needed. Default: $TESSERA_BIN_DIR, or build.
 	BinDir string
-	// Log gets lines for people about what is going on; default: nowhere.
+	// Log gets lines for people about what is going on. Default: nowhere.
 	Log io.Writer `json:"-"`
 }
 
@@ -59,7 +59,7 @@ func (o Options) withDefaults() Options {
 		imitated = platform.Platform{} // validate reports it
 	}
 	o.Name = cmp.Or(o.Name, DefaultName)
-	o.Kubernetes = cmp.Or(o.Kubernetes, imitated.Cluster.Kubernetes, DefaultKubernetes)
+	o.Kubernetes = cmp.Or(o.Kubernetes, DefaultKubernetes)
 	o.Kubelet = cmp.Or(o.Kubelet, o.Kubernetes)
 	o.Containerd = cmp.Or(o.Containerd, imitated.Node.Containerd.Version, DefaultContainerd)
 	o.DRA = cmp.Or(o.DRA, DRAOn)

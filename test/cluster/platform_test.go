@@ -86,7 +86,7 @@ func TestPlatformDirs(t *testing.T) {
 		want []string
 	}{
 		"nothing":         {platform.Node{}, []string{"/run", "/tmp", "/var", "/opt", "/home", "/etc/cdi"}},
-		"/etc on a layer": {platform.Node{Mounts: []platform.Mount{{Path: "/etc", Type: "overlay"}}}, []string{"/run", "/tmp", "/var", "/opt", "/home"}},
+		"overlay on /etc": {platform.Node{Mounts: []platform.Mount{{Path: "/etc", Type: "overlay"}}}, []string{"/run", "/tmp", "/var", "/opt", "/home"}},
 		"options of /etc": {platform.Node{Mounts: []platform.Mount{{Path: "/etc", Options: []string{"ro"}}}}, []string{"/run", "/tmp", "/var", "/opt", "/home", "/etc/cdi"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,9 +113,9 @@ func TestPlatformKubelet(t *testing.T) {
 			"node-role.kubernetes.io/worker": "", "run.k8s.io/x": "y",
 		},
 		Kubelet:      platform.Kubelet{Root: "/mnt/kubelet", View: []string{"/mnt/kubelet", "/dev"}},
-		Containerd:   platform.Containerd{Socket: "/run/k3s/containerd/containerd.sock", CDIDirs: []string{"/run/cdi"}, DisableCDI: true},
+		Containerd:   platform.Containerd{Socket: "/run/k3s/containerd/containerd.sock", CDIDirs: []string{"/run/cdi"}},
 		DevicePlugin: true,
-		Driver:       platform.Driver{Machine: "8xl4"},
+		Driver:       platform.Driver{Hardware: "8xl4"},
 		Umask:        "077",
 	}})
 	spec := c.nodeSpec(0)
@@ -164,7 +164,7 @@ func TestPlatformConfig(t *testing.T) {
 	}))
 	for _, version := range []string{"2", "1.7"} {
 		config := containerdConfig(containerdOptions{version: version, socket: "/run/k3s/x.sock", cdiDirs: []string{"/run/cdi"}})
-		for _, want := range []string{"enable_cdi = false\n", "cdi_spec_dirs = [\"/run/cdi\"]\n", "address = \"/run/k3s/x.sock\"\n"} {
+		for _, want := range []string{"enable_cdi = true\n", "cdi_spec_dirs = [\"/run/cdi\"]\n", "address = \"/run/k3s/x.sock\"\n"} {
 			if !strings.Contains(config, want) {
 				t.Errorf("containerd %s: no %q in\n%s", version, want, config)
 			}
@@ -177,9 +177,9 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("of no platform: %s", config)
 	}
 	all := platform.Cluster{
-		PodSecurity:      &platform.PodSecurity{Enforce: "baseline", Warn: "restricted", ExemptNamespaces: []string{"kube-system"}},
-		CriticalPriority: true,
-		Objects:          "kind: ValidatingAdmissionPolicy\n",
+		PodSecurity:       &platform.PodSecurity{Enforce: "baseline", Warn: "restricted", ExemptNamespaces: []string{"kube-system"}},
+		LimitCriticalPods: true,
+		Objects:           "kind: ValidatingAdmissionPolicy\n",
 	}
 	golden(t, "admission.yaml", string(admissionConfig(all)))
 	golden(t, "objects.yaml", objects(all))
@@ -195,13 +195,13 @@ func TestDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "nvidia-driver-gke-cos.sh", string(driverFiles(gke.Node, "n")[driverScript]))
-	own := platform.Driver{OwnTree: true, Root: "/run/nvidia/driver", LdCache: true, Libraries: "usr/lib64", Machine: "gpus:\n- {model: a30}\n"}
+	own := platform.Driver{OwnTree: true, Root: "/run/nvidia/driver", LdCache: true, Libraries: "usr/lib64", Hardware: "gpus:\n- {model: a30}\n"}
 	files := driverFiles(platform.Node{Driver: own}, "n")
 	golden(t, "nvidia-driver-own-tree.sh", string(files[driverScript]))
-	if string(files[driverMachine]) != own.Machine {
+	if string(files[driverMachine]) != own.Hardware {
 		t.Errorf("the machine's file: %q", files[driverMachine])
 	}
-	if files := driverFiles(platform.Node{Driver: platform.Driver{None: true}}, "n"); files != nil {
+	if files := driverFiles(platform.Node{}, "n"); files != nil {
 		t.Errorf("of no driver: %v", files)
 	}
 }
@@ -210,7 +210,7 @@ func TestDriver(t *testing.T) {
 func TestPlatformWithoutItsPrograms(t *testing.T) {
 	c := imitating(t, "gke-cos")
 	c.options.BinDir = t.TempDir()
-	err := c.fillPlatform(t.Context())
+	err := c.buildPlatformPrograms(t.Context())
 	for _, want := range []string{c.options.BinDir, "nvmlsim", "libnvidia-ml.so.1", "platform gke-cos"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)

@@ -108,7 +108,7 @@ func (c *Cluster) writeKubeletConfig(node int) error {
 	o := kubeletOptions{
 		kubernetes: c.options.Kubelet, cgroupRoot: "/" + c.machineCgroup(name), socket: c.containerdSocket(), hasKernelLog: hasKernelLog(),
 	}
-	if c.likePlatform(node) {
+	if c.imitatesGPUNode(node) {
 		o.taints = c.platform.Node.Taints
 	}
 	return writeFiles(c.machineConfigDir(name), map[string][]byte{"kubelet.yaml": []byte(kubeletConfig(o))})

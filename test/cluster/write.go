@@ -137,7 +137,7 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 		"ca.crt":      ca.pem,
 		"crictl.yaml": []byte("runtime-endpoint: unix://" + c.containerdSocket() + "\n"),
 	}
-	if c.likePlatform(node) {
+	if c.imitatesGPUNode(node) {
 		maps.Copy(files, driverFiles(c.platform.Node, name))
 	}
 	if err := writeFiles(dir, files); err != nil {
@@ -163,7 +163,7 @@ func (c *Cluster) writeRuntime(node int) error {
 	}
 	config := containerdConfig(containerdOptions{
 		version: c.options.Containerd, snapshotter: snapshotter, socket: c.containerdSocket(),
-		cdi: !c.platform.Node.Containerd.DisableCDI, cdiDirs: c.cdiDirs(),
+		cdiDirs: c.cdiDirs(),
 	})
 	dir := c.machineConfigDir(name)
 	if err := writeFiles(dir, map[string][]byte{"containerd.toml": []byte(config)}); err != nil {

@@ -207,7 +207,7 @@ func refused(ts *testscript.TestScript, s *stack.Stack, p *platform.Platform) {
 		out, err := s.Kubectl(ctx, args...)
 		return fmt.Sprintf("kubectl %s:\n%s%v\n", strings.Join(args, " "), out, err)
 	}
-	why := regexp.MustCompile(p.Use.Refused)
+	why := regexp.MustCompile(p.Use.Message)
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
 		seen := "helm install:\n" + helm +
 			read("get", "gpuinventories", "-o", "yaml") +
@@ -218,7 +218,7 @@ func refused(ts *testscript.TestScript, s *stack.Stack, p *platform.Platform) {
 			return
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("nothing that the user reads matches %q:\n%s", p.Use.Refused, seen)
+			ts.Fatalf("nothing that the user reads matches %q:\n%s", p.Use.Message, seen)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func autopilotRefuses(t *testing.T, s *server) {
 	denied(t, refusal, func(ctx context.Context) error { return s.tryPod(ctx, pods["tessera-node"]) })
 	s.admitted(t, pods["tessera-controller"])
 	out, err := s.helm("install", "tessera", chart, "--namespace", "tessera", "--set=image.repository=registry.example.com/tessera")
-	if err == nil || !regexp.MustCompile(platformOf(t, "gke-autopilot").Use.Refused).MatchString(out) {
+	if err == nil || !regexp.MustCompile(platformOf(t, "gke-autopilot").Use.Message).MatchString(out) {
 		t.Errorf("helm install: error %v:\n%s", err, out)
 	}
 }

@@ -15,13 +15,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/test/cluster/machine"
 )
 
 //go:embed profiles/*.yaml
 var files embed.FS
 
-// Platform is one of them. The zero value of a field is what the local cluster's own
-// nodes have.
+// Platform describes one platform. A field left out keeps what ordinary local clusters have.
 type Platform struct {
 	// Name is that of its file: gke-cos.
 	Name string `json:"-"`
@@ -37,15 +38,13 @@ type Platform struct {
 	Use     Use     `json:"use"`
 }
 
-// Cluster is the part of a platform that its API server has.
+// Cluster describes the platform's API server.
 type Cluster struct {
-	// Kubernetes is the minor version; the default of local clusters.
-	Kubernetes string `json:"kubernetes,omitempty"`
 	// PodSecurity is the default of Pod Security admission.
 	PodSecurity *PodSecurity `json:"podSecurity,omitempty"`
-	// CriticalPriority limits pods with a priority class system-*-critical to the
+	// LimitCriticalPods limits pods with a priority class system-*-critical to the
 	// namespaces that have a ResourceQuota for it, and kube-system.
-	CriticalPriority bool `json:"criticalPriority,omitempty"`
+	LimitCriticalPods bool `json:"limitCriticalPods,omitempty"`
 	// Objects are applied as soon as the API server answers: admission policies,
 	// mostly.
 	Objects string `json:"objects,omitempty"`
@@ -55,7 +54,7 @@ type Cluster struct {
 type PodSecurity struct {
 	Enforce string `json:"enforce,omitempty"`
 	Warn    string `json:"warn,omitempty"`
-	// ExemptNamespaces are not looked at.
+	// ExemptNamespaces are namespaces whose pods aren't checked.
 	ExemptNamespaces []string `json:"exemptNamespaces,omitempty"`
 }
 
@@ -65,54 +64,45 @@ type Node struct {
 	NameFormat string            `json:"nameFormat,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Taints     []corev1.Taint    `json:"taints,omitempty"`
-	// Links are symbolic links, by their path, in place of what is there else.
+	// Links maps the path of a symbolic link to its target; it replaces what is at that path.
 	Links map[string]string `json:"links,omitempty"`
 	// Mounts are made in this order.
 	Mounts     []Mount    `json:"mounts,omitempty"`
 	Kubelet    Kubelet    `json:"kubelet"`
 	Containerd Containerd `json:"containerd"`
 	Driver     Driver     `json:"driver"`
-	// Umask of all programs of the node, in octal; 022.
+	// Umask of all programs of the node, in octal. Default: 022.
 	Umask string `json:"umask,omitempty"`
 	// DevicePlugin is a device plugin of nvidia.com/gpu that runs as a process of the host.
 	DevicePlugin bool `json:"devicePlugin,omitempty"`
 }
 
 // Mount is a file system of a node.
-type Mount struct {
-	Path string `json:"path"`
-	// Type: "" changes the options of what is there; tmpfs is an empty file system that
-	// goes with the machine; disk is an empty directory that stays; overlay takes all writes
-	// in a layer that goes with the machine.
-	Type string `json:"type,omitempty"`
-	// Options: ro, noexec, nosuid, nodev.
-	Options []string `json:"options,omitempty"`
-}
+type Mount = machine.Mount
 
 // Kubelet of a node.
 type Kubelet struct {
-	// Root is its --root-dir; /var/lib/kubelet.
+	// Root is its --root-dir. Default: /var/lib/kubelet.
 	Root string `json:"root,omitempty"`
-	// View are the directories of the host that it sees; it runs in a mount namespace
-	// of its own if there are any.
+	// View lists the host directories that the kubelet sees. If set, the kubelet runs in a
+	// mount namespace of its own.
 	View []string `json:"view,omitempty"`
 }
 
 // Containerd of a node.
 type Containerd struct {
-	// Version is 2 or 1.7.
+	// Version is 2 or 1.7. Default: 2.
 	Version string `json:"version,omitempty"`
-	// Socket; /run/containerd/containerd.sock.
+	// Socket is the one of its API. Default: /run/containerd/containerd.sock.
 	Socket string `json:"socket,omitempty"`
-	// CDIDirs; /etc/cdi and /var/run/cdi.
+	// CDIDirs are the directories where it looks for CDI specs. Default: /etc/cdi and
+	// /var/run/cdi.
 	CDIDirs []string `json:"cdiDirs,omitempty"`
-	// DisableCDI turns the Container Device Interface off.
-	DisableCDI bool `json:"disableCDI,omitempty"`
 }
 
 // Driver is where the simulated NVIDIA driver has its files.
 type Driver struct {
-	// Root is the driver root, such as /run/nvidia/driver; /.
+	// Root is the driver root, such as /run/nvidia/driver. Default: /.
 	Root string `json:"root,omitempty"`
 	// Libraries and Programs are directories in Root. Default: those of Debian.
 	Libraries string `json:"libraries,omitempty"`
@@ -122,25 +112,26 @@ type Driver struct {
 	// OwnTree is a root with /dev, /proc and /sys of its own, as a driver container's.
 	// Otherwise device nodes and the kernel's files are those of the machine.
 	OwnTree bool `json:"ownTree,omitempty"`
-	// None leaves the driver out.
-	None bool `json:"none,omitempty"`
-	// Machine is the hardware of a node in the simulator's short form or as a machine
-	// file: 2xh100-80gb.
-	Machine string `json:"machine,omitempty"`
+	// Hardware of a node in the simulator's short form or as a machine file: 2xh100-80gb.
+	// Default: none, and no driver.
+	Hardware string `json:"hardware,omitempty"`
 }
 
 // Use says how Tessera is installed there, and what works.
 type Use struct {
-	// Values is the chart's values file, in deployments/helm/tessera/platforms; none if empty.
+	// Values is the chart's values file, in deployments/helm/tessera/platforms.
+	// Default: none.
 	Values string `json:"values,omitempty"`
 	// Before are the commands, one a line, that a user types before helm install.
 	Before string `json:"before,omitempty"`
-	// Cloud are commands and settings of the provider that can't run on a local cluster.
-	Cloud string `json:"cloud,omitempty"`
+	// Setup prepares the platform itself: node pool, driver, settings. A local cluster can't
+	// run it.
+	Setup string `json:"setup,omitempty"`
 	// Cannot says why Tessera can't work there, in a sentence; empty if it works.
 	Cannot string `json:"cannot,omitempty"`
-	// Refused is a regular expression for what the user reads where Tessera can't work.
-	Refused string `json:"refused,omitempty"`
+	// Message is a regular expression for the message by which the user learns that Tessera
+	// can't work.
+	Message string `json:"message,omitempty"`
 	// Withheld is how many of the node's GPUs aren't offered.
 	Withheld int `json:"withheld,omitempty"`
 	// Lacks are the parts of the story (Parts) that the platform can't have, with the reason.

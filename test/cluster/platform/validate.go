@@ -7,7 +7,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,7 +50,6 @@ func (p *Platform) validate() error {
 }
 
 func (cl *Cluster) check(c *checks) {
-	c.pattern("cluster.kubernetes", cl.Kubernetes, `1\.[0-9]+`)
 	if s := cl.PodSecurity; s != nil {
 		c.addf(s.Enforce != "" || s.Warn != "", "cluster.podSecurity: neither enforce nor warn")
 		for field, level := range map[string]string{"enforce": s.Enforce, "warn": s.Warn} {
@@ -112,14 +110,13 @@ func (d *Driver) check(c *checks) {
 		c.addf(dir == "" || path.Clean(dir) == dir && !path.IsAbs(dir) && !strings.HasPrefix(dir, ".."),
 			"node.driver.%s: %q isn't a directory in the root", field, dir)
 	}
-	c.addf(d.None != (d.Machine != ""), "node.driver: none is %s, machine is %q: want one of them", strconv.FormatBool(d.None), d.Machine)
-	_, err := d.hardware()
-	c.addf(d.Machine == "" || err == nil, "node.driver.machine: %w", err)
+	_, err := d.describe()
+	c.addf(d.Hardware == "" || err == nil, "node.driver.hardware: %w", err)
 	c.addf(!d.OwnTree || d.Root != "" && d.Root != "/", "node.driver.ownTree: the root %q is the node's own", d.Root)
 }
 
-func (d *Driver) hardware() (nvmlsim.Description, error) {
-	spec, err := nvmlsim.ParseSpec([]byte(d.Machine))
+func (d *Driver) describe() (nvmlsim.Description, error) {
+	spec, err := nvmlsim.ParseSpec([]byte(d.Hardware))
 	if err != nil {
 		return nvmlsim.Description{}, err
 	}
@@ -128,15 +125,15 @@ func (d *Driver) hardware() (nvmlsim.Description, error) {
 
 // GPUs is how many a node has, of a platform that Find returned.
 func (d *Driver) GPUs() int {
-	hardware, _ := d.hardware() // validated before
+	hardware, _ := d.describe() // validated before
 	return len(hardware.GPUs)
 }
 
 func (u *Use) check(c *checks) {
 	c.pattern("use.values", u.Values, `[a-z0-9.-]+\.yaml`)
-	c.addf((u.Cannot == "") == (u.Refused == ""), "use: cannot and refused go together")
-	_, err := regexp.Compile(u.Refused)
-	c.addf(err == nil, "use.refused: %w", err)
+	c.addf((u.Cannot == "") == (u.Message == ""), "use: cannot and message go together")
+	_, err := regexp.Compile(u.Message)
+	c.addf(err == nil, "use.message: %w", err)
 	c.addf(u.Withheld >= 0, "use.withheld: %d", u.Withheld)
 	for _, part := range slices.Sorted(maps.Keys(u.Lacks)) {
 		c.oneOf("use.lacks", part, Parts()...)

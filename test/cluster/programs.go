@@ -24,11 +24,11 @@ func (c *Cluster) platformPrograms() map[string]string {
 	return programs
 }
 
-// fillPlatform puts the programs of a platform's nodes, and the simulator's library, into
+// buildPlatformPrograms puts the programs of a platform's nodes, and the simulator's library, into
 // the nodes' directory of programs. Go's own cache makes it quick the second time.
-func (c *Cluster) fillPlatform(ctx context.Context) error {
+func (c *Cluster) buildPlatformPrograms(ctx context.Context) error {
 	if c.options.BinDir != "" {
-		return c.checkPlatform()
+		return c.checkPlatformPrograms()
 	}
 	for name, pkg := range c.platformPrograms() {
 		root, err := repositoryRoot()
@@ -50,8 +50,8 @@ func (c *Cluster) fillPlatform(ctx context.Context) error {
 	return library.Build(ctx, c.nodeBinary(library.Name))
 }
 
-// checkPlatform wants what fillPlatform builds.
-func (c *Cluster) checkPlatform() error {
+// checkPlatformPrograms wants what buildPlatformPrograms builds.
+func (c *Cluster) checkPlatformPrograms() error {
 	programs := c.platformPrograms()
 	if c.hasDriver() {
 		programs[library.Name] = "./cmd/nvmlsim/lib"
