@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,8 +109,6 @@ func imitate(spec *machine.Spec, node platform.Node) {
 	spec.OwnDevices = true
 	spec.Links = node.Links
 	spec.Mounts = node.Mounts
-	umask, _ := strconv.ParseUint(node.Umask, 8, 9) // validated before
-	spec.Umask = int(umask)
 }
 
 func (c *Cluster) kubeletArgs(node int) []string {

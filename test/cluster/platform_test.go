@@ -116,7 +116,6 @@ func TestPlatformKubelet(t *testing.T) {
 		Containerd:   platform.Containerd{Socket: "/run/k3s/containerd/containerd.sock", CDIDirs: []string{"/run/cdi"}},
 		DevicePlugin: true,
 		Driver:       platform.Driver{Hardware: "8xl4"},
-		Umask:        "077",
 	}})
 	spec := c.nodeSpec(0)
 	kubelet := component(spec, "kubelet")
@@ -134,8 +133,8 @@ func TestPlatformKubelet(t *testing.T) {
 	if diff := cmp.Diff([]string{"/run", "/tmp", "/var", "/opt", "/home", "/mnt/kubelet"}, spec.Dirs); diff != "" {
 		t.Error(diff)
 	}
-	if kubelet.WaitFor[0] != "unix:///run/k3s/containerd/containerd.sock" || len(kubelet.View) != 2 || spec.Umask != 0o77 {
-		t.Errorf("%+v, umask %o", kubelet, spec.Umask)
+	if kubelet.WaitFor[0] != "unix:///run/k3s/containerd/containerd.sock" || len(kubelet.View) != 2 {
+		t.Errorf("%+v", kubelet)
 	}
 	plugin := component(spec, devicePluginComponent)
 	if diff := cmp.Diff([]string{"/opt/localcluster/bin/deviceplugin", "nvidia.com/gpu", "8"}, plugin.Args); diff != "" {

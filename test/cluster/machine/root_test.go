@@ -279,10 +279,3 @@ func TestMountsThatCannotBe(t *testing.T) {
 		}
 	}
 }
-
-func TestUmask(t *testing.T) {
-	m := startMachine(t, Spec{Umask: 0o077})
-	if out := m.sh("grep Umask /proc/1/status"); !strings.HasSuffix(out, "0077") {
-		t.Errorf("got %q", out)
-	}
-}

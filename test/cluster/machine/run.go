@@ -81,9 +81,6 @@ func setUp(stateDir string) (*supervisor, net.Listener, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen on the control socket: %w", err)
 	}
-	if spec.Umask != 0 {
-		syscall.Umask(spec.Umask) // inherited by the components
-	}
 	return newSupervisor(spec), listener, nil
 }
 

@@ -69,8 +69,6 @@ type Spec struct {
 	// mounted, parents first: none of them hides another one below it. Of those with the same
 	// path the last one counts. No path may lead through one of Links.
 	Mounts []Mount `json:"mounts,omitempty"`
-	// Umask of the components; that of pid 1's creator if it is 0.
-	Umask int `json:"umask,omitempty"`
 	// Components are started together, each as soon as its WaitFor answers.
 	Components []Component `json:"components"`
 }

@@ -71,8 +71,6 @@ type Node struct {
 	Kubelet    Kubelet    `json:"kubelet"`
 	Containerd Containerd `json:"containerd"`
 	Driver     Driver     `json:"driver"`
-	// Umask of all programs of the node, in octal. Default: 022.
-	Umask string `json:"umask,omitempty"`
 	// DevicePlugin is a device plugin of nvidia.com/gpu that runs as a process of the host.
 	DevicePlugin bool `json:"devicePlugin,omitempty"`
 }

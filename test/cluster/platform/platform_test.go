@@ -111,7 +111,6 @@ func TestValidate(t *testing.T) {
 		"node: {driver: {hardware: 1xt4}, containerd: {version: '3'}}":                `"3" is none of 2, 1\.7`,
 		"node: {driver: {hardware: 1xt4, libraries: /lib}}":                           `node\.driver\.libraries: "/lib"`,
 		"node: {driver: {hardware: 1xt4, ownTree: true}}":                             `node\.driver\.ownTree`,
-		"node: {driver: {hardware: 1xt4}, umask: '7'}":                                `node\.umask: "7"`,
 		"cluster: {podSecurity: {enforce: strict}}\nnode: {driver: {hardware: 1xt4}}": `"strict" is none of privileged, baseline, restricted`,
 		"node: {driver: {hardware: 1xt4}}\nuse: {cannot: never}":                      `cannot and message go together`,
 		"node: {driver: {hardware: 1xt4}}\nuse: {cannot: never, message: '('}":        `use\.message`,

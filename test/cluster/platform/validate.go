@@ -101,7 +101,6 @@ func (n *Node) check(c *checks) {
 		c.absolute("node.containerd.cdiDirs", dir)
 	}
 	n.Driver.check(c)
-	c.pattern("node.umask", n.Umask, "0[0-7]{2}")
 }
 
 func (d *Driver) check(c *checks) {
