@@ -190,11 +190,11 @@ func adaptPod(made *corev1.Pod, p *platform.Platform) {
 		return
 	}
 	made.Spec.SecurityContext = &corev1.PodSecurityContext{
-		RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](1000),
+		RunAsNonRoot: new(true), RunAsUser: ptr.To[int64](1000),
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 	main.SecurityContext = &corev1.SecurityContext{
-		AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
 }
 
