@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -91,7 +92,7 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 	} {
 		env.Setenv(name, value)
 	}
-	if err := convertManifests(env.WorkDir, s); err != nil {
+	if err := errors.Join(writeFirst(env.WorkDir, p), convertManifests(env.WorkDir, s)); err != nil {
 		return err
 	}
 	if _, err := s.Kubectl(context.Background(), "create", "namespace", part); err != nil {
@@ -108,6 +109,24 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 			env.T().Log("the part leaves its policies behind:", err)
 		}
 	})
+	return nil
+}
+
+// writeFirst writes the index of the first GPU that is offered in the place of FIRST in manifests.
+func writeFirst(dir string, p *platform.Platform) error {
+	manifests, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return err
+	}
+	for _, file := range manifests {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "FIRST", strconv.Itoa(p.Use.Withheld))), 0o644); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

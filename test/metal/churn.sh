@@ -174,6 +174,7 @@ phase_churn() {
   local quarter wave=0 end memory start
   churn_uuids=$(nvidia-smi --query-gpu=uuid --format=csv,noheader)
   churn_pods=0 churn_errors=0
+  k delete sharingpolicies --all --wait=true # of other phases
   start=$(date +%s)
   memory=$(gpu_memory)
   for quarter in 0 1 2 3; do
