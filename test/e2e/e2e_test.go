@@ -63,20 +63,10 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 		return err
 	}
 	env.Setenv("CHART", chart)
-	if err := convertManifests(env.WorkDir, s); err != nil {
+	if err := rewriteManifests(env.WorkDir, s.Convert); err != nil {
 		return err
 	}
-	if _, err := s.Kubectl(context.Background(), "create", "namespace", story); err != nil {
-		return err
-	}
-	env.Defer(func() {
-		if env.T().(inLane).Failed() {
-			env.T().Log(s.Explain(context.Background()))
-		}
-		_, err := s.Kubectl(context.Background(), "delete", "namespace", story, "--wait=true", "--timeout=120s")
-		if err != nil {
-			env.T().Log("the story leaves its namespace behind:", err)
-		}
+	return ownNamespace(env, s, story, func() {
 		if _, err := s.Kubectl(context.Background(), "delete", "sharingpolicies", "--all"); err != nil {
 			env.T().Log("the story leaves its policies behind:", err)
 		}
@@ -91,12 +81,28 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 			env.T().(inLane).Errorf("the story leaves something behind: %v", err)
 		}
 	})
+}
+
+// ownNamespace makes a story's namespace. When the story ends, the state of the cluster is
+// printed if it failed, the namespace is deleted with all in it, and then after is called.
+func ownNamespace(env *testscript.Env, s *stack.Stack, name string, after func()) error {
+	if _, err := s.Kubectl(context.Background(), "create", "namespace", name); err != nil {
+		return err
+	}
+	env.Defer(func() {
+		if env.T().(inLane).Failed() {
+			env.T().Log(s.Explain(context.Background()))
+		}
+		if _, err := s.Kubectl(context.Background(), "delete", "namespace", name, "--wait=true", "--timeout=120s"); err != nil {
+			env.T().Log("the story leaves its namespace behind:", err)
+		}
+		after()
+	})
 	return nil
 }
 
-// convertManifests rewrites a story's manifests for the API that its cluster
-// serves.
-func convertManifests(dir string, s *stack.Stack) error {
+// rewriteManifests changes a story's manifests, for the API that its cluster serves.
+func rewriteManifests(dir string, change func([]byte) ([]byte, error)) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
 		return err
@@ -106,7 +112,7 @@ func convertManifests(dir string, s *stack.Stack) error {
 		if err != nil {
 			return err
 		}
-		if data, err = s.Convert(data); err != nil {
+		if data, err = change(data); err != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(file), err)
 		}
 		if err := os.WriteFile(file, data, 0o644); err != nil {

@@ -3,8 +3,8 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -84,7 +84,7 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 	gpus, err := s.Cluster.Exec(context.Background(), node, s.SMI, "-L")
 	offered := strings.Count("\n"+string(gpus), "\nGPU ") - p.Use.Withheld
 	if p.Use.Cannot == "" && (err != nil || offered < 1) {
-		return fmt.Errorf("count the GPUs of the node: %q, %w", gpus, err)
+		return fmt.Errorf("count the GPUs of the node: %v, %q", err, gpus)
 	}
 	for name, value := range map[string]string{
 		"NS": part, "WHOLE": wholeGPUs, "SYSTEM": stack.Namespace, "NODE": node, "GPUS": strconv.Itoa(offered), "SMI": s.SMI,
@@ -92,42 +92,16 @@ func setupPart(env *testscript.Env, s *stack.Stack, p *platform.Platform) error 
 	} {
 		env.Setenv(name, value)
 	}
-	if err := errors.Join(writeFirst(env.WorkDir, p), convertManifests(env.WorkDir, s)); err != nil {
+	first := []byte(strconv.Itoa(p.Use.Withheld)) // the index of the first GPU that is offered
+	err = rewriteManifests(env.WorkDir, func(text []byte) ([]byte, error) { return s.Convert(bytes.ReplaceAll(text, []byte("FIRST"), first)) })
+	if err != nil {
 		return err
 	}
-	if _, err := s.Kubectl(context.Background(), "create", "namespace", part); err != nil {
-		return err
-	}
-	env.Defer(func() {
-		if env.T().(inLane).Failed() {
-			env.T().Log(s.Explain(context.Background()))
-		}
-		if _, err := s.Kubectl(context.Background(), "delete", "namespace", part, "--wait=true", "--timeout=120s"); err != nil {
-			env.T().Log("the part leaves its namespace behind:", err)
-		}
+	return ownNamespace(env, s, part, func() {
 		if _, err := s.Kubectl(context.Background(), "delete", "sharingpolicies", "--all", "--ignore-not-found"); err != nil && part != "uninstall" && part != platform.Refused {
 			env.T().Log("the part leaves its policies behind:", err)
 		}
 	})
-	return nil
-}
-
-// writeFirst writes the index of the first GPU that is offered in the place of FIRST in manifests.
-func writeFirst(dir string, p *platform.Platform) error {
-	manifests, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
-	if err != nil {
-		return err
-	}
-	for _, file := range manifests {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "FIRST", strconv.Itoa(p.Use.Withheld))), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // nodeDirs returns node.dataDir and node.cdiDir of the chart as the platform's values have them.
