@@ -47,7 +47,7 @@ func (r Root) Program(h Host, name string) (Program, error) {
 	var dirs []string
 	err := h.Do(func() error {
 		dirs = r.programDirs(r.Path)
-		p.Path = locate(dirs, name)
+		p.Path = Locate(dirs, name)
 		return nil
 	})
 	if err != nil {
@@ -78,7 +78,7 @@ func (r Root) inside(h Host, name string) (Program, error) {
 	}
 	p := Program{Root: r.Path}
 	err := NewHost(h.Path(r.Path)).Do(func() error {
-		path := locate(r.programDirs("/"), name)
+		path := Locate(r.programDirs("/"), name)
 		if path == "" {
 			return nil
 		}
@@ -169,8 +169,9 @@ func environment(program string, libraryDirs []string) []string {
 	return env
 }
 
-// locate returns the first executable file with the name, "" if there is none.
-func locate(dirs []string, name string) string {
+// Locate returns the first executable file with the name in the directories, "" if there is none.
+// For those of a host call it inside Host.Do.
+func Locate(dirs []string, name string) string {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {

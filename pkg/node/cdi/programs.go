@@ -1,11 +1,12 @@
 package cdi
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
 // programs are those of the driver that nvcdi gives a container.
@@ -23,18 +24,16 @@ func addPrograms(edits *specs.ContainerEdits, dirs []string) {
 		if slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool { return filepath.Base(m.ContainerPath) == name }) {
 			continue
 		}
-		for _, dir := range dirs {
-			path, err := filepath.EvalSymlinks(filepath.Join(dir, name))
-			if err != nil {
-				continue
-			}
-			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-				continue
-			}
-			edits.Mounts = append(edits.Mounts, &specs.Mount{
-				HostPath: path, ContainerPath: filepath.Join("/usr/bin", name), Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
-			})
-			break
+		found := driverroot.Locate(dirs, name)
+		if found == "" {
+			continue
 		}
+		path, err := filepath.EvalSymlinks(found)
+		if err != nil {
+			continue // it has gone since
+		}
+		edits.Mounts = append(edits.Mounts, &specs.Mount{
+			HostPath: path, ContainerPath: filepath.Join("/usr/bin", name), Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+		})
 	}
 }
