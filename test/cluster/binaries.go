@@ -141,7 +141,10 @@ func entryNames(dir string) []string {
 	return names
 }
 
-// key names a build: it changes with the sources, the Go version and the flags.
+var moduleName = regexp.MustCompile(`(?m)^module .*$`)
+
+// key names a build: it changes with the sources, the Go version and the flags. A
+// module's own name doesn't count, so a module that moves isn't built again.
 func (u *unit) key(root, goVersion string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, goVersion, runtime.GOARCH, u.cgo, u.flags, slices.Sorted(maps.Keys(u.files)))
@@ -157,6 +160,9 @@ func (u *unit) key(root, goVersion string) (string, error) {
 			data, err := os.ReadFile(filepath.Join(root, dir, entry.Name()))
 			if err != nil {
 				return "", fmt.Errorf("read the sources of %s: %w", u.name, err)
+			}
+			if entry.Name() == "go.mod" {
+				data = moduleName.ReplaceAll(data, nil)
 			}
 			fmt.Fprintf(h, "%s %x\n", entry.Name(), sha256.Sum256(data))
 		}

@@ -31,19 +31,21 @@ func TestBuildKey(t *testing.T) {
 		same  bool
 	}
 	for name, tc := range map[string]change{
-		"nothing":      {same: true},
-		"a test":       {files: map[string]string{"d/main_test.go": "x"}, same: true},
-		"a document":   {files: map[string]string{"d/README.md": "x"}, same: true},
-		"go.sum":       {files: map[string]string{"d/go.sum": "x"}},
-		"the program":  {files: map[string]string{"d/main.go": "x"}},
-		"Go":           {goVer: "go2"},
-		"the flags":    {unit: func(u *unit) { u.flags = []string{"-tags=x"} }},
-		"cgo":          {unit: func(u *unit) { u.cgo = true }},
-		"the binaries": {unit: func(u *unit) { u.files["y"] = "." }},
+		"nothing":           {same: true},
+		"a test":            {files: map[string]string{"d/main_test.go": "x"}, same: true},
+		"a document":        {files: map[string]string{"d/README.md": "x"}, same: true},
+		"the module's name": {files: map[string]string{"d/go.mod": "module example.com/n\n\ngo 1.26\n"}, same: true},
+		"a requirement":     {files: map[string]string{"d/go.mod": "module example.com/m\n\ngo 1.26\n\nrequire example.com/x v1.0.0\n"}},
+		"go.sum":            {files: map[string]string{"d/go.sum": "x"}},
+		"the program":       {files: map[string]string{"d/main.go": "x"}},
+		"Go":                {goVer: "go2"},
+		"the flags":         {unit: func(u *unit) { u.flags = []string{"-tags=x"} }},
+		"cgo":               {unit: func(u *unit) { u.cgo = true }},
+		"the binaries":      {unit: func(u *unit) { u.files["y"] = "." }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			writeTree(t, root, map[string]string{"d/go.mod": "module m", "d/go.sum": "", "d/main.go": "package main"})
+			writeTree(t, root, map[string]string{"d/go.mod": "module example.com/m\n\ngo 1.26\n", "d/go.sum": "", "d/main.go": "package main"})
 			key := func(u unit, goVersion string) string {
 				got, err := u.key(root, goVersion)
 				if err != nil {
