@@ -13,7 +13,7 @@ export CGO_CFLAGS
 # Kubernetes version of the local cluster, and its name when several run.
 KUBERNETES ?= 1.37
 CLUSTER ?= tessera
-LOCALCLUSTER := $(GO) run ./cmd/localcluster
+LOCALCLUSTER := $(GO) run ./sim/cmd/localcluster
 # How many states are played with each allocator, and the first seed.
 STATES ?= 10000
 SEED ?= 0
@@ -39,9 +39,9 @@ help: ## List the targets
 .PHONY: build
 build: prepare ## Build the programs into bin/ and the simulator library beside them
 	mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/kubectl-gpu ./cmd/localcluster ./cmd/mps-supervisor ./cmd/nvmlsim
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/controller ./cmd/kubectl-gpu ./sim/cmd/localcluster ./cmd/mps-supervisor ./sim/cmd/nvmlsim
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -tags netgo,osusergo,grpcnotrace -o bin/ ./cmd/kubelet-plugin
-	CGO_ENABLED=0 $(GO) run ./cmd/nvmlsim/lib bin/libnvidia-ml.so.1
+	CGO_ENABLED=0 $(GO) run ./sim/cmd/nvmlsim/lib bin/libnvidia-ml.so.1
 
 .PHONY: generate
 generate: $(TOOLS_STAMP) ## Make every generated file again

@@ -39,7 +39,7 @@ stop_watcher() {
 
 build_localcluster() {
 	mkdir -p "$(dirname "$localcluster")"
-	go build -trimpath -o "$localcluster" ./cmd/localcluster
+	go build -trimpath -o "$localcluster" ./sim/cmd/localcluster
 }
 
 down() {

@@ -37,7 +37,7 @@ func paths(text string) []string {
 	var found []string
 	for _, m := range regexp.MustCompile("`([A-Za-z0-9_./-]+)`").FindAllStringSubmatch(text, -1) {
 		top, _, nested := strings.Cut(m[1], "/")
-		isTop := slices.Contains([]string{"api", "cmd", "demo", "deployments", "docs", "hack", "pkg", "test"}, top)
+		isTop := slices.Contains([]string{"api", "cmd", "demo", "deployments", "docs", "hack", "pkg", "sim", "test"}, top)
 		if (isTop && nested) || m[1] == "Makefile" || m[1] == "README.md" {
 			found = append(found, m[1])
 		}
@@ -86,12 +86,12 @@ func TestHowtoSharingStrategy(t *testing.T) {
 	}
 }
 
-// isProduction reports whether a file is Go code that is neither a test, nor
-// generated, nor simulated hardware.
+// isProduction reports whether a file is Go code that is neither a test nor
+// generated.
 func isProduction(path string) bool {
 	dir := filepath.Base(filepath.Dir(path))
 	return strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(dir, "test") &&
-		!strings.HasPrefix(filepath.Base(path), "zz_generated") && !strings.Contains(path, "nvmlsim")
+		!strings.HasPrefix(filepath.Base(path), "zz_generated")
 }
 
 // namesTimeSlicing reports whether an identifier in a Go file names time-slicing.

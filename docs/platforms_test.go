@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 )
 
 // TestPlatformsPage checks that docs/platforms.md has, for each platform that a local cluster
@@ -32,7 +32,7 @@ func TestPlatformsPage(t *testing.T) {
 			t.Errorf("%s: the page doesn't have these lines as a block:\n%s", name, p.Use.Setup)
 		}
 		text := oneLine(section)
-		for what, want := range map[string]string{"why Tessera can't work there": p.Use.Cannot, "a link to the profile": "(../test/cluster/platform/profiles/" + name + ".yaml)"} {
+		for what, want := range map[string]string{"why Tessera can't work there": p.Use.Cannot, "a link to the profile": "(../sim/cluster/platform/profiles/" + name + ".yaml)"} {
 			if !strings.Contains(text, oneLine(want)) {
 				t.Errorf("%s: the page lacks %s: %s", name, what, want)
 			}

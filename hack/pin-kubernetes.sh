@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Pins the Kubernetes release that local clusters of a minor version are made of:
-# writes go.mod and go.sum in test/cluster/kubernetes/MINOR. The program there is
+# writes go.mod and go.sum in sim/cluster/kubernetes/MINOR. The program there is
 # the same for every version, and is copied from the newest.
 #
 # usage: hack/pin-kubernetes.sh RELEASE     such as 1.33.13
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../test/cluster/kubernetes"
+cd "$(dirname "${BASH_SOURCE[0]}")/../sim/cluster/kubernetes"
 
 release=${1:-}
 [[ $release =~ ^1\.[0-9]+\.[0-9]+$ ]] || {
@@ -36,7 +36,7 @@ published() { # MODULE
 mkdir -p "$minor"
 [ "$minor" = "$newest" ] || cp "$newest"/*.go "$minor"
 {
-	echo "module github.com/tessera-dra/tessera/test/cluster/kubernetes/$minor"
+	echo "module github.com/tessera-dra/tessera/sim/cluster/kubernetes/$minor"
 	# The release's own go line: it decides the defaults of GODEBUG.
 	grep '^go ' "$upstream"
 	grep '^godebug ' "$upstream" || true

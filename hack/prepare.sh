@@ -4,7 +4,7 @@
 # packs `make metal-bundle`, where they are missing, and says nothing where they
 # aren't. With the word cross, it also installs the C compiler for the other
 # architecture that `make release` builds for. What the local cluster needs beyond
-# that, cmd/localcluster installs itself. Idempotent.
+# that, sim/cmd/localcluster installs itself. Idempotent.
 #
 # usage: hack/prepare.sh [cross]
 set -euo pipefail

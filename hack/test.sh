@@ -109,7 +109,7 @@ reliability() {
 	tests reliability -p 1 -timeout 30m -tags integration $arguments
 }
 
-e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./test/cluster; }
+e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./sim/cluster; }
 
 # show prints what a level printed, and how it ended.
 show() { # LEVEL STATUS SECONDS

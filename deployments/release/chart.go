@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/deployments/container/contents"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // writeChart packs the chart with the release's version, for the chart and for

@@ -1,5 +1,5 @@
 // Command images draws the pictures of docs/mig.md: the placements of MIG
-// partitions on a GPU, from the tables of pkg/nvmlsim, and partitions that fit
+// partitions on a GPU, from the tables of sim/nvmlsim, and partitions that fit
 // together.
 //
 // It isn't part of the product; go generate runs it in its own directory.
@@ -10,7 +10,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 //go:generate go run .

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/apiserver"
-	"github.com/tessera-dra/tessera/test/cluster"
 )
 
 // server is an API server of a Kubernetes version.

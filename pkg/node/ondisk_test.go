@@ -31,8 +31,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/smi"
 )
 
 // computer is the machine below a plugin: GPUs that forget at a reboot, a disk, and a

@@ -35,7 +35,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // leaving says of every holder that it goes.

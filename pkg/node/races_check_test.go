@@ -15,7 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // checkHas checks that no other claim has the claim's devices.

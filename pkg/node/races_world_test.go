@@ -11,7 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // world is a node while a history is played, in a bubble of testing/synctest.

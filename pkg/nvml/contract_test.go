@@ -16,9 +16,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/driverroot"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/library"
 )
 
 var libraryFile = flag.String("nvml.library", "", "run the contract on this library, a real GPU's, instead of on the simulator's")
@@ -54,7 +54,7 @@ func build(t testing.TB, dir string) {
 	if err := library.Build(t.Context(), filepath.Join(dir, library.Name)); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/nvmlsim", "../../cmd/nvmlsim")
+	c := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/nvmlsim", "../../sim/cmd/nvmlsim")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)

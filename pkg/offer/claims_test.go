@@ -7,8 +7,8 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // TestWhatClaimsHaveStays tests every product: for any claims, foreign

@@ -8,9 +8,9 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // FuzzCounters checks the counters of imaginary products: any profiles, at any

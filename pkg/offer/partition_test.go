@@ -9,8 +9,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // TestPartitionOfManySlices: a partition that others made has its memory slices as

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 

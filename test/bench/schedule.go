@@ -24,7 +24,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // maxScheduled is how many pods are scheduled at a time, where the nodes have

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // destroy destroys a GPU instance as an administrator would with nvidia-smi.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // needsLine begins the line of a story that names the feature gates it needs.

@@ -23,8 +23,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/test/cluster"
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 

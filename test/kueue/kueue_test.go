@@ -17,7 +17,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/tessera-dra/tessera/deployments/container/image"
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // column is a kind of cluster.

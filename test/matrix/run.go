@@ -8,7 +8,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 

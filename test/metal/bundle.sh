@@ -11,11 +11,11 @@ rm -rf "$out"
 mkdir -p "$bundle/bin"
 
 echo "bundle: Kubernetes and what it stands on"
-go run ./cmd/localcluster build --output "$bundle/bin"
+go run ./sim/cmd/localcluster build --output "$bundle/bin"
 echo "bundle: image, chart, programs"
 go run ./deployments/container/build -output "$bundle/tessera.tar"
 cp -r deployments/helm/tessera "$bundle/chart"
-CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$bundle/" ./cmd/localcluster
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$bundle/" ./sim/cmd/localcluster
 CGO_ENABLED=1 go build -trimpath -ldflags '-s -w' -o "$bundle/" ./test/bench
 CGO_ENABLED=1 go test -c -trimpath -ldflags '-s -w' -o "$bundle/contract.test" ./pkg/nvml
 cp test/metal/*.cu test/metal/*.yaml test/metal/*.py test/metal/{lib,mps,churn,pytorch,health,usage}.sh "$bundle/"

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // load makes claims of every kind with the demo's manifests: whole GPUs, MIG partitions,

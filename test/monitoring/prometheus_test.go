@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 // prometheus is a running Prometheus.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 const (

@@ -16,8 +16,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tessera-dra/tessera/test/cluster"
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 

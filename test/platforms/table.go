@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 

@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/tessera-dra/tessera/test/cluster"
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 )
 
 const (

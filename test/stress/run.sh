@@ -19,10 +19,10 @@ at_once=${AT_ONCE:-4}
 build() { # DIR
 	(
 		cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-		CGO_ENABLED=0 go build -o "$1/" ./cmd/nvmlsim
+		CGO_ENABLED=0 go build -o "$1/" ./sim/cmd/nvmlsim
 		CGO_ENABLED=1 go build -tags netgo,osusergo -o "$1/" ./cmd/kubelet-plugin
-		CGO_ENABLED=0 go run ./cmd/nvmlsim/lib "$1/libnvidia-ml.so.1"
-		cc -O2 -pthread -o "$1/stress" cmd/nvmlsim/testdata/stress.c -ldl
+		CGO_ENABLED=0 go run ./sim/cmd/nvmlsim/lib "$1/libnvidia-ml.so.1"
+		cc -O2 -pthread -o "$1/stress" sim/cmd/nvmlsim/testdata/stress.c -ldl
 	)
 }
 

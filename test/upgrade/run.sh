@@ -107,7 +107,7 @@ runs() {
 	kubectl delete -f "demo/api-versions/$file.yaml" --wait >/dev/null
 }
 
-go build -o "$localcluster" ./cmd/localcluster
+go build -o "$localcluster" ./sim/cmd/localcluster
 trap leave EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 

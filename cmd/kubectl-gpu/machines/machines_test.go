@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 var update = flag.Bool("update", false, "write the files again")

@@ -36,8 +36,8 @@ func programs(version string) []program {
 			path: "/usr/bin/nvidia-cdi-hook", pkg: "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", cgo: true,
 			flags: []string{"-tags=netgo,osusergo", "-ldflags=" + strip + " -linkmode=external -extldflags=-static"},
 		},
-		{path: "/usr/bin/nvmlsim", pkg: "./cmd/nvmlsim", flags: []string{stamped}},
-		{path: "/usr/lib/tessera/libnvidia-ml.so.1", pkg: "./cmd/nvmlsim/lib", run: true},
+		{path: "/usr/bin/nvmlsim", pkg: "./sim/cmd/nvmlsim", flags: []string{stamped}},
+		{path: "/usr/lib/tessera/libnvidia-ml.so.1", pkg: "./sim/cmd/nvmlsim/lib", run: true},
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 )
 
 // TestPlatformAdmission applies the admission policies of platforms that have some to a

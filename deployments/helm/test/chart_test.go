@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tessera-dra/tessera/test/cluster"
+	"github.com/tessera-dra/tessera/sim/cluster"
 )
 
 const chart = "../tessera"

@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/test/cluster/platform"
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 )
 
 // platformFiles returns the chart's values files for platforms.

@@ -33,8 +33,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
+	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/apiserver"
-	"github.com/tessera-dra/tessera/test/cluster"
 )
 
 // driver is the name under which Tessera publishes devices.

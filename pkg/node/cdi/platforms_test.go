@@ -12,7 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
-	simulated "github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
+	simulated "github.com/tessera-dra/tessera/sim/nvmlsim/driverroot"
 )
 
 // platforms has where the driver is on hosts of the tests of package driverroot.

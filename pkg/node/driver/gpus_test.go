@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // TestPlaceInHost checks what is read from sysfs, whose addresses have four digits of domain

@@ -11,8 +11,8 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/pacetest"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // manyCalls is the count of a fault that a test doesn't use up.

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/driverroot"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/library"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/driverroot"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/library"
 )
 
 // Driver is a simulated driver on a fake host.
@@ -61,7 +61,7 @@ func Build(dir string) (string, error) {
 	if err := library.Build(context.Background(), file); err != nil {
 		return "", err
 	}
-	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(file), program), "github.com/tessera-dra/tessera/cmd/nvmlsim")
+	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(file), program), "github.com/tessera-dra/tessera/sim/cmd/nvmlsim")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs with the fake host as its root
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the program: %w\n%s", err, out)

@@ -13,7 +13,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // port is a plugin's partitions over the port of production and a simulated

@@ -12,8 +12,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim/smi"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/smi"
 )
 
 // TestOverNVML sets compute modes through the port of production, on a simulated

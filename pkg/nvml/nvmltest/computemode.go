@@ -5,7 +5,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // ComputeModes sets each mode on each GPU of a simulated machine and leaves them

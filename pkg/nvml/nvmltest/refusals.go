@@ -8,7 +8,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // process replaces the processes that use the GPU.

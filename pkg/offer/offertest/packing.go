@@ -13,8 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/nvmlsim"
 	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // Whole asks for a whole GPU in a Mix.

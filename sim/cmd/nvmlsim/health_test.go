@@ -1,0 +1,191 @@
+package main_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	sim "github.com/tessera-dra/tessera/sim/nvmlsim"
+)
+
+// healthOf returns the state of a GPU.
+func healthOf(t *testing.T, root string, gpu int) sim.Health {
+	t.Helper()
+	var s sim.State
+	if err := json.Unmarshal([]byte(nvmlsim(t, "state", "--root", root)), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s.GPUs[gpu].Health
+}
+
+func TestBreakAndHeal(t *testing.T) {
+	root := install(t, "2xh100-nvl")
+	for args, want := range map[string]sim.Health{
+		"--lost":                           {Lost: true},
+		"--wedged":                         {Wedged: true},
+		"--reset-required":                 {ResetRequired: true},
+		"--recovery drain-and-reset":       {RecoveryAction: 4},
+		"--recovery system-reboot":         {RecoveryAction: 7},
+		"--remap pending":                  {RemappedRows: sim.RemappedRows{Pending: true}},
+		"--remap failed --ecc 2 --sram":    {RemappedRows: sim.RemappedRows{Failed: true}, UncorrectableErrors: 2, SRAMThresholdExceeded: true},
+		"--nvlink 0,4 --recovery reset":    {NVLinksDown: []int{0, 4}, RecoveryAction: 1},
+		"--fabric not-started":             {Fabric: sim.FabricNotStarted},
+		"--nvlink all":                     {NVLinksDown: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}},
+		"--xid 48 --pid 7 --name x":        {},
+		"--recovery none --remap none":     {},
+		"--lost --wedged --recovery reset": {Lost: true, Wedged: true, RecoveryAction: 1},
+	} {
+		t.Run(args, func(t *testing.T) {
+			nvmlsim(t, append([]string{"break", "1", "--root", root}, strings.Fields(args)...)...)
+			if diff := cmp.Diff(want, healthOf(t, root, 1)); diff != "" {
+				t.Errorf("broken (-want +got):\n%s", diff)
+			}
+			nvmlsim(t, "heal", "1", "--root", root)
+			if h := healthOf(t, root, 1); !cmp.Equal(h, sim.Health{}) {
+				t.Errorf("healed: %+v", h)
+			}
+		})
+	}
+	nvmlsim(t, "break", "0", "1", "--lost", "--root", root)
+	nvmlsim(t, "heal", "--root", root)
+	for gpu := range 2 {
+		if h := healthOf(t, root, gpu); !cmp.Equal(h, sim.Health{}) {
+			t.Errorf("GPU %d, all healed: %+v", gpu, h)
+		}
+	}
+	for args, want := range map[string]string{
+		"break 0":                      "break it how?",
+		"break 2 --lost":               `has no GPU "2"`,
+		"break 0 --recovery heal":      "want one of none, reset",
+		"break 0 --remap some":         "want pending, failed or none",
+		"break 0 --fabric up":          "want not-started, in-progress, failed or ready",
+		"break 0 --nvlink 12":          "h100-nvl has 12 NVLinks",
+		"break 0 --xid 31 --ci 0":      "--ci needs --gi",
+		"break 0 --pid 7":              "which one? For example --xid 31",
+		"break 0 --xid 31 --gi 3":      "doesn't have the instance",
+		"break 0 --xid 31 --name x":    "--name needs --pid",
+		"break 0 --xid page-fault":     "invalid argument",
+		"break --lost":                 "requires at least 1 arg",
+		"fault --clear --gpu 0 --hang": "",
+	} {
+		out, err := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), append(strings.Fields(args), "--root", root)...).CombinedOutput()
+		if (err == nil) != (want == "") || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v, printed %q, want %q", args, err, out, want)
+		}
+	}
+}
+
+// TestKernelLog checks that the log is in the driver root, and stays when the
+// driver is installed again.
+func TestKernelLog(t *testing.T) {
+	root := install(t, "h100-80gb")
+	read := func() string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(root, "dev/kmsg"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if log := read(); log != "" {
+		t.Errorf("nothing has happened, and the log is %q", log)
+	}
+	nvmlsim(t, "break", "0", "--xid", "13,31", "--pid", "4711", "--name", "train", "--root", root)
+	log := read()
+	if strings.Count(log, "\n") != 3 || !strings.Contains(log, "): 31, pid=4711, name=train, channel ") {
+		t.Errorf("log:\n%s", log)
+	}
+	nvmlsim(t, "install", "--root", root, "--machine", "h100-80gb", "--node-name", "node-a")
+	if again := read(); again != log {
+		t.Errorf("installed again, the log is\n%s", again)
+	}
+	nvmlsim(t, "uninstall", "--root", root)
+	if _, err := os.Stat(root); !os.IsNotExist(err) {
+		t.Errorf("uninstalled, and the root: %v", err)
+	}
+}
+
+// TestResetCommands checks both ways to reset a GPU, while a program has NVML
+// open and after it.
+func TestResetCommands(t *testing.T) {
+	if !ownProcess(t) {
+		return
+	}
+	root := install(t, "2xh100-80gb")
+	run := func(command string, args ...string) (string, int) {
+		t.Helper()
+		c := exec.Command(command, args...)
+		out, _ := c.CombinedOutput()
+		return string(out), c.ProcessState.ExitCode()
+	}
+	resets := map[string]func() (string, int){
+		"nvmlsim":    func() (string, int) { return run(filepath.Join(binaries.dir, "nvmlsim"), "reset", "1", "--root", root) },
+		"nvidia-smi": func() (string, int) { return run(filepath.Join(root, "usr/bin/nvidia-smi"), "--gpu-reset", "-i", "1") },
+	}
+	for name, reset := range resets {
+		nvmlsim(t, "break", "1", "--reset-required", "--recovery", "reset", "--root", root)
+		l := nvml.New(nvml.WithLibraryPath(library(root)))
+		ok(t, l.Init())
+		if r := second(l.DeviceGetHandleByIndex(1)); r != nvml.ERROR_RESET_REQUIRED {
+			t.Errorf("%s: a call before the reset: %v", name, r)
+		}
+		if out, code := reset(); code == 0 || !strings.Contains(out, "In use by another client") {
+			t.Errorf("%s, NVML open: exit code %d, printed %q", name, code, out)
+		}
+		ok(t, l.Shutdown())
+		if out, code := reset(); code != 0 {
+			t.Errorf("%s: exit code %d, printed %q", name, code, out)
+		}
+		if h := healthOf(t, root, 1); !cmp.Equal(h, sim.Health{}) {
+			t.Errorf("%s: after the reset: %+v", name, h)
+		}
+	}
+	nvmlsim(t, "break", "1", "--recovery", "drain-and-reset", "--root", root)
+	if out := smi(t, root, "-q", "-i", "1"); !strings.Contains(out, "GPU Recovery Action                           : Drain and Reset") {
+		t.Errorf("nvidia-smi -q:\n%s", out)
+	}
+	nvmlsim(t, "break", "1", "--lost", "--root", root)
+	for name, reset := range resets {
+		if out, code := reset(); code == 0 || !strings.Contains(out, "GPU is lost") {
+			t.Errorf("%s, lost: exit code %d, printed %q", name, code, out)
+		}
+	}
+}
+
+// TestModuleOfEachLoad checks that the module's directory in sysfs is there while
+// the driver is loaded, and another one after each load.
+func TestModuleOfEachLoad(t *testing.T) {
+	root := install(t, "h100-80gb")
+	inode := func() uint64 {
+		t.Helper()
+		fi, err := os.Stat(filepath.Join(root, "sys/module/nvidia"))
+		if os.IsNotExist(err) {
+			return 0
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fi.Sys().(*syscall.Stat_t).Ino
+	}
+	first := inode()
+	nvmlsim(t, "driver", "unload", "--root", root)
+	if n := inode(); n != 0 {
+		t.Error("unloaded, and the directory is there")
+	}
+	nvmlsim(t, "driver", "load", "--root", root)
+	if n := inode(); n == 0 || n == first {
+		t.Errorf("inode %d after the load, %d before", n, first)
+	}
+	nvmlsim(t, "driver", "unload", "--root", root)
+	nvmlsim(t, "uninstall", "--root", root)
+	if _, err := os.Stat(root); !os.IsNotExist(err) {
+		t.Errorf("uninstalled, and the root: %v", err)
+	}
+}
