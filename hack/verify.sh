@@ -106,6 +106,9 @@ check_removed() { go run ./hack/removedtests --since=2026-11-26T15:00:00Z "${BAS
 # check_language keeps out words that a reader has to read twice.
 check_language() { files | go run ./hack/language; }
 
+# check_joints counts where the parts of the programs meet.
+check_joints() { go run ./hack/joints; }
+
 # check_links follows the relative links of every page.
 check_links() {
 	local page link rc=0
@@ -121,7 +124,7 @@ check_links() {
 }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits removed format generate modules chart image lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits removed joints format generate modules chart image lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do
@@ -137,6 +140,7 @@ for check in "${checks[@]}"; do
 	set -e
 	if [ $rc -eq 0 ]; then
 		echo "verify: $check ok ($((SECONDS - began)) s)"
+		[ "$check" != joints ] || sed 's/^/    /' "$scratch/$check.log" # they are to be seen
 	else
 		sed 's/^/    /' "$scratch/$check.log"
 		echo "verify: $check FAILED ($((SECONDS - began)) s)"

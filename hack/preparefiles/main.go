@@ -1,5 +1,5 @@
-// Command preparefiles prepares a claim through the kubelet's socket and writes the
-// coverage of that call; see hack/prepare-files.sh. The hardware is the simulator's,
+// Command preparefiles prepares a claim through the kubelet's socket and writes the coverage of
+// that call, and its execution trace; see hack/joints. The hardware is the simulator's,
 // the API server and the MPS supervisor are stand-ins. Needs root.
 package main
 
@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/coverage"
+	"runtime/trace"
 	"strings"
 	"time"
 
@@ -81,9 +82,18 @@ func run(dir string, suffix gpu.DeviceName) error {
 	if err := errors.Join(coverage.WriteMetaDir(dir), coverage.ClearCounters()); err != nil {
 		return err
 	}
+	calls, err := os.Create(filepath.Join(dir, "trace"))
+	if err != nil {
+		return err
+	}
+	defer calls.Close()
+	if err := trace.Start(calls); err != nil {
+		return err
+	}
 	response, err := client.NodePrepareResources(n.ctx, &drapbv1.NodePrepareResourcesRequest{
 		Claims: []*drapbv1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
 	})
+	trace.Stop()
 	if err := errors.Join(err, coverage.WriteCountersDir(dir)); err != nil {
 		return err
 	}

@@ -1,0 +1,5 @@
+package journal
+
+type double interface{ Double() }
+
+type doubles struct{ double func() }
