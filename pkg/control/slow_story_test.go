@@ -77,7 +77,7 @@ func slowServer(t *testing.T) (slow func(time.Duration)) {
 	t.Helper()
 	dir := t.TempDir()
 	program, file := filepath.Join(dir, "slowsync"), filepath.Join(dir, "delay")
-	if out, err := exec.Command("go", "build", "-o", program, "../../test/slowsync").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program, "../../sim/cmd/slowsync").CombinedOutput(); err != nil {
 		t.Fatalf("build slowsync: %v\n%s", err, out)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nexec %q %q %q \"$@\" --unsafe-no-fsync=false\n", program, file, filepath.Join(binaries, "etcd"))

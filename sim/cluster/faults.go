@@ -31,7 +31,7 @@ func (c *Cluster) SlowEtcd(ctx context.Context, delay time.Duration) error {
 	if missing := errors.Is(err, fs.ErrNotExist); !missing {
 		return errors.Join(err, os.WriteFile(file, []byte(delay.String()), 0o600))
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-o", c.Binary("slowsync"), "github.com/tessera-dra/tessera/test/slowsync")
+	build := exec.CommandContext(ctx, "go", "build", "-o", c.Binary("slowsync"), "github.com/tessera-dra/tessera/sim/cmd/slowsync")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build slowsync: %w: %s", err, out)
 	}

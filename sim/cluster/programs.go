@@ -19,7 +19,7 @@ func (c *Cluster) platformPrograms() map[string]string {
 		programs["nvmlsim"] = "./sim/cmd/nvmlsim"
 	}
 	if c.platform.Node.DevicePlugin {
-		programs["deviceplugin"] = "./test/e2e/deviceplugin"
+		programs["deviceplugin"] = "./sim/cmd/deviceplugin"
 	}
 	return programs
 }

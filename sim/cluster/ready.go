@@ -79,7 +79,7 @@ func (c *Cluster) waitReady(ctx context.Context) error {
 		})
 		if err != nil {
 			cancel()
-			<-images
+			<-images //nolint:errcheck // it is canceled
 			return fmt.Errorf("wait for %s: %w%s", stage.name, err, c.diagnosis())
 		}
 	}

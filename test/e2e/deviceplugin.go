@@ -34,7 +34,7 @@ done; true`)
 		return
 	}
 	program := filepath.Join(ts.Getenv("WORK"), "deviceplugin")
-	build := exec.Command("go", "build", "-o", program, "./deviceplugin")
+	build := exec.Command("go", "build", "-o", program, "../../sim/cmd/deviceplugin")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	build.Stderr = ts.Stderr()
 	ts.Check(build.Run())

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/sim/cluster"
-	"github.com/tessera-dra/tessera/test/manifest"
+	"github.com/tessera-dra/tessera/sim/manifest"
 )
 
 // Has reports whether a feature gate of Dynamic Resource Allocation is on in the

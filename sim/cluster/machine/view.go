@@ -50,7 +50,7 @@ func runViewed(dirs, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := syscall.Exec(program, args, os.Environ()); err != nil {
+	if err := syscall.Exec(program, args, os.Environ()); err != nil { //nolint:gosec // a component of the machine, by its spec
 		return fmt.Errorf("run %s: %w", program, err)
 	}
 	return nil

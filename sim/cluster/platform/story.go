@@ -9,12 +9,11 @@ import (
 // Refused is the only part of the story of a platform where Tessera can't work.
 const Refused = "refused"
 
-// parts lists the parts of a platform's story, in their order. Each needs those before it that are
-// essential.
-var parts = []string{"install", "whole", "share", "timeslice", "partition", "restart", "reboot", "upgrade", "uninstall"}
-
-// Parts returns the names of all parts of the story of a platform where Tessera works.
-func Parts() []string { return slices.Clone(parts) }
+// Parts returns the names of all parts of the story of a platform where Tessera works, in their
+// order. Each needs those before it that are essential.
+func Parts() []string {
+	return []string{"install", "whole", "share", "timeslice", "partition", "restart", "reboot", "upgrade", "uninstall"}
+}
 
 // Story returns the parts that the platform can have.
 func (p *Platform) Story() []string {

@@ -77,6 +77,21 @@ func (n *Node) check(c *checks) {
 		}
 		c.oneOf(fmt.Sprintf("node.taints[%d].effect", i), string(t.Effect), string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectNoExecute))
 	}
+	n.checkFiles(c)
+	c.absolute("node.kubelet.root", n.Kubelet.Root)
+	for _, dir := range n.Kubelet.View {
+		c.absolute("node.kubelet.view", dir)
+	}
+	c.oneOf("node.containerd.version", n.Containerd.Version, "", "2", "1.7")
+	c.absolute("node.containerd.socket", n.Containerd.Socket)
+	for _, dir := range n.Containerd.CDIDirs {
+		c.absolute("node.containerd.cdiDirs", dir)
+	}
+	n.Driver.check(c)
+}
+
+// checkFiles checks what the node's file systems look like.
+func (n *Node) checkFiles(c *checks) {
 	for _, link := range slices.Sorted(maps.Keys(n.Links)) {
 		c.absolute("node.links", link)
 		c.absolute(fmt.Sprintf("node.links[%s]", link), n.Links[link])
@@ -91,16 +106,6 @@ func (n *Node) check(c *checks) {
 			c.oneOf(field+".options", o, "ro", "noexec", "nosuid", "nodev")
 		}
 	}
-	c.absolute("node.kubelet.root", n.Kubelet.Root)
-	for _, dir := range n.Kubelet.View {
-		c.absolute("node.kubelet.view", dir)
-	}
-	c.oneOf("node.containerd.version", n.Containerd.Version, "", "2", "1.7")
-	c.absolute("node.containerd.socket", n.Containerd.Socket)
-	for _, dir := range n.Containerd.CDIDirs {
-		c.absolute("node.containerd.cdiDirs", dir)
-	}
-	n.Driver.check(c)
 }
 
 func (d *Driver) check(c *checks) {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
-	"github.com/tessera-dra/tessera/test/manifest"
+	"github.com/tessera-dra/tessera/sim/manifest"
 )
 
 func (s *settings) kubeconfig() *cobra.Command {

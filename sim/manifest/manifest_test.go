@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/test/manifest"
+	"github.com/tessera-dra/tessera/sim/manifest"
 )
 
 const manifests = `# A claim and a pod.

@@ -45,7 +45,7 @@ func run(file string, program []string) error {
 	if err != nil {
 		return fmt.Errorf("make a pair of sockets: %w", err)
 	}
-	delayer := exec.Command("/proc/self/exe", asDelayer, file)
+	delayer := exec.Command("/proc/self/exe", asDelayer, file) //nolint:gosec // this program
 	delayer.Stderr = os.Stderr
 	delayer.ExtraFiles = []*os.File{os.NewFile(uintptr(pair[1]), "socket")}
 	if err := delayer.Start(); err != nil {
