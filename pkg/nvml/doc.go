@@ -8,4 +8,7 @@
 //
 // The same contract suite (package nvmltest) runs on real hardware and on the
 // simulator's library.
+//
+// It is one package because NVML's areas, a file each, have the session, its guard
+// of calls and the errors in common, and nothing else may call NVML.
 package nvml

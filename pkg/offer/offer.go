@@ -16,6 +16,9 @@
 // partition, and shares whose size claims choose, are one device that is
 // allocated several times.
 //
+// It is one package because all devices of a GPU are computed from one draft, and
+// each kind of device limits the others.
+//
 // Only the controller, of which pkg/control/decision calls Build, and benchmarks import it.
 package offer
 

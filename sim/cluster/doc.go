@@ -14,4 +14,7 @@
 //
 // It is a tool for tests, the demo and the benchmarks. The product never
 // imports it. Everything needs root.
+//
+// It is one package because its files are parts of one Cluster: what its binaries,
+// certificates, networks and configuration look like follows from the same plan.
 package cluster

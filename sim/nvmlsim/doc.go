@@ -27,4 +27,7 @@
 //
 // CUDA itself is not simulated: nothing runs on these GPUs. The package imports
 // neither go-nvml nor any other package of this module.
+//
+// It is one package because NVML's areas, a file each, are views of the same Machine:
+// they share its state, its faults and the rules for calls to it.
 package nvmlsim

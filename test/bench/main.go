@@ -2,6 +2,9 @@
 // cluster with simulated GPUs, and prints one figure a line: "bench: NAME
 // VALUE". Names and wanted values are in docs/measurements. It is run by `make
 // bench`; figures in milliseconds depend on the machine, ratios much less.
+//
+// It is one package because the figures, a file for each group, are measured on the
+// same cluster, with the same pods and watches.
 package main
 
 import (

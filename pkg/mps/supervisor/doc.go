@@ -19,4 +19,8 @@
 // A daemon that dies is started again, at once and then with growing pauses,
 // with the limits it had. All of it lies on a tmpfs and is gone after a reboot,
 // like the daemons.
+//
+// It is one package because every file handles a side of the same daemon: its
+// record, directory, processes, cgroup, limits and clients. Which of them exist
+// decides what is done with the others.
 package supervisor
