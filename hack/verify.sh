@@ -123,8 +123,21 @@ check_links() {
 	return $rc
 }
 
+# check_packages wants a package of more than twelve files, tests and generated ones
+# aside, to say why it is one.
+check_packages() {
+	local dir rc=0
+	for dir in $(files '*.go' | grep -v '_test\.go$' | xargs grep -LE '^// Code generated ' | sed 's|/[^/]*$||' | sort | uniq -c | awk '$1 > 12 { print $2 }'); do
+		go doc "./$dir" | tr -s '\n ' '  ' | grep 'one package' >/dev/null || {
+			echo "$dir: it has more than 12 files: say in its comment why it is one package (with these words), or divide it"
+			rc=1
+		}
+	done
+	return $rc
+}
+
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links commits removed joints format generate modules chart image lint logcheck)
+[ ${#checks[@]} -gt 0 ] || checks=(scripts words language links packages commits removed joints format generate modules chart image lint logcheck)
 
 failed=()
 for check in "${checks[@]}"; do
