@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/pkg/control/classes"
+	"github.com/tessera-dra/tessera/pkg/control/lease"
 )
 
 // addClasses makes the manager keep the DeviceClasses of a file as they are there,
@@ -33,7 +34,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	if err != nil {
 		return fmt.Errorf("make a client of DeviceClasses: %w", err)
 	}
-	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(leaseName)})
+	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(lease.Name)})
 	if err := mgr.Add(informerRunner{r.Informer}); err != nil {
 		return fmt.Errorf("set up the DeviceClass controller: %w", err)
 	}

@@ -172,7 +172,7 @@ func managersOf(all []*resourceapi.ResourceSlice) []string {
 	var out []string
 	for _, s := range all {
 		for _, m := range s.ManagedFields {
-			if m.Manager != leaseName {
+			if m.Manager != publish.FieldManager {
 				out = append(out, m.Manager)
 			}
 		}

@@ -91,7 +91,7 @@ func TestFightOverSlices(t *testing.T) {
 		"changed": {change: func(s *fixture) {
 			other := s.store.slices[0].DeepCopy()
 			other.Spec.Devices = other.Spec.Devices[:1]
-			other.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: leaseName}, {Manager: "restore-tool"}}
+			other.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: publish.FieldManager}, {Manager: "restore-tool"}}
 			s.store.slices[0] = other
 		}, text: "by somebody else (restore-tool)"},
 		"deleted": {change: func(s *fixture) { s.store.slices = nil; s.pluginAnswers() }, text: "it isn't known by whom"},

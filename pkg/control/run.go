@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
@@ -37,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
@@ -88,9 +88,12 @@ func Run(ctx context.Context, c Config) error {
 	if c.LeaderElect && c.Namespace == "" {
 		return errors.New("the namespace of the Lease is unknown: give --namespace, or set POD_NAMESPACE")
 	}
-	c, lock, err := newLock(c)
+	lock, err := lease.New(clientConfig(c.REST), c.Namespace)
 	if err != nil {
 		return err
+	}
+	if c.LeaderElect {
+		c.REST = lock.Fence(c.REST)
 	}
 	clientset, err := newClientset(c.REST)
 	if err != nil {
@@ -217,7 +220,7 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer,
 	}
 	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{}, mgr.Elected())
 	n.release, n.writes = p.Release, w
-	n.events = shortEvents{mgr.GetEventRecorder(leaseName)}
+	n.events = shortEvents{mgr.GetEventRecorder(lease.Name)}
 	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
 		return err
 	}
@@ -230,7 +233,7 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer,
 func clientConfig(c *rest.Config) *rest.Config {
 	c = rest.CopyConfig(c)
 	c.QPS = -1
-	c.UserAgent = leaseName
+	c.UserAgent = publish.FieldManager
 	c.Wrap(v1alpha3.Transport)
 	return c
 }
@@ -244,7 +247,7 @@ func newClientset(c *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c)
 }
 
-func newManager(c Config, lock resourcelock.Interface, logger logr.Logger) (manager.Manager, error) {
+func newManager(c Config, lock lease.Lock, logger logr.Logger) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -256,9 +259,9 @@ func newManager(c Config, lock resourcelock.Interface, logger logr.Logger) (mana
 		LeaderElection:                      c.LeaderElect,
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true,
-		LeaseDuration:                       new(leaseDuration),
-		RenewDeadline:                       new(renewDeadline),
-		RetryPeriod:                         new(retryPeriod),
+		LeaseDuration:                       new(lease.Duration),
+		RenewDeadline:                       new(lease.RenewDeadline),
+		RetryPeriod:                         new(lease.RetryPeriod),
 		Metrics:                             metricsOptions(c),
 		HealthProbeBindAddress:              c.HealthAddress,
 	})
@@ -382,7 +385,7 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 
 // warner writes warnings about policies as events.
 func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message string) {
-	recorder := shortEvents{mgr.GetEventRecorder(leaseName)}
+	recorder := shortEvents{mgr.GetEventRecorder(lease.Name)}
 	return func(s *v1alpha1.SharingPolicy, reason, message string) {
 		recorder.Eventf(s, nil, corev1.EventTypeWarning, reason, "Offer", "%s", message)
 	}

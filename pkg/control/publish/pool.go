@@ -28,6 +28,10 @@ const (
 // never at work at the same time; those of two are, and would write the same slices.
 const ReleaseAnnotation = "gpu.tessera.dev/published-by"
 
+// FieldManager is the field manager of what the controller writes: the API server derives it
+// from the user agent.
+const FieldManager = "tessera-controller"
+
 // maxName is how long an object's name may be.
 const maxName = 253
 

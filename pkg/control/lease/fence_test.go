@@ -1,4 +1,4 @@
-package control
+package lease
 
 import (
 	"context"
@@ -50,19 +50,19 @@ func TestFence(t *testing.T) {
 		"renewed in time": {func(lock resourcelock.Interface, _ *fakeLock, c *testingclock.FakeClock) {
 			for range 10 {
 				_ = lock.Update(t.Context(), held)
-				c.Step(retryPeriod)
+				c.Step(RetryPeriod)
 			}
 		}, true},
 		"a renewal fails": {func(lock resourcelock.Interface, l *fakeLock, c *testingclock.FakeClock) {
 			_ = lock.Update(t.Context(), held)
 			l.err = refused
-			c.Step(retryPeriod)
+			c.Step(RetryPeriod)
 			_ = lock.Update(t.Context(), held)
 		}, true},
 		"renewals fail": {func(lock resourcelock.Interface, l *fakeLock, c *testingclock.FakeClock) {
 			_ = lock.Update(t.Context(), held)
 			l.err = refused
-			for c.Step(retryPeriod); c.Since(time.Unix(1000, 0)) < writeWithin; c.Step(retryPeriod) {
+			for c.Step(RetryPeriod); c.Since(time.Unix(1000, 0)) < writeWithin; c.Step(RetryPeriod) {
 				_ = lock.Update(t.Context(), held)
 			}
 		}, false},
@@ -71,7 +71,7 @@ func TestFence(t *testing.T) {
 			c.Step(time.Minute)
 		}, false},
 		"paused while it renews": {func(lock resourcelock.Interface, l *fakeLock, c *testingclock.FakeClock) {
-			_ = fencedLock{&slowLock{l, c}, lock.(fencedLock).fence}.Update(t.Context(), held)
+			_ = Lock{&slowLock{l, c}, lock.(Lock).fence}.Update(t.Context(), held)
 		}, false},
 		"released": {func(lock resourcelock.Interface, _ *fakeLock, _ *testingclock.FakeClock) {
 			_ = lock.Update(t.Context(), held)
@@ -86,7 +86,7 @@ func TestFence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, l := testingclock.NewFakeClock(time.Unix(1000, 0)), &fakeLock{}
 			f := &fence{clock: c}
-			tc.do(fencedLock{l, f}, l, c)
+			tc.do(Lock{l, f}, l, c)
 			if got := f.mayWrite(); got != tc.mayWrite {
 				t.Errorf("may write: %t, want %t", got, tc.mayWrite)
 			}
@@ -116,14 +116,14 @@ func TestFenceOfASetClock(t *testing.T) {
 		"back":                       {by: -3 * time.Hour, mayWrite: true},
 		"back, and paused":           {by: -3 * time.Hour, later: time.Minute},
 		"the machine was suspended":  {by: time.Minute},
-		"forwards by a few seconds":  {by: retryPeriod, mayWrite: true},
-		"back by a few seconds":      {by: -retryPeriod, later: retryPeriod, mayWrite: true},
+		"forwards by a few seconds":  {by: RetryPeriod, mayWrite: true},
+		"back by a few seconds":      {by: -RetryPeriod, later: RetryPeriod, mayWrite: true},
 		"back by a minute, and long": {by: -time.Minute, later: writeWithin},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Now()
 			c := testingclock.NewFakePassiveClock(now)
-			lock := fencedLock{&fakeLock{}, &fence{clock: c}}
+			lock := Lock{&fakeLock{}, &fence{clock: c}}
 			held := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
 			if err := lock.Update(t.Context(), held); err != nil {
 				t.Fatal(err)
@@ -145,7 +145,7 @@ func TestFenceOfASetClock(t *testing.T) {
 // TestFencedRequests: a closed fence lets those requests through that change nothing.
 func TestFencedRequests(t *testing.T) {
 	passed := roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: http.StatusOK}, nil })
-	closed := (&fence{clock: testingclock.NewFakePassiveClock(time.Unix(1000, 0))}).transport(passed)
+	closed := fencedTransport{&fence{clock: testingclock.NewFakePassiveClock(time.Unix(1000, 0))}, passed}
 	const slices = "/apis/resource.k8s.io/v1/resourceslices"
 	for name, tc := range map[string]struct {
 		method, path string

@@ -1,25 +1,23 @@
-package control
+package lease
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/clock"
 )
 
 // A controller that is stopped for a while (SIGSTOP, a virtual machine that is paused, a
 // node that swaps) still acts as the leader when it continues: leader election gives up only
-// after renewDeadline. Until then it would overwrite the slices of the new leader with those
+// after RenewDeadline. Until then it would overwrite the slices of the new leader with those
 // from its outdated cache.
 
 // writeWithin is how long after a renewal of the Lease the controller may write: as long as
 // it tries to renew the Lease, and less than another controller waits.
-const writeWithin = renewDeadline + retryPeriod
+const writeWithin = RenewDeadline + RetryPeriod
 
 var errNotLeading = errors.New("nothing is written: this controller has not renewed its Lease for too long, and another may lead")
 
@@ -50,41 +48,8 @@ func (f *fence) mayWrite() bool {
 	return !f.renewed.IsZero() && passed < writeWithin
 }
 
-// fencedLock records in the fence when the Lease was acquired, renewed or released.
-type fencedLock struct {
-	resourcelock.Interface
-	fence *fence
-}
-
-// Create implements resourcelock.Interface.
-func (l fencedLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return l.record(r, func() error { return l.Interface.Create(ctx, r) })
-}
-
-// Update implements resourcelock.Interface.
-func (l fencedLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return l.record(r, func() error { return l.Interface.Update(ctx, r) })
-}
-
-func (l fencedLock) record(r resourcelock.LeaderElectionRecord, write func() error) error {
-	begun := l.fence.clock.Now()
-	if r.HolderIdentity == "" { // it is released
-		begun = time.Time{}
-		l.fence.set(begun)
-	}
-	err := write()
-	if err == nil {
-		l.fence.set(begun)
-	}
-	return err
-}
-
-// transport returns a transport that refuses requests that change objects of the cluster
-// while the controller may not write.
-func (f *fence) transport(next http.RoundTripper) http.RoundTripper {
-	return fencedTransport{f, next}
-}
-
+// fencedTransport refuses requests that change objects of the cluster while the controller may
+// not write.
 type fencedTransport struct {
 	fence *fence
 	next  http.RoundTripper
