@@ -5,12 +5,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -53,8 +56,8 @@ func (f *fleet) plan(t *testing.T, node string) (policy string, plan v1alpha1.Pl
 // One wrong character in a policy must not give its GPUs another plan, whoever
 // is the controller now, until the policy is deleted.
 func TestRefusedPolicyStaysAsItWas(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)),
-		sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)),
+		controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`}))...)
 	if got := f.statuses(t)["p"]; verdict(got) != "Accepted nodes=1 gpus=1" || got.Accepted == nil || got.Accepted.Generation != 1 {
 		t.Fatalf("before: %s, accepted form %+v", verdict(got), got.Accepted)
 	}
@@ -74,14 +77,14 @@ func TestRefusedPolicyStaysAsItWas(t *testing.T) {
 		}
 		f.restart()
 	}
-	f.edit(t, "p", func(s *v1alpha1.SharingPolicySpec) { s.GPUSelector, s.Plan = "", mps(4) })
+	f.edit(t, "p", func(s *v1alpha1.SharingPolicySpec) { s.GPUSelector, s.Plan = "", controltest.MPS(4) })
 	got := f.statuses(t)["p"]
 	if _, plan := f.plan(t, "n"); plan.MPS == nil || got.Accepted.Generation != 3 || condition(got, v1alpha1.ConditionApplied).Status != metav1.ConditionTrue {
 		t.Errorf("corrected: %+v, %+v", plan, got)
 	}
 	f.edit(t, "p", func(s *v1alpha1.SharingPolicySpec) { s.GPUSelector = "(" })
 	f.statuses(t)
-	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
+	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
 		t.Fatal(err)
 	}
 	if policy, plan := f.plan(t, "n"); policy != "" || plan.Partitioned == nil {
@@ -92,8 +95,8 @@ func TestRefusedPolicyStaysAsItWas(t *testing.T) {
 // A policy that was never accepted applies to nothing, and says so; one that
 // was deleted and created again is another policy.
 func TestPolicyThatWasNeverAccepted(t *testing.T) {
-	refused := sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "("})
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	refused := controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: "("})
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	f.statuses(t)
 	if err := f.api.Delete(t.Context(), refused.DeepCopy()); err != nil {
 		t.Fatal(err)
@@ -114,18 +117,18 @@ func TestPolicyThatWasNeverAccepted(t *testing.T) {
 // Removing the definition of SharingPolicies removes them all: GPUs keep their
 // plans.
 func TestPoliciesThatGoWithTheirKind(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	f.statuses(t)
-	f.kinds.gone = []string{sharingPolicies}
-	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
+	controltest.Undefine(t, f.api, kinds.SharingPolicies)
+	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := f.policies.planner.book.load(t.Context()); !errors.Is(err, errKindGone) {
+		if _, err := f.policies.planner.book.load(t.Context()); !errors.Is(err, kinds.ErrGone) {
 			t.Errorf("got %v, want that the kind is gone", err)
 		}
 	}
-	f.kinds.gone = nil // the definition is back, the policies aren't
+	controltest.Define(t, f.api, kinds.SharingPolicies, time.Time{}) // the definition is back, the policies aren't
 	if policy, _ := f.plan(t, "n"); policy != "" {
 		t.Errorf("the GPU is under %q", policy)
 	}
@@ -149,8 +152,8 @@ func TestAppliedMeansPublished(t *testing.T) {
 		}, true, "its node's plugin doesn't answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			objects := slices.Concat(nodeWith("good", "", l4(0)), nodeWith("other", "", l4(0), l4(1)),
-				[]client.Object{sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()})})
+			objects := slices.Concat(controltest.NodeWith("good", "", controltest.L4(0)), controltest.NodeWith("other", "", controltest.L4(0), controltest.L4(1)),
+				[]client.Object{controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()})})
 			if other, ok := objects[3].(*v1alpha1.GPUInventory); ok && tc.node != nil {
 				tc.node(&other.Status)
 			}

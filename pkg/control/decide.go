@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -48,8 +49,8 @@ type withheldGPU struct {
 
 // leftovers lists the allocations of devices that are offered only because claims
 // have them.
-func (a nodeAccount) leftovers() []allocation {
-	var out []allocation
+func (a nodeAccount) leftovers() []claims.Allocation {
+	var out []claims.Allocation
 	for _, g := range a.gpus {
 		out = append(out, g.leftovers...)
 	}
@@ -80,7 +81,7 @@ type gpuAccount struct {
 	withoutWhole string
 	// unsafe: the scheduler is among the problems.
 	unsafe    bool
-	leftovers []allocation
+	leftovers []claims.Allocation
 }
 
 // decisionFacts are all that a decision follows from, in a form that compares.
@@ -94,7 +95,7 @@ type decisionInput struct {
 	facts    decisionFacts
 	labels   labels.Set
 	policies []policy.Policy
-	claims   []allocation
+	claims   []claims.Allocation
 }
 
 // commonInput is the part of a decisionInput that all nodes have.
@@ -182,15 +183,15 @@ func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1al
 	return inv.Spec.GPUs[i].TimeSlice
 }
 
-func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, claims []allocation) gpuAccount {
+func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, allocated []claims.Allocation) gpuAccount {
 	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, withoutWhole: g.WithoutWhole, unsafe: g.Unsafe}
 	for _, p := range profiles {
 		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
 			a.found = append(a.found, p.Name)
 		}
 	}
-	for _, c := range claims {
-		if slices.Contains(g.Leftover, c.device) {
+	for _, c := range allocated {
+		if slices.Contains(g.Leftover, c.Device) {
 			a.leftovers = append(a.leftovers, c)
 		}
 	}
@@ -206,10 +207,10 @@ func profilesOf(n gpu.Node, uuid gpu.UUID) []gpu.Profile {
 	return n.GPUs[i].MIG.Profiles
 }
 
-func devicesOf(claims []allocation) []gpu.DeviceName {
-	out := make([]gpu.DeviceName, len(claims))
-	for i, c := range claims {
-		out[i] = c.device
+func devicesOf(allocated []claims.Allocation) []gpu.DeviceName {
+	out := make([]gpu.DeviceName, len(allocated))
+	for i, a := range allocated {
+		out[i] = a.Device
 	}
 	return out
 }

@@ -9,20 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
-
-func bySize() v1alpha1.Plan {
-	return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}}
-}
-
-func equalShares(n int32) v1alpha1.Plan { return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: &n}} }
 
 // counting is a node whose two GPUs are offered by a plan that needs counters.
 func counting(t *testing.T, plan v1alpha1.Plan, offered ...string) *fixture {
 	t.Helper()
 	s := newFixture(t)
-	s.server.form, s.server.multiple, s.server.charged, s.server.version = publish.SplitCounters, true, true, "v1.36.3"
+	s.server.Form, s.server.Multiple, s.server.Charged, s.server.Version = publish.SplitCounters, true, true, "v1.36.3"
 	s.cuttable()
 	s.sharing("p", plan)
 	s.publish()
@@ -64,11 +59,11 @@ func TestDoubleAllocation(t *testing.T) {
 		plan          v1alpha1.Plan
 		offered, left []string
 	}{
-		"shares by size": {bySize(), []string{"", "-mps"}, []string{"-mps"}},
-		"equal shares":   {equalShares(2), []string{"", "-mps2-0", "-mps2-1"}, []string{"-mps2-0", "-mps2-1"}},
-		"partitions":     {partitioned("3g.40gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}, []string{""}},
+		"shares by size": {controltest.BySize(), []string{"", "-mps"}, []string{"-mps"}},
+		"equal shares":   {controltest.MPS(2), []string{"", "-mps2-0", "-mps2-1"}, []string{"-mps2-0", "-mps2-1"}},
+		"partitions":     {controltest.Partitioned("3g.40gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}, []string{""}},
 		"overlapping partitions": {
-			partitioned("3g.40gb", "7g.80gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4", "-mig-7g80gb-0"}, []string{""},
+			controltest.Partitioned("3g.40gb", "7g.80gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4", "-mig-7g80gb-0"}, []string{""},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +105,7 @@ func TestDoubleAllocation(t *testing.T) {
 // TestDoubleAllocationOfOneNode: whatever a node reports, all other nodes are offered as
 // before.
 func TestDoubleAllocationOfOneNode(t *testing.T) {
-	s := counting(t, partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
+	s := counting(t, controltest.Partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
 	other := s.inventory()
 	other.Name, other.OwnerReferences[0].Name, other.ResourceVersion = "m", "m", ""
 	if err := s.api.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "m"}}); err != nil {
@@ -135,7 +130,7 @@ func TestDoubleAllocationOfOneNode(t *testing.T) {
 // becomes has the server be of another version, and the controller find that out.
 func (s *fixture) becomes(form publish.Counters, version string) {
 	s.t.Helper()
-	s.server.form, s.server.version = form, version
+	s.server.Form, s.server.Version = form, version
 	s.clock.Step(2 * probePause)
 	if err := s.nodes.planner.server.probeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
@@ -146,7 +141,7 @@ func (s *fixture) becomes(form publish.Counters, version string) {
 // TestDoubleAllocationWhileServersAlternate: an upgrade of the API servers that goes
 // back and forth says nothing about the scheduler.
 func TestDoubleAllocationWhileServersAlternate(t *testing.T) {
-	s := counting(t, partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
+	s := counting(t, controltest.Partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
 	s.refuse("v1.36.3")
 	s.reconciled()
 	s.becomes(publish.SplitCounters, "v1.36.2")
@@ -160,7 +155,7 @@ func TestDoubleAllocationWhileServersAlternate(t *testing.T) {
 // asked a server that the controller hasn't seen yet.
 func TestDoubleAllocationOnANewerServer(t *testing.T) {
 	offered := []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}
-	s := counting(t, partitioned("3g.40gb"), offered...)
+	s := counting(t, controltest.Partitioned("3g.40gb"), offered...)
 	s.refuse("v1.37.1")
 	s.reconciled()
 	s.mustOffer(offered...)
@@ -171,7 +166,7 @@ func TestDoubleAllocationOnANewerServer(t *testing.T) {
 // TestDoubleAllocationIsRemoved: an admin who has upgraded the schedulers alone deletes the
 // inventory, and the plugin creates it without the condition.
 func TestDoubleAllocationIsRemoved(t *testing.T) {
-	s := counting(t, bySize(), "", "-mps")
+	s := counting(t, controltest.BySize(), "", "-mps")
 	s.refuse("v1.36.3")
 	s.reconciled()
 	s.mustOffer("-mps")

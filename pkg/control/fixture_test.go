@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -11,13 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -85,105 +84,21 @@ func (s *sliceStore) Delete(_ context.Context, current []*resourceapi.ResourceSl
 // fixture is a controller, one node of two GPUs, and its plugin.
 type fixture struct {
 	t      *testing.T
-	api    client.Client
+	api    client.WithWatch
 	store  *sliceStore
-	claims fakeClaims
-	server *fakeServer
-	kinds  *fakeKinds
+	claims controltest.Claims
+	server *controltest.Server
 	nodes  *nodeReconciler
 	clock  *testingclock.FakeClock
-}
-
-// fakeKinds is a server that serves all kinds but those that are gone.
-type fakeKinds struct {
-	gone  []string
-	asked int
-}
-
-func (k *fakeKinds) served(_ context.Context, resource string, _ time.Time) (time.Time, error) {
-	k.asked++
-	if slices.Contains(k.gone, resource) {
-		return time.Time{}, errKindGone
-	}
-	return time.Time{}, nil
-}
-
-// newAPI is an API server in memory.
-func newAPI(t *testing.T, objects ...client.Object) client.Client {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithStatusSubresource(&v1alpha1.GPUInventory{}, &v1alpha1.SharingPolicy{}).WithReturnManagedFields().Build()
-}
-
-// fakeClaims are allocations by pool.
-type fakeClaims map[string][]allocation
-
-func (c fakeClaims) in(pool string) ([]allocation, error) { return c[pool], nil }
-
-func (c fakeClaims) createdAfter(string, time.Time) ([]*resourceapi.ResourceClaim, error) {
-	return nil, nil
-}
-
-// fakeServer stores counters in some form, or none, and consumable capacity or not.
-type fakeServer struct {
-	form     publish.Counters
-	multiple bool
-	charged  bool
-	taints   bool
-	version  string // empty: v1.36.1
-	doubt    string // nothing else is found out
-	err      error
-	asked    int
-	watches  chan struct{}
-	// store, if it isn't nil, has the published slices; unfilled is why they can't be read.
-	store    *sliceStore
+	// unfilled is why the published slices can't be read.
 	unfilled error
 }
 
-// noVersion is the version of a server that doesn't report any.
-const noVersion = "none"
-
-func (s *fakeServer) Probe(context.Context) (publish.Abilities, error) {
-	s.asked++
-	able := publish.Abilities{
-		Counters: cmp.Or(s.form, publish.NoCounters), Multiple: publish.No, Taints: publish.No, InformationalTaints: publish.No,
-		Charged: s.charged, Version: cmp.Or(s.version, "v1.36.1"),
-	}
-	if s.multiple {
-		able.Multiple = publish.Yes
-	}
-	if s.taints {
-		able.Taints, able.InformationalTaints = publish.Yes, publish.Yes
-	}
-	if s.doubt != "" {
-		able = publish.Abilities{Charged: able.Charged, Version: able.Version, Doubt: s.doubt}
-	}
-	if able.Version == noVersion {
-		able.Version, able.Charged = "", false
-	}
-	return able, s.err
-}
-
-func (s *fakeServer) Published() ([]*resourceapi.ResourceSlice, error) {
-	if s.store == nil || s.unfilled != nil {
-		return nil, s.unfilled
-	}
-	return s.store.slices, nil
-}
-
-func (s *fakeServer) Watches() <-chan struct{} { return s.watches }
-
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	s := &fixture{t: t, store: &sliceStore{}, claims: make(fakeClaims), server: &fakeServer{}, kinds: &fakeKinds{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
-	s.server.store = s.store
-	s.api = newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
+	s := &fixture{t: t, store: &sliceStore{}, claims: controltest.NewClaims(t), server: &controltest.Server{}, clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
+	s.server.Slices = func() ([]*resourceapi.ResourceSlice, error) { return s.store.slices, s.unfilled }
+	s.api = controltest.NewAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	s.restart()
 	s.report(func(*v1alpha1.GPUInventory) {})
 	return s
@@ -195,7 +110,7 @@ func (s *fixture) restart() {
 	form.clock = s.clock
 	leads := make(chan struct{})
 	close(leads)
-	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims, form, s.kinds), s.kinds, s.clock, leads)
+	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims.Index, form, kinds.Definitions{Server: s.api, Clock: s.clock}), s.clock, leads)
 }
 
 // report replaces the node's inventory with a changed one.

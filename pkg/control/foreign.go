@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
-
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // Another driver of the same name may have left slices of a node behind, or may

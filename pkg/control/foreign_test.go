@@ -3,12 +3,15 @@ package control
 import (
 	"errors"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 )
 
 // foreignSlice is one as NVIDIA's driver publishes it.
@@ -192,15 +195,15 @@ func TestSilentPluginIsNotReady(t *testing.T) {
 func TestNothingIsWithdrawnWhenTheKindIsGone(t *testing.T) {
 	s := newFixture(t)
 	s.published()
-	s.kinds.gone = []string{inventories}
+	controltest.Undefine(t, s.api, kinds.Inventories)
 	if err := s.api.Delete(t.Context(), s.inventory()); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.reconcile(); !errors.Is(err, errKindGone) {
+	if err := s.reconcile(); !errors.Is(err, kinds.ErrGone) {
 		t.Errorf("got %v, want that the kind is gone", err)
 	}
 	s.mustHave(1)
-	s.kinds.gone = nil
+	controltest.Define(t, s.api, kinds.Inventories, time.Time{})
 	s.mustReconcile()
 	s.mustHave(0)
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -33,18 +34,18 @@ func TestHealthPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.server.form, s.server.taints = publish.SplitCounters, true
+			s.server.Form, s.server.Taints = publish.SplitCounters, true
 			s.cuttable()
-			p := sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb"), Health: tc.health})
+			p := controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned("3g.40gb"), Health: tc.health})
 			if err := s.api.Create(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
 			s.publish()
 			s.mustTaint(" ")
 			since := metav1.NewTime(time.Unix(1000, 0))
-			sick := h100(0)
+			sick := controltest.H100(0)
 			sick.Conditions = []v1alpha1.GPUCondition{{Type: string(tc.condition), LastTransitionTime: &since}}
-			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, h100(1)} })
+			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, controltest.H100(1)} })
 			s.mustReconcile()
 			s.mustTaint(tc.want)
 			s.cuttable()
@@ -102,8 +103,8 @@ func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.server.form, s.server.taints = tc.form, true
-			sick := h100(0)
+			s.server.Form, s.server.Taints = tc.form, true
+			sick := controltest.H100(0)
 			if tc.condition != "" {
 				sick.Conditions = []v1alpha1.GPUCondition{{Type: string(tc.condition)}}
 			}
@@ -111,7 +112,7 @@ func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 			s.sharing("p", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{
 				Layout: slices.Repeat([]string{"1g.10gb"}, 7), MPS: &v1alpha1.PartitionMPS{Shares: 10},
 			}})
-			s.claims["n"] = []allocation{{claimed, "ns/c"}}
+			s.claims.Have("n", controltest.Devices{"ns/c": {claimed}})
 			s.publish()
 			got := map[string]int{}
 			for _, slice := range s.store.slices {

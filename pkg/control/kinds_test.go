@@ -5,52 +5,40 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
-
-// define installs the definition of a custom resource.
-func define(t *testing.T, api client.Client, resource string, now time.Time) {
-	t.Helper()
-	definition := &metav1.PartialObjectMetadata{}
-	definition.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
-	definition.SetName(resource + "." + v1alpha1.GroupVersion.Group)
-	definition.SetCreationTimestamp(metav1.NewTime(now))
-	if err := api.Create(t.Context(), definition); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain checks that the plugins have
 // time to report before their nodes' slices are deleted.
 func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
 	s := newFixture(t)
-	s.nodes.inventories.kinds = definitions{s.api, s.clock}
 	s.report(func(inv *v1alpha1.GPUInventory) {
 		inv.CreationTimestamp = metav1.NewTime(s.clock.Now().Add(-time.Hour))
 	})
 	s.published()
 	writes := s.store.writes
-	define(t, s.api, inventories, s.clock.Now())
+	controltest.Define(t, s.api, kinds.Inventories, s.clock.Now())
 	old := s.inventory()
 	if err := s.api.Delete(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		s.clock.Step(reportWithin / 4)
-		if err := s.reconcile(); !errors.Is(err, errKindNew) {
+		s.clock.Step(kinds.ReportWithin / 4)
+		if err := s.reconcile(); !errors.Is(err, kinds.ErrNew) {
 			t.Fatalf("got %v, want that the kind is new", err)
 		}
 	}
@@ -74,7 +62,7 @@ func TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain(t *testing.T) {
 	if err := s.api.Delete(t.Context(), bare); err != nil {
 		t.Fatal(err)
 	}
-	s.clock.Step(reportWithin)
+	s.clock.Step(kinds.ReportWithin)
 	s.mustReconcile()
 	s.mustHave(0)
 }
@@ -94,7 +82,7 @@ func TestInventoryWithoutAStatus(t *testing.T) {
 	if err := s.api.Create(t.Context(), bare); err != nil {
 		t.Fatal(err)
 	}
-	s.clock.Step(reportWithin - time.Second)
+	s.clock.Step(kinds.ReportWithin - time.Second)
 	result, err := s.nodes.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(bare)})
 	if err != nil || result.RequeueAfter != time.Second {
 		t.Errorf("got %+v, %v, want another look in a second", result, err)
@@ -109,8 +97,7 @@ func TestInventoryWithoutAStatus(t *testing.T) {
 // inventory was created after the kind was installed: somebody has deleted it.
 func TestInventoryIsDeletedUnderANewKind(t *testing.T) {
 	s := newFixture(t)
-	s.nodes.inventories.kinds = definitions{s.api, s.clock}
-	define(t, s.api, inventories, s.clock.Now())
+	controltest.Define(t, s.api, kinds.Inventories, s.clock.Now())
 	s.clock.Step(time.Second)
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.CreationTimestamp = metav1.NewTime(s.clock.Now()) })
 	s.published()
@@ -121,44 +108,27 @@ func TestInventoryIsDeletedUnderANewKind(t *testing.T) {
 	s.mustHave(0)
 }
 
-// kindsFunc is a server whose answers a test computes.
-type kindsFunc func() error
-
-func (f kindsFunc) served(context.Context, string, time.Time) (time.Time, error) {
-	return time.Time{}, f()
-}
-
-// TestServerIsAskedWithoutALock checks that a slow answer about one node's inventory,
-// or about a policy, doesn't delay the other nodes.
+// TestServerIsAskedWithoutALock checks that a slow answer about a policy's kind doesn't delay
+// the nodes.
 func TestServerIsAskedWithoutALock(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	f.statuses(t)
-	asked := 0
-	free := func(mu *sync.Mutex) kindsFunc {
-		return func() error {
+	book, asked := f.policies.planner.book, 0
+	book.definitions.Server = interceptor.NewClient(f.api, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 			asked++
-			if !mu.TryLock() {
+			if !book.mu.TryLock() {
 				return errors.New("the lock is held")
 			}
-			mu.Unlock()
-			return nil
-		}
-	}
-	r := newInventoryReader(f.api, f.api, nil)
-	r.kinds = free(&r.mu)
-	if _, err := r.get(t.Context(), "missing"); err != nil {
-		t.Errorf("a missing inventory: %v", err)
-	}
-	book := f.policies.planner.book
-	book.kinds = free(&book.mu)
-	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
+			book.mu.Unlock()
+			return c.Get(ctx, key, o, opts...)
+		},
+	})
+	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := book.load(t.Context()); err != nil {
-		t.Errorf("a missing policy: %v", err)
-	}
-	if asked != 2 {
-		t.Errorf("the server was asked %d times, want 2", asked)
+	if _, err := book.load(t.Context()); err != nil || asked != 1 {
+		t.Errorf("asked %d times about a missing policy: %v", asked, err)
 	}
 }
 
@@ -166,18 +136,18 @@ func TestServerIsAskedWithoutALock(t *testing.T) {
 // until there was time to apply the policies again, and that the log then names
 // those that are gone.
 func TestPoliciesAreNamedWhenKindsAreInstalledAgain(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	clock := testingclock.NewFakeClock(time.Unix(2000, 0))
-	f.policies.planner.book.kinds = definitions{f.api, clock}
+	f.policies.planner.book.definitions.Clock = clock
 	f.statuses(t)
-	define(t, f.api, sharingPolicies, clock.Now())
-	if err := f.api.Delete(t.Context(), sharing("p", v1alpha1.SharingPolicySpec{})); err != nil {
+	controltest.Define(t, f.api, kinds.SharingPolicies, clock.Now())
+	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-	clock.Step(reportWithin - time.Second)
-	if _, err := f.policies.planner.book.load(ctx); !errors.Is(err, errKindNew) || log.Len() > 0 {
+	clock.Step(kinds.ReportWithin - time.Second)
+	if _, err := f.policies.planner.book.load(ctx); !errors.Is(err, kinds.ErrNew) || log.Len() > 0 {
 		t.Fatalf("got %v, want that the kind is new; log: %s", err, &log)
 	}
 	clock.Step(time.Second)

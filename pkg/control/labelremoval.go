@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
@@ -22,8 +23,7 @@ type labelRemover struct {
 
 // Reconcile removes the labels of one node. It writes nothing to a node that has none.
 func (l *labelRemover) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(nodeKind())
+	node := kinds.NodeMetadata()
 	if err := l.client.Get(ctx, client.ObjectKey{Name: r.Name}, node); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -56,7 +56,7 @@ const labelPage = 500
 func removeNodeLabels(ctx context.Context, c client.Client) error {
 	for page := ""; ; {
 		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(nodeKind().GroupVersion().WithKind("NodeList"))
+		list.SetGroupVersionKind(kinds.Node().GroupVersion().WithKind("NodeList"))
 		if err := c.List(ctx, list, client.Limit(labelPage), client.Continue(page)); err != nil {
 			return fmt.Errorf("list Nodes: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
@@ -33,8 +34,8 @@ func TestRemoveNodeLabels(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, 0, slices.Concat(nodeWith("a", "", l4(0)), nodeWith("b", "", l4(0)), nodeWith("c", ""))...)
-			l := newNodeLabeler(f.api, f.api, f.kinds, clock.RealClock{})
+			f := newFleet(t, 0, slices.Concat(controltest.NodeWith("a", "", controltest.L4(0)), controltest.NodeWith("b", "", controltest.L4(0)), controltest.NodeWith("c", ""))...)
+			l := newNodeLabeler(f.api, f.api, clock.RealClock{})
 			f.label(t, "b", "product", "mine")
 			f.label(t, "c", "present", "true")
 			for _, node := range []string{"a", "b"} {

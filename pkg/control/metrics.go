@@ -8,17 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // metrics are the controller's metrics. Events update all of them: a scrape reads no nodes.
 type metrics struct {
-	writes                      *prometheus.CounterVec
-	offered, allocated, waiting *prometheus.GaugeVec
+	writes  *prometheus.CounterVec
+	offered *prometheus.GaugeVec
 	// offers are the values of offered.
 	offers map[offerKey]int
 }
@@ -47,21 +45,9 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 			Name: "tessera_devices_offered",
 			Help: "Devices that nodes should offer, by type and by the SharingPolicy of their GPU; allocated ones included.",
 		}, []string{"type", "policy"}),
-		allocated: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "tessera_devices_allocated",
-			Help: "Devices that claims have, by type; one that several claims have counts once for each. Devices with admin access don't count.",
-		}, []string{"type"}),
-		waiting: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "tessera_claims_waiting",
-			Help: "ResourceClaims without an allocation, by the type of the first of Tessera's DeviceClasses that they name.",
-		}, []string{"type"}),
 	}
 	for _, r := range []string{reasonFirst, reasonRepair, reasonHealth, reasonRelease, reasonDevices, reasonWithdrawn, reasonForeign} {
 		m.writes.WithLabelValues(r)
-	}
-	for _, t := range []string{gpu.TypeGPU, gpu.TypeMIG, gpu.TypeMPS, gpu.TypeTimeSlice} {
-		m.allocated.WithLabelValues(t)
-		m.waiting.WithLabelValues(t)
 	}
 	return m
 }
@@ -102,64 +88,6 @@ func leadersMetrics(all prometheus.Registerer, own prometheus.Collector) manager
 		all.Unregister(own)
 		return nil
 	}
-}
-
-// claims returns the handler that counts claims. It gets them as trim leaves them.
-func (m *metrics) claims() cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(now any) { m.countClaim(now, 1) },
-		UpdateFunc: func(before, now any) { m.countClaim(before, -1); m.countClaim(now, 1) },
-		DeleteFunc: func(before any) {
-			if gone, ok := before.(cache.DeletedFinalStateUnknown); ok {
-				before = gone.Obj
-			}
-			m.countClaim(before, -1)
-		},
-	}
-}
-
-func (m *metrics) countClaim(obj any, n float64) {
-	for _, r := range results(obj) {
-		m.allocated.WithLabelValues(gpu.DeviceName(r.Device).Type()).Add(n)
-	}
-	claim, ok := obj.(*resourceapi.ResourceClaim)
-	if !ok {
-		return
-	}
-	if _, kind := waitsFor(claim); kind != "" {
-		m.waiting.WithLabelValues(kind).Add(n)
-	}
-}
-
-// waitsFor returns the first of the chart's DeviceClasses that a claim names, and the type of
-// its devices; empty if it names none, or has an allocation.
-func waitsFor(claim *resourceapi.ResourceClaim) (class, kind string) {
-	if claim.Status.Allocation != nil {
-		return "", ""
-	}
-	for _, r := range claim.Spec.Devices.Requests {
-		var names []string
-		if r.Exactly != nil {
-			names = append(names, r.Exactly.DeviceClassName)
-		}
-		for _, sub := range r.FirstAvailable {
-			names = append(names, sub.DeviceClassName)
-		}
-		for _, name := range names {
-			if kind := typeOfClass(name); kind != "" {
-				return name, kind
-			}
-		}
-	}
-	return "", ""
-}
-
-// typeOfClass returns the type of the devices of one of the chart's DeviceClasses; empty for
-// another class.
-func typeOfClass(name string) string {
-	return map[string]string{
-		gpu.ClassGPU: gpu.TypeGPU, gpu.ClassMIG: gpu.TypeMIG, gpu.ClassMPS: gpu.TypeMPS, gpu.ClassTimeSlice: gpu.TypeTimeSlice,
-	}[name]
 }
 
 // countedSlices counts the writes that succeed.

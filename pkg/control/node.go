@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -41,7 +42,7 @@ type slicePublisher interface {
 // another.
 type nodeReconciler struct {
 	client      client.Client // reads come from the cache
-	inventories *inventoryReader
+	inventories *kinds.InventoryReader
 	slices      slicePublisher
 	planner     *planner
 
@@ -88,10 +89,10 @@ type publishRequest struct {
 const answerWithin = 30 * time.Second
 
 // newNodeReconciler returns a reconciler of a controller that leads once the channel is closed.
-func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, kinds kinds, c clock.Clock, leads <-chan struct{}) *nodeReconciler {
+func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, c clock.Clock, leads <-chan struct{}) *nodeReconciler {
 	return &nodeReconciler{
 		registrations: newRegistrations(c, leads),
-		client:        api, inventories: newInventoryReader(api, live, kinds), slices: p, planner: pl, clock: c,
+		client:        api, inventories: kinds.NewInventoryReader(api, live, c), slices: p, planner: pl, clock: c,
 		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
 		contests:        newPauses(c, firstContest, maxContest),
 		writes:          undone.New(c),
@@ -113,14 +114,14 @@ func (n *nodeReconciler) Reconcile(ctx context.Context, r reconcile.Request) (re
 }
 
 func (n *nodeReconciler) reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	inv, err := n.inventories.get(ctx, r.Name)
+	inv, err := n.inventories.Get(ctx, r.Name)
 	switch {
 	case err != nil:
 		return reconcile.Result{}, err
 	case inv == nil:
 		n.forgetNode(r.Name)
 	}
-	if left := untilReported(inv, n.clock.Now()); left > 0 {
+	if left := n.inventories.UntilReported(inv); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	if !publishable(inv) {
@@ -251,16 +252,6 @@ func (n *nodeReconciler) recordSeen(node string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.unseen, node)
-}
-
-// untilReported returns how much longer to wait for the status of an inventory that
-// a plugin has created without one: nothing follows from that for a while. It is 0
-// or less if there is nothing to wait for.
-func untilReported(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
-	if inv == nil || inv.DeletionTimestamp != nil || !equality.Semantic.DeepEqual(inv.Status, v1alpha1.GPUInventoryStatus{}) {
-		return 0
-	}
-	return inv.CreationTimestamp.Add(reportWithin).Sub(now)
 }
 
 // publishable reports whether a node should have a pool: not without an

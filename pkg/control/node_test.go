@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -204,7 +205,7 @@ func TestConflictIsNoWrite(t *testing.T) {
 // failures.
 func TestAFailureDoesNotDelayWithdrawal(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
 	s.mustReconcile()
 	s.pluginAnswers()
@@ -334,7 +335,7 @@ func TestNewFactsNeedNoAnswer(t *testing.T) {
 // TestNothingIsDecidedAgain checks that events which change nothing lead to no decision.
 func TestNothingIsDecidedAgain(t *testing.T) {
 	sick := func(inv *v1alpha1.GPUInventory) {
-		inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4")}
+		inv.Status.GPUs = []v1alpha1.GPU{controltest.PlainGPU(0, "NVIDIA L4")}
 		inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), LastTransitionTime: new(metav1.Unix(900, 0))}}
 	}
 	for name, tc := range map[string]struct {
@@ -350,7 +351,7 @@ func TestNothingIsDecidedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.server.taints = tc.taints
+			s.server.Taints = tc.taints
 			if tc.report != nil {
 				s.report(tc.report)
 			}

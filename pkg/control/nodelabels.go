@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -144,8 +145,7 @@ func family(major, minor int) string {
 // nodeLabeler keeps the labels of Nodes equal to their inventories.
 type nodeLabeler struct {
 	client      client.Client // reads come from the cache
-	inventories *inventoryReader
-	clock       clock.PassiveClock
+	inventories *kinds.InventoryReader
 	writes      *undone.Writes
 
 	mu sync.Mutex
@@ -153,24 +153,23 @@ type nodeLabeler struct {
 	refused map[string]labels.Set
 }
 
-func newNodeLabeler(c client.Client, live client.Reader, k kinds, now clock.PassiveClock) *nodeLabeler {
-	return &nodeLabeler{client: c, inventories: newInventoryReader(c, live, k), clock: now, writes: undone.New(now), refused: make(map[string]labels.Set)}
+func newNodeLabeler(c client.Client, live client.Reader, now clock.PassiveClock) *nodeLabeler {
+	return &nodeLabeler{client: c, inventories: kinds.NewInventoryReader(c, live, now), writes: undone.New(now), refused: make(map[string]labels.Set)}
 }
 
 // Reconcile brings the labels of one node in line. In a steady state it writes
 // nothing.
 func (l *nodeLabeler) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(nodeKind())
+	node := kinds.NodeMetadata()
 	if err := l.client.Get(ctx, client.ObjectKey{Name: r.Name}, node); err != nil {
 		l.remember(r.Name, nil)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	inv, err := l.inventories.get(ctx, r.Name)
+	inv, err := l.inventories.Get(ctx, r.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if left := untilReported(inv, l.clock.Now()); left > 0 {
+	if left := l.inventories.UntilReported(inv); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	want := wantedLabels(inv)
@@ -259,7 +258,7 @@ func (l *nodeLabeler) remember(node string, theirs labels.Set) {
 // returns all that the Node has then.
 func applyLabels(ctx context.Context, c client.Client, node *metav1.PartialObjectMetadata, ours labels.Set) (labels.Set, error) {
 	u := &unstructured.Unstructured{}
-	u.SetGroupVersionKind(nodeKind())
+	u.SetGroupVersionKind(kinds.Node())
 	u.SetName(node.Name)
 	u.SetUID(node.UID)
 	u.SetLabels(ours)

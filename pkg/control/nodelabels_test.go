@@ -18,6 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -142,9 +144,9 @@ func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
 
 // Only our own labels are changed and removed; labels of others stay.
 func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
-	f := newFleet(t, 0, nodeWith("n", "", l4(0), l4(1))...)
+	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0), controltest.L4(1))...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
-	l := newNodeLabeler(f.api, f.api, f.kinds, now)
+	l := newNodeLabeler(f.api, f.api, now)
 	reconciled := func() map[string]string {
 		t.Helper()
 		now.Step(2 * undone.Quiet)
@@ -183,25 +185,25 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	f.label(t, "n", "product", "mine")
 	check("somebody takes one over", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
 
-	l = newNodeLabeler(f.api, f.api, f.kinds, now) // another controller
-	f.kinds.gone = []string{inventories}
-	inv := nodeWith("n", "")[1]
+	l = newNodeLabeler(f.api, f.api, now) // another controller
+	controltest.Undefine(t, f.api, kinds.Inventories)
+	inv := controltest.NodeWith("n", "")[1]
 	if err := f.api.Delete(t.Context(), inv); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err == nil {
 		t.Error("labels go with the kind")
 	}
-	f.kinds.gone = nil
+	controltest.Define(t, f.api, kinds.Inventories, time.Time{})
 	check("the inventory is gone", map[string]string{"product": "mine", "replicas": "4"})
 }
 
 // TestLabelsWhenKindsAreInstalledAgain checks that a node keeps its labels while the
 // plugin has created the inventory and hasn't written its status yet.
 func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
-	f := newFleet(t, 0, nodeWith("n", "", l4(0))...)
+	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0))...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
-	l := newNodeLabeler(f.api, f.api, f.kinds, now)
+	l := newNodeLabeler(f.api, f.api, now)
 	reconciled := func() map[string]string {
 		t.Helper()
 		if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err != nil {
@@ -213,7 +215,7 @@ func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
 	if diff := cmp.Diff(want, reconciled()); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if err := f.api.Delete(t.Context(), nodeWith("n", "")[1]); err != nil {
+	if err := f.api.Delete(t.Context(), controltest.NodeWith("n", "")[1]); err != nil {
 		t.Fatal(err)
 	}
 	bare := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n", CreationTimestamp: metav1.NewTime(now.Now())}}
@@ -223,7 +225,7 @@ func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
 	if diff := cmp.Diff(want, reconciled()); diff != "" {
 		t.Errorf("without a status (-want +got):\n%s", diff)
 	}
-	now.Step(reportWithin)
+	now.Step(kinds.ReportWithin)
 	if got := reconciled(); len(got) > 0 {
 		t.Errorf("the status doesn't come, and the node has the labels %v", got)
 	}
@@ -231,9 +233,9 @@ func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
 
 // TestLabelsWhileTheDriverFails: the GPUs of the node are unknown then, not gone.
 func TestLabelsWhileTheDriverFails(t *testing.T) {
-	f := newFleet(t, 0, nodeWith("n", "", l4(0))...)
-	l := newNodeLabeler(f.api, f.api, f.kinds, testingclock.NewFakeClock(time.Unix(1000, 0)))
-	for _, gpus := range [][]v1alpha1.GPU{{l4(0)}, nil} {
+	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0))...)
+	l := newNodeLabeler(f.api, f.api, testingclock.NewFakeClock(time.Unix(1000, 0)))
+	for _, gpus := range [][]v1alpha1.GPU{{controltest.L4(0)}, nil} {
 		inv := &v1alpha1.GPUInventory{}
 		if err := f.api.Get(t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
 			t.Fatal(err)

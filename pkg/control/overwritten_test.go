@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -155,7 +156,7 @@ func TestAWithdrawalIsNoFight(t *testing.T) {
 // controller itself has written what it deletes then.
 func TestAPartialWriteIsNoFight(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
 	s.store.broken = errors.New("the server refuses the second slice")
 	for range 4 * undone.Fight {
@@ -211,7 +212,7 @@ func TestTwoReleases(t *testing.T) {
 			s.ofRelease("second")
 			second := s.nodes
 			if newer { // it offers something else
-				s.nodes.planner.server = newAPIServer(&fakeServer{taints: true})
+				s.nodes.planner.server = newAPIServer(&controltest.Server{Taints: true})
 				s.nodes.planner.server.clock = s.clock
 				inv := s.inventory()
 				inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: "ResetRequired", Status: metav1.ConditionTrue}}
@@ -242,7 +243,7 @@ func TestTwoReleases(t *testing.T) {
 // TestFightOverSettings: somebody restores the inventory's spec.
 func TestFightOverSettings(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
 	s.sharing("p", v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: []string{"3g.40gb"}, KeepWarm: &metav1.Duration{Duration: time.Hour}}})
 	s.publish()
@@ -314,7 +315,7 @@ func TestFightOverConditions(t *testing.T) {
 // which labels wake as well, says so.
 func TestFightOverLabels(t *testing.T) {
 	s := newFixture(t)
-	l := newNodeLabeler(s.api, s.api, s.kinds, s.clock)
+	l := newNodeLabeler(s.api, s.api, s.clock)
 	l.writes = s.nodes.writes
 	s.published()
 	writes := 0
@@ -346,7 +347,7 @@ func TestFightOverLabels(t *testing.T) {
 
 // TestFightOverStatuses: somebody restores the status of a policy each time.
 func TestFightOverStatuses(t *testing.T) {
-	f := newFleet(t, publish.NoCounters, slices.Concat(nodeWith("n", "", l4(0)), []client.Object{sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()})})...)
+	f := newFleet(t, publish.NoCounters, slices.Concat(controltest.NodeWith("n", "", controltest.L4(0)), []client.Object{controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()})})...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
 	f.policies.clock, f.policies.writes = now, undone.New(now)
 	writes := 0

@@ -9,16 +9,15 @@ import (
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 )
 
 // errNodeUnknown means that the cache has no such Node, not yet or no longer.
@@ -26,21 +25,13 @@ import (
 // will follow.
 var errNodeUnknown = errors.New("the node isn't known")
 
-// allocationReader returns the devices that claims have on a node.
-type allocationReader interface {
-	in(pool string) ([]allocation, error)
-	// createdAfter returns the claims with devices of the pool that were created, and so
-	// allocated, after a time.
-	createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error)
-}
-
 // planner decides the offer of each node, from its inventory, its labels, the
 // policies, the devices of claims, and the server's abilities. Node and policy
 // reconciliation both use it, and get the same result for the same facts.
 type planner struct {
 	client client.Reader // the cache
 	book   *rulebook
-	claims allocationReader
+	claims *claims.Index
 	server *apiServer
 	// metrics, which may be nil, count what nodes offer.
 	metrics *metrics
@@ -57,9 +48,9 @@ type planner struct {
 	published map[string]time.Time
 }
 
-func newPlanner(c client.Reader, claims allocationReader, s *apiServer, k kinds) *planner {
+func newPlanner(c client.Reader, claims *claims.Index, s *apiServer, d kinds.Definitions) *planner {
 	return &planner{
-		client: c, book: &rulebook{client: c, kinds: k}, claims: claims, server: s,
+		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s,
 		policyEvents: make(chan event.GenericEvent, 1), last: make(map[string]nodeAccount), published: make(map[string]time.Time),
 	}
 }
@@ -83,12 +74,12 @@ func (p *planner) forNode(ctx context.Context, inv *v1alpha1.GPUInventory) (node
 }
 
 // anyReleased reports whether one of a node's allocations has been released.
-func (p *planner) anyReleased(node string, waiting []allocation) (bool, error) {
+func (p *planner) anyReleased(node string, waiting []claims.Allocation) (bool, error) {
 	if len(waiting) == 0 {
 		return false, nil
 	}
-	now, err := p.claims.in(node)
-	return slices.ContainsFunc(waiting, func(a allocation) bool { return !slices.Contains(now, a) }), err
+	now, err := p.claims.In(node)
+	return slices.ContainsFunc(waiting, func(a claims.Allocation) bool { return !slices.Contains(now, a) }), err
 }
 
 func (p *planner) recordAccount(node string, a nodeAccount) {
@@ -231,7 +222,7 @@ func (p *planner) nodeInput(ctx context.Context, common commonInput, inv *v1alph
 	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
 		return in, err
 	}
-	if in.claims, err = p.claims.in(inv.Name); err != nil {
+	if in.claims, err = p.claims.In(inv.Name); err != nil {
 		return in, err
 	}
 	in.facts = decisionFacts{
@@ -249,8 +240,7 @@ func hash(text string) string {
 
 // labels returns a node's labels, which are shared with the cache: don't change them.
 func (p *planner) labels(ctx context.Context, node string) (labels.Set, error) {
-	object := &metav1.PartialObjectMetadata{}
-	object.SetGroupVersionKind(nodeKind())
+	object := kinds.NodeMetadata()
 	err := p.client.Get(ctx, types.NamespacedName{Name: node}, object, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -260,5 +250,3 @@ func (p *planner) labels(ctx context.Context, node string) (labels.Set, error) {
 	}
 	return object.Labels, nil
 }
-
-func nodeKind() schema.GroupVersionKind { return schema.GroupVersionKind{Version: "v1", Kind: "Node"} }

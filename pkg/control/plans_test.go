@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -27,13 +28,15 @@ func kind() schema.GroupKind {
 // cuttable makes the node's GPUs ones that MIG can cut.
 func (s *fixture) cuttable() {
 	s.t.Helper()
-	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{h100(0), h100(1)} })
+	s.report(func(inv *v1alpha1.GPUInventory) {
+		inv.Status.GPUs = []v1alpha1.GPU{controltest.H100(0), controltest.H100(1)}
+	})
 }
 
 // sharing makes a policy for all GPUs, or changes it.
 func (s *fixture) sharing(name string, plan v1alpha1.Plan) {
 	s.t.Helper()
-	p := sharing(name, v1alpha1.SharingPolicySpec{Plan: plan})
+	p := controltest.Policy(name, v1alpha1.SharingPolicySpec{Plan: plan})
 	old := &v1alpha1.SharingPolicy{}
 	if s.api.Get(s.t.Context(), client.ObjectKeyFromObject(p), old) == nil {
 		p.Generation = old.Generation + 1
@@ -70,25 +73,25 @@ func (s *fixture) mustOffer(want ...string) {
 // A device that a claim has stays through any change of plan, and no longer.
 func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
-	s.sharing("p", partitioned("3g.40gb"))
+	s.sharing("p", controltest.Partitioned("3g.40gb"))
 	s.publish()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
 
-	s.claims["n"] = []allocation{{"gpu-00000000-mig-3g40gb-4", "ns/c"}}
+	s.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mig-3g40gb-4"}})
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
 	if s.nodes.planner.dependsOnClaims("n") {
 		t.Error("what is planned waits for nobody")
 	}
-	s.sharing("p", exclusive())
+	s.sharing("p", controltest.Exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
 	if !s.nodes.planner.dependsOnClaims("n") {
 		t.Error("nothing waits for the claim")
 	}
-	delete(s.claims, "n")
+	s.claims.Have("n", nil)
 	s.mustReconcile()
 	s.mustOffer("")
 }
@@ -99,12 +102,12 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 	for name, device := range map[string]string{"leftover": "gpu-00000000-mig-3g40gb-4", "not listed any more": "gpu-00000000-mig-2g20gb-0"} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.server.form = publish.SplitCounters
+			s.server.Form = publish.SplitCounters
 			s.cuttable()
-			s.sharing("p", exclusive())
+			s.sharing("p", controltest.Exclusive())
 			s.mustReconcile()
-			for _, claims := range [][]allocation{{{gpu.DeviceName(device), "ns/c"}}, nil} {
-				s.claims["n"] = claims
+			for _, claims := range []controltest.Devices{{"ns/c": {device}}, nil} {
+				s.claims.Have("n", claims)
 				if s.mustReconcile(); !told(s.nodes.planner.policyEvents) {
 					t.Errorf("claims are %v now, and nobody was told", claims)
 				}
@@ -120,15 +123,15 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 // the same devices, without a policy and without a restart.
 func TestPlanFollowsTheFacts(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
 	s.publish()
 	all := s.offered()
 	if len(all) < 1+7+2 {
 		t.Fatalf("without a policy %v is offered", all)
 	}
-	p := sharing("p", v1alpha1.SharingPolicySpec{
-		Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "training"}},
+	p := controltest.Policy("p", v1alpha1.SharingPolicySpec{
+		Plan: controltest.Exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "training"}},
 	})
 	if err := s.api.Create(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -170,11 +173,11 @@ func TestUnknownNodeKeepsItsPool(t *testing.T) {
 func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 	s := newFixture(t)
 	s.cuttable()
-	plan := partitioned("3g.40gb")
+	plan := controltest.Partitioned("3g.40gb")
 	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
 	s.sharing("p", plan)
 	s.mustReconcile()
-	want := []v1alpha1.GPUSpec{{UUID: h100(0).UUID, KeepWarm: plan.Partitioned.KeepWarm}, {UUID: h100(1).UUID, KeepWarm: plan.Partitioned.KeepWarm}}
+	want := []v1alpha1.GPUSpec{{UUID: controltest.H100(0).UUID, KeepWarm: plan.Partitioned.KeepWarm}, {UUID: controltest.H100(1).UUID, KeepWarm: plan.Partitioned.KeepWarm}}
 	if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
 		t.Errorf("spec.gpus (-want +got):\n%s", diff)
 	}
@@ -184,7 +187,7 @@ func TestNodeIsToldWhatPoliciesAsk(t *testing.T) {
 	if got := s.inventory().ResourceVersion; got != version {
 		t.Error("the inventory was written again")
 	}
-	s.sharing("p", partitioned("3g.40gb"))
+	s.sharing("p", controltest.Partitioned("3g.40gb"))
 	s.mustReconcile()
 	if got := s.inventory().Spec; len(got.GPUs) > 0 || got.PublishRequest != 1 {
 		t.Errorf("spec is %+v", got)
@@ -197,14 +200,10 @@ func TestSettingsAreWrittenAfterAFailure(t *testing.T) {
 	s.cuttable()
 	s.published()
 	s.mustReconcile()
-	plan := partitioned()
+	plan := controltest.Partitioned()
 	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
-	watching, ok := s.api.(client.WithWatch)
-	if !ok {
-		t.Fatal("the client can't be intercepted")
-	}
 	full := errors.New("the server is full")
-	s.nodes.client = interceptor.NewClient(watching, interceptor.Funcs{
+	s.nodes.client = interceptor.NewClient(s.api, interceptor.Funcs{
 		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
 			return full
 		},
@@ -226,15 +225,15 @@ func TestSettingsAreWrittenAfterAFailure(t *testing.T) {
 // without taints has nothing of it then.
 func TestNodeIsToldWhichGPUsItMayReset(t *testing.T) {
 	s := newFixture(t)
-	p := sharing("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
+	p := controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
 	if err := s.api.Create(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	want := []v1alpha1.GPUSpec{{UUID: h100(0).UUID, Reset: v1alpha1.ResetWhenIdle}, {UUID: h100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
+	want := []v1alpha1.GPUSpec{{UUID: controltest.H100(0).UUID, Reset: v1alpha1.ResetWhenIdle}, {UUID: controltest.H100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
 	for _, conditions := range [][]v1alpha1.GPUCondition{nil, {{Type: string(gpu.ResetRequired)}}} {
-		sick := h100(0)
+		sick := controltest.H100(0)
 		sick.Conditions = conditions
-		s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, h100(1)} })
+		s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.GPUs = []v1alpha1.GPU{sick, controltest.H100(1)} })
 		s.mustReconcile()
 		if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
 			t.Errorf("spec.gpus with %v (-want +got):\n%s", conditions, diff)
@@ -246,7 +245,7 @@ func TestNodeIsToldWhichGPUsItMayReset(t *testing.T) {
 // that is gone: their pods go on.
 func TestNodeIsToldTheTimeSlice(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.cuttable()
 	told := func(want ...v1alpha1.GPUSpec) {
 		t.Helper()
@@ -259,21 +258,21 @@ func TestNodeIsToldTheTimeSlice(t *testing.T) {
 	second := v1alpha1.GPUSpec{UUID: "GPU-00000001-0000-0000-0000-000000000000", TimeSlice: v1alpha1.LongTimeSlice}
 	s.sharing("p", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2, Interval: v1alpha1.LongTimeSlice}})
 	told(first, second)
-	s.claims["n"] = []allocation{{"gpu-00000001-ts2-0", "ns/c"}}
-	s.sharing("p", exclusive())
+	s.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000001-ts2-0"}})
+	s.sharing("p", controltest.Exclusive())
 	told(second)
 	s.sharing("p", v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 3, Interval: v1alpha1.ShortTimeSlice}})
 	first.TimeSlice, second.TimeSlice = v1alpha1.ShortTimeSlice, v1alpha1.ShortTimeSlice
 	told(first, second)
-	s.sharing("p", exclusive())
+	s.sharing("p", controltest.Exclusive())
 	told(second)
-	delete(s.claims, "n")
+	s.claims.Have("n", nil)
 	told()
 }
 
 func TestSelectorsAreCompiledOnce(t *testing.T) {
-	spec := v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.driver == "gpu.nvidia.com"`}
-	api := newAPI(t, sharing("a", spec), sharing("b", spec))
+	spec := v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.driver == "gpu.nvidia.com"`}
+	api := controltest.NewAPI(t, controltest.Policy("a", spec), controltest.Policy("b", spec))
 	b := &rulebook{client: api}
 	first, err := b.load(t.Context())
 	if err != nil {
@@ -282,7 +281,7 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 	if again, _ := b.load(t.Context()); again != first {
 		t.Error("the rules were compiled again although nothing changed")
 	}
-	if err := api.Create(t.Context(), sharing("c", v1alpha1.SharingPolicySpec{Plan: exclusive()})); err != nil {
+	if err := api.Create(t.Context(), controltest.Policy("c", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()})); err != nil {
 		t.Fatal(err)
 	}
 	second, err := b.load(t.Context())
@@ -298,17 +297,17 @@ func TestSelectorsAreCompiledOnce(t *testing.T) {
 // keeps no other GPU's settings from the node.
 func TestSettingsOfStrangeGPUs(t *testing.T) {
 	s := newFixture(t)
-	p := sharing("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
+	p := controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}}, Health: v1alpha1.HealthPolicy{Reset: v1alpha1.ResetWhenIdle}})
 	if err := s.api.Create(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	twin, integrated := h100(0), h100(2)
+	twin, integrated := controltest.H100(0), controltest.H100(2)
 	twin.Index, integrated.UUID = 3, "1833c8b5-9aa0-5382-b784-68b7e77eb185"
 	s.report(func(inv *v1alpha1.GPUInventory) {
-		inv.Status.GPUs = []v1alpha1.GPU{h100(0), h100(1), integrated, twin}
+		inv.Status.GPUs = []v1alpha1.GPU{controltest.H100(0), controltest.H100(1), integrated, twin}
 	})
 	s.mustReconcile()
-	want := []v1alpha1.GPUSpec{{UUID: h100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
+	want := []v1alpha1.GPUSpec{{UUID: controltest.H100(1).UUID, Reset: v1alpha1.ResetWhenIdle}}
 	if diff := cmp.Diff(want, s.inventory().Spec.GPUs); diff != "" {
 		t.Errorf("spec.gpus (-want +got):\n%s", diff)
 	}

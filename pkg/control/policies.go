@@ -279,7 +279,7 @@ func (o *outcome) serve(node string, g gpuAccount) {
 	}
 	o.unsafe = o.unsafe || g.unsafe
 	for _, w := range g.leftovers {
-		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.device), Claim: w.claim})
+		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.Device), Claim: w.Claim})
 	}
 	for _, message := range g.problems {
 		o.problem(message, node, g)

@@ -10,16 +10,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -36,10 +35,9 @@ func verdict(s v1alpha1.SharingPolicyStatus) string {
 
 // fleet is a cluster of several nodes, and the policy reconciliation.
 type fleet struct {
-	api      client.Client
-	claims   fakeClaims
-	server   *fakeServer
-	kinds    *fakeKinds
+	api      client.WithWatch
+	claims   controltest.Claims
+	server   *controltest.Server
 	policies *policyReconciler
 	// hidden are nodes whose slices aren't there.
 	hidden []string
@@ -66,7 +64,7 @@ func (f *fleet) Cached(node string) (publish.Found, error) {
 
 func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fleet {
 	t.Helper()
-	f := &fleet{api: newAPI(t, objects...), claims: make(fakeClaims), server: &fakeServer{form: form}, kinds: &fakeKinds{}}
+	f := &fleet{api: controltest.NewAPI(t, objects...), claims: controltest.NewClaims(t), server: &controltest.Server{Form: form}}
 	f.restart()
 	return f
 }
@@ -75,7 +73,7 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 func (f *fleet) restart() {
 	now := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
 	f.policies = &policyReconciler{
-		clock: now, client: f.api, planner: newPlanner(f.api, f.claims, newAPIServer(f.server), f.kinds), slices: f, writes: undone.New(now), warn: f.warn,
+		clock: now, client: f.api, planner: newPlanner(f.api, f.claims.Index, newAPIServer(f.server), kinds.Definitions{Server: f.api, Clock: now}), slices: f, writes: undone.New(now), warn: f.warn,
 	}
 }
 
@@ -100,62 +98,12 @@ func (f *fleet) statuses(t *testing.T) map[string]v1alpha1.SharingPolicyStatus {
 	return out
 }
 
-// nodeWith is a node and its inventory.
-func nodeWith(name, pool string, gpus ...v1alpha1.GPU) []client.Object {
-	return []client.Object{
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}},
-		&v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUInventoryStatus{GPUs: gpus, RegisteredAt: new(metav1.NowMicro())}},
-	}
-}
-
-// h100 is a GPU that can be cut in three ways; the n-th of its node.
-func h100(n int) v1alpha1.GPU {
-	g := plainGPU(n, "NVIDIA H100")
-	gib := func(n int64) resource.Quantity { return *resource.NewQuantity(n<<30, resource.BinarySI) }
-	at := func(size int32, starts ...int32) []v1alpha1.MIGPlacement {
-		var out []v1alpha1.MIGPlacement
-		for _, s := range starts {
-			out = append(out, v1alpha1.MIGPlacement{Start: s, Size: size})
-		}
-		return out
-	}
-	g.MIG = &v1alpha1.MIG{Switchable: true, Profiles: []v1alpha1.MIGProfile{
-		{Name: "1g.10gb", ID: 19, MaxInstances: 7, Memory: gib(10), Multiprocessors: 16, Placements: at(1, 0, 1, 2, 3, 4, 5, 6)},
-		{Name: "3g.40gb", ID: 9, MaxInstances: 2, Memory: gib(40), Multiprocessors: 60, Placements: at(4, 0, 4)},
-		{Name: "7g.80gb", ID: 0, MaxInstances: 1, Memory: gib(80), Multiprocessors: 132, Placements: at(8, 0)},
-	}}
-	return g
-}
-
-func l4(n int) v1alpha1.GPU { return plainGPU(n, "NVIDIA L4") }
-
-func plainGPU(n int, productName string) v1alpha1.GPU {
-	return v1alpha1.GPU{
-		UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", n), Index: int32(n), ProductName: productName,
-		Memory: resource.MustParse("80Gi"),
-	}
-}
-
-func sharing(name string, spec v1alpha1.SharingPolicySpec) *v1alpha1.SharingPolicy {
-	s := &v1alpha1.SharingPolicy{Spec: spec}
-	s.Name, s.UID, s.CreationTimestamp, s.Generation = name, types.UID(name), metav1.NewTime(time.Unix(1000, 0)), 1
-	return s
-}
-
-func exclusive() v1alpha1.Plan { return v1alpha1.Plan{Exclusive: &v1alpha1.ExclusivePlan{}} }
-
-func partitioned(profiles ...string) v1alpha1.Plan {
-	return v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Profiles: profiles}}
-}
-
-func mps(shares int32) v1alpha1.Plan { return v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: &shares}} }
-
 func TestJudge(t *testing.T) {
 	nodes := slices.Concat(
-		nodeWith("a", "inference", h100(0), h100(1), l4(2)),
-		nodeWith("b", "training", h100(0)),
-		nodeWith("c", "empty"),
-		nodeWith("d", "inference")[1:], // its Node isn't known
+		controltest.NodeWith("a", "inference", controltest.H100(0), controltest.H100(1), controltest.L4(2)),
+		controltest.NodeWith("b", "training", controltest.H100(0)),
+		controltest.NodeWith("c", "empty"),
+		controltest.NodeWith("d", "inference")[1:], // its Node isn't known
 	)
 	inference := &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "inference"}}
 	onlyH100 := `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`
@@ -164,37 +112,37 @@ func TestJudge(t *testing.T) {
 		want     map[string]string
 	}{
 		"everything": {
-			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()})},
+			[]*v1alpha1.SharingPolicy{controltest.Policy("a", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()})},
 			map[string]string{"a": "Accepted nodes=2 gpus=4"},
 		},
 		"by node and GPU": {
-			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: partitioned(), NodeSelector: inference, GPUSelector: onlyH100})},
+			[]*v1alpha1.SharingPolicy{controltest.Policy("a", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned(), NodeSelector: inference, GPUSelector: onlyH100})},
 			map[string]string{"a": "Accepted nodes=1 gpus=2"},
 		},
 		"priority decides, and the loser hears of it": {
 			[]*v1alpha1.SharingPolicy{
-				sharing("broad", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
-				sharing("narrow", v1alpha1.SharingPolicySpec{Plan: partitioned(), GPUSelector: onlyH100, Priority: 10}),
+				controltest.Policy("broad", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}),
+				controltest.Policy("narrow", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned(), GPUSelector: onlyH100, Priority: 10}),
 			},
 			map[string]string{"broad": "Accepted nodes=1 gpus=1 lost=narrow:3", "narrow": "Accepted nodes=2 gpus=3"},
 		},
 		"all kinds of plans": {
 			[]*v1alpha1.SharingPolicy{
-				sharing("a", v1alpha1.SharingPolicySpec{Plan: mps(4), Priority: 1, NodeSelector: inference}),
-				sharing("b", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}}),
+				controltest.Policy("a", v1alpha1.SharingPolicySpec{Plan: controltest.MPS(4), Priority: 1, NodeSelector: inference}),
+				controltest.Policy("b", v1alpha1.SharingPolicySpec{Plan: v1alpha1.Plan{TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 2}}}),
 			},
 			map[string]string{"a": "Accepted nodes=1 gpus=3", "b": "Accepted nodes=1 gpus=1 lost=a:3"},
 		},
 		"a malformed policy harms no other": {
 			[]*v1alpha1.SharingPolicy{
-				sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive()}),
-				sharing("no-cel", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "device.foo("}),
-				sharing("no-plan", v1alpha1.SharingPolicySpec{}),
+				controltest.Policy("a", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}),
+				controltest.Policy("no-cel", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: "device.foo("}),
+				controltest.Policy("no-plan", v1alpha1.SharingPolicySpec{}),
 			},
 			map[string]string{"a": "Accepted nodes=2 gpus=4", "no-cel": "Invalid nodes=0 gpus=0", "no-plan": "Invalid nodes=0 gpus=0"},
 		},
 		"a selector that fails selects nothing": {
-			[]*v1alpha1.SharingPolicy{sharing("a", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`})},
+			[]*v1alpha1.SharingPolicy{controltest.Policy("a", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`})},
 			map[string]string{"a": "Accepted nodes=0 gpus=0"},
 		},
 	} {
@@ -233,7 +181,7 @@ func TestJudgeExplains(t *testing.T) {
 			condition: v1alpha1.ConditionAccepted, want: "spec.plan.timeSliced.replicas: Invalid value: 1: must be 2 to 64",
 		},
 		"shares on a server without counters": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: mps(4)},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.MPS(4)},
 			condition: v1alpha1.ConditionApplied, status: metav1.ConditionTrue, reason: v1alpha1.ReasonAppliedWithoutWhole,
 			want: "On 3 GPUs: The API server stores no shared counters (feature gate DRAPartitionableDevices), so that the whole GPU can't be offered beside its MPS shares",
 		},
@@ -242,27 +190,27 @@ func TestJudgeExplains(t *testing.T) {
 			condition: v1alpha1.ConditionApplied, want: "On 3 GPUs: The API server stores no consumable capacity (feature gate DRAConsumableCapacity)",
 		},
 		"selector": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: "1 + 1"},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: "1 + 1"},
 			condition: v1alpha1.ConditionAccepted, want: `spec.gpuSelector: Invalid value: "1 + 1": must evaluate to bool`,
 		},
 		"missing values": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`},
 			condition: v1alpha1.ConditionApplied, want: "no such key: nonsense",
 		},
 		"a profile that nothing has": {
-			spec: v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb", "1g.11gb")}, form: publish.SplitCounters,
+			spec: v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned("1g.10gb", "1g.11gb")}, form: publish.SplitCounters,
 			condition: v1alpha1.ConditionApplied, want: "On 2 GPUs: None of the policy's GPUs has the MIG profile 1g.11gb",
 		},
 		"a server without counters": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: partitioned("1g.10gb")},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned("1g.10gb")},
 			condition: v1alpha1.ConditionApplied, want: "DRAPartitionableDevices",
 		},
 		"a selector that selects nothing": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "misspelt"}}},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"pool": "misspelt"}}},
 			condition: v1alpha1.ConditionApplied, reason: v1alpha1.ReasonNoGPUs, want: "The policy applies to no GPU",
 		},
 		"a selector that asks whether a value is there": {
-			spec:      v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].?fabricClique.orValue("") == "x"`},
+			spec:      v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].?fabricClique.orValue("") == "x"`},
 			condition: v1alpha1.ConditionApplied, want: "The policy applies to no GPU",
 		},
 		"a layout that is too much": {
@@ -281,8 +229,8 @@ func TestJudgeExplains(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, tc.form, append(nodeWith("n", "", h100(0), h100(1), l4(2)), sharing("a", tc.spec))...)
-			f.server.multiple = tc.multiple
+			f := newFleet(t, tc.form, append(controltest.NodeWith("n", "", controltest.H100(0), controltest.H100(1), controltest.L4(2)), controltest.Policy("a", tc.spec))...)
+			f.server.Multiple = tc.multiple
 			c := meta.FindStatusCondition(f.statuses(t)["a"].Conditions, tc.condition)
 			status := tc.status
 			if status == "" {
@@ -298,10 +246,10 @@ func TestJudgeExplains(t *testing.T) {
 // A layout may be for several models: a missing profile is reported for the
 // model that lacks it.
 func TestLayoutForSeveralModels(t *testing.T) {
-	other := h100(1)
+	other := controltest.H100(1)
 	other.MIG.Profiles = other.MIG.Profiles[1:]
 	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"1g.10gb"}}}
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0), other), sharing("p", v1alpha1.SharingPolicySpec{Plan: plan}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0), other), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: plan}))...)
 	got := f.statuses(t)["p"].Problems
 	if len(got) != 1 || got[0].Example != "n/gpu-00000001" || !strings.Contains(got[0].Message, "It has no profile 1g.10gb (spec.plan.partitioned.layout[0])") {
 		t.Errorf("got %+v", got)
@@ -310,15 +258,15 @@ func TestLayoutForSeveralModels(t *testing.T) {
 
 func TestStatusNamesWhomItServes(t *testing.T) {
 	f := newFleet(t, publish.SplitCounters, slices.Concat(
-		nodeWith("b", "", h100(0)), nodeWith("a", "", h100(1), h100(0)),
-		[]client.Object{sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb")})})...)
-	f.claims["a"] = []allocation{{"gpu-00000000-mig-3g40gb-0", "ns/planned"}, {"gpu-00000001-mig-1g10gb-2", "ns/old"}}
+		controltest.NodeWith("b", "", controltest.H100(0)), controltest.NodeWith("a", "", controltest.H100(1), controltest.H100(0)),
+		[]client.Object{controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned("3g.40gb")})})...)
+	f.claims.Have("a", controltest.Devices{"ns/planned": {"gpu-00000000-mig-3g40gb-0"}, "ns/old": {"gpu-00000001-mig-1g10gb-2"}})
 	got := f.statuses(t)["p"]
 	want := v1alpha1.SharingPolicyStatus{
 		ObservedGeneration: 1, Nodes: 2, GPUs: 3,
 		Served:         []v1alpha1.ServedNode{{Node: "a", GPUs: []string{"gpu-00000000", "gpu-00000001"}}, {Node: "b", GPUs: []string{"gpu-00000000"}}},
 		WaitingDevices: 1, Waiting: []v1alpha1.WaitingDevice{{Node: "a", Device: "gpu-00000001-mig-1g10gb-2", Claim: "ns/old"}},
-		Accepted:   &v1alpha1.AcceptedForm{Generation: 1, Spec: v1alpha1.SharingPolicySpec{Plan: partitioned("3g.40gb")}},
+		Accepted:   &v1alpha1.AcceptedForm{Generation: 1, Spec: v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned("3g.40gb")}},
 		Conditions: got.Conditions,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -327,7 +275,7 @@ func TestStatusNamesWhomItServes(t *testing.T) {
 	if c := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied); c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonWaiting {
 		t.Errorf("got %+v", c)
 	}
-	delete(f.claims, "a")
+	f.claims.Have("a", nil)
 	if c := meta.FindStatusCondition(f.statuses(t)["p"].Conditions, v1alpha1.ConditionApplied); c.Status != metav1.ConditionTrue {
 		t.Errorf("the claims are gone; got %+v", c)
 	}
@@ -335,8 +283,8 @@ func TestStatusNamesWhomItServes(t *testing.T) {
 
 // A device that several claims have is one device, and each claim is named.
 func TestStatusNamesAllClaimsOfADevice(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0), h100(1)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
-	f.claims["n"] = []allocation{{"gpu-00000000-mps", "ns/one"}, {"gpu-00000000-mps", "ns/two"}, {"gpu-00000001-mps", "ns/one"}}
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0), controltest.H100(1)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
+	f.claims.Have("n", controltest.Devices{"ns/one": {"gpu-00000000-mps", "gpu-00000001-mps"}, "ns/two": {"gpu-00000000-mps"}})
 	got := f.statuses(t)["p"]
 	want := []v1alpha1.WaitingDevice{
 		{Node: "n", Device: "gpu-00000000-mps", Claim: "ns/one"}, {Node: "n", Device: "gpu-00000000-mps", Claim: "ns/two"},
@@ -355,11 +303,11 @@ func TestStatusNamesAllClaimsOfADevice(t *testing.T) {
 func TestJudgeSaysTheSameAgain(t *testing.T) {
 	var objects []client.Object
 	for i := range 40 { // more than the status has room for
-		objects = append(objects, nodeWith(fmt.Sprintf("n%02d", i), "", l4(0), l4(1))...)
+		objects = append(objects, controltest.NodeWith(fmt.Sprintf("n%02d", i), "", controltest.L4(0), controltest.L4(1))...)
 	}
 	f := newFleet(t, publish.SplitCounters, append(objects,
-		sharing("failing", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`}),
-		sharing("serving", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+		controltest.Policy("failing", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].nonsense == "x"`}),
+		controltest.Policy("serving", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	first := f.statuses(t)
 	if n := len(first["serving"].Served); n != v1alpha1.MaxServedNodes || first["serving"].Nodes != 40 {
 		t.Errorf("%d nodes are named, %d counted", n, first["serving"].Nodes)

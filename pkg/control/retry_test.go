@@ -24,11 +24,11 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/classes"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -72,25 +72,23 @@ func (q *queued) minute(t *testing.T, name string) (attempts, lines int) {
 	return attempts, lines + len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
 }
 
-var errFull = errors.New("the server is full")
-
 // TestFailuresAreRetriedSeldom: a reconciler that fails each time is called and logged a few
 // times a minute, although what it wrote before the failure wakes it.
 func TestFailuresAreRetriedSeldom(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T) (q *queued, name string){
 		"slices can't be written": func(t *testing.T) (*queued, string) {
 			s := newFixture(t)
-			s.server.form = publish.SplitCounters
+			s.server.Form = publish.SplitCounters
 			s.cuttable()
 			s.mustReconcile()
 			s.pluginAnswers()
-			s.store.broken = errFull
+			s.store.broken = controltest.ErrFull
 			return s.queued(s.nodes), "n"
 		},
 		"slices can't be deleted": func(t *testing.T) (*queued, string) {
 			s := newFixture(t)
 			s.published()
-			s.store.stuck = errFull
+			s.store.stuck = controltest.ErrFull
 			s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.RegisteredAt = nil })
 			return s.queued(s.nodes), "n"
 		},
@@ -107,20 +105,20 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 		},
 		"the plugin can't be asked": func(t *testing.T) (*queued, string) {
 			s := newFixture(t)
-			s.nodes.client = failingWrites(t, s.api)
+			s.nodes.client = controltest.FailingWrites(s.api)
 			return s.queued(s.nodes), "n"
 		},
 		"a policy's status can't be written": func(t *testing.T) (*queued, string) {
-			f := newFleet(t, publish.SplitCounters, sharing("a", v1alpha1.SharingPolicySpec{}))
-			f.policies.client = failingWrites(t, f.api)
+			f := newFleet(t, publish.SplitCounters, controltest.Policy("a", v1alpha1.SharingPolicySpec{}))
+			f.policies.client = controltest.FailingWrites(f.api)
 			q := f.queued(nil)
 			f.policies.clock, q.reconciler = q.clock, f.policies
 			return q, ""
 		},
 		"labels can't be written": func(t *testing.T) (*queued, string) {
-			f := newFleet(t, publish.SplitCounters, nodeWith("n", "a", h100(0))...)
+			f := newFleet(t, publish.SplitCounters, controltest.NodeWith("n", "a", controltest.H100(0))...)
 			q := f.queued(nil)
-			q.reconciler = newNodeLabeler(failingWrites(t, f.api), f.api, f.kinds, q.clock)
+			q.reconciler = newNodeLabeler(controltest.FailingWrites(f.api), f.api, q.clock)
 			return q, "n"
 		},
 		"classes can't be written": func(t *testing.T) (*queued, string) {
@@ -175,40 +173,17 @@ func classesOfRefusingServer(t *testing.T) *classes.Reconciler {
 		t.Fatal(err)
 	}
 	api := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
-	api.PrependReactor("create", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errFull })
+	api.PrependReactor("create", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, controltest.ErrFull })
 	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
 		{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}, {Name: "deviceclasses"}}},
 	}}}
 	owner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "owner", UID: "1"}}
 	reader := fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(owner).Build()
 	r := classes.New(wanted, discovery, api, reader, events.NewFakeRecorder(10))
-	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, errFull) {
-		t.Fatalf("got %v, want %v", err, errFull)
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, controltest.ErrFull) {
+		t.Fatalf("got %v, want %v", err, controltest.ErrFull)
 	}
 	return r
-}
-
-// failingWrites returns the server with all writes refused.
-func failingWrites(t *testing.T, api client.Client) client.Client {
-	t.Helper()
-	watching, ok := api.(client.WithWatch)
-	if !ok {
-		t.Fatalf("%T can't be watched", api)
-	}
-	return interceptor.NewClient(watching, interceptor.Funcs{
-		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
-			return errFull
-		},
-		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
-			return errFull
-		},
-		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
-			return errFull
-		},
-		SubResourcePatch: func(context.Context, client.Client, string, client.Object, client.Patch, ...client.SubResourcePatchOption) error {
-			return errFull
-		},
-	})
 }
 
 // TestServerThatFailsIsAskedSeldom: probes that fail, and watches of slices that start again
@@ -217,15 +192,15 @@ func TestServerThatFailsIsAskedSeldom(t *testing.T) {
 	for name, watches := range map[string]bool{"probes fail": false, "watches start again and again": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fake := &fakeServer{err: errFull}
+				fake := &controltest.Server{Err: controltest.ErrFull}
 				if watches {
 					c := make(chan struct{})
 					close(c) // each receive is the start of a watch
-					fake.watches = c
+					fake.WatchStarts = c
 				}
 				s := newAPIServer(fake)
-				if _, err := s.abilities(t.Context()); !errors.Is(err, errFull) {
-					t.Errorf("got %v, want %v", err, errFull)
+				if _, err := s.abilities(t.Context()); !errors.Is(err, controltest.ErrFull) {
+					t.Errorf("got %v, want %v", err, controltest.ErrFull)
 				}
 				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
 				ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
@@ -234,8 +209,8 @@ func TestServerThatFailsIsAskedSeldom(t *testing.T) {
 					t.Error(err)
 				}
 				lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
-				if most := int(time.Minute/probePause) + 2; fake.asked == 0 || fake.asked > most || lines > most {
-					t.Errorf("%d probes and %d log lines in a minute, want at most %d", fake.asked, lines, most)
+				if most := int(time.Minute/probePause) + 2; fake.Asked == 0 || fake.Asked > most || lines > most {
+					t.Errorf("%d probes and %d log lines in a minute, want at most %d", fake.Asked, lines, most)
 				}
 			})
 		})
@@ -245,22 +220,22 @@ func TestServerThatFailsIsAskedSeldom(t *testing.T) {
 // TestFirstProbeIsShared: while the server has never answered, all nodes together ask it
 // once a second.
 func TestFirstProbeIsShared(t *testing.T) {
-	fake := &fakeServer{err: errFull}
+	fake := &controltest.Server{Err: controltest.ErrFull}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	for range 3 {
 		for range 100 {
-			if _, err := s.abilities(t.Context()); !errors.Is(err, errFull) {
-				t.Errorf("got %v, want %v", err, errFull)
+			if _, err := s.abilities(t.Context()); !errors.Is(err, controltest.ErrFull) {
+				t.Errorf("got %v, want %v", err, controltest.ErrFull)
 			}
 		}
 		clock.Step(firstProbePause)
 	}
-	if fake.asked != 3 {
-		t.Errorf("%d probes in 3 seconds, want 3", fake.asked)
+	if fake.Asked != 3 {
+		t.Errorf("%d probes in 3 seconds, want 3", fake.Asked)
 	}
-	fake.err = nil
+	fake.Err = nil
 	if _, err := s.abilities(t.Context()); err != nil {
 		t.Errorf("a server that answers: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/rule"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
@@ -41,8 +42,8 @@ func (r *ruleSet) policies(ctx context.Context) []policy.Policy {
 // rulebook reads the rules when a policy has changed, and then compiles only
 // selectors that weren't there before.
 type rulebook struct {
-	client client.Reader
-	kinds  kinds
+	client      client.Reader
+	definitions kinds.Definitions
 
 	mu        sync.Mutex
 	current   *ruleSet
@@ -98,7 +99,7 @@ func (b *rulebook) changed(all []v1alpha1.SharingPolicy, version string) (curren
 func (b *rulebook) checkGone(ctx context.Context, gone []policy.Policy) ([]string, error) {
 	var names []string
 	for _, p := range gone {
-		since, err := b.kinds.served(ctx, sharingPolicies, p.Created)
+		since, err := b.definitions.Served(ctx, kinds.SharingPolicies, p.Created)
 		if err != nil {
 			return nil, err
 		}

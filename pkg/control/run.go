@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -36,6 +35,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
@@ -110,7 +111,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	publisher.Release = c.Namespace
-	claims, err := newClaimIndex(resources)
+	index, err := claims.New(resources)
 	if err != nil {
 		return err
 	}
@@ -120,7 +121,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	server := newAPIServer(publisher)
 	writes := undone.New(clock.RealClock{})
-	if err := add(mgr, publisher, claims, server, writes); err != nil {
+	if err := add(mgr, publisher, index, server, writes); err != nil {
 		return err
 	}
 	if err := addOptional(mgr, c, clientset.Discovery(), server, writes); err != nil {
@@ -200,31 +201,30 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claimIndex, s *apiServer, w *undone.Writes) error {
+func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *apiServer, w *undone.Writes) error {
 	registry := prometheus.NewRegistry()
 	counted := newMetrics(registry)
-	if _, err := c.informer.AddEventHandler(counted.claims()); err != nil {
+	if _, err := c.Informer.AddEventHandler(claims.Counter(registry)); err != nil {
 		return fmt.Errorf("count claims: %w", err)
 	}
-	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.informer}, s, leadersMetrics(ctrlmetrics.Registry, registry)} {
+	for _, r := range []manager.Runnable{informerRunner{p.Informer()}, informerRunner{c.Informer}, s, leadersMetrics(ctrlmetrics.Registry, registry)} {
 		if err := mgr.Add(r); err != nil {
 			return err
 		}
 	}
-	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
-	planner := newPlanner(mgr.GetClient(), c, s, kinds)
+	planner := newPlanner(mgr.GetClient(), c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}})
 	planner.metrics = counted
 	slices := countedSlices{p, counted.writes}
 	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices, planner)); err != nil {
 		return fmt.Errorf("register metrics of policies and pools: %w", err)
 	}
-	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, kinds, clock.RealClock{}, mgr.Elected())
+	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, clock.RealClock{}, mgr.Elected())
 	n.release, n.writes = p.Release, w
 	n.events = shortEvents{mgr.GetEventRecorder(lease.Name)}
-	if err := addNodes(mgr, n, p.Informer(), c.informer, s); err != nil {
+	if err := addNodes(mgr, n, p.Informer(), c.Informer, s); err != nil {
 		return err
 	}
-	return addPolicies(mgr, n, c.informer, s)
+	return addPolicies(mgr, n, c.Informer, s)
 }
 
 // clientConfig returns the configuration of the controller's clients. They don't limit
@@ -324,7 +324,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 	for _, source := range []source.Source{
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &inventoryEvents{registrations: n.registrations}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
-		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), all),
 		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},
@@ -370,7 +370,7 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 		// Statuses too: while the cache lacks the last write, a status looks as if it were right.
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
-		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.changes(), everything()),
 		source.Channel(n.planner.policyEvents, everything()),
 		// Not before it is known what claims have: the statuses say so.
@@ -394,8 +394,7 @@ func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a
 // Node's labels change.
 func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
-	kinds := definitions{mgr.GetAPIReader(), clock.RealClock{}}
-	labeler := newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), kinds, clock.RealClock{})
+	labeler := newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{})
 	labeler.writes = w
 	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labeler))
 	if err != nil {
@@ -403,7 +402,7 @@ func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 	}
 	for _, source := range []source.Source{
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
-		source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), nodesWithLabels(mgr.GetClient()), predicate.LabelChangedPredicate{}),
+		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithLabels(mgr.GetClient()), predicate.LabelChangedPredicate{}),
 	} {
 		if err := ctl.Watch(source); err != nil {
 			return fmt.Errorf("set up the node label controller: %w", err)
@@ -419,15 +418,9 @@ func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
 	if err != nil {
 		return fmt.Errorf("set up the removal of node labels: %w", err)
 	}
-	nodes := source.Kind[client.Object](mgr.GetCache(), nodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(hasOurLabels))
+	nodes := source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(hasOurLabels))
 	if err := ctl.Watch(nodes); err != nil {
 		return fmt.Errorf("set up the removal of node labels: %w", err)
 	}
 	return nil
-}
-
-func nodeMetadata() client.Object {
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(nodeKind())
-	return node
 }

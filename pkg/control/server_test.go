@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -26,7 +27,7 @@ func told(c <-chan event.GenericEvent) bool {
 }
 
 func TestServerIsAskedOnce(t *testing.T) {
-	fake := &fakeServer{form: publish.JointCounters}
+	fake := &controltest.Server{Form: publish.JointCounters}
 	s := newAPIServer(fake)
 	changes := s.changes()
 	for range 3 {
@@ -34,16 +35,16 @@ func TestServerIsAskedOnce(t *testing.T) {
 			t.Fatalf("got %v, %v", form, err)
 		}
 	}
-	if fake.asked != 1 || told(changes) {
-		t.Errorf("asked %d times, told of a change: %v", fake.asked, told(changes))
+	if fake.Asked != 1 || told(changes) {
+		t.Errorf("asked %d times, told of a change: %v", fake.Asked, told(changes))
 	}
 }
 
 func TestServerThatDoesNotAnswer(t *testing.T) {
-	fake := &fakeServer{err: errors.New("connection refused")}
+	fake := &controltest.Server{Err: errors.New("connection refused")}
 	s := newAPIServer(fake)
-	if _, err := s.abilities(t.Context()); !errors.Is(err, fake.err) {
-		t.Errorf("got %v, want %v", err, fake.err)
+	if _, err := s.abilities(t.Context()); !errors.Is(err, fake.Err) {
+		t.Errorf("got %v, want %v", err, fake.Err)
 	}
 	if got := s.interval(); got != probePause {
 		t.Errorf("it is asked again in %s, want %s", got, probePause)
@@ -53,18 +54,18 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 // A refusal is no answer: nothing that is unknown is used, and the server is
 // asked again soon.
 func TestServerThatRefusesToSay(t *testing.T) {
-	fake := &fakeServer{form: publish.SplitCounters, doubt: "It refuses."}
+	fake := &controltest.Server{Form: publish.SplitCounters, Doubt: "It refuses."}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes := s.changes()
-	if able, err := s.abilities(t.Context()); able.HasCounters() || able.Doubt != fake.doubt || err != nil {
+	if able, err := s.abilities(t.Context()); able.HasCounters() || able.Doubt != fake.Doubt || err != nil {
 		t.Errorf("got %+v, %v, want that nothing is known", able, err)
 	}
 	if got := s.interval(); got != doubtEvery {
 		t.Errorf("it is asked again in %s, want %s", got, doubtEvery)
 	}
-	fake.doubt = ""
+	fake.Doubt = ""
 	clock.Step(doubtEvery)
 	if err := s.probeAgain(t.Context()); err != nil {
 		t.Fatal(err)
@@ -81,7 +82,7 @@ func TestServerThatRefusesToSay(t *testing.T) {
 // nothing about a server that has answered before: partitions must not go from
 // all nodes for that. They do if the server is another version since.
 func TestRefusalIsNoChangeOfMind(t *testing.T) {
-	fake := &fakeServer{form: publish.SplitCounters, version: "v1.36.3"}
+	fake := &controltest.Server{Form: publish.SplitCounters, Version: "v1.36.3"}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
@@ -98,13 +99,13 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 		return able
 	}
 	ask()
-	fake.doubt = "It refuses."
+	fake.Doubt = "It refuses."
 	for range 3 {
 		if able := ask(); able.Counters != publish.SplitCounters || able.Doubt != "" || told(changes) {
 			t.Errorf("got %+v, told: %v; want what was known", able, told(changes))
 		}
 	}
-	fake.version = "v1.37.1"
+	fake.Version = "v1.37.1"
 	if able := ask(); able.HasCounters() || able.Doubt == "" || !told(changes) {
 		t.Errorf("got %+v of another version, told: %v; want that nothing is known", able, told(changes))
 	}
@@ -113,14 +114,14 @@ func TestRefusalIsNoChangeOfMind(t *testing.T) {
 // While a control plane is upgraded, requests may reach an old server and a new
 // one in turns. Pools must not change with each answer.
 func TestServersThatDiffer(t *testing.T) {
-	old := func(f *fakeServer) { f.form, f.version, f.charged = publish.JointCounters, "v1.34.4", false }
-	upgraded := func(f *fakeServer) { f.form, f.version, f.charged = publish.SplitCounters, "v1.36.3", true }
-	fake := &fakeServer{multiple: true}
+	old := func(f *controltest.Server) { f.Form, f.Version, f.Charged = publish.JointCounters, "v1.34.4", false }
+	upgraded := func(f *controltest.Server) { f.Form, f.Version, f.Charged = publish.SplitCounters, "v1.36.3", true }
+	fake := &controltest.Server{Multiple: true}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
 	changes := s.changes()
-	ask := func(as func(*fakeServer)) publish.Abilities {
+	ask := func(as func(*controltest.Server)) publish.Abilities {
 		as(fake)
 		clock.Step(doubtEvery)
 		if err := s.probeAgain(t.Context()); err != nil {
@@ -143,7 +144,7 @@ func TestServersThatDiffer(t *testing.T) {
 	}
 	told(changes)
 	for range 10 {
-		for _, as := range []func(*fakeServer){upgraded, old, old} {
+		for _, as := range []func(*controltest.Server){upgraded, old, old} {
 			if able := ask(as); able.HasCounters() || able.Charged {
 				t.Fatalf("got %+v, want what both have", able)
 			}
@@ -164,13 +165,13 @@ func TestServersThatDiffer(t *testing.T) {
 		t.Errorf("got %+v, want what the new one has", able)
 	}
 	// The next upgrade is one again.
-	if able := ask(func(f *fakeServer) { f.form = publish.NoCounters }); able.Counters != publish.NoCounters || able.Doubt != "" {
+	if able := ask(func(f *controltest.Server) { f.Form = publish.NoCounters }); able.Counters != publish.NoCounters || able.Doubt != "" {
 		t.Errorf("got %+v, want the answer", able)
 	}
 }
 
 func TestDoubtIsSettledByAsking(t *testing.T) {
-	fake := &fakeServer{form: publish.JointCounters}
+	fake := &controltest.Server{Form: publish.JointCounters}
 	s := newAPIServer(fake)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	s.clock = clock
@@ -178,15 +179,15 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 	if _, err := s.abilities(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	fake.form = publish.SplitCounters // it was upgraded
+	fake.Form = publish.SplitCounters // it was upgraded
 	for range 20 {                    // as many nodes can't be written
 		clock.Step(time.Second)
 		if err := s.probeAgain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if fake.asked != 3 {
-		t.Errorf("asked %d times in 20 s, want 3", fake.asked)
+	if fake.Asked != 3 {
+		t.Errorf("asked %d times in 20 s, want 3", fake.Asked)
 	}
 	if form, _ := s.abilities(t.Context()); form.Counters != publish.SplitCounters || !told(changes) || !told(more) || told(more) {
 		t.Errorf("the form is %v; both listeners must have been told once", form)
@@ -197,7 +198,7 @@ func TestDoubtIsSettledByAsking(t *testing.T) {
 // replaced, and from time to time, since it may stand behind a load balancer.
 func TestServerMayChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fake := &fakeServer{watches: make(chan struct{}, 1)}
+		fake := &controltest.Server{WatchStarts: make(chan struct{}, 1)}
 		s := newAPIServer(fake)
 		changes := s.changes()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -209,7 +210,7 @@ func TestServerMayChange(t *testing.T) {
 		becomes := func(now publish.Counters) {
 			s.mu.Lock() // it asks with the lock held
 			defer s.mu.Unlock()
-			fake.form = now
+			fake.Form = now
 		}
 		mustBe := func(now publish.Counters) {
 			t.Helper()
@@ -223,12 +224,12 @@ func TestServerMayChange(t *testing.T) {
 
 		time.Sleep(steady + time.Minute) // no probe is less than probePause ago
 		becomes(publish.SplitCounters)
-		fake.watches <- struct{}{}
+		fake.WatchStarts <- struct{}{}
 		time.Sleep(time.Millisecond)
 		mustBe(publish.SplitCounters)
 		// Another one soon after isn't lost.
 		becomes(publish.NoCounters)
-		fake.watches <- struct{}{}
+		fake.WatchStarts <- struct{}{}
 		time.Sleep(probePause + time.Millisecond)
 		mustBe(publish.NoCounters)
 
@@ -238,12 +239,12 @@ func TestServerMayChange(t *testing.T) {
 		}
 		// A server that doesn't answer is asked again soon.
 		s.mu.Lock()
-		fake.err = errors.New("connection refused")
+		fake.Err = errors.New("connection refused")
 		s.mu.Unlock()
-		fake.watches <- struct{}{}
+		fake.WatchStarts <- struct{}{}
 		time.Sleep(time.Millisecond)
 		s.mu.Lock()
-		fake.err, fake.form = nil, publish.SplitCounters
+		fake.Err, fake.Form = nil, publish.SplitCounters
 		s.mu.Unlock()
 		time.Sleep(probePause + time.Millisecond)
 		mustBe(publish.SplitCounters)
@@ -258,16 +259,16 @@ func TestServerMayChange(t *testing.T) {
 // wanted them: the new one refuses that.
 func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s := newFixture(t)
-	s.server.form = publish.JointCounters
+	s.server.Form = publish.JointCounters
 	s.cuttable()
 	s.mustReconcile()
 	s.publishAfterAnswer()
 
-	s.server.form = publish.SplitCounters
+	s.server.Form = publish.SplitCounters
 	s.clock.Step(probePause)
 	s.store.broken = apierrors.NewInvalid(kind(), "n-000", nil)
 	changes := s.nodes.planner.server.changes()
-	s.sharing("only", partitioned("1g.10gb")) // something has to be written
+	s.sharing("only", controltest.Partitioned("1g.10gb")) // something has to be written
 	if err := s.reconcile(); !apierrors.IsInvalid(err) {
 		t.Fatalf("got %v, want the server's refusal", err)
 	}
@@ -298,21 +299,21 @@ func TestRefusedProbesKeepWhatIsPublished(t *testing.T) {
 		plan    v1alpha1.Plan
 		offered []string
 	}{
-		"partitions":     {partitioned("3g.40gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}},
-		"shares by size": {bySize(), []string{"", "-mps"}},
+		"partitions":     {controltest.Partitioned("3g.40gb"), []string{"", "-mig-3g40gb-0", "-mig-3g40gb-4"}},
+		"shares by size": {controltest.BySize(), []string{"", "-mps"}},
 	} {
 		for event, happens := range map[string]func(*fixture){
 			"restart":       func(s *fixture) { s.restart(); s.mustReconcile() },
-			"patch release": func(s *fixture) { s.becomes(s.server.form, "v1.36.4") },
-			"both":          func(s *fixture) { s.becomes(s.server.form, "v1.36.4"); s.restart(); s.mustReconcile() },
-			"upgrade":       func(s *fixture) { s.becomes(s.server.form, "v1.37.1") },
+			"patch release": func(s *fixture) { s.becomes(s.server.Form, "v1.36.4") },
+			"both":          func(s *fixture) { s.becomes(s.server.Form, "v1.36.4"); s.restart(); s.mustReconcile() },
+			"upgrade":       func(s *fixture) { s.becomes(s.server.Form, "v1.37.1") },
 			// The version, too, may not be read any more.
-			"unknown version": func(s *fixture) { s.becomes(s.server.form, noVersion) },
+			"unknown version": func(s *fixture) { s.becomes(s.server.Form, controltest.NoVersion) },
 		} {
 			t.Run(name+", "+event, func(t *testing.T) {
 				s := counting(t, tc.plan, tc.offered...)
 				writes := s.store.writes
-				s.server.doubt = "A policy refuses the question."
+				s.server.Doubt = "A policy refuses the question."
 				happens(s)
 				s.mustReconcile()
 				s.mustOffer(tc.offered...)
@@ -327,14 +328,14 @@ func TestRefusedProbesKeepWhatIsPublished(t *testing.T) {
 // TestRefusedProbesBeforeTheCacheIsFilled: as long as it isn't known what is published, nothing
 // is decided.
 func TestRefusedProbesBeforeTheCacheIsFilled(t *testing.T) {
-	s := counting(t, partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	s.server.doubt = "A policy refuses the question."
-	s.server.unfilled = errors.New("not filled")
+	s := counting(t, controltest.Partitioned("3g.40gb"), "", "-mig-3g40gb-0", "-mig-3g40gb-4")
+	s.server.Doubt = "A policy refuses the question."
+	s.unfilled = errors.New("not filled")
 	s.restart()
-	if err := s.reconcile(); !errors.Is(err, s.server.unfilled) {
-		t.Errorf("got %v, want %v", err, s.server.unfilled)
+	if err := s.reconcile(); !errors.Is(err, s.unfilled) {
+		t.Errorf("got %v, want %v", err, s.unfilled)
 	}
-	s.server.unfilled = nil
+	s.unfilled = nil
 	s.clock.Step(2 * probePause)
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")

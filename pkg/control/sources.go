@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -140,7 +141,7 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 // nothing.
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
-	for _, r := range results(obj) {
+	for _, r := range claims.Results(obj) {
 		if n.planner.dependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -23,13 +24,9 @@ import (
 // other: policies are judged again while the cache still has their statuses from
 // before the last write.
 func TestStatusIsWrittenAfterAConflict(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("a", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("a", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	conflicts := 1
-	stale, ok := f.api.(client.WithWatch)
-	if !ok {
-		t.Fatal("the client can't be intercepted")
-	}
-	f.policies.client = interceptor.NewClient(stale, interceptor.Funcs{
+	f.policies.client = interceptor.NewClient(f.api, interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			if conflicts--; conflicts >= 0 {
 				return apierrors.NewConflict(schema.GroupResource{Resource: "sharingpolicies"}, o.GetName(), errors.New("the object has been modified"))
@@ -48,14 +45,10 @@ func TestStatusIsWrittenAfterAConflict(t *testing.T) {
 // A server that answers late, as while it is upgraded, doesn't delay the next judgement
 // by a multiple of that.
 func TestStatusIsWrittenSoonAfterASlowAnswer(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("a", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("a", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
 	f.policies.clock = now
-	api, ok := f.api.(client.WithWatch)
-	if !ok {
-		t.Fatal("the client can't be intercepted")
-	}
-	f.policies.client = interceptor.NewClient(api, interceptor.Funcs{
+	f.policies.client = interceptor.NewClient(f.api, interceptor.Funcs{
 		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
 			now.Step(30 * time.Second)
 			return errors.New("no answer")
@@ -74,7 +67,7 @@ func TestStatusIsWrittenSoonAfterASlowAnswer(t *testing.T) {
 // TestProblemsAreToldInEvents checks that a plan that can't be carried out causes one
 // event, and nodes that aren't published yet cause none.
 func TestProblemsAreToldInEvents(t *testing.T) {
-	f := newFleet(t, publish.NoCounters, append(nodeWith("a", "", h100(0), h100(1)), sharing("p", v1alpha1.SharingPolicySpec{Plan: partitioned()}))...)
+	f := newFleet(t, publish.NoCounters, append(controltest.NodeWith("a", "", controltest.H100(0), controltest.H100(1)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned()}))...)
 	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 	f.policies.planner.server.clock = clock
 	f.hidden = []string{"a"}
@@ -100,8 +93,8 @@ func TestPoliciesOnAServerThatRefusesToSay(t *testing.T) {
 		plan v1alpha1.Plan
 		want string
 	}{
-		"exclusive": {exclusive(), ""},
-		"partitions": {partitioned(), "It isn't known whether the API server stores shared counters (feature gate DRAPartitionableDevices), so that " +
+		"exclusive": {controltest.Exclusive(), ""},
+		"partitions": {controltest.Partitioned(), "It isn't known whether the API server stores shared counters (feature gate DRAPartitionableDevices), so that " +
 			"partitions can't be cut on demand; only the whole GPU, or what others made of it, is offered. " +
 			"Fix a partitioning in spec.plan.partitioned.layout. It refuses; allow it."},
 		"shares by size": {v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Consumable: &v1alpha1.ConsumableMPS{}}},
@@ -109,8 +102,8 @@ func TestPoliciesOnAServerThatRefusesToSay(t *testing.T) {
 				"claims can't say how large a share they want; 4 equal shares are offered. Plan a number of them in spec.plan.mps.shares. It refuses; allow it."},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, publish.SplitCounters, append(nodeWith("a", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
-			f.server.doubt = "It refuses; allow it."
+			f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("a", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
+			f.server.Doubt = "It refuses; allow it."
 			var got []string
 			for _, p := range f.statuses(t)["p"].Problems {
 				got = append(got, p.Message)

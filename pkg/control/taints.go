@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 
@@ -63,11 +64,11 @@ func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.G
 	if len(blocked) == 0 {
 		return nil
 	}
-	claims, err := n.planner.claims.createdAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
+	created, err := n.planner.claims.CreatedAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
 	if err != nil {
 		return err
 	}
-	ignored, ok := findIgnoredTaint(inv.Name, blocked, claims)
+	ignored, ok := findIgnoredTaint(inv.Name, blocked, created)
 	if !ok || !n.planner.server.distrustTaints() {
 		return nil
 	}
@@ -84,13 +85,13 @@ func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.G
 
 // findIgnoredTaint returns the first of a node's blocked devices that a claim was allocated
 // although it doesn't tolerate one of the device's taints.
-func findIgnoredTaint(node string, blocked []blockedDevice, claims []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
+func findIgnoredTaint(node string, blocked []blockedDevice, created []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
 	var all []ignoredTaint
 	for _, d := range blocked {
 		for _, t := range d.taints {
-			for _, c := range claims {
+			for _, c := range created {
 				tolerates := func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }
-				if slices.ContainsFunc(results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {
+				if slices.ContainsFunc(claims.Results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {
 					return r.Pool == node && r.Device == d.name && !slices.ContainsFunc(r.Tolerations, tolerates)
 				}) {
 					all = append(all, ignoredTaint{device: d.name, claim: c.Namespace + "/" + c.Name, taint: t})

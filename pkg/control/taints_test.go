@@ -7,11 +7,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -47,19 +46,19 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			s.server.taints = true
+			s.server.Taints = true
 			recorded := events.NewFakeRecorder(10)
 			s.nodes.events = recorded
 			s.published()
 			s.report(func(inv *v1alpha1.GPUInventory) {
-				inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4"), plainGPU(1, "NVIDIA L4")}
+				inv.Status.GPUs = []v1alpha1.GPU{controltest.PlainGPU(0, "NVIDIA L4"), controltest.PlainGPU(1, "NVIDIA L4")}
 				inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), LastTransitionTime: new(metav1.Unix(900, 0))}}
 			})
 			s.mustReconcile()
 			s.mustReconcile()
 			s.clock.Step(time.Hour)
 
-			claim := given("n", "gpu-00000000")
+			claim := controltest.Claim("n", "gpu-00000000")
 			claim.CreationTimestamp = metav1.NewTime(tc.created)
 			if tc.device != "" {
 				claim.Status.Allocation.Devices.Results[0].Device = tc.device
@@ -67,7 +66,7 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 			if tc.change != nil {
 				tc.change(claim, &claim.Status.Allocation.Devices.Results[0])
 			}
-			s.nodes.planner.claims = indexOf(t, claim)
+			s.claims.Are(claim)
 			s.mustReconcile()
 			s.mustReconcile()
 			if got := s.offers("gpu-00000000"); got == tc.ignored {
@@ -105,10 +104,10 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 // ignores taints: it removes a condition until a claim has the device, and sets it again.
 func TestTaintThatWasAway(t *testing.T) {
 	s := newFixture(t)
-	s.server.taints = true
+	s.server.Taints = true
 	s.published()
 	s.report(func(inv *v1alpha1.GPUInventory) {
-		inv.Status.GPUs = []v1alpha1.GPU{plainGPU(0, "NVIDIA L4"), plainGPU(1, "NVIDIA L4")}
+		inv.Status.GPUs = []v1alpha1.GPU{controltest.PlainGPU(0, "NVIDIA L4"), controltest.PlainGPU(1, "NVIDIA L4")}
 	})
 	reports := func(conditions ...v1alpha1.GPUCondition) {
 		t.Helper()
@@ -133,9 +132,9 @@ func TestTaintThatWasAway(t *testing.T) {
 	reports(blocked)
 	mustBeTainted()
 	reports()
-	claim := given("n", "gpu-00000000")
+	claim := controltest.Claim("n", "gpu-00000000")
 	claim.CreationTimestamp = metav1.NewTime(s.clock.Now())
-	s.nodes.planner.claims = indexOf(t, claim)
+	s.claims.Are(claim)
 	reports(blocked)
 	s.reconciled()
 	mustBeTainted()
@@ -144,37 +143,17 @@ func TestTaintThatWasAway(t *testing.T) {
 // TestTaintsAfterAnUpgrade checks that the distrust ends with another version of the
 // server.
 func TestTaintsAfterAnUpgrade(t *testing.T) {
-	s := newAPIServer(&fakeServer{taints: true, version: "v1.36.3", form: publish.SplitCounters})
+	s := newAPIServer(&controltest.Server{Taints: true, Version: "v1.36.3", Form: publish.SplitCounters})
 	if _, err := s.abilities(t.Context()); err != nil || !s.distrustTaints() || s.distrustTaints() {
 		t.Fatal("want that taints were used once", err)
 	}
-	s.prober = &fakeServer{taints: true, version: "v1.37.1", form: publish.SplitCounters}
+	s.prober = &controltest.Server{Taints: true, Version: "v1.37.1", Form: publish.SplitCounters}
 	if err := s.probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if able, _ := s.abilities(t.Context()); able.Taints != publish.Yes {
 		t.Errorf("taints are %s after the upgrade", able.Taints)
 	}
-}
-
-// indexOf returns an index with these claims.
-func indexOf(t *testing.T, claims ...*resourceapi.ResourceClaim) *claimIndex {
-	t.Helper()
-	server := fake.NewClientset()
-	for _, c := range claims {
-		if err := server.Tracker().Add(c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	index, err := newClaimIndex(fakeClaimClient{server.ResourceV1()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	go index.informer.RunWithContext(t.Context())
-	if !cache.WaitForCacheSync(t.Context().Done(), index.informer.HasSynced) {
-		t.Fatal("the cache isn't filled")
-	}
-	return index
 }
 
 // offers reports whether a device is published.

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 )
 
 // The caches hold every node of the cluster. They keep only the parts that the controller
@@ -30,7 +31,7 @@ type sharedParts struct {
 func (p *sharedParts) trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *metav1.PartialObjectMetadata:
-		if o.GroupVersionKind() == nodeKind() {
+		if o.GroupVersionKind() == kinds.Node() {
 			return p.trimNode(o), nil
 		}
 	case *v1alpha1.GPUInventory:

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 )
 
 // GPUs of a model have the same profiles, and GPUs of another have their own.
@@ -25,9 +27,9 @@ func TestInventoriesShareMIGProfiles(t *testing.T) {
 		}
 		return inv.Status.GPUs
 	}
-	other := h100(1)
+	other := controltest.H100(1)
 	other.MIG.Profiles[0].MaxInstances--
-	a, b := trimmed(h100(0), other, l4(2)), trimmed(h100(0))
+	a, b := trimmed(controltest.H100(0), other, controltest.L4(2)), trimmed(controltest.H100(0))
 	if &a[0].MIG.Profiles[0] != &b[0].MIG.Profiles[0] || &a[0].MIG.Profiles[0] == &a[1].MIG.Profiles[0] {
 		t.Error("equal profiles aren't shared, or others are")
 	}
@@ -40,7 +42,7 @@ func TestTrimMetadata(t *testing.T) {
 	}}
 	pod := object.DeepCopy()
 	pod.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "Pod"})
-	object.SetGroupVersionKind(nodeKind())
+	object.SetGroupVersionKind(kinds.Node())
 	node := object.DeepCopy()
 	node.Annotations = nil
 	for _, want := range []*metav1.PartialObjectMetadata{node, pod} {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -21,8 +22,8 @@ func TestWithheldGPUs(t *testing.T) {
 		return g
 	}
 	unidentified := lost(v1alpha1.GPU{UUID: "GPU-00000002-0000-0000-0000-000000000000", Index: 2})
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", l4(0), lost(l4(1)), unidentified, lost(h100(3))),
-		sharing("l4", v1alpha1.SharingPolicySpec{Plan: exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"`}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.L4(0), lost(controltest.L4(1)), unidentified, lost(controltest.H100(3))),
+		controltest.Policy("l4", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.attributes["gpu.nvidia.com"].productName == "NVIDIA L4"`}))...)
 	got := f.statuses(t)["l4"]
 	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
 	want := "1 selected GPU can't be used by new claims as planned; the first is gpu-00000001 of node n (Lost: it fell off the bus)."
@@ -40,16 +41,16 @@ func TestWithheldGPUs(t *testing.T) {
 // TestWithheldParts checks that a policy names GPUs of which new claims don't get all that it
 // plans, and only these.
 func TestWithheldParts(t *testing.T) {
-	fails := l4(0)
+	fails := controltest.L4(0)
 	fails.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.MPSDaemonFailed), Message: "no server"}}
 	for name, tc := range map[string]struct {
 		plan v1alpha1.Plan
 		want []v1alpha1.WithheldGPU
 	}{
 		"shares": {v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: new(int32(2))}}, []v1alpha1.WithheldGPU{{Node: "n", GPU: "gpu-00000000", Message: "MPSDaemonFailed: no server"}}},
-		"whole":  {exclusive(), nil},
+		"whole":  {controltest.Exclusive(), nil},
 	} {
-		f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", fails), sharing("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
+		f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", fails), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: tc.plan}))...)
 		if diff := cmp.Diff(tc.want, f.statuses(t)["p"].Withheld); diff != "" {
 			t.Errorf("%s: status.withheld (-want +got):\n%s", name, diff)
 		}
@@ -61,11 +62,11 @@ func TestWithheldParts(t *testing.T) {
 func TestWithheldGPUsAreBounded(t *testing.T) {
 	var gpus []v1alpha1.GPU
 	for i := range 20 {
-		g := l4(i)
+		g := controltest.L4(i)
 		g.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.Unreadable), Message: strings.Repeat("x", 1000)}}
 		gpus = append(gpus, g)
 	}
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", gpus...), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", gpus...), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
 	got := f.statuses(t)["p"]
 	if got.WithheldGPUs != 20 || len(got.Withheld) != v1alpha1.MaxWithheldGPUs || len([]rune(got.Withheld[0].Message)) != maxWithheldMessage {
 		t.Errorf("%d GPUs, %d listed, the first with %d characters", got.WithheldGPUs, len(got.Withheld), len(got.Withheld[0].Message))
@@ -78,8 +79,8 @@ func TestWithheldGPUsAreBounded(t *testing.T) {
 // TestGPUOfWhichNothingCanBeOffered checks that the status says why, and
 // doesn't mention ResourceSlices that must not be written.
 func TestGPUOfWhichNothingCanBeOffered(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(nodeWith("n", "", h100(0)), sharing("p", v1alpha1.SharingPolicySpec{Plan: exclusive()}))...)
-	f.claims["n"] = []allocation{{"gpu-00000000-mig-2g20gb-0", "ns/c"}} // the tables list no such partition
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
+	f.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mig-2g20gb-0"}}) // the tables list no such partition
 	got := f.statuses(t)["p"]
 	applied := meta.FindStatusCondition(got.Conditions, v1alpha1.ConditionApplied)
 	if applied.Status != metav1.ConditionFalse || applied.Reason != v1alpha1.ReasonProblems || !strings.Contains(applied.Message, "don't list gpu-00000000-mig-2g20gb-0") {

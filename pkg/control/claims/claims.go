@@ -1,4 +1,5 @@
-package control
+// Package claims knows which devices of this driver claims have, and counts the claims.
+package claims
 
 import (
 	"cmp"
@@ -12,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -22,28 +23,21 @@ import (
 // poolIndex finds the claims that have devices of a pool.
 const poolIndex = "pool"
 
-// allocation is a device that is allocated to a claim.
-type allocation struct {
-	device gpu.DeviceName
-	claim  string // namespace/name
+// Allocation is a device that is allocated to a claim.
+type Allocation struct {
+	Device gpu.DeviceName
+	Claim  string // namespace/name
 }
 
-// claimClient is k8s.io/dynamic-resource-allocation/client, which speaks the
-// version that the server has and answers in v1.
-type claimClient interface {
-	resourceclient.ResourceClaimsGetter
-	// IsWatchListSemanticsUnSupported is asked by the informer.
-	IsWatchListSemanticsUnSupported() bool
+// Index caches which of this driver's devices are allocated to claims. It watches all claims of
+// the cluster; Trim says which of their fields are kept.
+type Index struct {
+	// Informer has the claims. It must run.
+	Informer cache.SharedIndexInformer
 }
 
-// claimIndex caches which of this driver's devices are allocated to claims. It watches all
-// claims of the cluster; trim says which of their fields are kept.
-type claimIndex struct {
-	informer cache.SharedIndexInformer
-}
-
-// newClaimIndex returns an index whose informer isn't running yet.
-func newClaimIndex(client claimClient) (*claimIndex, error) {
+// New returns an index whose informer isn't running yet.
+func New(client *draclient.Client) (*Index, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
 	informer := cache.NewSharedIndexInformer(
 		pages.Paged(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -53,24 +47,24 @@ func newClaimIndex(client claimClient) (*claimIndex, error) {
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return all.Watch(ctx, o)
 			},
-		}, client), trim),
+		}, client), Trim),
 		&resourceapi.ResourceClaim{}, 0,
 		cache.Indexers{poolIndex: func(obj any) ([]string, error) {
 			var pools []string
-			for _, r := range results(obj) {
+			for _, r := range Results(obj) {
 				pools = append(pools, r.Pool)
 			}
 			return pools, nil
 		}})
-	if err := informer.SetTransform(trim); err != nil {
+	if err := informer.SetTransform(Trim); err != nil {
 		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
 	}
-	return &claimIndex{informer: informer}, nil
+	return &Index{Informer: informer}, nil
 }
 
-// trim returns a claim with only its identity, the time of its creation and its devices of
+// Trim returns a claim with only its identity, the time of its creation and its devices of
 // this driver or, while it waits, the DeviceClass by which it is counted.
-func trim(obj any) (any, error) {
+func Trim(obj any) (any, error) {
 	claim, ok := obj.(*resourceapi.ResourceClaim)
 	if !ok {
 		return obj, nil
@@ -86,7 +80,7 @@ func trim(obj any) (any, error) {
 	if class, _ := waitsFor(claim); class != "" {
 		small.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}}
 	}
-	if ours := slices.DeleteFunc(slices.Clone(results(claim)), notHeld); len(ours) > 0 {
+	if ours := slices.DeleteFunc(slices.Clone(Results(claim)), notHeld); len(ours) > 0 {
 		small.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: ours}}
 	}
 	return small, nil
@@ -98,7 +92,8 @@ func notHeld(r resourceapi.DeviceRequestAllocationResult) bool {
 	return r.Driver != gpu.DriverName || r.AdminAccess != nil && *r.AdminAccess
 }
 
-func results(obj any) []resourceapi.DeviceRequestAllocationResult {
+// Results returns the devices of a claim, of the type that informers have.
+func Results(obj any) []resourceapi.DeviceRequestAllocationResult {
 	claim, ok := obj.(*resourceapi.ResourceClaim)
 	if !ok || claim.Status.Allocation == nil {
 		return nil
@@ -106,9 +101,10 @@ func results(obj any) []resourceapi.DeviceRequestAllocationResult {
 	return claim.Status.Allocation.Devices.Results
 }
 
-// createdAfter implements allocationReader. It leaves out claims for extended resources.
-func (c *claimIndex) createdAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error) {
-	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
+// CreatedAfter returns the claims with devices of the pool that were created, and so allocated,
+// after a time. It leaves out claims for extended resources.
+func (c *Index) CreatedAfter(pool string, at time.Time) ([]*resourceapi.ResourceClaim, error) {
+	objs, err := c.Informer.GetIndexer().ByIndex(poolIndex, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
 	}
@@ -121,33 +117,33 @@ func (c *claimIndex) createdAfter(pool string, at time.Time) ([]*resourceapi.Res
 	return out, nil
 }
 
-// in lists the devices of a pool that are allocated to claims, sorted, each once
+// In lists the devices of a pool that are allocated to claims, sorted, each once
 // for each claim.
-func (c *claimIndex) in(pool string) ([]allocation, error) {
-	objs, err := c.informer.GetIndexer().ByIndex(poolIndex, pool)
+func (c *Index) In(pool string) ([]Allocation, error) {
+	objs, err := c.Informer.GetIndexer().ByIndex(poolIndex, pool)
 	if err != nil {
 		return nil, fmt.Errorf("read the ResourceClaim cache for pool %s: %w", pool, err)
 	}
 	return allocations(objs, pool), nil
 }
 
-func allocations(objs []any, pool string) []allocation {
-	var out []allocation
+func allocations(objs []any, pool string) []Allocation {
+	var out []Allocation
 	for _, obj := range objs {
 		claim, ok := obj.(*resourceapi.ResourceClaim)
 		if !ok {
 			continue
 		}
-		for _, r := range results(obj) {
+		for _, r := range Results(obj) {
 			if r.Pool == pool {
-				out = append(out, allocation{device: gpu.DeviceName(r.Device), claim: claim.Namespace + "/" + claim.Name})
+				out = append(out, Allocation{Device: gpu.DeviceName(r.Device), Claim: claim.Namespace + "/" + claim.Name})
 			}
 		}
 	}
-	slices.SortFunc(out, allocation.compare)
+	slices.SortFunc(out, Allocation.compare)
 	return slices.Compact(out)
 }
 
-func (a allocation) compare(b allocation) int {
-	return cmp.Or(strings.Compare(string(a.device), string(b.device)), strings.Compare(a.claim, b.claim))
+func (a Allocation) compare(b Allocation) int {
+	return cmp.Or(strings.Compare(string(a.Device), string(b.Device)), strings.Compare(a.Claim, b.Claim))
 }
