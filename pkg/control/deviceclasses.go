@@ -17,12 +17,13 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 )
 
 // addClasses makes the manager keep the DeviceClasses of a file as they are there,
 // whenever one of the cluster changes, or the server's abilities. Without a file it
 // does nothing.
-func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface, s *apiServer) error {
+func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface, s *server.Server) error {
 	if file == "" {
 		return nil
 	}
@@ -51,7 +52,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	})
 	for _, source := range []source.Source{
 		informed{r.Informer, "DeviceClasses", classes.Request},
-		source.Channel(s.changes(), serverChanged),
+		source.Channel(s.Changes(), serverChanged),
 		// Also in a cluster without any class.
 		source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			queue.Add(reconcile.Request{})

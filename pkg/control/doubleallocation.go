@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 )
 
 // The scheduler may be older than the API server, whose version decides which devices are
@@ -16,14 +17,14 @@ import (
 // until the API server has another version.
 
 // endDoubleAllocation sets the condition to False once the API server has another version.
-// A condition that is younger than steady may be of a server that this controller hasn't
+// A condition that is younger than server.Steady may be of a server that this controller hasn't
 // asked yet.
 func (n *nodeReconciler) endDoubleAllocation(ctx context.Context, inv *v1alpha1.GPUInventory) error {
 	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
-	if c == nil || c.Status != metav1.ConditionTrue || n.clock.Since(c.LastTransitionTime.Time) < steady {
+	if c == nil || c.Status != metav1.ConditionTrue || n.clock.Since(c.LastTransitionTime.Time) < server.Steady {
 		return nil
 	}
-	able, err := n.planner.server.abilities(ctx)
+	able, err := n.planner.server.Abilities(ctx)
 	if err != nil || able.Doubt != "" || able.Version == "" || c.Reason == v1alpha1.DoubleAllocationReason(able.Version) {
 		return err
 	}

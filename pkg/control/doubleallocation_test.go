@@ -11,6 +11,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 )
 
 // counting is a node whose two GPUs are offered by a plan that needs counters.
@@ -88,7 +89,7 @@ func TestDoubleAllocation(t *testing.T) {
 			s.mustReconcile()
 			s.mustOffer(tc.left...)
 
-			s.clock.Step(2 * steady)
+			s.clock.Step(2 * server.Steady)
 			s.mustReconcile()
 			s.mustOffer(tc.left...)
 			s.becomes(publish.SplitCounters, "v1.37.1")
@@ -131,8 +132,8 @@ func TestDoubleAllocationOfOneNode(t *testing.T) {
 func (s *fixture) becomes(form publish.Counters, version string) {
 	s.t.Helper()
 	s.server.Form, s.server.Version = form, version
-	s.clock.Step(2 * probePause)
-	if err := s.nodes.planner.server.probeAgain(s.t.Context()); err != nil {
+	s.clock.Step(2 * server.ProbePause)
+	if err := s.nodes.planner.server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 	s.reconciled()

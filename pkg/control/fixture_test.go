@@ -18,6 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -106,11 +107,9 @@ func newFixture(t *testing.T) *fixture {
 
 // restart makes the controller forget.
 func (s *fixture) restart() {
-	form := newAPIServer(s.server)
-	form.clock = s.clock
 	leads := make(chan struct{})
 	close(leads)
-	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims.Index, form, kinds.Definitions{Server: s.api, Clock: s.clock}), s.clock, leads)
+	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims.Index, server.New(s.server, s.clock), kinds.Definitions{Server: s.api, Clock: s.clock}), s.clock, leads)
 }
 
 // report replaces the node's inventory with a changed one.

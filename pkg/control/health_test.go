@@ -133,14 +133,3 @@ func TestMoreDevicesThanTaintsAllow(t *testing.T) {
 		})
 	}
 }
-
-// TestEffectNone checks that no taint has the effect None beside a scheduler that may take
-// it for a blocking one.
-func TestEffectNone(t *testing.T) {
-	for v, want := range map[string]bool{"v1.35.4": false, "v1.36.0": true} {
-		able := publish.Abilities{Taints: publish.Yes, InformationalTaints: publish.Yes, Version: v}
-		if got := able.ForOffers(); got.InformationalTaints != want || got.MaxTainted == 0 {
-			t.Errorf("%s: %+v", v, got)
-		}
-	}
-}

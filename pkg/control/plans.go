@@ -18,6 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 )
 
 // errNodeUnknown means that the cache has no such Node, not yet or no longer.
@@ -32,7 +33,7 @@ type planner struct {
 	client client.Reader // the cache
 	book   *rulebook
 	claims *claims.Index
-	server *apiServer
+	server *server.Server
 	// metrics, which may be nil, count what nodes offer.
 	metrics *metrics
 
@@ -48,7 +49,7 @@ type planner struct {
 	published map[string]time.Time
 }
 
-func newPlanner(c client.Reader, claims *claims.Index, s *apiServer, d kinds.Definitions) *planner {
+func newPlanner(c client.Reader, claims *claims.Index, s *server.Server, d kinds.Definitions) *planner {
 	return &planner{
 		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s,
 		policyEvents: make(chan event.GenericEvent, 1), last: make(map[string]nodeAccount), published: make(map[string]time.Time),
@@ -211,7 +212,7 @@ func (p *planner) commonInput(ctx context.Context) (commonInput, error) {
 		return in, err
 	}
 	in.version, in.policies = rules.version, rules.policies(ctx)
-	in.able, err = p.server.abilities(ctx)
+	in.able, err = p.server.Abilities(ctx)
 	return in, err
 }
 

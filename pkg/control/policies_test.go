@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -20,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
@@ -73,7 +75,7 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 func (f *fleet) restart() {
 	now := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
 	f.policies = &policyReconciler{
-		clock: now, client: f.api, planner: newPlanner(f.api, f.claims.Index, newAPIServer(f.server), kinds.Definitions{Server: f.api, Clock: now}), slices: f, writes: undone.New(now), warn: f.warn,
+		clock: now, client: f.api, planner: newPlanner(f.api, f.claims.Index, server.New(f.server, clock.RealClock{}), kinds.Definitions{Server: f.api, Clock: now}), slices: f, writes: undone.New(now), warn: f.warn,
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -184,59 +183,4 @@ func classesOfRefusingServer(t *testing.T) *classes.Reconciler {
 		t.Fatalf("got %v, want %v", err, controltest.ErrFull)
 	}
 	return r
-}
-
-// TestServerThatFailsIsAskedSeldom: probes that fail, and watches of slices that start again
-// and again, aren't more than a few a minute.
-func TestServerThatFailsIsAskedSeldom(t *testing.T) {
-	for name, watches := range map[string]bool{"probes fail": false, "watches start again and again": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				fake := &controltest.Server{Err: controltest.ErrFull}
-				if watches {
-					c := make(chan struct{})
-					close(c) // each receive is the start of a watch
-					fake.WatchStarts = c
-				}
-				s := newAPIServer(fake)
-				if _, err := s.abilities(t.Context()); !errors.Is(err, controltest.ErrFull) {
-					t.Errorf("got %v, want %v", err, controltest.ErrFull)
-				}
-				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
-				ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
-				defer cancel()
-				if err := s.Start(ctx); err != nil {
-					t.Error(err)
-				}
-				lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data())
-				if most := int(time.Minute/probePause) + 2; fake.Asked == 0 || fake.Asked > most || lines > most {
-					t.Errorf("%d probes and %d log lines in a minute, want at most %d", fake.Asked, lines, most)
-				}
-			})
-		})
-	}
-}
-
-// TestFirstProbeIsShared: while the server has never answered, all nodes together ask it
-// once a second.
-func TestFirstProbeIsShared(t *testing.T) {
-	fake := &controltest.Server{Err: controltest.ErrFull}
-	s := newAPIServer(fake)
-	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
-	s.clock = clock
-	for range 3 {
-		for range 100 {
-			if _, err := s.abilities(t.Context()); !errors.Is(err, controltest.ErrFull) {
-				t.Errorf("got %v, want %v", err, controltest.ErrFull)
-			}
-		}
-		clock.Step(firstProbePause)
-	}
-	if fake.Asked != 3 {
-		t.Errorf("%d probes in 3 seconds, want 3", fake.Asked)
-	}
-	fake.Err = nil
-	if _, err := s.abilities(t.Context()); err != nil {
-		t.Errorf("a server that answers: %v", err)
-	}
 }

@@ -40,6 +40,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
@@ -119,19 +120,19 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	server := newAPIServer(publisher)
+	s := server.New(publisher, clock.RealClock{})
 	writes := undone.New(clock.RealClock{})
-	if err := add(mgr, publisher, index, server, writes); err != nil {
+	if err := add(mgr, publisher, index, s, writes); err != nil {
 		return err
 	}
-	if err := addOptional(mgr, c, clientset.Discovery(), server, writes); err != nil {
+	if err := addOptional(mgr, c, clientset.Discovery(), s, writes); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
 }
 
 // addOptional makes the manager run what the configuration asks for.
-func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *apiServer, w *undone.Writes) error {
+func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *server.Server, w *undone.Writes) error {
 	if err := addClasses(mgr, c.DeviceClasses, d, s); err != nil {
 		return err
 	}
@@ -201,7 +202,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 }
 
 // add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *apiServer, w *undone.Writes) error {
+func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.Server, w *undone.Writes) error {
 	registry := prometheus.NewRegistry()
 	counted := newMetrics(registry)
 	if _, err := c.Informer.AddEventHandler(claims.Counter(registry)); err != nil {
@@ -313,7 +314,7 @@ func ready(mgr manager.Manager) healthz.Checker {
 // addNodes makes the manager run one reconciliation a node, whenever something
 // changes that the node's offer follows from: its inventory, one of its slices,
 // its labels, a policy, the devices of claims, or the server's abilities.
-func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.SharedIndexInformer, s *apiServer) error {
+func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.SharedIndexInformer, s *server.Server) error {
 	options := nodeOptions(mgr, n)
 	options.EnableWarmup = new(true) // a new leader starts with full caches
 	ctl, err := controller.New("node", mgr, options)
@@ -325,7 +326,7 @@ func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &inventoryEvents{registrations: n.registrations}),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-		source.Channel(s.changes(), all),
+		source.Channel(s.Changes(), all),
 		informed{slices, "ResourceSlices", n.nodeOfSlice},
 		informed{claims, "ResourceClaims", n.concerned},
 	} {
@@ -354,7 +355,7 @@ func nodeOptions(mgr manager.Manager, r reconcile.Reconciler) controller.Options
 // addPolicies makes the manager reconcile all policies whenever a policy, an
 // inventory, a node's labels, the waiting devices, or the server's abilities
 // change.
-func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *apiServer) error {
+func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *server.Server) error {
 	ctl, err := controller.New("policy", mgr, controller.Options{
 		Reconciler:   &policyReconciler{clock: n.clock, client: mgr.GetClient(), planner: n.planner, slices: n.slices, writes: n.writes, warn: warner(mgr)},
 		EnableWarmup: new(true),
@@ -371,7 +372,7 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
-		source.Channel(s.changes(), everything()),
+		source.Channel(s.Changes(), everything()),
 		source.Channel(n.planner.policyEvents, everything()),
 		// Not before it is known what claims have: the statuses say so.
 		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},

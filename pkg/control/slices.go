@@ -57,7 +57,7 @@ func (n *nodeReconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, 
 	if err := n.slices.Write(ctx, current.Ours, want); err != nil {
 		n.failures.begin(node)
 		if publish.Doubtful(err) {
-			err = errors.Join(err, n.planner.server.probeAgain(ctx))
+			err = errors.Join(err, n.planner.server.ProbeAgain(ctx))
 		}
 		return err
 	}

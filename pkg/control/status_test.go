@@ -68,8 +68,6 @@ func TestStatusIsWrittenSoonAfterASlowAnswer(t *testing.T) {
 // event, and nodes that aren't published yet cause none.
 func TestProblemsAreToldInEvents(t *testing.T) {
 	f := newFleet(t, publish.NoCounters, append(controltest.NodeWith("a", "", controltest.H100(0), controltest.H100(1)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Partitioned()}))...)
-	clock := testingclock.NewFakeClock(time.Unix(1000, 0))
-	f.policies.planner.server.clock = clock
 	f.hidden = []string{"a"}
 	f.statuses(t)
 	if f.warnings != nil {

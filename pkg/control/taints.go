@@ -69,7 +69,7 @@ func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.G
 		return err
 	}
 	ignored, ok := findIgnoredTaint(inv.Name, blocked, created)
-	if !ok || !n.planner.server.distrustTaints() {
+	if !ok || !n.planner.server.DistrustTaints() {
 		return nil
 	}
 	text := fmt.Sprintf("A scheduler of the cluster ignores device taints: it allocated %s, which has the taint %s=%s:%s, to claim %s. "+

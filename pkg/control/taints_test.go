@@ -11,7 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -88,7 +88,7 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 			if s.mustReconcile(); s.offers("gpu-00000000") {
 				t.Error("the next probe of the server ends the distrust")
 			}
-			s.clock.Step(distrustTaintsFor)
+			s.clock.Step(server.DistrustTaintsFor)
 			s.mustProbe()
 			if s.mustReconcile(); !s.offers("gpu-00000000") {
 				t.Error("the distrust doesn't end")
@@ -140,22 +140,6 @@ func TestTaintThatWasAway(t *testing.T) {
 	mustBeTainted()
 }
 
-// TestTaintsAfterAnUpgrade checks that the distrust ends with another version of the
-// server.
-func TestTaintsAfterAnUpgrade(t *testing.T) {
-	s := newAPIServer(&controltest.Server{Taints: true, Version: "v1.36.3", Form: publish.SplitCounters})
-	if _, err := s.abilities(t.Context()); err != nil || !s.distrustTaints() || s.distrustTaints() {
-		t.Fatal("want that taints were used once", err)
-	}
-	s.prober = &controltest.Server{Taints: true, Version: "v1.37.1", Form: publish.SplitCounters}
-	if err := s.probe(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if able, _ := s.abilities(t.Context()); able.Taints != publish.Yes {
-		t.Errorf("taints are %s after the upgrade", able.Taints)
-	}
-}
-
 // offers reports whether a device is published.
 func (s *fixture) offers(device string) bool {
 	return s.nodes.slices.Offers("n", gpu.DeviceName(device))
@@ -164,8 +148,8 @@ func (s *fixture) offers(device string) bool {
 // mustProbe has the controller ask the server again.
 func (s *fixture) mustProbe() {
 	s.t.Helper()
-	s.clock.Step(probePause)
-	if err := s.nodes.planner.server.probeAgain(s.t.Context()); err != nil {
+	s.clock.Step(server.ProbePause)
+	if err := s.nodes.planner.server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -73,3 +73,24 @@ func TestOrShown(t *testing.T) {
 		})
 	}
 }
+
+// TestServerForItsScheduler checks that devices which can be allocated several times aren't
+// offered if the scheduler can't count them, although the server stores them.
+func TestServerForItsScheduler(t *testing.T) {
+	for version, want := range map[string]bool{"v1.34.13": false, "v1.35.0": false, "v1.36.0": true, "": false} {
+		if got := (Abilities{Multiple: Yes, Version: version}).ForOffers(); got.Multiple != want {
+			t.Errorf("%q: got %v, want %v", version, got.Multiple, want)
+		}
+	}
+}
+
+// TestEffectNone checks that no taint has the effect None beside a scheduler that may take
+// it for a blocking one.
+func TestEffectNone(t *testing.T) {
+	for v, want := range map[string]bool{"v1.35.4": false, "v1.36.0": true} {
+		able := Abilities{Taints: Yes, InformationalTaints: Yes, Version: v}
+		if got := able.ForOffers(); got.InformationalTaints != want || got.MaxTainted == 0 {
+			t.Errorf("%s: %+v", v, got)
+		}
+	}
+}

@@ -8,12 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/offer"
 )
 

@@ -1,4 +1,6 @@
-package control
+// Package server remembers what the API server stores and how the cluster's schedulers behave: it
+// asks the server by probes, and weighs the answers of several servers.
+package server
 
 import (
 	"context"
@@ -21,23 +23,24 @@ const (
 	probeEvery = 10 * time.Minute
 	// doubtEvery is how often it is asked while something is unknown.
 	doubtEvery = time.Minute
-	// probePause is the shortest time between two probes: many nodes that can't be
+	// ProbePause is the shortest time between two probes: many nodes that can't be
 	// written would ask each for itself. It is also how soon a server that didn't
 	// answer is asked again.
-	probePause   = 10 * time.Second
+	ProbePause   = 10 * time.Second
 	probeTimeout = 10 * time.Second
 	// firstProbePause is that time as long as the server has never answered: then nothing
 	// can be published.
 	firstProbePause = time.Second
-	// steady is how long one answer must be the only one before it counts alone
+	// Steady is how long one answer must be the only one before it counts alone
 	// again.
-	steady = 10 * time.Minute
-	// distrustTaintsFor is how long taints aren't used after a scheduler has ignored them.
-	distrustTaintsFor = 24 * time.Hour
+	Steady = 10 * time.Minute
+	// DistrustTaintsFor is how long taints aren't used after a scheduler has ignored them.
+	DistrustTaintsFor = 24 * time.Hour
 )
 
-// prober has the methods of publish.Publisher that a server needs.
-type prober interface {
+// Prober is the port to the API server, a publish.Publisher: tests have servers that are upgraded,
+// answer in turns, and fail.
+type Prober interface {
 	// Probe asks the server.
 	Probe(ctx context.Context) (publish.Abilities, error)
 	// Published returns the slices of this driver that are published.
@@ -46,9 +49,9 @@ type prober interface {
 	Watches() <-chan struct{}
 }
 
-// apiServer remembers which fields of slices the API server stores, and in which form.
-type apiServer struct {
-	prober prober
+// Server remembers which fields of slices the API server stores, and in which form.
+type Server struct {
+	prober Prober
 	clock  clock.WithTicker
 
 	mu    sync.Mutex
@@ -76,19 +79,20 @@ type answer struct {
 	at   time.Time
 }
 
-func newAPIServer(p prober) *apiServer { return &apiServer{prober: p, clock: clock.RealClock{}} }
+// New returns a Server of which nothing is known yet.
+func New(p Prober, c clock.WithTicker) *Server { return &Server{prober: p, clock: c} }
 
-// changes returns a channel that receives an event when the server gains or
+// Changes returns a channel that receives an event when the server gains or
 // loses an ability. It must be called before all other methods.
-func (s *apiServer) changes() <-chan event.GenericEvent {
+func (s *Server) Changes() <-chan event.GenericEvent {
 	c := make(chan event.GenericEvent, 1)
 	s.listeners = append(s.listeners, c)
 	return c
 }
 
-// abilities returns what the server stores; the first time it asks the server. If that
+// Abilities returns what the server stores; the first time it asks the server. If that
 // fails, all nodes have the same error for a moment: each tries again for itself.
-func (s *apiServer) abilities(ctx context.Context) (publish.Abilities, error) {
+func (s *Server) Abilities(ctx context.Context) (publish.Abilities, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed != nil && !s.known && s.clock.Since(s.probedAt) < firstProbePause {
@@ -102,19 +106,19 @@ func (s *apiServer) abilities(ctx context.Context) (publish.Abilities, error) {
 	return s.able, nil
 }
 
-// probeAgain asks the server again, unless that was done just now: because a pool
+// ProbeAgain asks the server again, unless that was done just now: because a pool
 // could not be written, or because time has passed.
-func (s *apiServer) probeAgain(ctx context.Context) error {
+func (s *Server) ProbeAgain(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.clock.Since(s.probedAt) < probePause {
+	if s.clock.Since(s.probedAt) < ProbePause {
 		return nil
 	}
 	return s.probe(ctx)
 }
 
 // probe finds out the abilities, and notifies the listeners if they have changed.
-func (s *apiServer) probe(ctx context.Context) error {
+func (s *Server) probe(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.probedAt = s.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout) // others wait for this
@@ -125,7 +129,7 @@ func (s *apiServer) probe(ctx context.Context) error {
 		return err
 	}
 	able = s.weigh(able)
-	if s.ignoredTaints.version == able.Version && s.clock.Since(s.ignoredTaints.at) < distrustTaintsFor {
+	if s.ignoredTaints.version == able.Version && s.clock.Since(s.ignoredTaints.at) < DistrustTaintsFor {
 		able.Taints = publish.No
 	}
 	if s.known && s.able == able {
@@ -145,9 +149,9 @@ func (s *apiServer) probe(ctx context.Context) error {
 }
 
 // ask asks the server. While it refuses the answer, its earlier one counts on, and the
-// abilities that the published slices show: they would otherwise be withdrawn because of a
+// Abilities that the published slices show: they would otherwise be withdrawn because of a
 // webhook.
-func (s *apiServer) ask(ctx context.Context) (publish.Abilities, error) {
+func (s *Server) ask(ctx context.Context) (publish.Abilities, error) {
 	able, err := s.prober.Probe(ctx)
 	if err != nil {
 		return able, err
@@ -170,7 +174,7 @@ func (s *apiServer) ask(ctx context.Context) (publish.Abilities, error) {
 }
 
 // notify sends an event to all listeners.
-func (s *apiServer) notify() {
+func (s *Server) notify() {
 	for _, c := range s.listeners {
 		select {
 		case c <- event.GenericEvent{}:
@@ -179,9 +183,9 @@ func (s *apiServer) notify() {
 	}
 }
 
-// distrustTaints treats the server as one without taints for a while, because a scheduler
+// DistrustTaints treats the server as one without taints for a while, because a scheduler
 // ignores them. It reports whether taints were used until now.
-func (s *apiServer) distrustTaints() bool {
+func (s *Server) DistrustTaints() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.able.Taints != publish.Yes {
@@ -199,9 +203,9 @@ func (s *apiServer) distrustTaints() bool {
 // answering in turns. Until one of them has answered alone for a while, only what
 // all of them have counts, so that pools neither change with each answer nor are
 // refused by one of the servers.
-func (s *apiServer) weigh(now publish.Abilities) publish.Abilities {
+func (s *Server) weigh(now publish.Abilities) publish.Abilities {
 	at := s.clock.Now()
-	s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return at.Sub(a.at) >= steady })
+	s.answers = slices.DeleteFunc(s.answers, func(a answer) bool { return at.Sub(a.at) >= Steady })
 	i := slices.IndexFunc(s.answers, func(a answer) bool { return a.able.Version == now.Version && a.able.SamePools(now) })
 	if i >= 0 {
 		s.alternating = s.alternating || i < len(s.answers)-1
@@ -221,7 +225,7 @@ func (s *apiServer) weigh(now publish.Abilities) publish.Abilities {
 
 // Start asks again after each start of a watch, and from time to time. It runs in
 // the leader only.
-func (s *apiServer) Start(ctx context.Context) error {
+func (s *Server) Start(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -233,13 +237,13 @@ func (s *apiServer) Start(ctx context.Context) error {
 			}
 		case <-s.clock.After(s.interval()):
 		}
-		if err := s.probeAgain(ctx); err != nil {
+		if err := s.ProbeAgain(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "The API server could not be asked; that is tried again")
 		}
 	}
 }
 
-func (s *apiServer) wait(ctx context.Context, d time.Duration) bool {
+func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
@@ -249,19 +253,19 @@ func (s *apiServer) wait(ctx context.Context, d time.Duration) bool {
 }
 
 // pause returns how long to wait before the next probe; 0 or less: not at all.
-func (s *apiServer) pause() time.Duration {
+func (s *Server) pause() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return probePause - s.clock.Since(s.probedAt)
+	return ProbePause - s.clock.Since(s.probedAt)
 }
 
 // interval returns how long to wait for a watch to start before the next probe.
-func (s *apiServer) interval() time.Duration {
+func (s *Server) interval() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.failed != nil:
-		return probePause
+		return ProbePause
 	case s.known && s.able.Doubt != "":
 		return doubtEvery
 	}
