@@ -45,11 +45,11 @@ func (f *fleet) plan(t *testing.T, node string) (policy string, plan v1alpha1.Pl
 	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, inv); err != nil {
 		t.Fatal(err)
 	}
-	d, err := f.policies.planner.forNode(t.Context(), inv)
+	d, err := f.decide(t.Context(), inv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := d.account.gpus[0].verdict
+	v := d.Account.GPUs[0].Verdict
 	return v.Policy, v.Plan
 }
 
@@ -124,7 +124,7 @@ func TestPoliciesThatGoWithTheirKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := f.policies.planner.book.load(t.Context()); !errors.Is(err, kinds.ErrGone) {
+		if _, err := f.policies.planner.Common(t.Context()); !errors.Is(err, kinds.ErrGone) {
 			t.Errorf("got %v, want that the kind is gone", err)
 		}
 	}

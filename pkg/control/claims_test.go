@@ -41,11 +41,11 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	s.sharing("p", controltest.Exclusive())
 	s.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mig-3g40gb-4"}})
 	s.claims.Informer = leavingClaims{s.claims.Informer}
-	d, err := s.nodes.planner.forNode(t.Context(), s.inventory())
+	d, err := s.decide(s.inventory())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.GPUs[0].Leftover) > 0 || s.nodes.planner.dependsOnClaims("n") {
+	if len(d.GPUs[0].Leftover) > 0 || s.nodes.planner.DependsOnClaims("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.GPUs[0].Leftover)
 	}
 }

@@ -24,7 +24,7 @@ func (n *nodeReconciler) endDoubleAllocation(ctx context.Context, inv *v1alpha1.
 	if c == nil || c.Status != metav1.ConditionTrue || n.clock.Since(c.LastTransitionTime.Time) < server.Steady {
 		return nil
 	}
-	able, err := n.planner.server.Abilities(ctx)
+	able, err := n.server.Abilities(ctx)
 	if err != nil || able.Doubt != "" || able.Version == "" || c.Reason == v1alpha1.DoubleAllocationReason(able.Version) {
 		return err
 	}

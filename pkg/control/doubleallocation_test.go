@@ -72,14 +72,14 @@ func TestDoubleAllocation(t *testing.T) {
 			s.refuse("v1.36.3")
 			s.reconciled()
 			s.mustOffer(tc.left...)
-			d, err := s.nodes.planner.forNode(t.Context(), s.inventory())
+			d, err := s.decide(s.inventory())
 			if err != nil {
 				t.Fatal(err)
 			}
-			told := strings.Join(d.account.problems(), " ")
+			told := strings.Join(d.Account.GPUs[0].Problems, " ")
 			for _, want := range []string{"Kubernetes v1.36.3", "condition DoubleAllocation of the node's GPUInventory", "kubectl delete gpuinventory NODE"} {
-				if !strings.Contains(told, want) || !d.account.gpus[0].unsafe {
-					t.Errorf("problems %q, unsafe %v; want in it %q", told, d.account.gpus[0].unsafe, want)
+				if !strings.Contains(told, want) || !d.Account.GPUs[0].Unsafe {
+					t.Errorf("problems %q, unsafe %v; want in it %q", told, d.Account.GPUs[0].Unsafe, want)
 				}
 			}
 			if strings.Contains(told, "ns/a") {
@@ -112,19 +112,19 @@ func TestDoubleAllocationOfOneNode(t *testing.T) {
 	if err := s.api.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "m"}}); err != nil {
 		t.Fatal(err)
 	}
-	before, err := s.nodes.planner.forNode(t.Context(), other)
+	before, err := s.decide(other)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.refuse("v1.36.3")
 	s.reconciled()
 	s.mustOffer("")
-	after, err := s.nodes.planner.forNode(t.Context(), other)
+	after, err := s.decide(other)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if after.account.pool != before.account.pool || len(after.account.problems()) > 0 {
-		t.Errorf("the other node is offered differently, problems %q", after.account.problems())
+	if after.Account.Pool != before.Account.Pool || len(after.Account.GPUs[0].Problems) > 0 {
+		t.Errorf("the other node is offered differently, problems %q", after.Account.GPUs[0].Problems)
 	}
 }
 
@@ -133,7 +133,7 @@ func (s *fixture) becomes(form publish.Counters, version string) {
 	s.t.Helper()
 	s.server.Form, s.server.Version = form, version
 	s.clock.Step(2 * server.ProbePause)
-	if err := s.nodes.planner.server.ProbeAgain(s.t.Context()); err != nil {
+	if err := s.nodes.server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 	s.reconciled()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -84,13 +86,14 @@ func (s *sliceStore) Delete(_ context.Context, current []*resourceapi.ResourceSl
 
 // fixture is a controller, one node of two GPUs, and its plugin.
 type fixture struct {
-	t      *testing.T
-	api    client.WithWatch
-	store  *sliceStore
-	claims controltest.Claims
-	server *controltest.Server
-	nodes  *nodeReconciler
-	clock  *testingclock.FakeClock
+	t       *testing.T
+	api     client.WithWatch
+	store   *sliceStore
+	claims  controltest.Claims
+	server  *controltest.Server
+	nodes   *nodeReconciler
+	clock   *testingclock.FakeClock
+	metrics *prometheus.Registry
 	// unfilled is why the published slices can't be read.
 	unfilled error
 }
@@ -107,9 +110,21 @@ func newFixture(t *testing.T) *fixture {
 
 // restart makes the controller forget.
 func (s *fixture) restart() {
+	s.metrics = prometheus.NewRegistry()
+	asked := server.New(s.server, s.clock)
+	planner := plan.New(s.api, s.claims.Index, asked, kinds.Definitions{Server: s.api, Clock: s.clock}, s.metrics)
 	leads := make(chan struct{})
 	close(leads)
-	s.nodes = newNodeReconciler(s.api, s.api, s.store, newPlanner(s.api, s.claims.Index, server.New(s.server, s.clock), kinds.Definitions{Server: s.api, Clock: s.clock}), s.clock, leads)
+	s.nodes = newNodeReconciler(s.api, s.api, s.store, planner, asked, s.claims.Index, s.clock, leads)
+}
+
+// decide returns the decision on a node.
+func (s *fixture) decide(inv *v1alpha1.GPUInventory) (plan.Decision, error) {
+	in, err := s.nodes.planner.Input(s.t.Context(), inv)
+	if err != nil {
+		return plan.Decision{}, err
+	}
+	return s.nodes.planner.Decide(s.t.Context(), inv, in)
 }
 
 // report replaces the node's inventory with a changed one.

@@ -1,25 +1,17 @@
 package control
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
-	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
 // TestNodesKeepTheirPoolsWhenKindsAreInstalledAgain checks that the plugins have
@@ -106,57 +98,4 @@ func TestInventoryIsDeletedUnderANewKind(t *testing.T) {
 	}
 	s.mustReconcile()
 	s.mustHave(0)
-}
-
-// TestServerIsAskedWithoutALock checks that a slow answer about a policy's kind doesn't delay
-// the nodes.
-func TestServerIsAskedWithoutALock(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
-	f.statuses(t)
-	book, asked := f.policies.planner.book, 0
-	book.definitions.Server = interceptor.NewClient(f.api, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-			asked++
-			if !book.mu.TryLock() {
-				return errors.New("the lock is held")
-			}
-			book.mu.Unlock()
-			return c.Get(ctx, key, o, opts...)
-		},
-	})
-	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := book.load(t.Context()); err != nil || asked != 1 {
-		t.Errorf("asked %d times about a missing policy: %v", asked, err)
-	}
-}
-
-// TestPoliciesAreNamedWhenKindsAreInstalledAgain checks that GPUs keep their plans
-// until there was time to apply the policies again, and that the log then names
-// those that are gone.
-func TestPoliciesAreNamedWhenKindsAreInstalledAgain(t *testing.T) {
-	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", controltest.H100(0)), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
-	clock := testingclock.NewFakeClock(time.Unix(2000, 0))
-	f.policies.planner.book.definitions.Clock = clock
-	f.statuses(t)
-	controltest.Define(t, f.api, kinds.SharingPolicies, clock.Now())
-	if err := f.api.Delete(t.Context(), controltest.Policy("p", v1alpha1.SharingPolicySpec{})); err != nil {
-		t.Fatal(err)
-	}
-	var log bytes.Buffer
-	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-	clock.Step(kinds.ReportWithin - time.Second)
-	if _, err := f.policies.planner.book.load(ctx); !errors.Is(err, kinds.ErrNew) || log.Len() > 0 {
-		t.Fatalf("got %v, want that the kind is new; log: %s", err, &log)
-	}
-	clock.Step(time.Second)
-	for range 2 {
-		if r, err := f.policies.planner.book.load(ctx); err != nil || len(r.accepted) > 0 {
-			t.Errorf("got %v, %v", r.accepted, err)
-		}
-	}
-	if n := strings.Count(log.String(), `policies=["p"]`); n != 1 {
-		t.Errorf("the policy is named %d times in: %s", n, &log)
-	}
 }

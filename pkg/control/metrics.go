@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -15,10 +14,7 @@ import (
 
 // metrics are the controller's metrics. Events update all of them: a scrape reads no nodes.
 type metrics struct {
-	writes  *prometheus.CounterVec
-	offered *prometheus.GaugeVec
-	// offers are the values of offered.
-	offers map[offerKey]int
+	writes *prometheus.CounterVec
 }
 
 // Reasons of writes of slices.
@@ -35,46 +31,16 @@ const (
 func newMetrics(registerer prometheus.Registerer) *metrics {
 	f := promauto.With(registerer)
 	m := &metrics{
-		offers: make(map[offerKey]int),
 		writes: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "tessera_slice_writes_total",
 			Help: "ResourceSlices written or deleted, by reason: first (the node had none), repair (some of a pool were missing), health (only taints changed), release (another release, or none, had written them), devices (anything else of the offer changed), " +
 				"withdrawn (the node offers nothing now), foreign (another driver's were deleted).",
 		}, []string{"reason"}),
-		offered: f.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "tessera_devices_offered",
-			Help: "Devices that nodes should offer, by type and by the SharingPolicy of their GPU; allocated ones included.",
-		}, []string{"type", "policy"}),
 	}
 	for _, r := range []string{reasonFirst, reasonRepair, reasonHealth, reasonRelease, reasonDevices, reasonWithdrawn, reasonForeign} {
 		m.writes.WithLabelValues(r)
 	}
 	return m
-}
-
-// offerKey has the labels by which offered devices are counted.
-type offerKey struct{ kind, policy string }
-
-// recordOffer replaces an earlier offer of a node by the current one. It deletes series that
-// count no devices any more, such as those of a deleted policy.
-func (m *metrics) recordOffer(before, now nodeAccount) {
-	if m == nil || maps.Equal(before.offered, now.offered) {
-		return
-	}
-	for k, n := range before.offered {
-		m.offers[k] -= n
-	}
-	for k, n := range now.offered {
-		m.offers[k] += n
-	}
-	for k, n := range m.offers {
-		if n == 0 {
-			delete(m.offers, k)
-			m.offered.DeleteLabelValues(k.kind, k.policy)
-			continue
-		}
-		m.offered.WithLabelValues(k.kind, k.policy).Set(float64(n))
-	}
 }
 
 // leadersMetrics adds metrics to the served ones once this instance leads: the other

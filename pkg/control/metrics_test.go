@@ -19,11 +19,9 @@ import (
 
 // TestOffersAreCounted reports a node with two GPUs, and takes it away again.
 func TestOffersAreCounted(t *testing.T) {
-	r := prometheus.NewRegistry()
 	s := newFixture(t)
-	m := newMetrics(r)
-	s.nodes.planner.metrics = m
-	s.nodes.slices = countedSlices{s.store, m.writes}
+	r := s.metrics
+	s.nodes.slices = countedSlices{s.store, newMetrics(r).writes}
 	s.published()
 	const want = "devices_offered policy= type=gpu 2\nslice_writes_total reason=first 1\n"
 	if got := controltest.Metrics(t, r); got != want {
@@ -36,25 +34,6 @@ func TestOffersAreCounted(t *testing.T) {
 	s.nodes.forgetNode("n")
 	if got, want := controltest.Metrics(t, r), "slice_writes_total reason=first 1\n"; got != want {
 		t.Errorf("without the node, got:\n%swant:\n%s", got, want)
-	}
-}
-
-// TestOffersOfPolicies replaces a policy by another, and deletes it.
-func TestOffersOfPolicies(t *testing.T) {
-	r := prometheus.NewRegistry()
-	m := newMetrics(r)
-	offer := func(policy string, devices int) nodeAccount {
-		return nodeAccount{offered: map[offerKey]int{{gpu.TypeMPS, policy}: devices}}
-	}
-	m.recordOffer(nodeAccount{}, offer("quarters", 4))
-	m.recordOffer(nodeAccount{}, offer("quarters", 8))
-	m.recordOffer(offer("quarters", 4), offer("halves", 2))
-	if got, want := controltest.Metrics(t, r), "devices_offered policy=halves type=mps 2\ndevices_offered policy=quarters type=mps 8\n"; got != want {
-		t.Errorf("got:\n%swant:\n%s", got, want)
-	}
-	m.recordOffer(offer("quarters", 8), nodeAccount{})
-	if n := testutil.CollectAndCount(m.offered); n != 1 {
-		t.Errorf("%d series, want 1: no GPU is under the policy quarters any more", n)
 	}
 }
 
@@ -95,7 +74,7 @@ func TestObjectMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range inventories.Items {
-		if _, err := f.policies.planner.forNode(t.Context(), &inventories.Items[i]); err != nil {
+		if _, err := f.decide(t.Context(), &inventories.Items[i]); err != nil {
 			t.Fatal(err)
 		}
 	}

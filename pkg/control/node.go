@@ -20,9 +20,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -44,7 +47,9 @@ type nodeReconciler struct {
 	client      client.Client // reads come from the cache
 	inventories *kinds.InventoryReader
 	slices      slicePublisher
-	planner     *planner
+	planner     *plan.Planner
+	server      *server.Server
+	claims      *claims.Index
 
 	// failures delays nodes that could not be published. The work queue's rate
 	// limiter can't do that: objects that a failed attempt wrote wake the controller.
@@ -89,10 +94,10 @@ type publishRequest struct {
 const answerWithin = 30 * time.Second
 
 // newNodeReconciler returns a reconciler of a controller that leads once the channel is closed.
-func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, pl *planner, c clock.Clock, leads <-chan struct{}) *nodeReconciler {
+func newNodeReconciler(api client.Client, live client.Reader, p slicePublisher, planner *plan.Planner, s *server.Server, index *claims.Index, c clock.Clock, leads <-chan struct{}) *nodeReconciler {
 	return &nodeReconciler{
 		registrations: newRegistrations(c, leads),
-		client:        api, inventories: kinds.NewInventoryReader(api, live, c), slices: p, planner: pl, clock: c,
+		client:        api, inventories: kinds.NewInventoryReader(api, live, c), slices: p, planner: planner, server: s, claims: index, clock: c,
 		failures:        newPauses(c, firstRetryDelay, maxRetryDelay),
 		contests:        newPauses(c, firstContest, maxContest),
 		writes:          undone.New(c),
@@ -125,26 +130,37 @@ func (n *nodeReconciler) reconcile(ctx context.Context, r reconcile.Request) (re
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	if !publishable(inv) {
-		return n.converge(ctx, r.Name, inv, nil)
+		return n.converge(ctx, r.Name, inv, plan.Decision{})
 	}
 	if decision.Owner(inv).UID == "" {
 		return n.withdrawUnowned(ctx, inv)
 	}
-	if done, left, err := n.upToDate(ctx, inv); done || err != nil {
-		return reconcile.Result{RequeueAfter: left}, err
-	}
-	want, settings, err := n.desired(ctx, inv)
+	return n.offer(ctx, inv)
+}
+
+// offer decides what a node offers, and brings the inventory and the slices in line.
+func (n *nodeReconciler) offer(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
+	in, err := n.planner.Input(ctx, inv)
 	switch {
-	case errors.Is(err, errNodeUnknown):
+	case errors.Is(err, plan.ErrNodeUnknown):
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	wait, err := n.writeInventory(ctx, inv, settings)
+	if last, unchanged := n.planner.Unchanged(inv.Name, in); unchanged {
+		if done, left, err := n.isDone(ctx, inv, last); done || err != nil {
+			return reconcile.Result{RequeueAfter: left}, err
+		}
+	}
+	d, err := n.planner.Decide(ctx, inv, in)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	result, err := n.converge(ctx, r.Name, inv, want)
+	wait, err := n.writeInventory(ctx, inv, d.Account.Settings)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	result, err := n.converge(ctx, inv.Name, inv, d)
 	result.RequeueAfter = undone.Sooner(result.RequeueAfter, wait)
 	return result, err
 }
@@ -159,13 +175,12 @@ func (n *nodeReconciler) writeInventory(ctx context.Context, inv *v1alpha1.GPUIn
 	return undone.Sooner(wait, left), err
 }
 
-// upToDate reports whether nothing has changed since the last decision on a node, and all
-// that follows from the decision is done or, for at most the time wait, waits for the
-// plugin's answer. Most events are of such nodes, because every write of the controller
-// leads to one. It checks ignored taints, which depend on claims that decisions don't.
-func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventory) (done bool, wait time.Duration, err error) {
-	last, unchanged := n.planner.unchanged(ctx, inv)
-	if !unchanged || n.isContested(inv) || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.settings) {
+// isDone reports whether all that follows from the last decision on a node, which is still right,
+// is done or, for at most the time wait, waits for the plugin's answer. Most events are of such
+// nodes, because every write of the controller leads to one. It checks ignored taints, which
+// depend on claims that decisions don't.
+func (n *nodeReconciler) isDone(ctx context.Context, inv *v1alpha1.GPUInventory, last plan.Account) (done bool, wait time.Duration, err error) {
+	if n.isContested(inv) || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.Settings) {
 		return false, 0, nil
 	}
 	if wait := n.untilAnswered(inv); wait > 0 {
@@ -175,55 +190,54 @@ func (n *nodeReconciler) upToDate(ctx context.Context, inv *v1alpha1.GPUInventor
 	if err != nil {
 		return false, 0, err
 	}
-	if last.pool == "" {
+	if last.Pool == "" {
 		return len(cached.Ours) == 0, 0, nil
 	}
-	since, published := n.planner.publishedSince(inv.Name)
-	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.pool || !n.isOurs(cached.Ours) {
+	since, published := n.planner.PublishedSince(inv.Name)
+	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.Pool || !n.isOurs(cached.Ours) {
 		return false, 0, nil
 	}
 	n.recordSeen(inv.Name)
-	return true, 0, n.checkIgnoredTaints(ctx, inv, last.blocked, since)
+	return true, 0, n.checkIgnoredTaints(ctx, inv, last.Blocked, since)
 }
 
-// converge replaces the slices of a node if the cached ones aren't those that it
-// should have.
-func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha1.GPUInventory, want []resourceapi.ResourceSlice) (reconcile.Result, error) {
+// converge replaces the slices of a node if the cached ones aren't those of the decision.
+func (n *nodeReconciler) converge(ctx context.Context, node string, inv *v1alpha1.GPUInventory, d plan.Decision) (reconcile.Result, error) {
 	cached, err := n.slices.Cached(node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	equal := publish.Equal(cached.Ours, want)
-	since := n.planner.recordPublished(node, equal && len(want) > 0, n.clock.Now())
+	withdrawn, equal := len(d.Pool) == 0, publish.Equal(cached.Ours, d.Pool)
+	since := n.planner.RecordPublished(node, equal && !withdrawn, n.clock.Now())
 	if inv != nil && inv.Status.HasForeignSlices() {
 		return n.contest(ctx, inv, cached)
 	}
-	if len(want) == 0 {
+	if withdrawn {
 		n.forget(node)
 		n.failures.forget(node)
 	}
-	if equal && n.isOurs(cached.Ours) && (len(want) == 0 || len(cached.Foreign) == 0) {
+	if equal && n.isOurs(cached.Ours) && (withdrawn || len(cached.Foreign) == 0) {
 		n.recordSeen(node)
 		left, err := n.judgeOverwritten(ctx, inv)
-		return reconcile.Result{RequeueAfter: left}, errors.Join(err, n.checkIgnoredTaints(ctx, inv, blockedDevices(want), since))
+		return reconcile.Result{RequeueAfter: left}, errors.Join(err, n.checkIgnoredTaints(ctx, inv, d.Account.Blocked, since))
 	}
-	if left := n.untilWritten(node, want); left > 0 {
+	if left := n.untilWritten(node, d); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	current, err := n.current(ctx, node, cached)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return n.replaceSlices(ctx, node, inv, current, want)
+	return n.replaceSlices(ctx, node, inv, current, d)
 }
 
 // untilWritten returns how long to wait before the slices are written, because that has failed,
 // or was undone by somebody else. A withdrawal doesn't wait for either.
-func (n *nodeReconciler) untilWritten(node string, want []resourceapi.ResourceSlice) time.Duration {
-	if len(want) == 0 {
+func (n *nodeReconciler) untilWritten(node string, d plan.Decision) time.Duration {
+	if len(d.Pool) == 0 {
 		return 0
 	}
-	return max(n.failures.left(node), n.writes.Left(slicesOf(node), fingerprint(want)))
+	return max(n.failures.left(node), n.writes.Left(slicesOf(node), d.Account.Pool))
 }
 
 // current returns the node's slices as the API server has them. It doesn't list them where
@@ -266,18 +280,11 @@ func publishable(inv *v1alpha1.GPUInventory) bool {
 // new ones would outlive the Node, and those that are there would say for ever what the
 // inventory said when it was owned. It returns a terminal error once they are gone.
 func (n *nodeReconciler) withdrawUnowned(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
-	if result, err := n.converge(ctx, inv.Name, inv, nil); err != nil || result.RequeueAfter > 0 {
+	if result, err := n.converge(ctx, inv.Name, inv, plan.Decision{}); err != nil || result.RequeueAfter > 0 {
 		return result, err
 	}
 	return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf(
 		"the GPUInventory %s is not owned by Node %s: nothing is published for it; delete it, and the node's plugin creates it again", inv.Name, inv.Name))
-}
-
-// desired returns the pool that a node should have, and the policies' settings
-// for the node.
-func (n *nodeReconciler) desired(ctx context.Context, inv *v1alpha1.GPUInventory) ([]resourceapi.ResourceSlice, []v1alpha1.GPUSpec, error) {
-	d, err := n.planner.forNode(ctx, inv)
-	return d.Pool, d.settings, err
 }
 
 // writeSettings writes the policies' settings for the node to the inventory, unless
@@ -319,7 +326,7 @@ func (n *nodeReconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
-	n.planner.keepDecision(inv, asked.ResourceVersion)
+	n.planner.Keep(inv, asked.ResourceVersion)
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -368,7 +375,7 @@ func (n *nodeReconciler) underWay(inv *v1alpha1.GPUInventory) (publishRequest, b
 
 // forgetNode drops everything that is remembered of a node without an inventory.
 func (n *nodeReconciler) forgetNode(node string) {
-	n.planner.forget(node)
+	n.planner.Forget(node)
 	n.failures.forget(node)
 	n.contests.forget(node)
 	n.registrations.forget(node)

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"reflect"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -175,8 +175,12 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	}
 	s.mustReconcile()
 	n := s.nodes
-	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.end) + len(n.failures.end) + len(n.unseen) + len(n.registrations.first) + len(n.planner.last) + len(n.planner.published); left > 0 {
+	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.end) + len(n.failures.end) + len(n.unseen) + len(n.registrations.first); left > 0 {
 		t.Errorf("%d entries are left", left)
+	}
+	_, decided := n.planner.Last("n")
+	if _, published := n.planner.PublishedSince("n"); decided || published {
+		t.Errorf("the node's decision is left: %v, its publication: %v", decided, published)
 	}
 }
 
@@ -362,8 +366,11 @@ func TestNothingIsDecidedAgain(t *testing.T) {
 			}
 			s.mustHave(tc.slices)
 			s.mustReconcile()
-			// Each decision has a map of its own.
-			decision := func() uintptr { return reflect.ValueOf(s.nodes.planner.last["n"].offered).Pointer() }
+			// Each decision has slices of its own.
+			decision := func() string {
+				last, _ := s.nodes.planner.Last("n")
+				return fmt.Sprintf("%p %p", last.GPUs, last.Withheld)
+			}
 			before := decision()
 			for range 2 {
 				s.mustReconcile()

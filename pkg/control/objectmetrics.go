@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
 
@@ -22,7 +23,7 @@ const scrapeTimeout = time.Second
 type objectMetrics struct {
 	cache                     client.Reader
 	slices                    cachedSlices
-	planner                   *planner
+	planner                   *plan.Planner
 	applied, known, published *prometheus.Desc
 }
 
@@ -30,7 +31,7 @@ type cachedSlices interface {
 	Cached(node string) (publish.Found, error)
 }
 
-func newObjectMetrics(cache client.Reader, slices cachedSlices, p *planner) *objectMetrics {
+func newObjectMetrics(cache client.Reader, slices cachedSlices, p *plan.Planner) *objectMetrics {
 	return &objectMetrics{
 		cache: cache, slices: slices, planner: p,
 		applied: prometheus.NewDesc("tessera_policy_applied",
@@ -83,7 +84,7 @@ func (m *objectMetrics) wantsPool(inv *v1alpha1.GPUInventory) bool {
 	if driverFails(inv) {
 		return publishable(inv)
 	}
-	if last, decided := m.planner.lastAccount(inv.Name); decided && last.pool == "" {
+	if last, decided := m.planner.Last(inv.Name); decided && last.Pool == "" {
 		return false
 	}
 	return publishable(inv) && len(inv.Status.GPUs) > 0

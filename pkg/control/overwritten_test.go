@@ -20,7 +20,6 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
@@ -209,11 +208,13 @@ func TestTwoReleases(t *testing.T) {
 			s.published()
 			s.mustBeQuiet()
 			first := s.nodes
+			if newer { // it offers something else
+				s.server = &controltest.Server{Taints: true}
+			}
 			s.restart()
 			s.ofRelease("second")
 			second := s.nodes
-			if newer { // it offers something else
-				s.nodes.planner.server = server.New(&controltest.Server{Taints: true}, s.clock)
+			if newer {
 				inv := s.inventory()
 				inv.Status.GPUs[0].Conditions = []v1alpha1.GPUCondition{{Type: "ResetRequired", Status: metav1.ConditionTrue}}
 				if err := s.api.Status().Update(t.Context(), inv); err != nil {

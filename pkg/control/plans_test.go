@@ -82,13 +82,13 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mig-3g40gb-4"}})
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	if s.nodes.planner.dependsOnClaims("n") {
+	if s.nodes.planner.DependsOnClaims("n") {
 		t.Error("what is planned waits for nobody")
 	}
 	s.sharing("p", controltest.Exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
-	if !s.nodes.planner.dependsOnClaims("n") {
+	if !s.nodes.planner.DependsOnClaims("n") {
 		t.Error("nothing waits for the claim")
 	}
 	s.claims.Have("n", nil)
@@ -108,11 +108,11 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 			s.mustReconcile()
 			for _, claims := range []controltest.Devices{{"ns/c": {device}}, nil} {
 				s.claims.Have("n", claims)
-				if s.mustReconcile(); !told(s.nodes.planner.policyEvents) {
+				if s.mustReconcile(); !told(s.nodes.planner.Changes()) {
 					t.Errorf("claims are %v now, and nobody was told", claims)
 				}
 			}
-			if s.mustReconcile(); told(s.nodes.planner.policyEvents) {
+			if s.mustReconcile(); told(s.nodes.planner.Changes()) {
 				t.Error("nothing changed")
 			}
 		})
@@ -268,29 +268,6 @@ func TestNodeIsToldTheTimeSlice(t *testing.T) {
 	told(second)
 	s.claims.Have("n", nil)
 	told()
-}
-
-func TestSelectorsAreCompiledOnce(t *testing.T) {
-	spec := v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive(), GPUSelector: `device.driver == "gpu.nvidia.com"`}
-	api := controltest.NewAPI(t, controltest.Policy("a", spec), controltest.Policy("b", spec))
-	b := &rulebook{client: api}
-	first, err := b.load(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if again, _ := b.load(t.Context()); again != first {
-		t.Error("the rules were compiled again although nothing changed")
-	}
-	if err := api.Create(t.Context(), controltest.Policy("c", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()})); err != nil {
-		t.Fatal(err)
-	}
-	second, err := b.load(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(second.accepted) != 3 || second.accepted[0].Selector != first.accepted[0].Selector {
-		t.Error("a selector was compiled again")
-	}
 }
 
 // TestSettingsOfStrangeGPUs checks that a GPU whose UUID the list of settings doesn't accept

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -30,7 +31,7 @@ import (
 type policyReconciler struct {
 	clock   clock.PassiveClock
 	client  client.Client
-	planner *planner
+	planner *plan.Planner
 	slices  interface {
 		Cached(node string) (publish.Found, error)
 	}
@@ -64,15 +65,15 @@ func (p *policyReconciler) Reconcile(ctx context.Context, _ reconcile.Request) (
 	if len(list.Items) == 0 {
 		return reconcile.Result{}, nil
 	}
-	rules, err := p.planner.book.load(ctx)
+	common, err := p.planner.Common(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	nodes, err := p.judgedNodes(ctx)
+	nodes, err := p.judgedNodes(ctx, common)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	all := judge(rules, nodes)
+	all := judge(common.Rules, nodes)
 	var errs []error
 	var wait time.Duration
 	for i := range list.Items {
@@ -131,29 +132,25 @@ func untimed(status v1alpha1.SharingPolicyStatus) v1alpha1.SharingPolicyStatus {
 // judgedNode is a node with the decisions about its GPUs.
 type judgedNode struct {
 	name string
-	gpus []gpuAccount
+	gpus []plan.GPU
 	// withheld are the node's GPUs that aren't offered.
-	withheld []withheldGPU
+	withheld []plan.WithheldGPU
 	// unpublished is why the node's devices aren't published; empty where they are.
 	unpublished string
 }
 
 // judgedNodes returns all nodes, sorted by name.
-func (p *policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error) {
+func (p *policyReconciler) judgedNodes(ctx context.Context, common plan.CommonInput) ([]judgedNode, error) {
 	var inventories v1alpha1.GPUInventoryList
 	if err := p.client.List(ctx, &inventories, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list GPUInventories: %w", err)
 	}
-	common, err := p.planner.commonInput(ctx)
-	if err != nil {
-		return nil, err
-	}
 	var out []judgedNode
 	for i := range inventories.Items {
 		inv := &inventories.Items[i]
-		a, err := p.planner.accountOf(ctx, common, inv)
+		a, err := p.planner.Account(ctx, common, inv)
 		switch {
-		case errors.Is(err, errNodeUnknown):
+		case errors.Is(err, plan.ErrNodeUnknown):
 			continue
 		case err != nil:
 			return nil, err
@@ -162,7 +159,7 @@ func (p *policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, judgedNode{name: inv.Name, gpus: a.gpus, withheld: a.withheld, unpublished: unpublished(inv, a, cached)})
+		out = append(out, judgedNode{name: inv.Name, gpus: a.GPUs, withheld: a.Withheld, unpublished: unpublished(inv, a, cached)})
 	}
 	slices.SortFunc(out, func(a, b judgedNode) int { return cmp.Compare(a.name, b.name) })
 	return out, nil
@@ -170,14 +167,14 @@ func (p *policyReconciler) judgedNodes(ctx context.Context) ([]judgedNode, error
 
 // unpublished returns the reason why a node's offer can't be allocated; empty
 // if it can.
-func unpublished(inv *v1alpha1.GPUInventory, a nodeAccount, cached publish.Found) string {
+func unpublished(inv *v1alpha1.GPUInventory, a plan.Account, cached publish.Found) string {
 	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
 	case meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting):
 		return "It isn't offered, because another driver serves its node's GPUs (condition Conflicting of the GPUInventory)."
 	case !publishable(inv):
 		return "It isn't offered, because its node's plugin isn't registered with the kubelet."
-	case (a.pool != "" || len(cached.Ours) == 0) && a.pool == publish.Fingerprint(cached.Ours) && len(cached.Foreign) == 0:
+	case (a.Pool != "" || len(cached.Ours) == 0) && a.Pool == publish.Fingerprint(cached.Ours) && len(cached.Foreign) == 0:
 		return ""
 	case ready != nil && ready.Reason == v1alpha1.ReasonPluginSilent:
 		return "It isn't offered, because its node's plugin doesn't answer (condition Ready of the GPUInventory)."
@@ -212,15 +209,15 @@ type outcome struct {
 }
 
 // judge computes the outcome of every policy, from nodes sorted by name.
-func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
-	out := make(map[string]*outcome, len(r.accepted)+len(r.refused))
-	for _, a := range r.accepted {
+func judge(r *plan.Rules, nodes []judgedNode) map[string]*outcome {
+	out := make(map[string]*outcome, len(r.Accepted)+len(r.Refused))
+	for _, a := range r.Accepted {
 		out[a.Policy.Name] = &outcome{
 			form: a.Form.DeepCopy(), lost: make(map[string]int32), problems: make(map[string]*v1alpha1.PolicyProblem), events: make(map[string]string), besides: make(map[string]bool),
 			found: make(map[string]bool), missing: make(map[string]int32),
 		}
 	}
-	for name, err := range r.refused {
+	for name, err := range r.Refused {
 		if out[name] == nil {
 			out[name] = &outcome{}
 		}
@@ -231,8 +228,8 @@ func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 			tally(out, n, g)
 		}
 		for _, w := range n.withheld {
-			if o := out[w.policy]; o.takesPart() {
-				o.withheld = append(o.withheld, v1alpha1.WithheldGPU{Node: n.name, GPU: w.gpu, Message: cut(w.reason, maxWithheldMessage)})
+			if o := out[w.Policy]; o.takesPart() {
+				o.withheld = append(o.withheld, v1alpha1.WithheldGPU{Node: n.name, GPU: w.GPU, Message: cut(w.Reason, maxWithheldMessage)})
 			}
 		}
 	}
@@ -241,25 +238,25 @@ func judge(r *ruleSet, nodes []judgedNode) map[string]*outcome {
 
 // tally adds one GPU to the outcomes of its policies. The account may be outdated, and
 // name policies that don't exist any more.
-func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
-	for name, err := range g.verdict.Failed {
+func tally(all map[string]*outcome, node judgedNode, g plan.GPU) {
+	for name, err := range g.Verdict.Failed {
 		if o := all[name]; o.takesPart() {
 			o.problem(fmt.Sprintf("It is not selected, because spec.gpuSelector fails on it: %v.", err), node.name, g)
 		}
 	}
-	for _, name := range g.verdict.Lost {
+	for _, name := range g.Verdict.Lost {
 		if o := all[name]; o.takesPart() {
-			o.lost[g.verdict.Policy]++
+			o.lost[g.Verdict.Policy]++
 		}
 	}
-	o := all[g.verdict.Policy]
+	o := all[g.Verdict.Policy]
 	if !o.takesPart() {
 		return
 	}
-	for _, profile := range g.found {
+	for _, profile := range g.Found {
 		o.found[profile] = true
 	}
-	for _, profile := range g.missing {
+	for _, profile := range g.Missing {
 		o.missing[profile]++
 	}
 	if node.unpublished != "" {
@@ -273,29 +270,29 @@ func tally(all map[string]*outcome, node judgedNode, g gpuAccount) {
 func (o *outcome) takesPart() bool { return o != nil && o.form != nil }
 
 // serve adds a GPU that is under the policy, of a node whose slices are as planned.
-func (o *outcome) serve(node string, g gpuAccount) {
-	if g.devices > 0 {
+func (o *outcome) serve(node string, g plan.GPU) {
+	if g.Devices > 0 {
 		o.count(node, g)
 	}
-	o.unsafe = o.unsafe || g.unsafe
-	for _, w := range g.leftovers {
+	o.unsafe = o.unsafe || g.Unsafe
+	for _, w := range g.Leftovers {
 		o.waiting = append(o.waiting, v1alpha1.WaitingDevice{Node: node, Device: string(w.Device), Claim: w.Claim})
 	}
-	for _, message := range g.problems {
+	for _, message := range g.Problems {
 		o.problem(message, node, g)
 		o.events[message] = v1alpha1.ReasonProblems
-		if g.unsafe {
+		if g.Unsafe {
 			o.events[message] = v1alpha1.ReasonUnsafeScheduler
 		}
 	}
-	if message := g.withoutWhole; message != "" {
+	if message := g.WithoutWhole; message != "" {
 		o.problem(message, node, g)
 		o.events[message], o.besides[message] = v1alpha1.ReasonAppliedWithoutWhole, true
 	}
 }
 
 // count adds a GPU of which there are devices.
-func (o *outcome) count(node string, g gpuAccount) {
+func (o *outcome) count(node string, g plan.GPU) {
 	o.gpus++
 	last := len(o.nodes) - 1
 	if last < 0 || o.nodes[last].Node != node {
@@ -303,14 +300,14 @@ func (o *outcome) count(node string, g gpuAccount) {
 		last++
 	}
 	if n := &o.nodes[last]; len(n.GPUs) < v1alpha1.MaxServedGPUs {
-		n.GPUs = append(n.GPUs, string(g.name))
+		n.GPUs = append(n.GPUs, string(g.Name))
 	}
 }
 
-func (o *outcome) problem(message, node string, g gpuAccount) {
+func (o *outcome) problem(message, node string, g plan.GPU) {
 	p := o.problems[message]
 	if p == nil {
-		p = &v1alpha1.PolicyProblem{Message: message, Example: node + "/" + string(g.name)}
+		p = &v1alpha1.PolicyProblem{Message: message, Example: node + "/" + string(g.Name)}
 		o.problems[message] = p
 	}
 	p.GPUs++

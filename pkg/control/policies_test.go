@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
@@ -20,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
@@ -41,6 +43,7 @@ type fleet struct {
 	claims   controltest.Claims
 	server   *controltest.Server
 	policies *policyReconciler
+	metrics  *prometheus.Registry
 	// hidden are nodes whose slices aren't there.
 	hidden []string
 	// warnings are the events.
@@ -53,7 +56,7 @@ func (f *fleet) Cached(node string) (publish.Found, error) {
 	if err := f.api.Get(context.Background(), client.ObjectKey{Name: node}, inv); err != nil || slices.Contains(f.hidden, node) {
 		return publish.Found{}, err
 	}
-	d, err := f.policies.planner.forNode(context.Background(), inv)
+	d, err := f.decide(context.Background(), inv)
 	if err != nil {
 		return publish.Found{}, err
 	}
@@ -74,13 +77,23 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 // restart makes the controller forget.
 func (f *fleet) restart() {
 	now := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
+	f.metrics = prometheus.NewRegistry()
 	f.policies = &policyReconciler{
-		clock: now, client: f.api, planner: newPlanner(f.api, f.claims.Index, server.New(f.server, clock.RealClock{}), kinds.Definitions{Server: f.api, Clock: now}), slices: f, writes: undone.New(now), warn: f.warn,
+		clock: now, client: f.api, planner: plan.New(f.api, f.claims.Index, server.New(f.server, clock.RealClock{}), kinds.Definitions{Server: f.api, Clock: now}, f.metrics), slices: f, writes: undone.New(now), warn: f.warn,
 	}
 }
 
 func (f *fleet) warn(s *v1alpha1.SharingPolicy, reason, message string) {
 	f.warnings = append(f.warnings, s.Name+" "+reason+" "+message)
+}
+
+// decide returns the decision on a node.
+func (f *fleet) decide(ctx context.Context, inv *v1alpha1.GPUInventory) (plan.Decision, error) {
+	in, err := f.policies.planner.Input(ctx, inv)
+	if err != nil {
+		return plan.Decision{}, err
+	}
+	return f.policies.planner.Decide(ctx, inv, in)
 }
 
 // statuses reconciles, and returns the written statuses.
@@ -326,7 +339,7 @@ func TestJudgeSaysTheSameAgain(t *testing.T) {
 	}
 	before := version()
 	for range 3 {
-		f.policies.planner.last = make(map[string]nodeAccount) // as after a restart
+		f.restart()
 		f.statuses(t)
 	}
 	if version() != before {

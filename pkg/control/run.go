@@ -39,6 +39,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
@@ -213,13 +214,12 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.S
 			return err
 		}
 	}
-	planner := newPlanner(mgr.GetClient(), c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}})
-	planner.metrics = counted
+	planner := plan.New(mgr.GetClient(), c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, registry)
 	slices := countedSlices{p, counted.writes}
 	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices, planner)); err != nil {
 		return fmt.Errorf("register metrics of policies and pools: %w", err)
 	}
-	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, clock.RealClock{}, mgr.Elected())
+	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, s, c, clock.RealClock{}, mgr.Elected())
 	n.release, n.writes = p.Release, w
 	n.events = shortEvents{mgr.GetEventRecorder(lease.Name)}
 	if err := addNodes(mgr, n, p.Informer(), c.Informer, s); err != nil {
@@ -373,7 +373,7 @@ func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.Share
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
 		source.Channel(s.Changes(), everything()),
-		source.Channel(n.planner.policyEvents, everything()),
+		source.Channel(n.planner.Changes(), everything()),
 		// Not before it is known what claims have: the statuses say so.
 		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
 	} {

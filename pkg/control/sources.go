@@ -142,7 +142,7 @@ func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
 func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range claims.Results(obj) {
-		if n.planner.dependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.planner.DependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, requestFor(r.Pool))
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
-	"github.com/tessera-dra/tessera/pkg/offer"
+	"github.com/tessera-dra/tessera/pkg/control/plan"
 )
 
 // A scheduler that is older than the API server, or lacks the feature gate
@@ -31,24 +31,6 @@ const (
 	maxClockSkew = 5 * time.Minute
 )
 
-// blockedDevice is a device with the taints that keep new claims off it.
-type blockedDevice struct {
-	name   string
-	taints []resourceapi.DeviceTaint
-}
-
-func blockedDevices(pool []resourceapi.ResourceSlice) []blockedDevice {
-	var out []blockedDevice
-	for _, s := range pool {
-		for _, d := range s.Spec.Devices {
-			if taints := offer.BlockingTaints(d); len(taints) > 0 {
-				out = append(out, blockedDevice{name: d.Name, taints: taints})
-			}
-		}
-	}
-	return out
-}
-
 // ignoredTaint is a device that a claim was allocated although it doesn't tolerate the
 // device's taint.
 type ignoredTaint struct {
@@ -60,16 +42,16 @@ type ignoredTaint struct {
 // ignores the taints of the node's devices, which have been published since a time. Only claims
 // that were created after that are evidence: of others it isn't known when they were
 // allocated.
-func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUInventory, blocked []blockedDevice, since time.Time) error {
+func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUInventory, blocked []plan.BlockedDevice, since time.Time) error {
 	if len(blocked) == 0 {
 		return nil
 	}
-	created, err := n.planner.claims.CreatedAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
+	created, err := n.claims.CreatedAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
 	if err != nil {
 		return err
 	}
 	ignored, ok := findIgnoredTaint(inv.Name, blocked, created)
-	if !ok || !n.planner.server.DistrustTaints() {
+	if !ok || !n.server.DistrustTaints() {
 		return nil
 	}
 	text := fmt.Sprintf("A scheduler of the cluster ignores device taints: it allocated %s, which has the taint %s=%s:%s, to claim %s. "+
@@ -85,16 +67,16 @@ func (n *nodeReconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.G
 
 // findIgnoredTaint returns the first of a node's blocked devices that a claim was allocated
 // although it doesn't tolerate one of the device's taints.
-func findIgnoredTaint(node string, blocked []blockedDevice, created []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
+func findIgnoredTaint(node string, blocked []plan.BlockedDevice, created []*resourceapi.ResourceClaim) (ignoredTaint, bool) {
 	var all []ignoredTaint
 	for _, d := range blocked {
-		for _, t := range d.taints {
+		for _, t := range d.Taints {
 			for _, c := range created {
 				tolerates := func(x resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(x, t) }
 				if slices.ContainsFunc(claims.Results(c), func(r resourceapi.DeviceRequestAllocationResult) bool {
-					return r.Pool == node && r.Device == d.name && !slices.ContainsFunc(r.Tolerations, tolerates)
+					return r.Pool == node && r.Device == d.Name && !slices.ContainsFunc(r.Tolerations, tolerates)
 				}) {
-					all = append(all, ignoredTaint{device: d.name, claim: c.Namespace + "/" + c.Name, taint: t})
+					all = append(all, ignoredTaint{device: d.Name, claim: c.Namespace + "/" + c.Name, taint: t})
 				}
 			}
 		}

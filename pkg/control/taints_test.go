@@ -149,7 +149,7 @@ func (s *fixture) offers(device string) bool {
 func (s *fixture) mustProbe() {
 	s.t.Helper()
 	s.clock.Step(server.ProbePause)
-	if err := s.nodes.planner.server.ProbeAgain(s.t.Context()); err != nil {
+	if err := s.nodes.server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 }

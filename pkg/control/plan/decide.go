@@ -1,4 +1,4 @@
-package control
+package plan
 
 import (
 	"cmp"
@@ -17,116 +17,120 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// nodeDecision is the decision on one node, with the settings and figures that follow from it.
-type nodeDecision struct {
+// Decision is the decision on one node, with the figures that follow from it. The zero value is
+// the one on a node of which nothing is to be published.
+type Decision struct {
 	decision.Decision
-	// settings are the policies' settings for the node's GPUs, by UUID.
-	settings []v1alpha1.GPUSpec
-	account  nodeAccount
+	Account Account
 }
 
-// nodeAccount is a decision as policies' statuses need it.
-type nodeAccount struct {
-	facts decisionFacts
-	// pool is the fingerprint of the slices that say so; empty for none.
-	pool     string
-	settings []v1alpha1.GPUSpec
-	// blocked are the pool's devices whose taints keep new claims off them.
-	blocked []blockedDevice
-	gpus    []gpuAccount
+// Account is a decision as it is remembered, and as policies' statuses need it.
+type Account struct {
+	facts facts
+	// Pool is the fingerprint of the slices that say so; empty for none.
+	Pool string
+	// Settings are the policies' settings for the node's GPUs, by UUID.
+	Settings []v1alpha1.GPUSpec
+	// Blocked are the pool's devices whose taints keep new claims off them.
+	Blocked []BlockedDevice
+	GPUs    []GPU
 	// offered counts the devices.
 	offered map[offerKey]int
-	// withheld are the node's GPUs that new claims don't get, or only in part.
-	withheld []withheldGPU
+	// Withheld are the node's GPUs that new claims don't get, or only in part.
+	Withheld []WithheldGPU
 }
 
-// withheldGPU is a GPU that new claims don't get, or only in part, whatever its plan.
-type withheldGPU struct {
-	gpu    string // device name or UUID
-	policy string // that selects it; empty: none
-	reason string
+// BlockedDevice is a device with the taints that keep new claims off it.
+type BlockedDevice struct {
+	Name   string
+	Taints []resourceapi.DeviceTaint
 }
 
-// leftovers lists the allocations of devices that are offered only because claims
-// have them.
-func (a nodeAccount) leftovers() []claims.Allocation {
+// WithheldGPU is a GPU that new claims don't get, or only in part, whatever its plan.
+type WithheldGPU struct {
+	GPU    string // device name or UUID
+	Policy string // that selects it; empty: none
+	Reason string
+}
+
+// leftovers lists the allocations of devices that are offered only because claims have them.
+func (a Account) leftovers() []claims.Allocation {
 	var out []claims.Allocation
-	for _, g := range a.gpus {
-		out = append(out, g.leftovers...)
+	for _, g := range a.GPUs {
+		out = append(out, g.Leftovers...)
 	}
 	return out
 }
 
-func (a nodeAccount) problems() []string {
+// problems lists the parts of plans that can't be carried out.
+func (a Account) problems() []string {
 	var out []string
-	for _, g := range a.gpus {
-		out = append(out, g.problems...)
-		if g.withoutWhole != "" {
-			out = append(out, g.withoutWhole)
+	for _, g := range a.GPUs {
+		out = append(out, g.Problems...)
+		if g.WithoutWhole != "" {
+			out = append(out, g.WithoutWhole)
 		}
 	}
 	return out
 }
 
-// gpuAccount is the decision about one GPU, with its leftovers and its
-// problems.
-type gpuAccount struct {
-	name     gpu.DeviceName
-	devices  int // how many of it are offered
-	verdict  policy.Verdict
-	found    []string // profiles that the plan names and the GPU has
-	missing  []string // those that it hasn't, though it could be cut
-	problems []string
-	// withoutWhole is the reason why it isn't offered whole beside its shares.
-	withoutWhole string
-	// unsafe: the scheduler is among the problems.
-	unsafe    bool
-	leftovers []claims.Allocation
+// GPU is the decision about one GPU, with its leftovers and its problems.
+type GPU struct {
+	Name     gpu.DeviceName
+	Devices  int // how many of it are offered
+	Verdict  policy.Verdict
+	Found    []string // profiles that the plan names and the GPU has
+	Missing  []string // those that it hasn't, though it could be cut
+	Problems []string
+	// WithoutWhole is the reason why it isn't offered whole beside its shares.
+	WithoutWhole string
+	// Unsafe: the scheduler is among the problems.
+	Unsafe    bool
+	Leftovers []claims.Allocation
 }
 
-// decisionFacts are all that a decision follows from, in a form that compares.
-type decisionFacts struct {
+// facts are all that a decision follows from, in a form that compares.
+type facts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
 }
 
-// decisionInput is everything that a decision depends on, besides the inventory.
-type decisionInput struct {
-	facts    decisionFacts
+// Input is everything that a decision depends on, besides the inventory.
+type Input struct {
+	facts    facts
 	labels   labels.Set
 	policies []policy.Policy
 	claims   []claims.Allocation
 }
 
-// commonInput is the part of a decisionInput that all nodes have.
-type commonInput struct {
-	version  string // of the rules
+// CommonInput is the part of an Input that all nodes have.
+type CommonInput struct {
+	Rules    *Rules
 	policies []policy.Policy
 	able     publish.Abilities
 }
 
 // decide computes what a node offers. It depends on its arguments alone.
-func decide(inv *v1alpha1.GPUInventory, in decisionInput) nodeDecision {
-	d := nodeDecision{
+func decide(inv *v1alpha1.GPUInventory, in Input) Decision {
+	d := Decision{
 		Decision: decision.Of(inv, decision.Input{
 			Labels: in.labels, Policies: in.policies, Allocated: devicesOf(in.claims), Able: in.facts.able,
 		}),
-		account: nodeAccount{facts: in.facts, offered: map[offerKey]int{}},
+		Account: Account{facts: in.facts, offered: map[offerKey]int{}},
 	}
 	for _, g := range d.GPUs {
 		v, profiles := d.Verdicts[g.UUID], profilesOf(d.Node, g.UUID)
-		d.account.gpus = append(d.account.gpus, accountFor(g, v, profiles, in.claims))
+		d.Account.GPUs = append(d.Account.GPUs, accountFor(g, v, profiles, in.claims))
 		for _, device := range g.Devices {
-			d.account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
+			d.Account.offered[offerKey{gpu.DeviceName(device.Name).Type(), v.Policy}]++
 		}
 	}
 	for _, w := range d.Withheld() {
-		d.account.withheld = append(d.account.withheld, withheldGPU{
-			gpu: cmp.Or(string(w.Name), string(w.UUID)), policy: d.Verdicts[w.UUID].Policy, reason: w.Reason,
+		d.Account.Withheld = append(d.Account.Withheld, WithheldGPU{
+			GPU: cmp.Or(string(w.Name), string(w.UUID)), Policy: d.Verdicts[w.UUID].Policy, Reason: w.Reason,
 		})
 	}
-	d.settings = settingsFor(d.Decision, inv)
-	d.account.pool, d.account.settings, d.account.blocked = fingerprint(d.Pool), d.settings, blockedDevices(d.Pool)
+	d.Account.Pool, d.Account.Settings, d.Account.Blocked = publish.Fingerprint(pointers(d.Pool)), settingsFor(d.Decision, inv), blockedDevices(d.Pool)
 	return d
 }
 
@@ -162,12 +166,24 @@ func keepWarm(plan v1alpha1.Plan, profiles []gpu.Profile) *metav1.Duration {
 	return nil
 }
 
-func fingerprint(pool []resourceapi.ResourceSlice) string {
+func blockedDevices(pool []resourceapi.ResourceSlice) []BlockedDevice {
+	var out []BlockedDevice
+	for _, s := range pool {
+		for _, d := range s.Spec.Devices {
+			if taints := offer.BlockingTaints(d); len(taints) > 0 {
+				out = append(out, BlockedDevice{Name: d.Name, Taints: taints})
+			}
+		}
+	}
+	return out
+}
+
+func pointers(pool []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	all := make([]*resourceapi.ResourceSlice, len(pool))
 	for i := range pool {
 		all[i] = &pool[i]
 	}
-	return publish.Fingerprint(all)
+	return all
 }
 
 // timeSlice returns the time slice for a GPU while claims have replicas of it.
@@ -183,16 +199,16 @@ func timeSlice(g offer.GPU, plan v1alpha1.Plan, inv *v1alpha1.GPUInventory) v1al
 	return inv.Spec.GPUs[i].TimeSlice
 }
 
-func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, allocated []claims.Allocation) gpuAccount {
-	a := gpuAccount{name: g.Name, devices: len(g.Devices), verdict: v, missing: g.Missing, problems: g.Problems, withoutWhole: g.WithoutWhole, unsafe: g.Unsafe}
+func accountFor(g offer.GPU, v policy.Verdict, profiles []gpu.Profile, allocated []claims.Allocation) GPU {
+	a := GPU{Name: g.Name, Devices: len(g.Devices), Verdict: v, Missing: g.Missing, Problems: g.Problems, WithoutWhole: g.WithoutWhole, Unsafe: g.Unsafe}
 	for _, p := range profiles {
 		if v.Plan.Partitioned != nil && slices.Contains(v.Plan.Partitioned.Profiles, p.Name) {
-			a.found = append(a.found, p.Name)
+			a.Found = append(a.Found, p.Name)
 		}
 	}
 	for _, c := range allocated {
 		if slices.Contains(g.Leftover, c.Device) {
-			a.leftovers = append(a.leftovers, c)
+			a.Leftovers = append(a.Leftovers, c)
 		}
 	}
 	return a

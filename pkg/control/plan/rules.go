@@ -1,4 +1,4 @@
-package control
+package plan
 
 import (
 	"cmp"
@@ -18,22 +18,21 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// ruleSet has the SharingPolicies of the cluster, checked and compiled. They
-// don't change once made.
-type ruleSet struct {
+// Rules are the SharingPolicies of the cluster, checked and compiled. They don't change once made.
+type Rules struct {
 	// version differs where any policy's spec does.
 	version string
-	// accepted are the policies that take part, in the last form that was accepted.
-	accepted []rule.Rule
-	// refused says by name what is wrong with a policy's spec. The policy takes part
+	// Accepted are the policies that take part, in the last form that was accepted.
+	Accepted []rule.Rule
+	// Refused says by name what is wrong with a policy's spec. The policy takes part
 	// all the same if a form of it was accepted before.
-	refused map[string]error
+	Refused map[string]error
 }
 
 // policies are the rules as pkg/policy takes them, to be asked until ctx ends.
-func (r *ruleSet) policies(ctx context.Context) []policy.Policy {
-	out := make([]policy.Policy, len(r.accepted))
-	for i, a := range r.accepted {
+func (r *Rules) policies(ctx context.Context) []policy.Policy {
+	out := make([]policy.Policy, len(r.Accepted))
+	for i, a := range r.Accepted {
 		out[i] = a.Ask(ctx)
 	}
 	return out
@@ -46,7 +45,7 @@ type rulebook struct {
 	definitions kinds.Definitions
 
 	mu        sync.Mutex
-	current   *ruleSet
+	current   *Rules
 	selectors map[string]*rule.Selector // by expression, of the current rules
 	// forms are the policies that take part. The status of a policy has its form
 	// too, a moment later, and also after a restart.
@@ -55,7 +54,7 @@ type rulebook struct {
 
 // load returns the rules of the policies that the cache has. It doesn't hold the lock
 // while it asks the server about missing policies.
-func (b *rulebook) load(ctx context.Context) (*ruleSet, error) {
+func (b *rulebook) load(ctx context.Context) (*Rules, error) {
 	for {
 		var list v1alpha1.SharingPolicyList
 		if err := b.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -79,7 +78,7 @@ func (b *rulebook) load(ctx context.Context) (*ruleSet, error) {
 
 // changed returns the current rules, and, if they are of another version, those of
 // their policies that are missing.
-func (b *rulebook) changed(all []v1alpha1.SharingPolicy, version string) (current *ruleSet, gone []policy.Policy) {
+func (b *rulebook) changed(all []v1alpha1.SharingPolicy, version string) (current *Rules, gone []policy.Policy) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != nil && b.current.version == version {
@@ -113,7 +112,7 @@ func (b *rulebook) checkGone(ctx context.Context, gone []policy.Policy) ([]strin
 
 // replace reads the policies unless the current rules aren't those of before any
 // more, and returns nil then. It logs the policies that have gone with their kind.
-func (b *rulebook) replace(ctx context.Context, before *ruleSet, all []v1alpha1.SharingPolicy, version string, gone []string) *ruleSet {
+func (b *rulebook) replace(ctx context.Context, before *Rules, all []v1alpha1.SharingPolicy, version string, gone []string) *Rules {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != before {
@@ -139,7 +138,7 @@ func version(all []v1alpha1.SharingPolicy) string {
 func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 	known, before := b.selectors, b.forms
 	b.selectors, b.forms = make(map[string]*rule.Selector), make(map[types.UID]rule.Rule)
-	b.current = &ruleSet{version: version, refused: make(map[string]error)}
+	b.current = &Rules{version: version, Refused: make(map[string]error)}
 	try := func(s *v1alpha1.SharingPolicy, form v1alpha1.AcceptedForm) (rule.Rule, error) {
 		expression := form.Spec.GPUSelector
 		return rule.New(s, form, cmp.Or(b.selectors[expression], known[expression]))
@@ -148,7 +147,7 @@ func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 		s := &all[i]
 		r, err := try(s, v1alpha1.AcceptedForm{Generation: s.Generation, Spec: s.Spec})
 		if err != nil {
-			b.current.refused[s.Name] = err
+			b.current.Refused[s.Name] = err
 			last, ok := before[s.UID]
 			if a := s.Status.Accepted; a != nil && (!ok || a.Generation > last.Form.Generation) {
 				last, err = try(s, *a)
@@ -161,6 +160,6 @@ func (b *rulebook) compileAll(all []v1alpha1.SharingPolicy, version string) {
 		}
 		b.selectors[r.Form.Spec.GPUSelector] = r.Selector
 		b.forms[s.UID] = r
-		b.current.accepted = append(b.current.accepted, r)
+		b.current.Accepted = append(b.current.Accepted, r)
 	}
 }

@@ -1,4 +1,4 @@
-package control
+package plan
 
 import (
 	"encoding/json"
@@ -30,8 +30,8 @@ func FuzzHostileNode(f *testing.F) {
 			{Partitioned: &v1alpha1.PartitionedPlan{}}, {Partitioned: &v1alpha1.PartitionedPlan{Layout: []string{"1g.10gb", "3g.40gb", "1g.10gb"}}},
 			{MPS: &v1alpha1.MPSPlan{Shares: new(int32(4))}}, {TimeSliced: &v1alpha1.TimeSlicedPlan{Replicas: 4}},
 		}
-		d := decide(inv, decisionInput{
-			facts:    decisionFacts{able: publish.Abilities{Counters: publish.SplitCounters, Multiple: publish.Yes, Taints: publish.Yes, Charged: true, Version: "v1.37.1"}},
+		d := decide(inv, Input{
+			facts:    facts{able: publish.Abilities{Counters: publish.SplitCounters, Multiple: publish.Yes, Taints: publish.Yes, Charged: true, Version: "v1.37.1"}},
 			labels:   labels.Set{},
 			policies: []policy.Policy{{Name: "p", Nodes: labels.Everything(), Plan: plans[int(which)%len(plans)]}},
 		})
