@@ -196,8 +196,12 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 		return err
 	}
 	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: c.bootID(), ModeSwitched: minor})
+	prepared, err := specs.Claims()
+	if err != nil {
+		return err
+	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, BootID: c.bootID(), Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
+		Journal: p.journal, Claims: claims, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
 	})
 	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,

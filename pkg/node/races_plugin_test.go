@@ -168,8 +168,12 @@ func (p *process) wire() error {
 		return p.specs.SetMinor(uuid, n)
 	}
 	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: p.bootID, ModeSwitched: minor, Step: p.step})
+	prepared, err := p.specs.Claims()
+	if err != nil {
+		return err
+	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, BootID: p.bootID, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
+		Journal: p.journal, Claims: claims, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
 	})
 	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, Claims: claims, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,

@@ -112,8 +112,12 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	if err != nil {
 		return err
 	}
+	prepared, err := p.specs.Claims()
+	if err != nil {
+		klog.Background().Error(err, "Claims count as prepared only once they have been restored", "node", cfg.NodeName)
+	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
+		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
 		DaemonFaultsChanged: func() { p.health.SawEvent("") },
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),

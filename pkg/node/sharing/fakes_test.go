@@ -21,10 +21,11 @@ const (
 )
 
 // machine has the parts under a Manager that outlive it: the supervisor, the
-// GPUs' settings and nvidia-smi. It notes what must never be.
+// GPUs' settings, nvidia-smi and the claims' CDI specs. It notes what must never be.
 type machine struct {
 	mu       sync.Mutex
-	away     bool // the supervisor
+	prepared map[string]bool // the UIDs of the claims with a CDI spec
+	away     bool            // the supervisor
 	daemons  map[string]mps.State
 	revision mps.Revision // of the daemons
 	// old is a supervisor of a release without revisions.
@@ -51,10 +52,26 @@ type machine struct {
 
 func newMachine() *machine {
 	return &machine{
-		revision: 1, daemons: map[string]mps.State{}, watchers: map[chan struct{}]bool{}, step: func(string) {}, exclusive: true,
+		revision: 1, prepared: map[string]bool{}, daemons: map[string]mps.State{}, watchers: map[chan struct{}]bool{}, step: func(string) {}, exclusive: true,
 		modes:     map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeDefault, gpu1: nvml.ComputeDefault},
 		intervals: map[gpu.UUID]string{gpu0: "Default", gpu1: "Default"},
 	}
+}
+
+func (m *machine) setSpec(claimUID string, there bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.prepared, claimUID)
+	if there {
+		m.prepared[claimUID] = true
+	}
+}
+
+// specs returns the UIDs of the claims with a CDI spec.
+func (m *machine) specs() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.prepared))
 }
 
 func (m *machine) enter(call string) error {

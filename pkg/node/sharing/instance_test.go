@@ -150,6 +150,29 @@ func TestClaimWithoutJoin(t *testing.T) {
 	})
 }
 
+// TestPrepareThatAnEarlierPluginBegan: a plugin that starts again does nothing for a claim
+// that has a record and no CDI spec, until its next prepare has made its devices ready: the
+// claim's GPUs may be in MIG mode.
+func TestPrepareThatAnEarlierPluginBegan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newMachine())
+		r := n.hold(t, claim("a", share(gpu0, 0)))
+		n.hold(t, claim("b", wholeSlice(gpu1, "Long")))
+		n.journal.Close()
+		n = start(t, n.machine, n.dir, "boot-1", nil)
+		end := n.run(t)
+		defer end()
+		if err := n.Recover(t.Context()); err != nil {
+			t.Error(err)
+		}
+		n.reported()
+		n.machine.do(func() { delete(n.machine.daemons, "claim-other") })
+		n.check(t, is{})
+		n.prepare(t, r)
+		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
+	})
+}
+
 // TestKeptForClaimWithoutJoin: the last claim that uses a daemon leaves while another one
 // that needs it is being prepared. The daemon and the compute mode stay, and go if that
 // prepare fails.

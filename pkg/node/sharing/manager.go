@@ -48,6 +48,10 @@ type Config struct {
 	Daemons Daemons
 	// BootID of the running kernel. Daemons and settings of other boots are gone.
 	BootID string
+	// Prepared has the UIDs of the claims whose prepare was complete when an earlier plugin
+	// ended, as their CDI specs show. They need daemons and settings from the start on, other
+	// claims from their Join on.
+	Prepared []string
 	// ExclusiveProcess puts GPUs with an MPS daemon into that compute mode, so that
 	// only clients of the daemon can use them.
 	ExclusiveProcess bool
@@ -87,9 +91,8 @@ type Manager struct {
 	hw  Hardware
 	smi SMI
 
-	// joined are the UIDs of the claims whose Join has begun, and whose Leave hasn't since.
-	// Those with a record when the process started count, too: no partition of theirs is
-	// being destroyed.
+	// joined are the UIDs of the claims whose Join has begun, and whose Leave hasn't since,
+	// and of Config.Prepared.
 	joined sync.Map
 
 	mu sync.Mutex
@@ -149,10 +152,8 @@ func New(c Config) *Manager {
 		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
 		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
 	}
-	for _, r := range c.Journal.All() {
-		if r.BootID == c.BootID {
-			m.joined.Store(r.ClaimUID, true)
-		}
+	for _, uid := range c.Prepared {
+		m.joined.Store(uid, true)
 	}
 	m.metrics = newMetrics(c.Registerer, m)
 	return m

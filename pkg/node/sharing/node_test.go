@@ -57,6 +57,7 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Config) *no
 	}
 	t.Cleanup(func() { j.Close() })
 	o.Journal, o.Claims, o.BootID, o.Daemons, o.Remains, o.Registerer = j, holding.NewClaims(j), boot, m, m.remains, prometheus.NewRegistry()
+	o.Prepared = m.specs()
 	n := &node{machine: m, journal: j, claims: o.Claims, dir: dir, boot: boot, Manager: sharing.New(o)}
 	n.SetClosedFor(time.Millisecond)
 	n.SetHardware(m, m.smi)
@@ -135,6 +136,7 @@ func (n *node) prepare(t testing.TB, r holding.Record) map[gpu.DeviceName]gpu.MP
 	if err != nil {
 		t.Fatalf("join %s: %v", r.ClaimUID, err)
 	}
+	n.machine.setSpec(r.ClaimUID, true)
 	return clients
 }
 
@@ -147,6 +149,7 @@ func (n *node) unprepare(t testing.TB, uid string) {
 
 func (n *node) giveUp(ctx context.Context, uid string) error {
 	r, _ := n.journal.Get(uid)
+	n.machine.setSpec(uid, false)
 	n.claims.SetLeaving(uid)
 	if err := n.Leave(ctx, r); err != nil {
 		return err
