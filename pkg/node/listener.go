@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -109,19 +108,6 @@ func (p *hardwareParts) recoverWithoutDriver(ctx context.Context) {
 	case <-time.After(driver.RecoverWithin):
 	case <-ctx.Done():
 	}
-}
-
-// Held returns the GPUs that claims' records name.
-func (p *hardwareParts) Held() []gpu.UUID {
-	var all []gpu.UUID
-	for _, r := range p.journal.All() {
-		all = append(all, r.GPUs()...)
-	}
-	for _, u := range p.journal.Unreadable() {
-		all = append(all, u.Record.GPUs()...)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // Conditions returns the GPUs' conditions that follow from the journal, from MIG

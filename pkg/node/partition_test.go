@@ -110,7 +110,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	parts.healthOf = healthOf(host, "boot")
 	d.hardwareParts = parts
 	follower := driver.New(driver.Config{
-		NodeName: "node-0", Opener: driver.NewOpener(host, ""), Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
+		NodeName: "node-0", BootID: "boot", Journal: j, Opener: driver.NewOpener(host, ""), Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
 	})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)

@@ -124,7 +124,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
-		Facts: p.facts, Seen: p.ask, Recalled: signals.WakeForGPUs,
+		Facts: p.facts, Seen: p.ask,
 	})
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		health: p.health, healthOf: healthOf(host, bootID), readings: p.readings,
 	}
 	p.driver = driver.New(driver.Config{
-		NodeName: cfg.NodeName, Opener: p.tenure.opener, Signals: signals, Minors: minors, Facts: p.facts,
+		NodeName: cfg.NodeName, BootID: bootID, Journal: p.journal, Opener: p.tenure.opener, Signals: signals, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	p.resets.driver = p.driver
@@ -232,7 +232,7 @@ func (p *plugin) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.containers.Run(ctx) })
 	group.Go(func() error { return p.warnings.run(ctx) })
-	group.Go(func() error { return p.driver.Run(ctx) })
+	group.Go(func() error { p.recallGPUs(ctx); return p.driver.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
@@ -342,7 +342,7 @@ func (p *plugin) cleanUp(ctx context.Context) error {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}
-	err := errors.Join(p.specs.RemoveCommon(), forgetHealthyGPUs(p.journal), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
+	err := errors.Join(p.specs.RemoveCommon(), forgetHealthyGPUs(p.journal), p.journal.DeleteSeen(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}

@@ -158,7 +158,7 @@ func readFootprint(ctx context.Context, t *testing.T, s *stack.Stack) footprint 
 	// The kubelet unprepares just after the last pod is gone; MIG mode is
 	// switched off some seconds after the last partition is.
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		f.records = lines(ctx, t, s, `find /var/lib/tessera -name "*.json" ! -path "*/health/*"`)
+		f.records = lines(ctx, t, s, `find /var/lib/tessera -name "*.json" ! -path "*/health/*" ! -path "*/seen/*"`)
 		f.specs = lines(ctx, t, s, `find /var/run/cdi -name "*claim_*"`)
 		f.instances = lines(ctx, t, s, s.SMI+` -L | grep MIG || true`)
 		return f.records+f.specs+f.instances == 0, nil

@@ -56,7 +56,7 @@ func (c *check) breakMore(t *testing.T) {
 	if _, err := c.Crash(t.Context(), "node-1", "nvidia-cuda-mps"); err != nil {
 		t.Fatal(err)
 	}
-	c.node(t, "node-0", `for f in $(find /var/lib/tessera -name "*.json" ! -path "*/health/*" | head -1); do printf garbage > $f; done`)
+	c.node(t, "node-0", `for f in $(find /var/lib/tessera -name "*.json" ! -path "*/health/*" ! -path "*/seen/*" | head -1); do printf garbage > $f; done`)
 	if _, err := c.Crash(t.Context(), "node-0", "kubelet-plugin"); err != nil {
 		t.Fatal(err)
 	}

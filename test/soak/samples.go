@@ -121,7 +121,7 @@ func (r *soak) pod(ctx context.Context, component, node string) (string, error) 
 // files counts the records of the journal and the CDI specs of claims on a node. States of
 // GPUs with which something is wrong aren't claims'.
 func (r *soak) files(ctx context.Context, node string) (records, specs int, err error) {
-	records, err1 := r.lines(ctx, node, `find /var/lib/tessera -name "*.json" ! -path "*/health/*" ! -path "*/settings/*"`)
+	records, err1 := r.lines(ctx, node, `find /var/lib/tessera -name "*.json" ! -path "*/health/*" ! -path "*/seen/*" ! -path "*/settings/*"`)
 	specs, err2 := r.lines(ctx, node, `find /var/run/cdi -name "*claim_*"`)
 	return records, specs, errors.Join(err1, err2)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -59,8 +60,6 @@ type Listener interface {
 
 // Known provides facts about the GPUs that aren't read from the hardware.
 type Known interface {
-	// Held returns the GPUs that claims' records name.
-	Held() []gpu.UUID
 	// Conditions returns the conditions that are not read from the hardware, by GPU.
 	Conditions() map[gpu.UUID][]gpu.Condition
 }
@@ -68,6 +67,10 @@ type Known interface {
 // Config has the parts and settings of a Follower. All but Step and Registerer are required.
 type Config struct {
 	NodeName string
+	// BootID of the running kernel.
+	BootID string
+	// Journal has the GPUs of earlier readings, and the claims' records.
+	Journal *journal.Journal
 	// Opener finds and opens the driver. Followers that run one after the other share it.
 	Opener *Opener
 	// Signals request further readings.
@@ -112,6 +115,7 @@ type Follower struct {
 	// Of Run's goroutine only:
 
 	modules modules
+	seen    seen
 	mended  mended
 	// cdiFailed says why the CDI specifications aren't as they should be; nil if
 	// they are.
@@ -131,7 +135,10 @@ func New(c Config) *Follower {
 		c.Step = func(string) {}
 	}
 	registerMetrics(c.Registerer, c.Facts)
-	return &Follower{cfg: c, closings: make(chan *closing, 1), forgettings: make(chan *forgetting, 1), first: make(chan struct{})}
+	return &Follower{
+		cfg: c, closings: make(chan *closing, 1), forgettings: make(chan *forgetting, 1), first: make(chan struct{}),
+		seen: seen{journal: c.Journal, bootID: c.BootID},
+	}
 }
 
 // StaysOpen reports whether a session could not be closed, because a call into the
@@ -159,6 +166,7 @@ func (f *Follower) Stuck(after time.Duration) error {
 // replaced by one whose library this process can't load.
 func (f *Follower) Run(ctx context.Context) error {
 	looked := sync.OnceFunc(func() { close(f.first) })
+	f.seen.recall()
 	for ctx.Err() == nil {
 		err := f.follow(ctx, looked)
 		if c, ok := errors.AsType[*closed](err); ok {
@@ -192,6 +200,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 		return err
 	}
 	defer func() { err = f.close(ctx, session, err) }()
+	f.seen.pass(session)
 	f.cfg.Minors.use(session)
 	defer f.cfg.Minors.drop()
 	node, err := f.read(ctx, root, session, true)

@@ -36,35 +36,35 @@ type fixture struct {
 	Config
 	*Follower
 	specs       *cdi.Specs
+	dir         string // of the journal
 	journal     *journal.Journal
 	claims      *holding.Claims
 	arrivals    chan struct{}
 	suspensions chan struct{}
-	held        []gpu.UUID
 	onMend      func(context.Context, func(gpu.Partition) bool) error
 	stop        func()
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	j, err := journal.Open(t.TempDir(), nil)
+	dir := t.TempDir()
+	j, err := journal.Open(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
 	f := &fixture{
-		journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
+		dir: dir, journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
 	f.Config = Config{
-		NodeName: "node-0", Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"), Signals: NewSignals(),
+		NodeName: "node-0", BootID: "boot", Journal: j, Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"), Signals: NewSignals(),
 		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
 	}
 	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Opener.host})
 	return f
 }
 
-func (f *fixture) Held() []gpu.UUID                         { return f.held }
 func (f *fixture) Conditions() map[gpu.UUID][]gpu.Condition { return nil }
 func (f *fixture) Arrived(_ context.Context, hw Hardware) {
 	f.Partitions.SetHardware(hw.Session)
@@ -292,7 +292,9 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 	})
 	f := newFixture(t)
 	uuid := gpu.UUID(installed.Machine.GPUs[0].UUID)
-	f.held = []gpu.UUID{uuid}
+	if err := f.journal.Put(holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{{GPU: uuid}}}); err != nil {
+		t.Fatal(err)
+	}
 	f.start(t)
 	<-f.Looked()
 	if _, g, err := f.Facts.Device(installed.Names()[0]); err == nil || !strings.Contains(err.Error(), string(gpu.Lost)) || g.UUID != uuid {
@@ -361,4 +363,38 @@ func TestDriverReplaced(t *testing.T) {
 		}
 	}
 	t.Fatal("the plugin goes on with the library of the driver before")
+}
+
+// saw makes GPUs those of the last reading of the plugin before.
+func (f *fixture) saw(t *testing.T, bootID string, gpus ...gpu.GPU) {
+	t.Helper()
+	if err := f.journal.PutSeen(holding.Seen{BootID: bootID, GPUs: gpus}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readAgain returns when the hardware was read again.
+func (f *fixture) readAgain(t *testing.T) {
+	t.Helper()
+	_, changed := f.Facts.State()
+	f.Signals.Wake()
+	<-changed
+	f.Signals.Wake()
+	_, changed = f.Facts.State()
+	<-changed // the reading before has ended
+}
+
+// reopenJournal reads the journal as the next plugin does.
+func (f *fixture) reopenJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	if err := f.journal.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(f.dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	f.journal, f.Journal = j, j
+	return j
 }

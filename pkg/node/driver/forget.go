@@ -39,7 +39,7 @@ func (f *Follower) Forget(ctx context.Context, uuid gpu.UUID) error {
 }
 
 // forget forgets the GPU that is to be forgotten, if there is one.
-func (f *Follower) forget(session *nvml.Session) {
+func (f *Follower) forget(ctx context.Context, session *nvml.Session) {
 	select {
 	case r := <-f.forgettings:
 		if !r.taken.CompareAndSwap(false, true) {
@@ -48,6 +48,7 @@ func (f *Follower) forget(session *nvml.Session) {
 		err := session.Forget(r.uuid)
 		if err == nil {
 			f.cfg.Facts.Forget(r.uuid)
+			f.seen.forget(ctx, r.uuid)
 		}
 		r.result <- err
 	default:

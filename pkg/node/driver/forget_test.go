@@ -13,7 +13,7 @@ import (
 func TestForget(t *testing.T) {
 	f := newFixture(t)
 	gone := gpu.GPU{UUID: "GPU-99999999-8a10-0135-bada-13f71feaef21", Index: 7}
-	f.Facts.Recall([]gpu.GPU{gone}, true)
+	f.saw(t, "boot", gone)
 	f.start(t)
 	<-f.arrivals
 	has := func(uuid gpu.UUID) bool {
@@ -33,6 +33,9 @@ func TestForget(t *testing.T) {
 	if has(gone.UUID) {
 		t.Error("the facts have a GPU that was forgotten")
 	}
+	if seen, _ := f.journal.Seen(); len(seen.GPUs) != len(installed.Machine.GPUs) {
+		t.Errorf("the next plugin would know of %d GPUs", len(seen.GPUs))
+	}
 	before, changed := f.Facts.State()
 	f.Signals.Wake()
 	<-changed // it was read again
@@ -46,7 +49,7 @@ func TestForget(t *testing.T) {
 func TestForgetIsGivenUp(t *testing.T) {
 	f := newFixture(t)
 	gone := gpu.GPU{UUID: "GPU-99999999-8a10-0135-bada-13f71feaef21", Index: 7}
-	f.Facts.Recall([]gpu.GPU{gone}, true)
+	f.saw(t, "boot", gone)
 	f.build()
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)

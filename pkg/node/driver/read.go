@@ -30,7 +30,7 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 		if c := f.nextClosing(session, rest); c != nil {
 			return &closed{closing: c, root: root}
 		}
-		f.forget(session)
+		f.forget(ctx, session)
 		f.beginReading()
 		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
 		now, err := f.cfg.Opener.find()
@@ -70,7 +70,6 @@ func (f *Follower) rereadAfter() time.Duration {
 // The error is about the driver as a whole.
 func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml.Session, hostToo bool) (gpu.Node, error) {
 	f.modules.load(ctx, f.cfg.Opener.host, root, devDir(f.cfg.Opener.host, root))
-	before := f.remember(session)
 	programDirs, err := root.ProgramDirs(f.cfg.Opener.host)
 	if err != nil {
 		return gpu.Node{}, err
@@ -78,7 +77,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	for {
 		began := time.Now()
 		switches := f.cfg.Minors.switches()
-		r, reported, err := f.readNode(root, session, before)
+		r, reported, err := f.readNode(root, session)
 		if err != nil {
 			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.cfg.NodeName, err)
 		}
@@ -94,6 +93,7 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 		f.fabricPending = slices.ContainsFunc(r.Node.GPUs, hasPendingFabric)
 		f.cfg.Facts.SetListing(r.Listing)
 		f.cfg.Facts.Found(f.withConditions(reported))
+		f.seen.found(ctx, reported.GPUs)
 		f.looked.setIfLater(began)
 		f.endReading()
 		if len(r.Unread) > 0 {
@@ -105,33 +105,16 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	}
 }
 
-// remember passes the GPUs that the machine has had to the session, and returns those that
-// it has had since it started.
-func (f *Follower) remember(session *nvml.Session) []gpu.GPU {
-	has, hadBefore := f.cfg.Facts.Remembered()
-	session.Remember(has, false)
-	for _, uuid := range f.cfg.Known.Held() {
-		i := slices.IndexFunc(hadBefore, func(g gpu.GPU) bool { return g.UUID == uuid })
-		g := gpu.GPU{UUID: uuid, Index: -1, Minor: -1}
-		if i >= 0 {
-			g = hadBefore[i]
-		}
-		session.Remember([]gpu.GPU{g}, false)
-	}
-	session.Remember(hadBefore, true)
-	return has
-}
-
 // readNode reads the node. It returns all that there is, and the same without the partitions
 // that are created for claims.
-func (f *Follower) readNode(root driverroot.Root, session *nvml.Session, before []gpu.GPU) (_ Reading, reported gpu.Node, _ error) {
+func (f *Follower) readNode(root driverroot.Root, session *nvml.Session) (_ Reading, reported gpu.Node, _ error) {
 	w := f.cfg.Partitions.Watch()
 	defer w.End()
 	r, err := ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
 	if err != nil {
 		return Reading{}, gpu.Node{}, err
 	}
-	return r, w.Hide(r.Node, r.Unread, before), nil
+	return r, w.Hide(r.Node, r.Unread, f.seen.has), nil
 }
 
 // noteListing logs which GPUs can't be identified, when that changes.

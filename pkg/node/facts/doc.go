@@ -1,6 +1,5 @@
 // Package facts holds what is known of the node: which GPUs it has, which names
-// they have, or why there are none; which GPUs it had before; and whether another
-// driver serves them. pkg/node/driver reads the GPUs, pkg/node/prepare looks devices
+// they have, or why there are none; and whether another driver serves them. pkg/node/driver reads the GPUs, pkg/node/prepare looks devices
 // up, and pkg/node/report writes all of it to the cluster.
 //
 // It reads and writes nothing itself. Of Tessera it imports pkg/gpu and pkg/notify only.

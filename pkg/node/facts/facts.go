@@ -33,7 +33,6 @@ type Facts struct {
 	names   *gpu.Names
 	trouble Trouble
 	listing Listing
-	memory  memory
 	// seen: the Node object has been seen, and is there.
 	seen bool
 	// devicePlugin and draDriver name another driver that serves the GPUs, with
@@ -64,9 +63,6 @@ type State struct {
 	Node    gpu.Node
 	Trouble Trouble
 	Listing Listing
-	// Complete: the report of the previous plugin adds nothing, and may be
-	// overwritten.
-	Complete bool
 	// DevicePlugin and DRADriver name another driver that serves the GPUs, with
 	// the remedy; empty: none.
 	DevicePlugin, DRADriver string
@@ -80,7 +76,7 @@ func (f *Facts) State() (State, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return State{
-		Known: f.known, Node: f.node, Trouble: f.trouble, Listing: f.listing, Complete: f.trouble.Reason != "" || f.memory.mayReplace(),
+		Known: f.known, Node: f.node, Trouble: f.trouble, Listing: f.listing,
 		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver,
 	}, f.mu.Changed()
 }
@@ -97,7 +93,6 @@ func (f *Facts) Found(node gpu.Node) {
 	f.mu.Change(func() {
 		f.known, f.read, f.names, f.trouble = true, node, gpu.NameAll(node.GPUs), Trouble{}
 		f.node = f.withHealth()
-		f.memory.found(node.GPUs)
 	})
 }
 
@@ -151,31 +146,12 @@ func (f *Facts) GPUs() (all, silent []gpu.UUID, changed <-chan struct{}) {
 	return all, silent, f.mu.Changed()
 }
 
-// Recall adds the GPUs in the previous plugin's report, once; sameBoot is whether it
-// was written since the machine booted. It reports whether that added GPUs.
-func (f *Facts) Recall(reported []gpu.GPU, sameBoot bool) (added bool) {
-	f.mu.Change(func() { added = f.memory.recall(reported, sameBoot) })
-	return added
-}
-
-// Remembered returns the GPUs that the machine has had since it started, each as
-// it was last reported, and those that it had before and may have no more. Call it
-// at the beginning of each reading: the previous plugin's report is overwritten
-// only by a reading that has taken it into account.
-func (f *Facts) Remembered() (has, hadBefore []gpu.GPU) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.memory.handedOut = f.memory.recalled
-	return f.memory.lists()
-}
-
 // Forget removes a GPU that the machine doesn't have any more. A later reading may find it
 // again.
 func (f *Facts) Forget(uuid gpu.UUID) {
 	f.mu.Change(func() {
-		f.read.GPUs = without(f.read.GPUs, uuid)
+		f.read.GPUs = slices.DeleteFunc(slices.Clone(f.read.GPUs), func(g gpu.GPU) bool { return g.UUID == uuid })
 		f.node = f.withHealth()
-		f.memory.forget(uuid)
 	})
 }
 

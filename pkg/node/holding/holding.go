@@ -318,6 +318,18 @@ type Health struct {
 // Key returns the UUID that names the record.
 func (h Health) Key() string { return string(h.GPU) }
 
+// Seen has the GPUs of the last reading of the hardware, so that one which is lost while no
+// plugin runs is missed. Its file has the fields of gpu.GPU by the names that they have there.
+type Seen struct {
+	// BootID of the boot in which they were read.
+	BootID string `json:"bootID"`
+	// GPUs with what lasts of their facts: without conditions and MIG instances.
+	GPUs []gpu.GPU `json:"gpus"`
+}
+
+// Key returns the name of the record.
+func (Seen) Key() string { return "gpus" }
+
 // Records are the stored records of claims (*journal.Journal).
 type Records interface {
 	// Get returns the claim's record.

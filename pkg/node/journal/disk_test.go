@@ -47,7 +47,8 @@ func TestFileThatCannotBeRead(t *testing.T) {
 	tree := map[string]string{
 		"a.json": envelope(t, 1, everything("a")), "gpus/" + string(gpu0) + ".json": envelope(t, 1, made(gpu0)),
 		"settings/" + string(gpu0) + ".json": envelope(t, 1, changed(gpu0)), "health/" + string(gpu0) + ".json": envelope(t, 1, holding.Health{GPU: gpu0}),
-		"b.corrupt": "no record",
+		"seen/gpus.json": envelope(t, 1, seen()),
+		"b.corrupt":      "no record",
 	}
 	d := newDisk(t, tree)
 	for path := range tree {

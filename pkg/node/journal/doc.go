@@ -4,8 +4,9 @@
 //
 // There is one file per claim, named by the claim's UID, so that the cost of a
 // write doesn't depend on how many claims there are; and, in directories of their
-// own, one per GPU on which MIG partitions were made, and one per GPU whose compute
-// mode or time slice differs from its original one. Reads are served from memory. A
+// own, one per GPU on which MIG partitions were made, one per GPU whose compute
+// mode or time slice differs from its original one, and one of the GPUs that were
+// seen. Reads are served from memory. A
 // claim's record, data and name, is on disk when its write returns; a GPU's record, of
 // either kind, needn't survive a crash of the machine. A file is written under another
 // name and renamed, so that a crash leaves the old record or the new one.
@@ -23,6 +24,7 @@
 //
 // The journal knows nothing of Kubernetes objects, CDI or hardware. Only
 // pkg/node/prepare, which writes claims' records, pkg/node/partition, which
-// writes GPUs', pkg/node/sharing, which writes settings, pkg/node/doctor, which
-// looks from outside, and pkg/node import it.
+// writes GPUs', pkg/node/sharing, which writes settings, pkg/node/driver, which writes
+// the GPUs that were seen, pkg/node/doctor, which looks from outside, and pkg/node
+// import it.
 package journal

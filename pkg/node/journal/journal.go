@@ -23,12 +23,14 @@ const (
 	settingsDir = "settings"
 	// healthDir is the directory of the states of GPUs with which something is wrong.
 	healthDir = "health"
+	// seenDir is the directory of the record of the GPUs that were seen.
+	seenDir = "seen"
 )
 
 // RemoveEmpty removes the directories in a journal's directory that have no record.
 func RemoveEmpty(dir string) error {
 	var errs []error
-	for _, sub := range []string{gpuDir, settingsDir, healthDir} {
+	for _, sub := range []string{gpuDir, settingsDir, healthDir, seenDir} {
 		errs = append(errs, files.RemoveIfEmpty(filepath.Join(dir, sub)))
 	}
 	return errors.Join(errs...)
@@ -43,6 +45,7 @@ type Journal struct {
 	gpus     *store[holding.GPURecord]
 	settings *store[holding.Settings]
 	health   *store[holding.Health]
+	seen     *store[holding.Seen]
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Unreadable files
@@ -71,6 +74,7 @@ func Open(dir string, step func(string)) (*Journal, error) {
 		gpus:     newStore[holding.GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
 		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
 		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, step),
+		seen:     newStore[holding.Seen](filepath.Join(dir, seenDir), "the node's", "journal.seen.", true, step),
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -212,7 +216,7 @@ func (j *Journal) lockAndLoad() error {
 	if err := j.claims.load(); err != nil {
 		return err
 	}
-	return errors.Join(j.gpus.load(), j.settings.load(), j.health.load())
+	return errors.Join(j.gpus.load(), j.settings.load(), j.health.load(), j.seen.load())
 }
 
 // UnreadableGPU is a GPU's unreadable file, which was renamed.

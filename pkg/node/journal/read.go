@@ -57,11 +57,15 @@ func Read(dir string) (Contents, error) {
 	if err != nil {
 		return Contents{}, err
 	}
+	seen, err := scan[holding.Seen](filepath.Join(dir, seenDir))
+	if err != nil {
+		return Contents{}, err
+	}
 	return Contents{
 		Claims: claims.records, GPUs: gpus.records, Settings: settings.records,
 		Unreadable: unreadableClaims(claims.unreadable), UnreadableGPUs: unreadableGPUs(gpus.unreadable),
 		UnreadableSettings: unreadableGPUs(settings.unreadable),
-		Temporary:          slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary),
+		Temporary:          slices.Concat(claims.temporary, gpus.temporary, settings.temporary, health.temporary, seen.temporary),
 	}, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/notify"
@@ -40,15 +41,11 @@ type Config struct {
 	PluginVersion, BootID string
 	// REST reaches the API server.
 	REST *rest.Config
-	// Facts are what is reported. The reporter adds what the Node object and the
-	// previous plugin's report say.
+	// Facts are what is reported. The reporter adds what the Node object says.
 	Facts *facts.Facts
 	// Seen, which may be nil, is called with each newer inventory, in order and not
 	// concurrently. It must not block.
 	Seen func(*v1alpha1.GPUInventory)
-	// Recalled, which may be nil, is called when the previous plugin's report has been
-	// read and Facts.Remembered returns more GPUs because of it. It must not block.
-	Recalled func()
 }
 
 // Reporter keeps the node's GPUInventory equal to the facts. Its methods may be
@@ -86,9 +83,6 @@ func New(cfg Config) (*Reporter, error) {
 	if cfg.Seen == nil {
 		cfg.Seen = func(*v1alpha1.GPUInventory) {}
 	}
-	if cfg.Recalled == nil {
-		cfg.Recalled = func() {}
-	}
 	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
 }
 
@@ -106,14 +100,20 @@ func (r *Reporter) WaitReported(ctx context.Context) error {
 	return r.mu.Wait(ctx, func() bool { return r.reported })
 }
 
+// Before returns the GPUs in the report of the plugin before, and the boot in which it was
+// written; none if there is no report.
+func (r *Reporter) Before(ctx context.Context) (gpus []gpu.GPU, bootID string, _ error) {
+	inv, err := r.get(ctx)
+	if err != nil || inv == nil {
+		return nil, "", err
+	}
+	return inventory.Node(inv).GPUs, inv.Status.BootID, nil
+}
+
 // saw stores an inventory, and passes it on, unless a newer one is known.
 func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 	r.seeing.Lock()
 	defer r.seeing.Unlock()
-	// First, because the report may be overwritten once it is stored.
-	if r.facts.Recall(inventory.Node(inv).GPUs, inv.Status.BootID == r.cfg.BootID) {
-		r.cfg.Recalled()
-	}
 	if r.store(inv) {
 		r.cfg.Seen(inv)
 	}

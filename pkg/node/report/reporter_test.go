@@ -66,50 +66,27 @@ func startWith(t *testing.T, cfg report.Config) (r reporting, stop func()) {
 	return r, stop
 }
 
-// TestReportOfThePluginBefore checks that the previous plugin's report is not
-// overwritten before a reading has taken it into account.
+// TestReportOfThePluginBefore checks that the GPUs of an earlier report can be read.
 func TestReportOfThePluginBefore(t *testing.T) {
-	other := h100
-	other.UUID, other.Index = "GPU-22222222-0000-0000-0000-000000000000", 1
-	type lists struct{ Has, HadBefore []gpu.UUID }
-	for name, tc := range map[string]struct {
-		boot string
-		want lists
-	}{
-		"in this boot":    {boot: "boot", want: lists{Has: []gpu.UUID{h100.UUID, other.UUID}}},
-		"in another boot": {boot: "another", want: lists{Has: []gpu.UUID{h100.UUID}, HadBefore: []gpu.UUID{other.UUID}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			before, stop := start(t, s)
-			before.Found(node(h100, other))
-			if err := before.WaitReported(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			stop()
-			recalled := make(chan struct{})
-			r, _ := startWith(t, report.Config{BootID: tc.boot, Recalled: func() { close(recalled) }, REST: s.config()})
-			r.Found(node(h100)) // one is lost, and wasn't known
-			<-recalled
-			if inv, _ := s.get(); inv.Status.GPUCount != 2 {
-				t.Errorf("the report of %d GPUs was written over by one that knew nothing of it", inv.Status.GPUCount)
-			}
-			has, hadBefore := r.Remembered()
-			if diff := cmp.Diff(tc.want, lists{uuids(has), uuids(hadBefore)}); diff != "" {
-				t.Errorf("remembered (-want +got):\n%s", diff)
-			}
-			r.Found(node(h100))
-			eventually(t, s, "the report of a reading that knew", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.GPUCount == 1 })
-		})
+	s := newServer(t)
+	before, stop := start(t, s)
+	if gpus, boot, err := before.Before(t.Context()); len(gpus) > 0 || boot != "" || err != nil {
+		t.Errorf("without a report: %v, boot %q, error %v", gpus, boot, err)
 	}
-}
-
-func uuids(gpus []gpu.GPU) []gpu.UUID {
-	var all []gpu.UUID
-	for _, g := range gpus {
-		all = append(all, g.UUID)
+	before.Found(node(h100))
+	if err := before.WaitReported(t.Context()); err != nil {
+		t.Fatal(err)
 	}
-	return all
+	stop()
+	r, _ := start(t, s)
+	gpus, boot, err := r.Before(t.Context())
+	if diff := cmp.Diff([]gpu.GPU{h100}, gpus); diff != "" || boot != "boot" || err != nil {
+		t.Errorf("boot %q, error %v, GPUs (-reported +got):\n%s", boot, err, diff)
+	}
+	s.setAway(true)
+	if gpus, _, err := r.Before(t.Context()); err == nil {
+		t.Errorf("while the server is away: %v, want an error", gpus)
+	}
 }
 
 // eventually waits until the inventory is as wanted.

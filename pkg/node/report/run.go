@@ -98,7 +98,7 @@ func (r *Reporter) compare() (have, want *v1alpha1.GPUInventory, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known, _ := r.facts.State()
-	if !known.Known || !known.Complete || !r.synced {
+	if !known.Known || !r.synced {
 		return nil, nil, nil
 	}
 	if r.inventory == nil {
@@ -220,17 +220,29 @@ func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error
 
 // refresh reads the object, for when the watch is behind.
 func (r *Reporter) refresh(ctx context.Context) error {
-	inv := &v1alpha1.GPUInventory{}
-	err := r.inventories.Get().Resource(inventoryResource).Name(r.cfg.NodeName).Do(ctx).Into(inv)
+	inv, err := r.get(ctx)
 	switch {
-	case apierrors.IsNotFound(err):
-		r.mu.Change(func() { r.inventory = nil })
 	case err != nil:
-		return fmt.Errorf("read GPUInventory %s: %w", r.cfg.NodeName, err)
+		return err
+	case inv == nil:
+		r.mu.Change(func() { r.inventory = nil })
 	default:
 		r.saw(inv)
 	}
 	return nil
+}
+
+// get reads the object; nil: there is none.
+func (r *Reporter) get(ctx context.Context) (*v1alpha1.GPUInventory, error) {
+	inv := &v1alpha1.GPUInventory{}
+	err := r.inventories.Get().Resource(inventoryResource).Name(r.cfg.NodeName).Do(ctx).Into(inv)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil //nolint:nilnil // the caller asks for it
+	case err != nil:
+		return nil, fmt.Errorf("read GPUInventory %s: %w", r.cfg.NodeName, err)
+	}
+	return inv, nil
 }
 
 // markReported records that the object is equal to the facts.
