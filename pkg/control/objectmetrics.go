@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
@@ -81,7 +82,7 @@ func (m *objectMetrics) Collect(to chan<- prometheus.Metric) {
 // wantsPool reports whether a node should have a pool. As long as nothing could be decided
 // about a node with GPUs, it should, and while the node's driver fails, which hides its GPUs.
 func (m *objectMetrics) wantsPool(inv *v1alpha1.GPUInventory) bool {
-	if driverFails(inv) {
+	if kinds.DriverFails(inv) {
 		return publishable(inv)
 	}
 	if last, decided := m.planner.Last(inv.Name); decided && last.Pool == "" {

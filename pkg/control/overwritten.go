@@ -25,13 +25,12 @@ import (
 func slicesOf(node string) string                   { return "slices/" + node }
 func deletionOf(node string) string                 { return "deletion/" + node }
 func settingsOf(node string) string                 { return "settings/" + node }
-func labelsOf(node string) string                   { return "labels/" + node }
 func conditionOf(conditionType, node string) string { return "condition/" + conditionType + "/" + node }
 
 // writesOf returns the keys of all writes about a node with an inventory.
 func writesOf(node string) []string {
 	return []string{
-		slicesOf(node), settingsOf(node), labelsOf(node),
+		slicesOf(node), settingsOf(node), undone.LabelsOf(node),
 		conditionOf(v1alpha1.ConditionReady, node), conditionOf(v1alpha1.ConditionConflicting, node),
 		conditionOf(v1alpha1.ConditionDoubleAllocation, node), conditionOf(v1alpha1.ConditionOverwritten, node),
 	}
@@ -108,7 +107,7 @@ func isOverwritten(inv *v1alpha1.GPUInventory) bool {
 // depend on: a double allocation, another driver's slices, or writes that are undone.
 func (n *nodeReconciler) isContested(inv *v1alpha1.GPUInventory) bool {
 	return meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation) || inv.Status.HasForeignSlices() ||
-		isOverwritten(inv) || n.writes.Undone(labelsOf(inv.Name)) >= undone.Fight
+		isOverwritten(inv) || n.writes.Undone(undone.LabelsOf(inv.Name)) >= undone.Fight
 }
 
 // reportUndone sets the condition Overwritten if a write has been undone so many times that
@@ -140,9 +139,9 @@ func (n *nodeReconciler) judgeOverwritten(ctx context.Context, inv *v1alpha1.GPU
 	case inv == nil:
 		return 0, nil
 	case !isOverwritten(inv):
-		return 0, n.reportUndone(ctx, inv, n.writes.Undone(labelsOf(inv.Name)), "labels of this Node that the controller writes are changed or deleted", nil)
+		return 0, n.reportUndone(ctx, inv, n.writes.Undone(undone.LabelsOf(inv.Name)), "labels of this Node that the controller writes are changed or deleted", nil)
 	}
-	if left := n.writes.UntilQuiet(slicesOf(inv.Name), deletionOf(inv.Name), settingsOf(inv.Name), labelsOf(inv.Name)); left > 0 {
+	if left := n.writes.UntilQuiet(slicesOf(inv.Name), deletionOf(inv.Name), settingsOf(inv.Name), undone.LabelsOf(inv.Name)); left > 0 {
 		return left, nil
 	}
 	return 0, n.setCondition(ctx, inv, metav1.Condition{

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -316,8 +317,7 @@ func TestFightOverConditions(t *testing.T) {
 // which labels wake as well, says so.
 func TestFightOverLabels(t *testing.T) {
 	s := newFixture(t)
-	l := newNodeLabeler(s.api, s.api, s.clock)
-	l.writes = s.nodes.writes
+	l := labels.NewLabeler(s.api, s.api, s.clock, s.nodes.writes)
 	s.published()
 	writes := 0
 	s.fight(func() {

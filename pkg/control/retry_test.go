@@ -28,7 +28,9 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // queued runs a reconciler as controller-runtime's queue does, with an event after each
@@ -117,7 +119,7 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 		"labels can't be written": func(t *testing.T) (*queued, string) {
 			f := newFleet(t, publish.SplitCounters, controltest.NodeWith("n", "a", controltest.H100(0))...)
 			q := f.queued(nil)
-			q.reconciler = newNodeLabeler(controltest.FailingWrites(f.api), f.api, q.clock)
+			q.reconciler = labels.NewLabeler(controltest.FailingWrites(f.api), f.api, q.clock, undone.New(q.clock))
 			return q, "n"
 		},
 		"classes can't be written": func(t *testing.T) (*queued, string) {

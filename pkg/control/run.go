@@ -37,6 +37,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/plan"
@@ -199,7 +200,7 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	return removeNodeLabels(ctx, api)
+	return labels.RemoveAll(ctx, api)
 }
 
 // add makes the manager run everything.
@@ -277,7 +278,7 @@ func newManager(c Config, lock lease.Lock, logger logr.Logger) (manager.Manager,
 
 // cacheOptions keep the manager's caches small, also while they are filled.
 func cacheOptions() cache.Options {
-	trim := new(sharedParts).trim
+	trim := new(kinds.Trimmer).Trim
 	return cache.Options{
 		DefaultTransform: trim,
 		NewInformer: func(lw toolscache.ListerWatcher, example runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
@@ -395,8 +396,7 @@ func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a
 // Node's labels change.
 func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
-	labeler := newNodeLabeler(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{})
-	labeler.writes = w
+	labeler := labels.NewLabeler(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, w)
 	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labeler))
 	if err != nil {
 		return fmt.Errorf("set up the node label controller: %w", err)
@@ -415,11 +415,11 @@ func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 // addLabelRemoval makes the manager remove the labels of Nodes that are left from a controller
 // that wrote them. Of Nodes without such labels it does nothing but look at the cached object.
 func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
-	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, &labelRemover{client: mgr.GetClient(), writes: w}))
+	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labels.NewRemover(mgr.GetClient(), w)))
 	if err != nil {
 		return fmt.Errorf("set up the removal of node labels: %w", err)
 	}
-	nodes := source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(hasOurLabels))
+	nodes := source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(kinds.HasOurLabels))
 	if err := ctl.Watch(nodes); err != nil {
 		return fmt.Errorf("set up the removal of node labels: %w", err)
 	}

@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"errors"
-	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
+	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -74,9 +74,7 @@ func nodesWithInventory(c client.Reader) handler.EventHandler {
 // one that is gone, labels about GPUs.
 func nodesWithLabels(c client.Reader) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
-		has := func(key string) bool { _, ok := o.GetLabels()[labelPrefix+key]; return ok }
-		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil &&
-			!slices.ContainsFunc(labelKeys(), has) {
+		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil && !labels.AboutGPUs(o) {
 			return nil
 		}
 		return []reconcile.Request{requestFor(o.GetName())}

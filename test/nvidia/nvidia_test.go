@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/tessera-dra/tessera/pkg/control"
+	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
@@ -138,7 +138,7 @@ func (h *host) labels(t *testing.T, strategy string) map[string]string {
 func TestLabels(t *testing.T) {
 	h := open(t)
 	theirs := h.labels(t, "none")
-	ours := control.NodeLabels(gpu.Node{Name: "node-0", DriverVersion: h.version.Version, CUDADriverVersion: h.version.CUDAVersion, GPUs: h.gpus})
+	ours := labels.OfNode(gpu.Node{Name: "node-0", DriverVersion: h.version.Version, CUDADriverVersion: h.version.CUDAVersion, GPUs: h.gpus})
 	for key, value := range ours {
 		if theirs[key] != value && key != "nvidia.com/gpu.present" { // a rule of Node Feature Discovery writes it
 

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -75,4 +76,10 @@ func (r *InventoryReader) UntilReported(inv *v1alpha1.GPUInventory) time.Duratio
 		return 0
 	}
 	return inv.CreationTimestamp.Add(ReportWithin).Sub(r.definitions.Clock.Now())
+}
+
+// DriverFails reports whether the node's driver doesn't work, so that its GPUs are unknown.
+func DriverFails(inv *v1alpha1.GPUInventory) bool {
+	ready := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionReady)
+	return ready != nil && ready.Reason == v1alpha1.ReasonNVMLError
 }

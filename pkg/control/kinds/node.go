@@ -1,8 +1,11 @@
 package kinds
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Node is the kind of Nodes.
@@ -13,4 +16,13 @@ func NodeMetadata() *metav1.PartialObjectMetadata {
 	node := &metav1.PartialObjectMetadata{}
 	node.SetGroupVersionKind(Node())
 	return node
+}
+
+// LabelManager is the field manager of the labels of Nodes that the controller writes: it changes
+// and removes only labels that this manager owns.
+const LabelManager = "tessera-node-labels"
+
+// HasOurLabels reports whether the controller owns labels of a Node.
+func HasOurLabels(node client.Object) bool {
+	return slices.ContainsFunc(node.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool { return m.Manager == LabelManager })
 }

@@ -41,6 +41,10 @@ type written struct {
 	pauses  wait.Backoff
 }
 
+// LabelsOf is the key of the writes of a Node's labels. Who writes them isn't who reports that they
+// are undone.
+func LabelsOf(node string) string { return "labels/" + node }
+
 // New returns Writes that remember nothing yet.
 func New(c clock.PassiveClock) *Writes {
 	return &Writes{clock: c, last: make(map[string]written)}

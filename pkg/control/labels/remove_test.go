@@ -1,4 +1,4 @@
-package control
+package labels
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/pkg/control/controltest"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
@@ -20,34 +21,34 @@ func TestRemoveNodeLabels(t *testing.T) {
 	nodes := []string{"a", "b", "c"}
 	for name, remove := range map[string]func(*testing.T, client.Client){
 		"the command": func(t *testing.T, api client.Client) {
-			if err := removeNodeLabels(t.Context(), api); err != nil {
+			if err := RemoveAll(t.Context(), api); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"a controller without the option": func(t *testing.T, api client.Client) {
-			l := &labelRemover{client: trimmedReads{api}, writes: undone.New(clock.RealClock{})}
+			l := NewRemover(trimmedReads{api}, undone.New(clock.RealClock{}))
 			for _, node := range nodes {
-				if _, err := l.Reconcile(t.Context(), requestFor(node)); err != nil {
+				if _, err := l.Reconcile(t.Context(), request(node)); err != nil {
 					t.Fatal(err)
 				}
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, 0, slices.Concat(controltest.NodeWith("a", "", controltest.L4(0)), controltest.NodeWith("b", "", controltest.L4(0)), controltest.NodeWith("c", ""))...)
-			l := newNodeLabeler(f.api, f.api, clock.RealClock{})
-			f.label(t, "b", "product", "mine")
-			f.label(t, "c", "present", "true")
+			api := controltest.NewAPI(t, slices.Concat(controltest.NodeWith("a", "", controltest.L4(0)), controltest.NodeWith("b", "", controltest.L4(0)), controltest.NodeWith("c", ""))...)
+			l := NewLabeler(api, api, clock.RealClock{}, undone.New(clock.RealClock{}))
+			label(t, api, "b", "product", "mine")
+			label(t, api, "c", "present", "true")
 			for _, node := range []string{"a", "b"} {
-				if _, err := l.Reconcile(t.Context(), requestFor(node)); err != nil {
+				if _, err := l.Reconcile(t.Context(), request(node)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			for range 2 {
-				remove(t, f.api)
+				remove(t, api)
 			}
 			for node, want := range map[string]map[string]string{"a": {}, "b": {"product": "mine"}, "c": {"present": "true"}} {
-				if diff := cmp.Diff(want, f.labels(t, node)); diff != "" {
+				if diff := cmp.Diff(want, labelsOf(t, api, node)); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", node, diff)
 				}
 			}
@@ -62,7 +63,7 @@ func (c trimmedReads) Get(ctx context.Context, key client.ObjectKey, obj client.
 	if err := c.Client.Get(ctx, key, obj, o...); err != nil {
 		return err
 	}
-	trimmed, err := new(sharedParts).trim(obj)
+	trimmed, err := new(kinds.Trimmer).Trim(obj)
 	if err == nil {
 		*obj.(*metav1.PartialObjectMetadata) = *trimmed.(*metav1.PartialObjectMetadata)
 	}

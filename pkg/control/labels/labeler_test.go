@@ -1,4 +1,4 @@
-package control
+package labels
 
 import (
 	"maps"
@@ -63,12 +63,12 @@ func TestNodeLabels(t *testing.T) {
 				key, value, _ := strings.Cut(word, "=")
 				want["nvidia.com/"+key] = value
 			}
-			got := NodeLabels(tc.node)
+			got := OfNode(tc.node)
 			if diff := cmp.Diff(maps.Collect(maps.All(want)), maps.Collect(maps.All(got))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			for key, value := range got {
-				if e := validation.IsValidLabelValue(value); len(e) > 0 || !slices.Contains(labelKeys(), strings.TrimPrefix(key, "nvidia.com/")) {
+				if e := validation.IsValidLabelValue(value); len(e) > 0 || !slices.Contains(keys(), strings.TrimPrefix(key, "nvidia.com/")) {
 					t.Errorf("%s=%s: %v", key, value, e)
 				}
 			}
@@ -76,10 +76,14 @@ func TestNodeLabels(t *testing.T) {
 	}
 }
 
-func (f *fleet) labels(t *testing.T, node string) map[string]string {
+func request(node string) reconcile.Request {
+	return reconcile.Request{NamespacedName: client.ObjectKey{Name: node}}
+}
+
+func labelsOf(t *testing.T, api client.Client, node string) map[string]string {
 	t.Helper()
 	n := &corev1.Node{}
-	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
+	if err := api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
 		t.Fatal(err)
 	}
 	out := make(map[string]string)
@@ -92,10 +96,10 @@ func (f *fleet) labels(t *testing.T, node string) map[string]string {
 }
 
 // label sets a label as somebody else does; an empty value removes it.
-func (f *fleet) label(t *testing.T, node, key, value string) {
+func label(t *testing.T, api client.Client, node, key, value string) {
 	t.Helper()
 	n := &corev1.Node{}
-	if err := f.api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
+	if err := api.Get(t.Context(), client.ObjectKey{Name: node}, n); err != nil {
 		t.Fatal(err)
 	}
 	if n.Labels == nil {
@@ -105,7 +109,7 @@ func (f *fleet) label(t *testing.T, node, key, value string) {
 	if value == "" {
 		delete(n.Labels, "nvidia.com/gpu."+key)
 	}
-	if err := f.api.Update(t.Context(), n, client.FieldOwner("somebody")); err != nil {
+	if err := api.Update(t.Context(), n, client.FieldOwner("somebody")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -113,7 +117,7 @@ func (f *fleet) label(t *testing.T, node, key, value string) {
 // TestLabelsOfGPUFeatureDiscovery: each label of GPU Feature Discovery (NVIDIA/k8s-device-plugin,
 // internal/lm and docs/gfd_labels.md) is written here, or the page about migration names it.
 func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
-	page, err := os.ReadFile("../../docs/migration.md")
+	page, err := os.ReadFile("../../../docs/migration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,12 +135,12 @@ func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
 		"gpu.engines.", "gpu.mode", "gpu.machine", "gpu.clique", "gpu.imex-domain", "vgpu.present", "vgpu.host-driver-version",
 		"vgpu.host-driver-branch", "gfd.timestamp",
 	} {
-		if !slices.Contains(labelKeys(), key) && !strings.Contains(section, "`"+labelPrefix+key) {
-			t.Errorf("%s%s isn't written, and docs/migration.md doesn't say what to select by instead", labelPrefix, key)
+		if !slices.Contains(keys(), key) && !strings.Contains(section, "`"+prefix+key) {
+			t.Errorf("%s%s isn't written, and docs/migration.md doesn't say what to select by instead", prefix, key)
 		}
 	}
 	for _, ending := range []string{"`-SHARED`", "`-MIG-1g.10gb`"} {
-		if !strings.Contains(section, "`"+labelPrefix+"gpu.product` that ends in "+ending) {
+		if !strings.Contains(section, "`"+prefix+"gpu.product` that ends in "+ending) {
 			t.Errorf("docs/migration.md doesn't say what to do about products that end in %s", ending)
 		}
 	}
@@ -144,9 +148,9 @@ func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
 
 // Only our own labels are changed and removed; labels of others stay.
 func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
-	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0), controltest.L4(1))...)
+	api := controltest.NewAPI(t, controltest.NodeWith("n", "", controltest.L4(0), controltest.L4(1))...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
-	l := newNodeLabeler(f.api, f.api, now)
+	l := NewLabeler(api, api, now, undone.New(now))
 	reconciled := func() map[string]string {
 		t.Helper()
 		now.Step(2 * undone.Quiet)
@@ -155,7 +159,7 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 		if _, err := l.Reconcile(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
-		return f.labels(t, "n")
+		return labelsOf(t, api, "n")
 	}
 	check := func(when string, want map[string]string) {
 		t.Helper()
@@ -163,12 +167,12 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	f.label(t, "n", "product", "mine")
-	f.label(t, "n", "replicas", "4")
+	label(t, api, "n", "product", "mine")
+	label(t, api, "n", "replicas", "4")
 	check("somebody names the product", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
 	version := func() string {
 		n := &corev1.Node{}
-		if err := f.api.Get(t.Context(), client.ObjectKey{Name: "n"}, n); err != nil {
+		if err := api.Get(t.Context(), client.ObjectKey{Name: "n"}, n); err != nil {
 			t.Fatal(err)
 		}
 		return n.ResourceVersion
@@ -178,48 +182,48 @@ func TestLabelsOfOthersAreLeftAlone(t *testing.T) {
 	if version() != before {
 		t.Error("the node was written again")
 	}
-	f.label(t, "n", "product", "")
+	label(t, api, "n", "product", "")
 	check("somebody gives it up", map[string]string{"product": "NVIDIA-L4", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
-	f.label(t, "n", "count", "")
+	label(t, api, "n", "count", "")
 	check("somebody removes one of ours", map[string]string{"product": "NVIDIA-L4", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
-	f.label(t, "n", "product", "mine")
+	label(t, api, "n", "product", "mine")
 	check("somebody takes one over", map[string]string{"product": "mine", "replicas": "4", "present": "true", "count": "2", "memory": "81920"})
 
-	l = newNodeLabeler(f.api, f.api, now) // another controller
-	controltest.Undefine(t, f.api, kinds.Inventories)
+	l = NewLabeler(api, api, now, undone.New(now)) // another controller
+	controltest.Undefine(t, api, kinds.Inventories)
 	inv := controltest.NodeWith("n", "")[1]
-	if err := f.api.Delete(t.Context(), inv); err != nil {
+	if err := api.Delete(t.Context(), inv); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err == nil {
 		t.Error("labels go with the kind")
 	}
-	controltest.Define(t, f.api, kinds.Inventories, time.Time{})
+	controltest.Define(t, api, kinds.Inventories, time.Time{})
 	check("the inventory is gone", map[string]string{"product": "mine", "replicas": "4"})
 }
 
 // TestLabelsWhenKindsAreInstalledAgain checks that a node keeps its labels while the
 // plugin has created the inventory and hasn't written its status yet.
 func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
-	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0))...)
+	api := controltest.NewAPI(t, controltest.NodeWith("n", "", controltest.L4(0))...)
 	now := testingclock.NewFakeClock(time.Unix(1000, 0))
-	l := newNodeLabeler(f.api, f.api, now)
+	l := NewLabeler(api, api, now, undone.New(now))
 	reconciled := func() map[string]string {
 		t.Helper()
 		if _, err := l.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Name: "n"}}); err != nil {
 			t.Fatal(err)
 		}
-		return f.labels(t, "n")
+		return labelsOf(t, api, "n")
 	}
 	want := map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}
 	if diff := cmp.Diff(want, reconciled()); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if err := f.api.Delete(t.Context(), controltest.NodeWith("n", "")[1]); err != nil {
+	if err := api.Delete(t.Context(), controltest.NodeWith("n", "")[1]); err != nil {
 		t.Fatal(err)
 	}
 	bare := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n", CreationTimestamp: metav1.NewTime(now.Now())}}
-	if err := f.api.Create(t.Context(), bare); err != nil {
+	if err := api.Create(t.Context(), bare); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, reconciled()); diff != "" {
@@ -233,23 +237,23 @@ func TestLabelsWhenKindsAreInstalledAgain(t *testing.T) {
 
 // TestLabelsWhileTheDriverFails: the GPUs of the node are unknown then, not gone.
 func TestLabelsWhileTheDriverFails(t *testing.T) {
-	f := newFleet(t, 0, controltest.NodeWith("n", "", controltest.L4(0))...)
-	l := newNodeLabeler(f.api, f.api, testingclock.NewFakeClock(time.Unix(1000, 0)))
+	api := controltest.NewAPI(t, controltest.NodeWith("n", "", controltest.L4(0))...)
+	l := NewLabeler(api, api, testingclock.NewFakeClock(time.Unix(1000, 0)), undone.New(testingclock.NewFakeClock(time.Unix(1000, 0))))
 	for _, gpus := range [][]v1alpha1.GPU{{controltest.L4(0)}, nil} {
 		inv := &v1alpha1.GPUInventory{}
-		if err := f.api.Get(t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
+		if err := api.Get(t.Context(), client.ObjectKey{Name: "n"}, inv); err != nil {
 			t.Fatal(err)
 		}
 		if inv.Status.GPUs = gpus; gpus == nil {
 			inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNVMLError}}
 		}
-		if err := f.api.Status().Update(t.Context(), inv); err != nil {
+		if err := api.Status().Update(t.Context(), inv); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Reconcile(t.Context(), requestFor("n")); err != nil {
+		if _, err := l.Reconcile(t.Context(), request("n")); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}, f.labels(t, "n")); diff != "" {
+		if diff := cmp.Diff(map[string]string{"product": "NVIDIA-L4", "present": "true", "count": "1", "memory": "81920"}, labelsOf(t, api, "n")); diff != "" {
 			t.Errorf("%d GPUs (-want +got):\n%s", len(gpus), diff)
 		}
 	}

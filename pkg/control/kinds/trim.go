@@ -1,4 +1,4 @@
-package control
+package kinds
 
 import (
 	"encoding/json"
@@ -9,29 +9,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/control/kinds"
 )
 
 // The caches hold every node of the cluster. They keep only the parts that the controller
 // reads, and a single copy of those that are equal on many nodes.
 
-// maxShared bounds each table of a sharedParts. Labels whose value differs on every node,
+// maxShared bounds each table of a Trimmer. Labels whose value differs on every node,
 // such as its name, fill the table.
 const maxShared = 1 << 14
 
-// sharedParts has one copy of each string in Nodes' labels, and of each list of MIG
+// Trimmer removes the parts of objects that the controller doesn't read. It has one copy of each string in Nodes' labels, and of each list of MIG
 // profiles, which are the larger part of an inventory. The zero value is ready.
-type sharedParts struct {
+type Trimmer struct {
 	mu       sync.Mutex
 	strings  map[string]string
 	profiles map[string][]v1alpha1.MIGProfile // by their JSON
 }
 
-// trim removes the parts of an object that the controller doesn't read.
-func (p *sharedParts) trim(obj any) (any, error) {
+// Trim removes the parts of an object that the controller doesn't read.
+func (p *Trimmer) Trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *metav1.PartialObjectMetadata:
-		if o.GroupVersionKind() == kinds.Node() {
+		if o.GroupVersionKind() == Node() {
 			return p.trimNode(o), nil
 		}
 	case *v1alpha1.GPUInventory:
@@ -42,7 +41,7 @@ func (p *sharedParts) trim(obj any) (any, error) {
 
 // trimNode removes the parts of a Node's metadata that the controller doesn't read: most nodes
 // of a cluster may have no GPUs, and all have about the same labels.
-func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+func (p *Trimmer) trimNode(node *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	labels := make(map[string]string, len(node.Labels))
@@ -52,15 +51,15 @@ func (p *sharedParts) trimNode(node *metav1.PartialObjectMetadata) *metav1.Parti
 	trimmed := &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: metav1.ObjectMeta{
 		Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: labels,
 	}}
-	if hasOurLabels(node) {
-		trimmed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: labelOwner}}
+	if HasOurLabels(node) {
+		trimmed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: LabelManager}}
 	}
 	return trimmed
 }
 
 // trimInventory makes the GPUs of an inventory share their lists of MIG profiles with
 // others of their model. Readers of the cache get a copy, or change nothing.
-func (p *sharedParts) trimInventory(inv *v1alpha1.GPUInventory) (*v1alpha1.GPUInventory, error) {
+func (p *Trimmer) trimInventory(inv *v1alpha1.GPUInventory) (*v1alpha1.GPUInventory, error) {
 	inv.ManagedFields = nil
 	for i := range inv.Status.GPUs {
 		mig := inv.Status.GPUs[i].MIG

@@ -1,4 +1,4 @@
-package control
+package kinds_test
 
 import (
 	"testing"
@@ -14,11 +14,11 @@ import (
 
 // GPUs of a model have the same profiles, and GPUs of another have their own.
 func TestInventoriesShareMIGProfiles(t *testing.T) {
-	p := &sharedParts{}
+	p := &kinds.Trimmer{}
 	trimmed := func(gpus ...v1alpha1.GPU) []v1alpha1.GPU {
 		inv := &v1alpha1.GPUInventory{Status: v1alpha1.GPUInventoryStatus{GPUs: gpus}}
 		want := inv.DeepCopy()
-		obj, err := p.trim(inv)
+		obj, err := p.Trim(inv)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +47,7 @@ func TestTrimMetadata(t *testing.T) {
 	node.Annotations = nil
 	for _, want := range []*metav1.PartialObjectMetadata{node, pod} {
 		object.SetGroupVersionKind(want.GroupVersionKind())
-		got, err := new(sharedParts).trim(object.DeepCopy())
+		got, err := new(kinds.Trimmer).Trim(object.DeepCopy())
 		if err != nil {
 			t.Fatal(err)
 		}
