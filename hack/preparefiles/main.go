@@ -30,7 +30,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
@@ -172,11 +171,10 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	known := facts.New(pool)
 	known.Found(there)
 	known.SawNode(true, "")
-	claims := holding.NewClaims(j)
-	partitions := partition.New(partition.Config{Journal: j, Claims: claims, BootID: bootID})
+	partitions := partition.New(partition.Config{Journal: j, BootID: bootID})
 	partitions.SetHardware(session)
 	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
-	shares := sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
+	shares := sharing.New(sharing.Config{Journal: j, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
 	shares.SetHardware(session, nil)
 	names, err := gpu.NewNames(there.GPUs)
 	if err != nil {
@@ -185,7 +183,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
 	ctx, cancel := context.WithCancel(context.Background())
 	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Config{
-		Journal: j, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
+		Journal: j, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
 		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),
 		Driver:  gpu.DriverName, Pool: pool, BootID: bootID,
 	})}, nil

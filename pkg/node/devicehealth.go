@@ -11,14 +11,15 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
 // deviceHealth knows how the devices are that claims hold.
 type deviceHealth struct {
-	pool  string
-	held  func() []holding.Record
-	facts *facts.Facts
+	pool    string
+	journal *journal.Journal
+	facts   *facts.Facts
 	// outdated returns an error if the facts may not be true any more, because for
 	// longer than after it wasn't possible to find out.
 	outdated func(after time.Duration) error
@@ -29,7 +30,7 @@ func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
 	state, changed := h.facts.State()
 	outdated := h.outdated(kubelet.HealthKnownWithin)
 	var all []kubeletplugin.DeviceHealth
-	for _, r := range h.held() {
+	for _, r := range h.journal.Claims() {
 		for _, held := range r.Holdings {
 			d := kubeletplugin.DeviceHealth{PoolName: h.pool, DeviceName: string(held.Device)}
 			if outdated != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 const (
@@ -19,11 +20,26 @@ const (
 	unknown   = kubeletplugin.HealthStatusUnknown
 )
 
+// journalOf returns a journal with these records.
+func journalOf(t *testing.T, records ...holding.Record) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if err := j.Put(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return j
+}
+
 // TestDeviceHealth: each device that a claim holds has the health of its GPU.
 func TestDeviceHealth(t *testing.T) {
 	const sick, other, gone = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-08779614-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-ef0ae64b-8a10-0135-bada-13f71feaef21")
 	part := gpu.Partition{GPU: sick, Profile: "1g.10gb", Placement: gpu.Placement{Start: 2, Size: 1}}
-	records := []holding.Record{
+	j := journalOf(t, []holding.Record{
 		{ClaimUID: "a", Holdings: []holding.Holding{
 			holding.New("gpu-980fb007-mps4-2", gpu.Share{Of: gpu.Whole{GPU: sick}, Count: 4, Number: 2}),
 			holding.New("gpu-08779614", gpu.Whole{GPU: other}),
@@ -33,7 +49,7 @@ func TestDeviceHealth(t *testing.T) {
 		// The same device again: an administrator's, and two shares by size.
 		{ClaimUID: "d", Holdings: []holding.Holding{{Device: "gpu-08779614", GPU: other, Admin: true}}},
 		{ClaimUID: "e", Holdings: []holding.Holding{{Device: "gpu-980fb007-mps", GPU: sick, ShareID: "1"}, {Device: "gpu-980fb007-mps", GPU: sick, ShareID: "2"}}},
-	}
+	}...)
 	type all map[string]kubeletplugin.DeviceHealth
 	every := func(is kubeletplugin.HealthStatus, message string) all {
 		list := all{}
@@ -65,7 +81,7 @@ func TestDeviceHealth(t *testing.T) {
 			f := facts.New("node-a")
 			tc.facts(f)
 			h := deviceHealth{
-				pool: "node-a", held: func() []holding.Record { return records }, facts: f,
+				pool: "node-a", journal: j, facts: f,
 				outdated: func(time.Duration) error { return tc.outdated },
 			}
 			devices, changed := h.report()
@@ -150,7 +166,7 @@ func TestWorstHealthOfADevice(t *testing.T) {
 	admin := holding.Holding{Device: share.Device, GPU: uuid, Admin: true}
 	for _, holdings := range [][]holding.Holding{{share, admin}, {admin, share}} {
 		h := deviceHealth{
-			held: func() []holding.Record { return []holding.Record{{Holdings: holdings}} }, facts: f,
+			journal: journalOf(t, holding.Record{ClaimUID: "a", Holdings: holdings}), facts: f,
 			outdated: func(time.Duration) error { return nil },
 		}
 		got, _ := h.report()

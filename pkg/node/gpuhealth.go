@@ -99,7 +99,7 @@ func (p *plugin) holders(x gpu.XID) []healthmonitor.Pod {
 			GPUInstanceID: made.Made.GPUInstanceID, ComputeInstanceID: made.Made.ComputeInstanceID,
 		})
 	}
-	return healthmonitor.Holders(x, p.journal.Held(), instances)
+	return healthmonitor.Holders(x, p.journal.Claims().Records(), instances)
 }
 
 // forgetHealthyGPUs removes the records of GPUs with which nothing is wrong: they say how

@@ -59,7 +59,7 @@ func (p *hardwareParts) Suspend() {
 // BeforeClose takes the hardware from the parts, and restores it before if the plugin
 // ends, no other takes over, and nothing is prepared.
 func (p *hardwareParts) BeforeClose(ctx context.Context, pluginEnds bool) {
-	if pluginEnds && !p.handsOver.Load() && countClaims(p.journal) == 0 {
+	if pluginEnds && !p.handsOver.Load() && len(p.journal.Claims()) == 0 {
 		p.restore(ctx)
 	}
 	p.sharing.SetHardware(nil, nil) // after what is in progress
@@ -121,6 +121,3 @@ func (p *hardwareParts) Conditions() map[gpu.UUID][]gpu.Condition {
 	}
 	return all
 }
-
-// countClaims returns how many claims are, or may be, prepared.
-func countClaims(j *journal.Journal) int { return j.Len() + len(j.Unreadable()) }

@@ -24,7 +24,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -175,7 +174,7 @@ func (c *computer) start() (_ *onDisk, err error) {
 
 // wire builds the parts that have to do with hardware, and gives it to them.
 func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Containers) error {
-	claims, known := holding.NewClaims(p.journal), facts.New("node-0")
+	known := facts.New("node-0")
 	known.SawNode(true, "")
 	gpus, err := c.hw.GPUs()
 	if err != nil {
@@ -195,16 +194,16 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 		}
 		return err
 	}
-	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: c.bootID(), ModeSwitched: minor})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, BootID: c.bootID(), ModeSwitched: minor})
 	prepared, err := specs.Claims()
 	if err != nil {
 		return err
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
+		Journal: p.journal, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
 	})
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, Claims: claims, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,
+		Journal: p.journal, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: staying{}, Driver: gpu.DriverName, Pool: "node-0", BootID: c.bootID(),
 	})
 	p.partitions.SetHardware(c.hw)
@@ -260,7 +259,7 @@ func (p *onDisk) refuses(c *resourceapi.ResourceClaim) error {
 // names of the prepared claims.
 func (p *onDisk) names() map[string]bool {
 	names := map[string]bool{}
-	for _, r := range p.journal.All() {
+	for _, r := range p.journal.Claims().Readable() {
 		names[r.ClaimUID] = true
 	}
 	return names
@@ -269,8 +268,8 @@ func (p *onDisk) names() map[string]bool {
 // unread are the files that the plugin has renamed.
 func (p *onDisk) unread() []string {
 	var paths []string
-	for _, u := range p.journal.Unreadable() {
-		paths = append(paths, u.Path)
+	for _, u := range p.journal.Claims().Unreadable() {
+		paths = append(paths, u.File)
 	}
 	for _, u := range append(append(p.journal.UnreadableGPUs(), p.journal.UnreadableSettings()...), p.journal.UnreadableHealth()...) {
 		paths = append(paths, u.Path)

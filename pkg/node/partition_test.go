@@ -27,7 +27,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -96,14 +95,14 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	}
 	t.Cleanup(func() { j.Close() })
 	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
-	claims, minors := holding.NewClaims(j), driver.NewMinors(d.specs)
+	minors := driver.NewMinors(d.specs)
 	parts := &hardwareParts{
-		journal: j, partitions: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
-		sharing:  sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+		journal: j, partitions: partition.New(partition.Config{Journal: j, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
+		sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 		readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
 	}
 	parts.preparer = prepare.New(prepare.Config{
-		Journal: j, Claims: claims, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
+		Journal: j, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	parts.health = healthmonitor.New(healthmonitor.Config{NodeName: "node-0", Journal: j, Facts: d.facts})

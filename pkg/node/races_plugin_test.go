@@ -18,7 +18,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -129,7 +128,7 @@ func (p *process) start() error {
 		return err
 	}
 	p.closeAtEnd(p.journal)
-	if n := len(p.journal.Unreadable()) + len(p.journal.UnreadableGPUs()) + len(p.journal.UnreadableSettings()); n > 0 {
+	if n := len(p.journal.Claims().Unreadable()) + len(p.journal.UnreadableGPUs()) + len(p.journal.UnreadableSettings()); n > 0 {
 		p.w.broken("a record can't be read", "%d records", n)
 	}
 	p.specs = cdi.New(cdi.Config{Dir: c.cdi(), HookPath: hook, Host: c.host, Mark: p.w.pods.mark})
@@ -151,7 +150,7 @@ func (p *process) start() error {
 
 // wire builds the parts and gives them the hardware, as soon as that answers.
 func (p *process) wire() error {
-	c, claims, known := p.w.c, holding.NewClaims(p.journal), facts.New("node-0")
+	c, known := p.w.c, facts.New("node-0")
 	session, gpus := p.read()
 	p.session = session.Session // nothing closes it: a call may be under way when the process is killed
 	version, err := session.Driver()
@@ -167,16 +166,16 @@ func (p *process) wire() error {
 		}
 		return p.specs.SetMinor(uuid, n)
 	}
-	p.partitions = partition.New(partition.Config{Journal: p.journal, Claims: claims, BootID: p.bootID, ModeSwitched: minor, Step: p.step})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, BootID: p.bootID, ModeSwitched: minor, Step: p.step})
 	prepared, err := p.specs.Claims()
 	if err != nil {
 		return err
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
+		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
 	})
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, Claims: claims, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,
+		Journal: p.journal, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,
 		Partitions: p.partitions, Sharing: p.sharing, Holders: holdersOf{p},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: p.bootID, Step: p.step,
 	})
@@ -248,7 +247,7 @@ func (p *process) end() {
 	p.cancel()
 	ended := make(chan struct{})
 	go func() {
-		if countClaims(p.journal) == 0 {
+		if len(p.journal.Claims()) == 0 {
 			p.restore(context.WithoutCancel(p.ctx))
 		}
 		p.running.Wait()
@@ -259,7 +258,7 @@ func (p *process) end() {
 	case <-time.After(stopWithin):
 	}
 	p.live()
-	if countClaims(p.journal) == 0 {
+	if len(p.journal.Claims()) == 0 {
 		err := errors.Join(p.specs.RemoveCommon(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
 		if err != nil {
 			p.w.broken("the host can't be cleaned up", "%v", err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -61,15 +60,17 @@ func dividedByOthers(mig *gpu.MIG) bool {
 // users returns the claims that have, or may have, any of the GPU.
 func (r *resets) users(uuid gpu.UUID) []string {
 	var all []string
-	for _, c := range r.journal.Held() {
+	for _, c := range r.journal.Claims() {
 		name := "claim " + c.Namespace + "/" + c.Name
 		if c.Name == "" {
 			name = "claim " + c.ClaimUID
 		}
-		if slices.Contains(c.GPUs(), uuid) {
-			all = append(all, name)
-		} else if len(c.Holdings) == 0 {
+		switch {
+		case !c.MayUse(uuid):
+		case c.IsUnreadable():
 			all = append(all, "perhaps "+name+", whose journal record can't be read")
+		default:
+			all = append(all, name)
 		}
 	}
 	return all

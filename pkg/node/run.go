@@ -29,7 +29,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -103,9 +102,9 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
-	claims, signals, minors := holding.NewClaims(p.journal), driver.NewSignals(), driver.NewMinors(p.specs)
+	signals, minors := driver.NewSignals(), driver.NewMinors(p.specs)
 	p.partitions = partition.New(partition.Config{
-		Journal: p.journal, Claims: claims, BootID: bootID, Registerer: p.metrics,
+		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
 		ConditionsChanged: signals.Wake, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
@@ -117,7 +116,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		klog.Background().Error(err, "Claims count as prepared only once they have been restored", "node", cfg.NodeName)
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, Claims: claims, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
+		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
 		DaemonFaultsChanged: func() { p.health.SawEvent("") },
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
@@ -130,7 +129,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		return err
 	}
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, Claims: claims, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
+		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
 		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Event: p.warnings.event,
@@ -150,7 +149,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	p.resets.driver = p.driver
-	devices := deviceHealth{pool: cfg.NodeName, held: p.journal.Held, facts: p.facts, outdated: p.driver.Outdated}
+	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.driver.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.tenure.podUID, DataDir: cfg.DataDir,
 		Client: p.client, Claims: p.preparer, Health: devices.report,
@@ -338,7 +337,7 @@ func (p *plugin) stuck(after time.Duration) error {
 // plugin, if there is one, puts it back.
 func (p *plugin) cleanUp(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	if n := countClaims(p.journal); n > 0 {
+	if n := len(p.journal.Claims()); n > 0 {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}

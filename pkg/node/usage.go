@@ -10,6 +10,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
@@ -48,7 +49,7 @@ func (p *plugin) registerUsage(host driverroot.Host) error {
 	}
 	collector := usage.New(usage.Config{
 		NodeName:   p.cfg.NodeName,
-		Claims:     p.journal.Held,
+		Claims:     func() []holding.Record { return p.journal.Claims().Records() },
 		Made:       p.partitions.Made,
 		GPUs:       p.gpus,
 		Containers: kubelet.Containers,

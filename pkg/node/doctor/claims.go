@@ -11,7 +11,7 @@ import (
 func (l *look) checkJournal() {
 	for _, u := range l.journal.Unreadable {
 		l.add(Finding{
-			Level: Trouble, Check: "claim-record-unreadable", Claim: claimName(u.Record), Path: u.Path,
+			Level: Trouble, Check: "claim-record-unreadable", Claim: claimName(u.Record), Path: u.File,
 			What: fmt.Sprintf("the journal file of the claim can't be read (%v); what it recorded may still be in effect", u.Err),
 			Do:   "delete the claim's pods: the kubelet then unprepares the claim, which resolves this; if the claim no longer exists, drain the node, remove the file and restart the plugin's pod",
 		})

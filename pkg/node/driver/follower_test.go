@@ -38,7 +38,6 @@ type fixture struct {
 	specs       *cdi.Specs
 	dir         string // of the journal
 	journal     *journal.Journal
-	claims      *holding.Claims
 	arrivals    chan struct{}
 	suspensions chan struct{}
 	onMend      func(context.Context, func(gpu.Partition) bool) error
@@ -54,12 +53,12 @@ func newFixture(t *testing.T) *fixture {
 	}
 	t.Cleanup(func() { j.Close() })
 	f := &fixture{
-		dir: dir, journal: j, claims: holding.NewClaims(j), arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
+		dir: dir, journal: j, arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
 	f.Config = Config{
 		NodeName: "node-0", BootID: "boot", Journal: j, Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"), Signals: NewSignals(),
-		Partitions: partition.New(partition.Config{Journal: j, Claims: f.claims, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
+		Partitions: partition.New(partition.Config{Journal: j, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
 	}
 	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Opener.host})
 	return f
@@ -306,7 +305,7 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 func TestWipedCDIDirectory(t *testing.T) {
 	f := newFixture(t)
 	f.onMend = prepare.New(prepare.Config{
-		Journal: f.journal, Claims: f.claims, CDI: f.specs, Inventory: f.Facts, Partitions: f.Partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
+		Journal: f.journal, CDI: f.specs, Inventory: f.Facts, Partitions: f.Partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	}).Mend
 	f.start(t)
 	<-f.Looked()

@@ -64,7 +64,6 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer j.Close()
-		claims := holding.NewClaims(j)
 		part := holding.Partition{Profile: "1g.10gb", Start: 4, Size: 1}
 		if err := j.Put(holding.Record{ClaimUID: "c", BootID: "boot", Holdings: []holding.Holding{{Device: "d", GPU: uuid, Partition: part}}}); err != nil {
 			t.Fatal(err)
@@ -75,8 +74,8 @@ func TestMendPaces(t *testing.T) {
 		}
 		f := newFixture(t)
 		f.onMend = prepare.New(prepare.Config{
-			Journal: j, Claims: claims, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
-			Sharing: sharing.New(sharing.Config{Journal: j, Claims: claims, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
+			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
+			Sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
 		}).Mend
 		f.build()
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}

@@ -41,7 +41,7 @@ func (s *seen) recall() {
 // whatever is known of it.
 func (s *seen) pass(session *nvml.Session) {
 	session.Remember(s.has, false)
-	for _, r := range s.journal.Held() {
+	for _, r := range s.journal.Claims() {
 		for _, uuid := range r.GPUs() {
 			g := gpu.GPU{UUID: uuid, Index: -1, Minor: gpu.NoMinor}
 			if i := indexOf(s.hadBefore, uuid); i >= 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -19,15 +20,15 @@ const (
 	gpu1 = gpu.UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")
 )
 
-// open returns the claims of an empty journal.
-func open(t *testing.T) (*journal.Journal, *holding.Claims) {
+// open returns an empty journal.
+func open(t *testing.T) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	return j, holding.NewClaims(j)
+	return j
 }
 
 func put(t *testing.T, j *journal.Journal, r holding.Record) {
@@ -49,7 +50,7 @@ func wholes(uid string) holding.Record {
 }
 
 func TestHolders(t *testing.T) {
-	j, claims := open(t)
+	j := open(t)
 	put(t, j, wholes("a"))
 	for name, tc := range map[string]struct {
 		uuid   gpu.UUID
@@ -61,7 +62,7 @@ func TestHolders(t *testing.T) {
 		"admin holds nothing":    {gpu1, "b", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, claims.Holders(gpu.Whole{GPU: tc.uuid}, tc.except)); diff != "" {
+			if diff := cmp.Diff(tc.want, j.Claims().Holders(gpu.Whole{GPU: tc.uuid}, tc.except).Records(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -71,7 +72,7 @@ func TestHolders(t *testing.T) {
 // TestInUse checks that a shared device is in use until no daemon may run for any of its
 // claims.
 func TestInUse(t *testing.T) {
-	j, claims := open(t)
+	j := open(t)
 	whole, part := gpu.Whole{GPU: gpu0}, gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
 	for number, uid := range []string{"a", "b"} {
 		put(t, j, holding.Record{ClaimUID: uid, Holdings: []holding.Holding{{
@@ -81,24 +82,97 @@ func TestInUse(t *testing.T) {
 	put(t, j, holding.Record{ClaimUID: "admin", Holdings: []holding.Holding{{Device: "d", GPU: gpu0, Partition: holding.PartitionOf(part), Admin: true}}})
 	check := func(want bool) {
 		t.Helper()
-		if claims.InUse(part) != want || claims.InUse(whole) != want {
-			t.Errorf("in use: partition %v, GPU %v, want %v", claims.InUse(part), claims.InUse(whole), want)
+		if j.Claims().InUse(part) != want || j.Claims().InUse(whole) != want {
+			t.Errorf("in use: partition %v, GPU %v, want %v", j.Claims().InUse(part), j.Claims().InUse(whole), want)
 		}
 	}
 	check(true)
-	claims.SetLeaving("a")
-	claims.SetLeft("a")
+	j.AdvancePhase("a", holding.Leaving)
+	j.AdvancePhase("a", holding.Left)
 	check(true)
-	claims.SetLeaving("b") // its daemon may still run
+	j.AdvancePhase("b", holding.Leaving) // its daemon may still run
 	check(true)
-	claims.SetLeft("b")
+	j.AdvancePhase("b", holding.Left)
 	check(false)
-	claims.Reset("a")
+	j.ResetPhase("a")
 	check(true)
 	if err := j.Delete("a"); err != nil {
 		t.Fatal(err)
 	}
 	check(false)
+}
+
+// TestWhatAnUnreadableRecordBlocks: nobody else is given a device that it names. Nothing is
+// taken away on the device's GPU, or anywhere if it names none.
+func TestWhatAnUnreadableRecordBlocks(t *testing.T) {
+	dir := t.TempDir()
+	for uid, contents := range map[string]string{
+		"named": `"device":"gpu-980fb007-mig-3g71gb-0-mps2-0","gpu":"` + string(gpu0) + `","request":"r"`,
+		"admin": `"device":"gpu-980fb007","gpu":"` + string(gpu0) + `","request":"r","admin":true`,
+		"torn":  "{",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, uid+".json"), []byte(contents), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j, err := journal.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	const shared, ofTheOther = "gpu-980fb007-mig-3g71gb-0", "gpu-11111111"
+	type blocks struct{ Holds, MayHave, MayUse, MayNeedSettings, MayNeed, MayNeedOwn bool }
+	ask := func(c holding.Claim, uuid gpu.UUID, daemon string) blocks {
+		// A partition that the file doesn't name: only names can be made out of it.
+		part := gpu.Partition{GPU: uuid, Profile: "1g.18gb", Placement: gpu.Placement{Start: 6, Size: 1}}
+		return blocks{c.Holds(part), c.MayHave(part), c.MayUse(uuid), c.MayNeedSettings(uuid), c.MayNeed(daemon), c.MayNeed(c.OwnDaemonName())}
+	}
+	for uid, want := range map[string]struct{ there, elsewhere blocks }{
+		"named": {blocks{true, true, true, true, true, true}, blocks{MayNeedOwn: true}},
+		"admin": {blocks{MayUse: true, MayNeedSettings: true, MayNeedOwn: true}, blocks{MayNeedOwn: true}},
+		"torn":  {blocks{false, true, true, true, true, true}, blocks{false, true, true, true, true, true}},
+	} {
+		c, _ := j.Claim(uid)
+		if !c.IsUnreadable() || c.Err == nil || c.File != filepath.Join(dir, uid+".corrupt") {
+			t.Fatalf("%s: %+v, want it unreadable", uid, c)
+		}
+		if diff := cmp.Diff(want.there, ask(c, gpu0, shared)); diff != "" {
+			t.Errorf("%s, the GPU that it may be about (-want +got):\n%s", uid, diff)
+		}
+		if diff := cmp.Diff(want.elsewhere, ask(c, gpu1, ofTheOther)); diff != "" {
+			t.Errorf("%s, another GPU (-want +got):\n%s", uid, diff)
+		}
+		if !c.MayBeOf("any boot") || c.IsOf("") {
+			t.Errorf("%s: its boot isn't known, so it may be the current one", uid)
+		}
+	}
+}
+
+// TestPhases: an unprepare that is tried again doesn't fall back behind what an earlier
+// attempt has reached, and the end of a record or the next prepare ends it.
+func TestPhases(t *testing.T) {
+	j := open(t)
+	check := func(want holding.Phase) {
+		t.Helper()
+		if c, _ := j.Claim("a"); c.Phase != want {
+			t.Errorf("phase %d, want %d", c.Phase, want)
+		}
+	}
+	put(t, j, wholes("a"))
+	check(holding.Prepared)
+	j.AdvancePhase("a", holding.Leaving)
+	j.AdvancePhase("a", holding.Unpreparing)
+	check(holding.Leaving)
+	put(t, j, wholes("a")) // it is given up, for instance
+	check(holding.Leaving)
+	j.ResetPhase("a")
+	check(holding.Prepared)
+	j.AdvancePhase("a", holding.Left)
+	if err := j.Delete("a"); err != nil {
+		t.Fatal(err)
+	}
+	put(t, j, wholes("a"))
+	check(holding.Prepared)
 }
 
 // TestInUseByAnUnreadableRecord checks that a claim counts for every device if its file
@@ -113,20 +187,20 @@ func TestInUseByAnUnreadableRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	claims, part := holding.NewClaims(j), gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
-	if !claims.InUse(part) {
+	part := gpu.Partition{GPU: gpu0, Profile: "3g.71gb", Placement: gpu.Placement{Size: 4}}
+	if !j.Claims().InUse(part) {
 		t.Error("not in use, although a claim may hold it whose record can't be read")
 	}
-	claims.SetLeaving("a")
-	claims.SetLeft("a")
-	if claims.InUse(part) {
+	j.AdvancePhase("a", holding.Leaving)
+	j.AdvancePhase("a", holding.Left)
+	if j.Claims().InUse(part) {
 		t.Error("in use by a claim that has left")
 	}
 }
 
 // TestLastToAskHearsFalse: claims that leave at the same time.
 func TestLastToAskHearsFalse(t *testing.T) {
-	j, claims := open(t)
+	j := open(t)
 	uids := []string{"a", "b", "c"}
 	for range 60 {
 		for _, uid := range uids {
@@ -134,22 +208,22 @@ func TestLastToAskHearsFalse(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if !claims.InUse(gpu.Whole{GPU: gpu0}) {
+		if !j.Claims().InUse(gpu.Whole{GPU: gpu0}) {
 			t.Fatal("not in use")
 		}
 		var unused atomic.Bool
 		var wg sync.WaitGroup
 		for _, uid := range uids {
 			wg.Go(func() {
-				claims.SetLeaving(uid)
-				claims.SetLeft(uid)
-				if !claims.InUse(gpu.Whole{GPU: gpu0}) {
+				j.AdvancePhase(uid, holding.Leaving)
+				j.AdvancePhase(uid, holding.Left)
+				if !j.Claims().InUse(gpu.Whole{GPU: gpu0}) {
 					unused.Store(true)
 				}
 				if err := j.Delete(uid); err != nil {
 					t.Error(err)
 				}
-				claims.Reset(uid)
+				j.ResetPhase(uid)
 			})
 		}
 		wg.Wait()

@@ -68,8 +68,8 @@ func TestFileThatCannotBeRead(t *testing.T) {
 	}
 	d.Fail(nil)
 	j := open(t, d.Dir)
-	if j.Len() != 1 || len(j.GPUs()) != 1 || len(j.AllSettings()) != 1 || len(j.AllHealth()) != 1 || len(j.Unreadable()) != 1 {
-		t.Errorf("when the disk works again: %v, %v, %v, %v, unreadable %v", j.All(), j.GPUs(), j.AllSettings(), j.AllHealth(), j.Unreadable())
+	if len(j.Claims().Readable()) != 1 || len(j.GPUs()) != 1 || len(j.AllSettings()) != 1 || len(j.AllHealth()) != 1 || len(j.Claims().Unreadable()) != 1 {
+		t.Errorf("when the disk works again: %v, %v, %v, %v, unreadable %v", j.Claims().Readable().Records(), j.GPUs(), j.AllSettings(), j.AllHealth(), j.Claims().Unreadable())
 	}
 	for path := range tree {
 		if _, err := os.Stat(filepath.Join(d.Dir, path)); err != nil {
@@ -84,8 +84,8 @@ func TestRenamedFileStaysUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "a.corrupt"), envelope(t, 1, everything("a")))
 	j := open(t, dir)
-	if u := j.Unreadable(); j.Len() != 0 || len(u) != 1 || u[0].Err == nil || len(j.Held()) != 1 {
-		t.Errorf("records %v, unreadable %v, held %v", j.All(), u, j.Held())
+	if u := j.Claims().Unreadable(); len(j.Claims().Readable()) != 0 || len(u) != 1 || u[0].Err == nil || len(j.Claims()) != 1 {
+		t.Errorf("records %v, unreadable %v, held %v", j.Claims().Readable().Records(), u, j.Claims())
 	}
 	if c, err := journal.Read(dir); err != nil || len(c.Claims) != 0 || len(c.Unreadable) != 1 {
 		t.Errorf("read: records %v, unreadable %v, %v", c.Claims, c.Unreadable, err)
@@ -133,7 +133,7 @@ func TestKilledBeforeTheDirectoryWasSynced(t *testing.T) {
 		d := newDisk(t, nil)
 		killAt(t, d.Dir, "journal.put.renamed", func(j *journal.Journal) { _ = j.Put(everything("a")) })
 		j := open(t, d.Dir)
-		if _, ok := j.Get("a"); !ok {
+		if _, ok := j.Claim("a"); !ok {
 			t.Fatal("the record isn't there after the kill")
 		}
 		if left := d.Cut(filestest.Losses()[0]); left["a.json"].Data == "" {
@@ -152,6 +152,11 @@ func TestKilledBeforeTheDirectoryWasSynced(t *testing.T) {
 	})
 }
 
+func stateOf(j *journal.Journal, uid string) holding.State {
+	c, _ := j.Claim(uid)
+	return c.State
+}
+
 // TestDoubtEnds checks after writes that failed that the next removal knows whether
 // something may be on disk.
 func TestDoubtEnds(t *testing.T) {
@@ -163,14 +168,14 @@ func TestDoubtEnds(t *testing.T) {
 			if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {
 				t.Fatalf("put: %v", err)
 			}
-			if got := j.IsDoubtful("a"); got != want {
+			if got := stateOf(j, "a") == holding.Doubtful; got != want {
 				t.Errorf("doubtful after a failed %s: %t", call, got)
 			}
 			d.Fail(nil)
 			if err := j.Delete("a"); err != nil {
 				t.Fatal(err)
 			}
-			if j.IsDoubtful("a") {
+			if stateOf(j, "a") == holding.Doubtful {
 				t.Error("doubtful after the removal")
 			}
 		})
@@ -186,11 +191,11 @@ func TestRenamedFileThatStays(t *testing.T) {
 		t.Errorf("put: %v", err)
 	}
 	d.Fail(nil)
-	if !j.IsDoubtful("a") {
+	if stateOf(j, "a") != holding.Doubtful {
 		t.Error("not to be written again")
 	}
 	put(t, j, everything("a"))
-	if j.IsDoubtful("a") || j.IsUnreadable("a") {
+	if stateOf(j, "a") != holding.Recorded {
 		t.Error("still doubtful or unreadable")
 	}
 }
@@ -233,13 +238,27 @@ func TestRecordThatMayBeOnDiskIsHeld(t *testing.T) {
 	if c, err := journal.Read(d.Dir); len(c.Claims) != 1 || err != nil {
 		t.Fatalf("on the disk: %v, %v, want the record", c.Claims, err)
 	}
-	if holders := holding.NewClaims(j).Holders(gpu.Whole{GPU: gpu0}, "b"); len(holders) != 1 {
-		t.Errorf("holders: %v, want the claim", holders)
+	if holders := j.Claims().Holders(gpu.Whole{GPU: gpu0}, "b"); len(holders) != 1 || holders[0].State != holding.Doubtful {
+		t.Errorf("holders: %v, want the claim, doubtful", holders)
 	}
 	if err := j.Delete("a"); err != nil {
 		t.Fatal(err)
 	}
-	if held := j.Held(); len(held) > 0 || len(files(t, d.Dir)) > 0 {
+	if held := j.Claims(); len(held) > 0 || len(files(t, d.Dir)) > 0 {
 		t.Errorf("after the removal: held %v, files %v", held, files(t, d.Dir))
+	}
+}
+
+// TestRecordInPlaceOfAnUnreadableOne that may not be on disk: what it says counts.
+func TestRecordInPlaceOfAnUnreadableOne(t *testing.T) {
+	d := newDisk(t, map[string]string{"a.corrupt": "no record"})
+	j := open(t, d.Dir)
+	d.FailLate(fails(syscall.EIO, "rename", "a.json"))
+	if err := j.Put(everything("a")); !errors.Is(err, syscall.EIO) {
+		t.Errorf("put: %v", err)
+	}
+	want := holding.Claims{{Record: everything("a"), State: holding.Doubtful}}
+	if diff := cmp.Diff(want, j.Claims()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }

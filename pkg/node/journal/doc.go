@@ -6,14 +6,15 @@
 // write doesn't depend on how many claims there are; and, in directories of their
 // own, one per GPU on which MIG partitions were made, one per GPU whose compute
 // mode or time slice differs from its original one, and one of the GPUs that were
-// seen. Reads are served from memory. A
+// seen. Reads are served from memory: Claims lists all claims, each with the state of
+// its record and the phase of its unprepare. A
 // claim's record, data and name, is on disk when its write returns; a GPU's record, of
 // either kind, needn't survive a crash of the machine. A file is written under another
 // name and renamed, so that a crash leaves the old record or the new one.
 //
 // A file is unreadable if its content isn't a record. Open renames it, and its claim
-// or GPU stays in the list of unreadable ones until another record replaces it or it
-// is known that there is none. A file that the disk fails to read isn't unreadable:
+// or GPU stays unreadable until another record replaces it or it is known that there is
+// none. A file that the disk fails to read isn't unreadable:
 // the journal isn't opened without it.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over the

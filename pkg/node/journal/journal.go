@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -46,10 +47,13 @@ type Journal struct {
 	settings *store[holding.Settings]
 	health   *store[holding.Health]
 	seen     *store[holding.Seen]
+	// phases has the claims whose unprepare has begun, by UID.
+	mu     sync.Mutex
+	phases map[string]holding.Phase
 }
 
 // Open reads the journal in dir, which it makes if it isn't there. Unreadable files
-// are renamed (see Unreadable and UnreadableGPUs); they are no error. A file that
+// are renamed (see Claims and UnreadableGPUs); they are no error. A file that
 // the disk fails to read is one, and stays as it is: the devices in it must not be
 // given to others. So is a file of a newer version, ErrNewerVersion, and a journal
 // that another process has open. Temporary files of an interrupted write are
@@ -75,6 +79,7 @@ func Open(dir string, step func(string)) (*Journal, error) {
 		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
 		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, step),
 		seen:     newStore[holding.Seen](filepath.Join(dir, seenDir), "the node's", "journal.seen.", true, step),
+		phases:   map[string]holding.Phase{},
 	}
 	if err := j.lockAndLoad(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -84,56 +89,6 @@ func Open(dir string, step func(string)) (*Journal, error) {
 
 // Close lets another process open the journal. A process that ends needn't.
 func (j *Journal) Close() error { return j.lock.Close() }
-
-// Get returns the claim's record.
-func (j *Journal) Get(claimUID string) (holding.Record, bool) { return j.claims.get(claimUID) }
-
-// All returns the claims' records, ordered by claim UID.
-func (j *Journal) All() []holding.Record { return j.claims.all() }
-
-// Len returns how many claims have a record.
-func (j *Journal) Len() int { return j.claims.len() }
-
-// Unreadable returns the renamed files of claims without a Put or a Delete
-// since, ordered by claim UID.
-func (j *Journal) Unreadable() []Unreadable { return unreadableClaims(j.claims.allUnreadable()) }
-
-// IsUnreadable reports whether Unreadable has the claim.
-func (j *Journal) IsUnreadable(claimUID string) bool { return j.claims.isUnreadable(claimUID) }
-
-// Held returns all records there are, in no order: of claims that have none, those
-// that a failed write may have left on disk, and those read from unreadable files.
-func (j *Journal) Held() []holding.Record {
-	s := j.claims
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	all := maps.Clone(s.doubtful)
-	maps.Copy(all, s.records)
-	for uid, f := range s.unreadable {
-		if _, rewritten := all[uid]; !rewritten {
-			all[uid] = salvage(uid, f.data)
-		}
-	}
-	return slices.Collect(maps.Values(all))
-}
-
-// IsDoubtful reports whether the claim's last Put or Delete failed in such a way that its
-// record may not be on disk as Get returns it. Another Put or Delete settles it.
-func (j *Journal) IsDoubtful(claimUID string) bool { return j.claims.isDoubtful(claimUID) }
-
-// Put writes the claim's record, in place of any it has. When it returns nil
-// the record is on disk. On an error the record before it, or none, still
-// holds, except where the error comes from the last steps, making the new
-// name durable and removing a renamed file: then Get returns the new record, and
-// another Put or a Delete settles it.
-func (j *Journal) Put(r holding.Record) error {
-	r.Holdings, r.Pods, r.RefusedClaims = slices.Clone(r.Holdings), slices.Clone(r.Pods), slices.Clone(r.RefusedClaims)
-	return j.claims.put(r)
-}
-
-// Delete removes the claim's record and its renamed file. When it returns nil
-// the removal is on disk; nil also when there is no record.
-func (j *Journal) Delete(claimUID string) error { return j.claims.remove(claimUID) }
 
 // GPU returns the GPU's record. GPUs on which nothing was made have none.
 func (j *Journal) GPU(uuid gpu.UUID) (holding.GPURecord, bool) { return j.gpus.get(string(uuid)) }
@@ -233,28 +188,6 @@ func unreadableGPUs[R record](unreadable map[string]file[R]) []UnreadableGPU {
 	list := make([]UnreadableGPU, 0, len(unreadable))
 	for _, uuid := range slices.Sorted(maps.Keys(unreadable)) {
 		list = append(list, UnreadableGPU{GPU: gpu.UUID(uuid), Path: unreadable[uuid].path, Err: unreadable[uuid].err})
-	}
-	return list
-}
-
-// Unreadable is a claim's unreadable file, which was renamed.
-type Unreadable struct {
-	// ClaimUID is derived from the file's name.
-	ClaimUID string
-	// Path where the file is now.
-	Path string
-	// Record has the parts of the file that could be read; its Holdings are empty if
-	// none could.
-	Record holding.Record
-	// Err says why the file is unreadable; nil never.
-	Err error
-}
-
-func unreadableClaims(unreadable map[string]file[holding.Record]) []Unreadable {
-	list := make([]Unreadable, 0, len(unreadable))
-	for _, uid := range slices.Sorted(maps.Keys(unreadable)) {
-		f := unreadable[uid]
-		list = append(list, Unreadable{ClaimUID: uid, Path: f.path, Record: salvage(uid, f.data), Err: f.err})
 	}
 	return list
 }

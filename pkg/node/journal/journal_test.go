@@ -96,11 +96,11 @@ func TestRecordsSurviveAReopen(t *testing.T) {
 		t.Errorf("deleting what isn't there: %v", err)
 	}
 	want := []holding.Record{changed}
-	if diff := cmp.Diff(want, j.All()); diff != "" {
+	if diff := cmp.Diff(want, j.Claims().Readable().Records()); diff != "" {
 		t.Errorf("in memory (-want +got):\n%s", diff)
 	}
 	j = reopen(t, j, dir)
-	if diff := cmp.Diff(want, j.All()); diff != "" {
+	if diff := cmp.Diff(want, j.Claims().Readable().Records()); diff != "" {
 		t.Errorf("after a reopen (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"a.json"}, files(t, dir)); diff != "" {
@@ -120,10 +120,10 @@ func TestOldFormats(t *testing.T) {
 	// Fields that a later release adds to a record must not stop this one.
 	later := want
 	later.ClaimUID = "0b6f8f0e-3d2a-4f5d-8a77-b7e1a7c60b11"
-	if diff := cmp.Diff([]holding.Record{later, want}, j.All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{later, want}, j.Claims().Readable().Records()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if got := j.Unreadable(); len(got) > 0 {
+	if got := j.Claims().Unreadable(); len(got) > 0 {
 		t.Errorf("unreadable: %v", got)
 	}
 }
@@ -158,17 +158,17 @@ func TestUnreadableFileIsRenamedAndNamesWhatItCan(t *testing.T) {
 			j := open(t, dir)
 			put(t, j, everything("good"))
 			j = reopen(t, j, dir) // the renamed files are still known
-			unreadable := j.Unreadable()
+			unreadable := j.Claims().Unreadable()
 			if len(unreadable) != 1 || unreadable[0].Err == nil {
 				t.Fatalf("unreadable: got %v, want one with an error", unreadable)
 			}
 			if diff := cmp.Diff(tc.want, unreadable[0].Record); diff != "" {
 				t.Errorf("made out (-want +got):\n%s", diff)
 			}
-			if got, err := os.ReadFile(unreadable[0].Path); err != nil || string(got) != tc.content {
+			if got, err := os.ReadFile(unreadable[0].File); err != nil || string(got) != tc.content {
 				t.Errorf("renamed file: got %q, %v, want it unchanged", got, err)
 			}
-			if diff := cmp.Diff([]holding.Record{everything("good")}, j.All()); diff != "" {
+			if diff := cmp.Diff([]holding.Record{everything("good")}, j.Claims().Readable().Records()); diff != "" {
 				t.Errorf("the other record (-want +got):\n%s", diff)
 			}
 		})
@@ -209,14 +209,14 @@ func TestUnreadableClaimHoldsUntilItIsSettled(t *testing.T) {
 			unreadable := strings.Replace(envelope(t, 1, everything("bad")), "main/big", "main/bug", 1)
 			writeFile(t, filepath.Join(dir, "bad.json"), unreadable)
 			j := open(t, dir)
-			if got := holding.NewClaims(j).Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
+			if got := j.Claims().Holders(gpu.Whole{GPU: gpu0}, "new"); len(got) != 1 || got[0].ClaimUID != "bad" {
 				t.Errorf("holders before: got %v, want the unreadable claim", got)
 			}
 			if err := settle(j); err != nil {
 				t.Fatal(err)
 			}
 			j = reopen(t, j, dir)
-			if got := j.Unreadable(); len(got) > 0 {
+			if got := j.Claims().Unreadable(); len(got) > 0 {
 				t.Errorf("unreadable after: %v", got)
 			}
 			if got := files(t, dir); slices.Contains(got, "bad.corrupt") {
@@ -302,7 +302,7 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("put: got %v, want ENOSPC and what to do", err)
 		}
 	}
-	if diff := cmp.Diff([]holding.Record{everything("a")}, j.All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{everything("a")}, j.Claims().Readable().Records()); diff != "" {
 		t.Errorf("in memory (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"a.json", "fill"}, files(t, dir)); diff != "" {
@@ -336,9 +336,9 @@ func TestPutIsAllOrNothing(t *testing.T) {
 			t.Error(err)
 		}
 		after := open(t, snapshot)
-		got, _ := after.Get("a")
-		if len(after.Unreadable()) > 0 || (!cmp.Equal(got, old) && !cmp.Equal(got, changed)) {
-			t.Errorf("after %s: got %v and unreadable %v", step, got, after.Unreadable())
+		got, _ := after.Claim("a")
+		if len(after.Claims().Unreadable()) > 0 || (!cmp.Equal(got.Record, old) && !cmp.Equal(got.Record, changed)) {
+			t.Errorf("after %s: got %v and unreadable %v", step, got, after.Claims().Unreadable())
 		}
 	})
 	if err != nil {
@@ -363,12 +363,12 @@ func TestManyClaimsAtOnce(t *testing.T) {
 				if err := errors.Join(j.Put(everything(uid)), j.Delete(uid)); err != nil {
 					t.Error(err)
 				}
-				j.Held()
+				j.Claims()
 			}
 		})
 	}
 	wg.Wait()
-	if got := files(t, dir); len(got) > 0 || j.Len() > 0 {
+	if got := files(t, dir); len(got) > 0 || len(j.Claims().Readable()) > 0 {
 		t.Errorf("left over: %v", got)
 	}
 }

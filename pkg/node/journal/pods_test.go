@@ -43,7 +43,7 @@ func checkFormat(t *testing.T, golden string, record holding.Record) {
 	if err := os.CopyFS(dir, os.DirFS(golden)); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]holding.Record{record}, open(t, dir).All()); diff != "" {
+	if diff := cmp.Diff([]holding.Record{record}, open(t, dir).Claims().Records()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	again := t.TempDir()

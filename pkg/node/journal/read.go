@@ -27,7 +27,7 @@ type Contents struct {
 	Settings []holding.Settings
 	// Unreadable files, both renamed ones and those that the next Open will
 	// rename, ordered by UID.
-	Unreadable     []Unreadable
+	Unreadable     holding.Claims
 	UnreadableGPUs []UnreadableGPU
 	// UnreadableSettings likewise.
 	UnreadableSettings []UnreadableGPU

@@ -208,7 +208,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*testing.T, *node) 
 
 func heldPartitions(n *node) []gpu.Partition {
 	var held []gpu.Partition
-	for _, r := range n.journal.All() {
+	for _, r := range n.journal.Claims() {
 		for _, g := range r.Holdings {
 			held = append(held, g.DeviceHeld().(gpu.Partition))
 		}

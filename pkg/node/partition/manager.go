@@ -43,7 +43,6 @@ type Hardware interface {
 // Config has the parts and settings of a Manager.
 type Config struct {
 	Journal *journal.Journal
-	Claims  *holding.Claims
 	// BootID of the running kernel. The partitions in records of other boots are
 	// gone.
 	BootID string
@@ -192,7 +191,7 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 }
 
 // Release says that the claim which had the partition, or a share of it, uses it no
-// more, and neither does a daemon for it (holding.Claims.SetLeft); its record is
+// more, and neither does a daemon for it (holding.Left); its record is
 // deleted after it. One of ours is destroyed, or stays warm. One that others made, or that
 // is in use (holding.Claims.InUse), stays. Idempotent. While processes use the instance it
 // is an error that names them; while the GPU doesn't respond it is an error. Where
@@ -275,14 +274,12 @@ func (m *Manager) Run(ctx context.Context) {
 // holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
 	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
-	for _, r := range m.cfg.Claims.Holders(p, "") {
-		if slices.ContainsFunc(r.Holdings, exactly) || m.cfg.Journal.IsUnreadable(r.ClaimUID) {
-			return fmt.Sprintf("claim %s/%s (UID %s)", r.Namespace, r.Name, r.ClaimUID)
-		}
-	}
-	for _, u := range m.cfg.Journal.Unreadable() {
-		if len(u.Record.Holdings) == 0 {
-			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", u.ClaimUID, u.Path)
+	for _, c := range m.cfg.Journal.Claims() {
+		switch {
+		case c.IsUnreadable() && c.MayHave(p):
+			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", c.ClaimUID, c.File)
+		case !c.IsUnreadable() && slices.ContainsFunc(c.Holdings, exactly):
+			return fmt.Sprintf("claim %s/%s (UID %s)", c.Namespace, c.Name, c.ClaimUID)
 		}
 	}
 	return ""

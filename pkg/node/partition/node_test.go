@@ -27,7 +27,6 @@ type node struct {
 	*partition.Manager
 	hw      *hardware
 	journal *journal.Journal
-	claims  *holding.Claims
 	dir     string
 
 	modeSwitched func(gpu.UUID) error
@@ -44,10 +43,9 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	claims := holding.NewClaims(j)
-	n := &node{hw: hw, journal: j, claims: claims, dir: dir, modeSwitched: func(gpu.UUID) error { return nil }}
+	n := &node{hw: hw, journal: j, dir: dir, modeSwitched: func(gpu.UUID) error { return nil }}
 	n.Manager = partition.New(partition.Config{
-		Journal: j, Claims: claims, BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
+		Journal: j, BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
 		ModeSwitched: func(uuid gpu.UUID) error { return n.modeSwitched(uuid) },
 	})
 	n.SetHardware(hw)
@@ -72,13 +70,13 @@ func (n *node) hold(t testing.TB, d gpu.Device) {
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	n.claims.Reset(r.ClaimUID)
+	n.journal.ResetPhase(r.ClaimUID)
 }
 
 // Release releases a partition as an unprepare does, once no daemon runs for the claim.
 func (n *node) Release(ctx context.Context, p gpu.Partition) error {
-	n.claims.SetLeaving(uid(p))
-	n.claims.SetLeft(uid(p))
+	n.journal.AdvancePhase(uid(p), holding.Leaving)
+	n.journal.AdvancePhase(uid(p), holding.Left)
 	return n.Manager.Release(ctx, p)
 }
 

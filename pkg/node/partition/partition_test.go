@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -52,8 +51,7 @@ func TestMetrics(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	registry := prometheus.NewRegistry()
-	claims := holding.NewClaims(j)
-	n := &node{hw: hw, journal: j, claims: claims, Manager: partition.New(partition.Config{Journal: j, Claims: claims, BootID: "boot-1", Registerer: registry})}
+	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Config{Journal: j, BootID: "boot-1", Registerer: registry})}
 	n.SetHardware(hw)
 	n.prepare(t, part(gpu0, "1g.18gb", 0))
 	n.prepare(t, part(gpu0, "1g.18gb", 1))

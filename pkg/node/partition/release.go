@@ -36,7 +36,7 @@ func (v *visit) release(ctx context.Context, p gpu.Partition) error {
 		return nil
 	}
 	defer v.plan()
-	if v.m.cfg.Claims.InUse(p) { // somebody else has a share of it, or has it again by now
+	if v.m.cfg.Journal.Claims().InUse(p) { // somebody else has a share of it, or has it again by now
 		v.m.setIdle(p, false)
 		return v.save()
 	}

@@ -17,15 +17,15 @@ func (n *node) holdShare(t testing.TB, p gpu.Partition, number int) {
 	if err := n.journal.Put(holding.Record{ClaimUID: shareUID(number), Namespace: "default", Name: shareUID(number), BootID: "boot-1", Holdings: []holding.Holding{g}}); err != nil {
 		t.Fatal(err)
 	}
-	n.claims.Reset(shareUID(number))
+	n.journal.ResetPhase(shareUID(number))
 }
 
 func shareUID(number int) string { return fmt.Sprintf("share-%d", number) }
 
 func (n *node) releaseShare(t testing.TB, p gpu.Partition, number int) {
 	t.Helper()
-	n.claims.SetLeaving(shareUID(number))
-	n.claims.SetLeft(shareUID(number))
+	n.journal.AdvancePhase(shareUID(number), holding.Leaving)
+	n.journal.AdvancePhase(shareUID(number), holding.Left)
 	if err := n.Manager.Release(t.Context(), p); err != nil {
 		t.Error(err)
 	}

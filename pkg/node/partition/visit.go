@@ -80,7 +80,7 @@ func (v *visit) planOwn(o own) {
 		v.planIn(keep - v.m.idleFor(o.Partition))
 	case v.m.isIdle(o.Partition): // given up, and the claim's record is about to go
 		v.planIn(max(keep-v.m.idleFor(o.Partition), retryFirst))
-	case len(v.m.cfg.Journal.Unreadable()) > 0: // whose claims give up what their names tell, and that may not be all
+	case slices.ContainsFunc(v.m.cfg.Journal.Claims(), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
 		v.planIn(retryLast)
 	}
 }

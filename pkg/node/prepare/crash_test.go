@@ -193,7 +193,7 @@ func checkAfterCrash(t *testing.T, op operation, node *preparetest.Node, e event
 	}
 	checkHealthy(t, node)
 	var names []string
-	for _, r := range f.journal.All() {
+	for _, r := range f.journal.Claims() {
 		names = append(names, r.Name)
 	}
 	settled := false

@@ -15,9 +15,9 @@
 // another claim, or one that needs some of the same silicon, is never
 // given away; shares and replicas of the same are meant to be. An
 // unprepare first waits for the end of the claim's containers; until then the
-// claim counts among those that share (holding.Claims.SetUnpreparing). Then the claim is
-// marked as leaving (holding.Claims.SetLeaving) before its daemons are stopped, and as
-// having left (holding.Claims.SetLeft) before its partitions are released, so the last
+// claim counts among those that share (holding.Unpreparing). Then the claim is
+// marked as leaving (holding.Leaving) before its daemons are stopped, and as
+// having left (holding.Left) before its partitions are released, so the last
 // claim to leave releases what they shared, in whatever order they end. Where
 // the other claim is on its way out, Prepare waits for the
 // kubelet to unprepare it, because the kubelet's next try comes a minute

@@ -62,10 +62,11 @@ func (p *Preparer) recordRefused(ctx context.Context, holderUID, refusedUID stri
 		return fmt.Errorf("wait for another operation on the holder: %w", err)
 	}
 	defer unlock()
-	r, ok := p.cfg.Journal.Get(holderUID)
-	if !ok {
+	c, ok := p.cfg.Journal.Claim(holderUID)
+	if !ok || c.IsUnreadable() {
 		return nil
 	}
+	r := c.Record
 	r.RefusedClaims = append(slices.Clone(r.RefusedClaims), refusedUID)
 	r.RefusedClaims = r.RefusedClaims[max(0, len(r.RefusedClaims)-maxRefused):]
 	return p.cfg.Journal.Put(r)

@@ -50,10 +50,11 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 	if err := unprepareUntil(t, f, old, 50*time.Millisecond); err == nil {
 		t.Fatal("unprepared while a container has the device")
 	}
-	if _, ok := f.journal.Get("old"); !ok {
+	c, ok := f.journal.Claim("old")
+	if !ok {
 		t.Fatal("the record has gone while a container has the device")
 	}
-	if !f.claims.IsStaying("old") {
+	if c.Phase >= holding.Leaving {
 		t.Error("what the claim shares doesn't count as used while a container has it")
 	}
 	if got := <-f.warned; !strings.HasPrefix(got, "default/old DevicesStillInUse: ") {
@@ -94,7 +95,7 @@ func TestUnprepareWaitsForPods(t *testing.T) {
 		{Resource: "pods", Name: "worker", UID: podUID}, {APIGroup: "batch", Resource: "jobs", Name: "other", UID: "x"},
 	}
 	mustPrepare(t, f, c)
-	r, _ := f.journal.Get("a")
+	r, _ := f.journal.Claim("a")
 	if diff := cmp.Diff([]holding.Pod{{UID: podUID, Name: "worker"}}, r.Pods); diff != "" {
 		t.Errorf("recorded pods (-want +got):\n%s", diff)
 	}
@@ -115,7 +116,7 @@ func TestPreparedAgainRecordsPodsThatJoined(t *testing.T) {
 		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p" + string(uid), UID: uid})
 		mustPrepare(t, f, c)
 	}
-	r, _ := f.journal.Get("a")
+	r, _ := f.journal.Claim("a")
 	if diff := cmp.Diff([]holding.Pod{{UID: "1", Name: "p1"}, {UID: "2", Name: "p2"}}, r.Pods); diff != "" {
 		t.Errorf("recorded pods (-want +got):\n%s", diff)
 	}

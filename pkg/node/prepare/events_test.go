@@ -88,7 +88,7 @@ func TestTimeSlicingOfPartition(t *testing.T) {
 	if len(f.noted)+len(f.warned) > 0 {
 		t.Error("there are more events")
 	}
-	if r, ok := f.journal.Get("a"); !ok || r.Shares() {
+	if r, ok := f.journal.Claim("a"); !ok || r.Shares() {
 		t.Errorf("the claim has %+v", r)
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
@@ -68,7 +67,6 @@ type fixture struct {
 	*prepare.Preparer
 	node    *preparetest.Node
 	journal *journal.Journal
-	claims  *holding.Claims
 	holders *holders
 	sharing *preparetest.Sharing
 	metrics *prometheus.Registry
@@ -91,13 +89,12 @@ func start(t testing.TB, node *preparetest.Node, bootID string, step func(string
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	claims := holding.NewClaims(j)
-	f := &fixture{node: node, journal: j, claims: claims, holders: newHolders(), sharing: preparetest.NewSharing(node, j, claims), warned: make(chan string, 100), noted: make(chan string, 100), metrics: prometheus.NewRegistry()}
+	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j), warned: make(chan string, 100), noted: make(chan string, 100), metrics: prometheus.NewRegistry()}
 	marks := startContainers(t, node)
 	node.Mark = marks.Mark
-	node.Step, node.BootID, node.InUse = step, bootID, claims.InUse
+	node.Step, node.BootID, node.InUse = step, bootID, func(base gpu.Device) bool { return j.Claims().InUse(base) }
 	f.Preparer = prepare.New(prepare.Config{
-		Journal: j, Claims: claims, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
+		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
 		Driver: driver, Pool: pool, BootID: bootID,
 		Registerer:        f.metrics,
 		ConditionsChanged: func() { f.changes++ },
@@ -223,7 +220,7 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 	t.Helper()
 	checkHealthy(t, f.node)
 	var got []string
-	for _, r := range f.journal.All() {
+	for _, r := range f.journal.Claims() {
 		got = append(got, r.Name)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -237,7 +234,7 @@ func checkHeld(t testing.TB, f *fixture, want ...string) {
 func checkPartitions(t testing.TB, f *fixture) {
 	t.Helper()
 	held := []gpu.Partition{}
-	for _, r := range f.journal.All() {
+	for _, r := range f.journal.Claims() {
 		for _, g := range r.Holdings {
 			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.node.BootID && !slices.Contains(held, p) {
 				held = append(held, p)
@@ -248,7 +245,7 @@ func checkPartitions(t testing.TB, f *fixture) {
 	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
 		t.Errorf("partitions (-held +there):\n%s", diff)
 	}
-	daemons, intervals := preparetest.Wanted(f.journal, f.claims, f.node.BootID)
+	daemons, intervals := preparetest.Wanted(f.journal, f.node.BootID)
 	if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
 		t.Errorf("MPS daemons (-wanted +there):\n%s", diff)
 	}

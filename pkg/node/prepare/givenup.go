@@ -35,17 +35,16 @@ func (p *Preparer) driverLoad() health.Load {
 // giveUp returns nil if no process is left of the pods of a claim whose GPUs are lost.
 // Otherwise it records that the claim is given up, writes a warning, and returns
 // errGivenUp: such a process may never end, and the GPU may come back before it does.
-func (p *Preparer) giveUp(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
+func (p *Preparer) giveUp(ctx context.Context, c kubeletplugin.NamespacedObject, claim holding.Claim) error {
+	r := claim.Record
 	runs := p.checkEnded(ctx, r)
-	if runs == nil || r.GivenUp != nil {
+	if runs == nil || r.GivenUp != nil && claim.State == holding.Recorded {
 		return runs
 	}
 	r.GivenUp, r.BootID = new(p.driverLoad()), p.cfg.BootID // the boot of an unreadable record isn't known
-	unreadable := len(p.cfg.Journal.Unreadable())
-	if err := p.cfg.Journal.Put(r); err != nil {
+	if err := p.put(r); err != nil {
 		return err
 	}
-	p.notifyRead(unreadable)
 	p.cfg.Step("unprepare.givenup")
 	klog.FromContext(ctx).Info("Gave the claim up: its GPUs are lost, and its containers have not ended", "gpus", r.GPUs(), "reason", runs)
 	p.warn(c, reasonInUse, fmt.Sprintf("containers that have the claim's devices (%s) still run on this node, and the GPUs are lost: the claim is unprepared, "+
@@ -76,8 +75,8 @@ func (p *Preparer) reclaim(ctx context.Context, claimUID string) error {
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	if r, ok := p.cfg.Journal.Get(claimUID); !ok || r.GivenUp == nil {
+	if c, _ := p.cfg.Journal.Claim(claimUID); c.GivenUp == nil {
 		return nil // it was released, or prepared again
 	}
-	return p.withdraw(ctx, claimUID, func(r holding.Record) error { return p.checkEnded(ctx, r) })
+	return p.withdraw(ctx, claimUID, func(c holding.Claim) error { return p.checkEnded(ctx, c.Record) })
 }

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/pkg/files/filestest"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
@@ -33,7 +36,7 @@ func loseAndUnprepare(t *testing.T, f *fixture, c *resourceapi.ResourceClaim) {
 	f.node.Lose(preparetest.UUID(0))
 	mustUnprepare(t, f, c)
 	f.node.FindBack(preparetest.UUID(0))
-	if r, ok := f.journal.Get(string(c.UID)); !ok || r.GivenUp == nil {
+	if r, ok := f.journal.Claim(string(c.UID)); !ok || r.GivenUp == nil {
 		t.Fatalf("the record after the unprepare: %t, %+v, want one that says that the claim is given up", ok, r)
 	}
 	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
@@ -122,7 +125,7 @@ func TestGivenUpUntil(t *testing.T) {
 				if err := look(); err != nil {
 					t.Error(err)
 				}
-				if _, stays := f.journal.Get("a"); stays == tc.want {
+				if _, stays := f.journal.Claim("a"); stays == tc.want {
 					t.Errorf("the record stays: %t", stays)
 				}
 				if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
@@ -148,7 +151,7 @@ func TestMendReclaims(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, r := range f.journal.All() {
+		for _, r := range f.journal.Claims() {
 			got = append(got, r.Name)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -173,7 +176,7 @@ func TestGivenUpClaimIsPreparedAgain(t *testing.T) {
 	}
 	a.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "next", UID: "next"}}
 	mustPrepare(t, f, a)
-	if r, _ := f.journal.Get("a"); r.GivenUp != nil || len(r.Pods) != 2 {
+	if r, _ := f.journal.Claim("a"); r.GivenUp != nil || len(r.Pods) != 2 {
 		t.Errorf("record %+v, want one of two pods that isn't given up", r)
 	}
 	checkHeld(t, f, "a")
@@ -194,8 +197,8 @@ func TestUnreadableRecordIsGivenUp(t *testing.T) {
 	f = f.damaged(t, "a")
 	end := startContainer(t, f.node, "a")
 	loseAndUnprepare(t, f, a)
-	if len(f.journal.Unreadable()) > 0 || f.changes == 0 {
-		t.Errorf("unreadable %v, %d changes of conditions, want none and one", f.journal.Unreadable(), f.changes)
+	if len(f.journal.Claims().Unreadable()) > 0 || f.changes == 0 {
+		t.Errorf("unreadable %v, %d changes of conditions, want none and one", f.journal.Claims().Unreadable(), f.changes)
 	}
 	b := newClaim("b", result("gpu", 0))
 	if err := prepareUntil(t, f, b, time.Second); !errors.Is(err, prepare.ErrHeld) {
@@ -204,4 +207,31 @@ func TestUnreadableRecordIsGivenUp(t *testing.T) {
 	end()
 	mustPrepare(t, f, b)
 	checkHeld(t, f, "b")
+}
+
+// TestGivenUpOnDisk: an unprepare that gives a claim up doesn't succeed before the record
+// says so, also where its first write failed and the record before can't be read.
+func TestGivenUpOnDisk(t *testing.T) {
+	node := newNode(t, 1)
+	disk := filestest.New(t, t.TempDir(), filestest.Tree{})
+	node.Journal = disk.Dir
+	f, a := start(t, node, "boot-1", nil), newClaim("a", result("gpu", 0))
+	mustPrepare(t, f, a)
+	f = f.damaged(t, "a")
+	startContainer(t, f.node, "a")
+	f.node.Lose(preparetest.UUID(0))
+	disk.Fail(func(op filestest.Op) syscall.Errno {
+		if op.Call == "rename" {
+			return syscall.EIO
+		}
+		return 0
+	})
+	if err := f.Unprepare(testContext(t), named(a)); !errors.Is(err, syscall.EIO) {
+		t.Errorf("unprepare while the disk fails: %v, want EIO", err)
+	}
+	disk.Fail(nil)
+	mustUnprepare(t, f, a)
+	if on, err := journal.Read(disk.Dir); err != nil || len(on.Claims) != 1 || on.Claims[0].GivenUp == nil {
+		t.Errorf("on disk: %+v, %v, want a record that says that the claim is given up", on, err)
+	}
 }

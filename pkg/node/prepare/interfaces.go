@@ -62,7 +62,7 @@ type Partitions interface {
 	// is an error that there is none.
 	Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error)
 	// Release destroys the partition, or keeps it warm, after no daemon runs on it for its
-	// claim (holding.Claims.SetLeft). It does nothing if the partition doesn't exist, if
+	// claim (holding.Left). It does nothing if the partition doesn't exist, if
 	// another program created it, or if holding.Claims.InUse reports another user.
 	// Idempotent.
 	Release(ctx context.Context, p gpu.Partition) error
@@ -73,7 +73,7 @@ type Partitions interface {
 
 // Sharing sets up MPS daemons, compute modes and time slices for claims that share
 // a GPU or a partition. It computes from the journal each time which of them are
-// needed: from the records of this boot that aren't leaving (holding.Claims.SetLeaving),
+// needed: from the records of this boot that aren't leaving (holding.Leaving),
 // admin access left out. Its methods may be called for all claims at once; on one GPU
 // they wait for each other, until the context ends.
 type Sharing interface {

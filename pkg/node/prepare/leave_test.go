@@ -220,8 +220,8 @@ func TestLeaveFails(t *testing.T) {
 			t.Errorf("got %v, want %v", err, away)
 		}
 	}
-	if len(f.journal.All()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("%d records, partitions %v, daemons %v", len(f.journal.All()), f.node.Instances(), f.node.Daemons())
+	if len(f.journal.Claims()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
+		t.Errorf("%d records, partitions %v, daemons %v", len(f.journal.Claims()), f.node.Instances(), f.node.Daemons())
 	}
 	mustMend(t, f) // leaves alone what the kubelet is to unprepare
 	f.sharing.Fail = nil

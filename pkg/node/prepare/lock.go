@@ -72,8 +72,9 @@ func held(r holding.Record) []gpu.Device {
 // ordered by claim UID.
 func (p *Preparer) holders(want holding.Record) []holding.Record {
 	var holders []holding.Record
+	claims := p.cfg.Journal.Claims()
 	for _, d := range held(want) {
-		holders = append(holders, p.cfg.Claims.Holders(d, want.ClaimUID)...)
+		holders = append(holders, claims.Holders(d, want.ClaimUID).Records()...)
 	}
 	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)
@@ -96,7 +97,7 @@ type shortage struct {
 // claims are allocated faster than others are unprepared, or where facts have
 // changed since.
 func (p *Preparer) findShortage(want holding.Record) *shortage {
-	if have, again := p.cfg.Journal.Get(want.ClaimUID); again && have.BootID == p.cfg.BootID {
+	if have, _ := p.cfg.Journal.Claim(want.ClaimUID); have.IsOf(p.cfg.BootID) {
 		return nil // its devices are already recorded
 	}
 	for _, g := range want.Holdings {
@@ -104,10 +105,10 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 			continue
 		}
 		s := shortage{of: g.Base(), wanted: want.SharedMiB(g.Base())}
-		for _, r := range p.cfg.Journal.All() {
-			if mib := r.SharedMiB(s.of); mib > 0 && r.ClaimUID != want.ClaimUID {
+		for _, c := range p.cfg.Journal.Claims().Readable() {
+			if mib := c.SharedMiB(s.of); mib > 0 && c.ClaimUID != want.ClaimUID {
 				s.taken += mib
-				s.sharers = append(s.sharers, r)
+				s.sharers = append(s.sharers, c.Record)
 			}
 		}
 		_, facts, err := p.cfg.Inventory.Device(g.Device)

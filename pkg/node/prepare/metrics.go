@@ -19,11 +19,11 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tessera_prepared_claims",
 		Help: "Claims that are prepared on this node.",
-	}, func() float64 { return float64(j.Len()) })
+	}, func() float64 { return float64(len(j.Claims().Readable())) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tessera_unreadable_journal_files",
 		Help: "Journal files that could not be read, were renamed, and still affect GPUs.",
-	}, func() float64 { return float64(len(j.Unreadable())) })
+	}, func() float64 { return float64(len(j.Claims().Unreadable())) })
 	failures := f.NewCounterVec(prometheus.CounterOpts{
 		Name: "tessera_prepare_failures_total",
 		Help: "Failed prepares of claims, by reason: held (another claim has the device), refused (no retry can mend it), stopped (time was over, or the claim was unprepared), " +

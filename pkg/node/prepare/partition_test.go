@@ -274,8 +274,8 @@ func TestUndoFails(t *testing.T) {
 	}
 	f.node.Working = nil
 	mustMend(t, f)
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.journal.All()) != 1 {
-		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.journal.All()))
+	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.journal.Claims()) != 1 {
+		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.journal.Claims()))
 	}
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c")
@@ -317,7 +317,7 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 			t.Errorf("got %v, want an error that names the device and the request", err)
 		}
 		f.node.Working = nil
-		if got := len(f.journal.All()); got != 1 || len(f.node.Instances()) != 2 {
+		if got := len(f.journal.Claims()); got != 1 || len(f.node.Instances()) != 2 {
 			t.Errorf("%d records, partitions %v", got, f.node.Instances())
 		}
 		mustPrepare(t, f, c)

@@ -27,7 +27,6 @@ import (
 // Config is what a Preparer is built from.
 type Config struct {
 	Journal    *journal.Journal
-	Claims     *holding.Claims
 	CDI        CDI
 	Containers Containers
 	Inventory  Inventory
@@ -131,12 +130,12 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 // or unprepared that record's claim.
 func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 	conditions := map[gpu.UUID][]gpu.Condition{}
-	for _, u := range p.cfg.Journal.Unreadable() {
-		for _, uuid := range u.Record.GPUs() {
+	for _, c := range p.cfg.Journal.Claims().Unreadable() {
+		for _, uuid := range c.GPUs() {
 			conditions[uuid] = append(conditions[uuid], gpu.Condition{
 				Type: gpu.StateUnreadable,
 				Message: fmt.Sprintf("journal file %s can't be read; claim %s may still hold the GPU; this ends when the kubelet unprepares that claim; if it never does, drain the node, remove the file and restart the plugin",
-					u.Path, u.ClaimUID),
+					c.File, c.ClaimUID),
 			})
 		}
 	}
@@ -188,11 +187,11 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 	p.cfg.Step("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
 		defer unlock()
-		// Claims.InUse may have counted the record until its write failed. A claim that was
+		// holding.Claims.InUse may have counted the record until its write failed. A claim that was
 		// unprepared in that time didn't destroy a shared partition, so the undo has to.
 		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
 	}
-	p.cfg.Claims.Reset(want.ClaimUID)
+	p.cfg.Journal.ResetPhase(want.ClaimUID)
 	p.cfg.Step("prepare.recorded")
 	return r, before, unlock, nil
 }
@@ -200,43 +199,37 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 // recordClaim writes the record, unless it is there already, and returns the one
 // that is there. After an error the record may exist, and the caller undoes the prepare.
 func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
-	have, again := p.cfg.Journal.Get(want.ClaimUID)
-	if again && have.BootID == p.cfg.BootID {
+	have, before := p.cfg.Journal.Claim(want.ClaimUID) // perhaps, if its record can't be read
+	if have.IsOf(p.cfg.BootID) {
 		same := slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same)
 		if !same && have.GivenUp != nil {
-			return have, true, fmt.Errorf("the claim was allocated again (%s) before the end of its previous devices (%s): %w", describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
+			return have.Record, true, fmt.Errorf("the claim was allocated again (%s) before the end of its previous devices (%s): %w", describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
 		}
 		if !same {
-			return have, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
+			return have.Record, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
 				describeHoldings(want.Holdings), describeHoldings(have.Holdings))
 		}
-		return have, true, p.addPods(&have, want.Pods)
+		err := p.addPods(&have, want.Pods)
+		return have.Record, true, err
 	}
-	// It may have been prepared before, too, where its record can't be read.
-	before = again || p.cfg.Journal.IsUnreadable(want.ClaimUID)
-	unreadable := len(p.cfg.Journal.Unreadable())
 	want.RefusedClaims = have.RefusedClaims
-	if err := p.cfg.Journal.Put(want); err != nil {
-		return want, before, err
-	}
-	p.notifyRead(unreadable)
-	return want, before, nil
+	return want, before, p.put(want)
 }
 
 // addPods records pods that use the claim since it was prepared, and that it is prepared
 // again after it was given up. It also writes a record again that may not be on disk.
-func (p *Preparer) addPods(r *holding.Record, pods []holding.Pod) error {
+func (p *Preparer) addPods(c *holding.Claim, pods []holding.Pod) error {
 	var more []holding.Pod
 	for _, pod := range pods {
-		if !slices.Contains(r.Pods, pod) {
+		if !slices.Contains(c.Pods, pod) {
 			more = append(more, pod)
 		}
 	}
-	if more == nil && r.GivenUp == nil && !p.cfg.Journal.IsDoubtful(r.ClaimUID) {
+	if more == nil && c.GivenUp == nil && c.State != holding.Doubtful {
 		return nil
 	}
-	r.Pods, r.GivenUp = slices.Concat(r.Pods, more), nil
-	return p.cfg.Journal.Put(*r)
+	c.Pods, c.GivenUp = slices.Concat(c.Pods, more), nil
+	return p.cfg.Journal.Put(c.Record)
 }
 
 // realize has the hardware make what the record says, and writes the spec. The
@@ -269,9 +262,18 @@ func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]g
 	}
 }
 
-// notifyRead reports that an unreadable record was resolved.
-func (p *Preparer) notifyRead(unreadableBefore int) {
-	if len(p.cfg.Journal.Unreadable()) != unreadableBefore {
+// put writes a record.
+func (p *Preparer) put(r holding.Record) error {
+	before, _ := p.cfg.Journal.Claim(r.ClaimUID)
+	err := p.cfg.Journal.Put(r)
+	p.notifyRead(before)
+	return err
+}
+
+// notifyRead reports that a claim whose record couldn't be read may have another now, or
+// none.
+func (p *Preparer) notifyRead(before holding.Claim) {
+	if before.IsUnreadable() {
 		p.cfg.ConditionsChanged()
 	}
 }

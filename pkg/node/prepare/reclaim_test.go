@@ -25,7 +25,7 @@ func TestHolderWasPreparedAgain(t *testing.T) {
 		if err := j.Put(holder); err != nil {
 			t.Fatal(err)
 		}
-		p := New(Config{Journal: j, Claims: holding.NewClaims(j), BootID: "boot"})
+		p := New(Config{Journal: j, BootID: "boot"})
 		holder.GivenUp = &health.Load{Boot: "boot"} // as it was
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -29,11 +29,11 @@ import (
 // such claims. The plugin goes on after an error.
 func (p *Preparer) Recover(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	for _, u := range p.cfg.Journal.Unreadable() {
-		logger.Error(u.Err, "A journal file can't be read and was renamed",
-			"path", u.Path, "claimUID", u.ClaimUID, "gpus", u.Record.GPUs())
+	claims := p.cfg.Journal.Claims()
+	for _, c := range claims.Unreadable() {
+		logger.Error(c.Err, "A journal file can't be read and was renamed", "path", c.File, "claimUID", c.ClaimUID, "gpus", c.GPUs())
 	}
-	return errors.Join(p.restoreAll(ctx, p.cfg.Journal.All()), p.sweep(ctx))
+	return errors.Join(p.restoreAll(ctx, claims.Readable()), p.sweep(ctx))
 }
 
 // Mend restores the prepared claims whose CDI spec somebody has removed, or that
@@ -43,8 +43,8 @@ func (p *Preparer) Recover(ctx context.Context) error {
 // releases the devices of claims that were given up, if no process can have them any more.
 // It may be called often: if nothing is missing, it only lists the CDI directory.
 func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) error {
-	prepared := slices.DeleteFunc(p.cfg.Journal.All(), func(r holding.Record) bool {
-		return p.claimLocks.InUse(r.ClaimUID) || r.GivenUp == nil && (r.AwaitsKubelet(p.cfg.BootID) || p.cfg.Claims.IsUnpreparing(r.ClaimUID))
+	prepared := slices.DeleteFunc(p.cfg.Journal.Claims().Readable(), func(c holding.Claim) bool {
+		return p.claimLocks.InUse(c.ClaimUID) || c.GivenUp == nil && (c.AwaitsKubelet(p.cfg.BootID) || c.Phase >= holding.Unpreparing)
 	})
 	specs, err := p.cfg.CDI.Claims()
 	if err != nil {
@@ -54,8 +54,8 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 		part, ok := gpu.Base(d).(gpu.Partition)
 		return ok && gone(part)
 	}
-	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(r holding.Record) bool {
-		return r.GivenUp == nil && slices.Contains(specs, r.ClaimUID) && !slices.ContainsFunc(held(r), isGone)
+	return p.restoreAll(ctx, slices.DeleteFunc(prepared, func(c holding.Claim) bool {
+		return c.GivenUp == nil && slices.Contains(specs, c.ClaimUID) && !slices.ContainsFunc(held(c.Record), isGone)
 	}))
 }
 
@@ -65,18 +65,18 @@ const restoreAtOnce = 32
 
 // restoreAll restores prepared claims, and reclaims the devices of those that were given
 // up; the error is of all that fail, in the order of the records.
-func (p *Preparer) restoreAll(ctx context.Context, records []holding.Record) error {
-	errs := make([]error, len(records))
+func (p *Preparer) restoreAll(ctx context.Context, claims holding.Claims) error {
+	errs := make([]error, len(claims))
 	var group errgroup.Group
 	group.SetLimit(restoreAtOnce)
-	for i, r := range records {
+	for i, c := range claims {
 		group.Go(func() error {
 			do := p.restore
-			if r.GivenUp != nil {
+			if c.GivenUp != nil {
 				do = p.reclaim
 			}
-			if err := do(ctx, r.ClaimUID); err != nil && !errors.Is(err, errGivenUp) {
-				errs[i] = fmt.Errorf("claim %s/%s (UID %s): %w", r.Namespace, r.Name, r.ClaimUID, err)
+			if err := do(ctx, c.ClaimUID); err != nil && !errors.Is(err, errGivenUp) {
+				errs[i] = fmt.Errorf("claim %s/%s (UID %s): %w", c.Namespace, c.Name, c.ClaimUID, err)
 			}
 			return nil
 		})
@@ -93,10 +93,11 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 		return err
 	}
 	defer unlock()
-	r, ok := p.cfg.Journal.Get(claimUID)
-	if !ok || r.GivenUp != nil || p.cfg.Claims.IsUnpreparing(claimUID) {
+	c, ok := p.cfg.Journal.Claim(claimUID)
+	if !ok || c.IsUnreadable() || c.GivenUp != nil || c.Phase >= holding.Unpreparing {
 		return nil
 	}
+	r := c.Record
 	if r.AwaitsKubelet(p.cfg.BootID) {
 		return p.removeSpec(claimUID)
 	}
@@ -146,15 +147,8 @@ func (p *Preparer) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	unreadable := map[string]bool{}
-	for _, u := range p.cfg.Journal.Unreadable() {
-		unreadable[u.ClaimUID] = true
-	}
 	var errs []error
 	for _, uid := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(specs, marks)))) {
-		if unreadable[uid] {
-			continue
-		}
 		if err := p.removeOrphan(ctx, uid); err != nil {
 			errs = append(errs, fmt.Errorf("remove the CDI spec of claim %s, which isn't prepared: %w", uid, err))
 		}
@@ -168,7 +162,7 @@ func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
 		return err
 	}
 	defer unlock()
-	if _, ok := p.cfg.Journal.Get(claimUID); ok {
+	if _, ok := p.cfg.Journal.Claim(claimUID); ok {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("Removing what is left of a claim that isn't prepared", "claimUID", claimUID)

@@ -46,7 +46,7 @@ func TestRecover(t *testing.T) {
 	if diff := cmp.Diff([]string{"claim-0", "claim-2"}, specs); diff != "" {
 		t.Errorf("specs (-want +got):\n%s", diff)
 	}
-	if got := len(f.journal.All()); got != 3 {
+	if got := len(f.journal.Claims()); got != 3 {
 		t.Errorf("%d records, want all 3", got)
 	}
 	mustUnprepare(t, f, newClaim("claim-1"))

@@ -319,9 +319,9 @@ func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", share("s", 0, 4, 0))
 	mustPrepare(t, f, c)
-	r, _ := f.journal.Get("c")
+	r, _ := f.journal.Claim("c")
 	r.Holdings[0].MPS = &holding.MPS{ThreadPercentage: 24, MemoryMiB: 20000}
-	if err := f.journal.Put(r); err != nil {
+	if err := f.journal.Put(r.Record); err != nil {
 		t.Fatal(err)
 	}
 	mustPrepare(t, f, c)
@@ -375,7 +375,7 @@ func TestAShareOfAllIsTheWhole(t *testing.T) {
 			if len(devices) != 1 || devices[0].DeviceName != gpu0+"-mps" || devices[0].ShareID == nil {
 				t.Errorf("the kubelet is told of %+v", devices)
 			}
-			grant := f.journal.All()[0].Holdings[0]
+			grant := f.journal.Claims()[0].Holdings[0]
 			if _, whole := grant.DeviceHeld().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
 				t.Errorf("got %+v", grant)
 			}

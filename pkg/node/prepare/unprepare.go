@@ -40,7 +40,7 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 		return fmt.Errorf("wait for another operation on the claim: %w", err)
 	}
 	defer unlock()
-	err = p.withdraw(ctx, string(c.UID), func(r holding.Record) error { return p.awaitContainers(ctx, c, r) })
+	err = p.withdraw(ctx, string(c.UID), func(claim holding.Claim) error { return p.awaitContainers(ctx, c, claim) })
 	if errors.Is(err, errGivenUp) {
 		return nil
 	}
@@ -50,43 +50,42 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 // withdraw removes the spec and the mark. When await has returned nil, it removes
 // daemons and settings that no other claim needs, releases the partitions, and then
 // drops the record.
-func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Record) error) error {
-	p.cfg.Claims.SetUnpreparing(claimUID)
+func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Claim) error) error {
+	p.cfg.Journal.AdvancePhase(claimUID, holding.Unpreparing)
 	if err := p.cfg.CDI.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.cfg.Step("unprepare.removed")
-	r := p.recordOf(claimUID)
-	if err := await(r); err != nil {
+	c := p.claimOf(claimUID)
+	if err := await(c); err != nil {
 		return err
 	}
-	p.cfg.Claims.SetLeaving(claimUID) // not before: its containers need what they share
+	p.cfg.Journal.AdvancePhase(claimUID, holding.Leaving) // not before: its containers need what they share
 	if err := p.cfg.Containers.Forget(claimUID); err != nil {
 		return err
 	}
 	p.cfg.Step("unprepare.unmarked")
-	if err := p.leaveShared(ctx, r); err != nil {
+	if err := p.leaveShared(ctx, c); err != nil {
 		return err
 	}
-	p.cfg.Claims.SetLeft(claimUID) // not before: a partition must not be destroyed while a daemon runs on it
-	if err := p.release(ctx, r); err != nil {
+	p.cfg.Journal.AdvancePhase(claimUID, holding.Left) // not before: a partition must not be destroyed while a daemon runs on it
+	if err := p.release(ctx, c.Record); err != nil {
 		return err
 	}
 	return p.drop(claimUID)
 }
 
 // noContainers is the await function for claims that no container can have.
-func noContainers(holding.Record) error { return nil }
+func noContainers(holding.Claim) error { return nil }
 
 // drop removes the record.
 func (p *Preparer) drop(claimUID string) error {
-	unreadable := len(p.cfg.Journal.Unreadable())
+	c, _ := p.cfg.Journal.Claim(claimUID)
 	if err := p.cfg.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.cfg.Claims.Reset(claimUID)
 	p.releases.Change(func() {})
-	p.notifyRead(unreadable)
+	p.notifyRead(c)
 	p.cfg.Step("unprepare.forgotten")
 	return nil
 }
@@ -105,40 +104,34 @@ func (p *Preparer) undo(ctx context.Context, claimUID string, before bool, cause
 // undoWithin bounds the undoing of a prepare whose time may be over.
 const undoWithin = 30 * time.Second
 
-// recordOf returns the claim's record. Of an unreadable record it rebuilds each
-// holding from the device's name. The limits are unknown: a share has an empty MPS,
-// every other holding none.
-func (p *Preparer) recordOf(claimUID string) holding.Record {
-	if r, ok := p.cfg.Journal.Get(claimUID); ok {
-		return r
+// claimOf returns the claim. Of an unreadable record it rebuilds each holding from the
+// device's name. The limits are unknown: a share has an empty MPS, every other holding
+// none.
+func (p *Preparer) claimOf(claimUID string) holding.Claim {
+	c, _ := p.cfg.Journal.Claim(claimUID)
+	if !c.IsUnreadable() {
+		return c
 	}
-	for _, u := range p.cfg.Journal.Unreadable() {
-		if u.ClaimUID != claimUID {
-			continue
-		}
-		r := u.Record
-		r.Holdings = slices.Clone(r.Holdings)
-		for i, g := range r.Holdings {
-			if d, _, _ := p.cfg.Inventory.Device(g.Device); d != nil { // also if its GPU doesn't answer
-				r.Holdings[i] = holding.New(g.Device, d)
-				r.Holdings[i].Request, r.Holdings[i].Admin = g.Request, g.Admin
-				if r.Holdings[i].Share != nil {
-					r.Holdings[i].MPS = &holding.MPS{} // which every share has
-				}
+	c.Holdings = slices.Clone(c.Holdings)
+	for i, g := range c.Holdings {
+		if d, _, _ := p.cfg.Inventory.Device(g.Device); d != nil { // also if its GPU doesn't answer
+			c.Holdings[i] = holding.New(g.Device, d)
+			c.Holdings[i].Request, c.Holdings[i].Admin = g.Request, g.Admin
+			if c.Holdings[i].Share != nil {
+				c.Holdings[i].MPS = &holding.MPS{} // which every share has
 			}
 		}
-		return r
 	}
-	return holding.Record{ClaimUID: claimUID}
+	return c
 }
 
 // leaveShared stops the daemons and restores the settings that no remaining claim
 // needs. For a claim whose record can't be read these are unknown.
-func (p *Preparer) leaveShared(ctx context.Context, r holding.Record) error {
-	if !r.Shares() && !p.cfg.Journal.IsUnreadable(r.ClaimUID) {
+func (p *Preparer) leaveShared(ctx context.Context, c holding.Claim) error {
+	if !c.Shares() && !c.IsUnreadable() {
 		return nil
 	}
-	if err := p.cfg.Sharing.Leave(ctx, r); err != nil {
+	if err := p.cfg.Sharing.Leave(ctx, c.Record); err != nil {
 		return fmt.Errorf("stop what the claim shared: %w", err)
 	}
 	p.cfg.Step("unprepare.left")
@@ -169,7 +162,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 }
 
 func (p *Preparer) releaseOne(ctx context.Context, d gpu.Partition) error {
-	if p.cfg.Claims.InUse(d) {
+	if p.cfg.Journal.Claims().InUse(d) {
 		return nil
 	}
 	return p.cfg.Partitions.Release(ctx, d)
@@ -190,15 +183,13 @@ func heldPartitions(r holding.Record) map[gpu.UUID][]gpu.Partition {
 
 // awaitContainers waits until no process is left of any pod that used the claim. No lock but
 // the claim's is held meanwhile.
-func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.NamespacedObject, r holding.Record) error {
-	_, recorded := p.cfg.Journal.Get(r.ClaimUID)
+func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.NamespacedObject, claim holding.Claim) error {
+	r := claim.Record
 	switch {
-	case !recorded && !p.cfg.Journal.IsUnreadable(r.ClaimUID):
-		return nil
-	case recorded && (len(held(r)) == 0 || r.BootID != p.cfg.BootID): // admin access holds nothing, and no container survives a boot
+	case !claim.IsUnreadable() && (len(held(r)) == 0 || r.BootID != p.cfg.BootID): // admin access holds nothing, and no container survives a boot
 		return nil
 	case r.GivenUp != nil || p.allLost(r):
-		return p.giveUp(ctx, c, r)
+		return p.giveUp(ctx, c, claim)
 	}
 	waiting, cancel := withMargin(ctx)
 	defer cancel()

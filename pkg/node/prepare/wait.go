@@ -144,7 +144,7 @@ func (p *Preparer) forget(ctx context.Context, holder holding.Record) error {
 		return fmt.Errorf("wait for another operation on the holder: %w", err)
 	}
 	defer unlock()
-	if now, ok := p.cfg.Journal.Get(holder.ClaimUID); ok && now.BootID == p.cfg.BootID {
+	if now, _ := p.cfg.Journal.Claim(holder.ClaimUID); now.IsOf(p.cfg.BootID) {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("Dropping what is left of a claim from before the reboot",

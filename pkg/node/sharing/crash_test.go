@@ -140,7 +140,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*machine) string) {
 	checkInvariants(t, n)
 	n.recover(t)
 	checkInvariants(t, n)
-	for _, r := range n.journal.All() { // the kubelet prepares again what it got no answer to
+	for _, r := range n.journal.Claims().Records() { // the kubelet prepares again what it got no answer to
 		for name, c := range n.prepare(t, r) {
 			if c.PipeDir == "" {
 				t.Errorf("no pipe directory for %s", name)
@@ -148,7 +148,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*machine) string) {
 		}
 	}
 	checkInvariants(t, n)
-	for _, r := range n.journal.All() {
+	for _, r := range n.journal.Claims() {
 		n.unprepare(t, r.ClaimUID)
 		checkInvariants(t, n)
 	}
@@ -166,7 +166,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*machine) string) {
 func checkInvariants(t *testing.T, n *node) {
 	t.Helper()
 	daemons, exclusive, sliced := map[string]bool{}, map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
-	for _, r := range n.journal.All() {
+	for _, r := range n.journal.Claims() {
 		for _, g := range r.Holdings {
 			switch {
 			case r.BootID != n.boot:

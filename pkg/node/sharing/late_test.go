@@ -75,7 +75,7 @@ func TestListArrivesLate(t *testing.T) {
 		m := newMachine()
 		n := newNode(t, m)
 		n.prepare(t, claim("x", share(gpu1, 0)))
-		n.claims.SetLeaving("x") // an orphan, once the list has been read
+		n.journal.AdvancePhase("x", holding.Leaving) // an orphan, once the list has been read
 		m.lag = time.Second
 		listed := make(chan error, 1)
 		go func() { listed <- n.Recover(t.Context()) }()

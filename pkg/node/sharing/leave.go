@@ -16,7 +16,7 @@ import (
 )
 
 // Leave takes down everything that no claim needs on the GPUs of a record that is
-// leaving (holding.Claims.SetLeaving). When it returns nil, no process of an MPS daemon
+// leaving (holding.Leaving). When it returns nil, no process of an MPS daemon
 // that only leaving claims had is left on their partitions. Of one on whole GPUs
 // the end has begun; Run puts the compute mode back after it, and Join and
 // AwaitDaemonEnds wait for it. Idempotent. A setting that can't be put back now is put

@@ -44,7 +44,6 @@ type SMI func(ctx context.Context, args ...string) (string, error)
 // Config configures a Manager.
 type Config struct {
 	Journal *journal.Journal
-	Claims  *holding.Claims
 	Daemons Daemons
 	// BootID of the running kernel. Daemons and settings of other boots are gone.
 	BootID string
@@ -392,7 +391,7 @@ func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepar
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.others, func(uid string, _ map[gpu.Partition]gpu.UUID) bool {
-		_, there := m.cfg.Journal.Get(uid)
+		_, there := m.cfg.Journal.Claim(uid)
 		return !there
 	})
 	if delete(m.others, r.ClaimUID); len(others) > 0 {

@@ -35,7 +35,6 @@ type node struct {
 	*sharing.Manager
 	machine *machine
 	journal *journal.Journal
-	claims  *holding.Claims
 	dir     string
 	boot    string
 }
@@ -56,9 +55,9 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Config) *no
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	o.Journal, o.Claims, o.BootID, o.Daemons, o.Remains, o.Registerer = j, holding.NewClaims(j), boot, m, m.remains, prometheus.NewRegistry()
+	o.Journal, o.BootID, o.Daemons, o.Remains, o.Registerer = j, boot, m, m.remains, prometheus.NewRegistry()
 	o.Prepared = m.specs()
-	n := &node{machine: m, journal: j, claims: o.Claims, dir: dir, boot: boot, Manager: sharing.New(o)}
+	n := &node{machine: m, journal: j, dir: dir, boot: boot, Manager: sharing.New(o)}
 	n.SetClosedFor(time.Millisecond)
 	n.SetHardware(m, m.smi)
 	return n
@@ -89,7 +88,7 @@ func (n *node) recover(t testing.TB) {
 	if err := n.Recover(t.Context()); err != nil {
 		t.Errorf("recover: %v", err)
 	}
-	for _, r := range n.journal.All() {
+	for _, r := range n.journal.Claims().Records() {
 		if r.BootID == n.boot {
 			if _, err := n.Join(t.Context(), r, given(r)); err != nil {
 				t.Errorf("join %s: %v", r.ClaimUID, err)
@@ -121,7 +120,7 @@ func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
 // hold is the first half of a prepare: the claim's record.
 func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	t.Helper()
-	n.claims.Reset(r.ClaimUID)
+	n.journal.ResetPhase(r.ClaimUID)
 	r.BootID = n.boot
 	if err := n.journal.Put(r); err != nil {
 		t.Fatal(err)
@@ -148,15 +147,13 @@ func (n *node) unprepare(t testing.TB, uid string) {
 }
 
 func (n *node) giveUp(ctx context.Context, uid string) error {
-	r, _ := n.journal.Get(uid)
+	r, _ := n.journal.Claim(uid)
 	n.machine.setSpec(uid, false)
-	n.claims.SetLeaving(uid)
-	if err := n.Leave(ctx, r); err != nil {
+	n.journal.AdvancePhase(uid, holding.Leaving)
+	if err := n.Leave(ctx, r.Record); err != nil {
 		return err
 	}
-	err := n.journal.Delete(uid)
-	n.claims.Reset(uid)
-	return err
+	return n.journal.Delete(uid)
 }
 
 // claim is a record without its boot.

@@ -16,8 +16,9 @@ type plan struct {
 	timeSlices map[gpu.UUID]string
 	// replicas are the GPUs that claims have replicas of.
 	replicas map[gpu.UUID]bool
-	// kept lists what must stay for claims that the fields above don't cover.
-	kept kept
+	// kept are claims whose daemons aren't stopped and whose GPUs' settings aren't restored:
+	// the record can't be read, or the Join hasn't begun.
+	kept holding.Claims
 }
 
 // wanted is a daemon that claims need.
@@ -31,34 +32,17 @@ type wanted struct {
 	claims []holding.Record
 }
 
-// kept lists daemons that are not stopped and GPUs whose settings are not restored, because a
-// claim may need them: its record can't be read, or its Join hasn't begun.
-type kept struct {
-	all  bool
-	gpus map[gpu.UUID]bool
-	// daemons by name
-	daemons map[string]bool
-}
-
 // planNow reads the journal. Whoever holds the lock of a daemon plans again: a claim may
 // have come or gone while it waited.
 func (m *Manager) planNow() plan {
-	p := plan{
-		daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{},
-		kept: kept{gpus: map[gpu.UUID]bool{}, daemons: map[string]bool{}},
-	}
-	for _, r := range m.cfg.Journal.All() {
+	p := plan{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+	for _, c := range m.cfg.Journal.Claims() {
 		switch {
-		case r.BootID != m.cfg.BootID || !m.cfg.Claims.IsStaying(r.ClaimUID):
-		case m.hasJoined(r.ClaimUID):
-			p.add(r)
+		case c.Phase >= holding.Leaving || !c.MayBeOf(m.cfg.BootID):
+		case c.IsUnreadable() || !m.hasJoined(c.ClaimUID):
+			p.kept = append(p.kept, c)
 		default:
-			p.keepFor(r)
-		}
-	}
-	for _, u := range m.cfg.Journal.Unreadable() {
-		if m.cfg.Claims.IsStaying(u.ClaimUID) && (u.Record.BootID == "" || u.Record.BootID == m.cfg.BootID) {
-			p.keepForUnreadable(u.Record)
+			p.add(c.Record)
 		}
 	}
 	return p
@@ -117,39 +101,15 @@ func loosest[N int | int64](a, b N) N {
 	return max(a, b)
 }
 
-// keepFor keeps what a claim needs once its Join begins. A claim of a partition needs no
-// setting of the GPU, so those are restored.
-func (p *plan) keepFor(r holding.Record) {
-	for _, g := range r.Holdings {
-		if !g.IsShared() {
-			continue
-		}
-		if g.Partition == (holding.Partition{}) {
-			p.kept.gpus[g.GPU] = true
-		}
-		if name := r.Daemon(g); name != "" {
-			p.kept.daemons[name] = true
-		}
-	}
-}
-
-// keepForUnreadable keeps what a claim may need; r has what could be read of its record.
-func (p *plan) keepForUnreadable(r holding.Record) {
-	p.kept.daemons[r.OwnDaemonName()] = true
-	p.kept.all = p.kept.all || len(r.Holdings) == 0
-	for _, g := range r.Holdings {
-		p.kept.gpus[g.GPU] = true
-		p.kept.daemons[g.SharedDaemonName()] = true
-	}
-}
-
 // wants reports whether the daemon is needed, or kept.
 func (p *plan) wants(daemon string) bool {
-	return p.daemons[daemon] != nil || p.kept.all || p.kept.daemons[daemon]
+	return p.daemons[daemon] != nil || slices.ContainsFunc(p.kept, func(c holding.Claim) bool { return c.MayNeed(daemon) })
 }
 
 // keepsSettings reports whether the GPU's settings must not be restored.
-func (p *plan) keepsSettings(uuid gpu.UUID) bool { return p.kept.all || p.kept.gpus[uuid] }
+func (p *plan) keepsSettings(uuid gpu.UUID) bool {
+	return slices.ContainsFunc(p.kept, func(c holding.Claim) bool { return c.MayNeedSettings(uuid) })
+}
 
 // hasWhole reports whether claims need a daemon for the whole GPU.
 func (p *plan) hasWhole(uuid gpu.UUID) bool {

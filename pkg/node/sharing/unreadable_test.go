@@ -28,11 +28,11 @@ func TestUnreadable(t *testing.T) {
 			}
 			n = n.restart(t, "boot-1")
 			n.check(t, want)
-			u := n.journal.Unreadable()
+			u := n.journal.Claims().Unreadable()
 			if len(u) != 1 {
 				t.Fatalf("unreadable: %v", u)
 			}
-			n.claims.SetLeaving("a")
+			n.journal.AdvancePhase("a", holding.Leaving)
 			if err := n.Leave(t.Context(), u[0].Record); err != nil {
 				t.Error(err)
 			}
@@ -58,7 +58,7 @@ func TestUnreadableLeaves(t *testing.T) {
 	}
 	m.away = true
 	n = start(t, m, n.dir, "boot-1", nil)
-	n.claims.SetLeaving("a")
+	n.journal.AdvancePhase("a", holding.Leaving)
 	r := claim("a", g) // by the device's name; not which boot it is of
 	if err := n.Leave(t.Context(), r); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("leave: got %v", err)

@@ -35,7 +35,6 @@ type Daemon struct {
 type Sharing struct {
 	Node    *Node
 	Journal *journal.Journal
-	Claims  *holding.Claims
 	// Fail, which may be nil, is asked before anything is done ("join", "unshared", "leave"); an
 	// error is the answer.
 	Fail func(ctx context.Context, op string, r holding.Record) error
@@ -46,8 +45,8 @@ type Sharing struct {
 }
 
 // NewSharing returns what shares the node's GPUs by the journal.
-func NewSharing(n *Node, j *journal.Journal, claims *holding.Claims) *Sharing {
-	return &Sharing{Node: n, Journal: j, Claims: claims, settling: make(chan struct{}, 1)}
+func NewSharing(n *Node, j *journal.Journal) *Sharing {
+	return &Sharing{Node: n, Journal: j, settling: make(chan struct{}, 1)}
 }
 
 // Join implements prepare.Sharing.
@@ -57,7 +56,7 @@ func (s *Sharing) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 		return nil, err
 	}
 	defer unlock()
-	daemons, intervals := Wanted(s.Journal, s.Claims, s.Node.BootID)
+	daemons, intervals := Wanted(s.Journal, s.Node.BootID)
 	clients := map[gpu.DeviceName]gpu.MPSDirs{}
 	for _, g := range r.Holdings {
 		if interval := intervals[g.GPU]; interval != "" {
@@ -98,7 +97,7 @@ func (s *Sharing) Leave(ctx context.Context, r holding.Record) error {
 		return err
 	}
 	defer unlock()
-	daemons, intervals := Wanted(s.Journal, s.Claims, s.Node.BootID)
+	daemons, intervals := Wanted(s.Journal, s.Node.BootID)
 	for name, d := range s.Node.Daemons() {
 		of := func(d gpu.Device) bool { return slices.Contains(r.GPUs(), d.Parent()) }
 		if _, wanted := daemons[name]; !wanted && slices.ContainsFunc(d.On, of) {
@@ -143,11 +142,11 @@ func DaemonOf(r holding.Record, g holding.Holding) string {
 
 // Wanted returns the needs of claims that were prepared in the boot and stay:
 // MPS daemons by name, and time slices.
-func Wanted(j *journal.Journal, claims *holding.Claims, bootID string) (map[string]Daemon, map[gpu.UUID]string) {
+func Wanted(j *journal.Journal, bootID string) (map[string]Daemon, map[gpu.UUID]string) {
 	daemons, intervals := map[string]Daemon{}, map[gpu.UUID]string{}
-	for _, r := range j.All() {
-		for _, g := range r.Holdings {
-			if r.BootID != bootID || !claims.IsStaying(r.ClaimUID) || g.Admin {
+	for _, c := range j.Claims() {
+		for _, g := range c.Holdings {
+			if !c.IsOf(bootID) || c.Phase >= holding.Leaving || g.Admin {
 				continue
 			}
 			if g.TimeSlice != "" {
@@ -156,7 +155,7 @@ func Wanted(j *journal.Journal, claims *holding.Claims, bootID string) (map[stri
 			if g.Replica != nil {
 				intervals[g.GPU] = "of the policy"
 			}
-			if name := DaemonOf(r, g); name != "" {
+			if name := DaemonOf(c.Record, g); name != "" {
 				d := daemons[name]
 				if !slices.Contains(d.On, g.Base()) {
 					d.On = append(d.On, g.Base())
