@@ -14,50 +14,47 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
-// onGPU calls f with the handle of a GPU and the GPU's name for errors. It
-// makes no calls for other GPUs, unless this one has not been identified yet.
-func onGPU[T any](s *Session, uuid gpu.UUID, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
-	return onGPUAs(s, uuid, reads, what, within, f)
-}
-
-// onGPUAs does the same for a call with the given access to the GPU.
-func onGPUAs[T any](s *Session, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
+// onGPU calls f as ask does, with the handle of a GPU and the GPU's name for errors. It
+// makes no calls for other GPUs, unless this one has not been identified yet, and doesn't
+// call f if the GPU doesn't answer, or the handle is another GPU's now.
+func onGPU[T any](s *Session, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
+	var none, value T
 	handle, err := s.find(uuid)
 	if err != nil {
-		var none T
 		return none, err
 	}
-	return onHandle(s, handle, uuid, as, what, within, f)
-}
-
-// onHandle calls f as onGPUAs does, with a handle that the caller has.
-func onHandle[T any](s *Session, handle gonvml.Device, uuid gpu.UUID, as access, what string, within time.Duration, f func(handle gonvml.Device, object string) (T, error)) (T, error) {
-	return askAs(s.guard, subject(uuid), as, what, within, func() (T, error) {
+	c, err := s.guard.begin(subject(uuid), as, what)
+	if err != nil {
+		return none, err
+	}
+	go func() {
+		defer s.guard.end(c)
 		object := fmt.Sprintf("of GPU %s", uuid)
-		if err := check(handle, uuid, object); err != nil {
-			var none T
-			return none, err
+		is, ret := handle.GetUUID()
+		if err = checkUUID(uuid, is, ret, object); err == nil {
+			value, err = f(handle, object)
 		}
-		return f(handle, object)
-	})
+	}()
+	if late := s.guard.await(c, within); late != nil {
+		return none, late // value and err are still f's
+	}
+	return value, err
 }
 
-// check checks that a handle still belongs to the GPU, and that the GPU
-// answers.
-func check(handle gonvml.Device, uuid gpu.UUID, object string) error {
-	is, ret := handle.GetUUID()
+// checkUUID returns an error if a GPU has not told its UUID, or another one.
+func checkUUID(want gpu.UUID, is string, ret gonvml.Return, object string) error {
 	if err := wrap(ret, "nvmlDeviceGetUUID", object); err != nil {
 		return err
 	}
-	if is != string(uuid) {
-		return fmt.Errorf("find GPU %s: its handle is that of GPU %s now: %w", uuid, is, ErrLost)
+	if is != string(want) {
+		return fmt.Errorf("find GPU %s: its handle is that of GPU %s now: %w", want, is, ErrLost)
 	}
 	return nil
 }
 
-// change is like onGPU, for a call that changes the GPU and has no result.
-func change(s *Session, uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
-	_, err := onGPUAs(s, uuid, changes, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
+// change calls f as onGPU does; f changes the GPU.
+func (s *Session) change(uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
+	_, err := onGPU(s, uuid, changes, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
 		return struct{}{}, f(handle, object)
 	})
 	return err
@@ -100,7 +97,7 @@ func (s *Session) identified() []gpu.UUID {
 // failed has the errors of GPUs that don't answer, by index. It makes no call
 // for a GPU with a late call, nor for one that is being changed.
 func (s *Session) identify() (identified map[int]identification, failed map[int]error, _ error) {
-	count, err := ask(s.guard, theDriver, "nvmlDeviceGetCount", s.limits.read, func() (int, error) {
+	count, err := ask(s.guard, theDriver, reads, "nvmlDeviceGetCount", s.limits.read, func() (int, error) {
 		count, ret := s.lib.DeviceGetCount()
 		return count, wrap(ret, "nvmlDeviceGetCount", "")
 	})
@@ -109,11 +106,7 @@ func (s *Session) identify() (identified map[int]identification, failed map[int]
 	}
 	answers := make([]identification, count)
 	errs := make([]error, count)
-	var wg sync.WaitGroup
-	for i := range count {
-		wg.Go(func() { answers[i], errs[i] = s.identifyOne(i) })
-	}
-	wg.Wait()
+	each(count, func(i int) { answers[i], errs[i] = s.identifyOne(i) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	identified, failed = map[int]identification{}, map[int]error{}
@@ -143,7 +136,7 @@ func (s *Session) identifyOne(index int) (identification, error) {
 		about = subject(last)
 	}
 	object := fmt.Sprintf("of GPU %d", index)
-	now, err := askAs(s.guard, about, readsUnlessChanged, identifying, s.limits.identify, func() (identification, error) {
+	now, err := ask(s.guard, about, readsUnlessChanged, identifying, s.limits.identify, func() (identification, error) {
 		handle, ret := s.lib.DeviceGetHandleByIndex(index)
 		if err := wrap(ret, "nvmlDeviceGetHandleByIndex", object); err != nil {
 			return identification{}, err
@@ -175,17 +168,24 @@ func isUUID(s string) bool {
 // don't respond: UUIDs and, for GPUs that haven't been identified, "GPU" and the
 // index.
 func (s *Session) Probe() []string {
-	var wg sync.WaitGroup
-	for _, uuid := range s.identified() {
-		wg.Go(func() {
-			_, _ = onGPUAs(s, uuid, readsUnlessChanged, "probe it", s.limits.read, func(handle gonvml.Device, _ string) (gonvml.Memory, error) {
-				memory, _ := handle.GetMemoryInfo() // any answer will do
-				return memory, nil
-			})
+	gpus := s.identified()
+	each(len(gpus), func(i int) {
+		_, _ = onGPU(s, gpus[i], readsUnlessChanged, "probe it", s.limits.read, func(handle gonvml.Device, _ string) (gonvml.Memory, error) {
+			memory, _ := handle.GetMemoryInfo() // any answer will do
+			return memory, nil
 		})
-	}
-	wg.Wait()
+	})
 	return s.guard.allLate()
+}
+
+// each calls f for all numbers below n, concurrently, and returns when all calls have
+// returned.
+func each(n int, f func(i int)) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { f(i) })
+	}
+	all.Wait()
 }
 
 // Silent returns the GPUs, by UUID or index, and "the driver", for which a call has not
@@ -196,7 +196,7 @@ func (s *Session) Silent() []string { return s.guard.allLate() }
 // mode does (nvml.h, nvmlDeviceSetMigMode). It is the one that GPUs returns from then
 // on, if the GPU doesn't answer.
 func (s *Session) Minor(uuid gpu.UUID) (int, error) {
-	minor, err := onGPU(s, uuid, "read its minor number", s.limits.read, func(handle gonvml.Device, object string) (int, error) {
+	minor, err := onGPU(s, uuid, reads, "read its minor number", s.limits.read, func(handle gonvml.Device, object string) (int, error) {
 		minor, ret := handle.GetMinorNumber()
 		return minor, wrap(ret, "nvmlDeviceGetMinorNumber", object)
 	})

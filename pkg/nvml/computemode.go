@@ -29,7 +29,7 @@ const (
 // none, ErrLost if the GPU doesn't answer or isn't listed, and
 // ErrNotResponding.
 func (s *Session) ComputeMode(uuid gpu.UUID) (ComputeMode, error) {
-	return onGPU(s, uuid, "read the compute mode", s.limits.read, readComputeMode)
+	return onGPU(s, uuid, reads, "read the compute mode", s.limits.read, readComputeMode)
 }
 
 func readComputeMode(handle gonvml.Device, object string) (ComputeMode, error) {
@@ -61,7 +61,7 @@ func (s *Session) SetComputeMode(uuid gpu.UUID, mode ComputeMode) error {
 	if err != nil {
 		return fmt.Errorf("set the compute mode of GPU %s: %w", uuid, err)
 	}
-	return change(s, uuid, "set the compute mode", func(handle gonvml.Device, object string) error {
+	return s.change(uuid, "set the compute mode", func(handle gonvml.Device, object string) error {
 		return wrap(handle.SetComputeMode(value), "nvmlDeviceSetComputeMode", fmt.Sprintf("%s %s", mode, object))
 	})
 }

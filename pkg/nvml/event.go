@@ -131,7 +131,7 @@ func (s *Session) eventGPU(handle gonvml.Device) gpu.UUID {
 		}
 	}
 	s.mu.Unlock()
-	uuid, err := ask(s.guard, "the GPU of an event", "nvmlDeviceGetUUID", s.limits.read, func() (string, error) {
+	uuid, err := ask(s.guard, "the GPU of an event", reads, "nvmlDeviceGetUUID", s.limits.read, func() (string, error) {
 		uuid, ret := handle.GetUUID()
 		return uuid, wrap(ret, "nvmlDeviceGetUUID", "of an event")
 	})
@@ -236,7 +236,7 @@ func (s *Session) dropLost() bool {
 // onGPUToWatch calls f with the handle of a GPU, unless the GPU is being changed. The call may
 // take as long as a change: the driver may have to initialize the GPU.
 func (s *Session) onGPUToWatch(uuid gpu.UUID, what string, f func(handle gonvml.Device, object string) error) error {
-	_, err := onGPUAs(s, uuid, readsUnlessChanged, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
+	_, err := onGPU(s, uuid, readsUnlessChanged, what, s.limits.change, func(handle gonvml.Device, object string) (struct{}, error) {
 		return struct{}{}, f(handle, object)
 	})
 	return err

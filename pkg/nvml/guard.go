@@ -49,52 +49,51 @@ const identifying = "identify it"
 
 // call is a call under way.
 type call struct {
+	about subject
 	as    access
 	what  string
 	since time.Time
 	late  bool
+	ended chan struct{} // closed when it has returned
 }
 
 func newGuard() *guard {
 	return &guard{calls: map[subject]map[*call]bool{}, waiting: map[subject]int{}}
 }
 
-// ask runs f as askAs does, for a call that reads.
-func ask[T any](g *guard, about subject, what string, within time.Duration, f func() (T, error)) (T, error) {
-	return askAs(g, about, reads, what, within, f)
-}
-
-// askAs runs f when its access to the subject allows that. It returns ErrNotResponding if f
+// ask runs f when its access to the subject allows that. It returns ErrNotResponding if f
 // takes longer than within; f goes on then, and its result is dropped. If another call for
 // the subject is late, it returns ErrNotResponding at once, without f.
-func askAs[T any](g *guard, about subject, as access, what string, within time.Duration, f func() (T, error)) (T, error) {
-	var none T
+func ask[T any](g *guard, about subject, as access, what string, within time.Duration, f func() (T, error)) (T, error) {
+	var none, value T
 	c, err := g.begin(about, as, what)
 	if err != nil {
 		return none, err
 	}
-	type answer struct {
-		value T
-		err   error
-	}
-	answered := make(chan answer, 1)
 	go func() {
-		value, err := f()
-		g.end(about, c)
-		answered <- answer{value, err}
+		defer g.end(c)
+		value, err = f()
 	}()
+	if late := g.await(c, within); late != nil {
+		return none, late // value and err are still f's
+	}
+	return value, err
+}
+
+// await returns nil when the call has ended, and ErrNotResponding if it doesn't in its time.
+func (g *guard) await(c *call, within time.Duration) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	for {
 		select {
-		case a := <-answered:
-			return a.value, a.err
+		case <-c.ended:
+			return nil
 		case <-timer.C:
-			if left := g.isLate(c, within); left > 0 {
-				timer.Reset(left)
-				continue
+			left := g.isLate(c, within)
+			if left <= 0 {
+				return c.err()
 			}
-			return none, c.err(about)
+			timer.Reset(left)
 		}
 	}
 }
@@ -102,19 +101,14 @@ func askAs[T any](g *guard, about subject, as access, what string, within time.D
 // isLate marks a call as late whose time is over. It returns the time that is left for a
 // call that may have been waiting for others.
 func (g *guard) isLate(c *call, within time.Duration) (left time.Duration) {
-	g.mu.Change(func() {
-		if c.what == identifying {
-			left = within - time.Since(g.identified)
-		}
-		c.late = left <= 0
-	})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.what == identifying {
+		left = within - time.Since(g.identified)
+	}
+	c.late = left <= 0
+	g.mu.Wake()
 	return left
-}
-
-// do runs f as ask does, for a call without a result.
-func do(g *guard, about subject, what string, within time.Duration, f func() error) error {
-	_, err := ask(g, about, what, within, func() (struct{}, error) { return struct{}{}, f() })
-	return err
 }
 
 // begin adds a call, when its access allows that. The wait ends in any case: each call that
@@ -127,7 +121,7 @@ func (g *guard) begin(about subject, as access, what string) (c *call, err error
 	g.mu.Await(func() bool {
 		switch late := g.oldestLate(about); {
 		case late != nil:
-			err = late.err(about)
+			err = late.err()
 		case g.mayBegin(about, as):
 			c = g.add(about, as, what)
 		case as == readsUnlessChanged:
@@ -165,7 +159,7 @@ func (g *guard) mayBegin(about subject, as access) bool {
 
 // add stores a call that begins; needs the lock.
 func (g *guard) add(about subject, as access, what string) *call {
-	c := &call{as: as, what: what, since: time.Now()}
+	c := &call{about: about, as: as, what: what, since: time.Now(), ended: make(chan struct{})}
 	if g.calls[about] == nil {
 		g.calls[about] = map[*call]bool{}
 	}
@@ -173,16 +167,19 @@ func (g *guard) add(about subject, as access, what string) *call {
 	return c
 }
 
-func (g *guard) end(about subject, c *call) {
-	g.mu.Change(func() {
-		if c.what == identifying {
-			g.identified = time.Now()
-		}
-		delete(g.calls[about], c)
-		if len(g.calls[about]) == 0 {
-			delete(g.calls, about)
-		}
-	})
+// end removes a call that has returned.
+func (g *guard) end(c *call) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.what == identifying {
+		g.identified = time.Now()
+	}
+	delete(g.calls[c.about], c)
+	if len(g.calls[c.about]) == 0 {
+		delete(g.calls, c.about)
+	}
+	g.mu.Wake()
+	close(c.ended)
 }
 
 // allLate returns the subjects that have a late call, in order.
@@ -212,7 +209,7 @@ func (g *guard) oldestLate(about subject) *call {
 
 // err names the call and when it began, and so stays the same as long as the
 // call is under way.
-func (c *call) err(about subject) error {
+func (c *call) err() error {
 	return fmt.Errorf("%s: a call into the driver (%s) that began at %s has not returned: %w",
-		about, c.what, c.since.UTC().Format(time.RFC3339), ErrNotResponding)
+		c.about, c.what, c.since.UTC().Format(time.RFC3339), ErrNotResponding)
 }

@@ -22,7 +22,7 @@ func (g *guarded) call(name string, as access, within time.Duration) {
 	end := make(chan struct{})
 	g.end[name] = end
 	go func() {
-		_, err := askAs(g.guard, "GPU-0", as, name, within, func() (struct{}, error) {
+		_, err := ask(g.guard, "GPU-0", as, name, within, func() (struct{}, error) {
 			g.mu.Change(func() { g.begun = append(g.begun, name) })
 			<-end
 			return struct{}{}, nil

@@ -29,7 +29,7 @@ func (s *Session) CreateInstance(p gpu.Partition) (gpu.Instance, error) {
 }
 
 func (s *Session) create(p gpu.Partition) (gpu.Instance, error) {
-	return onGPUAs(s, p.GPU, changes, "create a MIG instance", s.limits.change, func(handle gonvml.Device, object string) (gpu.Instance, error) {
+	return onGPU(s, p.GPU, changes, "create a MIG instance", s.limits.change, func(handle gonvml.Device, object string) (gpu.Instance, error) {
 		return s.createOn(handle, object, p)
 	})
 }
@@ -164,7 +164,7 @@ func (s *Session) DestroyInstance(uuid gpu.UUID, want gpu.Instance) error {
 }
 
 func (s *Session) destroy(uuid gpu.UUID, want gpu.Instance) error {
-	return change(s, uuid, "destroy a MIG instance", func(handle gonvml.Device, object string) error {
+	return s.change(uuid, "destroy a MIG instance", func(handle gonvml.Device, object string) error {
 		return s.destroyOn(handle, object, uuid, want)
 	})
 }
@@ -263,7 +263,7 @@ func onOff(on bool) string {
 }
 
 func (s *Session) setMIGMode(uuid gpu.UUID, on bool) error {
-	return change(s, uuid, "switch the MIG mode", func(handle gonvml.Device, object string) error {
+	return s.change(uuid, "switch the MIG mode", func(handle gonvml.Device, object string) error {
 		return s.setMIGModeOn(handle, object, uuid, on)
 	})
 }

@@ -19,7 +19,7 @@ import (
 // ErrNotSupported for a GPU without MIG, ErrLost for one that is lost or isn't
 // listed, and ErrNotResponding.
 func (s *Session) MIG(uuid gpu.UUID) (gpu.MIG, error) {
-	return onGPU(s, uuid, "read MIG", s.limits.read, func(handle gonvml.Device, object string) (gpu.MIG, error) {
+	return onGPU(s, uuid, reads, "read MIG", s.limits.read, func(handle gonvml.Device, object string) (gpu.MIG, error) {
 		mig, err := s.readMIG(handle, uuid, object)
 		if err != nil {
 			return gpu.MIG{}, err

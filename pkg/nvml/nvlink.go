@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sync"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -17,7 +16,6 @@ import (
 // node's report must not change with that. The data ends with the session, and
 // so with the driver.
 type nvlinks struct {
-	mu   sync.Mutex
 	ends map[gpu.UUID]map[int]linkEnd
 	none map[gpu.UUID]bool // GPUs without NVLink
 }
@@ -28,31 +26,29 @@ type linkEnd struct {
 	pci      gpu.PCIAddress
 }
 
-// known returns a copy of the stored links of a GPU; none is true if it has no
+// knownLinks returns a copy of the stored links of a GPU; none is true if it has no
 // NVLink.
-func (n *nvlinks) known(uuid gpu.UUID) (ends map[int]linkEnd, none bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return maps.Clone(n.ends[uuid]), n.none[uuid]
+func (s *Session) knownLinks(uuid gpu.UUID) (ends map[int]linkEnd, none bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.nvlinks.ends[uuid]), s.nvlinks.none[uuid]
 }
 
-func (n *nvlinks) add(uuid gpu.UUID, found map[int]linkEnd, none bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.ends == nil {
-		n.ends, n.none = map[gpu.UUID]map[int]linkEnd{}, map[gpu.UUID]bool{}
+// addLinks stores links that were found.
+func (s *Session) addLinks(uuid gpu.UUID, found map[int]linkEnd, none bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nvlinks.none[uuid] = none
+	if s.nvlinks.ends[uuid] == nil {
+		s.nvlinks.ends[uuid] = map[int]linkEnd{}
 	}
-	n.none[uuid] = none
-	if n.ends[uuid] == nil {
-		n.ends[uuid] = map[int]linkEnd{}
-	}
-	maps.Copy(n.ends[uuid], found)
+	maps.Copy(s.nvlinks.ends[uuid], found)
 }
 
 // readNVLink reads and stores a GPU's links. A link about which NVML has no
 // data now is read again next time. The error is that of the first call that failed.
 func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID, object string) (failed error) {
-	known, none := s.nvlinks.known(uuid)
+	known, none := s.knownLinks(uuid)
 	if none {
 		return nil
 	}
@@ -77,7 +73,7 @@ func (s *Session) readNVLink(handle gonvml.Device, uuid gpu.UUID, object string)
 			found[link] = end
 		}
 	}
-	s.nvlinks.add(uuid, found, !supported)
+	s.addLinks(uuid, found, !supported)
 	return failed
 }
 
@@ -106,10 +102,9 @@ func (s *Session) readLinkEnd(handle gonvml.Device, link int, object string) (en
 	return end, ok, cmp.Or(failed, failure(wrap(ret, "nvmlDeviceGetNvLinkRemotePciInfo", object)))
 }
 
-// join sets the NVLink of all GPUs of a node: each GPU's links, and its domain.
+// join sets the NVLink of all GPUs of a node: each GPU's links, and its domain. It needs the
+// session's lock.
 func (n *nvlinks) join(gpus []gpu.GPU) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	domains := newDomains(gpus)
 	for _, g := range gpus {
 		for _, end := range n.ends[g.UUID] {

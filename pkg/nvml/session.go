@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,10 +36,10 @@ type Session struct {
 	limits  limits
 
 	profiles sync.Map // gpu.UUID → []gpu.Profile
-	nvlinks  nvlinks
 
-	mu    sync.Mutex
-	known known
+	mu      sync.Mutex
+	known   known
+	nvlinks nvlinks
 	// handles has the handles of the identified GPUs, and indexes their indexes.
 	handles map[gpu.UUID]gonvml.Device
 	indexes map[int]gpu.UUID
@@ -144,12 +145,13 @@ func (o *Opener) Init(lib gonvml.Interface, name string) (*Session, error) {
 }
 
 func (o *Opener) init(lib *library, name string) (*Session, error) {
-	has, err := ask(o.guard, theDriver, "nvmlInit", o.limits.initialize, func() (map[string]bool, error) { return lib.initialize(name) })
+	has, err := ask(o.guard, theDriver, reads, "nvmlInit", o.limits.initialize, func() (map[string]bool, error) { return lib.initialize(name) })
 	if err != nil {
 		return nil, err
 	}
 	return &Session{
 		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
+		nvlinks: nvlinks{ends: map[gpu.UUID]map[int]linkEnd{}, none: map[gpu.UUID]bool{}},
 		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, unheard: map[gpu.UUID]error{},
 		migOn: map[gpu.UUID]bool{}, dropped: map[gpu.UUID]bool{},
 	}, nil
@@ -175,15 +177,16 @@ func (s *Session) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	return do(s.guard, theDriver, "nvmlShutdown", s.limits.read, func() error {
+	_, err := ask(s.guard, theDriver, reads, "nvmlShutdown", s.limits.read, func() (struct{}, error) {
 		s.freeSamples()
-		return s.lib.shutdown()
+		return struct{}{}, s.lib.shutdown()
 	})
+	return err
 }
 
 // Driver reads the driver's versions.
 func (s *Session) Driver() (Driver, error) {
-	return ask(s.guard, theDriver, "read its versions", s.limits.read, s.readDriver)
+	return ask(s.guard, theDriver, reads, "read its versions", s.limits.read, s.readDriver)
 }
 
 func (s *Session) readDriver() (Driver, error) {
@@ -252,27 +255,23 @@ func (s *Session) list(as access) (Listing, error) {
 	if err != nil {
 		return Listing{}, err
 	}
-	read := make([]gpu.GPU, 0, len(identified))
-	var unread []gpu.UUID
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i, a := range identified {
-		last, as := before[a.uuid], as
+	indexes := slices.Sorted(maps.Keys(identified))
+	read, errs := make([]gpu.GPU, len(indexes)), make([]error, len(indexes))
+	each(len(indexes), func(n int) {
+		found, as := identified[indexes[n]], as
+		last := before[found.uuid]
 		if last.UUID == "" {
 			last.Minor, as = gpu.NoMinor, reads
 		}
-		last.UUID, last.Index = a.uuid, i
-		wg.Go(func() {
-			g, err := s.readKnown(a.handle, last, as)
-			mu.Lock()
-			defer mu.Unlock()
-			read = append(read, g)
-			if errors.Is(err, errBeingChanged) {
-				unread = append(unread, a.uuid)
-			}
-		})
+		last.UUID, last.Index = found.uuid, indexes[n]
+		read[n], errs[n] = s.readKnown(found.handle, last, as)
+	})
+	var unread []gpu.UUID
+	for n, err := range errs {
+		if errors.Is(err, errBeingChanged) {
+			unread = append(unread, read[n].UUID)
+		}
 	}
-	wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	gpus, unidentified := s.known.list(before, read, failed)
@@ -285,7 +284,12 @@ func (s *Session) list(as access) (Listing, error) {
 // those of its last known facts that weren't read; and one that is being changed as it was last
 // read.
 func (s *Session) readKnown(handle gonvml.Device, last identity, as access) (gpu.GPU, error) {
-	g, err := onHandle(s, handle, last.UUID, as, "read its facts", s.limits.read, func(handle gonvml.Device, object string) (gpu.GPU, error) {
+	g, err := ask(s.guard, subject(last.UUID), as, "read its facts", s.limits.read, func() (gpu.GPU, error) {
+		object := fmt.Sprintf("of GPU %s", last.UUID)
+		is, ret := handle.GetUUID()
+		if err := checkUUID(last.UUID, is, ret, object); err != nil {
+			return gpu.GPU{}, err
+		}
 		return s.readGPU(handle, last.GPU, object)
 	})
 	if g.UUID == "" {

@@ -22,7 +22,7 @@ const memoryNotAvailable = math.MaxUint64
 // the driver doesn't tell the processes of MIG devices. It returns ErrLost if the GPU
 // doesn't answer or isn't listed, and ErrNotResponding.
 func (s *Session) Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error) {
-	return onGPU(s, uuid, "read its usage", s.limits.read, func(handle gonvml.Device, object string) (gpu.Usage, error) {
+	return onGPU(s, uuid, reads, "read its usage", s.limits.read, func(handle gonvml.Device, object string) (gpu.Usage, error) {
 		return s.readUsage(handle, uuid, over, object)
 	})
 }

@@ -18,7 +18,7 @@ import (
 // returns ErrLost if the GPU doesn't answer or isn't listed, and
 // ErrNotResponding.
 func (s *Session) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
-	v, err := onGPU(s, uuid, "read its vitals", s.limits.read, func(handle gonvml.Device, object string) (gpu.Vitals, error) {
+	v, err := onGPU(s, uuid, reads, "read its vitals", s.limits.read, func(handle gonvml.Device, object string) (gpu.Vitals, error) {
 		return s.readVitals(handle, uuid, object)
 	})
 	if errors.Is(err, gonvml.ERROR_RESET_REQUIRED) {
@@ -135,7 +135,7 @@ func (s *Session) readLinks(handle gonvml.Device, uuid gpu.UUID, object string) 
 	if s.isMIGOn(uuid) {
 		return nil, nil, nil
 	}
-	known, _ := s.nvlinks.known(uuid)
+	known, _ := s.knownLinks(uuid)
 	for _, link := range slices.Sorted(maps.Keys(known)) {
 		value, ret := handle.GetNvLinkState(link)
 		state, err := orUnknown(value, ret, "nvmlDeviceGetNvLinkState", fmt.Sprintf("(link %d) %s", link, object))
