@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Replace fills and closes a temporary file, and renames it to path, which is in the
-// same directory. After an error the temporary file is removed, and path is as it was.
-// Replace doesn't sync anything: fill may sync the file, and the caller the directory.
-func Replace(path string, temp *os.File, fill func(*os.File) error) error {
-	err := errors.Join(fill(temp), temp.Close())
+// Replace closes a temporary file that the caller has written, and renames it to path, which
+// is in the same directory. After an error, that of writing included, the temporary file is
+// removed, and path is as it was. Replace doesn't sync anything: the caller may sync the file
+// before, and the directory afterwards.
+func Replace(path string, temp *os.File, written error) error {
+	err := errors.Join(written, temp.Close())
 	if err == nil {
 		err = os.Rename(temp.Name(), path)
 	}

@@ -25,10 +25,8 @@ func TestReplace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = files.Replace(path, temp, func(f *os.File) error {
-				_, err := f.WriteString("new")
-				return errors.Join(err, tc.fails)
-			})
+			_, err = temp.WriteString("new")
+			err = files.Replace(path, temp, errors.Join(err, tc.fails))
 			if !errors.Is(err, tc.fails) {
 				t.Errorf("got %v, want %v", err, tc.fails)
 			}

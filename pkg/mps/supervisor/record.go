@@ -20,11 +20,8 @@ func writeRecord(path string, r mps.Record) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	err = files.Replace(path, temp, func(f *os.File) error {
-		_, err := f.Write(data)
-		return err
-	})
-	if err != nil {
+	_, err = temp.Write(data)
+	if err := files.Replace(path, temp, err); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil

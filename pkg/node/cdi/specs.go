@@ -349,11 +349,8 @@ func writeFile(path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("write CDI specification: %w", err)
 	}
-	err = files.Replace(path, tmp, func(f *os.File) error {
-		_, err := f.Write(data)
-		return errors.Join(err, f.Chmod(0o644))
-	})
-	if err != nil {
+	_, err = tmp.Write(data)
+	if err := files.Replace(path, tmp, errors.Join(err, tmp.Chmod(0o644))); err != nil {
 		return fmt.Errorf("write CDI specification %s: %w", path, err)
 	}
 	return nil

@@ -135,10 +135,8 @@ func replaceProgram(path, temp string, program io.ReadSeeker) error {
 	if err != nil {
 		return err
 	}
-	return files.Replace(path, tmp, func(f *os.File) error {
-		_, err := io.Copy(f, program)
-		return errors.Join(err, f.Chmod(0o755))
-	})
+	_, err = io.Copy(tmp, program)
+	return files.Replace(path, tmp, errors.Join(err, tmp.Chmod(0o755)))
 }
 
 func digest(r io.Reader) (string, error) {

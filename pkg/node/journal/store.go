@@ -149,14 +149,10 @@ func (s *store[R]) replace(r R, data []byte) error {
 	if err != nil {
 		return err
 	}
-	err = files.Replace(s.path(name), temp, func(f *os.File) error {
-		err := s.fill(f, data)
-		if err == nil {
-			s.setDoubtful(r)
-		}
-		return err
-	})
-	if err != nil {
+	if err = s.fill(temp, data); err == nil {
+		s.setDoubtful(r)
+	}
+	if err := files.Replace(s.path(name), temp, err); err != nil {
 		return err
 	}
 	s.step(s.prefix + "put.renamed")
