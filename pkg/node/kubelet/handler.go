@@ -40,7 +40,11 @@ func newHandler(c Config, leaves <-chan struct{}, fail context.CancelCauseFunc) 
 // PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
-	each(claims, func(i int, c *resourceapi.ResourceClaim) { results[i] = h.prepare(ctx, c) })
+	var calls sync.WaitGroup
+	for i, c := range claims {
+		calls.Go(func() { results[i] = h.prepare(ctx, c) })
+	}
+	calls.Wait()
 	h.prepared.Change(func() {})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
@@ -71,7 +75,11 @@ func (h *handler) nextPrepared() <-chan struct{} {
 // UnprepareResourceClaims unprepares the claims concurrently.
 func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	errs := make([]error, len(claims))
-	each(claims, func(i int, c kubeletplugin.NamespacedObject) { errs[i] = h.unprepare(ctx, c) })
+	var calls sync.WaitGroup
+	for i, c := range claims {
+		calls.Go(func() { errs[i] = h.unprepare(ctx, c) })
+	}
+	calls.Wait()
 	byUID := make(map[types.UID]error, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = errs[i]
@@ -140,16 +148,6 @@ func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnarySer
 		p.cfg.OnRegistered(time.Now())
 	}
 	return resp, err
-}
-
-// each calls do for all items concurrently and returns when all calls have
-// returned.
-func each[T any](items []T, do func(int, T)) {
-	var wg sync.WaitGroup
-	for i, item := range items {
-		wg.Go(func() { do(i, item) })
-	}
-	wg.Wait()
 }
 
 func names(devices []kubeletplugin.Device) []string {
