@@ -1,6 +1,10 @@
 // Package agenda runs operations on GPUs, or on something else that has a name: one at a
 // time on each, at a given time, and again after a failure, with growing delays.
 //
+// It isn't client-go's workqueue, which neither puts off nor takes back what is queued: a call
+// that is asked for during the delay after a failure would end the delay. Nor does a queue tell
+// which of its keys have failed, for RetryNow.
+//
 // It imports pkg/gpu and pkg/keylock, and every package may import it.
 package agenda
 
@@ -39,17 +43,27 @@ func NewWorker(first, last time.Duration) *Worker {
 // Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
 // an error if ctx ends before it can call f.
 func (w *Worker) Do(ctx context.Context, uuids []gpu.UUID, f func() error) error {
-	unlock, err := w.locks.Lock(ctx, uuids...)
+	unlock, err := w.Lock(ctx, uuids)
 	if err != nil {
-		return fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
+		return err
 	}
 	defer unlock()
-	w.use.RLock()
-	defer w.use.RUnlock()
-	if err := context.Cause(ctx); err != nil {
-		return fmt.Errorf("wait until the driver can be used for GPU %s: %w", uuids[0], err)
-	}
 	return f()
+}
+
+// Lock takes the locks of the GPUs, for one operation on them. uuids are in ascending order.
+func (w *Worker) Lock(ctx context.Context, uuids []gpu.UUID) (unlock func(), err error) {
+	unlockGPUs, err := w.locks.Lock(ctx, uuids...)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another operation on GPU %s: %w", uuids[0], err)
+	}
+	w.use.RLock()
+	unlock = func() { w.use.RUnlock(); unlockGPUs() }
+	if err := context.Cause(ctx); err != nil {
+		unlock()
+		return nil, fmt.Errorf("wait until the driver can be used for GPU %s: %w", uuids[0], err)
+	}
+	return unlock, nil
 }
 
 // Exchange calls f while no operation runs, to replace the driver that operations use.

@@ -108,13 +108,12 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 // readNode reads the node. It returns all that there is, and the same without the partitions
 // that are created for claims.
 func (f *Follower) readNode(root driverroot.Root, session *nvml.Session) (_ Reading, reported gpu.Node, _ error) {
-	w := f.cfg.Partitions.Watch()
-	defer w.End()
+	f.cfg.Partitions.BeginReading()
 	r, err := ReadNode(f.cfg.NodeName, f.cfg.Opener.host, root, session)
 	if err != nil {
 		return Reading{}, gpu.Node{}, err
 	}
-	return r, w.Hide(r.Node, r.Unread, f.seen.has), nil
+	return r, f.cfg.Partitions.Hide(r.Node, r.Unread, f.seen.has), nil
 }
 
 // noteListing logs which GPUs can't be identified, when that changes.

@@ -5,17 +5,35 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-func (v *visit) ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
-	defer v.plan()
-	if err := v.readForClaim(ctx); err != nil {
+// Ensure returns the instance that the partition is, which a claim holds in the
+// journal already. It is made unless it is there: one of ours is used again,
+// and one that others made, if it has the same profile and place, is used as it
+// is and never destroyed. Where the mode is off it is switched on. Idle
+// partitions of ours in the way, or using the engines that this one needs, are
+// destroyed. Idempotent; a partition that has vanished is created again.
+//
+// After an error, Release or Run destroys an incomplete partition.
+func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, err error) {
+	defer wrap(&err, "make %s", named(p))
+	v, err := m.visit(ctx, "make", p.GPU)
+	if err != nil {
 		return gpu.Instance{}, err
 	}
-	v.m.setIdle(p, false)
+	defer v.end(&err)
+	defer v.plan()
+	if err := v.look(); err != nil {
+		return gpu.Instance{}, err
+	}
+	if err := v.readSwitched(); err != nil {
+		return gpu.Instance{}, err
+	}
+	v.setIdle(p, false)
 	if i, ok := v.at(p); ok && i.UUID != "" {
 		return i, v.save()
 	}
@@ -29,6 +47,27 @@ func (v *visit) ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 		return gpu.Instance{}, errors.Join(err, v.save())
 	}
 	return v.create(ctx, p)
+}
+
+// Find returns the instance that the partition is, whoever made it. It changes
+// nothing; an error where there is no such instance.
+func (m *Manager) Find(ctx context.Context, p gpu.Partition) (_ gpu.Instance, err error) {
+	defer wrap(&err, "find %s", named(p))
+	v, err := m.visit(ctx, "find", p.GPU)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	defer v.end(&err)
+	if err := v.look(); err != nil {
+		return gpu.Instance{}, err
+	}
+	if err := v.readSwitched(); err != nil {
+		return gpu.Instance{}, err
+	}
+	if i, ok := v.at(p); ok && i.UUID != "" {
+		return i, nil
+	}
+	return gpu.Instance{}, errors.New("there is no such MIG device now, and admin access never makes one: ask again while a claim without admin access has it")
 }
 
 // mayCreate is an error where something that isn't ours to change stands in the
@@ -80,12 +119,12 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	v.m.cfg.Step("partition.intended")
 	if !wasOn {
 		if err := v.switchMode(ctx, true); err != nil {
-			return gpu.Instance{}, errors.Join(err, v.failed(ctx, p, err))
+			return gpu.Instance{}, errors.Join(err, v.failed(p, err))
 		}
 	}
 	made, err := v.createOrEvict(ctx, p)
 	if err != nil {
-		unsettled := v.failed(ctx, p, err)
+		unsettled := v.failed(p, err)
 		return gpu.Instance{}, errors.Join(v.explain(err), unsettled)
 	}
 	v.m.cfg.Step("partition.created")
@@ -100,13 +139,14 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 // createOrEvict makes the instance. While the GPU lacks what it needs, such as
 // an engine, idle ones of ours are destroyed, the longest idle first.
 func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
-	idle := v.idle()
+	idle := v.idlest()
 	for {
-		var made gpu.Instance
-		err := v.call(ctx, "create", func() (err error) {
-			made, err = v.hw.CreateInstance(p)
-			return err
-		}, "profile", p.Profile, "start", p.Placement.Start)
+		if err := context.Cause(ctx); err != nil {
+			return gpu.Instance{}, err
+		}
+		began := time.Now()
+		made, err := v.hw.CreateInstance(p)
+		v.changed(ctx, "create", began, err, "profile", p.Profile, "start", p.Placement.Start)
 		if !errors.Is(err, nvml.ErrInsufficientResources) || len(idle) == 0 {
 			return made, err
 		}
@@ -120,18 +160,18 @@ func (v *visit) createOrEvict(ctx context.Context, p gpu.Partition) (gpu.Instanc
 // failed resolves the intent after a failure. An instance at its placement is
 // ours, created and not undone, and the next visit destroys it; unless there
 // was no room, because then another program has created it.
-func (v *visit) failed(ctx context.Context, p gpu.Partition, cause error) error {
+func (v *visit) failed(p gpu.Partition, cause error) error {
 	if errors.Is(cause, nvml.ErrInsufficientResources) {
 		v.forget(p)
 	}
 	have := v.record()
-	err := v.call(ctx, "look", func() (err error) {
-		v.mig, err = v.hw.MIG(v.uuid)
-		return err
-	})
+	began := time.Now()
+	mig, err := v.hw.MIG(v.uuid)
+	v.measure("look", began, err)
 	if err != nil {
 		return nil //nolint:nilerr // the intent stays in the record; the next visit looks again
 	}
+	v.mig = mig
 	v.sortOut(have)
 	return v.save()
 }

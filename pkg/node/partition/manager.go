@@ -1,8 +1,6 @@
 package partition
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +8,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -73,14 +70,20 @@ type Manager struct {
 
 	mu       sync.Mutex
 	keepWarm map[gpu.UUID]time.Duration
-	// idle says since when partitions of ours are known to be held by no claim,
-	// and empty since when GPUs whose mode we switched have none of ours.
-	idle    map[gpu.Partition]time.Time
-	empty   map[gpu.UUID]time.Time
-	watches map[*Watch]bool
-	// unread has the GPUs whose MIG mode may have been switched since ModeSwitched
-	// succeeded for them.
-	unread map[gpu.UUID]bool
+	// written are the records that have been in force since BeginReading.
+	written []holding.GPURecord
+	gpus    map[gpu.UUID]*onGPU
+}
+
+// onGPU is what is known of a GPU beside its record. It is for who has the GPU's lock.
+type onGPU struct {
+	// idle says since when partitions of ours are known to be held by no claim.
+	idle map[gpu.Partition]time.Time
+	// empty says since when the GPU, whose mode we switched, has none of ours; zero: it has,
+	// or that isn't known.
+	empty time.Time
+	// unread: its MIG mode may have been switched since ModeSwitched succeeded for it.
+	unread bool
 }
 
 // New builds a Manager without hardware.
@@ -96,8 +99,7 @@ func New(c Config) *Manager {
 	}
 	return &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(c.Registerer, c.Journal),
-		keepWarm: map[gpu.UUID]time.Duration{}, idle: map[gpu.Partition]time.Time{}, empty: map[gpu.UUID]time.Time{},
-		watches: map[*Watch]bool{}, unread: map[gpu.UUID]bool{},
+		keepWarm: map[gpu.UUID]time.Duration{}, gpus: map[gpu.UUID]*onGPU{},
 	}
 }
 
@@ -149,126 +151,6 @@ func (m *Manager) Made(uuid gpu.UUID) []holding.MadePartition {
 	return r.Partitions
 }
 
-// Ensure returns the instance that the partition is, which a claim holds in the
-// journal already. It is made unless it is there: one of ours is used again,
-// and one that others made, if it has the same profile and place, is used as it
-// is and never destroyed. Where the mode is off it is switched on. Idle
-// partitions of ours in the way, or using the engines that this one needs, are
-// destroyed. Idempotent; a partition that has vanished is created again.
-//
-// After an error, Release or Run destroys an incomplete partition.
-func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
-	var made gpu.Instance
-	err := m.withGPU(ctx, "make", p.GPU, func(ctx context.Context, v *visit) (err error) {
-		made, err = v.ensure(ctx, p)
-		return err
-	})
-	if err != nil {
-		return gpu.Instance{}, fmt.Errorf("make %s: %w", partitionName(p), err)
-	}
-	return made, nil
-}
-
-// Find returns the instance that the partition is, whoever made it. It changes
-// nothing; an error where there is no such instance.
-func (m *Manager) Find(ctx context.Context, p gpu.Partition) (gpu.Instance, error) {
-	var found gpu.Instance
-	err := m.withGPU(ctx, "find", p.GPU, func(ctx context.Context, v *visit) error {
-		if err := v.readForClaim(ctx); err != nil {
-			return err
-		}
-		i, ok := v.at(p)
-		if !ok || i.UUID == "" {
-			return errors.New("there is no such MIG device now, and admin access never makes one: ask again while a claim without admin access has it")
-		}
-		found = i
-		return nil
-	})
-	if err != nil {
-		return gpu.Instance{}, fmt.Errorf("find %s: %w", partitionName(p), err)
-	}
-	return found, nil
-}
-
-// Release says that the claim which had the partition, or a share of it, uses it no
-// more, and neither does a daemon for it (holding.Left); its record is
-// deleted after it. One of ours is destroyed, or stays warm. One that others made, or that
-// is in use (holding.Claims.InUse), stays. Idempotent. While processes use the instance it
-// is an error that names them; while the GPU doesn't respond it is an error. Where
-// the GPU is lost, or there is no driver, the partition counts as idle from then
-// on, and is destroyed when it can be.
-func (m *Manager) Release(ctx context.Context, p gpu.Partition) error {
-	err := m.withGPU(ctx, "release", p.GPU, func(ctx context.Context, v *visit) error { return v.release(ctx, p) })
-	if err != nil {
-		return fmt.Errorf("release %s: %w", partitionName(p), err)
-	}
-	return nil
-}
-
-// ClearMIG makes sure that the GPU can be used whole: idle partitions of ours are
-// destroyed and the mode is switched off if we switched it on. An error where
-// it is in MIG mode because of others.
-func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) error {
-	err := m.withGPU(ctx, "whole", uuid, func(ctx context.Context, v *visit) error { return v.whole(ctx) })
-	if err != nil {
-		return fmt.Errorf("use GPU %s whole: %w", uuid, err)
-	}
-	return nil
-}
-
-// Recover makes hardware and records agree. It completes a partition that a crash left
-// incomplete if a claim holds it, and destroys it if it can't. It destroys partitions
-// that no claim holds, unless SetKeepWarm keeps them, and switches MIG mode off where
-// no partition of ours is left. It is called at the start and when a driver is found.
-// A failure on one GPU doesn't stop the others; Run retries it. Without hardware it
-// does nothing.
-func (m *Manager) Recover(ctx context.Context) error {
-	return m.tidyAll(ctx, "recover", func(uuid gpu.UUID) limits { return limits{keepWarm: m.keep(uuid)} })
-}
-
-// LeaveHost destroys all idle partitions and switches the modes back: of ours, only
-// partitions of claims stay.
-func (m *Manager) LeaveHost(ctx context.Context) error {
-	return m.tidyAll(ctx, "leave", func(gpu.UUID) limits { return limits{} })
-}
-
-// tidyAll tidies all GPUs that have a record, at once.
-func (m *Manager) tidyAll(ctx context.Context, op string, of func(gpu.UUID) limits) error {
-	var uuids []gpu.UUID
-	for _, r := range m.cfg.Journal.GPUs() {
-		uuids = append(uuids, r.GPU)
-	}
-	for _, u := range m.cfg.Journal.UnreadableGPUs() {
-		uuids = append(uuids, u.GPU)
-	}
-	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, op, uuid, of(uuid)) })
-}
-
-// tidy is one visit that destroys the partitions of a GPU beyond the limits. A
-// failure is planned again.
-func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) error {
-	err := m.worker.Try(uuid, func() error {
-		return m.withGPU(ctx, op, uuid, func(ctx context.Context, v *visit) error { return v.tidy(ctx, l) })
-	})
-	if err != nil {
-		return fmt.Errorf("tidy the MIG partitions of GPU %s: %w", uuid, err)
-	}
-	return nil
-}
-
-// Run destroys partitions that nobody has used for as long as SetKeepWarm says,
-// switches MIG mode off some seconds after the last partition of ours is gone,
-// and retries failures. It returns when the context has ended and operations in
-// progress are done.
-func (m *Manager) Run(ctx context.Context) {
-	sweep := func(ctx context.Context, uuid gpu.UUID) error {
-		return m.tidy(ctx, "sweep", uuid, limits{keepWarm: m.keep(uuid), linger: modeLinger})
-	}
-	m.worker.Sweep(ctx, sweep, func(log klog.Logger, uuid gpu.UUID, err error) {
-		log.Error(err, "Idle MIG partitions stay for now; it is tried again", "gpu", uuid)
-	})
-}
-
 // holder returns the name of the claim that holds the partition, or a share of it,
 // in the journal, "" if none does. A claim whose file can't be read counts as a
 // holder of all that it may hold.
@@ -290,65 +172,4 @@ func (m *Manager) keep(uuid gpu.UUID) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.keepWarm[uuid]
-}
-
-func (m *Manager) isUnread(uuid gpu.UUID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.unread[uuid]
-}
-
-func (m *Manager) setUnread(uuid gpu.UUID, unread bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if unread {
-		m.unread[uuid] = true
-	} else {
-		delete(m.unread, uuid)
-	}
-}
-
-// setIdle says that a partition is idle from now on, or isn't.
-func (m *Manager) setIdle(p gpu.Partition, idle bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !idle {
-		delete(m.idle, p)
-	} else if _, already := m.idle[p]; !already {
-		m.idle[p] = time.Now()
-	}
-}
-
-// isIdle reports whether the partition was said to be idle.
-func (m *Manager) isIdle(p gpu.Partition) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, idle := m.idle[p]
-	return idle
-}
-
-// idleFor returns how long the partition, which no claim holds, has been idle;
-// if that is unknown, it counts from now on.
-func (m *Manager) idleFor(p gpu.Partition) time.Duration {
-	m.setIdle(p, true)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Since(m.idle[p])
-}
-
-// emptyFor is how long a GPU whose mode we switched has had no partition of
-// ours; from now on where that was not known.
-func (m *Manager) emptyFor(uuid gpu.UUID) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, known := m.empty[uuid]; !known {
-		m.empty[uuid] = time.Now()
-	}
-	return time.Since(m.empty[uuid])
-}
-
-func (m *Manager) notEmpty(uuid gpu.UUID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.empty, uuid)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// metrics are what is counted; visit.go observes them.
+// metrics are what is counted; visit.measure and visit.end observe them.
 type metrics struct {
 	hardware, own *prometheus.HistogramVec
 }

@@ -7,52 +7,32 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// Watch notes which partitions are ours while the node is read:
-//
-//	w := m.Watch()
-//	defer w.End()
-//	node, unread = read()
-//	node = w.Hide(node, unread, before)
-//
-// It is for one goroutine.
-type Watch struct {
-	m *Manager
-	// records are those that have been in force since the beginning; under m.mu.
-	records []holding.GPURecord
-}
-
-// Watch begins with the current records. A record is added to the watches after it is
-// written and before the hardware is changed, so that every partition that can be
-// seen is in the watch's records.
-func (m *Manager) Watch() *Watch {
-	w := &Watch{m: m}
-	m.mu.Lock()
-	m.watches[w] = true
-	m.mu.Unlock()
-	now := m.cfg.Journal.GPUs()
+// BeginReading is called before the node is read, and Hide with what was read. One goroutine
+// reads at a time. A record is noted after it is written and before the hardware is changed,
+// so that every partition that the reading can see is in a record that Hide knows.
+func (m *Manager) BeginReading() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w.records = append(w.records, now...)
-	return w
+	m.written = m.cfg.Journal.GPUs()
 }
 
-// End ends the watch.
-func (w *Watch) End() {
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	delete(w.m.watches, w)
+// note notes a record for the reading under way.
+func (m *Manager) note(r holding.GPURecord) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.written = append(m.written, r)
 }
 
 // Hide returns the node as it was read, without our instances, and with a mode that
 // we switched on shown as off. Instances that were created or destroyed during the
-// watch don't show, so that what a node reports doesn't change with claims. While a
+// reading don't show, so that what a node reports doesn't change with claims. While a
 // mode is ours, the GPU's other facts are as before has them, since some (reserved
 // memory, index, minor number) may be others in MIG mode. So are those of the GPUs in unread,
 // which are in node as they were at a time whose records aren't known any more.
-func (w *Watch) Hide(node gpu.Node, unread []gpu.UUID, before []gpu.GPU) gpu.Node {
-	w.m.mu.Lock()
-	records := slices.Clone(w.records)
-	w.m.mu.Unlock()
+func (m *Manager) Hide(node gpu.Node, unread []gpu.UUID, before []gpu.GPU) gpu.Node {
+	m.mu.Lock()
+	records := slices.Clone(m.written)
+	m.mu.Unlock()
 	node.GPUs = slices.Clone(node.GPUs)
 	for i, g := range node.GPUs {
 		if last, ok := find(before, g.UUID); ok && slices.Contains(unread, g.UUID) {
@@ -61,22 +41,13 @@ func (w *Watch) Hide(node gpu.Node, unread []gpu.UUID, before []gpu.GPU) gpu.Nod
 			continue
 		}
 		for _, r := range records {
-			if r.GPU == g.UUID && r.BootID == w.m.cfg.BootID {
+			if r.GPU == g.UUID && r.BootID == m.cfg.BootID {
 				node.GPUs[i].MIG = without(node.GPUs[i].MIG, r)
 				node.GPUs[i] = frozen(node.GPUs[i], before, r)
 			}
 		}
 	}
 	return node
-}
-
-// tell adds a record to the watches under way.
-func (m *Manager) tell(r holding.GPURecord) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for w := range m.watches {
-		w.records = append(w.records, r)
-	}
 }
 
 // frozen returns the GPU with the facts that it had before its mode was ours.

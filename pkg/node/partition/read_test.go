@@ -97,22 +97,20 @@ func TestGPUsThatAreNotRead(t *testing.T) {
 		Conditions: []gpu.Condition{{Type: gpu.DeviceNodeMissing}},
 	}
 	read := gpu.GPU{UUID: gpu1, MIG: last.MIG}
-	w := n.Watch()
-	defer w.End()
+	n.BeginReading()
 	want := before
 	want.Conditions = last.Conditions
-	got := w.Hide(gpu.Node{GPUs: []gpu.GPU{last, read}}, []gpu.UUID{gpu0}, []gpu.GPU{before})
+	got := n.Hide(gpu.Node{GPUs: []gpu.GPU{last, read}}, []gpu.UUID{gpu0}, []gpu.GPU{before})
 	if diff := cmp.Diff([]gpu.GPU{want, read}, got.GPUs); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// read reads the node during a Watch.
+// read reads the node as the driver does.
 func (n *node) read(before []gpu.GPU, read func() (gpu.Node, error)) (node gpu.Node, err error) {
-	w := n.Watch()
-	defer w.End()
+	n.BeginReading()
 	node, err = read()
-	return w.Hide(node, nil, before), err
+	return n.Hide(node, nil, before), err
 }
 
 func checkRead(t testing.TB, n *node, foreign gpu.Instance) {

@@ -8,9 +8,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
-// partitionName is how errors call a partition: "MIG partition 1g.18gb at
-// memory slices 4-4 of GPU GPU-…".
-func partitionName(p gpu.Partition) string {
+// named is a partition as errors call it: "MIG partition 1g.18gb at memory slices 4-4 of
+// GPU GPU-…".
+type named gpu.Partition
+
+func (p named) String() string {
 	return fmt.Sprintf("MIG partition %s at %s of GPU %s", p.Profile, slicesName(p.Placement), p.GPU)
 }
 

@@ -17,8 +17,12 @@ import (
 // visit is one operation on one GPU, with its lock held.
 type visit struct {
 	m    *Manager
+	op   string
 	uuid gpu.UUID
 	hw   Hardware
+	*onGPU
+	unlock func()
+	began  time.Time
 	// inHardware is the time spent there.
 	inHardware time.Duration
 
@@ -40,19 +44,36 @@ type own struct {
 // whole reports whether the partition is there completely.
 func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
 
-// withGPU does something on a GPU with its lock held, and plans what Run is to
-// do there next.
-func (m *Manager) withGPU(ctx context.Context, op string, uuid gpu.UUID, do func(context.Context, *visit) error) error {
-	return m.worker.Do(ctx, []gpu.UUID{uuid}, func() error {
-		start := time.Now()
-		v := &visit{m: m, uuid: uuid, hw: m.hw}
-		if v.hw == nil && op != "release" {
-			return gpu.ErrNoDriver
-		}
-		err := do(ctx, v)
-		m.metrics.visited(op, time.Since(start)-v.inHardware, err)
-		return err
-	})
+// visit takes a GPU's lock for an operation, which ends with visit.end.
+func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID) (*visit, error) {
+	unlock, err := m.worker.Lock(ctx, []gpu.UUID{uuid})
+	if err != nil {
+		return nil, err
+	}
+	if m.hw == nil && op != "release" {
+		unlock()
+		return nil, gpu.ErrNoDriver
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gpus[uuid] == nil {
+		m.gpus[uuid] = &onGPU{idle: map[gpu.Partition]time.Time{}}
+	}
+	return &visit{m: m, op: op, uuid: uuid, hw: m.hw, onGPU: m.gpus[uuid], unlock: unlock, began: time.Now()}, nil
+}
+
+// end gives the GPU's lock back, and observes how long the operation took with all but the
+// hardware.
+func (v *visit) end(err *error) {
+	v.m.metrics.own.WithLabelValues(v.op, result(*err)).Observe((time.Since(v.began) - v.inHardware).Seconds())
+	v.unlock()
+}
+
+// wrap says in an operation's error what was to be done, with which GPU or partition.
+func wrap(err *error, format string, object any) {
+	if *err != nil {
+		*err = fmt.Errorf(format+": %w", object, *err)
+	}
 }
 
 // plan has Run come back when something of ours is due to go.
@@ -62,11 +83,11 @@ func (v *visit) plan() {
 	}
 	switch {
 	case !v.switched || len(v.ours) > 0:
-		v.m.notEmpty(v.uuid)
+		v.empty = time.Time{}
 	case len(v.others) > 0: // the mode stays on for their sake
 		v.planIn(retryLast)
 	default:
-		v.planIn(modeLinger - v.m.emptyFor(v.uuid))
+		v.planIn(modeLinger - v.emptyFor())
 	}
 }
 
@@ -77,9 +98,9 @@ func (v *visit) planOwn(o own) {
 	switch {
 	case o.instance == nil:
 	case v.m.holder(o.Partition) == "":
-		v.planIn(keep - v.m.idleFor(o.Partition))
-	case v.m.isIdle(o.Partition): // given up, and the claim's record is about to go
-		v.planIn(max(keep-v.m.idleFor(o.Partition), retryFirst))
+		v.planIn(keep - v.idleFor(o.Partition))
+	case v.isIdle(o.Partition): // given up, and the claim's record is about to go
+		v.planIn(max(keep-v.idleFor(o.Partition), retryFirst))
 	case slices.ContainsFunc(v.m.cfg.Journal.Claims(), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
 		v.planIn(retryLast)
 	}
@@ -89,7 +110,7 @@ func (v *visit) planIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Ad
 
 // look reads the hardware and divides the instances into ours and others'. A
 // record of another boot is ignored.
-func (v *visit) look(ctx context.Context) error {
+func (v *visit) look() error {
 	r, ok := v.m.cfg.Journal.GPU(v.uuid)
 	if !ok || r.BootID != v.m.cfg.BootID {
 		r = holding.GPURecord{}
@@ -97,13 +118,13 @@ func (v *visit) look(ctx context.Context) error {
 	// A recorded instance that doesn't exist is given up, so the hardware is read
 	// twice.
 	for look := 0; look == 0 || look == 1 && ok && !equal(v.record(), r); look++ {
-		err := v.call(ctx, "look", func() (err error) {
-			v.mig, err = v.hw.MIG(v.uuid)
-			return err
-		})
+		began := time.Now()
+		mig, err := v.hw.MIG(v.uuid)
+		v.measure("look", began, err)
 		if err != nil {
 			return err
 		}
+		v.mig = mig
 		v.sortOut(r)
 	}
 	if v.isClean() && v.unreadable() != "" {
@@ -115,25 +136,16 @@ func (v *visit) look(ctx context.Context) error {
 	return nil
 }
 
-// readForClaim is look for a GPU that is, or a part of which is, to be given to a
-// claim. It is an error while it isn't known what a switch of the MIG mode has
-// changed.
-func (v *visit) readForClaim(ctx context.Context) error {
-	if err := v.look(ctx); err != nil {
-		return err
-	}
-	if v.m.isUnread(v.uuid) {
-		return v.readSwitched()
-	}
-	return nil
-}
-
-// readSwitched reads the facts that a switch of the MIG mode has changed.
+// readSwitched reads the facts that a switch of the MIG mode has changed, if that is still to
+// be done. The GPU, or a part of it, is given to no claim before.
 func (v *visit) readSwitched() error {
+	if !v.unread {
+		return nil
+	}
 	if err := v.m.cfg.ModeSwitched(v.uuid); err != nil {
 		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
 	}
-	v.m.setUnread(v.uuid, false)
+	v.unread = false
 	return nil
 }
 
@@ -188,7 +200,7 @@ func (v *visit) save() error {
 		return v.m.cfg.Journal.DeleteGPU(v.uuid)
 	default:
 		err := v.m.cfg.Journal.PutGPU(want)
-		v.m.tell(want)
+		v.m.note(want)
 		return err
 	}
 }
@@ -216,52 +228,6 @@ func equal(a, b holding.GPURecord) bool {
 		return a.Partition == b.Partition && (a.Made == nil) == (b.Made == nil) && (a.Made == nil || *a.Made == *b.Made)
 	}
 	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)
-}
-
-// whole makes the GPU usable as a whole; see Manager.ClearMIG.
-func (v *visit) whole(ctx context.Context) error {
-	defer v.plan()
-	err := v.readForClaim(ctx)
-	if errors.Is(err, nvml.ErrNotSupported) {
-		return nil // a GPU without MIG is always whole
-	}
-	if err != nil {
-		return err
-	}
-	if !v.mig.Enabled {
-		return v.save()
-	}
-	if err := v.readable(); err != nil {
-		return err
-	}
-	if err := v.mayBeWhole(); err != nil {
-		return err
-	}
-	for _, o := range slices.Clone(v.ours) {
-		if err := v.destroy(ctx, o); err != nil {
-			return errors.Join(fmt.Errorf("make room: %w", err), v.save())
-		}
-	}
-	if err := v.switchMode(ctx, false); err != nil {
-		return errors.Join(err, v.save())
-	}
-	return v.save()
-}
-
-// mayBeWhole is an error where others, or claims, keep the GPU in MIG mode.
-func (v *visit) mayBeWhole() error {
-	for _, o := range v.ours {
-		if holder := v.m.holder(o.Partition); holder != "" && o.whole() {
-			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
-		}
-	}
-	if len(v.others) > 0 {
-		return fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid)
-	}
-	if !v.switched {
-		return fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid)
-	}
-	return nil
 }
 
 // readable is an error where the GPU's record can't be read.
@@ -315,15 +281,19 @@ func (v *visit) at(p gpu.Partition) (gpu.Instance, bool) {
 // forget takes the partition out of ours.
 func (v *visit) forget(p gpu.Partition) {
 	v.ours = slices.DeleteFunc(v.ours, func(o own) bool { return o.Partition == p })
-	v.m.setIdle(p, false)
+	v.setIdle(p, false)
 }
 
 // destroy destroys an instance of ours, which look has just seen.
 func (v *visit) destroy(ctx context.Context, o own) error {
 	if o.instance != nil {
-		err := v.call(ctx, "destroy", func() error { return v.hw.DestroyInstance(v.uuid, *o.instance) },
-			"profile", o.Profile, "start", o.Placement.Start, "instance", o.instance.UUID)
-		if err != nil && !v.isGone(ctx, err, o) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		began := time.Now()
+		err := v.hw.DestroyInstance(v.uuid, *o.instance)
+		v.changed(ctx, "destroy", began, err, "profile", o.Profile, "start", o.Placement.Start, "instance", o.instance.UUID)
+		if err != nil && !v.isGone(err, o) {
 			return err
 		}
 		v.m.cfg.Step("partition.destroyed")
@@ -334,22 +304,26 @@ func (v *visit) destroy(ctx context.Context, o own) error {
 
 // isGone reports whether an instance that couldn't be destroyed isn't there any
 // more, neither completely nor in part.
-func (v *visit) isGone(ctx context.Context, err error, o own) bool {
+func (v *visit) isGone(err error, o own) bool {
 	if !errors.Is(err, nvml.ErrNotFound) {
 		return false
 	}
-	var now gpu.MIG
-	looked := v.call(ctx, "look", func() (err error) {
-		now, err = v.hw.MIG(v.uuid)
-		return err
-	})
-	return looked == nil && !slices.ContainsFunc(now.Instances, func(i gpu.Instance) bool { return agrees(made(o), i) })
+	began := time.Now()
+	now, err := v.hw.MIG(v.uuid)
+	v.measure("look", began, err)
+	return err == nil && !slices.ContainsFunc(now.Instances, func(i gpu.Instance) bool { return agrees(made(o), i) })
 }
 
 // switchMode switches the mode that is, or becomes, ours to switch.
 func (v *visit) switchMode(ctx context.Context, on bool) error {
-	v.m.setUnread(v.uuid, true) // after an error, too, the mode may have been switched
-	if err := v.call(ctx, "mode", func() error { return v.hw.SetMIGMode(v.uuid, on) }, "on", on); err != nil {
+	v.unread = true // after an error, too, the mode may have been switched
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	began := time.Now()
+	err := v.hw.SetMIGMode(v.uuid, on)
+	v.changed(ctx, "mode", began, err, "on", on)
+	if err != nil {
 		return err
 	}
 	v.m.cfg.Step("partition.switched")
@@ -357,32 +331,49 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	return v.readSwitched()
 }
 
-// call runs one operation on the hardware and measures it. about has the log's keys
-// for an operation that changes the hardware: it is logged, and not begun after ctx
-// has ended.
-func (v *visit) call(ctx context.Context, op string, do func() error, about ...any) error {
-	if err := context.Cause(ctx); err != nil && len(about) > 0 {
-		return err
+// setIdle says that a partition is idle from now on, or isn't.
+func (v *visit) setIdle(p gpu.Partition, idle bool) {
+	if !idle {
+		delete(v.idle, p)
+	} else if !v.isIdle(p) {
+		v.idle[p] = time.Now()
 	}
-	start := time.Now()
-	err := do()
-	took := time.Since(start)
+}
+
+// isIdle reports whether the partition was said to be idle.
+func (v *visit) isIdle(p gpu.Partition) bool {
+	_, idle := v.idle[p]
+	return idle
+}
+
+// idleFor returns how long the partition, which no claim holds, has been idle;
+// if that is unknown, it counts from now on.
+func (v *visit) idleFor(p gpu.Partition) time.Duration {
+	v.setIdle(p, true)
+	return time.Since(v.idle[p])
+}
+
+// emptyFor is how long a GPU whose mode we switched has had no partition of
+// ours; from now on where that was not known.
+func (v *visit) emptyFor() time.Duration {
+	if v.empty.IsZero() {
+		v.empty = time.Now()
+	}
+	return time.Since(v.empty)
+}
+
+// changed observes and logs an operation of the hardware that changes the GPU.
+func (v *visit) changed(ctx context.Context, op string, began time.Time, err error, about ...any) {
+	took := v.measure(op, began, err)
+	klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "duration", took, "err", err)...)
+}
+
+// measure observes an operation of the hardware.
+func (v *visit) measure(op string, began time.Time, err error) time.Duration {
+	took := time.Since(began)
 	v.inHardware += took
-	v.m.metrics.called(op, took, err)
-	if len(about) > 0 {
-		klog.FromContext(ctx).V(2).Info("MIG "+op, append(about, "gpu", v.uuid, "duration", took, "err", err)...)
-	}
-	return err
-}
-
-// called observes an operation on the hardware.
-func (m *metrics) called(op string, took time.Duration, err error) {
-	m.hardware.WithLabelValues(op, result(err)).Observe(took.Seconds())
-}
-
-// visited observes a visit: the time that was not spent in the hardware.
-func (m *metrics) visited(op string, own time.Duration, err error) {
-	m.own.WithLabelValues(op, result(err)).Observe(own.Seconds())
+	v.m.metrics.hardware.WithLabelValues(op, result(err)).Observe(took.Seconds())
+	return took
 }
 
 // result is the label of an outcome.
