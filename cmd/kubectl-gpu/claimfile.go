@@ -19,7 +19,7 @@ import (
 	apiv1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // maxFile is how large a file of claims may be.

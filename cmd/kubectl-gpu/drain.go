@@ -16,9 +16,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 func drainCommand(o *options) *cobra.Command {

@@ -21,9 +21,9 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
-	"github.com/tessera-dra/tessera/pkg/view"
 )
 
 // pageSize is how many objects one request asks for.

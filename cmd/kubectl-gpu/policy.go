@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // policyView is a SharingPolicy with the uses of its GPUs.

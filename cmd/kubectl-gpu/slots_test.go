@@ -18,7 +18,7 @@ import (
 
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // TestSlotsWatch: after the slots that are there, a line for each claim that goes, comes,

@@ -18,8 +18,8 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/machines"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
+	"github.com/tessera-dra/tessera/pkg/kubectl/machines"
 )
 
 // templateOptions say which node the template is of.

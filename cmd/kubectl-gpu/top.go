@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // load is the measured use of a GPU, a partition or a share; nil: it wasn't measured.

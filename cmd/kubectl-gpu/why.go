@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // explanation is why a pod waits.

@@ -22,7 +22,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
 )

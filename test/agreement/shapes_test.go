@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // shapes judges pods that random claims don't make, on a cluster without other pods.

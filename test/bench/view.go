@@ -10,8 +10,8 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
-	"github.com/tessera-dra/tessera/pkg/view"
 )
 
 // viewNodes of eight GPUs are 5000 GPUs.

@@ -21,7 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // width and height of the window, and of the pictures.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 var pictures = flag.String("pictures", "", "directory to write the pictures of docs/observing.md to")

@@ -18,7 +18,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // Resources are those that the page is made of. Those without a name aren't read.

@@ -22,7 +22,7 @@ import (
 
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 var seed = flag.Uint64("seed", rand.Uint64(), "seed of the random changes; printed with a failure")

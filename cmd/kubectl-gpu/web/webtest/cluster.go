@@ -24,9 +24,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
-	"github.com/tessera-dra/tessera/pkg/view"
 	"github.com/tessera-dra/tessera/test/allocators"
 )
 

@@ -17,8 +17,8 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 	"github.com/tessera-dra/tessera/test/allocators"

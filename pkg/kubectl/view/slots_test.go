@@ -5,7 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tessera-dra/tessera/pkg/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 // TestSlots: the ranges that claims have and those that are left, in their order.

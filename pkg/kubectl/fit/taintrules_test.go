@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/resourceslice/tracker"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // taintRules are rules of all kinds of selectors, most of them for a device.

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/fit"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // Objects are what the model is made of. Objects that the reader may not see, or

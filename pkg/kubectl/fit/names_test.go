@@ -7,7 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // described returns a node with two devices, one with a capacity of which a request may have

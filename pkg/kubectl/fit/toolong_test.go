@@ -9,7 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 	"github.com/tessera-dra/tessera/test/allocators"
