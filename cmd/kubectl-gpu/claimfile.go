@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	resourceapi "k8s.io/api/resource/v1"
 	resourcev1beta1 "k8s.io/api/resource/v1beta1"
@@ -22,21 +21,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
-// maxFile is how large a file of claims may be.
-const maxFile = 1 << 20
-
 // readClaims reads the claims, and those that templates make, of a file. It refuses
 // unknown fields.
 func readClaims(file string, in io.Reader) ([]*resourceapi.ResourceClaim, error) {
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
+	content, err := readFile(file, in)
+	if err != nil {
+		return nil, err
 	}
-	documents := yaml.NewYAMLReader(bufio.NewReader(io.LimitReader(in, maxFile)))
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	var out []*resourceapi.ResourceClaim
 	for {
 		raw, err := documents.Read()

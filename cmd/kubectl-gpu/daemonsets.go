@@ -19,14 +19,14 @@ type daemonSets struct {
 	events  []corev1.Event
 }
 
-func (r *reader) daemonSets(ctx context.Context) (out daemonSets, err error) {
+func readDaemonSets(ctx context.Context, r *reader) (out daemonSets, err error) {
 	all, err := r.kube.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{LabelSelector: nameLabel})
 	if err != nil {
 		return out, r.tolerateUnread(err, daemonSetsName)
 	}
 	for i := range all.Items {
 		s := &all.Items[i]
-		if missing(s) <= 0 {
+		if lacking(s) <= 0 {
 			continue
 		}
 		out.lacking = append(out.lacking, *s)
@@ -39,8 +39,8 @@ func (r *reader) daemonSets(ctx context.Context) (out daemonSets, err error) {
 	return out, nil
 }
 
-// missing is how many pods of a DaemonSet don't exist.
-func missing(s *appsv1.DaemonSet) int32 {
+// lacking is how many pods of a DaemonSet don't exist.
+func lacking(s *appsv1.DaemonSet) int32 {
 	return s.Status.DesiredNumberScheduled - s.Status.CurrentNumberScheduled
 }
 
@@ -60,7 +60,7 @@ func (d *daemonSets) examine() []finding {
 		}
 		out = append(out, finding{
 			Level: trouble, Check: "pods-refused", Subject: "DaemonSet " + s.Namespace + "/" + s.Name,
-			What: fmt.Sprintf("%d of %d pods can't be created: %s", missing(s), s.Status.DesiredNumberScheduled, why), Do: do,
+			What: fmt.Sprintf("%d of %d pods can't be created: %s", lacking(s), s.Status.DesiredNumberScheduled, why), Do: do,
 		})
 	}
 	return out

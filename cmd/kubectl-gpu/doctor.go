@@ -67,7 +67,7 @@ be found out.`,
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 				return err
 			}
-			return o.doctor(cmd.Context(), exec)
+			return diagnose(cmd.Context(), o, exec)
 		},
 	}
 	cmd.Flags().BoolVar(&exec, "exec", false, "run kubelet-plugin doctor in the plugin's pod of each node, too")
@@ -75,35 +75,43 @@ be found out.`,
 	return cmd
 }
 
-func (o *options) doctor(ctx context.Context, exec bool) error {
-	r, err := o.reader(forDoctor)
+func diagnose(ctx context.Context, o *options, exec bool) error {
+	r, err := o.reader(missing{
+		slicesName:      "whether nodes publish their devices isn't known",
+		claimsName:      "whether claims are left on nodes that are gone isn't known",
+		inventoriesName: "conditions of GPUs and problems of nodes aren't known",
+		policiesName:    "whether policies are applied isn't known",
+		podsName:        "whether Tessera's own pods are ready isn't known",
+		daemonSetsName:  "whether all of Tessera's pods can be created isn't known",
+		eventsName:      "why pods of Tessera aren't created isn't known",
+	})
 	if err != nil {
 		return err
 	}
 	p := new(patient)
-	if p.Objects, _, err = r.objects(ctx, o.currentNamespace()); err != nil {
+	if p.Objects, err = r.objects(ctx, o.currentNamespace()); err != nil {
 		return err
 	}
 	if p.tesseraPods, err = r.tesseraPods(ctx); err != nil {
 		return err
 	}
 	p.tesseraPodsRead = !r.anyUnread(podsName)
-	if p.daemonSets, err = r.daemonSets(ctx); err != nil {
+	if p.daemonSets, err = readDaemonSets(ctx, r); err != nil {
 		return err
 	}
-	if err := r.canExamine(p); err != nil {
+	if err := canExamine(r, p); err != nil {
 		return err
 	}
 	d := diagnosis{Nodes: len(p.Inventories), Findings: p.examine()}
 	if exec {
-		found, asked := r.examineNodes(ctx, p.tesseraPods, o.execDoctor(r))
+		found, asked := examineNodes(ctx, r, p.tesseraPods, execDoctor(o, r))
 		d.Findings, d.Examined = append(d.Findings, found...), asked
 		sortFindings(d.Findings)
 	}
 	d.Unknown = r.notes
 	if o.output == "" {
 		oneLines(&d)
-		o.writeDiagnosis(d)
+		writeDiagnosis(o, d)
 		return d.verdict()
 	}
 	return cmp.Or(write(o.Out, o.output, d), d.verdict())
@@ -111,7 +119,7 @@ func (o *options) doctor(ctx context.Context, exec bool) error {
 
 // canExamine returns an error if Tessera isn't installed, or if too little could be read to
 // tell.
-func (r *reader) canExamine(p *patient) error {
+func canExamine(r *reader, p *patient) error {
 	inventoriesRead := !r.anyUnread(inventoriesName)
 	noPods := p.tesseraPodsRead && len(p.tesseraPods) == 0
 	noInventories := (inventoriesRead || r.notServed(inventoriesName)) && len(p.Inventories) == 0
@@ -138,7 +146,7 @@ func (d *diagnosis) verdict() error {
 	return nil
 }
 
-func (o *options) writeDiagnosis(d diagnosis) {
+func writeDiagnosis(o *options, d diagnosis) {
 	paint := drawing{o.Out, o.screen}
 	counts := make(map[severity]int)
 	for _, f := range d.Findings {
@@ -221,7 +229,7 @@ type pluginDoctor func(ctx context.Context, pod *corev1.Pod, stdout, stderr io.W
 
 // examineNodes runs the doctors of the plugins, and counts those that answered. Plugins
 // that don't are noted.
-func (r *reader) examineNodes(ctx context.Context, pods []corev1.Pod, run pluginDoctor) (out []finding, asked int) {
+func examineNodes(ctx context.Context, r *reader, pods []corev1.Pod, run pluginDoctor) (out []finding, asked int) {
 	pods = plugins(pods)
 	found := make([][]finding, len(pods))
 	errs := atATime(len(pods), func(i int) (err error) {
@@ -243,7 +251,7 @@ func (r *reader) examineNodes(ctx context.Context, pods []corev1.Pod, run plugin
 }
 
 // execDoctor is the pluginDoctor that uses pods/exec.
-func (o *options) execDoctor(r *reader) pluginDoctor {
+func execDoctor(o *options, r *reader) pluginDoctor {
 	return func(ctx context.Context, p *corev1.Pod, stdout, stderr io.Writer) error {
 		cfg, err := o.flags.ToRESTConfig()
 		if err != nil {

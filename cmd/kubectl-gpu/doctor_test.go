@@ -51,7 +51,7 @@ func TestExamineNodes(t *testing.T) {
 		return fails
 	}
 	r := new(reader)
-	found, asked := r.examineNodes(t.Context(), pods, run)
+	found, asked := examineNodes(t.Context(), r, pods, run)
 	want := []finding{
 		{Level: trouble, Check: "journal", Node: "node-of-ill", Subject: "/var/lib/a.json", What: "The record can't be read.", Do: "Delete it."},
 		{Level: leftover, Check: "cdi", Node: "node-of-ill", Subject: "team/late", What: "A spec has no claim."},

@@ -52,10 +52,10 @@ that DRADeviceTaints.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return o.gpuNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return gpuNames(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.drain(cmd.Context(), args[0], how)
+			return drain(cmd.Context(), o, args[0], how)
 		},
 	}
 	cmd.Flags().BoolVar(&how.dryRun, "dry-run", false, "print the rules and the pods that would be evicted")
@@ -67,8 +67,8 @@ that DRADeviceTaints.`,
 
 type drainFlags struct{ dryRun, undo, yes bool }
 
-// check returns an error for flags that don't go together.
-func (o *options) check(how drainFlags) error {
+// checkDrain returns an error for flags that don't go together.
+func checkDrain(o *options, how drainFlags) error {
 	switch {
 	case how.dryRun && (how.undo || how.yes), how.undo && how.yes:
 		return errors.New("--dry-run, --undo and --yes exclude each other")
@@ -80,11 +80,11 @@ func (o *options) check(how drainFlags) error {
 	return oneOf(o.output, "", "json", "yaml")
 }
 
-func (o *options) drain(ctx context.Context, target string, how drainFlags) error {
-	if err := o.check(how); err != nil {
+func drain(ctx context.Context, o *options, target string, how drainFlags) error {
+	if err := checkDrain(o, how); err != nil {
 		return err
 	}
-	d, err := o.newDrainer(ctx, target)
+	d, err := newDrainer(ctx, o, target)
 	if d != nil {
 		defer d.printNotes(o.ErrOut)
 	}
@@ -109,8 +109,8 @@ func isTerminal(in io.Reader) bool {
 }
 
 // gpuNames are the arguments for a shell to complete.
-func (o *options) gpuNames(ctx context.Context) []string {
-	r, err := o.reader(forCompletion)
+func gpuNames(ctx context.Context, o *options) []string {
+	r, err := o.reader(nil)
 	if err != nil {
 		return nil
 	}
@@ -141,11 +141,9 @@ type drainer struct {
 	options *options
 	in      *bufio.Reader
 
-	target string
-	node   string
-	gpu    *view.GPU // nil: all of the node
-	// all: all claims could be listed.
-	all     bool
+	target  string
+	node    string
+	gpu     *view.GPU // nil: all of the node
 	objects view.Objects
 }
 
@@ -175,8 +173,8 @@ func (e eviction) same(f eviction) bool {
 	return e.Pod == f.Pod && (e.Pod != "" || e.PodGroup == f.PodGroup)
 }
 
-func (o *options) newDrainer(ctx context.Context, target string) (*drainer, error) {
-	r, err := o.reader(forDrain)
+func newDrainer(ctx context.Context, o *options, target string) (*drainer, error) {
+	r, err := o.reader(missing{claimsName: "which pods would be evicted isn't known", inventoriesName: noGPUs})
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +185,7 @@ func (o *options) newDrainer(ctx context.Context, target string) (*drainer, erro
 // read reads the cluster, and finds the target.
 func (d *drainer) read(ctx context.Context) (err error) {
 	d.notes, d.unread, d.gpu = nil, nil, nil
-	if d.objects, d.all, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
+	if d.objects, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
 		return err
 	}
 	if d.objects.Pods, err = d.groupPods(ctx, d.objects.Claims); err != nil {
@@ -199,7 +197,7 @@ func (d *drainer) read(ctx context.Context) (err error) {
 	if err := d.requireRead("which devices there are to drain", slicesName); err != nil {
 		return err
 	}
-	return d.find(build(d.objects, d.all))
+	return d.find(view.Build(d.objects))
 }
 
 // find looks up the node and the GPU.
@@ -305,7 +303,7 @@ func toleratesForEver(all []resourceapi.DeviceToleration, taint resourceapi.Devi
 // list prints the pods that go and stay.
 func (d *drainer) list(prefix string, gone, stay []eviction) {
 	unsure := ""
-	if !d.all {
+	if d.objects.SomeClaims {
 		unsure = " of the claims that you may list"
 	}
 	if len(gone) == 0 {

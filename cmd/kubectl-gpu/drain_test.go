@@ -200,7 +200,7 @@ func TestDrainAsks(t *testing.T) {
 			}}
 			o := &options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, flags: genericclioptions.NewConfigFlags(true)}
 			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &kubeconfig
-			d, err := o.newDrainer(ctx, "node/0")
+			d, err := newDrainer(ctx, o, "node/0")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -31,7 +31,7 @@ const pageSize = 500
 
 // reader reads objects of the cluster for a command.
 type reader struct {
-	purpose   purpose
+	missing   missing
 	kube      kubernetes.Interface
 	own       rest.Interface // of Tessera's own kinds
 	resources *draclient.Client
@@ -41,7 +41,7 @@ type reader struct {
 	unread []unread
 }
 
-func (o *options) reader(p purpose) (*reader, error) {
+func (o *options) reader(lacks missing) (*reader, error) {
 	cfg, err := o.flags.ToRESTConfig()
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (o *options) reader(p purpose) (*reader, error) {
 	}
 	resources := draclient.New(kube)
 	rules := &ruleClient{current: resources.DeviceTaintRules(), alpha: alpha.Resource(resourcev1alpha3.SchemeGroupVersion.WithResource("devicetaintrules"))}
-	return &reader{purpose: p, kube: kube, own: own, resources: resources, rules: rules}, nil
+	return &reader{missing: lacks, kube: kube, own: own, resources: resources, rules: rules}, nil
 }
 
 // list reads all objects of a resource, page by page.
@@ -125,22 +125,22 @@ func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule,
 	return out, r.tolerateUnread(err, from.Name)
 }
 
-// claims are those of all namespaces, or, if the user may not list them, of one. It
-// reports whether they are all.
-func (r *reader) claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, all bool, err error) {
+// claims are those of all namespaces, or, if the user may not list them, of one. Then, or
+// if none could be listed, there may be more.
+func (r *reader) claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, more bool, err error) {
 	from := r.claimResource()
 	out, err = list[resourceapi.ResourceClaim](ctx, from, "", metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) {
-		return out, err == nil, r.tolerateUnread(err, from.Name)
+		return out, err != nil, r.tolerateUnread(err, from.Name)
 	}
 	if out, err = list[resourceapi.ResourceClaim](ctx, from, namespace, metav1.ListOptions{}); err != nil {
-		return nil, false, r.tolerateUnread(err, from.Name)
+		return nil, true, r.tolerateUnread(err, from.Name)
 	}
 	r.addUnread(unread{
 		resource: from.Name, reason: fmt.Sprintf("You may list %s only in namespace %s", from.Name, namespace), but: "without those of other namespaces, ",
 		do: inAllNamespaces,
 	})
-	return out, false, nil
+	return out, true, nil
 }
 
 func (r *reader) classes(ctx context.Context) ([]resourceapi.DeviceClass, error) {
@@ -171,28 +171,27 @@ func (r *reader) policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error)
 	return read[v1alpha1.SharingPolicy](ctx, r, r.policyResource())
 }
 
-// objects reads all that the model is made of but pods, and reports whether the claims
-// are all.
-func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, all bool, err error) {
+// objects reads all that the model is made of but pods.
+func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, err error) {
 	if o.Slices, err = r.slices(ctx, ofDriver); err != nil {
-		return o, false, err
+		return o, err
 	}
 	if o.TaintRules, err = r.taintRules(ctx); err != nil {
-		return o, false, err
+		return o, err
 	}
-	if o.Claims, all, err = r.claims(ctx, namespace); err != nil {
-		return o, false, err
+	if o.Claims, o.SomeClaims, err = r.claims(ctx, namespace); err != nil {
+		return o, err
 	}
 	if o.Inventories, err = r.inventories(ctx); err != nil {
-		return o, false, err
+		return o, err
 	}
 	o.Policies, err = r.policies(ctx)
-	return o, all, err
+	return o, err
 }
 
 // model reads the model. All pods are read only if their phases are wanted.
 func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
-	o, all, err := r.objects(ctx, namespace)
+	o, err := r.objects(ctx, namespace)
 	if err != nil {
 		return view.Cluster{}, err
 	}
@@ -204,7 +203,7 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	if err != nil {
 		return view.Cluster{}, err
 	}
-	return build(o, all), nil
+	return view.Build(o), nil
 }
 
 // groupPods lists the pods of the namespaces in which PodGroups have claims.
@@ -222,19 +221,6 @@ func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceCla
 		out = append(out, pods...)
 	}
 	return out, nil
-}
-
-// build makes the model. Without all claims nothing is known of the claims that fit.
-func build(o view.Objects, all bool) view.Cluster {
-	c := view.Build(o)
-	if !all {
-		for i := range c.Nodes {
-			for k := range c.Nodes[i].GPUs {
-				c.Nodes[i].GPUs[k].Fits = nil
-			}
-		}
-	}
-	return c
 }
 
 // note adds a sentence for the user, once.

@@ -60,7 +60,7 @@ The exit status is 1 if nothing fits.`,
 			if err != nil {
 				return err
 			}
-			return o.fits(cmd.Context(), asked, limit)
+			return answer(cmd.Context(), o, asked, limit)
 		},
 	}
 	cmd.Flags().StringVar(&amount, "memory", "", "device memory, such as 20Gi")
@@ -163,9 +163,9 @@ func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (
 	return fit.NewJudge(o), o, nil
 }
 
-// fits answers the questions.
-func (o *options) fits(ctx context.Context, asked []question, limit int) error {
-	r, err := o.reader(forFits)
+// answer answers the questions.
+func answer(ctx context.Context, o *options, asked []question, limit int) error {
+	r, err := o.reader(missing{rulesName: noRules, nodesName: noNodes})
 	if err != nil {
 		return err
 	}

@@ -24,51 +24,46 @@ func getCommand(o *options) *cobra.Command {
 		Example: `  kubectl gpu get
   kubectl gpu get -n team -o wide
   kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
-		RunE: o.show(forGet, []string{"wide", "json", "yaml"}, func(c view.Cluster) error {
-			if len(c.Nodes) == 0 {
-				fmt.Fprintln(o.Out, nothingSeen)
-				return nil
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			if err := oneOf(o.output, "", "wide", "json", "yaml"); err != nil {
+				return err
 			}
-			return table(o.Out, c, o.output == "wide")
-		}),
+			return get(cmd.Context(), o, nodes)
+		},
 	}
 	o.addNamespaces(cmd)
 	o.addOutput(cmd, "wide, json or yaml")
 	return cmd
 }
 
+func get(ctx context.Context, o *options, nodes []string) error {
+	lacks := missing{slicesName: noOffers, claimsName: noHolders, inventoriesName: noConditions, policiesName: noPolicies}
+	if o.isDocument() {
+		lacks = wholeModel()
+	}
+	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
+	if err != nil {
+		return err
+	}
+	defer r.printNotes(o.ErrOut)
+	if o.isDocument() {
+		return write(o.Out, o.output, c)
+	}
+	if len(c.Nodes) == 0 {
+		fmt.Fprintln(o.Out, nothingSeen)
+		return nil
+	}
+	oneLines(&c)
+	return table(o.Out, c, o.output == "wide")
+}
+
 // nothingSeen is printed instead of an empty table or map.
 const nothingSeen = "No GPUs can be seen."
 
-// show returns the run of a command that shows the model of the named nodes, or of all:
-// as JSON or YAML, or in another form by draw.
-func (o *options) show(forText purpose, forms []string, draw func(view.Cluster) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, nodes []string) error {
-		if err := oneOf(o.output, append([]string{""}, forms...)...); err != nil {
-			return err
-		}
-		whole := o.output == "json" || o.output == "yaml"
-		p := forText
-		if whole {
-			p = forModel
-		}
-		r, c, err := o.state(cmd.Context(), p, nodes, o.namespace())
-		if err != nil {
-			return err
-		}
-		defer r.printNotes(o.ErrOut)
-		if whole {
-			return write(o.Out, o.output, c)
-		}
-		oneLines(&c)
-		return draw(c)
-	}
-}
-
 // state reads the model of the named nodes, or of all: only GPUs that the
 // namespace uses if there is one. The reader has notes to tell.
-func (o *options) state(ctx context.Context, p purpose, nodes []string, namespace string) (*reader, view.Cluster, error) {
-	r, err := o.reader(p)
+func (o *options) state(ctx context.Context, lacks missing, nodes []string, namespace string) (*reader, view.Cluster, error) {
+	r, err := o.reader(lacks)
 	if err != nil {
 		return nil, view.Cluster{}, err
 	}
@@ -80,6 +75,24 @@ func (o *options) state(ctx context.Context, p purpose, nodes []string, namespac
 		r.printNotes(o.ErrOut)
 	}
 	return r, c, err
+}
+
+// nodeNames are the names of nodes with GPUs, for a shell to complete; none if they can't be
+// read.
+func (o *options) nodeNames(ctx context.Context) []string {
+	r, err := o.reader(nil)
+	if err != nil {
+		return nil
+	}
+	all, err := r.inventories(ctx)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for i := range all {
+		out = append(out, all[i].Name)
+	}
+	return out
 }
 
 // currentNamespace is that of -n, or of the kubeconfig's context.

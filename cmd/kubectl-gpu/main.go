@@ -155,6 +155,29 @@ func (o *options) addOutput(cmd *cobra.Command, forms string) {
 	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output format: "+forms)
 }
 
+// maxFile is how large a file may be.
+const maxFile = 1 << 20
+
+// readFile reads a file that the user names; - is the standard input.
+func readFile(name string, in io.Reader) ([]byte, error) {
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	out, err := io.ReadAll(io.LimitReader(in, maxFile))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}
+
+// isDocument reports whether the output is JSON or YAML.
+func (o *options) isDocument() bool { return o.output == "json" || o.output == "yaml" }
+
 // namespace is that of -n; "" for all.
 func (o *options) namespace() string {
 	if o.all || o.flags.Namespace == nil {

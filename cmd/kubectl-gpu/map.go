@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -32,14 +33,34 @@ Conditions and taints of a GPU are below its row.`,
   kubectl gpu map node-3           # only this node
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
   kubectl gpu map -o json          # the model that the map is drawn from`,
-		RunE: o.show(forMap, []string{"json", "yaml"}, func(c view.Cluster) error {
-			drawing{w: o.Out, screen: o.screen}.cluster(c)
-			return nil
-		}),
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+				return err
+			}
+			return drawMap(cmd.Context(), o, nodes)
+		},
 	}
 	o.addNamespaces(cmd)
 	o.addOutput(cmd, "json or yaml; default: a drawing")
 	return cmd
+}
+
+func drawMap(ctx context.Context, o *options, nodes []string) error {
+	lacks := missing{slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: noConditions}
+	if o.isDocument() {
+		lacks = wholeModel()
+	}
+	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
+	if err != nil {
+		return err
+	}
+	defer r.printNotes(o.ErrOut)
+	if o.isDocument() {
+		return write(o.Out, o.output, c)
+	}
+	oneLines(&c)
+	drawing{w: o.Out, screen: o.screen}.cluster(c)
+	return nil
 }
 
 // only leaves out the nodes that aren't named, if any is, and the GPUs that no claim of the

@@ -99,7 +99,7 @@ var errAuthenticated = errors.New("metrics take a token")
 
 // measure reads the metrics of the plugins of the nodes. Those that can't be read are
 // noted.
-func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metrics, error) {
+func measure(ctx context.Context, r *reader, c view.Cluster) (map[string]metrics, error) {
 	pods, err := r.tesseraPods(ctx)
 	if err != nil || r.anyUnread(podsName) {
 		return nil, err
@@ -110,7 +110,7 @@ func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metric
 	}
 	found := make([]metrics, len(c.Nodes))
 	errs := atATime(len(c.Nodes), func(i int) (err error) {
-		found[i], err = r.metricsOf(ctx, byNode[c.Nodes[i].Name])
+		found[i], err = metricsOf(ctx, r, byNode[c.Nodes[i].Name])
 		return err
 	})
 	out := make(map[string]metrics, len(c.Nodes))
@@ -130,7 +130,7 @@ func (r *reader) measure(ctx context.Context, c view.Cluster) (map[string]metric
 }
 
 // metricsOf reads the metrics of a plugin.
-func (r *reader) metricsOf(ctx context.Context, p *corev1.Pod) (metrics, error) {
+func metricsOf(ctx context.Context, r *reader, p *corev1.Pod) (metrics, error) {
 	if p == nil {
 		return nil, fmt.Errorf("no plugin runs there")
 	}

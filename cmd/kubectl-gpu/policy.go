@@ -61,7 +61,7 @@ errors.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return completeNames(cmd.Context(), o, (*reader).policies), cobra.ShellCompDirectiveNoFileComp
+			return policyNames(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
@@ -73,9 +73,9 @@ errors.`,
 			case dryRun && len(args) > 0:
 				return errors.New("give a name, or --dry-run -f FILE")
 			case dryRun:
-				return o.policyDryRun(cmd.Context(), file)
+				return showForecast(cmd.Context(), o, file)
 			}
-			return o.policy(cmd.Context(), args)
+			return showPolicies(cmd.Context(), o, args)
 		},
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what the policy of -f would do")
@@ -84,33 +84,34 @@ errors.`,
 	return cmd
 }
 
-// completeNames returns the names of the objects that list reads, for a shell to complete;
-// none if they can't be read.
-func completeNames[T any, P interface {
-	*T
-	metav1.Object
-}](ctx context.Context, o *options, list func(*reader, context.Context) ([]T, error)) []string {
-	r, err := o.reader(forCompletion)
+// policyNames are the names for a shell to complete; none if they can't be read.
+func policyNames(ctx context.Context, o *options) []string {
+	r, err := o.reader(nil)
 	if err != nil {
 		return nil
 	}
-	all, err := list(r, ctx)
+	all, err := r.policies(ctx)
 	if err != nil {
 		return nil
 	}
 	var out []string
 	for i := range all {
-		out = append(out, P(&all[i]).GetName())
+		out = append(out, all[i].Name)
 	}
 	return out
 }
 
-func (o *options) policy(ctx context.Context, names []string) error {
-	r, err := o.reader(forPolicy)
+// policyParts are the parts of the output that are missing without a resource.
+func policyParts() missing {
+	return missing{slicesName: noOffers, claimsName: noHolders, rulesName: noRules}
+}
+
+func showPolicies(ctx context.Context, o *options, names []string) error {
+	r, err := o.reader(policyParts())
 	if err != nil {
 		return err
 	}
-	objects, all, err := r.objects(ctx, o.currentNamespace())
+	objects, err := r.objects(ctx, o.currentNamespace())
 	if err != nil {
 		return err
 	}
@@ -118,14 +119,14 @@ func (o *options) policy(ctx context.Context, names []string) error {
 		return err
 	}
 	defer r.printNotes(o.ErrOut)
-	c := build(objects, all)
+	c := view.Build(objects)
 	out := []policyView{}
 	for i := range objects.Policies {
 		p := &objects.Policies[i]
 		out = append(out, policyView{Name: p.Name, Plan: planText(p.Spec.Plan), Spec: p.Spec, Status: p.Status, Devices: devicesUnder(c, p.Name)})
 	}
 	if len(names) > 0 {
-		return o.onePolicy(out, names[0])
+		return onePolicy(o, out, names[0])
 	}
 	switch {
 	case o.output != "":
@@ -139,7 +140,7 @@ func (o *options) policy(ctx context.Context, names []string) error {
 	return nil
 }
 
-func (o *options) onePolicy(all []policyView, name string) error {
+func onePolicy(o *options, all []policyView, name string) error {
 	i := slices.IndexFunc(all, func(p policyView) bool { return p.Name == name })
 	switch {
 	case i < 0:

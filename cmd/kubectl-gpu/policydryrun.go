@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -24,17 +23,9 @@ import (
 
 // readPolicy reads the SharingPolicy of a file. It refuses unknown fields.
 func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	raw, err := io.ReadAll(io.LimitReader(in, maxFile))
+	raw, err := readFile(file, in)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, err
 	}
 	plain, err := sigsyaml.YAMLToJSONStrict(raw)
 	if err != nil {
@@ -58,25 +49,25 @@ func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
 	return p, nil
 }
 
-// policyDryRun prints a forecast.
-func (o *options) policyDryRun(ctx context.Context, file string) error {
+// showForecast prints a forecast.
+func showForecast(ctx context.Context, o *options, file string) error {
 	p, err := readPolicy(file, o.In)
 	if err != nil {
 		return err
 	}
-	r, err := o.reader(forPolicy)
+	r, err := o.reader(policyParts())
 	if err != nil {
 		return err
 	}
-	in, before, err := r.readFacts(ctx, o.currentNamespace())
+	in, before, err := readFacts(ctx, r, o.currentNamespace())
 	if err != nil {
 		return err
 	}
-	after, err := r.withPolicy(ctx, file, p, before)
+	after, err := withPolicy(ctx, r, file, p, before)
 	if err != nil {
 		return err
 	}
-	if in.server, err = r.abilities(ctx); err != nil {
+	if in.server, err = readAbilities(ctx, r); err != nil {
 		return err
 	}
 	defer r.printNotes(o.ErrOut)
@@ -98,7 +89,7 @@ func (o *options) policyDryRun(ctx context.Context, file string) error {
 
 // readFacts reads the facts that a forecast follows from, and the policies. It fails if the user may
 // not read it all: an answer without would be wrong.
-func (r *reader) readFacts(ctx context.Context, namespace string) (in planFacts, policies []v1alpha1.SharingPolicy, err error) {
+func readFacts(ctx context.Context, r *reader, namespace string) (in planFacts, policies []v1alpha1.SharingPolicy, err error) {
 	if in.nodes, err = r.nodes(ctx); err != nil {
 		return in, nil, err
 	}
@@ -136,8 +127,8 @@ func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]po
 
 // withPolicy returns the policies with that of a file, which replaces the one of its name.
 // The API server checks it.
-func (r *reader) withPolicy(ctx context.Context, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
-	if err := r.checkPolicy(ctx, p, all); err != nil {
+func withPolicy(ctx context.Context, r *reader, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
+	if err := checkPolicy(ctx, r, p, all); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return append(slices.DeleteFunc(slices.Clone(all), func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }), *p), nil
@@ -145,7 +136,7 @@ func (r *reader) withPolicy(ctx context.Context, file string, p *v1alpha1.Sharin
 
 // checkPolicy has the API server check the policy, which isn't stored, and sets the
 // defaults. If the policy is there already, its age stays.
-func (r *reader) checkPolicy(ctx context.Context, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
+func checkPolicy(ctx context.Context, r *reader, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
 	p.Spec.SetDefaults()
 	p.CreationTimestamp, p.Status = metav1.Now(), v1alpha1.SharingPolicyStatus{}
 	verb, request := "create", r.own.Post()
@@ -171,9 +162,9 @@ func (r *reader) checkPolicy(ctx context.Context, p *v1alpha1.SharingPolicy, bef
 	return err
 }
 
-// abilities are those of the API server and its scheduler, found out as the controller
+// readAbilities returns those of the API server and its scheduler, found out as the controller
 // does, by dry runs. A user who may not ask sees what the slices show.
-func (r *reader) abilities(ctx context.Context) (publish.Abilities, error) {
+func readAbilities(ctx context.Context, r *reader) (publish.Abilities, error) {
 	asker, err := publish.New(r.resources, r.kube.Discovery())
 	if err != nil {
 		return publish.Abilities{}, err

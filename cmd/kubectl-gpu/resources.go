@@ -79,7 +79,7 @@ func (r *reader) policyResource() web.Resource {
 }
 
 func ownResource[L runtime.Object](r *reader, name string, client lister[L], example runtime.Object) web.Resource {
-	absent := fmt.Sprintf("The cluster has no %s: %s. Is Tessera installed there?", name, r.missing(name))
+	absent := fmt.Sprintf("The cluster has no %s: %s. Is Tessera installed there?", name, r.missing[name])
 	return served(r, "", func(string) lister[L] { return client }, web.Resource{Name: name, Example: example, Absent: absent})
 }
 
@@ -91,7 +91,7 @@ type lister[L runtime.Object] interface {
 
 // served has a client list and watch the objects that the field selector means.
 func served[L runtime.Object](r *reader, selector string, client func(namespace string) lister[L], out web.Resource) web.Resource {
-	out.Missing = r.missing(out.Name)
+	out.Missing = r.missing[out.Name]
 	out.List = func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = selector
 		return client(namespace).List(ctx, o)

@@ -40,16 +40,16 @@ With -o json and --watch each line is a JSON document, with the fields event and
   kubectl gpu slots -n team -w
   kubectl gpu slots -w -o json | jq -r 'select(.event == "DELETED") | .slot.use.device'`,
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeNames(cmd.Context(), o, (*reader).inventories), cobra.ShellCompDirectiveNoFileComp
+			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if !follow {
-				return o.listSlots(cmd.Context(), nodes)
+				return listSlots(cmd.Context(), o, nodes)
 			}
 			if err := oneOf(o.output, "", "json"); err != nil {
 				return err
 			}
-			return o.watchSlots(cmd.Context(), nodes)
+			return watchSlots(cmd.Context(), o, nodes)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "watch", "w", false, "go on, and print changes as they happen")
@@ -58,12 +58,19 @@ With -o json and --watch each line is a JSON document, with the fields event and
 	return cmd
 }
 
+// slotParts are the parts of the output that are missing without a resource.
+func slotParts() missing {
+	return missing{
+		slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: "MIG instances that others made aren't shown",
+	}
+}
+
 // listSlots prints the slots once.
-func (o *options) listSlots(ctx context.Context, nodes []string) error {
+func listSlots(ctx context.Context, o *options, nodes []string) error {
 	if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	r, c, err := o.state(ctx, forSlots, nodes, "")
+	r, c, err := o.state(ctx, slotParts(), nodes, "")
 	if err != nil {
 		return err
 	}
@@ -71,7 +78,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 	out := []view.Slot{}
 	for _, n := range c.Nodes {
 		page := view.Page(n, "")
-		out = append(out, o.wanted(page.Slots())...)
+		out = append(out, wanted(o, page.Slots())...)
 	}
 	switch {
 	case o.output != "":
@@ -91,7 +98,7 @@ func (o *options) listSlots(ctx context.Context, nodes []string) error {
 
 // wanted leaves out the slots of other namespaces than that of -n, and then also the
 // free ones.
-func (o *options) wanted(all []view.Slot) []view.Slot {
+func wanted(o *options, all []view.Slot) []view.Slot {
 	namespace := o.namespace()
 	return slices.DeleteFunc(all, func(s view.Slot) bool {
 		return namespace != "" && (s.Use == nil || s.Use.Claim.Namespace != namespace)
@@ -141,8 +148,8 @@ const (
 	slotDeleted  = "DELETED"
 )
 
-func (o *options) watchSlots(ctx context.Context, nodes []string) error {
-	r, err := o.reader(forSlots)
+func watchSlots(ctx context.Context, o *options, nodes []string) error {
+	r, err := o.reader(slotParts())
 	if err != nil {
 		return err
 	}
@@ -155,11 +162,11 @@ func (o *options) watchSlots(ctx context.Context, nodes []string) error {
 	ended := make(chan struct{})
 	go func() { defer close(ended); source.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	return o.follow(ctx, source, nodes)
+	return follow(ctx, o, source, nodes)
 }
 
 // follow prints the slots of the source and their changes until the context ends.
-func (o *options) follow(ctx context.Context, source *web.Source, nodes []string) error {
+func follow(ctx context.Context, o *options, source *web.Source, nodes []string) error {
 	w := slotWatch{options: o, nodes: nodes, known: make(map[string][]view.Slot)}
 	err := source.Follow(ctx, w.update)
 	if errors.Is(err, context.Canceled) {
@@ -191,7 +198,7 @@ func (w *slotWatch) update(u web.Update) error {
 		if len(w.nodes) > 0 && !slices.Contains(w.nodes, n.Name) {
 			continue
 		}
-		now := w.wanted(n.Slots())
+		now := wanted(w.options, n.Slots())
 		events = append(events, slotChanges(w.known[n.Name], now)...)
 		w.known[n.Name] = now
 	}

@@ -39,7 +39,7 @@ func TestSlotsWatch(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ran, ended := make(chan struct{}), make(chan error, 1)
 	go func() { defer close(ran); source.Run(ctx) }()
-	go func() { ended <- o.follow(ctx, source, []string{"train-1"}) }()
+	go func() { ended <- follow(ctx, o, source, []string{"train-1"}) }()
 	read := bufio.NewScanner(lines)
 	next := func() slotEvent {
 		t.Helper()

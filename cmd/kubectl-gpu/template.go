@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -63,7 +62,7 @@ Models: ` + strings.Join(machines.Models(), ", ") + `.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return completeNames(cmd.Context(), o, (*reader).inventories), cobra.ShellCompDirectiveNoFileComp
+			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
@@ -73,7 +72,7 @@ Models: ` + strings.Join(machines.Models(), ", ") + `.`,
 			if err := t.check(); err != nil {
 				return err
 			}
-			return o.template(cmd.Context(), t)
+			return printTemplate(cmd.Context(), o, t)
 		},
 	}
 	f := cmd.Flags()
@@ -104,9 +103,9 @@ func (t templateOptions) check() error {
 	return nil
 }
 
-// template prints what a new node will publish.
-func (o *options) template(ctx context.Context, t templateOptions) error {
-	r, err := o.reader(forTemplate)
+// printTemplate prints what a new node will publish.
+func printTemplate(ctx context.Context, o *options, t templateOptions) error {
+	r, err := o.reader(nil)
 	if err != nil {
 		return err
 	}
@@ -117,7 +116,7 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 	if err := r.requireRead(templateAnswer, policiesName); err != nil {
 		return err
 	}
-	inv, err := o.machine(ctx, r, &t)
+	inv, err := machineOf(ctx, o, r, &t)
 	if err != nil {
 		return err
 	}
@@ -127,26 +126,26 @@ func (o *options) template(ctx context.Context, t templateOptions) error {
 		if err != nil {
 			return err
 		}
-		if policies, err = r.withPolicy(ctx, t.policy, p, policies); err != nil {
+		if policies, err = withPolicy(ctx, r, t.policy, p, policies); err != nil {
 			return err
 		}
 	}
-	r.noteLabels(t, policies)
+	noteLabels(r, t, policies)
 	in := decision.Input{Labels: t.labels}
 	if in.Policies, err = rules(ctx, policies, ""); err != nil {
 		return err
 	}
-	if in.Able, err = r.abilities(ctx); err != nil {
+	if in.Able, err = readAbilities(ctx, r); err != nil {
 		return err
 	}
 	d := decision.Of(newNode(inv, t), in)
-	r.noteGPUs(d)
+	noteGPUs(r, d)
 	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(d.Pool))
 }
 
-// machine reads the GPUInventory to go by, and sets the labels to those of its node
+// machineOf reads the GPUInventory to go by, and sets the labels to those of its node
 // where none are given.
-func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
+func machineOf(ctx context.Context, o *options, r *reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
 	switch {
 	case t.file != "":
 		return readInventory(t.file, o.In)
@@ -186,7 +185,7 @@ func (o *options) machine(ctx context.Context, r *reader, t *templateOptions) (*
 const templateAnswer = "what the node will publish"
 
 // noteGPUs notes which GPUs aren't offered, and on which a policy's selector fails.
-func (r *reader) noteGPUs(d decision.Decision) {
+func noteGPUs(r *reader, d decision.Decision) {
 	for _, w := range d.Withheld() {
 		r.note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
 	}
@@ -198,7 +197,7 @@ func (r *reader) noteGPUs(d decision.Decision) {
 }
 
 // noteLabels notes which policies select nodes by labels, if the new node's aren't known.
-func (r *reader) noteLabels(t templateOptions, policies []v1alpha1.SharingPolicy) {
+func noteLabels(r *reader, t templateOptions, policies []v1alpha1.SharingPolicy) {
 	var names []string
 	for i := range policies {
 		if selectorText(policies[i].Spec.NodeSelector) != allNodes {
@@ -213,17 +212,9 @@ func (r *reader) noteLabels(t templateOptions, policies []v1alpha1.SharingPolicy
 
 // readInventory reads the GPUInventory of a file.
 func readInventory(file string, in io.Reader) (*v1alpha1.GPUInventory, error) {
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	raw, err := io.ReadAll(io.LimitReader(in, maxFile))
+	raw, err := readFile(file, in)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, err
 	}
 	inv := new(v1alpha1.GPUInventory)
 	if err := sigsyaml.UnmarshalStrict(raw, inv); err != nil {

@@ -61,13 +61,13 @@ each pod has a row.`,
   kubectl gpu top -n team
   kubectl gpu top -o json | jq '.[].gpus[] | select(.utilization < 0.1) | .uuid'`,
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeNames(cmd.Context(), o, (*reader).inventories), cobra.ShellCompDirectiveNoFileComp
+			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 				return err
 			}
-			return o.top(cmd.Context(), nodes)
+			return measureTop(cmd.Context(), o, nodes)
 		},
 	}
 	o.addNamespaces(cmd)
@@ -75,13 +75,17 @@ each pod has a row.`,
 	return cmd
 }
 
-func (o *options) top(ctx context.Context, nodes []string) error {
-	r, c, err := o.state(ctx, forTop, nodes, o.namespace())
+func measureTop(ctx context.Context, o *options, nodes []string) error {
+	lacks := missing{
+		slicesName: "the memory of partitions and shares isn't known", claimsName: "who has which device isn't known",
+		inventoriesName: noGPUs, podsName: "nothing can be measured",
+	}
+	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
 	if err != nil {
 		return err
 	}
 	defer r.printNotes(o.ErrOut)
-	measured, err := r.measure(ctx, c)
+	measured, err := measure(ctx, r, c)
 	if err != nil {
 		return err
 	}

@@ -23,73 +23,27 @@ const (
 	eventsName      = "events"
 )
 
-// purpose is the reason why a reader reads: the command, except for the model, which map
-// and get print with -o.
-type purpose string
+// missing are the parts of a command's output that are missing, by the resource that can't
+// be read. Without an entry nothing is missing, or the command fails (requireRead).
+type missing map[string]string
 
+// Parts that several commands have.
 const (
-	forMap        purpose = "map"
-	forGet        purpose = "get"
-	forModel      purpose = "model"
-	forSlots      purpose = "slots"
-	forPolicy     purpose = "policy"
-	forWeb        purpose = "web"
-	forTop        purpose = "top"
-	forDoctor     purpose = "doctor"
-	forDrain      purpose = "drain"
-	forFits       purpose = "fits"
-	forWhy        purpose = "why"
-	forTemplate   purpose = "template"
-	forCompletion purpose = "completion"
+	noOffers     = "which devices are offered, and what else fits, isn't known"
+	noHolders    = "who has which device, and what else fits, isn't known"
+	noRules      = "taints that such rules add to devices are ignored"
+	noConditions = "conditions of GPUs and problems of nodes aren't shown"
+	noPolicies   = "the policies of GPUs aren't shown"
+	noGPUs       = "GPUs that aren't offered are unknown"
+	noNodes      = "labels and taints of nodes are ignored"
 )
 
-// missingPart is the part of an output that is missing, for some purposes, if a resource
-// can't be read.
-type missingPart struct {
-	resource string
-	purposes []purpose
-	part     string
-}
-
-// missingParts are those of all purposes. Where there is no entry nothing is missing, or the
-// command fails (requireRead).
-func missingParts() []missingPart {
-	return []missingPart{
-		{slicesName, []purpose{forMap, forGet, forModel, forSlots, forPolicy, forWeb}, "which devices are offered, and what else fits, isn't known"},
-		{slicesName, []purpose{forTop}, "the memory of partitions and shares isn't known"},
-		{slicesName, []purpose{forDoctor}, "whether nodes publish their devices isn't known"},
-		{claimsName, []purpose{forMap, forGet, forModel, forSlots, forPolicy, forWeb}, "who has which device, and what else fits, isn't known"},
-		{claimsName, []purpose{forTop}, "who has which device isn't known"},
-		{claimsName, []purpose{forDrain}, "which pods would be evicted isn't known"},
-		{claimsName, []purpose{forDoctor}, "whether claims are left on nodes that are gone isn't known"},
-		{rulesName, []purpose{forMap, forModel, forSlots, forPolicy, forWeb, forFits, forWhy}, "taints that such rules add to devices are ignored"},
-		{inventoriesName, []purpose{forMap, forGet, forModel, forWeb}, "conditions of GPUs and problems of nodes aren't shown"},
-		{inventoriesName, []purpose{forSlots}, "MIG instances that others made aren't shown"},
-		{inventoriesName, []purpose{forTop, forDrain}, "GPUs that aren't offered are unknown"},
-		{inventoriesName, []purpose{forDoctor}, "conditions of GPUs and problems of nodes aren't known"},
-		{policiesName, []purpose{forGet, forModel, forWeb}, "the policies of GPUs aren't shown"},
-		{policiesName, []purpose{forDoctor}, "whether policies are applied isn't known"},
-		{nodesName, []purpose{forFits, forWhy}, "labels and taints of nodes are ignored"},
-		{nodesName, []purpose{forWeb}, "nodes are grouped by the models of their GPUs, not by their pools"},
-		{podsName, []purpose{forModel}, "the phases of pods aren't shown"},
-		{podsName, []purpose{forWhy}, "how much device plugins have left isn't known"},
-		{podsName, []purpose{forTop}, "nothing can be measured"},
-		{podsName, []purpose{forDoctor}, "whether Tessera's own pods are ready isn't known"},
-		{daemonSetsName, []purpose{forDoctor}, "whether all of Tessera's pods can be created isn't known"},
-		{eventsName, []purpose{forDoctor}, "why pods of Tessera aren't created isn't known"},
-		{podsName, []purpose{forWeb}, "which pods wait isn't known"},
+// wholeModel has the parts of the model as a document.
+func wholeModel() missing {
+	return missing{
+		slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: noConditions, policiesName: noPolicies,
+		podsName: "the phases of pods aren't shown",
 	}
-}
-
-// missing is the part of the reader's output that is missing without a resource; empty:
-// none is.
-func (r *reader) missing(resource string) string {
-	for _, m := range missingParts() {
-		if m.resource == resource && slices.Contains(m.purposes, r.purpose) {
-			return m.part
-		}
-	}
-	return ""
 }
 
 // unread is a resource that can't be read, or not all of it, with the reason and remedy.
@@ -129,7 +83,7 @@ const (
 // addUnread remembers, and notes, that a resource can't be read.
 func (r *reader) addUnread(u unread) {
 	r.unread = append(r.unread, u)
-	if part := r.missing(u.resource); part != "" {
+	if part := r.missing[u.resource]; part != "" {
 		r.note("%s: %s%s. %s", u.reason, u.but, part, u.do)
 	}
 }

@@ -45,7 +45,7 @@ models of their GPUs.`,
 			if label != "" {
 				labels = []string{label}
 			}
-			return o.web(cmd.Context(), port, open, labels)
+			return serveWeb(cmd.Context(), o, port, open, labels)
 		},
 	}
 	cmd.Flags().IntVar(&port, "port", 0, "port of 127.0.0.1 to listen on; 0 for a free one")
@@ -54,8 +54,11 @@ models of their GPUs.`,
 	return cmd
 }
 
-func (o *options) web(ctx context.Context, port int, open bool, labels []string) error {
-	r, err := o.reader(forWeb)
+func serveWeb(ctx context.Context, o *options, port int, open bool, labels []string) error {
+	r, err := o.reader(missing{
+		slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: noConditions, policiesName: noPolicies,
+		nodesName: "nodes are grouped by the models of their GPUs, not by their pools", podsName: "which pods wait isn't known",
+	})
 	if err != nil {
 		return err
 	}
@@ -72,7 +75,7 @@ func (o *options) web(ctx context.Context, port int, open bool, labels []string)
 		return fmt.Errorf("listen: %w; --port 0 takes a free port", err)
 	}
 	handler, err := web.NewServer(listener.Addr(), source, func(ctx context.Context, namespace, pod string) (any, error) {
-		return o.explainNow(ctx, namespace, pod)
+		return explainNow(ctx, o, namespace, pod)
 	})
 	if err != nil {
 		return err
@@ -135,8 +138,8 @@ func openBrowser(ctx context.Context, url string) error {
 }
 
 // explainNow says why a pod waits, with a fresh look at the cluster.
-func (o *options) explainNow(ctx context.Context, namespace, name string) (explanation, error) {
-	r, err := o.reader(forWhy)
+func explainNow(ctx context.Context, o *options, namespace, name string) (explanation, error) {
+	r, err := o.reader(whyParts())
 	if err != nil {
 		return explanation{}, err
 	}
@@ -149,5 +152,5 @@ func (o *options) explainNow(ctx context.Context, namespace, name string) (expla
 	case err != nil:
 		return explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
-	return r.explain(ctx, pod)
+	return explain(ctx, r, pod)
 }

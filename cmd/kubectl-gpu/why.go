@@ -44,13 +44,13 @@ allocator judges.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return o.pendingPods(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return pendingPods(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
 				return err
 			}
-			return o.why(cmd.Context(), strings.TrimPrefix(args[0], "pod/"))
+			return tellWhy(cmd.Context(), o, strings.TrimPrefix(args[0], "pod/"))
 		},
 	}
 	o.addOutput(cmd, "json or yaml")
@@ -58,8 +58,8 @@ allocator judges.`,
 }
 
 // pendingPods are the names for a shell to complete.
-func (o *options) pendingPods(ctx context.Context) []string {
-	r, err := o.reader(forCompletion)
+func pendingPods(ctx context.Context, o *options) []string {
+	r, err := o.reader(nil)
 	if err != nil {
 		return nil
 	}
@@ -74,8 +74,13 @@ func (o *options) pendingPods(ctx context.Context) []string {
 	return out
 }
 
-func (o *options) why(ctx context.Context, name string) error {
-	r, err := o.reader(forWhy)
+// whyParts are the parts of the answer that are missing without a resource.
+func whyParts() missing {
+	return missing{rulesName: noRules, nodesName: noNodes, podsName: "how much device plugins have left isn't known"}
+}
+
+func tellWhy(ctx context.Context, o *options, name string) error {
+	r, err := o.reader(whyParts())
 	if err != nil {
 		return err
 	}
@@ -89,7 +94,7 @@ func (o *options) why(ctx context.Context, name string) error {
 	case err != nil:
 		return fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
-	out, err := r.explain(ctx, pod)
+	out, err := explain(ctx, r, pod)
 	if err != nil {
 		return err
 	}
@@ -110,7 +115,7 @@ func (o *options) why(ctx context.Context, name string) error {
 }
 
 // explain finds out why the pod waits.
-func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, error) {
+func explain(ctx context.Context, r *reader, pod *corev1.Pod) (explanation, error) {
 	if out, ok := placed(pod); ok {
 		return out, nil
 	}
@@ -121,7 +126,7 @@ func (r *reader) explain(ctx context.Context, pod *corev1.Pod) (explanation, err
 	claims := j.ClaimsOf(pod, objects.Claims)
 	switch {
 	case len(claims.Uncreated) > 0:
-		return r.whyUncreated(ctx, pod, claims)
+		return whyUncreated(ctx, r, pod, claims)
 	case len(claims.Missing) > 0:
 		return explanation{Waits: true, Text: claims.Missing[0]}, nil
 	case len(claims.Waiting) == 0 && len(claims.Allocated) == 0:
@@ -175,7 +180,7 @@ var exceeded = regexp.MustCompile(`exceeded quota: ([^,\s]+)`)
 
 // whyUncreated explains why Kubernetes doesn't create claims of the pod from their
 // templates.
-func (r *reader) whyUncreated(ctx context.Context, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
+func whyUncreated(ctx context.Context, r *reader, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
 	out := explanation{Waits: true, Text: claims.Missing[0]}
 	ofReason := metav1.ListOptions{FieldSelector: "reason=" + uncreated}
 	events, err := r.kube.CoreV1().Events(pod.Namespace).List(ctx, ofReason)

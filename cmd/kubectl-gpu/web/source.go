@@ -244,6 +244,7 @@ func (s *Source) node(name string) nodeJSON {
 		Slices: on[resourceapi.ResourceSlice](s.slices, name), Claims: on[resourceapi.ResourceClaim](s.claims, name),
 		Inventories: on[v1alpha1.GPUInventory](s.inventories, name), Policies: on[v1alpha1.SharingPolicy](s.policies, name),
 		TaintRules: items[resourceapi.DeviceTaintRule](s.rules), Pods: slices.DeleteFunc(on[corev1.Pod](s.pods, name), inGroup),
+		SomeClaims: !s.claims.complete(),
 	}
 	built := view.Build(o).Nodes
 	i := slices.IndexFunc(built, func(n view.Node) bool { return n.Name == name })
@@ -251,11 +252,6 @@ func (s *Source) node(name string) nodeJSON {
 		return nodeJSON{}
 	}
 	n := built[i]
-	if !s.claims.complete() {
-		for k := range n.GPUs {
-			n.GPUs[k].Fits = nil
-		}
-	}
 	var labels map[string]string
 	for _, of := range on[corev1.Node](s.nodes, name) {
 		labels = of.Labels

@@ -22,6 +22,8 @@ import (
 type Objects struct {
 	Slices []resourceapi.ResourceSlice
 	Claims []resourceapi.ResourceClaim
+	// SomeClaims: there may be more claims, so what else fits isn't known.
+	SomeClaims bool
 	// Pods have the phases, and the names of their PodGroups.
 	Pods        []corev1.Pod
 	Inventories []v1alpha1.GPUInventory
@@ -33,7 +35,7 @@ type Objects struct {
 // Build makes the model. Slices and claims of other drivers are ignored.
 func Build(o Objects) Cluster {
 	b := builder{
-		nodes: make(map[string]*node), places: make(map[placeKey]*Placement), groups: fit.GroupsOf(o.Pods), phases: phases(o.Pods),
+		nodes: make(map[string]*node), places: make(map[placeKey]*Placement), groups: fit.GroupsOf(o.Pods), phases: phases(o.Pods), someClaims: o.SomeClaims,
 	}
 	for i := range o.Inventories {
 		b.addInventory(&o.Inventories[i])
@@ -45,7 +47,7 @@ func Build(o Objects) Cluster {
 	b.each((*node).readPool)
 	b.addClaims(o.Claims)
 	b.addPolicies(o.Policies)
-	b.each((*node).finish)
+	b.each(b.finish)
 	out := Cluster{Nodes: make([]Node, 0, len(b.nodes))}
 	for _, n := range b.nodes {
 		out.Nodes = append(out.Nodes, n.Node)
@@ -81,6 +83,8 @@ type builder struct {
 	places map[placeKey]*Placement
 	groups fit.Groups
 	phases map[types.UID]string
+	// someClaims: what else fits isn't known.
+	someClaims bool
 }
 
 // placeKey identifies a partition of any GPU of a model by the end of its name.
@@ -290,8 +294,8 @@ func (b *builder) addPolicies(policies []v1alpha1.SharingPolicy) {
 	}
 }
 
-// finish counts what fits, and puts all in order.
-func (n *node) finish() {
+// finish counts what fits, and puts all of a node in order.
+func (b *builder) finish(n *node) {
 	switch {
 	case len(n.slices) == 0:
 		n.Problems = append(n.Problems, "No ResourceSlices are published for it: nothing of it can be allocated.")
@@ -301,6 +305,9 @@ func (n *node) finish() {
 	n.GPUs = make([]GPU, 0, len(n.gpus))
 	for _, c := range n.gpus {
 		c.count()
+		if b.someClaims {
+			c.Fits = nil
+		}
 		slices.SortFunc(c.Uses, compareUses)
 		n.GPUs = append(n.GPUs, c.GPU)
 	}
