@@ -17,9 +17,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-// documents is where users can open the project's documents.
-const documents = "https://github.com/tessera-dra/tessera/blob/main/docs/"
-
 // severity of a finding. They are those of `kubelet-plugin doctor`, and one more.
 type severity string
 

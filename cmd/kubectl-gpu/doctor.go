@@ -12,18 +12,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
-)
-
-// Labels of Tessera's own pods, as the chart sets them.
-const (
-	nameLabel      = "app.kubernetes.io/name=tessera"
-	componentLabel = "app.kubernetes.io/component"
-	nodeComponent  = "node"
 )
 
 // diagnosis is the doctor's output.
@@ -147,13 +139,12 @@ func (d *diagnosis) verdict() error {
 }
 
 func writeDiagnosis(o *options, d diagnosis) {
-	paint := drawing{o.Out, o.screen}
 	counts := make(map[severity]int)
 	for _, f := range d.Findings {
 		counts[f.Level]++
 		head := fmt.Sprintf("%-9s", strings.ToUpper(string(f.Level)))
 		if f.Level == trouble {
-			head = paint.red(head)
+			head = o.screen.red(head)
 		}
 		var about []string
 		for _, s := range []string{f.Node, f.Subject} {
@@ -183,45 +174,12 @@ func writeDiagnosis(o *options, d diagnosis) {
 	}
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
 // report is the output of kubelet-plugin doctor -o json.
 type report struct {
 	Findings []struct {
 		Level                                     severity
 		Check, What, Do, Claim, GPU, Device, Path string
 	}
-}
-
-// maxExamined is how many plugins are asked at a time.
-const maxExamined = 16
-
-// atATime calls ask with each number below n, some at a time, and returns the errors by
-// number.
-func atATime(n int, ask func(i int) error) []error {
-	errs := make([]error, n)
-	group := new(errgroup.Group)
-	group.SetLimit(maxExamined)
-	for i := range n {
-		group.Go(func() error {
-			errs[i] = ask(i)
-			return nil
-		})
-	}
-	_ = group.Wait() // they are in errs
-	return errs
-}
-
-// plugins are those of the pods that are running plugins.
-func plugins(pods []corev1.Pod) []corev1.Pod {
-	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
-		return p.Labels[componentLabel] != nodeComponent || p.Status.Phase != corev1.PodRunning
-	})
 }
 
 // pluginDoctor runs the doctor in a plugin's pod.

@@ -10,7 +10,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -126,41 +125,6 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "device", Exactly: e}}
 	fit.Default(c)
 	return []*resourceapi.ResourceClaim{c}
-}
-
-// judge reads the objects that a scheduler uses for a pod, or for claims alone. It
-// fails if the user may not read the slices, classes or claims, because the answer would be
-// wrong without them.
-func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (*fit.Judge, fit.Objects, error) {
-	var o fit.Objects
-	var err error
-	if o.Slices, err = r.slices(ctx, ""); err != nil {
-		return nil, o, err
-	}
-	if o.Classes, err = r.classes(ctx); err != nil {
-		return nil, o, err
-	}
-	if o.Claims, _, err = r.claims(ctx, namespace); err != nil {
-		return nil, o, err
-	}
-	if err := r.requireRead("what fits", slicesName, classesName, claimsName); err != nil {
-		return nil, o, err
-	}
-	if len(o.Slices) == 0 {
-		return nil, o, errors.New("no driver publishes ResourceSlices in this cluster: is Tessera installed, and does kubectl gpu map show GPUs?")
-	}
-	if o.TaintRules, err = r.taintRules(ctx); err != nil {
-		return nil, o, err
-	}
-	if o.Nodes, err = r.nodes(ctx); err != nil {
-		return nil, o, err
-	}
-	if pod != nil && o.ServedByPlugins(pod) {
-		if o.Pods, err = r.pods(ctx); err != nil {
-			return nil, o, err
-		}
-	}
-	return fit.NewJudge(o), o, nil
 }
 
 // answer answers the questions.

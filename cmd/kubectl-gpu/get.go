@@ -5,12 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
@@ -57,86 +55,6 @@ func get(ctx context.Context, o *options, nodes []string) error {
 	return table(o.Out, c, o.output == "wide")
 }
 
-// nothingSeen is printed instead of an empty table or map.
-const nothingSeen = "No GPUs can be seen."
-
-// state reads the model of the named nodes, or of all: only GPUs that the
-// namespace uses if there is one. The reader has notes to tell.
-func (o *options) state(ctx context.Context, lacks missing, nodes []string, namespace string) (*reader, view.Cluster, error) {
-	r, err := o.reader(lacks)
-	if err != nil {
-		return nil, view.Cluster{}, err
-	}
-	c, err := r.model(ctx, o.currentNamespace(), o.output != "")
-	if err != nil {
-		return nil, c, err
-	}
-	if c, err = only(c, nodes, namespace); err != nil {
-		r.printNotes(o.ErrOut)
-	}
-	return r, c, err
-}
-
-// nodeNames are the names of nodes with GPUs, for a shell to complete; none if they can't be
-// read.
-func (o *options) nodeNames(ctx context.Context) []string {
-	r, err := o.reader(nil)
-	if err != nil {
-		return nil
-	}
-	all, err := r.inventories(ctx)
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for i := range all {
-		out = append(out, all[i].Name)
-	}
-	return out
-}
-
-// currentNamespace is that of -n, or of the kubeconfig's context.
-func (o *options) currentNamespace() string {
-	namespace, _, err := o.flags.ToRawKubeConfigLoader().Namespace()
-	if err != nil {
-		return "default" // reading the kubeconfig has told the user of the error
-	}
-	return namespace
-}
-
-func oneOf(output string, forms ...string) error {
-	if slices.Contains(forms, output) {
-		return nil
-	}
-	return fmt.Errorf("-o %s: want one of %s", output, strings.TrimPrefix(strings.Join(forms, ", "), ", "))
-}
-
-// exactly wants one argument, which the text describes.
-func exactly(text string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != 1 {
-			return fmt.Errorf("%s wants %s; kubectl gpu %s --help has examples", cmd.Name(), text, cmd.Name())
-		}
-		return nil
-	}
-}
-
-// write prints v as JSON or YAML.
-func write(w io.Writer, form string, v any) error {
-	raw, err := document(v, "  ")
-	if err == nil && form == "yaml" {
-		raw, err = yaml.JSONToYAML(raw)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", strings.ToUpper(form), err)
-	}
-	if t, ok := w.(terminal); ok {
-		w = t.Writer // a document has the texts of nodes as they are
-	}
-	_, err = w.Write(raw)
-	return err
-}
-
 // table prints a row for each use, and for each GPU without any.
 func table(out io.Writer, c view.Cluster, wide bool) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -174,40 +92,4 @@ func conditions(g view.GPU) []string {
 		out = append(out, c.Type)
 	}
 	return out
-}
-
-// kind is how a row names a device: "mig 3g.40gb", "mps 1/4", "gpu (admin access)".
-func kind(u view.Use) string {
-	out := u.Type
-	if u.Profile != "" {
-		out += " " + u.Profile
-	}
-	if u.Count > 0 {
-		out += fmt.Sprintf(" %d/%d", u.Number+1, u.Count)
-	}
-	if u.AdminAccess {
-		out += " (admin access)"
-	}
-	if u.Leftover {
-		out += " (no longer offered)"
-	}
-	return out
-}
-
-func memory(n int64) string {
-	if n == 0 {
-		return ""
-	}
-	return gibibytes(n)
-}
-
-// pods names the users of a claim, with the phases of pods in a wide table.
-func pods(u view.Use, wide bool) string {
-	out := u.Users()
-	for i, p := range u.Pods {
-		if wide && p.Phase != "" {
-			out[i] = fmt.Sprintf("%s (%s)", p.Name, p.Phase)
-		}
-	}
-	return strings.Join(out, ",")
 }

@@ -16,20 +16,12 @@ import (
 	"syscall"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/klog/v2"
 )
 
 // version is set by the linker.
 var version = "unknown"
-
-// Answers, not failures: they make the exit statuses 1 and 3.
-var (
-	errNo       = errors.New("no")
-	errWarnings = errors.New("warnings")
-)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -87,101 +79,4 @@ func (n naming) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// screen is where output goes.
-type screen struct {
-	width  int
-	colour bool
-}
-
-// screenOf asks the terminal, if the file is one.
-func screenOf(f *os.File) screen {
-	s := screen{width: 120}
-	if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
-		_, no := os.LookupEnv("NO_COLOR")
-		s = screen{width: width, colour: !no && os.Getenv("TERM") != "dumb"}
-	}
-	return s
-}
-
-// options are those of all subcommands.
-type options struct {
-	genericclioptions.IOStreams
-
-	flags  *genericclioptions.ConfigFlags
-	screen screen
-	all    bool
-	output string
-}
-
-func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
-	streams.Out, streams.ErrOut = terminal{streams.Out, s.colour}, terminal{Writer: streams.ErrOut}
-	o := &options{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), screen: s}
-	cmd := &cobra.Command{
-		Use:   "kubectl-gpu",
-		Short: "Show who has which part of which GPU, what else fits, and why a pod waits",
-		Long: `Show who has which part of which GPU of a cluster with Tessera, what else fits,
-why a pod waits, and what is wrong. It works with the rights of your kubeconfig, and
-only drain changes something. What you may not read is named, and the rest is shown.`,
-		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
-  kubectl gpu slots --watch        # who gets which slot, and who leaves it
-  kubectl gpu fits 3g.40gb         # where, and how many
-  kubectl gpu why my-pod -n team   # the reason, and what would change it
-  kubectl gpu get -o wide          # a row for each device that a claim has
-  kubectl gpu top                  # memory and utilization by GPU, partition, share and pod
-  kubectl gpu doctor               # what is wrong on any node
-  kubectl gpu policy shares        # what a SharingPolicy does
-  kubectl gpu drain node-3/0 --dry-run
-  kubectl gpu template node-3      # the ResourceSlices of a new node like it, for autoscalers
-  kubectl gpu web                  # the map as a page in the browser`,
-		Version: version, SilenceUsage: true, SilenceErrors: true,
-		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: defaultName},
-	}
-	cmd.SetOut(streams.Out)
-	cmd.SetErr(streams.ErrOut)
-	o.flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
-	return cmd
-}
-
-// addNamespaces adds -A.
-func (o *options) addNamespaces(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&o.all, "all-namespaces", "A", false, "all namespaces, also if -n is given")
-}
-
-// addOutput adds -o.
-func (o *options) addOutput(cmd *cobra.Command, forms string) {
-	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output format: "+forms)
-}
-
-// maxFile is how large a file may be.
-const maxFile = 1 << 20
-
-// readFile reads a file that the user names; - is the standard input.
-func readFile(name string, in io.Reader) ([]byte, error) {
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	out, err := io.ReadAll(io.LimitReader(in, maxFile))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return out, nil
-}
-
-// isDocument reports whether the output is JSON or YAML.
-func (o *options) isDocument() bool { return o.output == "json" || o.output == "yaml" }
-
-// namespace is that of -n; "" for all.
-func (o *options) namespace() string {
-	if o.all || o.flags.Namespace == nil {
-		return ""
-	}
-	return *o.flags.Namespace
 }

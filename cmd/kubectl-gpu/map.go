@@ -63,32 +63,6 @@ func drawMap(ctx context.Context, o *options, nodes []string) error {
 	return nil
 }
 
-// only leaves out the nodes that aren't named, if any is, and the GPUs that no claim of the
-// namespace uses, if one is given.
-func only(c view.Cluster, nodes []string, namespace string) (view.Cluster, error) {
-	for _, name := range nodes {
-		if !slices.ContainsFunc(c.Nodes, func(n view.Node) bool { return n.Name == name }) {
-			return c, fmt.Errorf("there is no node %s with GPUs; kubectl gpu map shows all", name)
-		}
-	}
-	out := view.Cluster{Nodes: []view.Node{}}
-	for _, n := range c.Nodes {
-		if len(nodes) > 0 && !slices.Contains(nodes, n.Name) {
-			continue
-		}
-		if namespace != "" {
-			n.GPUs = slices.DeleteFunc(slices.Clone(n.GPUs), func(g view.GPU) bool {
-				return !slices.ContainsFunc(g.Uses, func(u view.Use) bool { return u.Claim.Namespace == namespace })
-			})
-			if len(n.GPUs) == 0 {
-				continue
-			}
-		}
-		out.Nodes = append(out.Nodes, n)
-	}
-	return out, nil
-}
-
 // drawing draws a map.
 type drawing struct {
 	w io.Writer
@@ -137,7 +111,11 @@ func (d drawing) gpu(g view.GPU) {
 	}
 	width := max(24, min(96, d.width*2/5)/8*8)
 	line := fmt.Sprintf("%4s %s  ", index, bar(g, width))
-	fmt.Fprintln(d.w, d.inUse(line, g)+fits(g, max(20, d.width-utf8.RuneCountInString(line))))
+	room := max(20, d.width-utf8.RuneCountInString(line))
+	if len(g.Uses) > 0 {
+		line = d.green(line)
+	}
+	fmt.Fprintln(d.w, line+fits(g, room))
 	told := make(map[string]bool)
 	for _, c := range g.Conditions {
 		text := "! " + c.Type
@@ -290,35 +268,4 @@ func more(f view.Fit) string {
 		name = f.Type
 	}
 	return fmt.Sprintf("%d×%s", f.Count, name)
-}
-
-// gibibytes writes an amount of memory in gibibytes.
-func gibibytes(n int64) string {
-	gib := float64(n) / (1 << 30)
-	if gib >= 10 || gib == float64(int64(gib)) {
-		return fmt.Sprintf("%dGi", int64(gib))
-	}
-	return fmt.Sprintf("%.1fGi", gib)
-}
-
-const (
-	bold, red, green, plain = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
-)
-
-func (d drawing) bold(s string) string { return d.in(bold, s) }
-func (d drawing) red(s string) string  { return d.in(red, s) }
-
-// inUse colours the row of a GPU that something has.
-func (d drawing) inUse(s string, g view.GPU) string {
-	if len(g.Uses) == 0 {
-		return s
-	}
-	return d.in(green, s)
-}
-
-func (d drawing) in(colour, s string) string {
-	if !d.colour {
-		return s
-	}
-	return colour + s + plain
 }

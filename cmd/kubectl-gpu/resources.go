@@ -27,8 +27,8 @@ const (
 // noDRA completes "The".
 const noDRA = "API server doesn't serve resource.k8s.io: Dynamic Resource Allocation is off, or Kubernetes is older than 1.31"
 
-// webResources are those that the page is made of.
-func (r *reader) webResources() web.Resources {
+// followed are the resources that can be followed.
+func (r *reader) followed() web.Resources {
 	return web.Resources{
 		Slices: r.sliceResource(ofDriver), Claims: r.claimResource(), TaintRules: r.ruleResource(), Inventories: r.inventoryResource(),
 		Policies: r.policyResource(), Nodes: r.nodeResource(), PendingPods: r.podResource(pending),

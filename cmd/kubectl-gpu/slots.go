@@ -153,7 +153,7 @@ func watchSlots(ctx context.Context, o *options, nodes []string) error {
 	if err != nil {
 		return err
 	}
-	all := r.webResources()
+	all := r.followed()
 	source, err := web.NewSource(web.Resources{Slices: all.Slices, Claims: all.Claims, Inventories: all.Inventories, TaintRules: all.TaintRules}, web.SourceOptions{Namespace: o.currentNamespace()})
 	if err != nil {
 		return err

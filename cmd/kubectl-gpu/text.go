@@ -9,49 +9,9 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"sigs.k8s.io/yaml"
 )
-
-// terminal writes texts without characters that a terminal acts on: nodes and other
-// programs than this one have written parts of them. Line breaks and tabs stay, and, if
-// it has colours, those of this program.
-type terminal struct {
-	io.Writer
-
-	colour bool
-}
-
-// Write implements io.Writer.
-func (t terminal) Write(p []byte) (int, error) {
-	var out strings.Builder
-	for text := string(p); text != ""; {
-		if own := ownColour(text); t.colour && own != "" {
-			out.WriteString(own)
-			text = text[len(own):]
-			continue
-		}
-		r, n := utf8.DecodeRuneInString(text)
-		if r == '\n' || r == '\t' {
-			out.WriteRune(r)
-		} else {
-			out.WriteRune(visible(r))
-		}
-		text = text[n:]
-	}
-	if _, err := io.WriteString(t.Writer, out.String()); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-// ownColour returns the colour of this program that the text begins with; "" if there is none.
-func ownColour(text string) string {
-	for _, c := range []string{bold, red, green, plain} {
-		if strings.HasPrefix(text, c) {
-			return c
-		}
-	}
-	return ""
-}
 
 // visible returns a printable character as it is, a space for white space, and U+FFFD for others.
 func visible(r rune) rune {
@@ -112,4 +72,20 @@ func makeOneLines(v reflect.Value) {
 			}
 		}
 	}
+}
+
+// write prints v as JSON or YAML.
+func write(w io.Writer, form string, v any) error {
+	raw, err := document(v, "  ")
+	if err == nil && form == "yaml" {
+		raw, err = yaml.JSONToYAML(raw)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", strings.ToUpper(form), err)
+	}
+	if t, ok := w.(terminal); ok {
+		w = t.Writer // a document has the texts of nodes as they are
+	}
+	_, err = w.Write(raw)
+	return err
 }

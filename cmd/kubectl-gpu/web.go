@@ -63,7 +63,7 @@ func serveWeb(ctx context.Context, o *options, port int, open bool, labels []str
 		return err
 	}
 	var notes notePrinter
-	source, err := web.NewSource(r.webResources(), web.SourceOptions{
+	source, err := web.NewSource(r.followed(), web.SourceOptions{
 		Cluster: o.clusterName(), Namespace: o.currentNamespace(), PoolLabels: labels,
 		OnNotes: func(all []web.Note) { notes.print(o.ErrOut, all) },
 	})
@@ -106,18 +106,6 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, sou
 		return nil
 	}
 	return fmt.Errorf("serve the page: %w", err)
-}
-
-// clusterName returns the name of the kubeconfig's context in use; empty if there is none.
-func (o *options) clusterName() string {
-	raw, err := o.flags.ToRawKubeConfigLoader().RawConfig()
-	if err != nil {
-		return "" // reading the kubeconfig has told the user of the error
-	}
-	if c := o.flags.Context; c != nil && *c != "" {
-		return *c
-	}
-	return raw.CurrentContext
 }
 
 // openBrowser starts the user's browser, which may run longer than this program.

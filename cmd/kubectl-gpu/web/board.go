@@ -85,24 +85,26 @@ type outline struct {
 	Nodes   []json.RawMessage `json:"nodes"`
 }
 
-// outlines returns those of all nodes; of none while they haven't all been read.
-func (b *board) outlines() outline {
+// outlines returns the JSON of those of all nodes; of none while they haven't all been read.
+func (s *Source) outlines() json.RawMessage {
+	b := s.board
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := outline{Cluster: b.cluster.json, Nodes: []json.RawMessage{}}
 	if b.read == 0 {
-		return out
+		return encode(out)
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
 		if n := b.nodes[name]; n.outline != nil {
 			out.Nodes = append(out.Nodes, n.outline)
 		}
 	}
-	return out
+	return encode(out)
 }
 
 // since waits until something differs from the version, 0 for none, and returns that.
-func (b *board) since(ctx context.Context, version uint64) (change, error) {
+func (s *Source) since(ctx context.Context, version uint64) (change, error) {
+	b := s.board
 	var out change
 	err := b.mu.Wait(ctx, func() bool {
 		if b.version == version {

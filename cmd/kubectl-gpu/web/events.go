@@ -26,7 +26,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := stream{w, http.NewResponseController(w)}
 	for version := uint64(0); ; {
-		c, err := s.source.board.since(r.Context(), version)
+		c, err := s.source.since(r.Context(), version)
 		if err != nil {
 			return
 		}

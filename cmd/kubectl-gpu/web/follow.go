@@ -24,7 +24,7 @@ type Update struct {
 // or the context ends. The source has to run meanwhile.
 func (s *Source) Follow(ctx context.Context, f func(Update) error) error {
 	for version := uint64(0); ; {
-		c, err := s.board.since(ctx, version)
+		c, err := s.since(ctx, version)
 		if err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string) {
 		s.events(w, r)
 	case "outline":
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(encode(s.source.board.outlines()))
+		_, _ = w.Write(s.source.outlines())
 	case "why":
 		s.answer(w, r)
 	default:

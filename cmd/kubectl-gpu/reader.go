@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -21,8 +20,6 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
-	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
@@ -155,13 +152,6 @@ func (r *reader) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return read[corev1.Pod](ctx, r, r.podResource(""))
 }
 
-// tesseraPods are Tessera's own.
-func (r *reader) tesseraPods(ctx context.Context) ([]corev1.Pod, error) {
-	from := r.podResource("")
-	out, err := list[corev1.Pod](ctx, from, "", metav1.ListOptions{LabelSelector: nameLabel})
-	return out, r.tolerateUnread(err, from.Name)
-}
-
 // inventories and policies are of Tessera's own kinds.
 func (r *reader) inventories(ctx context.Context) ([]v1alpha1.GPUInventory, error) {
 	return read[v1alpha1.GPUInventory](ctx, r, r.inventoryResource())
@@ -169,58 +159,6 @@ func (r *reader) inventories(ctx context.Context) ([]v1alpha1.GPUInventory, erro
 
 func (r *reader) policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error) {
 	return read[v1alpha1.SharingPolicy](ctx, r, r.policyResource())
-}
-
-// objects reads all that the model is made of but pods.
-func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, err error) {
-	if o.Slices, err = r.slices(ctx, ofDriver); err != nil {
-		return o, err
-	}
-	if o.TaintRules, err = r.taintRules(ctx); err != nil {
-		return o, err
-	}
-	if o.Claims, o.SomeClaims, err = r.claims(ctx, namespace); err != nil {
-		return o, err
-	}
-	if o.Inventories, err = r.inventories(ctx); err != nil {
-		return o, err
-	}
-	o.Policies, err = r.policies(ctx)
-	return o, err
-}
-
-// model reads the model. All pods are read only if their phases are wanted.
-func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
-	o, err := r.objects(ctx, namespace)
-	if err != nil {
-		return view.Cluster{}, err
-	}
-	if phases {
-		o.Pods, err = r.pods(ctx)
-	} else {
-		o.Pods, err = r.groupPods(ctx, o.Claims)
-	}
-	if err != nil {
-		return view.Cluster{}, err
-	}
-	return view.Build(o), nil
-}
-
-// groupPods lists the pods of the namespaces in which PodGroups have claims.
-func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
-	var out []corev1.Pod
-	for _, namespace := range fit.GroupNamespaces(claims) {
-		pods, err := list[corev1.Pod](ctx, r.podResource(""), namespace, metav1.ListOptions{})
-		if apierrors.IsForbidden(err) {
-			r.note("You may not list pods in namespace %s: which pods its PodGroups have isn't known. "+askForList, namespace)
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list pods in namespace %s: %w", namespace, err)
-		}
-		out = append(out, pods...)
-	}
-	return out, nil
 }
 
 // note adds a sentence for the user, once.
@@ -234,20 +172,5 @@ func (r *reader) note(format string, args ...any) {
 func (r *reader) printNotes(w io.Writer) {
 	for _, n := range r.notes {
 		fmt.Fprintln(w, "note: "+n)
-	}
-}
-
-// allocatorVersion is the Kubernetes whose allocator judges: that of go.mod.
-const allocatorVersion = "1.37"
-
-// noteVersion notes that the cluster's scheduler is of another version.
-func (r *reader) noteVersion() {
-	v, err := r.kube.Discovery().ServerVersion()
-	if err != nil {
-		return // it is for a note only
-	}
-	minor := strings.Join(strings.SplitN(strings.TrimPrefix(v.GitVersion, "v"), ".", 3)[:2], ".")
-	if minor != allocatorVersion {
-		r.note("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%sallocators.md).", allocatorVersion, minor, documents)
 	}
 }

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+)
+
+func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
+	o := newOptions(streams, s)
+	cmd := &cobra.Command{
+		Use:   "kubectl-gpu",
+		Short: "Show who has which part of which GPU, what else fits, and why a pod waits",
+		Long: `Show who has which part of which GPU of a cluster with Tessera, what else fits,
+why a pod waits, and what is wrong. It works with the rights of your kubeconfig, and
+only drain changes something. What you may not read is named, and the rest is shown.`,
+		Example: `  kubectl gpu map                  # each GPU, with its memory slots and the pods in them
+  kubectl gpu slots --watch        # who gets which slot, and who leaves it
+  kubectl gpu fits 3g.40gb         # where, and how many
+  kubectl gpu why my-pod -n team   # the reason, and what would change it
+  kubectl gpu get -o wide          # a row for each device that a claim has
+  kubectl gpu top                  # memory and utilization by GPU, partition, share and pod
+  kubectl gpu doctor               # what is wrong on any node
+  kubectl gpu policy shares        # what a SharingPolicy does
+  kubectl gpu drain node-3/0 --dry-run
+  kubectl gpu template node-3      # the ResourceSlices of a new node like it, for autoscalers
+  kubectl gpu web                  # the map as a page in the browser`,
+		Version: version, SilenceUsage: true, SilenceErrors: true,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: defaultName},
+	}
+	cmd.SetOut(o.Out)
+	cmd.SetErr(o.ErrOut)
+	o.flags.AddFlags(cmd.PersistentFlags())
+	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
+	return cmd
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/view"
+)
+
+// objects reads all that the model is made of but pods.
+func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, err error) {
+	if o.Slices, err = r.slices(ctx, ofDriver); err != nil {
+		return o, err
+	}
+	if o.TaintRules, err = r.taintRules(ctx); err != nil {
+		return o, err
+	}
+	if o.Claims, o.SomeClaims, err = r.claims(ctx, namespace); err != nil {
+		return o, err
+	}
+	if o.Inventories, err = r.inventories(ctx); err != nil {
+		return o, err
+	}
+	o.Policies, err = r.policies(ctx)
+	return o, err
+}
+
+// model reads the model. All pods are read only if their phases are wanted.
+func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
+	o, err := r.objects(ctx, namespace)
+	if err != nil {
+		return view.Cluster{}, err
+	}
+	if phases {
+		o.Pods, err = r.pods(ctx)
+	} else {
+		o.Pods, err = r.groupPods(ctx, o.Claims)
+	}
+	if err != nil {
+		return view.Cluster{}, err
+	}
+	return view.Build(o), nil
+}
+
+// groupPods lists the pods of the namespaces in which PodGroups have claims.
+func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
+	var out []corev1.Pod
+	for _, namespace := range fit.GroupNamespaces(claims) {
+		pods, err := list[corev1.Pod](ctx, r.podResource(""), namespace, metav1.ListOptions{})
+		if apierrors.IsForbidden(err) {
+			r.note("You may not list pods in namespace %s: which pods its PodGroups have isn't known. "+askForList, namespace)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list pods in namespace %s: %w", namespace, err)
+		}
+		out = append(out, pods...)
+	}
+	return out, nil
+}
+
+// state reads the model of the named nodes, or of all: only GPUs that the
+// namespace uses if there is one. The reader has notes to tell.
+func (o *options) state(ctx context.Context, lacks missing, nodes []string, namespace string) (*reader, view.Cluster, error) {
+	r, err := o.reader(lacks)
+	if err != nil {
+		return nil, view.Cluster{}, err
+	}
+	c, err := r.model(ctx, o.currentNamespace(), o.output != "")
+	if err != nil {
+		return nil, c, err
+	}
+	if c, err = only(c, nodes, namespace); err != nil {
+		r.printNotes(o.ErrOut)
+	}
+	return r, c, err
+}
+
+// only leaves out the nodes that aren't named, if any is, and the GPUs that no claim of the
+// namespace uses, if one is given.
+func only(c view.Cluster, nodes []string, namespace string) (view.Cluster, error) {
+	for _, name := range nodes {
+		if !slices.ContainsFunc(c.Nodes, func(n view.Node) bool { return n.Name == name }) {
+			return c, fmt.Errorf("there is no node %s with GPUs; kubectl gpu map shows all", name)
+		}
+	}
+	out := view.Cluster{Nodes: []view.Node{}}
+	for _, n := range c.Nodes {
+		if len(nodes) > 0 && !slices.Contains(nodes, n.Name) {
+			continue
+		}
+		if namespace != "" {
+			n.GPUs = slices.DeleteFunc(slices.Clone(n.GPUs), func(g view.GPU) bool {
+				return !slices.ContainsFunc(g.Uses, func(u view.Use) bool { return u.Claim.Namespace == namespace })
+			})
+			if len(n.GPUs) == 0 {
+				continue
+			}
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out, nil
+}
+
+// nodeNames are the names of nodes with GPUs, for a shell to complete; none if they can't be
+// read.
+func (o *options) nodeNames(ctx context.Context) []string {
+	r, err := o.reader(nil)
+	if err != nil {
+		return nil
+	}
+	all, err := r.inventories(ctx)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for i := range all {
+		out = append(out, all[i].Name)
+	}
+	return out
+}
