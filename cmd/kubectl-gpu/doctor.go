@@ -253,12 +253,15 @@ func examineNode(ctx context.Context, p *corev1.Pod, run pluginDoctor) ([]findin
 	return out, nil
 }
 
+// maxAnswer is how large the answer of a plugin may be.
+const maxAnswer = 1 << 20
+
 // limited keeps a broken plugin from filling the memory.
 type limited struct{ io.Writer }
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {
-	if b, ok := l.Writer.(*bytes.Buffer); ok && b.Len() > maxFile {
+	if b, ok := l.Writer.(*bytes.Buffer); ok && b.Len() > maxAnswer {
 		return 0, errors.New("the answer is too long")
 	}
 	return l.Writer.Write(p)

@@ -38,7 +38,7 @@ func TestExamineNodes(t *testing.T) {
 			_, _ = io.WriteString(stderr, "unknown flag: -o\n")
 		case "long":
 			for {
-				if _, err := io.WriteString(stdout, strings.Repeat(" ", maxFile)); err != nil {
+				if _, err := io.WriteString(stdout, strings.Repeat(" ", maxAnswer)); err != nil {
 					return err
 				}
 			}

@@ -184,7 +184,8 @@ func newDrainer(ctx context.Context, o *options, target string) (*drainer, error
 
 // read reads the cluster, and finds the target.
 func (d *drainer) read(ctx context.Context) (err error) {
-	d.notes, d.unread, d.gpu = nil, nil, nil
+	d.forget()
+	d.gpu = nil
 	if d.objects, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
 		return err
 	}

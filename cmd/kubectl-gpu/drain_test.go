@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -180,13 +178,10 @@ func TestDrainAsks(t *testing.T) {
 			taint(s)
 			api := httptest.NewServer(s)
 			defer api.Close()
-			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-			if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			file := kubeconfig(t)
 			ctx, interrupt := context.WithCancel(t.Context())
-			in, terminal := io.Pipe()
-			defer terminal.Close()
+			in, typed := io.Pipe()
+			defer typed.Close()
 			asked := 0
 			out := &prompt{then: func() {
 				if asked++; asked > len(tc.answers) {
@@ -196,10 +191,10 @@ func TestDrainAsks(t *testing.T) {
 				if asked == 1 && tc.meanwhile != nil {
 					tc.meanwhile(s)
 				}
-				go func() { _, _ = io.WriteString(terminal, tc.answers[asked-1]+"\n") }()
+				go func() { _, _ = io.WriteString(typed, tc.answers[asked-1]+"\n") }()
 			}}
 			o := &options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, flags: genericclioptions.NewConfigFlags(true)}
-			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &kubeconfig
+			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &file
 			d, err := newDrainer(ctx, o, "node/0")
 			if err != nil {
 				t.Fatal(err)

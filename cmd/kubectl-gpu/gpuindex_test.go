@@ -5,10 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -59,23 +56,6 @@ func TestDrainOfAGPUWithoutDevice(t *testing.T) {
 		out := run(t, s, screen{}, "", "drain", "node/"+target, "--dry-run")
 		if !strings.Contains(out, want) || strings.Contains(out, "error: ") != (target != "0") {
 			t.Errorf("%s: no %q in\n%s", target, want, out)
-		}
-	}
-}
-
-// TestDoctorNamesTheGPU: a finding names a GPU by its UUID where another has its index.
-func TestDoctorNamesTheGPU(t *testing.T) {
-	s := cluster(t)
-	healthy(s)
-	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
-	broken := []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: "broken"}}
-	inv.Status.GPUs[0].Index, inv.Status.GPUs[1].Index, inv.Status.GPUs[2].Index = 0, 2, 2
-	inv.Status.GPUs[0].Conditions, inv.Status.GPUs[2].Conditions = broken, broken
-	s.items[own+"gpuinventories"] = []any{inv}
-	out := run(t, s, screen{}, "", "doctor")
-	for _, want := range []string{"node, GPU 0: ResetRequired: broken", "node, GPU " + inv.Status.GPUs[2].UUID + ": ResetRequired: broken"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("doctor doesn't say %q:\n%s", want, out)
 		}
 	}
 }

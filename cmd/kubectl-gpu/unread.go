@@ -88,6 +88,9 @@ func (r *reader) addUnread(u unread) {
 	}
 }
 
+// forget forgets what couldn't be read.
+func (r *reader) forget() { r.notes, r.unread = nil, nil }
+
 // anyUnread reports whether one of the resources can't be read.
 func (r *reader) anyUnread(resources ...string) bool {
 	return slices.ContainsFunc(r.unread, func(u unread) bool { return slices.Contains(resources, u.resource) })

@@ -23,16 +23,12 @@ func TestWebTells(t *testing.T) {
 	s.forbidden = []string{"/api/v1/pods", "/api/v1/namespaces/default/pods"}
 	api := httptest.NewServer(s)
 	defer api.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	ctx, interrupt := context.WithTimeout(t.Context(), time.Minute)
 	defer interrupt()
 	const want = "note: You may not list pods: which pods wait isn't known. Ask for the verbs list and watch on them.\n"
 	told := &waiting{text: want, then: interrupt}
 	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, screen{})
-	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubeconfig})
+	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubeconfig(t)})
 	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.String(), want) != 1 {
 		t.Errorf("%v: %s", err, told)
 	}

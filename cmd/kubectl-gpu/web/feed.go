@@ -17,27 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Resource is how one kind of objects is read, and a sentence for the case that it can't
-// be.
-type Resource struct {
-	// Name is the plural, with the group: "gpuinventories.gpu.tessera.dev".
-	Name string
-	// Example is an object of the kind.
-	Example runtime.Object
-	// Missing names the information that the page lacks without the objects.
-	Missing string
-	// Absent explains that the server doesn't have the resource; empty: that is as good as
-	// having none.
-	Absent string
-	// Namespaced: who may not list the objects of all namespaces may list those of one.
-	Namespaced bool
-	// WhyIgnored, if it isn't nil, returns a sentence for the user on an object that is
-	// ignored; empty: it isn't.
-	WhyIgnored func(obj any) string
-	List       func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error)
-	Watch      func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
-}
-
 // Note is a sentence on objects that can't be read, or not as they change, or that are
 // ignored.
 type Note struct {

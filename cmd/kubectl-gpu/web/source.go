@@ -21,13 +21,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-// Resources are those that the page is made of. Those without a name aren't read.
-type Resources struct {
-	Slices, Claims, Inventories, Policies, TaintRules, Nodes Resource
-	// PendingPods are pods of the phase Pending.
-	PendingPods Resource
-}
-
 // SourceOptions are about the cluster and the user.
 type SourceOptions struct {
 	// Cluster is the cluster's name on the page.

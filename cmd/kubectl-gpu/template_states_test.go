@@ -1,0 +1,3 @@
+package main
+
+const machine = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: GPUInventory, metadata: {name: a}, status: {gpus: []}}`
